@@ -1,0 +1,38 @@
+"""`cutefuse <command>`: one lazy table from command to module, so that a command imports only what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import cutefuse
+
+# command -> (module, help). Each module has main(argv: list[str] | None) -> int.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "patch": ("cutefuse.patch", "rewrite an ONNX model to use the fused operators"),
+    "build": ("cutefuse.engine", "build an engine with trtexec or TensorRT's Python API"),
+    "process": ("cutefuse.process", "build, profile and draw an engine, and write a report"),
+    "report": ("cutefuse.report", "write an HTML report of a folder of engine JSON files"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the console script: dispatches to the command's own main."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        print("usage: cutefuse <command> [options]\n\ncommands:")
+        for name, (_, text) in COMMANDS.items():
+            print(f"  {name:<{width}}  {text}")
+        return 0 if args else 2
+    if args[0] == "--version":
+        print(f"cutefuse {cutefuse.__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        print(f"error: unknown command '{args[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return importlib.import_module(COMMANDS[args[0]][0]).main(args[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Errors that a user can act on, and the one place that turns them into an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+class CutefuseError(Exception):
+    """One sentence: what was given, what is allowed, what to do. Commands exit with `exit_code`."""
+
+    exit_code = 2
+
+
+class VerificationError(CutefuseError):
+    """A patched model or a kernel does not compute what the original computes."""
+
+    exit_code = 1
+
+
+class NothingToPatch(CutefuseError):
+    """The model is valid and holds nothing that can be fused."""
+
+    exit_code = 3
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Run the body of a command line: a CutefuseError becomes one line on stderr and an exit code."""
+    try:
+        return command() or 0
+    except CutefuseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
