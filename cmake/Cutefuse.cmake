@@ -1,0 +1,100 @@
+# The build recipe, once: compiler discovery, warnings, and what one line `cutefuse_op(<stem>)` adds.
+
+find_program(CUTEFUSE_CCACHE ccache)
+if(CUTEFUSE_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CUTEFUSE_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CUTEFUSE_CCACHE})
+endif()
+
+set(CUTEFUSE_HAS_CUDA OFF)
+if(CUTEFUSE_CUDA)
+  include(CheckLanguage)
+  # The architectures are set per target below; OFF keeps CMake from adding its own.
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(CMAKE_CUDA_STANDARD 17)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CUTEFUSE_HAS_CUDA ON)
+  else()
+    message(STATUS "no CUDA compiler found: building without kernels (install nvcc to get them)")
+  endif()
+endif()
+
+# CUTLASS headers: -DCUTLASS_DIR, the nvidia-cutlass wheel of the Python that runs the build, or GitHub as last resort.
+function(cutefuse_find_cutlass out)
+  if(CUTLASS_DIR)
+    set(${out} ${CUTLASS_DIR} PARENT_SCOPE)
+    return()
+  endif()
+  find_package(Python3 COMPONENTS Interpreter REQUIRED)
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} -c
+            "import importlib.util as u; print(u.find_spec('cutlass_library').submodule_search_locations[0])"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(found AND EXISTS ${found}/source/include/cute/tensor.hpp)
+    set(${out} ${found}/source/include PARENT_SCOPE)
+    return()
+  endif()
+  message(STATUS "nvidia-cutlass wheel not found; fetching CUTLASS 4.2.0 (pip install --no-deps nvidia-cutlass==4.2.0.0)")
+  include(FetchContent)
+  FetchContent_Declare(cutlass GIT_REPOSITORY https://github.com/NVIDIA/cutlass.git GIT_TAG v4.2.0 GIT_SHALLOW ON
+                       SOURCE_SUBDIR none)
+  FetchContent_MakeAvailable(cutlass)
+  set(${out} ${cutlass_SOURCE_DIR}/include PARENT_SCOPE)
+endfunction()
+
+function(cutefuse_warnings target)
+  target_compile_options(
+    ${target}
+    PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Werror>
+      "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Werror;-Werror=all-warnings;-Xptxas=-warn-spills,-Werror>")
+endfunction()
+
+macro(cutefuse_library)
+  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp)
+  cutefuse_warnings(cutefuse)
+  target_include_directories(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/cutlass_kernels ${CMAKE_SOURCE_DIR}/plugins
+                                              ${CMAKE_BINARY_DIR}/generated)
+  set(archs none)
+  if(CUTEFUSE_HAS_CUDA)
+    cutefuse_find_cutlass(cutlass_include)
+    target_include_directories(cutefuse SYSTEM PRIVATE ${cutlass_include})
+    foreach(arch ${CUTEFUSE_CUDA_ARCHS})
+      target_compile_options(
+        cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_${arch},code=sm_${arch}>")
+    endforeach()
+    target_compile_options(
+      cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo;-t=2>")
+    target_link_libraries(cutefuse PRIVATE CUDA::cudart_static)
+    string(REPLACE ";" " " archs "${CUTEFUSE_CUDA_ARCHS}")
+  endif()
+  target_compile_definitions(
+    cutefuse
+    PRIVATE CUTEFUSE_VERSION="${PROJECT_VERSION}" CUTEFUSE_ARCHS="${archs}" CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
+            CUTEFUSE_HAS_CUDA="$<IF:$<BOOL:${CUTEFUSE_HAS_CUDA}>,true,false>")
+  target_link_options(cutefuse PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
+  set(CUTEFUSE_OP_LIST "")
+endmacro()
+
+# Adds cutlass_kernels/<stem>/*.cpp, the same folder's *.cu where nvcc is, and plugins/<stem>.cpp.
+macro(cutefuse_op stem)
+  file(GLOB host_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cutlass_kernels/${stem}/*.cpp)
+  target_sources(cutefuse PRIVATE ${host_sources})
+  if(CUTEFUSE_HAS_CUDA)
+    file(GLOB kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cutlass_kernels/${stem}/*.cu)
+    target_sources(cutefuse PRIVATE ${kernel_sources})
+  endif()
+  if(EXISTS ${CMAKE_SOURCE_DIR}/plugins/${stem}.cpp)
+    target_sources(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/plugins/${stem}.cpp)
+  endif()
+  string(APPEND CUTEFUSE_OP_LIST "CUTEFUSE_OP(${stem})\n")
+endmacro()
+
+macro(cutefuse_finish)
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/op_list.inc CONTENT "${CUTEFUSE_OP_LIST}")
+  install(TARGETS cutefuse LIBRARY DESTINATION cutefuse/lib COMPONENT cutefuse)
+endmacro()

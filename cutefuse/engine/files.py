@@ -1,0 +1,221 @@
+"""The files around one engine: their names, their safe writing, and what trtexec's logs say.
+
+Names and schemas are those of trtexec and of NVIDIA's engine explorer, so files move freely between the tools.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutefuse.errors import CutefuseError
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Paths of everything that belongs to one engine; `engine` is `<outdir>/<model file name>.engine`."""
+
+    engine: Path
+
+    @classmethod
+    def of(cls, model: Path, outdir: Path) -> Artifacts:
+        """Artifacts of a model (or of an engine file, whose own name is kept) in `outdir`."""
+        name = model.name if model.suffix in (".engine", ".plan", ".trt") else f"{model.name}.engine"
+        return cls(outdir / name)
+
+    def _beside(self, suffix: str) -> Path:
+        return self.engine.with_name(self.engine.name + suffix)
+
+    @property
+    def graph(self) -> Path:
+        return self._beside(".graph.json")
+
+    @property
+    def svg(self) -> Path:
+        return self._beside(".graph.json.svg")
+
+    @property
+    def build_log(self) -> Path:
+        return self._beside(".build.log")
+
+    @property
+    def build_metadata(self) -> Path:
+        return self._beside(".build.metadata.json")
+
+    @property
+    def profile(self) -> Path:
+        return self._beside(".profile.json")
+
+    @property
+    def profile_log(self) -> Path:
+        return self._beside(".profile.log")
+
+    @property
+    def profile_metadata(self) -> Path:
+        return self._beside(".profile.metadata.json")
+
+    @property
+    def timing(self) -> Path:
+        return self._beside(".timing.json")
+
+    @property
+    def timing_cache(self) -> Path:
+        return self.engine.parent / "timing.cache"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or nothing: beside first, then renamed."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CutefuseError(f"{path} cannot be written ({error.strerror}); choose another output folder") from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder with its parents."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CutefuseError(f"output folder {path} cannot be made ({error.strerror}); choose another one") from error
+
+
+@contextmanager
+def whole_or_nothing(*outputs: Path) -> Iterator[None]:
+    """Outputs of another program: when the block fails, partial files go and earlier ones come back.
+
+    trtexec writes under the names that it is given; setting the earlier files aside keeps the command that is run
+    equal to the command that is printed.
+    """
+    aside = {path: path.with_name(f".{path.name}.previous") for path in outputs}
+    for path, old in aside.items():
+        if path.exists():
+            os.replace(path, old)
+    try:
+        yield
+    except BaseException:
+        for path, old in aside.items():
+            path.unlink(missing_ok=True)
+            if old.exists():
+                os.replace(old, path)
+        raise
+    for path, old in aside.items():
+        if path.exists():
+            old.unlink(missing_ok=True)
+        elif old.exists():
+            os.replace(old, path)
+
+
+# ---------------------------------------------------------------------------------------------------- trtexec logs
+_STAMP = re.compile(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[(?P<level>[A-Z])\] ?(?P<text>.*)$")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_STATISTICS = ("Latency", "Enqueue Time", "H2D Latency", "GPU Compute Time", "D2H Latency")
+_TOTALS = ("Throughput", "Total Host Walltime", "Total GPU Compute Time")
+_DEVICE_NUMBERS = ("Compute Clock Rate", "Memory Bus Width", "Memory Clock Rate", "Compute Capability", "SMs")
+
+
+def _number(text: str) -> float | str:
+    found = _NUMBER.search(text)
+    return float(found.group()) if found else text
+
+
+def log_sections(log: str) -> dict[str, dict[str, str]]:
+    """`=== Title ===` sections of a trtexec log as dictionaries; values keep their colons."""
+    sections: dict[str, dict[str, str]] = {}
+    current: dict[str, str] | None = None
+    for line in log.splitlines():
+        stamped = _STAMP.match(line)
+        text = (stamped["text"] if stamped else line).strip()
+        title = re.fullmatch(r"=== (.+?) ===", text)
+        if title:
+            current = sections.setdefault(title[1], {})
+        elif not text:
+            current = None
+        elif current is not None and stamped and stamped["level"] == "I":
+            key, colon, value = text.partition(":")
+            if colon and not key.startswith("\t"):
+                current.setdefault(key.strip(), value.strip())
+    return sections
+
+
+def tensorrt_version(log: str) -> tuple[int, int, int] | None:
+    """Version in a banner `[TensorRT v101600]` (or `v8601`, as TensorRT 8 and 9 wrote it) or a `TensorRT version:` line."""
+    banner = re.search(r"\[TensorRT v(\d+)\]", log)
+    if banner:
+        number = int(banner[1])
+        scale = 10000 if number >= 100000 else 1000
+        return number // scale, number % scale // 100, number % 100
+    line = re.search(r"TensorRT version: (\d+)\.(\d+)\.(\d+)", log)
+    return (int(line[1]), int(line[2]), int(line[3])) if line else None
+
+
+def _device(section: dict[str, str]) -> dict[str, Any]:
+    known: dict[str, Any] = {key.replace("Application ", "", 1): value for key, value in section.items()}
+    return {key: _number(value) if key in _DEVICE_NUMBERS else value for key, value in known.items()}
+
+
+def build_metadata(log: str) -> dict[str, Any]:
+    """Metadata of a build log: model and build options, device, TensorRT version, copies that the builder kept."""
+    sections = log_sections(log)
+    version = tensorrt_version(log)
+    return {
+        "model_options": sections.get("Model Options", {}),
+        "build_options": sections.get("Build Options", {}),
+        "device_information": _device(sections.get("Device Information", {})),
+        "tensorrt_version": ".".join(map(str, version)) if version else None,
+        "concats": concat_notes(log),
+    }
+
+
+def profile_metadata(log: str) -> dict[str, Any]:
+    """Metadata of a profile log: performance summary (ms, s, queries/s), inference options, device, warnings."""
+    sections = log_sections(log)
+    summary: dict[str, Any] = {}
+    for key, text in sections.get("Performance summary", {}).items():
+        if key in _STATISTICS:
+            summary[key] = [_number(part.partition("=")[2]) for part in text.split(",") if "=" in part]
+        else:
+            summary[key] = _number(text) if key in _TOTALS else text
+    latency = sections.get("Performance summary", {}).get("Latency", "")
+    version = tensorrt_version(log)
+    return {
+        "performance_summary": summary,
+        "percentiles": [float(p) for p in re.findall(r"percentile\(([\d.]+)%\)", latency)],
+        "inference_options": sections.get("Inference Options", {}),
+        "device_information": _device(sections.get("Device Information", {})),
+        "tensorrt_version": ".".join(map(str, version)) if version else None,
+        "warnings": re.findall(r"\[W\] \* (.+)", log),
+    }
+
+
+def concat_notes(log: str) -> list[dict[str, str]]:
+    """What the builder did with each concatenation: eliminated it, or generated a copy and why (--verbose logs)."""
+    notes: list[dict[str, str]] = []
+    for line in log.splitlines():
+        if "Eliminating concatenation" in line:
+            notes.append({"action": "eliminate", "node": line.partition("Eliminating concatenation")[2].strip(" :")})
+        elif "Generating copy for" in line:
+            node, _, reason = line.partition("Generating copy for")[2].partition(" because ")
+            notes.append({"action": "copy", "node": node.strip(), "reason": reason.strip()})
+        elif "Retargeting" in line:
+            notes.append({"action": "retarget", "node": line.partition("Retargeting")[2].strip()})
+    return notes
+
+
+def log_errors(log: str, limit: int = 3) -> str:
+    """The first error lines of a log without their time stamps, or its last line."""
+    errors = [m["text"] for m in map(_STAMP.match, log.splitlines()) if m and m["level"] in "EF"]
+    lines = errors[:limit] or [line.strip() for line in log.splitlines() if line.strip()][-1:]
+    return "; ".join(lines) or "it wrote nothing"

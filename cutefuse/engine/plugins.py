@@ -1,0 +1,149 @@
+"""Which models need the plugin library, and whether an engine really runs it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cutefuse
+from cutefuse.errors import CutefuseError, VerificationError
+
+DOMAIN = "cutefuse"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engine step must know about an ONNX model, read without its external weights."""
+
+    fused_nodes: dict[str, str]  # node name -> op_type of the nodes in our domain
+    low_precision: bool  # float16 or bfloat16 weights, inputs or outputs
+
+
+def read_model(path: Path) -> ModelFacts:
+    """Facts of an ONNX file. Raises CutefuseError for a file that is missing or no ONNX model."""
+    import onnx
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError:
+        raise CutefuseError(f"{path} does not exist; give an ONNX model") from None
+    except Exception as error:  # protobuf's DecodeError has no stable home
+        raise CutefuseError(f"{path} cannot be read as an ONNX model ({error}); give a valid .onnx file") from None
+    if not model.graph.node:
+        raise CutefuseError(f"{path} holds no ONNX graph; give a valid .onnx file")
+    half = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    types = {v.type.tensor_type.elem_type for v in values} | {i.data_type for i in model.graph.initializer}
+    fused = {n.name: n.op_type for n in model.graph.node if n.domain == DOMAIN}
+    return ModelFacts(fused, bool(types & half))
+
+
+def patch_report(model: Path) -> dict[str, Any] | None:
+    """The rewriter's report beside a patched model, `<model>.patch.json`; None when there is none."""
+    for path in (model.with_suffix(".patch.json"), model.with_name(f"{model.name}.patch.json"), _stem_report(model)):
+        if path.is_file():
+            try:
+                report = json.loads(path.read_text(encoding="utf-8"))
+                if not isinstance(report.get("sites"), list):
+                    raise ValueError("it has no list 'sites'")
+            except (ValueError, AttributeError, OSError) as error:
+                raise CutefuseError(f"{path} is no patch report ({error}); run `cutefuse patch` again") from None
+            return dict(report)
+    return None
+
+
+def _stem_report(model: Path) -> Path:
+    return model.with_name(model.name.removesuffix(".onnx").removesuffix(".cutefuse") + ".patch.json")
+
+
+def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
+    """Name -> op_type of each fused node that the engine must run as a plugin.
+
+    The patch report counts when it speaks of this file; a model that travelled without its report counts by its nodes.
+    """
+    report = patch_report(model)
+    if report is None or Path(str(report.get("output", model.name))).name != model.name:
+        return facts.fused_nodes
+    return {
+        str(site["name"]): str(site.get("op_type", ""))
+        for site in report["sites"]
+        if isinstance(site, dict) and site.get("status") == "fused" and site.get("name")
+    }
+
+
+def libraries(fused: bool) -> list[Path]:
+    """The plugin library, when it is needed: passed to trtexec only for models with fused nodes."""
+    return [cutefuse.plugin_path()] if fused else []
+
+
+def library_if_built() -> list[Path]:
+    """The plugin library for an engine file, whose need for it cannot be read from outside."""
+    try:
+        return [cutefuse.plugin_path()]
+    except CutefuseError:
+        return []
+
+
+def plugin_layers(graph: Any) -> list[dict[str, Any]]:
+    """The layers of an inspector JSON that TensorRT runs as plugins."""
+    layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
+    named = [layer for layer in layers if isinstance(layer, dict)]
+    keys = ("LayerType", "ParameterType", "PluginType", "PluginName")
+    return [layer for layer in named if any("plugin" in str(layer.get(k, "")).lower() or
+            (k.startswith("Plugin") and layer.get(k)) for k in keys)]  # fmt: skip
+
+
+def count_plugins(graph: Any, sites: dict[str, str]) -> tuple[int, list[str]]:
+    """How many of the fused nodes run as plugin layers, and the names of those that do not.
+
+    A layer is matched by the node's name first (TensorRT keeps it, or lists it in the metadata), then by op_type.
+    """
+    layers = plugin_layers(graph)
+    texts = [f"{layer.get('Name', '')}\n{layer.get('Metadata', '')}" for layer in layers]
+    free = set(range(len(layers)))
+    missing: list[str] = []
+    for name in sorted(sites, key=len, reverse=True):
+        hit = next((i for i in sorted(free) if layers[i].get("Name") == name or name in _tokens(texts[i])), None)
+        if hit is None:
+            missing.append(name)
+        else:
+            free.discard(hit)
+    still = []
+    for name in missing:
+        kind = sites[name]
+        hit = next((i for i in sorted(free) if kind and kind in json.dumps(layers[i])), None)
+        if hit is None:
+            still.append(name)
+        else:
+            free.discard(hit)
+    return len(sites) - len(still), sorted(still)
+
+
+def _tokens(text: str) -> set[str]:
+    found = set(text.split("\n"))
+    for part in text.replace("\x1e", "\n").replace("\x1f", "\n").replace("]", "\n").split("\n"):
+        found.add(part.rpartition("[ONNX Layer: ")[2].strip())
+    return found
+
+
+def verify_plugins(graph: Any, sites: dict[str, str]) -> str:
+    """'N of M fused nodes run as plugins'; raises VerificationError when N < M."""
+    if not sites:
+        return ""
+    layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
+    if layers and all(isinstance(layer, str) for layer in layers):
+        raise VerificationError(
+            "the layer information holds names only, so plugin layers cannot be counted; "
+            "build with --profilingVerbosity=detailed"
+        )
+    count, missing = count_plugins(graph, sites)
+    text = f"{count} of {len(sites)} fused nodes run as plugins"
+    if missing:
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise VerificationError(
+            f"{text}; TensorRT built the function bodies of {names} instead; give it the plugin library "
+            "(--dynamicPlugins) and, before TensorRT 10.7, patch with --no-functions"
+        )
+    return text

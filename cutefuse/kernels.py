@@ -1,0 +1,205 @@
+"""ctypes binding of the flat C interface (cutlass_kernels/c_api.h): one binding serves every operator.
+
+Nothing here imports CUDA: pointers are plain integers, so torch, cuda-python, PyCUDA and the plugin host can share it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cutefuse import plugin_path
+from cutefuse.errors import CutefuseError
+
+MAX_RANK = 8
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int32": 4}
+LINEAR, CHANNELS_LAST = 0, 1
+
+
+class KernelError(CutefuseError):
+    """An operator refused a call or could not be launched; the text is the operator's own sentence."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dims", ctypes.c_int64 * MAX_RANK),
+        ("ld", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("layout", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+class _AttrValue(ctypes.Structure):
+    _fields_ = [
+        ("ints", ctypes.POINTER(ctypes.c_int64)),
+        ("floats", ctypes.POINTER(ctypes.c_float)),
+        ("count", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        ("inputs", ctypes.POINTER(_Tensor)),
+        ("outputs", ctypes.POINTER(_Tensor)),
+        ("attrs", ctypes.POINTER(_AttrValue)),
+        ("workspace", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        *[(n, ctypes.c_int32) for n in ("variant", "num_inputs", "num_outputs", "num_attrs")],
+        *[(n, ctypes.c_int32) for n in ("config", "sm", "sm_count", "reserved")],
+    ]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Logical shape, element type and memory layout of one operand; `data` is a device address or 0."""
+
+    dims: tuple[int, ...]
+    dtype: str
+    layout: int = LINEAR
+    data: int = 0
+    ld: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator. `config` 0 takes the best guess; `sm` is compute capability * 10, 0 for any device."""
+
+    op_type: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    attrs: Mapping[str, int | float | Sequence[int] | Sequence[float]]
+    workspace: int = 0
+    stream: int = 0
+    config: int = 0
+    sm: int = 0
+    sm_count: int = 0
+    _keep: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded libcutefuse.so. Raises CutefuseError when it was not built."""
+    lib = ctypes.CDLL(str(plugin_path()))
+    call = ctypes.POINTER(_Call)
+    lib.cutefuse_describe.restype = ctypes.c_char_p
+    lib.cutefuse_find.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]
+    lib.cutefuse_reject.argtypes = lib.cutefuse_workspace_bytes.argtypes = [ctypes.c_int32, call]
+    lib.cutefuse_run.argtypes = [ctypes.c_int32, call]
+    lib.cutefuse_configs.argtypes = [ctypes.c_int32, call, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32]
+    lib.cutefuse_reject.restype = lib.cutefuse_run.restype = ctypes.c_char_p
+    lib.cutefuse_workspace_bytes.restype = ctypes.c_int64
+    return lib
+
+
+@functools.cache
+def describe() -> dict[str, Any]:
+    """What the library holds: operators with attributes, variants (op_types) and configs (tiles); architectures."""
+    description: dict[str, Any] = json.loads(library().cutefuse_describe().decode())
+    return description
+
+
+@functools.cache
+def operator_of(op_type: str) -> dict[str, Any]:
+    """The description of the operator that an op_type belongs to. Raises KernelError for an unknown one."""
+    for op in describe()["ops"]:
+        if any(v["op_type"] == op_type for v in op["variants"]):
+            return dict(op)
+    raise KernelError(f"op_type {op_type} is not in the library; it has {', '.join(o['name'] for o in describe()['ops'])}")
+
+
+def _values(op: str, spec: Mapping[str, Any], given: Any) -> list[Any]:
+    if given is None:
+        if spec["default_count"] == 0:
+            raise KernelError(f"{op}: attribute '{spec['name']}' is required; write it on the node")
+        return [spec["default_value"]] * spec["default_count"]
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+def _lower(call: Call) -> tuple[int, _Call]:
+    variant = ctypes.c_int32()
+    op_id = library().cutefuse_find(call.op_type.encode(), ctypes.byref(variant))
+    op = operator_of(call.op_type)
+    known = [spec["name"] for spec in op["attributes"]]
+    if unknown := sorted(set(call.attrs) - set(known)):
+        raise KernelError(f"{op['name']}: attribute '{unknown[0]}' does not exist; it has {', '.join(known)}")
+
+    def tensors(items: Sequence[Tensor]) -> Any:
+        array = (_Tensor * len(items))()
+        for slot, t in zip(array, items, strict=True):
+            slot.data, slot.ld, slot.layout, slot.rank = t.data or None, t.ld, t.layout, len(t.dims)
+            slot.type = TYPES.get(t.dtype, -1)
+            if slot.type < 0 or len(t.dims) > MAX_RANK:
+                raise KernelError(f"tensor {t.dtype}{list(t.dims)}: use one of {', '.join(TYPES)} and rank <= {MAX_RANK}")
+            for i, d in enumerate(t.dims):
+                slot.dims[i] = d
+        return array
+
+    values = (_AttrValue * len(known))()
+    keep: list[Any] = [tensors(call.inputs), tensors(call.outputs), values]
+    for slot, spec in zip(values, op["attributes"], strict=True):
+        items = _values(op["name"], spec, call.attrs.get(spec["name"]))
+        slot.count = len(items)
+        if spec["kind"] == "ints":
+            slot.ints = ints = (ctypes.c_int64 * max(1, len(items)))(*map(int, items))
+            keep.append(ints)
+        else:
+            slot.floats = floats = (ctypes.c_float * max(1, len(items)))(*map(float, items))
+            keep.append(floats)
+    raw = _Call(keep[0], keep[1], values, call.workspace or None, call.stream or None)
+    raw.variant, raw.num_inputs, raw.num_outputs, raw.num_attrs = variant.value, len(call.inputs), len(call.outputs), len(known)
+    raw.config, raw.sm, raw.sm_count = call.config, call.sm, call.sm_count
+    call._keep[:] = keep
+    return op_id, raw
+
+
+def reject(call: Call) -> str | None:
+    """None when the operator can run the call, else its reason. Needs no GPU; dims of -1 are unknown."""
+    op_id, raw = _lower(call)
+    reason = library().cutefuse_reject(op_id, ctypes.byref(raw))
+    return reason.decode() if reason else None
+
+
+def workspace_bytes(call: Call) -> int:
+    """Bytes of device workspace that serve every tile of the call; -1 when it is rejected."""
+    op_id, raw = _lower(call)
+    return int(library().cutefuse_workspace_bytes(op_id, ctypes.byref(raw)))
+
+
+def configs(call: Call) -> list[int]:
+    """Ids of the legal tiles, best guess first; empty when the call is rejected."""
+    op_id, raw = _lower(call)
+    ids = (ctypes.c_int32 * 256)()
+    count = library().cutefuse_configs(op_id, ctypes.byref(raw), ids, len(ids))
+    return list(ids[:count])
+
+
+def run(call: Call) -> None:
+    """Enqueue the operator on the call's stream. Raises KernelError with the operator's reason."""
+    op_id, raw = _lower(call)
+    reason = library().cutefuse_run(op_id, ctypes.byref(raw))
+    if reason:
+        raise KernelError(reason.decode())
+
+
+class Launcher:
+    """A call lowered once, for timing and for hot loops: calling it costs one ctypes call."""
+
+    def __init__(self, call: Call) -> None:
+        self._op, self._raw = _lower(call)
+        self._call = call
+        self._run = library().cutefuse_run
+
+    def __call__(self, stream: int | None = None) -> None:
+        if stream is not None:
+            self._raw.stream = stream or None
+        reason = self._run(self._op, ctypes.byref(self._raw))
+        if reason:
+            raise KernelError(reason.decode())

@@ -1,0 +1,119 @@
+// The problem and its index arithmetic, shared by host and device: what the GEMM's rows, columns and k-tiles mean.
+#pragma once
+
+#include <cstdint>
+
+#include "../op.h"
+
+#ifdef __CUDACC__
+#define CUTEFUSE_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define CUTEFUSE_HOST_DEVICE inline
+#endif
+
+namespace cutefuse::concat_conv {
+
+constexpr int kMaxSources = 8;
+constexpr int kMaxTaps = 32;       // R and S: one validity bit per filter row and per filter column
+constexpr int kChannelBlock = 64;  // channels of one packed block: filter columns never straddle two sources
+
+// The order is that of the suffixes in the op_type (kActivationNames), and must never change.
+enum class Activation : std::int32_t { kNone, kRelu, kLeakyRelu, kClip, kSilu, kHardSwish, kSigmoid, kTanh };
+constexpr int kActivations = 8;
+constexpr char const *kActivationNames[kActivations] = {"",     "Relu",      "LeakyRelu", "Clip",
+                                                        "Silu", "HardSwish", "Sigmoid",   "Tanh"};
+
+// y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
+struct Problem {
+  Type type;
+  Activation activation;
+  int sources;
+  int C[kMaxSources];             // channels of each source
+  std::int64_t ldx[kMaxSources];  // elements between neighbouring pixels of each source
+  std::int64_t ldy;
+  int N, H, W, K, P, Q, R, S;
+  int stride_h, stride_w, pad_top, pad_left, pad_bottom, pad_right, dilation_h, dilation_w;
+  float alpha, lo, hi;
+};
+
+CUTEFUSE_HOST_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+CUTEFUSE_HOST_DEVICE constexpr int blocks_of(int channels) { return ceil_div(channels, kChannelBlock); }
+
+// Columns of the packed filter matrix [K][source][ceil(C/64)][R][S][64].
+CUTEFUSE_HOST_DEVICE std::int64_t packed_columns(Problem const &p) {
+  std::int64_t columns = 0;
+  for (int i = 0; i < p.sources; ++i) columns += std::int64_t(blocks_of(p.C[i])) * p.R * p.S * kChannelBlock;
+  return columns;
+}
+
+CUTEFUSE_HOST_DEVICE constexpr int output_size(int input, int filter, int stride, int pad, int dilation) {
+  int const room = input + pad - dilation * (filter - 1) - 1;
+  return room < 0 ? 0 : room / stride + 1;
+}
+
+// Row m of the GEMM is output pixel (n, p, q); (h0, w0) is the input pixel under filter tap (0, 0), maybe outside.
+struct Pixel {
+  int n, h0, w0;
+};
+
+CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, int m) {
+  int const n = m / (p.P * p.Q), pq = m % (p.P * p.Q);
+  return {n, pq / p.Q * p.stride_h - p.pad_top, pq % p.Q * p.stride_w - p.pad_left};
+}
+
+// Bit r is set when filter row r, `dilation` apart from `start`, falls inside [0, size). taps <= 32.
+CUTEFUSE_HOST_DEVICE std::uint32_t valid_taps(int start, int taps, int dilation, int size) {
+  std::uint32_t bits = 0;
+  for (int r = 0; r < taps; ++r) {
+    bits |= std::uint32_t(unsigned(start + r * dilation) < unsigned(size)) << r;
+  }
+  return bits;
+}
+
+// Walks the reduction in k-tiles of kTileK <= 64 channels, ordered (source, channel block, r, s, part): s before part's
+// next block, so that neighbouring taps hit the L1 cache. Parts past a source's last channel do not exist.
+template <int kTileK>
+struct KCursor {
+  static_assert(kChannelBlock % kTileK == 0, "a k-tile must not straddle a channel block");
+  int source = 0, block = 0, r = 0, s = 0, part = 0;
+  std::int64_t column = 0;  // of the packed filter matrix, at part 0
+
+  // Channels of the source that lie in this k-tile: kTileK except at the source's end.
+  CUTEFUSE_HOST_DEVICE int channels(Problem const &p) const {
+    int const left = p.C[source] - channel();
+    return left < kTileK ? left : kTileK;
+  }
+  CUTEFUSE_HOST_DEVICE int channel() const { return block * kChannelBlock + part * kTileK; }
+  CUTEFUSE_HOST_DEVICE std::int64_t filter_column() const { return column + part * kTileK; }
+
+  // Returns true when the source changed.
+  CUTEFUSE_HOST_DEVICE bool advance(Problem const &p) {
+    if (kTileK < kChannelBlock) {
+      ++part;
+      if (part * kTileK < kChannelBlock && channel() < p.C[source]) return false;
+      part = 0;
+    }
+    column += kChannelBlock;
+    if (++s < p.S) return false;
+    s = 0;
+    if (++r < p.R) return false;
+    r = 0;
+    if (++block < blocks_of(p.C[source])) return false;
+    block = 0;
+    ++source;
+    return true;
+  }
+};
+
+template <int kTileK>
+CUTEFUSE_HOST_DEVICE int k_tiles(Problem const &p) {
+  int tiles = 0;
+  for (int i = 0; i < p.sources; ++i) tiles += ceil_div(p.C[i], kTileK) * p.R * p.S;
+  return tiles;
+}
+
+// Fills *problem from the call, or returns why the operator refuses it. Sizes that are -1 in the call stay -1.
+char const *problem_of(Call const &call, Problem *problem);
+
+}  // namespace cutefuse::concat_conv

@@ -1,0 +1,55 @@
+// The table of tiles: one row serves dispatch, TensorRT's tactics, tests, benchmarks and the cost model.
+#pragma once
+
+#include "problem.h"
+
+namespace cutefuse::concat_conv {
+
+struct Params {
+  Problem problem;
+  void const *x[kMaxSources];
+  void const *w;
+  float const *b;
+  void *y;
+};
+
+// Ids are for ever: an engine stores them. A retired tile's id is never used again.
+struct Tile {
+  int id;
+  char const *name;
+  int min_sm;
+  int type_bytes;  // 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
+  int m, n, k, stages, warps_m, warps_n;
+  constexpr int threads() const { return warps_m * warps_n * 32; }
+  constexpr int shared_bytes() const {
+    int const mainloop = (m + n) * k * stages * type_bytes, epilogue = m * n * type_bytes;
+    return mainloop > epilogue ? mainloop : epilogue;
+  }
+};
+
+constexpr Tile kTiles[] = {
+    {1, "sm80_128x128x64_s3", 80, 2, 128, 128, 64, 3, 2, 4},
+    {2, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2},
+    {3, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2},
+    {4, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2},
+    {5, "sm80_128x32x64_s4", 80, 2, 128, 32, 64, 4, 4, 1},
+    {6, "sm80_tf32_128x128x32_s3", 80, 4, 128, 128, 32, 3, 2, 4},
+    {7, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2},
+    {8, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2},
+    {9, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1},
+};
+constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+constexpr Tile const *find_tile(int id) {
+  for (Tile const &tile : kTiles) {
+    if (tile.id == id) return &tile;
+  }
+  return nullptr;
+}
+
+// Launchers, one translation unit each so that they compile in parallel; null when done, else one sentence.
+char const *launch_sm80_f16(int tile_id, Params const &params, void *stream);
+char const *launch_sm80_bf16(int tile_id, Params const &params, void *stream);
+char const *launch_sm80_f32(int tile_id, Params const &params, void *stream);
+
+}  // namespace cutefuse::concat_conv
