@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def spinner(title: str) -> Iterator[None]:
-    """A turning sign with the elapsed time around a block whose length is not known; one plain line without a terminal."""
+    """A turning sign with the elapsed time around a block of unknown length; one plain line without a terminal."""
     if not sys.stderr.isatty():
         print(f"{title} ...", file=sys.stderr)
         yield

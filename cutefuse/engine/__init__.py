@@ -74,7 +74,7 @@ def build(
     files = Artifacts.of(model, outdir)
     kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
     if kind == "tensorrt":
-        from cutefuse.engine import tensorrt_api
+        import cutefuse.engine.tensorrt_api as tensorrt_api
 
         if dry_run:
             print(f"# TensorRT's Python API would build {files.engine} from {model}; there is no command to print")
@@ -120,7 +120,7 @@ def profile(
     kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
     outputs = (files.profile, files.timing, files.profile_metadata)
     if kind == "tensorrt":
-        from cutefuse.engine import tensorrt_api
+        import cutefuse.engine.tensorrt_api as tensorrt_api
 
         if dry_run:
             print(f"# TensorRT's Python API would profile {engine}; there is no command to print")

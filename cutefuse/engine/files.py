@@ -151,7 +151,7 @@ def log_sections(log: str) -> dict[str, dict[str, str]]:
 
 
 def tensorrt_version(log: str) -> tuple[int, int, int] | None:
-    """Version in a banner `[TensorRT v101600]` (or `v8601`, as TensorRT 8 and 9 wrote it) or a `TensorRT version:` line."""
+    """Version in a banner `[TensorRT v101600]` (`v8601` as TensorRT 8 wrote it) or a `TensorRT version:` line."""
     banner = re.search(r"\[TensorRT v(\d+)\]", log)
     if banner:
         number = int(banner[1])

@@ -1,0 +1,180 @@
+"""The little of the CUDA runtime that running an engine needs, through whichever binding is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from cutefuse.errors import CutefuseError
+
+
+class Device:
+    """cudaMalloc, one stream and event timing. `call(name, *args)` returns what the runtime's function writes."""
+
+    name = ""
+
+    def call(self, name: str, *args: Any) -> Any:
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        self._open()
+        self.stream = int(self.call("cudaStreamCreate"))
+        self._buffers: list[int] = []
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    def allocate(self, size_bytes: int) -> int:
+        """Zeroed device memory; its address."""
+        address = int(self.call("cudaMalloc", max(size_bytes, 1)))
+        self._buffers.append(address)
+        self.call("cudaMemset", address, 0, max(size_bytes, 1))
+        return address
+
+    def upload(self, address: int, data: bytes) -> None:
+        self.call("cudaMemcpy", address, data, len(data))
+
+    def synchronize(self) -> None:
+        self.call("cudaStreamSynchronize", self.stream)
+
+    def time_ms(self, work: Callable[[], None]) -> float:
+        """Device time of what `work` enqueues on the stream."""
+        start, end = self.call("cudaEventCreate"), self.call("cudaEventCreate")
+        self.call("cudaEventRecord", start, self.stream)
+        work()
+        self.call("cudaEventRecord", end, self.stream)
+        self.call("cudaEventSynchronize", end)
+        elapsed_ms = float(self.call("cudaEventElapsedTime", start, end))
+        self.call("cudaEventDestroy", start)
+        self.call("cudaEventDestroy", end)
+        return elapsed_ms
+
+    def close(self) -> None:
+        for address in self._buffers:
+            self.call("cudaFree", address)
+        self._buffers = []
+        self.call("cudaStreamDestroy", self.stream)
+
+
+class CudaPython(Device):
+    """NVIDIA's cuda-python (cuda.bindings.runtime; cuda.cudart in releases before 12.6)."""
+
+    name = "cuda-python"
+
+    def _open(self) -> None:
+        try:
+            self._runtime: Any = importlib.import_module("cuda.bindings.runtime")
+        except ImportError:
+            self._runtime = importlib.import_module("cuda.cudart")
+
+    def call(self, name: str, *args: Any) -> Any:
+        if name == "cudaMemcpy":
+            args = (*args, self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
+        status, *values = getattr(self._runtime, name)(*args)
+        if int(status):
+            raise CutefuseError(f"{name} failed: {status}; check the GPU with nvidia-smi")
+        return values[0] if values else None
+
+
+class PyCuda(Device):
+    """PyCUDA, on the primary context so that TensorRT, plugins and other libraries share it."""
+
+    name = "pycuda"
+
+    def _open(self) -> None:
+        driver: Any = importlib.import_module("pycuda.driver")
+        importlib.import_module("pycuda.autoprimaryctx")
+        streams: dict[int, Any] = {}
+        memory: dict[int, Any] = {}
+
+        def stream_create() -> int:
+            stream = driver.Stream()
+            streams[int(stream.handle)] = stream
+            return int(stream.handle)
+
+        def malloc(size_bytes: int) -> int:
+            block = driver.mem_alloc(size_bytes)
+            memory[int(block)] = block
+            return int(block)
+
+        self._calls: dict[str, Callable[..., Any]] = {
+            "cudaStreamCreate": stream_create,
+            "cudaStreamDestroy": lambda stream: streams.pop(stream, None),
+            "cudaStreamSynchronize": lambda stream: streams[stream].synchronize(),
+            "cudaMalloc": malloc,
+            "cudaFree": lambda address: memory.pop(address).free(),
+            "cudaMemset": lambda address, value, size_bytes: driver.memset_d8(address, value, size_bytes),
+            "cudaMemcpy": lambda address, data, size_bytes: driver.memcpy_htod(address, data),
+            "cudaEventCreate": driver.Event,
+            "cudaEventRecord": lambda event, stream: event.record(streams[stream]),
+            "cudaEventSynchronize": lambda event: event.synchronize(),
+            "cudaEventElapsedTime": lambda start, end: start.time_till(end),
+            "cudaEventDestroy": lambda event: None,
+        }
+
+    def call(self, name: str, *args: Any) -> Any:
+        return self._calls[name](*args)
+
+
+class CudaRuntime(Device):
+    """libcudart through ctypes: no package needed, TensorRT's own wheels bring the library."""
+
+    name = "libcudart"
+    _creates = {
+        "cudaMalloc": ctypes.c_void_p,
+        "cudaStreamCreate": ctypes.c_void_p,
+        "cudaEventCreate": ctypes.c_void_p,
+        "cudaEventElapsedTime": ctypes.c_float,
+    }
+
+    def _open(self) -> None:
+        found = ctypes.util.find_library("cudart")
+        for path in filter(None, (found, "libcudart.so.13", "libcudart.so.12", "libcudart.so")):
+            try:
+                self._library = ctypes.CDLL(path)
+                return
+            except OSError:
+                continue
+        raise ImportError("libcudart.so")
+
+    def call(self, name: str, *args: Any) -> Any:
+        kind = self._creates.get(name)
+        result: Any = kind() if kind else None
+        sizes = {"cudaMalloc": {0}, "cudaMemset": {2}, "cudaMemcpy": {2}}.get(name, set())
+        plain = {"cudaMemset": {1}}.get(name, set())
+        words: list[Any] = [ctypes.byref(result)] if result is not None else []
+        for i, arg in enumerate(args):
+            if isinstance(arg, bytes):
+                words.append(arg)
+            elif i in sizes:
+                words.append(ctypes.c_size_t(arg))
+            else:
+                words.append(ctypes.c_int(arg) if i in plain else ctypes.c_void_p(arg))
+        if name == "cudaMemcpy":
+            words.append(ctypes.c_int(1))  # cudaMemcpyHostToDevice
+        status = getattr(self._library, name)(*words)
+        if status:
+            raise CutefuseError(f"{name} failed with CUDA error {status}; check the GPU with nvidia-smi")
+        return result.value if result is not None else None
+
+
+DEVICES: tuple[type[Device], ...] = (CudaPython, PyCuda, CudaRuntime)
+
+
+def open_device() -> Device:
+    """The first binding that works: cuda-python, PyCUDA, libcudart; $CUTEFUSE_DEVICE picks one by name."""
+    wanted = os.environ.get("CUTEFUSE_DEVICE")
+    names = [d.name for d in DEVICES]
+    if wanted and wanted not in names:
+        raise CutefuseError(f"$CUTEFUSE_DEVICE is {wanted}; allowed are {', '.join(names)}; correct it or unset it")
+    for device in DEVICES:
+        if wanted in (None, device.name):
+            try:
+                return device()
+            except ImportError:
+                continue
+    raise CutefuseError("no CUDA binding was found for Python; run `pip install cuda-python` (or pycuda)")
