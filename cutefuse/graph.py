@@ -1,0 +1,255 @@
+"""A thin read view over one ONNX graph: who produces a tensor, who uses it, what is constant, which type and shape.
+
+The protobuf stays the only container, so everything that is not rewritten survives byte for byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from cutefuse.errors import CutefuseError
+
+TYPE_NAMES: dict[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT32: "int32",
+    TensorProto.INT64: "int64",
+    TensorProto.BOOL: "bool",
+}
+ELEM_TYPES = {name: number for number, name in TYPE_NAMES.items()}
+
+# Operators that exporters put between an initializer and its use; all are pure functions of constant inputs.
+FOLDABLE = frozenset(
+    "Constant ConstantOfShape Identity Cast Unsqueeze Squeeze Reshape Transpose Mul Add Sub Div Sqrt Neg".split()
+)
+MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating, or is an attack
+
+
+def default_domain(node: NodeProto) -> bool:
+    """Whether the node's op_type is one of ONNX itself."""
+    return node.domain in ("", "ai.onnx")
+
+
+def is_op(node: NodeProto | None, *op_types: str) -> bool:
+    """Whether the node exists and is one of the named standard operators."""
+    return node is not None and node.op_type in op_types and default_domain(node)
+
+
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    """The value of a node's attribute (str for strings), or the default when it is absent."""
+    for a in node.attribute:
+        if a.name == name:
+            value = onnx.helper.get_attribute_value(a)
+            return value.decode() if isinstance(value, bytes) else value
+    return default
+
+
+def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of a control-flow node (If, Loop, Scan)."""
+    for a in node.attribute:
+        if a.HasField("g"):
+            yield a.g
+        yield from a.graphs
+
+
+def label(node: NodeProto) -> str:
+    """What to call a node in a message: its name, else the tensor it makes."""
+    return node.name or next((o for o in node.output if o), node.op_type)
+
+
+class Graph:
+    """Read view of `model.graph`. `shapes` is the same graph after shape inference (weights may be missing there).
+
+    Raises CutefuseError when a tensor has two producers or the graph has a cycle.
+    """
+
+    def __init__(self, model: onnx.ModelProto, folder: Path, shapes: onnx.GraphProto | None = None) -> None:
+        self.model, self.proto, self.folder = model, model.graph, folder
+        self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.initializers = {t.name: t for t in self.proto.initializer}
+        inputs = {v.name for v in self.proto.input}
+        # Before IR 4 every initializer had to be listed as an input; since then listing one means "may be overridden".
+        self.overridable = inputs & set(self.initializers) if model.ir_version >= 4 else set()
+        self.inputs = inputs - set(self.initializers) | self.overridable
+        self.outputs = {v.name for v in self.proto.output}
+        self._producers: dict[str, NodeProto] = {}
+        self._users: defaultdict[str, list[NodeProto]] = defaultdict(list)
+        self._captured: set[str] = set()
+        self._constants: dict[str, np.ndarray | None] = {}
+        for node in self.proto.node:
+            for name in filter(None, node.output):
+                if name in self._producers or name in inputs or name in self.initializers:
+                    raise CutefuseError(f"tensor '{name}' is defined twice; names must be unique, repair the model")
+                self._producers[name] = node
+            for name in filter(None, node.input):
+                self._users[name].append(node)
+            for body in subgraphs(node):
+                self._captured |= _names_read(body)
+        self._infos = {v.name: v for g in (self.proto, shapes or self.proto) for v in _infos(g)}
+        self._check_acyclic()
+
+    def _check_acyclic(self) -> None:
+        def parents(node: NodeProto) -> set[str]:
+            read = set(node.input).union(*map(_names_read, subgraphs(node)))
+            return read & self._producers.keys()
+
+        waiting = {id(n): len(parents(n)) for n in self.proto.node}
+        readers: defaultdict[str, list[NodeProto]] = defaultdict(list)
+        for n in self.proto.node:
+            for name in parents(n):
+                readers[name].append(n)
+        ready = deque(n for n in self.proto.node if not waiting[id(n)])
+        done = 0
+        while ready:
+            done += 1
+            for name in filter(None, ready.popleft().output):
+                for n in readers[name]:
+                    waiting[id(n)] -= 1
+                    if not waiting[id(n)]:
+                        ready.append(n)
+        if done < len(self.proto.node):
+            stuck = next(n for n in self.proto.node if waiting[id(n)])
+            raise CutefuseError(f"the graph has a cycle through node '{label(stuck)}'; repair the model")
+
+    def producer(self, tensor: str) -> NodeProto | None:
+        """The node that computes the tensor; None for inputs, initializers and unknown names."""
+        return self._producers.get(tensor)
+
+    def users(self, tensor: str) -> list[NodeProto]:
+        """The nodes that read the tensor, once per reading input; subgraphs that capture it are not listed."""
+        return self._users.get(tensor, [])
+
+    def escapes(self, tensor: str) -> bool:
+        """Whether something other than `users` needs the tensor: it is a graph output, or a subgraph captures it."""
+        return tensor in self.outputs or tensor in self._captured
+
+    def only_user(self, tensor: str) -> NodeProto | None:
+        """The node that reads the tensor when nothing else does (it may read it through several inputs)."""
+        users = {id(n): n for n in self.users(tensor)}
+        return next(iter(users.values())) if len(users) == 1 and not self.escapes(tensor) else None
+
+    def dtype(self, tensor: str) -> str | None:
+        """Element type as a NumPy name ('float16', 'bfloat16', ...); None when unknown."""
+        if tensor in self.initializers:
+            return TYPE_NAMES.get(self.initializers[tensor].data_type)
+        info = self._infos.get(tensor)
+        if info is not None and info.type.HasField("tensor_type"):
+            return TYPE_NAMES.get(info.type.tensor_type.elem_type)
+        return None
+
+    def dims(self, tensor: str) -> tuple[int, ...] | None:
+        """Logical sizes, -1 for each that is not known; None when even the rank is unknown."""
+        if tensor in self.initializers:
+            return tuple(self.initializers[tensor].dims)
+        info = self._infos.get(tensor)
+        if info is None or not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
+            return None
+        return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in info.type.tensor_type.shape.dim)
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether `constant` can evaluate the tensor; reads no weights."""
+        pending, seen = [tensor], set()
+        while pending:
+            name = pending.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in self.initializers and name not in self.overridable:
+                continue
+            node = self.producer(name)
+            if node is None or not is_op(node, *FOLDABLE) or len(node.output) != 1 or "" in node.input:
+                return False
+            pending += node.input
+        return True
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """The value of an initializer or of a chain of foldable nodes over initializers; None when it is not constant.
+
+        External data is read on demand. Raises CutefuseError when it is missing or too short.
+        """
+        if tensor not in self._constants:
+            value = self._evaluate(tensor) if self.is_constant(tensor) else None
+            if value is not None and value.size > 1 << 16:
+                return value  # large weights are used once; keeping them would hold a second copy of the model
+            self._constants[tensor] = value
+        return self._constants[tensor]
+
+    def _evaluate(self, tensor: str) -> np.ndarray | None:
+        if tensor in self.initializers:
+            return read_tensor(self.initializers[tensor], self.folder)
+        node = self._producers[tensor]
+        operands = [self.constant(name) for name in node.input]
+        if any(o is None for o in operands) or not _affordable(node, [o for o in operands if o is not None]):
+            return None
+        from onnx.reference import ReferenceEvaluator
+
+        infos = [onnx.helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in dict.fromkeys(node.input)]
+        result = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.UNDEFINED, None)
+        single = onnx.helper.make_model(
+            onnx.helper.make_graph([node], "fold", infos, [result]),
+            opset_imports=[onnx.helper.make_opsetid("", self.opset)],
+        )
+        try:
+            results: Any = ReferenceEvaluator(single).run(None, dict(zip(node.input, operands, strict=True)))
+            return np.asarray(results[0])
+        except Exception:  # an ill-typed constant expression is simply not a constant for us
+            return None
+
+
+def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:
+    if node.op_type == "ConstantOfShape":
+        sizes = [int(s) for s in operands[0].ravel()]
+        return all(s >= 0 for s in sizes) and math.prod(sizes) <= MAX_FOLDED_ELEMENTS
+    if node.op_type in ("Mul", "Add", "Sub", "Div"):
+        try:
+            return math.prod(np.broadcast_shapes(*(o.shape for o in operands))) <= MAX_FOLDED_ELEMENTS
+        except ValueError:
+            return False
+    return True
+
+
+def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.value_info
+    yield from graph.input
+    yield from graph.output
+
+
+def _names_read(graph: onnx.GraphProto) -> set[str]:
+    names = {v.name for v in graph.output}
+    for node in graph.node:
+        names.update(filter(None, node.input))
+        for body in subgraphs(node):
+            names |= _names_read(body)
+    return names
+
+
+def external_fields(tensor: TensorProto) -> dict[str, str]:
+    """The external_data entries of a tensor that is stored beside the model; empty for one stored inside."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return {}
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def read_tensor(tensor: TensorProto, folder: Path) -> np.ndarray:
+    """The value of an initializer, external data included. Raises CutefuseError when its data is missing or broken."""
+    try:
+        return np.asarray(numpy_helper.to_array(tensor, str(folder)))
+    except Exception as error:
+        raise CutefuseError(f"the data of tensor '{tensor.name}' cannot be read ({error}); repair the model") from None
+
+
+def op_counts(graph: onnx.GraphProto) -> Counter[str]:
+    """How many nodes of each op_type the graph holds."""
+    return Counter(node.op_type for node in graph.node)
