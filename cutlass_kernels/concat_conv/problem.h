@@ -14,7 +14,7 @@
 namespace cutefuse::concat_conv {
 
 constexpr int kMaxSources = 8;
-constexpr int kMaxTaps = 32;       // R and S: one validity bit per filter row and per filter column
+constexpr int kMaxTaps = 16;       // R and S: one validity bit per filter row and column, both in one register
 constexpr int kChannelBlock = 64;  // channels of one packed block: filter columns never straddle two sources
 
 // The order is that of the suffixes in the op_type (kActivationNames), and must never change.
@@ -62,7 +62,7 @@ CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, int m) {
   return {n, pq / p.Q * p.stride_h - p.pad_top, pq % p.Q * p.stride_w - p.pad_left};
 }
 
-// Bit r is set when filter row r, `dilation` apart from `start`, falls inside [0, size). taps <= 32.
+// Bit r is set when filter row r, `dilation` apart from `start`, falls inside [0, size). taps <= kMaxTaps.
 CUTEFUSE_HOST_DEVICE std::uint32_t valid_taps(int start, int taps, int dilation, int size) {
   std::uint32_t bits = 0;
   for (int r = 0; r < taps; ++r) {

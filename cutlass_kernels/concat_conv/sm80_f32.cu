@@ -1,0 +1,9 @@
+#include "sm80.cuh"
+
+namespace cutefuse::concat_conv {
+
+char const *launch_sm80_f32(int tile_id, Params const &params, void *stream) {
+  return launch_sm80_tile<cutlass::tfloat32_t, 6, 7, 8, 9>(tile_id, params, stream);
+}
+
+}  // namespace cutefuse::concat_conv

@@ -1,0 +1,108 @@
+"""What the GPU tests and benchmarks share: device tensors in the operators' layouts, guarded and poisoned.
+
+torch is imported inside the functions: only tests marked `gpu` need it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cutefuse import kernels
+
+GUARD_ELEMENTS = 512  # poisoned elements before and after every buffer
+GUARD_VALUE = -1234.0
+
+
+def torch_dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
+def device_facts() -> tuple[int, int]:
+    """(compute capability * 10, multiprocessors) of the current device."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return properties.major * 10 + properties.minor, properties.multi_processor_count
+
+
+@dataclass
+class Buffer:
+    """A device buffer of `elements` between two guards; `view` is the payload, flat."""
+
+    storage: Any
+    view: Any
+
+    @classmethod
+    def of(cls, elements: int, dtype: str, fill: float) -> Buffer:
+        import torch
+
+        storage = torch.full((elements + 2 * GUARD_ELEMENTS,), GUARD_VALUE, dtype=torch_dtype(dtype), device="cuda")
+        view = storage[GUARD_ELEMENTS : GUARD_ELEMENTS + elements]
+        view.fill_(fill)
+        return cls(storage, view)
+
+    def guards_intact(self) -> bool:
+        head, tail = self.storage[:GUARD_ELEMENTS], self.storage[GUARD_ELEMENTS + self.view.numel() :]
+        return bool((head == GUARD_VALUE).all()) and bool((tail == GUARD_VALUE).all())
+
+
+def padded(channels: int, dtype: str) -> int:
+    """Channels of one dense channels-last pixel: kHWC8 for 16-bit types, kHWC for float32."""
+    return channels if dtype == "float32" else (channels + 7) // 8 * 8
+
+
+def to_channels_last(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
+    """An NCHW torch tensor as a guarded channels-last operand whose pad lanes hold NaN."""
+    n, c, h, w = x.shape
+    ld = padded(c, dtype)
+    buffer = Buffer.of(n * h * w * ld, dtype, float("nan"))
+    buffer.view.view(n, h, w, ld)[..., :c] = x.permute(0, 2, 3, 1)
+    return buffer, kernels.Tensor((n, c, h, w), dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
+
+
+def empty_channels_last(shape: tuple[int, int, int, int], dtype: str) -> tuple[Buffer, kernels.Tensor]:
+    """A NaN-poisoned channels-last output."""
+    n, c, h, w = shape
+    buffer = Buffer.of(n * h * w * padded(c, dtype), dtype, float("nan"))
+    return buffer, kernels.Tensor(shape, dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
+
+
+def to_linear(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
+    """A torch tensor as a guarded row-major operand."""
+    buffer = Buffer.of(x.numel(), dtype, float("nan"))
+    buffer.view.copy_(x.reshape(-1))
+    return buffer, kernels.Tensor(tuple(x.shape), dtype, kernels.LINEAR, buffer.view.data_ptr())
+
+
+def from_channels_last(buffer: Buffer, shape: tuple[int, int, int, int], dtype: str) -> tuple[Any, Any]:
+    """(NCHW values, pad lanes) of a channels-last output."""
+    n, c, h, w = shape
+    pixels = buffer.view.view(n, h, w, padded(c, dtype))
+    return pixels[..., :c].permute(0, 3, 1, 2), pixels[..., c:]
+
+
+def graph_time_us(launch: Any, inner: int = 20, repeats: int = 15) -> float:
+    """Median time of one launch from CUDA-graph replays of `inner` launches. `launch(i, stream)` enqueues the i-th."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(3):
+            launch(i, stream.cuda_stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(inner):
+            launch(i, stream.cuda_stream)
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / inner)
+    return sorted(times)[len(times) // 2]
