@@ -54,9 +54,21 @@ function(cutefuse_warnings target)
       "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Werror;-Werror=all-warnings;-Xptxas=-warn-spills,-Werror>")
 endfunction()
 
+# -DTENSORRT_INCLUDE_DIR: NVIDIA's headers, which need the CUDA toolkit's, instead of plugins/tensorrt_abi.h.
+function(cutefuse_tensorrt_headers target)
+  if(NOT TENSORRT_INCLUDE_DIR)
+    return()
+  endif()
+  find_package(CUDAToolkit REQUIRED)
+  target_include_directories(${target} SYSTEM PRIVATE ${TENSORRT_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(${target} PRIVATE CUTEFUSE_NVIDIA_HEADERS=1)
+endfunction()
+
 macro(cutefuse_library)
-  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp)
+  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp plugins/attributes.cpp
+                              plugins/fused_plugin.cpp plugins/entry.cpp)
   cutefuse_warnings(cutefuse)
+  cutefuse_tensorrt_headers(cutefuse)
   target_include_directories(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/cutlass_kernels ${CMAKE_SOURCE_DIR}/plugins
                                               ${CMAKE_BINARY_DIR}/generated)
   set(archs none)
@@ -76,8 +88,11 @@ macro(cutefuse_library)
     cutefuse
     PRIVATE CUTEFUSE_VERSION="${PROJECT_VERSION}" CUTEFUSE_ARCHS="${archs}" CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
             CUTEFUSE_HAS_CUDA="$<IF:$<BOOL:${CUTEFUSE_HAS_CUDA}>,true,false>")
-  target_link_options(cutefuse PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
+  set(exports ${CMAKE_SOURCE_DIR}/plugins/exports.map)
+  target_link_options(cutefuse PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,--version-script=${exports})
+  set_property(TARGET cutefuse APPEND PROPERTY LINK_DEPENDS ${exports})
   set(CUTEFUSE_OP_LIST "")
+  set(CUTEFUSE_PLUGIN_LIST "")
 endmacro()
 
 # Adds cutlass_kernels/<stem>/*.cpp, the same folder's *.cu where nvcc is, and plugins/<stem>.cpp.
@@ -90,11 +105,13 @@ macro(cutefuse_op stem)
   endif()
   if(EXISTS ${CMAKE_SOURCE_DIR}/plugins/${stem}.cpp)
     target_sources(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/plugins/${stem}.cpp)
+    string(APPEND CUTEFUSE_PLUGIN_LIST "CUTEFUSE_OP(${stem})\n")
   endif()
   string(APPEND CUTEFUSE_OP_LIST "CUTEFUSE_OP(${stem})\n")
 endmacro()
 
 macro(cutefuse_finish)
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/op_list.inc CONTENT "${CUTEFUSE_OP_LIST}")
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/plugin_list.inc CONTENT "${CUTEFUSE_PLUGIN_LIST}")
   install(TARGETS cutefuse LIBRARY DESTINATION cutefuse/lib COMPONENT cutefuse)
 endmacro()

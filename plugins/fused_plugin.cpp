@@ -1,0 +1,400 @@
+#include "fused_plugin.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+
+#include "device.h"
+
+namespace cutefuse {
+
+using nvinfer1::DataType;
+using nvinfer1::DynamicPluginTensorDesc;
+using nvinfer1::PluginField;
+using nvinfer1::PluginFieldCollection;
+using nvinfer1::PluginFieldType;
+using nvinfer1::PluginTensorDesc;
+using nvinfer1::TensorFormat;
+
+void report(char const *who, char const *text) noexcept { std::fprintf(stderr, "cutefuse: %s: %s\n", who, text); }
+
+namespace {
+
+// Runs a method's body, which returns null or why it failed: nothing may be thrown into TensorRT.
+template <class Body>
+std::int32_t guard(char const *who, Body &&body) noexcept {
+  try {
+    char const *reason = body();
+    if (reason == nullptr) return 0;
+    report(who, reason);
+  } catch (std::exception const &error) {
+    report(who, error.what());
+  } catch (...) {
+    report(who, "an unknown exception was thrown");
+  }
+  return 1;
+}
+
+bool type_of(DataType given, Type *type) {
+  switch (given) {
+    case DataType::kFLOAT:
+      *type = Type::kFloat32;
+      return true;
+    case DataType::kHALF:
+      *type = Type::kFloat16;
+      return true;
+    case DataType::kBF16:
+      *type = Type::kBFloat16;
+      return true;
+    default:
+      return false;
+  }
+}
+
+TensorFormat format_of(Layout layout, DataType type) {
+  if (layout == Layout::kLinear) return TensorFormat::kLINEAR;
+  return type == DataType::kFLOAT ? TensorFormat::kHWC : TensorFormat::kHWC8;
+}
+
+PluginTensorDesc const &desc_of(PluginTensorDesc const &desc) { return desc; }
+PluginTensorDesc const &desc_of(DynamicPluginTensorDesc const &desc) { return desc.desc; }
+
+// What a node is, never changed after creation: clones share it.
+struct Node {
+  Attributes attributes;
+  std::vector<AttrValue> values;  // points into `attributes`
+  std::string identity;           // creation state in words: TensorRT's timing cache and layer information show it
+};
+
+class FusedPlugin final : public nvinfer1::IPluginV3,
+                          public nvinfer1::IPluginV3OneCore,
+                          public nvinfer1::IPluginV3OneBuild,
+                          public nvinfer1::IPluginV3OneRuntime {
+ public:
+  FusedPlugin(PluginRules const &rules, std::int32_t variant, std::shared_ptr<Node const> node)
+      : rules_(rules), op_(*rules.op), variant_index_(variant), node_(std::move(node)) {}
+
+  // IPluginV3
+  nvinfer1::IPluginCapability *getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override {
+    switch (type) {
+      case nvinfer1::PluginCapabilityType::kCORE:
+        return static_cast<nvinfer1::IPluginV3OneCore *>(this);
+      case nvinfer1::PluginCapabilityType::kBUILD:
+        return static_cast<nvinfer1::IPluginV3OneBuild *>(this);
+      case nvinfer1::PluginCapabilityType::kRUNTIME:
+        return static_cast<nvinfer1::IPluginV3OneRuntime *>(this);
+    }
+    return nullptr;
+  }
+  nvinfer1::IPluginV3 *clone() noexcept override {
+    nvinfer1::IPluginV3 *copy = nullptr;
+    guard(name(), [&]() -> char const * {
+      copy = new FusedPlugin(*this);
+      return nullptr;
+    });
+    return copy;
+  }
+
+  // IPluginV3OneCore
+  char const *getPluginName() const noexcept override { return name(); }
+  char const *getPluginVersion() const noexcept override { return kPluginVersion; }
+  char const *getPluginNamespace() const noexcept override { return kPluginNamespace; }
+
+  // IPluginV3OneBuild
+  std::int32_t getNbOutputs() const noexcept override { return variant().outputs; }
+  char const *getTimingCacheID() noexcept override { return node_->identity.c_str(); }
+  char const *getMetadataString() noexcept override { return node_->identity.c_str(); }
+
+  std::int32_t getOutputDataTypes(DataType *out, std::int32_t num_out, DataType const *in,
+                                  std::int32_t num_in) const noexcept override {
+    return guard(name(), [&]() -> char const * {
+      if (char const *reason = bad_arity(num_in, num_out)) return reason;
+      Type type;
+      if (!type_of(in[0], &type)) {
+        return sentence("input 0 has TensorRT data type %d; use float32 (0), float16 (1) or bfloat16 (7)", int(in[0]));
+      }
+      for (std::int32_t i = 0; i < num_out; ++i) {
+        out[i] = rules_.port(variant(), num_in + i).type == TypeRule::kFloat32 ? DataType::kFLOAT : in[0];
+      }
+      return nullptr;
+    });
+  }
+
+  std::int32_t getOutputShapes(nvinfer1::DimsExprs const *in, std::int32_t num_in, nvinfer1::DimsExprs const *,
+                               std::int32_t num_shape_in, nvinfer1::DimsExprs *out, std::int32_t num_out,
+                               nvinfer1::IExprBuilder &builder) noexcept override {
+    return guard(name(), [&]() -> char const * {
+      if (char const *reason = bad_arity(num_in, num_out)) return reason;
+      if (num_shape_in != 0) return sentence("%d shape inputs were given, there are none", num_shape_in);
+      return rules_.shapes({op_, variant(), node_->values.data(), in, out, builder});
+    });
+  }
+
+  bool supportsFormatCombination(std::int32_t pos, DynamicPluginTensorDesc const *tensors, std::int32_t num_in,
+                                 std::int32_t num_out) noexcept override {
+    bool supported = false;
+    guard(name(), [&]() -> char const * {
+      if (char const *reason = bad_arity(num_in, num_out)) return reason;
+      if (pos < 0 || pos >= num_in + num_out) return sentence("tensor %d does not exist", pos);
+      if (!fits(tensors[pos].desc, tensors[0].desc, pos)) return nullptr;
+      // The operator judges when all is known, which is at the last position.
+      char const *reason = pos + 1 < num_in + num_out ? nullptr : reject(tensors, tensors + num_in);
+      supported = reason == nullptr;
+      return reason;
+    });
+    return supported;
+  }
+
+  std::int32_t configurePlugin(DynamicPluginTensorDesc const *in, std::int32_t num_in,
+                               DynamicPluginTensorDesc const *out, std::int32_t num_out) noexcept override {
+    return guard(name(), [&]() -> char const * {
+      if (char const *reason = bad_arity(num_in, num_out)) return reason;
+      if (char const *reason = reject(in, out)) return reason;
+      tactics_.clear();
+      bool first = true;
+      // A tile must serve the whole profile; the order of the optimum shape is the best guess.
+      for (auto bound : {&DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::max}) {
+        PluginTensorDesc shaped[kMaxTensors];
+        at_bound(in, num_in, out, num_out, bound, shaped);
+        Bound call(*this, shaped, shaped + num_in);
+        if (char const *reason = op_.reject(call.call)) return reason;
+        std::vector<std::int32_t> const legal = tiles(call.call);
+        if (first) tactics_ = legal;
+        first = false;
+        auto const illegal = [&](std::int32_t id) { return std::count(legal.begin(), legal.end(), id) == 0; };
+        tactics_.erase(std::remove_if(tactics_.begin(), tactics_.end(), illegal), tactics_.end());
+      }
+      return nullptr;
+    });
+  }
+
+  std::int32_t getNbTactics() noexcept override { return static_cast<std::int32_t>(tactics_.size()); }
+
+  std::int32_t getValidTactics(std::int32_t *tactics, std::int32_t count) noexcept override {
+    return guard(name(), [&]() -> char const * {
+      if (count != getNbTactics()) return sentence("%d tactics were asked for, there are %d", count, getNbTactics());
+      std::copy(tactics_.begin(), tactics_.end(), tactics);
+      return nullptr;
+    });
+  }
+
+  std::size_t getWorkspaceSize(DynamicPluginTensorDesc const *in, std::int32_t num_in,
+                               DynamicPluginTensorDesc const *out, std::int32_t num_out) const noexcept override {
+    std::size_t bytes = 0;
+    guard(name(), [&]() -> char const * {
+      if (char const *reason = bad_arity(num_in, num_out)) return reason;
+      for (auto bound : {&DynamicPluginTensorDesc::max, &DynamicPluginTensorDesc::opt}) {
+        PluginTensorDesc shaped[kMaxTensors];
+        at_bound(in, num_in, out, num_out, bound, shaped);
+        Bound call(*this, shaped, shaped + num_in);
+        if (char const *reason = op_.reject(call.call)) return reason;
+        bytes = std::max(bytes, static_cast<std::size_t>(op_.workspace_bytes(call.call)));
+      }
+      return nullptr;
+    });
+    return bytes;
+  }
+
+  // IPluginV3OneRuntime
+  std::int32_t setTactic(std::int32_t tactic) noexcept override {
+    return guard(name(), [&]() -> char const * {
+      auto const same = [&](Config const &config) { return config.id == tactic; };
+      if (tactic != 0 && std::none_of(op_.configs_table.begin(), op_.configs_table.end(), same)) {
+        return sentence("tactic %d is not in this library's table; rebuild the engine with this version", tactic);
+      }
+      tactic_ = tactic;
+      choose_config();
+      return nullptr;
+    });
+  }
+
+  std::int32_t onShapeChange(PluginTensorDesc const *in, std::int32_t num_in, PluginTensorDesc const *out,
+                             std::int32_t num_out) noexcept override {
+    return guard(name(), [&]() -> char const * {
+      if (char const *reason = bad_arity(num_in, num_out)) return reason;
+      legal_.clear();
+      if (char const *reason = reject(in, out)) return reason;
+      current_device(&sm_, &sm_count_);
+      legal_ = tiles(Bound(*this, in, out).call);
+      choose_config();
+      return nullptr;
+    });
+  }
+
+  std::int32_t enqueue(PluginTensorDesc const *in, PluginTensorDesc const *out, void const *const *inputs,
+                       void *const *outputs, void *workspace, cudaStream_t stream) noexcept override {
+    return guard(name(), [&]() -> char const * {
+      if (in == nullptr || out == nullptr || inputs == nullptr || outputs == nullptr) {
+        return "enqueue was given a null array of tensors";
+      }
+      if (char const *reason = bad_formats(in, out)) return reason;
+      Bound bound(*this, in, out);
+      for (std::int32_t i = 0; i < variant().inputs; ++i) bound.tensors[i].data = const_cast<void *>(inputs[i]);
+      for (std::int32_t i = 0; i < variant().outputs; ++i) bound.tensors[variant().inputs + i].data = outputs[i];
+      bound.call.workspace = workspace;
+      bound.call.stream = stream;
+      bound.call.config = config_;
+      if (char const *reason = op_.reject(bound.call)) return reason;
+      if (workspace == nullptr && op_.workspace_bytes(bound.call) > 0) {
+        return sentence("the workspace is null, %lld bytes are needed", (long long)op_.workspace_bytes(bound.call));
+      }
+      return op_.run(bound.call);
+    });
+  }
+
+  nvinfer1::IPluginV3 *attachToContext(nvinfer1::IPluginResourceContext *) noexcept override { return clone(); }
+
+  PluginFieldCollection const *getFieldsToSerialize() noexcept override {
+    std::int32_t const failed = guard(name(), [&]() -> char const * {
+      fields_ = node_->attributes.serialise(op_);
+      collection_.nbFields = static_cast<std::int32_t>(fields_.size());
+      collection_.fields = fields_.data();
+      return nullptr;
+    });
+    return failed ? nullptr : &collection_;
+  }
+
+ private:
+  // A Call and its tensors, whose shapes come from TensorRT's descriptions.
+  struct Bound {
+    Tensor tensors[kMaxTensors];
+    Call call;
+
+    template <class Desc>
+    Bound(FusedPlugin const &plugin, Desc const *in, Desc const *out) : call{} {
+      Variant const &variant = plugin.variant();
+      for (std::int32_t i = 0; i < variant.inputs + variant.outputs; ++i) {
+        PluginTensorDesc const &desc = desc_of(i < variant.inputs ? in[i] : out[i - variant.inputs]);
+        Tensor &t = tensors[i] = Tensor{};
+        type_of(desc.type, &t.type);
+        t.layout = plugin.rules_.port(variant, i).layout;
+        t.rank = desc.dims.nbDims;
+        std::copy_n(desc.dims.d, std::clamp(t.rank, 0, kMaxRank), t.dims);
+      }
+      call.inputs = tensors;
+      call.outputs = tensors + variant.inputs;
+      call.attrs = plugin.node_->values.data();
+      call.variant = plugin.variant_index_;
+      call.num_inputs = variant.inputs;
+      call.num_outputs = variant.outputs;
+      call.num_attrs = plugin.op_.attrs.size;
+      call.sm = plugin.sm_;
+      call.sm_count = plugin.sm_count_;
+    }
+    Bound(Bound const &) = delete;
+    Bound &operator=(Bound const &) = delete;
+  };
+
+  Variant const &variant() const { return op_.variants[variant_index_]; }
+  char const *name() const { return variant().op_type; }
+
+  char const *bad_arity(std::int32_t num_in, std::int32_t num_out) const {
+    if (num_in == variant().inputs && num_out == variant().outputs) return nullptr;
+    return sentence("%d inputs and %d outputs were given, it takes %d and %d; pass the full list", num_in, num_out,
+                    variant().inputs, variant().outputs);
+  }
+
+  bool fits(PluginTensorDesc const &desc, PluginTensorDesc const &first, std::int32_t pos) const {
+    Type type;
+    if (!type_of(desc.type, &type)) return false;
+    Port const port = rules_.port(variant(), pos);
+    bool const float32 = desc.type == DataType::kFLOAT, activation = desc.type == first.type;
+    bool const typed = port.type == TypeRule::kFloat32      ? float32
+                       : port.type == TypeRule::kActivation ? activation
+                                                            : float32 || activation;
+    return typed && desc.format == format_of(port.layout, desc.type);
+  }
+
+  template <class Desc>
+  char const *bad_formats(Desc const *in, Desc const *out) const {
+    for (std::int32_t i = 0; i < variant().inputs + variant().outputs; ++i) {
+      PluginTensorDesc const &desc = desc_of(i < variant().inputs ? in[i] : out[i - variant().inputs]);
+      if (desc.dims.nbDims < 0 || desc.dims.nbDims > kMaxRank) {
+        return sentence("tensor %d has rank %d, 0 to %d are allowed", i, desc.dims.nbDims, kMaxRank);
+      }
+      if (!fits(desc, desc_of(in[0]), i)) {
+        return sentence("tensor %d has data type %d in format %d, which was never offered; rebuild the engine", i,
+                        int(desc.type), int(desc.format));
+      }
+    }
+    return nullptr;
+  }
+
+  template <class Desc>
+  char const *reject(Desc const *in, Desc const *out) const {
+    if (char const *reason = bad_formats(in, out)) return reason;
+    return op_.reject(Bound(*this, in, out).call);
+  }
+
+  static void at_bound(DynamicPluginTensorDesc const *in, std::int32_t num_in, DynamicPluginTensorDesc const *out,
+                       std::int32_t num_out, nvinfer1::Dims DynamicPluginTensorDesc::*bound, PluginTensorDesc *shaped) {
+    for (std::int32_t i = 0; i < num_in + num_out; ++i) {
+      DynamicPluginTensorDesc const &tensor = i < num_in ? in[i] : out[i - num_in];
+      shaped[i] = tensor.desc;
+      shaped[i].dims = tensor.*bound;
+    }
+  }
+
+  // Legal tiles of a call on the current device, best guess first.
+  std::vector<std::int32_t> tiles(Call call) const {
+    current_device(&call.sm, &call.sm_count);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(op_.configs_table.size));
+    ids.resize(static_cast<std::size_t>(op_.configs(call, ids.data(), op_.configs_table.size)));
+    return ids;
+  }
+
+  // An engine built for several GPUs may carry a tile that this one cannot run: then the best guess serves.
+  void choose_config() {
+    bool const legal = std::count(legal_.begin(), legal_.end(), tactic_) != 0;
+    config_ = legal ? tactic_ : legal_.empty() ? 0 : legal_.front();
+  }
+
+  PluginRules const &rules_;
+  Op const &op_;
+  std::int32_t variant_index_;
+  std::shared_ptr<Node const> node_;
+  std::vector<std::int32_t> tactics_, legal_;
+  std::int32_t tactic_ = 0, config_ = 0, sm_ = 0, sm_count_ = 0;
+  std::vector<PluginField> fields_;  // rebuilt with collection_ by every getFieldsToSerialize
+  PluginFieldCollection collection_{};
+};
+
+}  // namespace
+
+std::int64_t const *ShapeCall::ints(char const *attribute) const {
+  for (std::int32_t i = 0; i < op.attrs.size; ++i) {
+    if (std::strcmp(op.attrs[i].name, attribute) == 0 && attrs[i].ints != nullptr) return attrs[i].ints;
+  }
+  throw std::out_of_range(std::string(op.name) + " has no integer attribute '" + attribute + "'");
+}
+
+FusedCreator::FusedCreator(PluginRules const &rules, std::int32_t variant) : rules_(rules), variant_(variant) {
+  for (AttrSpec const &spec : rules.op->attrs) {
+    auto const type = spec.kind == AttrKind::kInts ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
+    fields_.emplace_back(spec.name, nullptr, type, spec.max_count);
+  }
+  collection_.nbFields = static_cast<std::int32_t>(fields_.size());
+  collection_.fields = fields_.data();
+}
+
+char const *FusedCreator::getPluginName() const noexcept { return rules_.op->variants[variant_].op_type; }
+
+nvinfer1::IPluginV3 *FusedCreator::createPlugin(char const *, PluginFieldCollection const *fields,
+                                                nvinfer1::TensorRTPhase) noexcept {
+  nvinfer1::IPluginV3 *plugin = nullptr;
+  guard(getPluginName(), [&]() -> char const * {
+    if (fields == nullptr) return "createPlugin was given no field collection";
+    auto node = std::make_shared<Node>();
+    if (char const *reason = node->attributes.parse(*rules_.op, *fields)) return reason;
+    node->values = node->attributes.view(*rules_.op);
+    node->identity = std::string(getPluginName()) + " " CUTEFUSE_VERSION " " + node->attributes.text(*rules_.op);
+    plugin = new FusedPlugin(rules_, variant_, std::move(node));
+    return nullptr;
+  });
+  return plugin;
+}
+
+}  // namespace cutefuse

@@ -1,0 +1,107 @@
+// Every method of TensorRT's V3 plugin interface, written once. An operator's plugin is a PluginRules: which type and
+// layout each tensor may have, and its output shapes; names, attributes, legality, tactics and run() come from its Op.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "op.h"
+#include "tensorrt_abi.h"
+
+namespace cutefuse {
+
+constexpr char const *kPluginVersion = "1";
+constexpr char const *kPluginNamespace = "cutefuse";
+constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one node
+
+// The activation type of a node is that of its first input: float32, float16 or bfloat16.
+enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32 };
+
+// kChannelsLast means TensorRT's kHWC8 for 16-bit types and kHWC for float32.
+struct Port {
+  TypeRule type;
+  Layout layout;
+};
+
+// A size of a tensor as TensorRT's expression, constant or not.
+class Expr {
+ public:
+  Expr(nvinfer1::IExprBuilder &builder, nvinfer1::IDimensionExpr const *value) : builder_(&builder), value_(value) {}
+  nvinfer1::IDimensionExpr const *get() const { return value_; }
+  Expr operator+(std::int64_t b) const { return apply(nvinfer1::DimensionOperation::kSUM, b); }
+  Expr operator-(std::int64_t b) const { return apply(nvinfer1::DimensionOperation::kSUB, b); }
+  Expr operator*(std::int64_t b) const { return apply(nvinfer1::DimensionOperation::kPROD, b); }
+  Expr floor_div(std::int64_t b) const { return apply(nvinfer1::DimensionOperation::kFLOOR_DIV, b); }
+
+ private:
+  Expr apply(nvinfer1::DimensionOperation operation, std::int64_t b) const {
+    nvinfer1::IDimensionExpr const *second = builder_->constant(b);
+    return {*builder_, value_ && second ? builder_->operation(operation, *value_, *second) : nullptr};
+  }
+  nvinfer1::IExprBuilder *builder_;
+  nvinfer1::IDimensionExpr const *value_;
+};
+
+struct ShapeCall {
+  Op const &op;
+  Variant const &variant;
+  AttrValue const *attrs;  // in the order of Op::attrs
+  nvinfer1::DimsExprs const *inputs;
+  nvinfer1::DimsExprs *outputs;
+  nvinfer1::IExprBuilder &builder;
+  Expr dim(std::int32_t input, std::int32_t axis) const { return {builder, inputs[input].d[axis]}; }
+  std::int64_t const *ints(char const *attribute) const;  // throws std::out_of_range for a name not in Op::attrs
+};
+
+struct PluginRules {
+  Op const *op;
+  // What tensor `pos` may be; inputs are numbered first, then outputs.
+  Port (*port)(Variant const &variant, std::int32_t pos);
+  // Writes every output's dimensions. Null when done, else one sentence.
+  char const *(*shapes)(ShapeCall const &call);
+};
+
+// A node's attributes: parsed from plugin fields, kept in the order of Op::attrs, serialised under the same names.
+class Attributes {
+ public:
+  // Null when every field is known, typed and counted as Op::attrs says, else one sentence.
+  char const *parse(Op const &op, nvinfer1::PluginFieldCollection const &fields);
+  // Both point into this object.
+  std::vector<AttrValue> view(Op const &op) const;
+  std::vector<nvinfer1::PluginField> serialise(Op const &op) const;
+  std::string text(Op const &op) const;
+
+ private:
+  struct Values {
+    std::vector<std::int64_t> ints;
+    std::vector<std::int32_t> ints32;  // the type that the ONNX parser and the serialised engine use
+    std::vector<float> floats;
+  };
+  std::vector<Values> values_;
+};
+
+// Creators of every variant of every operator, made on first use and kept until the process ends: TensorRT may ask for
+// them after static destructors ran.
+class FusedCreator final : public nvinfer1::IPluginCreatorV3One {
+ public:
+  FusedCreator(PluginRules const &rules, std::int32_t variant);
+  nvinfer1::IPluginV3 *createPlugin(char const *name, nvinfer1::PluginFieldCollection const *fields,
+                                    nvinfer1::TensorRTPhase phase) noexcept override;
+  nvinfer1::PluginFieldCollection const *getFieldNames() noexcept override { return &collection_; }
+  char const *getPluginName() const noexcept override;
+  char const *getPluginVersion() const noexcept override { return kPluginVersion; }
+  char const *getPluginNamespace() const noexcept override { return kPluginNamespace; }
+
+ private:
+  PluginRules const &rules_;
+  std::int32_t variant_;
+  std::vector<nvinfer1::PluginField> fields_;
+  nvinfer1::PluginFieldCollection collection_;
+};
+
+// Prints `cutefuse: <who>: <text>` as one line on stderr. The logger of TensorRT is never called: its layout differs
+// between TensorRT 10 and 11.
+void report(char const *who, char const *text) noexcept;
+
+}  // namespace cutefuse
