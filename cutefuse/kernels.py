@@ -112,7 +112,8 @@ def operator_of(op_type: str) -> dict[str, Any]:
     for op in describe()["ops"]:
         if any(v["op_type"] == op_type for v in op["variants"]):
             return dict(op)
-    raise KernelError(f"op_type {op_type} is not in the library; it has {', '.join(o['name'] for o in describe()['ops'])}")
+    names = ", ".join(op["name"] for op in describe()["ops"])
+    raise KernelError(f"op_type {op_type} is not in the library; its operators are {names}; build the matching version")
 
 
 def _values(op: str, spec: Mapping[str, Any], given: Any) -> list[Any]:
@@ -137,7 +138,8 @@ def _lower(call: Call) -> tuple[int, _Call]:
             slot.data, slot.ld, slot.layout, slot.rank = t.data or None, t.ld, t.layout, len(t.dims)
             slot.type = TYPES.get(t.dtype, -1)
             if slot.type < 0 or len(t.dims) > MAX_RANK:
-                raise KernelError(f"tensor {t.dtype}{list(t.dims)}: use one of {', '.join(TYPES)} and rank <= {MAX_RANK}")
+                allowed = f"{', '.join(TYPES)} and rank <= {MAX_RANK}"
+                raise KernelError(f"tensor {t.dtype}{list(t.dims)} cannot be passed; use {allowed}")
             for i, d in enumerate(t.dims):
                 slot.dims[i] = d
         return array
@@ -154,7 +156,8 @@ def _lower(call: Call) -> tuple[int, _Call]:
             slot.floats = floats = (ctypes.c_float * max(1, len(items)))(*map(float, items))
             keep.append(floats)
     raw = _Call(keep[0], keep[1], values, call.workspace or None, call.stream or None)
-    raw.variant, raw.num_inputs, raw.num_outputs, raw.num_attrs = variant.value, len(call.inputs), len(call.outputs), len(known)
+    raw.variant, raw.num_attrs = variant.value, len(known)
+    raw.num_inputs, raw.num_outputs = len(call.inputs), len(call.outputs)
     raw.config, raw.sm, raw.sm_count = call.config, call.sm, call.sm_count
     call._keep[:] = keep
     return op_id, raw

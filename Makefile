@@ -1,0 +1,52 @@
+# The commands of the README. Everything they need is installed into .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARCHS ?= 80;90a
+JOBS ?= $(shell nproc)
+# torch is wanted by the tests marked `torch` alone; its CPU build exists for this interpreter where pip finds 2.13.0.
+TORCH ?= torch==2.13.0
+
+.PHONY: setup build demo test gpu-test bench lint format clean
+
+setup: $(VENV)/.ready build
+
+$(VENV)/.ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q --no-deps nvidia-cutlass==4.2.0.0
+	$(BIN)/python -m pip install -q "cmake>=3.24" ninja "scikit-build-core>=0.10" $$($(BIN)/python scripts/requirements.py test lint graphviz)
+	touch $@
+
+build: $(VENV)/.ready
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build -G Ninja -DCUTEFUSE_CUDA_ARCHS="$(ARCHS)" \
+	  -DPython3_EXECUTABLE=$(abspath $(BIN))/python >build.log 2>&1 || { cat build.log; exit 1; }
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build -j $(JOBS)
+
+demo: setup
+	$(BIN)/python scripts/demo.py
+
+test: setup lint
+	build/test_problem
+	$(BIN)/python -m pytest -q -m "not torch"
+	$(BIN)/python scripts/torch_tests.py "$(TORCH)"
+
+gpu-test: setup
+	$(BIN)/python -m pytest -q -m gpu
+
+bench: setup
+	$(BIN)/python benchmarks/concat_conv.py
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.h' '*.cuh' '*.cu' '*.cpp')
+
+clean:
+	rm -rf build build.log dist demo_out

@@ -1,0 +1,28 @@
+"""Markers: `gpu` tests skip without a CUDA device, without importing torch to find out."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import pytest
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether the CUDA driver reports a device."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if has_gpu():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)

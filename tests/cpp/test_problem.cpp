@@ -1,0 +1,124 @@
+// Index arithmetic of ConcatConv on the CPU: the walk over the reduction against a plain loop, and rows against taps.
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "concat_conv/problem.h"
+#include "concat_conv/tiles.h"
+
+namespace cc = cutefuse::concat_conv;
+
+namespace {
+
+int failures = 0;
+
+void expect(bool ok, char const *what, int a = 0, int b = 0) {
+  if (ok) return;
+  std::printf("FAILED: %s (%d, %d)\n", what, a, b);
+  ++failures;
+}
+
+cc::Problem problem(std::vector<int> const &channels, int R, int S) {
+  cc::Problem p{};
+  p.sources = static_cast<int>(channels.size());
+  for (int i = 0; i < p.sources; ++i) p.C[i] = channels[i];
+  p.N = 2, p.H = 9, p.W = 7, p.K = 5, p.R = R, p.S = S;
+  p.stride_h = 2, p.stride_w = 1, p.pad_top = 1, p.pad_left = 2, p.pad_bottom = 0, p.pad_right = 3;
+  p.dilation_h = 1, p.dilation_w = 2;
+  p.P = cc::output_size(p.H, R, p.stride_h, p.pad_top + p.pad_bottom, p.dilation_h);
+  p.Q = cc::output_size(p.W, S, p.stride_w, p.pad_left + p.pad_right, p.dilation_w);
+  return p;
+}
+
+// Every channel of every source and tap is visited once, in the packed order, and no k-tile is empty.
+template <int kTileK>
+void test_cursor(std::vector<int> const &channels, int R, int S) {
+  cc::Problem const p = problem(channels, R, S);
+  cc::KCursor<kTileK> cursor;
+  std::int64_t block_start = 0;
+  int tiles = 0;
+  for (int source = 0; source < p.sources; ++source) {
+    for (int block = 0; block < cc::blocks_of(p.C[source]); ++block) {
+      for (int r = 0; r < R; ++r) {
+        for (int s = 0; s < S; ++s, block_start += cc::kChannelBlock) {
+          for (int c = block * cc::kChannelBlock; c < (block + 1) * cc::kChannelBlock && c < p.C[source]; c += kTileK) {
+            expect(cursor.source == source && cursor.r == r && cursor.s == s, "cursor visits source, r, s in order", r, s);
+            expect(cursor.channel() == c, "cursor visits channels in order", cursor.channel(), c);
+            expect(cursor.filter_column() == block_start + c % cc::kChannelBlock, "cursor finds the packed column");
+            int const left = p.C[source] - c;
+            expect(cursor.channels(p) == (left < kTileK ? left : kTileK) && left > 0, "k-tile holds channels", left);
+            int const before = cursor.source;
+            expect(cursor.advance(p) == (cursor.source != before), "advance reports a new source");
+            ++tiles;
+          }
+        }
+      }
+    }
+  }
+  expect(cursor.source == p.sources, "cursor ends behind the last source");
+  expect(tiles == cc::k_tiles<kTileK>(p), "k_tiles counts the walk", tiles, cc::k_tiles<kTileK>(p));
+  expect(block_start == cc::packed_columns(p), "packed_columns counts the blocks");
+}
+
+void test_pixels() {
+  cc::Problem const p = problem({8}, 3, 2);
+  int m = 0;
+  for (int n = 0; n < p.N; ++n) {
+    for (int row = 0; row < p.P; ++row) {
+      for (int q = 0; q < p.Q; ++q, ++m) {
+        cc::Pixel const at = cc::pixel_of(p, m);
+        expect(at.n == n && at.h0 == row * 2 - 1 && at.w0 == q - 2, "pixel_of inverts the row index", m);
+        std::uint32_t const bits = cc::valid_taps(at.w0, p.S, p.dilation_w, p.W);
+        for (int s = 0; s < p.S; ++s) {
+          int const w = at.w0 + s * p.dilation_w;
+          expect(((bits >> s) & 1) == (w >= 0 && w < p.W), "valid_taps knows the halo", w, s);
+        }
+        expect(bits >> p.S == 0, "valid_taps sets no bit past the filter");
+      }
+    }
+  }
+}
+
+void test_output_size() {
+  for (int input = 1; input < 12; ++input) {
+    for (int filter = 1; filter < 5; ++filter) {
+      for (int stride = 1; stride < 4; ++stride) {
+        for (int pad = 0; pad < 4; ++pad) {
+          for (int dilation = 1; dilation < 3; ++dilation) {
+            int count = 0;  // positions at which the dilated filter lies inside the padded input
+            for (int at = 0; at + dilation * (filter - 1) < input + pad; at += stride) ++count;
+            expect(cc::output_size(input, filter, stride, pad, dilation) == count, "output_size counts positions", input,
+                   filter);
+          }
+        }
+      }
+    }
+  }
+}
+
+void test_tiles() {
+  for (cc::Tile const &a : cc::kTiles) {
+    expect(a.id > 0 && cc::find_tile(a.id) == &a, "tile ids are positive and unique", a.id);
+    expect(a.threads() <= 1024 && a.shared_bytes() <= 227 * 1024, "a tile fits a multiprocessor", a.id);
+  }
+  expect(cc::find_tile(0) == nullptr && cc::find_tile(-1) == nullptr, "0 and negative ids name no tile");
+}
+
+}  // namespace
+
+int main() {
+  for (auto const &channels : std::vector<std::vector<int>>{{64}, {1}, {65, 64}, {8, 80, 256}, {33, 31, 1, 128}}) {
+    for (int R : {1, 3}) {
+      for (int S : {1, 2, 5}) {
+        test_cursor<64>(channels, R, S);
+        test_cursor<32>(channels, R, S);
+        test_cursor<16>(channels, R, S);
+      }
+    }
+  }
+  test_pixels();
+  test_output_size();
+  test_tiles();
+  std::printf("test_problem: %s\n", failures == 0 ? "passed" : "FAILED");
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

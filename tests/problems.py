@@ -1,0 +1,216 @@
+"""Problems of ConcatConv for GPU tests and benchmarks: built on the device, checked against float64."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gpu
+
+from cutefuse import kernels
+
+ACTIVATIONS = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
+ALPHA, LO, HI = 0.1, -0.5, 0.75
+# Unit roundoff of the stored type, and of the products: tf32 keeps 10 bits of each factor.
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+SUM_UNIT = {"float16": 2.0**-20, "bfloat16": 2.0**-20, "float32": 2.0**-10}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """N H W, channels of each source, K R S, and the convolution's attributes; `activation` is a suffix of op_type."""
+
+    N: int
+    H: int
+    W: int
+    C: tuple[int, ...]
+    K: int
+    R: int = 1
+    S: int = 1
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilations: tuple[int, int] = (1, 1)
+    activation: str = ""
+    name: str = ""
+
+    @property
+    def output(self) -> tuple[int, int, int, int]:
+        """(N, K, P, Q); P and Q are < 1 when the filter does not fit."""
+        p = (self.H + self.pads[0] + self.pads[2] - self.dilations[0] * (self.R - 1) - 1) // self.strides[0] + 1
+        q = (self.W + self.pads[1] + self.pads[3] - self.dilations[1] * (self.S - 1) - 1) // self.strides[1] + 1
+        return self.N, self.K, p, q
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds count as two."""
+        n, k, p, q = self.output
+        return 2 * n * p * q * k * sum(self.C) * self.R * self.S
+
+    def bytes_moved(self, element_bytes: int) -> int:
+        """Every source, filter and output element moved once."""
+        n, k, p, q = self.output
+        pixels = n * self.H * self.W * sum(self.C) + n * p * q * k
+        return element_bytes * (pixels + k * sum(self.C) * self.R * self.S) + 4 * k
+
+
+def benchmark_shapes() -> list[Problem]:
+    """The shapes of benchmarks/conv_shapes.json, named after the layer of the model they come from."""
+    path = Path(__file__).parent.parent / "benchmarks" / "conv_shapes.json"
+    names = {"none": "", "relu": "Relu", "silu": "Silu", "sigmoid": "Sigmoid"}
+    return [
+        Problem(
+            s["N"],
+            s["H"],
+            s["W"],
+            tuple(s["C"]),
+            s["K"],
+            s["R"],
+            s["S"],
+            tuple(s["stride"]),
+            tuple(s["pads"]),
+            activation=names[s["activation"]],
+            name=s["name"],
+        )  # fmt: skip
+        for s in json.loads(path.read_text())["shapes"]
+    ]
+
+
+def random_problems(count: int, seed: int, channel_step: int = 1) -> list[Problem]:
+    """Random legal problems: odd sizes, 1 to 8 sources, strides, asymmetric pads, dilations, every activation."""
+    rng = random.Random(seed)
+    found: list[Problem] = []
+    while len(found) < count:
+        sources = rng.choice([1, 2, 2, 3, 4, 8])
+        problem = Problem(
+            N=rng.choice([1, 1, 2, 3]),
+            H=rng.randint(1, 40),
+            W=rng.randint(1, 40),
+            C=tuple(rng.choice([channel_step * rng.randint(1, 40), 8, 16, 64, 80, 136]) for _ in range(sources)),
+            K=rng.choice([1, 8, 19, 64, 128, rng.randint(1, 300)]),
+            R=rng.choice([1, 1, 2, 3, 3, 5, 7]),
+            S=rng.choice([1, 1, 2, 3, 3, 5]),
+            strides=(rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2])),
+            pads=(rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3)),
+            dilations=(rng.choice([1, 1, 2]), rng.choice([1, 1, 3])),
+            activation=ACTIVATIONS[len(found) % len(ACTIVATIONS)],
+        )
+        if min(problem.output) >= 1:
+            found.append(problem)
+    return found
+
+
+def pack_filter(w: Any, channels: Sequence[int]) -> Any:
+    """[K, C, R, S] -> [K, columns] in the packed layout [K][source][ceil(C/64)][R][S][64], on the filter's device."""
+    import torch.nn.functional as F
+    from torch import cat
+
+    parts, start = [], 0
+    for c in channels:
+        source = F.pad(w[:, start : start + c], (0, 0, 0, 0, 0, -c % 64))
+        parts.append(source.view(w.shape[0], -1, 64, *w.shape[2:]).permute(0, 1, 3, 4, 2).reshape(w.shape[0], -1))
+        start += c
+    return cat(parts, 1).contiguous()
+
+
+@dataclass
+class Instance:
+    """A problem with data on the device. `buffers` keep the operands alive; the last one is the output."""
+
+    problem: Problem
+    dtype: str
+    call: kernels.Call
+    buffers: list[gpu.Buffer]
+    x: list[Any]
+    w: Any
+    b: Any
+
+    def output(self) -> tuple[Any, Any]:
+        """(NCHW values, pad lanes) of the output."""
+        return gpu.from_channels_last(self.buffers[-1], self.problem.output, self.dtype)
+
+    def run(self, config: int = 0) -> None:
+        """Poison the output with NaN, run one tile and wait."""
+        import torch
+
+        self.buffers[-1].view.fill_(float("nan"))
+        kernels.run(replace(self.call, config=config))
+        torch.cuda.synchronize()
+
+
+def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
+    """Random operands of unit variance (the filter scaled to keep the output near it), pad lanes NaN."""
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(seed)
+    kind = gpu.torch_dtype(dtype)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    p = problem
+    x = [normal(p.N, c, p.H, p.W).to(kind) for c in p.C]
+    w = (normal(p.K, sum(p.C), p.R, p.S) / math.sqrt(sum(p.C) * p.R * p.S)).to(kind)
+    b = normal(p.K)
+    operands = [gpu.to_channels_last(t, dtype) for t in x]
+    operands += [gpu.to_linear(pack_filter(w, p.C), dtype), gpu.to_linear(b, "float32")]
+    output = gpu.empty_channels_last(p.output, dtype)
+    sm, sm_count = gpu.device_facts()
+    call = kernels.Call(
+        f"CuteConcatConv{len(p.C)}{p.activation}",
+        [t for _, t in operands],
+        [output[1]],
+        {
+            "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
+            "dilations": p.dilations, "packed_sizes": [(c + 63) // 64 * 64 * p.R * p.S for c in p.C],
+            "alpha": ALPHA, "lo": LO, "hi": HI,
+        },
+        sm=sm,
+        sm_count=sm_count,
+    )  # fmt: skip
+    return Instance(problem, dtype, call, [buffer for buffer, _ in operands] + [output[0]], x, w, b)
+
+
+def activate(y: Any, suffix: str) -> Any:
+    """The activation of an op_type's suffix in the type of y."""
+    import torch
+    import torch.nn.functional as F
+
+    functions = {
+        "": lambda v: v, "Relu": F.relu, "LeakyRelu": lambda v: F.leaky_relu(v, ALPHA), "Silu": F.silu,
+        "Clip": lambda v: v.clamp(LO, HI), "HardSwish": F.hardswish, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh,
+    }  # fmt: skip
+    return functions[suffix](y)
+
+
+def convolve(instance: Instance, kind: Any, magnitude: bool = False) -> Any:
+    """conv2d(concat(x), w) + b in the given torch type; with `magnitude` the sum of absolute values instead."""
+    import torch
+    import torch.nn.functional as F
+
+    p = instance.problem
+    x, w, b = torch.cat(instance.x, 1).to(kind), instance.w.to(kind), instance.b.to(kind)
+    if magnitude:
+        x, w, b = x.abs(), w.abs(), b.abs()
+    x = F.pad(x, (p.pads[1], p.pads[3], p.pads[0], p.pads[2]))
+    return F.conv2d(x, w, b, stride=p.strides, dilation=p.dilations)
+
+
+def error_ratio(instance: Instance) -> float:
+    """Largest elementwise |y - truth| over its bound; NaN or infinity when an element was never written.
+
+    The bound is one rounding of the result plus the float32 (or tf32) rounding of the products and of their sum, both
+    against the float64 convolution of the rounded operands.
+    """
+    import torch
+
+    truth = activate(convolve(instance, torch.float64), instance.problem.activation)
+    scale = convolve(instance, torch.float64, magnitude=True)
+    bound = 1.01 * UNIT[instance.dtype] * truth.abs() + SUM_UNIT[instance.dtype] * scale + 1e-6
+    values, _ = instance.output()
+    ratio = ((values.double() - truth).abs() / bound).nan_to_num(nan=float("inf"))
+    return float(ratio.max()) if ratio.numel() else 0.0

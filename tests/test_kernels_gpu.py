@@ -1,0 +1,140 @@
+"""Kernels on the GPU: every tile against float64, with NaN in pad lanes and outputs, guards around every buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gpu
+import problems
+import pytest
+
+from cutefuse import kernels
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def check(problem: problems.Problem, dtype: str, seed: int = 0) -> None:
+    instance = problems.instantiate(problem, dtype, seed)
+    ids = kernels.configs(instance.call)
+    assert ids, kernels.reject(instance.call)
+    for config in ids:
+        instance.run(config)
+        _, pad_lanes = instance.output()
+        assert problems.error_ratio(instance) <= 1, f"tile {config} of {problem} in {dtype}"
+        assert bool((pad_lanes == 0).all()), f"tile {config} leaves the output's pad lanes unwritten"
+        assert all(b.guards_intact() for b in instance.buffers), f"tile {config} wrote outside its output"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("problem", problems.benchmark_shapes(), ids=lambda p: p.name)
+def test_benchmark_shapes_match_float64(problem: problems.Problem, dtype: str) -> None:
+    check(replace(problem, N=min(problem.N, 2)), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(10))
+def test_random_problems_match_float64(dtype: str, seed: int) -> None:
+    for i, problem in enumerate(problems.random_problems(20, seed, channel_step=4 if dtype == "float32" else 1)):
+        check(problem, dtype, seed=100 * seed + i)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", problems.ACTIVATIONS)
+def test_activations_pass_nan_on_and_keep_infinities(dtype: str, activation: str) -> None:
+    import torch
+
+    instance = problems.instantiate(problems.Problem(1, 3, 5, (8, 8), 8, activation=activation), dtype)
+    instance.buffers[0].view.view(-1, 8)[0, 0] = float("nan")  # one pixel of source 0
+    for config in kernels.configs(instance.call):
+        instance.run(config)
+        values, _ = instance.output()
+        assert bool(values[0, :, 0, 0].isnan().all())
+        assert not bool(torch.isnan(values[0, :, 1:]).any())
+
+
+def test_permuting_sources_with_their_filter_slices_changes_nothing() -> None:
+    import torch
+
+    first = problems.instantiate(problems.Problem(2, 9, 11, (24, 72), 40, 3, 3, pads=(1, 1, 1, 1)), "float16")
+    second = problems.instantiate(replace(first.problem, C=(72, 24)), "float16")
+    for to, source in ((0, 1), (1, 0)):
+        second.buffers[to].view.copy_(first.buffers[source].view)
+    swapped = torch.cat([first.w[:, 24:], first.w[:, :24]], 1)
+    second.buffers[2].view.copy_(problems.pack_filter(swapped, (72, 24)).reshape(-1))
+    second.buffers[3].view.copy_(first.buffers[3].view)
+    first.run(), second.run()
+    torch.testing.assert_close(first.output()[0], second.output()[0], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_graph_replay_equals_eager_for_every_tile(dtype: str) -> None:
+    import torch
+
+    instance = problems.instantiate(problems.Problem(1, 17, 23, (64, 40), 72, 3, 3, pads=(1, 1, 1, 1)), dtype)
+    stream = torch.cuda.Stream()
+    for config in kernels.configs(instance.call):
+        instance.run(config)
+        eager = instance.output()[0].clone()
+        launch = kernels.Launcher(replace(instance.call, config=config))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            launch(stream.cuda_stream)
+        for _ in range(3):  # replays must not depend on what an earlier one left behind
+            instance.buffers[-1].view.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(instance.output()[0], eager), f"tile {config}"
+
+
+def test_two_streams_at_once_give_the_serial_results() -> None:
+    import torch
+
+    shapes = [
+        problems.Problem(1, 40, 56, (128, 64), 96, 3, 3, pads=(1, 1, 1, 1), activation=a) for a in ("Relu", "Silu")
+    ]
+    instances = [problems.instantiate(p, "float16", seed) for seed, p in enumerate(shapes)]
+    serial = []
+    for instance in instances:
+        instance.run()
+        serial.append(instance.output()[0].clone())
+        instance.buffers[-1].view.fill_(float("nan"))
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in instances]
+    launches = [kernels.Launcher(instance.call) for instance in instances]
+    for _ in range(50):
+        for launch, stream in zip(launches, streams, strict=True):
+            launch(stream.cuda_stream)
+    torch.cuda.synchronize()
+    for instance, expected in zip(instances, serial, strict=True):
+        assert torch.equal(instance.output()[0], expected)
+
+
+def test_an_empty_batch_writes_nothing() -> None:
+    instance = problems.instantiate(problems.Problem(0, 8, 8, (16, 16), 8), "float16")
+    instance.run()
+    assert instance.buffers[-1].guards_intact()
+
+
+def test_misaligned_and_null_pointers_are_refused() -> None:
+    instance = problems.instantiate(problems.Problem(1, 8, 8, (16, 16), 8), "float16")
+    shifted = replace(instance.call.inputs[0], data=instance.call.inputs[0].data + 2)
+    with pytest.raises(kernels.KernelError, match="aligned to 16 bytes"):
+        kernels.run(replace(instance.call, inputs=[shifted, *instance.call.inputs[1:]]))
+    null = replace(instance.call.outputs[0], data=0)
+    with pytest.raises(kernels.KernelError, match="must be set"):
+        kernels.run(replace(instance.call, outputs=[null]))
+
+
+def test_a_tile_of_another_type_is_refused() -> None:
+    instance = problems.instantiate(problems.Problem(1, 8, 8, (16, 16), 8), "float16")
+    other = problems.instantiate(instance.problem, "float32")
+    wrong = next(i for i in kernels.configs(other.call) if i not in kernels.configs(instance.call))
+    with pytest.raises(kernels.KernelError, match="ask configs"):
+        kernels.run(replace(instance.call, config=wrong))
+
+
+def test_device_facts_are_those_of_a_supported_gpu() -> None:
+    sm, multiprocessors = gpu.device_facts()
+    assert sm >= 80 and multiprocessors > 0
