@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
@@ -35,16 +35,6 @@ FOLDABLE = frozenset(
     "Constant ConstantOfShape Identity Cast Unsqueeze Squeeze Reshape Transpose Mul Add Sub Div Sqrt Neg".split()
 )
 MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating, or is an attack
-
-
-def default_domain(node: NodeProto) -> bool:
-    """Whether the node's op_type is one of ONNX itself."""
-    return node.domain in ("", "ai.onnx")
-
-
-def is_op(node: NodeProto | None, *op_types: str) -> bool:
-    """Whether the node exists and is one of the named standard operators."""
-    return node is not None and node.op_type in op_types and default_domain(node)
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
@@ -88,6 +78,9 @@ class Graph:
         self._users: defaultdict[str, list[NodeProto]] = defaultdict(list)
         self._captured: set[str] = set()
         self._constants: dict[str, np.ndarray | None] = {}
+        self._faults: dict[int, str] = {}
+        self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
+        self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
         for node in self.proto.node:
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
@@ -122,6 +115,24 @@ class Graph:
         if done < len(self.proto.node):
             stuck = next(n for n in self.proto.node if waiting[id(n)])
             raise CutefuseError(f"the graph has a cycle through node '{label(stuck)}'; repair the model")
+
+    def fault(self, node: NodeProto) -> str:
+        """Why a standard operator's node breaks its schema (arity, attribute names and types); "" when it does not."""
+        if id(node) not in self._faults:
+            fault = ""
+            if onnx.defs.has(node.op_type, self.opset, ""):
+                try:
+                    onnx.checker.check_node(node, self._rules)
+                except onnx.checker.ValidationError as error:
+                    fault = " ".join(str(error).split("\n==>")[0].split())
+            self._faults[id(node)] = fault
+        return self._faults[id(node)]
+
+    def is_op(self, node: NodeProto | None, *op_types: str) -> TypeGuard[NodeProto]:
+        """Whether the node exists, is one of the named standard operators, and obeys its schema."""
+        if node is None or node.op_type not in op_types or node.domain not in ("", "ai.onnx"):
+            return False
+        return not self.fault(node)
 
     def producer(self, tensor: str) -> NodeProto | None:
         """The node that computes the tensor; None for inputs, initializers and unknown names."""
@@ -169,7 +180,7 @@ class Graph:
             if name in self.initializers and name not in self.overridable:
                 continue
             node = self.producer(name)
-            if node is None or not is_op(node, *FOLDABLE) or len(node.output) != 1 or "" in node.input:
+            if node is None or not self.is_op(node, *FOLDABLE) or len(node.output) != 1 or "" in node.input:
                 return False
             pending += node.input
         return True

@@ -69,6 +69,7 @@ class Case:
     op_type: str
     sizes: Mapping[str, int | Sequence[int]]  # in the operator's own letters: N H W C K R S, or rows and columns
     attrs: AttrValues = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")  # in which the problem is legal
 
 
 @dataclass(frozen=True)

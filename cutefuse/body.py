@@ -1,0 +1,80 @@
+"""Writes function bodies: standard operators whose forms change with the opset, and values taken from attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, NodeProto, helper, numpy_helper
+
+from cutefuse.graph import ELEM_TYPES
+from cutefuse.ops.op import FORMAL, by_reference, function_proto
+
+
+class Body:
+    """Collects the nodes of one function body. Values are named by the returned strings, all with the safe prefix."""
+
+    def __init__(self, opset: int, dtype: str) -> None:
+        self.opset, self.dtype = opset, dtype
+        self.nodes: list[NodeProto] = []
+
+    def formal(self, name: str) -> str:
+        """The name of a formal input or output."""
+        return FORMAL + name
+
+    def add(self, op_type: str, *inputs: str, refs: dict[str, str] | None = None, **attrs: Any) -> str:
+        """One node with one output; `refs` maps its attributes to the call's."""
+        return self.add_many(1, op_type, *inputs, refs=refs, **attrs)[0]
+
+    def add_many(
+        self, count: int, op_type: str, *inputs: str, refs: dict[str, str] | None = None, **attrs: Any
+    ) -> list[str]:
+        """One node with `count` outputs."""
+        outputs = [f"{FORMAL}t{len(self.nodes)}_{i}" for i in range(count)]
+        node = helper.make_node(op_type, list(inputs), outputs, **attrs)
+        self.nodes.append(by_reference(node, self.opset, **(refs or {})))
+        return outputs
+
+    def constant(self, value: Any, dtype: str = "int64") -> str:
+        """A literal tensor."""
+        return self.add("Constant", value=numpy_helper.from_array(np.array(value, dtype=dtype)))
+
+    def zeros(self, dims: list[int]) -> str:
+        """A float32 tensor of zeros that costs no bytes in the file."""
+        return self.add("ConstantOfShape", self.constant(dims))
+
+    def float_attr(self, name: str) -> str:
+        """A float attribute as a scalar of the activation type; `like` gives that type from opset 15 on."""
+        if self.opset >= 12:
+            return self.add("Constant", refs={"value_float": name})
+        # Opset 11 cannot turn an attribute into a tensor; LeakyRelu(-1) = -alpha can.
+        return self.add("Neg", self.add("LeakyRelu", self.constant(-1.0, "float32"), refs={"alpha": name}))
+
+    def cast_like(self, value: str, like: str) -> str:
+        """The value in the type of `like`; before CastLike existed, in the type that the body is written for."""
+        if self.opset >= 15:
+            return self.add("CastLike", value, like)
+        return self.add("Cast", value, to=ELEM_TYPES[self.dtype])
+
+    def split(self, value: str, sizes_attr: str, count: int, axis: int) -> list[str]:
+        """Split along an axis by an ints attribute of the call."""
+        if count == 1:
+            return [value]
+        if self.opset < 13:
+            return self.add_many(count, "Split", value, axis=axis, refs={"split": sizes_attr})
+        return self.add_many(count, "Split", value, self.add("Constant", refs={"value_ints": sizes_attr}), axis=axis)
+
+    def head(self, value: str, count: str, axis: int) -> str:
+        """The first `count` (an int64 vector of one) entries along an axis."""
+        if self.opset >= 10:
+            return self.add("Slice", value, self.constant([0]), count, self.constant([axis]))
+        one = numpy_helper.from_array(np.ones(1, np.int64))
+        rows = self.add("NonZero", self.add("ConstantOfShape", count, value=one))
+        return self.add("Gather", value, self.add("Reshape", rows, self.constant([-1])), axis=axis)
+
+    def finish(self, op_type: str, inputs: list[str], outputs: list[str], attrs: list[str]) -> FunctionProto:
+        """The function; `outputs` are values of this body that get formal names."""
+        formals = [self.formal(f"y{i}") for i in range(len(outputs))]
+        for value, name in zip(outputs, formals, strict=True):
+            self.nodes.append(helper.make_node("Identity", [value], [name]))
+        return function_proto(op_type, inputs, formals, self.nodes, self.opset, attrs)

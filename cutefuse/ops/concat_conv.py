@@ -1,0 +1,136 @@
+"""Concat -> Conv -> [BatchNormalization, Mul, Add] -> [activation] as one convolution over several tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, NodeProto
+
+from cutefuse import conv_math, conv_site
+from cutefuse.body import Body
+from cutefuse.chain import FLOAT_MAX, Affine, activation_after, affine_after
+from cutefuse.graph import Graph
+from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
+from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
+
+MAX_SOURCES = 8
+SUFFIXES = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
+ATTRS = ["channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi"]
+SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def make_call(
+    sources: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, dtype: str,
+    params: dict[str, float],
+) -> Call:  # fmt: skip
+    """The call of N,C,H,W sources and K filters, every attribute written."""
+    channels = [s[1] for s in sources]
+    sizes = conv_math.packed_sizes(channels, geometry.kernel_shape)
+    first = sources[0]
+    y = (first[0], filters, *(geometry.output_size(i, first[2 + i]) for i in range(2)))
+    attrs: dict[str, Any] = {
+        "channels": channels, **geometry.attrs(), "packed_sizes": sizes,
+        "alpha": [0.01], "lo": [-FLOAT_MAX], "hi": [FLOAT_MAX], **{k: [v] for k, v in params.items()},
+    }  # fmt: skip
+    inputs = [Tensor(s, dtype, CHANNELS_LAST) for s in sources]
+    inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
+    return Call(f"CuteConcatConv{len(sources)}{suffix}", inputs, [Tensor(y, dtype, CHANNELS_LAST)], attrs)
+
+
+class ConcatConv(FusedOp):
+    stem = "concat_conv"
+    anchors = frozenset({"Conv"})
+
+    def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
+        site = conv_site.find_concat(graph, node, MAX_SOURCES)
+        if site is None or isinstance(site, Refusal):
+            return site
+        facts = conv_site.read(graph, node, site)
+        if isinstance(facts, Refusal):
+            return facts
+        filters, tensor = facts.weight_dims[0], node.output[0]
+        steps: list[Affine] = []
+        while step := affine_after(graph, tensor, filters):
+            steps.append(step)
+            tensor = step.output
+        act = activation_after(graph, tensor)
+        suffix, output = (act.suffix, act.output) if act else ("", tensor)
+        call = make_call(facts.sources, filters, facts.geometry, suffix, facts.dtype, act.params if act else {})
+        folded = conv_site.Folded(graph, facts, steps)
+        if reason := folded.reject():
+            return Refusal(reason, (node, *site.nodes))
+        w, b = call.inputs[-2:]
+        nodes = (node, *site.nodes, *(s.node for s in steps), *(act.nodes if act else ()))
+        constants = (
+            Constant("packed_weight", tuple(w.dims), w.dtype, folded.packed),
+            Constant("bias", tuple(b.dims), b.dtype, folded.bias),
+        )
+        batch, _, height, width = facts.sources[0]
+        pixel_bytes = (
+            2 * math.prod(max(1, d) for d in (batch, height, width)) * SIZES[facts.dtype]
+        )  # written and read once
+        inner = {c.output[0]: (graph.dims(c.output[0]) or (0, 0))[1] for c in site.concats[1:]}
+        widths = {site.concats[0].output[0]: facts.weight_dims[1], **inner}
+        saved = {tensor: pixel_bytes * max(0, channels) for tensor, channels in widths.items()}
+        return Match(call, nodes, (*site.sources, *constants), (output,), saved)
+
+    def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
+        rest = op_type.removeprefix("CuteConcatConv")
+        count, suffix = int(rest[0]), rest[1:]
+        body = Body(opset, dtype)
+        xs, w, b = [body.formal(f"x{i}") for i in range(count)], body.formal("w"), body.formal("b")
+        filters = conv_math.unpack(body, w, xs)
+        concat = body.add("Concat", *xs, axis=1) if count > 1 else xs[0]
+        refs = {name: name for name in ("kernel_shape", "strides", "pads", "dilations")}
+        y = body.add("Conv", concat, filters, body.cast_like(b, xs[0]), refs=refs)
+        return body.finish(op_type, [*xs, w, b], [conv_math.activate(body, suffix, y)], ATTRS)
+
+    def cases(self) -> list[Case]:
+        return conv_math.cases(SUFFIXES, MAX_SOURCES)
+
+    def call(self, case: Case, dtype: str) -> Call:
+        sizes: dict[str, Any] = dict(case.sizes)
+        attrs: dict[str, Any] = dict(case.attrs)
+        params: dict[str, float] = {k: attrs.pop(k)[0] for k in ("alpha", "lo", "hi") if k in attrs}
+        geometry = conv_math.Geometry((sizes["R"], sizes["S"]), **{k: tuple(v) for k, v in attrs.items()})
+        sources = [(sizes["N"], c, sizes["H"], sizes["W"]) for c in sizes["C"]]
+        suffix = case.op_type.removeprefix(f"CuteConcatConv{len(sources)}")
+        return make_call(sources, sizes["K"], geometry, suffix, dtype, params)
+
+    def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
+        shape: Any = call.attrs["kernel_shape"]
+        channels: Any = call.attrs["channels"]
+        fan_in = sum(channels) * math.prod(shape)
+        xs = [rng.standard_normal(t.dims) for t in call.inputs[:-2]]
+        w = rng.standard_normal((call.inputs[-1].dims[0], sum(channels), *shape)) / math.sqrt(fan_in)
+        return [*xs, conv_math.pack(w, channels), rng.standard_normal(call.inputs[-1].dims)]
+
+    def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [conv_math.activation(call, conv_math.convolve(call, operands))]
+
+    def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [conv_math.convolve(call, [np.abs(o) for o in operands])]
+
+    def tolerance(self, dtype: str) -> float:
+        return {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2}[dtype]
+
+    def cost(self, call: Call) -> Cost:
+        sizes = [math.prod(max(1, d) for d in t.dims) * SIZES[t.dtype] for t in (*call.inputs, *call.outputs)]
+        channels: Any = call.attrs["channels"]
+        shape: Any = call.attrs["kernel_shape"]
+        y = math.prod(max(1, d) for d in call.outputs[0].dims)
+        return Cost(2 * y * sum(channels) * math.prod(shape), sum(sizes))
+
+    def title(self, call: Call) -> str:
+        shape: Any = call.attrs["kernel_shape"]
+        channels: Any = call.attrs["channels"]
+        k, p, q = call.outputs[0].dims[1:]
+        suffix = call.op_type.removeprefix(f"CuteConcatConv{len(channels)}")
+        size = "x".join("?" if d < 0 else str(d) for d in (p, q))
+        return f"{'+'.join(map(str, channels))}->{k} {shape[0]}x{shape[1]} @{size} {suffix or 'linear'}"
+
+
+OPERATOR = ConcatConv()
