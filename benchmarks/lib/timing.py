@@ -1,0 +1,118 @@
+"""Timing of device work: CUDA-graph replays over operands that do not fit into the L2 cache, variants interleaved.
+
+One graph holds several launches that rotate through copies of the operands, so every launch finds its inputs in DRAM.
+Variants of one problem are replayed in turn, round after round, so that clocks and temperature are the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Launch = Callable[[int], Any]  # enqueues one run over the i-th set of operands on the current stream
+
+MAX_SETS = 40
+TARGET_GRAPH_US = 1500.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds per launch over the replays of one variant."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    replays: int
+
+
+def rotation_sets(bytes_per_set: int, l2_bytes: int) -> int:
+    """Copies of the operands that together hold three times the L2 cache."""
+    return max(2, min(MAX_SETS, math.ceil(3 * l2_bytes / max(1, bytes_per_set))))
+
+
+def capture(launch: Launch, sets: int) -> tuple[Any, int]:
+    """(graph, launches in it); the launches rotate through the sets and fill about 1.5 ms."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for i in range(3):  # lazy initialisation and library autotuning happen here, outside the graph
+            launch(i % sets)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for i in range(5):
+            launch(i % sets)
+        end.record()
+        end.synchronize()
+        estimate_us = start.elapsed_time(end) * 1e3 / 5
+    launches = sets * max(1, math.ceil(min(60, TARGET_GRAPH_US / estimate_us) / sets))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(launches):
+            launch(i % sets)
+    return graph, launches
+
+
+def interleaved(variants: Mapping[str, Launch], sets: int, rounds: int) -> dict[str, Timing | str]:
+    """Times every variant in turn, `rounds` times; a variant that cannot run maps to its reason."""
+    import torch
+
+    graphs: dict[str, tuple[Any, int]] = {}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    result: dict[str, Timing | str] = {}
+    for name, launch in variants.items():
+        try:
+            graphs[name] = capture(launch, sets)
+        except Exception as error:  # a peer's failure is a result of the benchmark, not the end of it
+            torch.cuda.synchronize()
+            result[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    for round_ in range(rounds + 1):
+        for name, (graph, launches) in graphs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if round_ > 0:  # the first replay uploads the graph
+                times[name].append(start.elapsed_time(end) * 1e3 / launches)
+    for name in graphs:
+        values = sorted(times[name])
+        at = [values[min(len(values) - 1, int(q * len(values)))] for q in (0.2, 0.8)]
+        result[name] = Timing(statistics.median(values), at[0], at[1], len(values))
+    return result
+
+
+def device_row() -> dict[str, Any]:
+    """What every JSON row says about the machine: GPU, clocks in MHz now, and versions."""
+    import torch
+
+    fields = "clocks.sm,clocks.mem,driver_version,power.draw,temperature.gpu"
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", "0"]
+    try:
+        values = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.strip().split(", ")
+    except (OSError, subprocess.SubprocessError):
+        values = []
+    row: dict[str, Any] = dict(
+        zip(("sm_mhz", "memory_mhz", "driver", "power_w", "temperature_c"), values, strict=False)
+    )
+    properties = torch.cuda.get_device_properties(0)
+    row |= {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+    return row
+
+
+def l2_bytes() -> int:
+    """Size of the device's L2 cache."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)
