@@ -67,6 +67,9 @@ class Graph:
 
     def __init__(self, model: onnx.ModelProto, folder: Path, shapes: onnx.GraphProto | None = None) -> None:
         self.model, self.proto, self.folder = model, model.graph, folder
+        self.nodes = list(
+            self.proto.node
+        )  # holding them keeps id(node) unique; everything below speaks of these objects
         self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
         self.initializers = {t.name: t for t in self.proto.initializer}
         inputs = {v.name for v in self.proto.input}
@@ -81,7 +84,7 @@ class Graph:
         self._faults: dict[int, str] = {}
         self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
         self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
-        for node in self.proto.node:
+        for node in self.nodes:
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
                     raise CutefuseError(f"tensor '{name}' is defined twice; names must be unique, repair the model")
@@ -98,12 +101,12 @@ class Graph:
             read = set(node.input).union(*map(_names_read, subgraphs(node)))
             return read & self._producers.keys()
 
-        waiting = {id(n): len(parents(n)) for n in self.proto.node}
+        waiting = {id(n): len(parents(n)) for n in self.nodes}
         readers: defaultdict[str, list[NodeProto]] = defaultdict(list)
-        for n in self.proto.node:
+        for n in self.nodes:
             for name in parents(n):
                 readers[name].append(n)
-        ready = deque(n for n in self.proto.node if not waiting[id(n)])
+        ready = deque(n for n in self.nodes if not waiting[id(n)])
         done = 0
         while ready:
             done += 1
@@ -112,8 +115,8 @@ class Graph:
                     waiting[id(n)] -= 1
                     if not waiting[id(n)]:
                         ready.append(n)
-        if done < len(self.proto.node):
-            stuck = next(n for n in self.proto.node if waiting[id(n)])
+        if done < len(self.nodes):
+            stuck = next(n for n in self.nodes if waiting[id(n)])
             raise CutefuseError(f"the graph has a cycle through node '{label(stuck)}'; repair the model")
 
     def fault(self, node: NodeProto) -> str:

@@ -1,0 +1,235 @@
+"""Puts fused nodes into a model and takes away what they replace; everything else survives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper
+
+import cutefuse
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.graph import FOLDABLE, Graph, label, subgraphs
+from cutefuse.ops.op import DOMAIN, PLUGIN_VERSION, Constant
+from cutefuse.sites import FUSED, Site
+from cutefuse.store import Writer
+
+MIN_BODY_IR = 8  # local functions
+
+
+@dataclass
+class Plan:
+    """What a rewriting takes away; made before anything is changed, so that a dry run tells the truth."""
+
+    dead: set[int]  # ids of nodes
+    orphans: set[str]  # initializers that nothing reads any more
+
+
+def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
+    """Which nodes and initializers the fused sites make superfluous; fills in each site's `bytes_saved`."""
+    chosen = [s.match for s in sites if s.status == FUSED and s.match]
+    reads = Counter(name for node in graph.nodes for name in node.input)
+    reads.update(name for match in chosen for name in match.inputs if isinstance(name, str))
+    covered = {id(n) for match in chosen for n in match.nodes}
+    outputs = {name for match in chosen for name in match.outputs}
+    pending = [n for match in chosen for n in match.nodes if outputs & set(n.output)]
+    result = Plan(set(), set())
+    while pending:
+        node = pending.pop()
+        if id(node) in result.dead:
+            continue
+        result.dead.add(id(node))
+        for name in filter(None, node.input):
+            reads[name] -= 1
+        for name in filter(None, node.input):
+            if reads[name] or graph.escapes(name):
+                continue
+            if name in graph.initializers:
+                result.orphans.add(name)
+            maker = graph.producer(name)
+            if maker is None or any(o and (reads[o] or graph.escapes(o)) for o in maker.output):
+                continue
+            if id(maker) in covered or (maker.op_type in FOLDABLE and graph.is_constant(name)):
+                pending.append(maker)
+    credited: set[str] = set()
+    for site in sites:
+        gone = {o for n in site.nodes if id(n) in result.dead for o in n.output} - credited
+        saved = site.match.bytes_saved if site.match and site.status == FUSED else {}
+        site.bytes_saved = sum(saved.get(o, 0) for o in gone)
+        credited |= gone & saved.keys()
+    return result
+
+
+def apply_sites(
+    graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, with_functions: bool, origin: str
+) -> None:
+    """Put the fused nodes of all sites with status FUSED into `graph.model` and take away what the plan dooms.
+
+    Names, order, shapes, metadata and everything unrelated stay as they are. `origin` goes into the model's metadata.
+    """
+    model, proto = graph.model, graph.proto
+    names = _Names(graph, doomed)
+    position = {id(n): i for i, n in enumerate(graph.nodes)}
+    constants = _Constants(names, writer)
+    new: dict[int, list[NodeProto]] = {}
+    for site in sites:
+        match = site.match
+        if site.status != FUSED or match is None:
+            continue
+        site.name = names.of_node(site.name)
+        inputs = [i if isinstance(i, str) else constants.add(site.name, i) for i in match.inputs]
+        outputs = [o or names.of_tensor(f"{site.name}.unused{i}") for i, o in enumerate(match.outputs)]
+        makers = [position[id(n)] for n in match.nodes if set(n.output) & set(match.outputs)]
+        parents = [position[id(p)] for i in inputs if (p := graph.producer(i)) is not None]
+        new.setdefault(max([min(makers), *parents]), []).append(_fused_node(site, inputs, outputs, model.ir_version))
+    made = {o for n in graph.nodes if id(n) in doomed.dead for o in n.output}
+    made -= {o for nodes in new.values() for n in nodes for o in n.output}
+    nodes: list[NodeProto] = []
+    for i, node in enumerate(graph.nodes):
+        if id(node) not in doomed.dead:
+            nodes.append(node)
+        nodes += new.get(i, [])
+    if _in_order(graph.nodes) and not _in_order(nodes):
+        nodes = _sorted(nodes)
+    del proto.node[:]
+    proto.node.extend(nodes)
+    _remove(proto.initializer, lambda t: t.name in doomed.orphans)
+    proto.initializer.extend(constants.tensors)
+    _remove(proto.input, lambda v: v.name in doomed.orphans)
+    _remove(proto.value_info, lambda v: v.name in made)
+    _remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
+    if DOMAIN not in {o.domain for o in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if with_functions:
+        add_bodies(model, [s for s in sites if s.status == FUSED], graph.opset)
+    metadata = {"cutefuse.version": cutefuse.__version__, "cutefuse.input_sha256": origin}
+    for key, value in metadata.items():
+        if all(p.key != key for p in model.metadata_props):
+            model.metadata_props.add(key=key, value=value)
+
+
+def add_bodies(model: ModelProto, sites: Sequence[Site], opset: int) -> None:
+    """Give the model a function body for every op_type of the sites, and the IR version that knows functions."""
+    known = {f.name for f in model.functions if f.domain == DOMAIN}
+    for site in sites:
+        if site.match is not None and site.match.call.op_type not in known:
+            call = site.match.call
+            known.add(call.op_type)
+            model.functions.append(site.op.function(call.op_type, opset, call.inputs[0].dtype))
+    if model.ir_version < MIN_BODY_IR:
+        if model.ir_version < 4:  # keep initializers constant: from IR 4 on a listed one may be overridden
+            stored = {t.name for t in model.graph.initializer}
+            _remove(model.graph.input, lambda v: v.name in stored)
+        model.ir_version = MIN_BODY_IR
+
+
+def _remove(items: Any, doomed: Callable[[Any], bool]) -> None:
+    for i in reversed(range(len(items))):  # in place: a new list would copy every weight
+        if doomed(items[i]):
+            del items[i]
+
+
+def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> NodeProto:
+    assert site.match is not None
+    call, origins = site.match.call, [label(n) for n in site.nodes]
+    node = helper.make_node(
+        call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
+    )
+    values: dict[str, Any] = dict(call.attrs)
+    for spec in kernels.operator_of(call.op_type)["attributes"]:  # all of them: TensorRT only warns about a missing one
+        value = list(values[spec["name"]])
+        node.attribute.append(helper.make_attribute(spec["name"], value[0] if spec["max_count"] == 1 else value))
+    node.attribute.append(helper.make_attribute("plugin_version", PLUGIN_VERSION))
+    node.attribute.append(helper.make_attribute("plugin_namespace", DOMAIN))
+    if ir_version >= 10:
+        node.metadata_props.add(key="cutefuse.nodes", value=json.dumps(origins))
+    return node
+
+
+class _Names:
+    """Fresh names for nodes and tensors that clash with nothing in the model, subgraphs included."""
+
+    def __init__(self, graph: Graph, doomed: Plan) -> None:
+        self._nodes = {n.name for n in graph.nodes if id(n) not in doomed.dead}
+        self._tensors = {v.name for v in (*graph.proto.input, *graph.proto.output)} | set(graph.initializers)
+        pending = [graph.proto]
+        while pending:
+            body = pending.pop()
+            self._tensors.update(t.name for t in body.initializer)
+            for node in body.node:
+                self._tensors.update(node.input, node.output)
+                pending += subgraphs(node)
+
+    def of_node(self, base: str) -> str:
+        return _fresh(base, self._nodes)
+
+    def of_tensor(self, base: str) -> str:
+        return _fresh(base, self._tensors)
+
+
+def _fresh(base: str, taken: set[str]) -> str:
+    name, i = base, 0
+    while name in taken:
+        i += 1
+        name = f"{base}_{i}"
+    taken.add(name)
+    return name
+
+
+class _Constants:
+    """New initializers; equal contents are stored once, as shared weights were before."""
+
+    def __init__(self, names: _Names, writer: Writer) -> None:
+        self.tensors: list[onnx.TensorProto] = []
+        self._names, self._writer = names, writer
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def add(self, site: str, constant: Constant) -> str:
+        value = np.ascontiguousarray(constant.make())
+        if value.shape != constant.dims:
+            raise CutefuseError(
+                f"'{site}': packed {constant.suffix} is {value.shape}, expected {constant.dims}; report this"
+            )
+        key = (constant.dtype, constant.dims, hashlib.sha256(value.view(np.uint8).data).digest())
+        if key not in self._known:
+            self._known[key] = self._names.of_tensor(f"{site}.{constant.suffix}")
+            self.tensors.append(self._writer.tensor(self._known[key], value, constant.dtype))
+        return self._known[key]
+
+
+def _in_order(nodes: Iterable[NodeProto]) -> bool:
+    nodes = list(nodes)
+    made = {o for n in nodes for o in n.output}
+    seen: set[str] = set()
+    for node in nodes:
+        if any(i in made and i not in seen for i in node.input if i):
+            return False
+        seen.update(node.output)
+    return True
+
+
+def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """Stable topological order: each node as early as its inputs allow, else in the given order."""
+    maker = {o: n for n in nodes for o in n.output if o}
+    done: set[int] = set()
+    result: list[NodeProto] = []
+    for first in nodes:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            missing = [maker[i] for i in node.input if i in maker and id(maker[i]) not in done]
+            if id(node) in done or not missing:
+                stack.pop()
+                if id(node) not in done:
+                    done.add(id(node))
+                    result.append(node)
+            else:
+                stack += missing
+    return result

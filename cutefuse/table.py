@@ -1,0 +1,30 @@
+"""Tables for the terminal: rich where somebody looks, aligned plain text where the output is piped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[int] = ()) -> None:
+    """Print rows under a title; `numbers` are the columns aligned to the right. Nothing without rows."""
+    if not rows:
+        return
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table(title=title, title_justify="left")
+        for i, column in enumerate(columns):
+            grid.add_column(column, justify="right" if i in numbers else "left", overflow="fold")
+        for row in rows:
+            grid.add_row(*(Text(str(cell)) for cell in row))  # names hold brackets, which are no markup
+        Console().print(grid)
+        return
+    cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    print(f"{title}:")
+    for row in cells:
+        parts = [c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        print("  " + "  ".join(parts).rstrip())

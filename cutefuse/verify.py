@@ -1,0 +1,186 @@
+"""Runs two ONNX models on the same seeded inputs and compares every output, with ONNX Runtime where it can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.graph import TYPE_NAMES
+from cutefuse.store import load_model
+
+# Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
+FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
+INTEGER_MISMATCH = 1e-3  # share of integer outputs that may flip: an argmax between two equal scores is not an error
+
+
+def seeded_inputs(
+    model: onnx.ModelProto, fill: Sequence[int], shapes: Mapping[str, Sequence[int]], seed: int
+) -> dict[str, np.ndarray]:
+    """Random values for every graph input; an axis name has one size everywhere.
+
+    Raises CutefuseError for an input that is no tensor or contradicts `shapes`.
+    """
+    rng = np.random.default_rng(seed)
+    stored = {t.name for t in model.graph.initializer}
+    sizes: dict[str, int] = {}
+    inputs = {}
+    for info in model.graph.input:
+        if info.name in stored:
+            continue
+        kind = info.type.tensor_type
+        if not info.type.HasField("tensor_type") or kind.elem_type not in TYPE_NAMES or not kind.HasField("shape"):
+            raise CutefuseError(f"input '{info.name}' is no tensor of known rank and type; it cannot be filled")
+        dims = []
+        for axis, d in enumerate(kind.shape.dim):
+            default = fill[0] if axis == 0 else fill[1] if len(kind.shape.dim) == 4 and axis >= 2 else fill[2]
+            size = d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None
+            dims.append(
+                size if size is not None else sizes.setdefault(d.dim_param, default) if d.dim_param else default
+            )
+        if info.name in shapes:
+            given = list(shapes[info.name])
+            if len(given) != len(dims):
+                raise CutefuseError(f"--input-shape gives '{info.name}' {len(given)} axes, it has {len(dims)}")
+            dims = given
+            sizes.update((d.dim_param, s) for d, s in zip(kind.shape.dim, dims, strict=True) if d.dim_param)
+        inputs[info.name] = _random(rng, dims, TYPE_NAMES[kind.elem_type])
+    return inputs
+
+
+def _random(rng: np.random.Generator, dims: Sequence[int], dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        return rng.random(dims) < 0.5
+    if "int" in dtype:
+        return rng.integers(0, 2, dims).astype(dtype)
+    return rng.standard_normal(dims).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+class Runner:
+    """One model, ready to run; `backend` says by what."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
+        import onnxruntime as ort
+
+        ort.set_default_logger_severity(3)
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+        self.outputs = [o.name for o in model.graph.output]
+        self.backend = f"onnxruntime {ort.__version__}"
+        try:
+            session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            self._run = lambda feeds: session.run(self.outputs, feeds)
+        except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            if "NOT_IMPLEMENTED" not in str(error) or "bfloat16" not in str(error):
+                raise
+            self.backend = f"onnx {onnx.__version__} reference evaluator"
+            self._run = self._reference(model, folder)
+
+    def _reference(self, model: onnx.ModelProto, folder: Path) -> Any:
+        from onnx.inliner import inline_local_functions
+        from onnx.reference import ReferenceEvaluator
+
+        whole = onnx.ModelProto()
+        whole.CopyFrom(model)
+        onnx.external_data_helper.load_external_data_for_model(whole, str(folder))
+        evaluator = ReferenceEvaluator(inline_local_functions(whole))
+        return lambda feeds: evaluator.run(self.outputs, feeds)
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+        return list(self._run(dict(feeds)))
+
+
+def compare(expected: Any, actual: Any, tolerance: float) -> dict[str, Any]:
+    """Figures of one output: errors relative to its largest absolute value, cosine, verdict."""
+    a, b = np.asarray(expected), np.asarray(actual)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
+    if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
+        wrong = float(np.mean(a != b)) if a.size else 0.0
+        return {"passed": wrong <= INTEGER_MISMATCH, "mismatch_share": wrong}
+    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return {"passed": False, "why": "NaN or infinity appears in one of the two only"}
+    a, b = a[finite], b[finite]
+    scale = float(np.abs(a).max(initial=0.0))
+    error = float(np.abs(a - b).max(initial=0.0))
+    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return {
+        "passed": error <= tolerance * scale if scale else error == 0.0,
+        "max_abs_error": error,
+        "max_rel_error": error / scale if scale else error,
+        "max_abs_value": scale,
+        "cosine": float(a @ b / norm) if norm else 1.0,
+        "tolerance": tolerance,
+    }
+
+
+def verify(
+    original: Path, patched: onnx.ModelProto, folder: Path, tolerance: float, shapes: Mapping[str, Sequence[int]],
+    seed: int = 0, probes: Sequence[tuple[str, str]] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Compare an ONNX file with its patched model (weights in `folder`). `probes` are (site, tensor) in graph order:
+    on a mismatch the first one that differs is named.
+
+    Raises VerificationError when the original itself cannot be run: without a truth nothing is proven.
+    """
+    model = load_model(original)
+    expected, feeds, backend = _truth(model, original.parent, shapes, seed)
+    report: dict[str, Any] = {
+        "seed": seed, "backend": backend, "inputs": {k: list(v.shape) for k, v in feeds.items()}, "outputs": [],
+    }  # fmt: skip
+    try:
+        actual = Runner(patched, folder)(feeds)
+    except Exception as error:
+        report.update(passed=False, why=f"the patched model does not run: {' '.join(str(error).split())}")
+        return report
+    for info, a, b in zip(model.graph.output, expected, actual, strict=True):
+        report["outputs"].append({"name": info.name, **compare(a, b, tolerance)})
+    report["passed"] = all(o["passed"] for o in report["outputs"])
+    if not report["passed"] and probes:
+        report["first_wrong_site"] = _first_wrong(model, original.parent, patched, folder, feeds, tolerance, probes)
+    return report
+
+
+def _truth(
+    model: onnx.ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]], seed: int
+) -> tuple[list[Any], dict[str, np.ndarray], str]:
+    runner = None
+    reason = ""
+    for fill in FILLS:
+        feeds = seeded_inputs(model, fill, shapes, seed)
+        try:
+            runner = runner or Runner(model, folder)
+            return runner(feeds), feeds, runner.backend
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            if runner is None:
+                break
+    raise VerificationError(f"the original model does not run here ({reason}); nothing can be proven, drop --verify")
+
+
+def _first_wrong(
+    original: onnx.ModelProto, original_folder: Path, patched: onnx.ModelProto, folder: Path,
+    feeds: Mapping[str, np.ndarray], tolerance: float, probes: Sequence[tuple[str, str]],
+) -> str | None:  # fmt: skip
+    def outputs(model: onnx.ModelProto, where: Path) -> list[Any]:
+        probed = onnx.ModelProto()
+        probed.CopyFrom(model)
+        listed = {o.name for o in probed.graph.output}
+        probed.graph.output.extend(onnx.ValueInfoProto(name=t) for _, t in probes if t not in listed)
+        runner = Runner(probed, where)
+        runner.outputs = [t for _, t in probes]
+        return runner(feeds)
+
+    try:
+        pairs = zip(probes, outputs(original, original_folder), outputs(patched, folder), strict=True)
+        return next((site for (site, _), a, b in pairs if not compare(a, b, tolerance)["passed"]), None)
+    except Exception:  # a probe that cannot be exposed only costs the hint
+        return None
