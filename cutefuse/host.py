@@ -49,6 +49,11 @@ class Finding:
     text: str
 
 
+def _json(text: bytes) -> dict[str, Any]:
+    # A broken plugin's strings may be anything.
+    return dict(json.loads(text.decode(errors="replace")))
+
+
 def _findings(items: Iterable[Mapping[str, str]]) -> list[Finding]:
     return [Finding(**item) for item in items]
 
@@ -59,7 +64,7 @@ class Host:
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = Path(path) if path else plugin_path()
         self._handle = call("open", str(self.path).encode())
-        self._description = json.loads(call("library", self._handle).decode())
+        self._description = _json(call("library", self._handle))
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -73,7 +78,7 @@ class Host:
     @property
     def findings(self) -> list[Finding]:
         """What is wrong with the library itself; read again after the plugins were used."""
-        return _findings(json.loads(call("library", self._handle).decode())["findings"])
+        return _findings(_json(call("library", self._handle))["findings"])
 
     def find(self, name: str, version: str = "1", namespace: str | None = None) -> int:
         """Index of a creator, matched as TensorRT's parser does. Raises HostError when there is none."""
@@ -142,12 +147,11 @@ class Plugin:
         descs = (CDynamicDesc * max(1, len(inputs)))(*map(dynamic_desc, inputs))
         self._handle = call("build", host._handle, creator, c_fields(fields), len(fields), descs, len(inputs),
                             outputs, int(strongly_typed))  # fmt: skip
-        self.report: dict[str, Any] = json.loads(call("report", self._handle).decode())
+        self.report: dict[str, Any] = _json(call("report", self._handle))
         self.findings = _findings(self.report["findings"])
         self._contexts: dict[tuple[int, int], Context] = {}
 
     def __del__(self) -> None:
-        getattr(self, "_contexts", {}).clear()
         if getattr(self, "_handle", None):
             library().cutefuse_host_free_build(self._handle)
             self._handle = None
@@ -223,7 +227,7 @@ class Context:
     """One execution context with its own plugin object, shapes and tactic."""
 
     def __init__(self, plugin: Plugin, combination: int, tactic: int) -> None:
-        self.plugin, self.combination, self.tactic = plugin, combination, tactic
+        self.name, self.combination, self.tactic = plugin.report["name"], combination, tactic
         self._handle = call("context", plugin._handle, combination, tactic)
 
     def __del__(self) -> None:
@@ -250,7 +254,7 @@ class Context:
     def _done(self, code: int, step: str) -> None:
         if code:
             why = library().cutefuse_host_error().decode() if code == -1 else "its reason is on stderr"
-            raise HostError(f"{self.plugin.report['name']}: {step} returned {code}; {why}")
+            raise HostError(f"{self.name}: {step} returned {code}; {why}")
 
 
 class Raw:

@@ -50,21 +50,26 @@ Fields copy_fields(CField const *fields, std::int32_t count) {
   return copies;
 }
 
+using LibraryHandle = Handle<Library>;
+using BuildHandle = Handle<Build>;
+using ContextHandle = Handle<Context>;
+
 // A plugin outside of any build: for tests that break the rules.
 struct Raw {
+  std::shared_ptr<Library> library;
   std::unique_ptr<IPluginV3> plugin;
   Faces faces;
 };
 
 Creator const &creator_at(void *library, std::int32_t index) {
-  return static_cast<Library *>(library)->creators().at(static_cast<std::size_t>(index));
+  return static_cast<LibraryHandle *>(library)->object->creators().at(static_cast<std::size_t>(index));
 }
 
-std::unique_ptr<Raw> make_raw(std::unique_ptr<IPluginV3> plugin) {
+std::unique_ptr<Raw> make_raw(std::shared_ptr<Library> library, std::unique_ptr<IPluginV3> plugin) {
   Report report;
   Faces const faces = plugin ? faces_of(plugin.get(), false, "", report) : Faces{};
   if (faces.runtime == nullptr) throw std::runtime_error("there is no plugin, or it has no runtime capability");
-  return std::make_unique<Raw>(Raw{std::move(plugin), faces});
+  return std::make_unique<Raw>(Raw{std::move(library), std::move(plugin), faces});
 }
 
 }  // namespace
@@ -72,14 +77,14 @@ std::unique_ptr<Raw> make_raw(std::unique_ptr<IPluginV3> plugin) {
 CUTEFUSE_HOST_EXPORT char const *cutefuse_host_error() { return error_text.c_str(); }
 
 CUTEFUSE_HOST_EXPORT void *cutefuse_host_open(char const *path) {
-  return attempt<void *>(nullptr, [&] { return new Library(path); });
+  return attempt<void *>(nullptr, [&] { return new LibraryHandle{nullptr, std::make_shared<Library>(path)}; });
 }
-CUTEFUSE_HOST_EXPORT void cutefuse_host_close(void *library) { delete static_cast<Library *>(library); }
+CUTEFUSE_HOST_EXPORT void cutefuse_host_close(void *library) { delete static_cast<LibraryHandle *>(library); }
 
 // JSON: creators and findings. Valid until this thread's next call that returns JSON.
 CUTEFUSE_HOST_EXPORT char const *cutefuse_host_library(void *library) {
   return attempt<char const *>(nullptr, [&] {
-    result_text = static_cast<Library *>(library)->json();
+    result_text = static_cast<LibraryHandle *>(library)->object->json();
     return result_text.c_str();
   });
 }
@@ -94,33 +99,39 @@ CUTEFUSE_HOST_EXPORT void *cutefuse_host_build(void *library, std::int32_t creat
     for (std::int32_t i = 0; i < num_inputs; ++i) {
       in.push_back({inputs[i].desc.dims, inputs[i].min, inputs[i].opt, inputs[i].max, inputs[i].desc.type});
     }
-    return new Build(creator_at(library, creator), copy_fields(fields, num_fields), std::move(in), num_outputs,
-                     strongly_typed != 0);
+    auto build = std::make_shared<Build>(creator_at(library, creator), copy_fields(fields, num_fields), std::move(in),
+                                         num_outputs, strongly_typed != 0);
+    return new BuildHandle{static_cast<LibraryHandle *>(library)->object, std::move(build)};
   });
 }
-CUTEFUSE_HOST_EXPORT void cutefuse_host_free_build(void *build) { delete static_cast<Build *>(build); }
+CUTEFUSE_HOST_EXPORT void cutefuse_host_free_build(void *build) { delete static_cast<BuildHandle *>(build); }
 
 CUTEFUSE_HOST_EXPORT char const *cutefuse_host_report(void *build) {
   return attempt<char const *>(nullptr, [&] {
-    result_text = static_cast<Build *>(build)->json();
+    result_text = static_cast<BuildHandle *>(build)->object->json();
     return result_text.c_str();
   });
 }
 
 CUTEFUSE_HOST_EXPORT void *cutefuse_host_context(void *build, std::int32_t combination, std::int32_t tactic) {
-  return attempt<void *>(nullptr, [&] { return new Context(*static_cast<Build *>(build), combination, tactic); });
+  return attempt<void *>(nullptr, [&] {
+    auto const *from = static_cast<BuildHandle *>(build);
+    auto keeps = std::make_shared<BuildHandle>(*from);
+    return new ContextHandle{std::move(keeps), std::make_shared<Context>(*from->object, combination, tactic)};
+  });
 }
-CUTEFUSE_HOST_EXPORT void cutefuse_host_free_context(void *context) { delete static_cast<Context *>(context); }
+CUTEFUSE_HOST_EXPORT void cutefuse_host_free_context(void *context) { delete static_cast<ContextHandle *>(context); }
 
 // Returns the plugin's code, or -1.
 CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_host_set_shapes(void *context, nvinfer1::Dims const *inputs,
                                                            std::int32_t num_inputs) {
-  return attempt(-1, [&] { return static_cast<Context *>(context)->set_shapes({inputs, inputs + num_inputs}); });
+  return attempt(
+      -1, [&] { return static_cast<ContextHandle *>(context)->object->set_shapes({inputs, inputs + num_inputs}); });
 }
 
 CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_host_output_size(void *context, std::int32_t output, nvinfer1::Dims *dims) {
   return attempt(-1, [&] {
-    *dims = static_cast<Context *>(context)->output_size(output);
+    *dims = static_cast<ContextHandle *>(context)->object->output_size(output);
     return 0;
   });
 }
@@ -128,7 +139,8 @@ CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_host_output_size(void *context, std::
 CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_host_enqueue(void *context, void const *const *inputs, void *const *outputs,
                                                         void *workspace, void *stream) {
   return attempt(-1, [&] {
-    return static_cast<Context *>(context)->enqueue(inputs, outputs, workspace, static_cast<cudaStream_t>(stream));
+    return static_cast<ContextHandle *>(context)->object->enqueue(inputs, outputs, workspace,
+                                                                  static_cast<cudaStream_t>(stream));
   });
 }
 
@@ -140,7 +152,7 @@ CUTEFUSE_HOST_EXPORT void *cutefuse_host_raw_create(void *library, std::int32_t 
     std::unique_ptr<IPluginV3> plugin(creator_at(library, creator)
                                           .object->createPlugin("node", num_fields < 0 ? nullptr : set.get(),
                                                                 static_cast<nvinfer1::TensorRTPhase>(phase)));
-    return plugin ? make_raw(std::move(plugin)).release() : nullptr;
+    return plugin ? make_raw(static_cast<LibraryHandle *>(library)->object, std::move(plugin)).release() : nullptr;
   });
 }
 CUTEFUSE_HOST_EXPORT void cutefuse_host_raw_free(void *raw) { delete static_cast<Raw *>(raw); }
@@ -150,7 +162,7 @@ CUTEFUSE_HOST_EXPORT void *cutefuse_host_raw_clone(void *raw, std::int32_t attac
     static ResourceContext resources;
     auto *from = static_cast<Raw *>(raw);
     std::unique_ptr<IPluginV3> copy(attach ? from->faces.runtime->attachToContext(&resources) : from->plugin->clone());
-    return make_raw(std::move(copy)).release();
+    return make_raw(from->library, std::move(copy)).release();
   });
 }
 

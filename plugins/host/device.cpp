@@ -46,7 +46,7 @@ CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_device_wait(void *stream) {
 // data warm in the caches. A plugin that allocates or synchronises in enqueue fails here.
 CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_host_time(void *context, void const *const *inputs, void *const *outputs,
                                                      void *workspace, std::int32_t repeats, float *median_us) {
-  auto *live = static_cast<cutefuse::host::Context *>(context);
+  auto const &live = static_cast<cutefuse::host::Handle<cutefuse::host::Context> *>(context)->object;
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;

@@ -75,6 +75,8 @@ struct Creator {
   std::string json;
 };
 
+class LoggerTrap;
+
 class Library {
  public:
   // Throws std::runtime_error when the library cannot be loaded at all.
@@ -89,6 +91,7 @@ class Library {
   void add(nvinfer1::IPluginCreatorInterface *creator, std::int32_t index);
 
   void *handle_;
+  std::unique_ptr<LoggerTrap> trap_;
   std::vector<Creator> creators_;
   Report report_;
 };
@@ -194,6 +197,14 @@ class ResourceContext final : public nvinfer1::IPluginResourceContext {
  public:
   nvinfer1::IGpuAllocator *getGpuAllocator() const noexcept override { return nullptr; }
   nvinfer1::IErrorRecorder *getErrorRecorder() const noexcept override { return nullptr; }
+};
+
+// What the C interface hands out. A context keeps its build, and that its library, so that a garbage collector may free
+// them in any order.
+template <class T>
+struct Handle {
+  std::shared_ptr<void const> keeps;
+  std::shared_ptr<T> object;
 };
 
 }  // namespace cutefuse::host

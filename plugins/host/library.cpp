@@ -13,38 +13,34 @@ namespace cutefuse::host {
 
 using nvinfer1::IPluginCreatorInterface;
 
-namespace {
-
 // Stands where a library expects TensorRT's logger finder. Its layout differs between TensorRT 10 and 11, so a library
 // that uses it works with one of them only: whichever virtual function is called, the host takes note.
 class LoggerTrap {
  public:
-  static bool touched;
   virtual void *slot0() { return touch(); }
   virtual void *slot1() { return touch(); }
   virtual void *slot2() { return touch(); }
   virtual void *slot3() { return touch(); }
   virtual void *slot4() { return touch(); }
   virtual void *slot5() { return touch(); }
-
- protected:
-  ~LoggerTrap() = default;
+  virtual ~LoggerTrap() = default;
+  bool touched = false;
 
  private:
-  static void *touch() {
+  void *touch() {
     touched = true;
     return nullptr;
   }
 };
-bool LoggerTrap::touched = false;
-class TheTrap final : public LoggerTrap {};
-TheTrap trap;
+
+namespace {
 
 constexpr std::size_t kLongestName = 1023;
 
 }  // namespace
 
-Library::Library(char const *path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+Library::Library(char const *path)
+    : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)), trap_(std::make_unique<LoggerTrap>()) {
   if (handle_ == nullptr) throw std::runtime_error(dlerror());
   using GetCreators = IPluginCreatorInterface *const *(*)(std::int32_t &);
   using SetLoggerFinder = void (*)(void *);
@@ -58,7 +54,7 @@ Library::Library(char const *path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)
   if (set_finder == nullptr) {
     report_.warning("loadLibrary", "setLoggerFinder is not exported; TensorRT's own plugin library exports it");
   } else {
-    set_finder(&trap);
+    set_finder(trap_.get());
   }
   std::int32_t count = -1, again = -1;
   IPluginCreatorInterface *const *list = get_creators(count);
@@ -129,7 +125,7 @@ void Library::add(IPluginCreatorInterface *creator, std::int32_t index) {
 
 std::string Library::json() const {
   Report report = report_;
-  if (LoggerTrap::touched) {
+  if (trap_->touched) {
     report.violation("setLoggerFinder",
                      "the library calls the logger finder, whose layout differs between TensorRT 10 "
                      "and 11; one binary cannot serve both");
