@@ -86,7 +86,7 @@ char const *check_sources(Call const &call, Problem &p) {
     p.C[i] = static_cast<int>(channels);
     p.ldx[i] = x.ld != 0 ? x.ld : padded_channels(p.type, channels);
     int const vector = 16 / size_of(p.type);
-    if (p.ldx[i] < channels || p.ldx[i] % vector != 0) {
+    if (p.ldx[i] < channels || p.ldx[i] % vector != 0 || p.ldx[i] > (1 << 28)) {
       return sentence(
           "concat_conv: source %d has %lld channels in pixels of %lld %s elements; the pixel stride must be a "
           "multiple of %d and hold them; pad the channels or skip this fusion",
@@ -138,7 +138,7 @@ char const *check_filter(Call const &call, Problem &p) {
           (long long)call.attrs[kPackedSizes].ints[i], p.C[i], p.R, p.S, (long long)columns);
     }
   }
-  if (w.dims[0] < 1 || w.dims[0] > (1 << 20) || w.dims[1] != packed_columns(p)) {
+  if (w.dims[0] < 1 || w.dims[0] > (1 << 20) || w.dims[1] != packed_columns(p) || w.dims[1] > (1 << 30)) {
     return sentence(
         "concat_conv: the packed filter is %lldx%lld, %lld columns and 1 to 1048576 rows are needed; repack it",
         (long long)w.dims[0], (long long)w.dims[1], (long long)packed_columns(p));
@@ -224,6 +224,7 @@ char const *run(Call const &call) {
                       data);
     }
     if (i < p.sources) params.x[i] = data;
+    params.ragged |= i < p.sources && p.C[i] * size_of(p.type) % 16 != 0;
   }
   params.w = call.inputs[p.sources].data;
   params.b = static_cast<float const *>(call.inputs[p.sources + 1].data);

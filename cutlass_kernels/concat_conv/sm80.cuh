@@ -75,9 +75,6 @@ struct Sm80 {
   static constexpr int kRowsX = kM / kRowsPerPass, kRowsW = kN / kRowsPerPass;
   static_assert(kM % kRowsPerPass == 0 && kN % kRowsPerPass == 0);
   using S2R = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
-
-  // Two blocks a multiprocessor where the registers allow it; 256 threads would be left with 128 each, which spills.
-  static constexpr int kMinBlocks = kThreads <= 128 ? 2 : 1;
 };
 
 // Copies 16 bytes, of which `bytes` are read and the rest becomes zero: halo, channel tails and rows past the end.
@@ -103,7 +100,7 @@ __device__ __forceinline__ void round_to_tf32(Tensor<Engine, Shape> &&fragment) 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     concat_conv_sm80(Params const __grid_constant__ params) {
   using Element = typename Traits::Element;
   using Output = typename Traits::Output;
@@ -128,9 +125,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
   Tensor tWsW = g2s.partition_D(sW);  // (vector,kRowsW,1,stage)
   int const row = thread / Traits::kChunks, column = thread % Traits::kChunks * kVector;
 
-  int pixel[Traits::kRowsX];  // linear index of the input pixel under tap (0,0); may lie in the halo
-  static_assert(2 * kMaxTaps <= 32);
+  int pixel[Traits::kRowsX];       // linear index of the input pixel under tap (0,0); may lie in the halo
   uint32_t valid[Traits::kRowsX];  // bit r: filter row r falls inside the image; bit 16 + s: filter column s does
+  static_assert(2 * kMaxTaps <= 32);
   CUTE_UNROLL
   for (int i = 0; i < Traits::kRowsX; ++i) {
     int const m = m0 + row + i * Traits::kRowsPerPass;
@@ -139,34 +136,40 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
     valid[i] = m < pixels ? valid_taps(at.h0, p.R, p.dilation_h, p.H) : 0;
     valid[i] |= valid_taps(at.w0, p.S, p.dilation_w, p.W) << kMaxTaps;
   }
-  int64_t const columns = packed_columns(p);
-  Element const *const gW = static_cast<Element const *>(params.w) + column;
+  int const columns = int(packed_columns(p)), filters_left = p.K - n0 - row;
+  Element const *const gW = static_cast<Element const *>(params.w) + int64_t(n0 + row) * columns + column;
 
   KCursor<kK> write;
-  Element const *gX[Traits::kRowsX];  // tap (0,0), channel `column` of the current source
-  auto const enter_source = [&] {
-    Element const *const base = static_cast<Element const *>(params.x[write.source]) + column;
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsX; ++i) gX[i] = base + int64_t(pixel[i]) * p.ldx[write.source];
-  };
-  auto const load = [&](int stage) {
+  // Issues part `part` of `parts` of the k-tile at `write`: spread over the mma steps, the copies never form a burst.
+  auto const load = [&](int stage, int part, int parts) {
     // Channels past the source's end read as zero: pad lanes may hold anything, and NaN times zero is NaN.
-    int const left = (write.channels(p) - column) * int(sizeof(Element));
-    int const bytes = left < 0 ? 0 : left < 16 ? left : 16;
-    int64_t const tap =
-        (int64_t(write.r) * p.dilation_h * p.W + write.s * p.dilation_w) * p.ldx[write.source] + write.channel();
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsX; ++i) {
-      uint32_t const tap_bits = 1u << write.r | 1u << (kMaxTaps + write.s);
-      int const size = (valid[i] & tap_bits) == tap_bits ? bytes : 0;
-      g2s_activation(&tXsX(0, i, 0, stage), size > 0 ? gX[i] + tap : params.x[write.source], size);
+    int const left = write.channels(p) - column;
+    char const *const base =
+        static_cast<char const *>(params.x[write.source]) + (write.channel() + column) * sizeof(Element);
+    int const ld_bytes = int(p.ldx[write.source] * sizeof(Element));
+    int const tap = write.r * p.dilation_h * p.W + write.s * p.dilation_w;
+    uint32_t const tap_bits = 1u << write.r | 1u << (kMaxTaps + write.s);
+    auto const copy_x = [&](int bytes) {
+      CUTE_UNROLL
+      for (int i = 0; i < Traits::kRowsX; ++i) {
+        if (i * parts / Traits::kRowsX != part) continue;
+        bool const inside = left > 0 && (valid[i] & tap_bits) == tap_bits;
+        g2s_activation(&tXsX(0, i, 0, stage), base + int64_t(pixel[i] + tap) * ld_bytes, inside ? bytes : 0);
+      }
+    };
+    if (params.ragged) {
+      copy_x(left < kVector ? left * int(sizeof(Element)) : 16);
+    } else {
+      copy_x(16);  // a constant: the compiler then needs no address arithmetic for part vectors
     }
+    Element const *const from = gW + write.filter_column();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsW; ++i) {
-      int const k = n0 + row + i * Traits::kRowsPerPass;
-      g2s_filter(&tWsW(0, i, 0, stage), k < p.K ? gW + k * columns + write.filter_column() : gW, k < p.K ? 16 : 0);
+      if (i * parts / Traits::kRowsW != part) continue;
+      bool const inside = i * Traits::kRowsPerPass < filters_left;
+      g2s_filter(&tWsW(0, i, 0, stage), from + int64_t(i * Traits::kRowsPerPass) * columns, inside ? 16 : 0);
     }
-    if (write.advance(p) && write.source < p.sources) enter_source();
+    if (part == parts - 1) write.advance(p);
   };
 
   // ---- s2r: ldmatrix fills the fragments of one mma k-step ----
@@ -196,15 +199,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
   // ---- main loop: kStages - 1 k-tiles in flight, the next mma step's fragments on their way ----
   clear(acc);
   int const tiles = k_tiles<kK>(p);
-  enter_source();
   int loaded = 0;
   for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (loaded < tiles) load(stage);
-    ++loaded;
+    if (loaded++ < tiles) load(stage, 0, 1);
     cp_async_fence();  // also when nothing was issued: the groups are counted
   }
   int read_stage = 0, write_stage = kStages - 1;
   KCursor<kK> read;
+  auto const enter_next_stage = [&] {
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
+    write_stage = write_stage == kStages - 1 ? 0 : write_stage + 1;
+  };
   cp_async_wait<kStages - 2>();
   __syncthreads();
   fetch(0, 0);
@@ -212,22 +219,31 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kMinBlocks)
   CUTE_NO_UNROLL
   for (int tile = 0; tile < tiles; ++tile) {
     int const steps = ceil_div(read.channels(p), Traits::kMmaK);  // none are spent on channels that do not exist
-    CUTE_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      if (step == kSteps - 1) {
-        cp_async_wait<kStages - 2>();
-        __syncthreads();
-        read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
+    bool const more = loaded++ < tiles;
+    if (steps == kSteps) {
+      CUTE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == kSteps - 1) {
+          cp_async_fence();
+          enter_next_stage();
+        } else if (more) {
+          load(write_stage, step, kSteps - 1);
+        }
+        fetch((step + 1) % kSteps, read_stage);
+        gemm(mma, rX(_, _, step), rW(_, _, step), acc);
       }
-      if (step == 0) {
-        if (loaded < tiles) load(write_stage);
-        ++loaded;
-        cp_async_fence();
-        write_stage = write_stage == kStages - 1 ? 0 : write_stage + 1;
+    } else {  // a source's last channels: short, so simple
+      if (more) load(write_stage, 0, 1);
+      cp_async_fence();
+      gemm(mma, rX(_, _, 0), rW(_, _, 0), acc);
+      CUTE_UNROLL
+      for (int step = 1; step < kSteps - 1; ++step) {
+        if (step >= steps) break;
+        fetch(step, read_stage);
+        gemm(mma, rX(_, _, step), rW(_, _, step), acc);
       }
-      int const next = (step + 1) % kSteps;
-      fetch(next, read_stage);  // also past `steps`: a fetch under a condition would keep every step's registers alive
-      if (step < steps) gemm(mma, rX(_, _, step), rW(_, _, step), acc);
+      enter_next_stage();
+      fetch(0, read_stage);
     }
     read.advance(p);
   }
