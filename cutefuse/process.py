@@ -63,7 +63,8 @@ def process(
             files = engine.build(source, outdir, options, kind, *common)
         if steps.profile:
             engine.profile(files.engine if is_model else source, outdir, options, kind, *common)
-    return _draw(files.graph, outdir) if steps.draw and not print_only else None
+    model = source if source.suffix in _ONNX else None
+    return _draw(files.graph, outdir, model) if steps.draw and not print_only else None
 
 
 def _with_onnxruntime(
@@ -84,11 +85,11 @@ def _with_onnxruntime(
         ort.profile(model, outdir, options)
 
 
-def _draw(source: Path, outdir: Path) -> Path:
+def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:
     from cutefuse import report
 
     make_folder(outdir)
-    return report.write(source, outdir)
+    return report.write(source, outdir, model)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -83,6 +83,7 @@ def build(
         with whole_or_nothing(files.engine, files.graph, files.build_metadata):
             tensorrt_api.build(model, files, options or [], libraries or [Path(p) for p in given], facts.low_precision)
             _report_plugins(files, sites)
+        plugins.keep_report(model, outdir)
         return files
     tool = (
         trtexec.assumed(assume_version) if dry_run and assume_version else trtexec.inspect(trtexec.find() or "trtexec")
@@ -99,6 +100,7 @@ def build(
         _require(files.engine, files.build_log)
         write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
         _report_plugins(files, sites)
+    plugins.keep_report(model, outdir)
     return files
 
 

@@ -7,6 +7,7 @@ nodes inlined from a function body (a fused node of ours) are traced back to the
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import time
 from collections import defaultdict
@@ -15,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from cutefuse.engine import plugins
 from cutefuse.engine.files import Artifacts, make_folder, write_json
 from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
 from cutefuse.errors import CutefuseError
 from cutefuse.progress import spinner
+from cutefuse.roofline import measure_cpu
 
 SEED = 1
 _SPATIAL_DEFAULT = 64  # for an unnamed height or width
@@ -39,6 +42,10 @@ _PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTran
                     "ReorderOutput": "Reformat", "Slice": "Slice", "Gemm": "MatrixMultiply",
                     "FusedGemm": "MatrixMultiply", "MatMul": "MatrixMultiply", "FusedMatMul": "MatrixMultiply",
                     "Cast": "Reformat"}  # fmt: skip
+
+
+# ONNX Runtime names tensors of an inlined body `_inlfunc_<op_type>[_token_<n>]_<name>`.
+_INLINED = re.compile(r"_inlfunc_(\w+?(?:_token_\d+)?)_(?=_)")
 
 
 def options_of(words: list[str]) -> dict[str, str]:
@@ -122,7 +129,12 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
     metadata = summary(latencies, wall_s, {"Input inference shapes": used, "Engine": "ONNX Runtime"})
     threads = options.get("--threads", "default")
     device = {"Selected Device": f"CPU (ONNX Runtime {onnxruntime.__version__})", "Threads": threads}
-    write_json(files.profile_metadata, {**metadata, "device_information": device, "backend": "onnxruntime"})
+    peaks = vars(measure_cpu())
+    write_json(
+        files.profile_metadata,
+        {**metadata, "device_information": device, "backend": "onnxruntime", "peaks": peaks},
+    )
+    plugins.keep_report(model, outdir)
     build = {"model_options": {"Format": "ONNX", "Model": str(model)}, "device_information": device}
     level = options.get("--optimization", "extended")
     write_json(
@@ -191,21 +203,37 @@ def _layers(
     import onnx
 
     graph = onnx.load(str(optimised), load_external_data=False).graph
-    origins = _origins(onnx.load(str(model), load_external_data=False).graph, graph)
+    origins = _origins(onnx.load(str(model), load_external_data=False), graph)
     constants = {i.name: i for i in graph.initializer}
-    seen: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
-        seen[event["name"].removesuffix("_kernel_time")].append(event)
+    runs_of = _by_node(graph, events)
     layers: list[dict[str, Any]] = []
     times: dict[str, list[float]] = {}
     for index, node in enumerate(graph.node):
         name = node.name or f"{node.op_type}_{index}"
-        runs = seen.get(node.name, []) if node.name else []
-        args = runs[-1]["args"] if runs else {}
-        layers.append(_layer(node, name, args, constants, origins[index]))
+        runs = runs_of.get(index, [])
+        layers.append(_layer(node, name, runs[-1]["args"] if runs else {}, constants, origins[index]))
         if runs:
             times[name] = [e["dur"] / 1000 for e in runs]
     return layers, times
+
+
+def _by_node(graph: Any, events: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Events of each node of the optimised graph: by name, and nameless ones by type in the order of execution."""
+    named: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    nameless: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(dict)
+    known = {node.name for node in graph.node if node.name}
+    for event in events:
+        name = event["name"].removesuffix("_kernel_time")
+        if name in known:
+            named[name].append(event)
+        else:
+            args = event.get("args", {})
+            nameless[args.get("op_name", "")].setdefault(str(args.get("node_index")), []).append(event)
+    queues = {kind: iter(groups.values()) for kind, groups in nameless.items()}
+    result: dict[int, list[dict[str, Any]]] = {}
+    for index, node in enumerate(graph.node):
+        result[index] = named[node.name] if node.name else next(queues.get(node.op_type, iter(())), [])
+    return result
 
 
 def _layer(node: Any, name: str, args: dict[str, Any], constants: dict[str, Any], origin: list[str]) -> dict[str, Any]:
@@ -273,29 +301,35 @@ def _bindings(model: Path) -> list[str]:
     return [i.name for i in graph.input if i.name not in weights] + [o.name for o in graph.output]
 
 
-def _origins(original: Any, optimised: Any) -> list[list[str]]:
+def _origins(model: Any, optimised: Any) -> list[list[str]]:
     """For each optimised node the names of the given model's nodes that it computes.
 
-    Backwards from its outputs through the given graph until its own inputs. Tensors that only exist in the optimised
-    graph (inside a function body, or made by the optimiser) take the origin of their consumer when inlined, else none.
+    Backwards from its outputs through the given graph until tensors that the optimised graph still has. Nodes inlined
+    from a function body belong to the call that takes the same tensors from outside.
     """
-    maker = {out: (i, node) for i, node in enumerate(original.node) for out in node.output if out}
+    bodies = {f.name for f in model.functions}
+    calls = [node for node in model.graph.node if node.op_type in bodies]
+    kept = {t for node in optimised.node for t in (*node.input, *node.output)}
+    maker = {out: (i, node) for i, node in enumerate(model.graph.node) for out in node.output if out}
+    inlined: dict[str, list[int]] = defaultdict(list)
     result: list[list[str]] = []
-    for node in optimised.node:
-        stop, found, todo = set(node.input), {}, [o for o in node.output if o in maker]
+    for position, node in enumerate(optimised.node):
+        found: dict[int, str] = {}
+        todo = [o for o in node.output if o in maker]
         while todo:
-            index, source = maker[todo.pop()]
-            if index not in found:
+            tensor = todo.pop()
+            index, source = maker[tensor]
+            inside = source.op_type in bodies and tensor not in node.output
+            if index not in found and not inside:
                 found[index] = source.name or source.output[0]
-                todo += [i for i in source.input if i in maker and i not in stop]
+                todo += [i for i in source.input if i in maker and i not in kept]
         result.append([found[i] for i in sorted(found)])
-    consumers: dict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(optimised.node):
-        for tensor in node.input:
-            consumers[tensor].append(index)
-    for index in range(len(optimised.node) - 1, -1, -1):
-        node = optimised.node[index]
-        if not result[index] and any(o.startswith("_inlfunc_") for o in node.output):
-            owners = [result[c] for o in node.output for c in consumers[o] if result[c]]
-            result[index] = list(owners[0]) if owners else []
+        call = next((m[1] for t in (*node.output, *node.input) if (m := _INLINED.match(t))), None)
+        if call and not result[-1]:
+            inlined[call].append(position)
+    for call, positions in inlined.items():
+        outside = {t for p in positions for t in optimised.node[p].input if t in maker}
+        owner = next((c for c in calls if call.startswith(c.op_type) and outside <= set(c.input)), None)
+        for position in positions if owner is not None else []:
+            result[position] = [owner.name or owner.output[0]]
     return result

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cutefuse
+from cutefuse.engine.files import write_json
 from cutefuse.errors import CutefuseError, VerificationError
 
 DOMAIN = "cutefuse"
@@ -42,20 +43,39 @@ def read_model(path: Path) -> ModelFacts:
 
 def patch_report(model: Path) -> dict[str, Any] | None:
     """The rewriter's report beside a patched model, `<model>.patch.json`; None when there is none."""
-    for path in (model.with_suffix(".patch.json"), model.with_name(f"{model.name}.patch.json"), _stem_report(model)):
-        if path.is_file():
-            try:
-                report = json.loads(path.read_text(encoding="utf-8"))
-                if not isinstance(report.get("sites"), list):
-                    raise ValueError("it has no list 'sites'")
-            except (ValueError, AttributeError, OSError) as error:
-                raise CutefuseError(f"{path} is no patch report ({error}); run `cutefuse patch` again") from None
-            return dict(report)
+    path = report_path(model)
+    if path is None:
+        return None
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(report.get("sites"), list):
+            raise ValueError("it has no list 'sites'")
+    except (ValueError, AttributeError, OSError) as error:
+        raise CutefuseError(f"{path} is no patch report ({error}); run `cutefuse patch` again") from None
+    return dict(report)
+
+
+def report_path(model: Path) -> Path | None:
+    """Where the patch report of a model lies: `m.patch.json` for `m.onnx` and for `m.cutefuse.onnx`."""
+    stem = model.name.removesuffix(".onnx")
+    for name in (f"{stem}.patch.json", f"{stem.removesuffix('.cutefuse')}.patch.json"):
+        if model.with_name(name).is_file():
+            return model.with_name(name)
     return None
 
 
-def _stem_report(model: Path) -> Path:
-    return model.with_name(model.name.removesuffix(".onnx").removesuffix(".cutefuse") + ".patch.json")
+def keep_report(model: Path, outdir: Path) -> None:
+    """Put a copy of the model's patch report beside the engine's files, where the engine report looks for it."""
+    report = patch_report(model)
+    if report is not None and speaks_of(report, model.name):
+        write_json(outdir / f"{model.name.removesuffix('.onnx')}.patch.json", report)
+
+
+def speaks_of(report: dict[str, Any], *names: str) -> bool:
+    """Whether a patch report describes one of these model files; one that names no output describes any."""
+    output = report.get("output")
+    path = output.get("path") if isinstance(output, dict) else output
+    return not path or Path(str(path)).name in names
 
 
 def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
@@ -64,7 +84,7 @@ def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
     The patch report counts when it speaks of this file; a model that travelled without its report counts by its nodes.
     """
     report = patch_report(model)
-    if report is None or Path(str(report.get("output", model.name))).name != model.name:
+    if report is None or not speaks_of(report, model.name):
         return facts.fused_nodes
     return {
         str(site["name"]): str(site.get("op_type", ""))

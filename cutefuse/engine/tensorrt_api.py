@@ -70,7 +70,7 @@ class _Log:
             trt.ILogger.Severity.VERBOSE: "V",
         }
 
-        class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+        class Logger(trt.ILogger):
             def __init__(self) -> None:
                 trt.ILogger.__init__(self)
 
@@ -271,7 +271,7 @@ def _measure(trt: Any, engine: Any, context: Any, device: Device, options: dict[
 
     layers: dict[str, list[float]] = {}
 
-    class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]
+    class Profiler(trt.IProfiler):
         def __init__(self) -> None:
             trt.IProfiler.__init__(self)
 

@@ -1,0 +1,168 @@
+"""Two or more engines of one model side by side: what was fused, what got faster, where the time moved."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutefuse.errors import run_command
+from cutefuse.report.graph import neighbours
+from cutefuse.report.kinds import KINDS
+from cutefuse.report.reader import Engine, Layer
+
+
+@dataclass
+class Row:
+    """Layers of each engine that compute the same ONNX nodes; times in microseconds, None where an engine has none."""
+
+    label: str
+    layers: list[list[int]]
+    times_us: list[float | None]
+    change: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of the first engine over that of the last."""
+        first, last = self.times_us[0], self.times_us[-1]
+        return first / last if first and last else None
+
+    @property
+    def saved_us(self) -> float:
+        return (self.times_us[0] or 0.0) - (self.times_us[-1] or 0.0)
+
+
+@dataclass
+class Comparison:
+    """Aligned rows, largest change first; `by_kind`: kind -> time of each engine in microseconds."""
+
+    engines: list[Engine]
+    rows: list[Row]
+    by_kind: dict[str, list[float]]
+
+    @property
+    def latency_speedup(self) -> float | None:
+        a, b = self.engines[0].latency_ms, self.engines[-1].latency_ms
+        return a / b if a and b else None
+
+
+def compare(engines: list[Engine]) -> Comparison:
+    """Align the layers of several engines through the ONNX nodes that they compute."""
+    parent: dict[str, str] = {}
+
+    def find(key: str) -> str:
+        root = key
+        while parent.setdefault(root, root) != root:
+            root = parent[root]
+        while parent[key] != root:
+            parent[key], key = root, parent[key]
+        return root
+
+    owners: list[dict[int, str]] = []
+    for number, engine in enumerate(engines):
+        keys = {layer.index: layer.onnx for layer in engine.layers if layer.onnx and not _is_helper(layer)}
+        for index, names in keys.items():
+            for name in names:
+                parent[find(f"node {name}")] = find(f"layer {number} {index}")
+        owners.append(_adopt(engine, {index: f"layer {number} {index}" for index in keys}))
+    groups: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in engines])
+    first: dict[str, tuple[int, int]] = {}
+    for number, (engine, owner) in enumerate(zip(engines, owners, strict=True)):
+        for layer in engine.layers:
+            root = find(owner[layer.index]) if layer.index in owner else f"only {number} {layer.name}"
+            groups[root][number].append(layer.index)
+            first.setdefault(root, (number, layer.index))
+    rows = [_row(engines, groups[root]) for root in sorted(groups, key=lambda r: first[r])]
+    rows = [r for r in rows if any(t for t in r.times_us)]
+    by_kind = {
+        kind: [sum(la.time_us or 0.0 for la in e.layers if la.kind == kind) for e in engines]
+        for kind in KINDS
+        if any(la.kind == kind and la.time_us for e in engines for la in e.layers)
+    }
+    return Comparison(engines, sorted(rows, key=lambda r: -abs(r.saved_us)), by_kind)
+
+
+def _is_helper(layer: Layer) -> bool:
+    """Copies and no-ops belong to whom they serve, not to the tensor that their name mentions."""
+    return layer.kind in ("copy", "noop") and (not layer.raw.get("Metadata") or layer.name.endswith(" copy"))
+
+
+def _adopt(engine: Engine, owner: dict[int, str]) -> dict[int, str]:
+    """Give each helper to the layer that it feeds, else to the one that feeds it."""
+    producers, consumers = neighbours(engine)
+    for near, order in ((consumers, reversed(engine.layers)), (producers, iter(engine.layers))):
+        for layer in order:
+            if layer.index not in owner:
+                hit = next((n for n in near[layer.index] if n in owner), None)
+                if hit is not None:
+                    owner[layer.index] = owner[hit]
+    return owner
+
+
+def _row(engines: list[Engine], layers: list[list[int]]) -> Row:
+    times: list[float | None] = []
+    for engine, own in zip(engines, layers, strict=True):
+        known = [t for i in own if (t := engine.layers[i].time_us) is not None]
+        times.append(sum(known) if known else None)
+    members = [(engine.layers[i]) for engine, own in zip(engines, layers, strict=True) for i in own]
+    heaviest = max(members, key=lambda la: (la.time_us or 0.0, la.kind not in ("copy", "noop")))
+    row = Row(heaviest.label, layers, times)
+    row.change = _change(engines, layers)
+    return row
+
+
+def _change(engines: list[Engine], layers: list[list[int]]) -> str:
+    """In words what became of the layers of the first engine in the last one."""
+    a = [engines[0].layers[i] for i in layers[0] if engines[0].layers[i].kind != "noop"]
+    b = [engines[-1].layers[i] for i in layers[-1] if engines[-1].layers[i].kind != "noop"]
+    if not a or not b:
+        return "only in the first" if a else "only in the last" if b else ""
+    if any(la.kind == "plugin" for la in b) and not any(la.kind == "plugin" for la in a):
+        return f"{_words(a)} fused into a plugin" + (
+            f" and {_words([la for la in b if la.kind != 'plugin'])}" if len(b) > 1 else ""
+        )
+    if len(a) != len(b):
+        return f"{_words(a)} became {_words(b)}"
+    kinds = [(x.precision, y.precision) for x, y in zip(a, b, strict=True) if x.precision != y.precision]
+    if kinds:
+        return f"{kinds[0][0]} became {kinds[0][1]}"
+    if any(x.tactic != y.tactic for x, y in zip(a, b, strict=True)):
+        return "another tactic"
+    return ""
+
+
+def _words(layers: list[Layer]) -> str:
+    counts: dict[str, int] = defaultdict(int)
+    for layer in layers:
+        counts[
+            {"copy": "copy", "conv": "convolution", "gemm": "matrix product", "plugin": "plugin"}.get(
+                layer.kind, layer.kind
+            )
+        ] += 1
+    return " + ".join(f"{n} {_plural(k)}" if n > 1 else k for k, n in counts.items())
+
+
+def _plural(word: str) -> str:
+    return {"copy": "copies", "noop": "no-ops"}.get(word, word if word.endswith("s") else f"{word}s")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`cutefuse compare a/ b/`: engines side by side."""
+    parser = argparse.ArgumentParser(prog="cutefuse compare", allow_abbrev=False, description="Compare engines.")
+    parser.add_argument("sources", type=Path, nargs="+", help="folders or *.graph.json files, the baseline first")
+    parser.add_argument("-o", "--output", type=Path, default=Path("compare.html"), help="page to write (compare.html)")
+    args = parser.parse_args(argv)
+
+    def command() -> int:
+        from cutefuse.report import write_compare
+
+        print(f"comparison: {write_compare(args.sources, args.output)}")
+        return 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

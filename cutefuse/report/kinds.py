@@ -1,0 +1,102 @@
+"""What a layer does: one of a dozen kinds, its compute precision, and whether tensor cores do it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cutefuse.report.tensors import Tensor
+
+# kind -> what the report calls it. The order is that of legends.
+KINDS = {
+    "plugin": "plugins",
+    "conv": "convolutions",
+    "gemm": "matrix products",
+    "attention": "attention and softmax",
+    "norm": "normalisation and reductions",
+    "pointwise": "pointwise",
+    "pool": "pooling and resizing",
+    "foreign": "compiled regions (Myelin)",
+    "copy": "copies, reformats, concats",
+    "noop": "no-ops",
+    "other": "other",
+}
+# First match wins; tried on "LayerType ParameterType" in lower case.
+_RULES: tuple[tuple[str, str], ...] = (
+    ("noop", r"\bnoop\b|\bconstant\b|\bsignal\b|\bwait\b|assertion|\bidentity\b"),
+    ("plugin", r"plugin|\bcute[a-z]"),
+    ("attention", r"softmax|mha|attention|\bsdpa\b"),
+    ("conv", r"conv"),
+    ("gemm", r"gemm|matmul|matrixmultiply|fullyconnected|\bfc\b|einsum"),
+    ("copy", r"reformat|concat|shuffle|slice|copy|memcpy|transpose|\bcast\b|gather|scatter|reorder|padding|\bpad\b"
+             r"|split|quantizelinear|unsqueeze|squeeze|reshape|flatten|expand|\btile\b|ragged"),
+    ("norm", r"norm|reduce|topk|cumsum|argmax|argmin"),
+    ("pool", r"pool|resize|upsample|gridsample|roialign|interpol"),
+    ("foreign", r"myelin|foreign|kgen|\bfusion|trainstation|graph"),
+    ("pointwise", r"pointwise|elementwise|unary|activation|scale|\bpwn\b|relu|sigmoid|tanh|gelu|silu|swish|clip|erf"
+                  r"|where|\b(?:add|sub|mul|div|pow|exp|log|sqrt|neg|abs|max|min|sum|not|and|or|less|greater|equal|select)\b"
+                  r"|leaky|elu|batchnorm|comparison"),
+)  # fmt: skip
+_COMPILED = [(kind, re.compile(pattern)) for kind, pattern in _RULES]
+_TENSOR_CORE = re.compile(
+    r"tensor\d+x\d+x\d+|h16816|s16816|h1688|s1688|s884|h884|i8816|i16832|i8832|imma|hmma|gmma|utcmma|"
+    r"tensorop|interleaved_i8|f8f8|sm(?:90|100)_xmma|ampere_fp16_s|turing_fp16_s|volta_fp16_s"
+)
+_SCALAR = re.compile(r"ffma|scudnn|simt|icudnn_int8x4|int8x4|depthwise|winograd|hfma|dp4a|fp32_icudnn|_h?cudnn_\d")
+
+
+def kind_of(layer_type: str, raw: dict[str, Any], name: str) -> str:
+    """Kind of a layer from its type and parameters; names decide only where TensorRT gives no type."""
+    text = f"{layer_type} {raw.get('ParameterType', '')}".lower()
+    if "noop" in text:
+        return "noop"
+    if name.endswith(" copy") or name.startswith("Reformatting CopyNode"):
+        return "copy"
+    for kind, pattern in _COMPILED:
+        if pattern.search(text):
+            return kind
+    if text.strip() in ("", "unknown"):
+        lower = name.lower()
+        if "foreignnode" in lower or "myelin" in lower:
+            return "foreign"
+        for kind, pattern in _COMPILED:
+            if kind != "noop" and pattern.search(lower.replace("_", " ").replace("/", " ")):
+                return kind
+    return "other"
+
+
+def precision_of(kind: str, inputs: list[Tensor], outputs: list[Tensor], tactic: str) -> str:
+    """Precision of the arithmetic: that of the first input where the layer multiplies, else of the output."""
+    order = [*inputs, *outputs] if kind in ("conv", "gemm", "plugin", "attention") else [*outputs, *inputs]
+    dtype = next((t.dtype for t in order if t.dtype and not t.dtype.startswith(("INT32", "INT64", "BOOL"))), "")
+    dtype = dtype or next((t.dtype for t in order if t.dtype), "")
+    return "TF32" if dtype == "FP32" and "tf32" in tactic else dtype
+
+
+def on_tensor_cores(kind: str, layer_type: str, tactic: str) -> bool | None:
+    """Whether a convolution or matrix product uses tensor cores; None when its tactic does not tell."""
+    text = f"{layer_type} {tactic}".lower()
+    if kind not in ("conv", "gemm") or not tactic:
+        return False if "depthwise" in text else None
+    if _SCALAR.search(text):
+        return False
+    return True if _TENSOR_CORE.search(text) else None
+
+
+def copy_origin(name: str, raw: dict[str, Any], layer_type: str) -> str:
+    """Why a data movement exists, in words: format change, quantisation, concatenation, cast, slice, transpose."""
+    origin = str(raw.get("Origin", "")).upper()
+    text = f"{layer_type} {raw.get('ParameterType', '')}".lower()
+    if "concat" in text or "CONCAT" in origin or name.endswith(" copy"):
+        return "concat"
+    if origin == "QDQ" or "quantize" in text:
+        return "quantise"
+    if origin == "CAST" or re.search(r"\bcast\b", text):
+        return "cast"
+    if origin == "SLICE" or "slice" in text or "split" in text or "pad" in text:
+        return "slice"
+    if "reformat" in text or "reorder" in text or origin == "REFORMAT" or name.startswith("Reformatting CopyNode"):
+        return "reformat"
+    if "gather" in text or "scatter" in text:
+        return "gather"
+    return "shuffle"

@@ -1,0 +1,429 @@
+"""The pages: one engine, a comparison, a language model under the roof. Each is one HTML file without outside parts."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import cutefuse
+from cutefuse.engine.files import write_text
+from cutefuse.report import charts, svg
+from cutefuse.report.compare import Comparison
+from cutefuse.report.cost import weight_bytes
+from cutefuse.report.graph import memory_profile
+from cutefuse.report.kinds import KINDS, copy_origin
+from cutefuse.report.peaks import Peaks
+from cutefuse.report.reader import Engine
+from cutefuse.report.tables import Analysis
+
+_COLORS = {
+    "FP32": "copy",
+    "TF32": "pointwise",
+    "FP16": "conv",
+    "BF16": "gemm",
+    "INT8": "plugin",
+    "FP8": "norm",
+    "": "noop",
+}
+_ORIGIN_COLORS = {
+    "concat": "copy",
+    "reformat": "conv",
+    "quantise": "plugin",
+    "cast": "pointwise",
+    "slice": "norm",
+    "shuffle": "pool",
+}
+_COMPARE_LIMIT = 400  # rows of a comparison in the page; the CSV has all
+_DETAIL_LIMIT = 1500  # layers up to which every raw field travels in the page
+_FOLDED = ("type", "kind", "precision", "tactic", "format", "shape", "bound")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["middle"] = middle
+    return environment
+
+
+def middle(value: str, length: int) -> str:
+    """Shortened in the middle: the ends of fused names tell most."""
+    text = str(value)
+    return text if len(text) <= length else f"{text[: length // 2 - 1]} … {text[-(length // 2 - 2) :]}"
+
+
+def _render(template: str, path: Path, data: Any, **context: Any) -> None:
+    here = Path(__file__).parent
+    # "<" must not end the script element that holds the data.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str).replace("<", "\\u003c")
+    page = _environment().get_template(template).render(
+        version=cutefuse.__version__, css=(here / "page.css").read_text(), js=(here / "page.js").read_text(),
+        graph_css=svg.GRAPH_STYLE, data=_printable(text), **context,
+    )  # fmt: skip
+    write_text(path, _printable(page))
+
+
+def _printable(text: str) -> str:
+    """Without control characters (TensorRT's metadata has them) and lone surrogates, which no page may hold."""
+    clean = text.translate({c: " " for c in range(32) if c not in (9, 10, 13)})
+    return clean.encode("utf-8", "replace").decode("utf-8")
+
+
+def _tile(label: str, value: str, unit: str = "", source: str = "", tone: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "unit": unit, "source": source, "tone": tone}
+
+
+def _device(engine: Engine) -> str:
+    parts = [str(engine.device.get("Selected Device", ""))]
+    if engine.backend == "onnxruntime":
+        parts.append("profiled with ONNX Runtime, not with TensorRT")
+    elif engine.version:
+        parts.append(f"TensorRT {engine.version}")
+    shapes = engine.inference.get("Input inference shapes") or engine.inference.get("Input inference shape")
+    if shapes and shapes != "model":
+        parts.append(str(shapes))
+    return " · ".join(p for p in parts if p) or "device not recorded"
+
+
+def _tiles(analysis: Analysis) -> list[dict[str, str]]:
+    engine = analysis.engine
+    tiles = []
+    files = {k: p.name for k, p in engine.files.items()}
+    where = files.get("timing", files.get("profile_metadata", ""))
+    if engine.latency_ms:
+        tiles.append(_tile("median latency", f"{engine.latency_ms:.4g}", "ms", f"{where} › latencyMs"))
+    if len(engine.latencies_ms) >= 20:
+        ordered = sorted(engine.latencies_ms)
+        tiles.append(
+            _tile("p99 latency", f"{ordered[int(0.99 * (len(ordered) - 1))]:.4g}", "ms", f"{where} › latencyMs")
+        )
+    elif isinstance(values := engine.performance.get("Latency"), list) and len(values) > 4:
+        name = f"p{engine.percentiles[-1]:g}" if engine.percentiles else "highest percentile"
+        source = f"{files.get('profile_metadata', '')} › performance_summary.Latency"
+        tiles.append(_tile(f"{name} latency", f"{values[-1]:.4g}", "ms", source))
+    rate = engine.performance.get("Throughput")
+    if isinstance(rate, (int, float)):
+        source = f"{files.get('profile_metadata', '')} › performance_summary.Throughput"
+        tiles.append(_tile("throughput", f"{rate:.4g}", "/s", source))
+    tiles.append(_tile("layers", str(len(engine.layers)), "", f"{files['graph']} › Layers"))
+    if engine.size_bytes:
+        tiles.append(_tile("engine file", charts.bytes_text(engine.size_bytes), "", files["engine"]))
+    if engine.profiled and engine.total_us:
+        copies = sum(la.time_us or 0.0 for la in engine.layers if la.kind == "copy")
+        share = 100 * copies / engine.total_us
+        source = f"{files.get('profile', '')} › averageMs of copies, reformats and concats"
+        tiles.append(_tile("of the time moves data", f"{share:.1f}", "%", source, "bad" if share >= 10 else ""))
+    plugins = [la for la in engine.layers if la.kind == "plugin"]
+    if plugins:
+        tiles.append(_tile("plugin layers", str(len(plugins)), "", f"{files['graph']} › LayerType", "good"))
+    if analysis.roof_percent is not None:
+        tiles.append(
+            _tile(
+                "of the roof, over all placed layers", f"{analysis.roof_percent:.0f}", "%", "floor time / measured time"
+            )
+        )
+    return tiles
+
+
+def _shares(engine: Engine, key: str, label: dict[str, str], colors: dict[str, str] | None) -> list[dict[str, Any]]:
+    us: dict[str, float] = defaultdict(float)
+    count: dict[str, int] = defaultdict(int)
+    for layer in engine.layers:
+        us[getattr(layer, key)] += layer.time_us or 0.0
+        count[getattr(layer, key)] += 1
+    names = sorted(us, key=lambda n: (-us[n], n))
+    return [
+        {"kind": n, "label": label.get(n, n or "unknown"), "us": us[n], "count": count[n],
+         "color": f"var(--k-{(colors or {}).get(n, n if colors is None else 'other')})"}
+        for n in names
+    ]  # fmt: skip
+
+
+def _layer_data(analysis: Analysis) -> dict[str, Any]:
+    """The layers as arrays, with strings that repeat held once."""
+    engine = analysis.engine
+    strings: dict[str, int] = {}
+    rich = len(engine.layers) <= _DETAIL_LIMIT
+    columns = list(analysis.rows[0]) if analysis.rows else []
+    records = []
+    for row, layer in zip(analysis.rows, engine.layers, strict=True):
+        values: list[Any] = []
+        for key in columns:
+            value = row[key]
+            if key in _FOLDED:
+                value = strings.setdefault(str(value or ""), len(strings))
+            elif isinstance(value, float):
+                value = float(f"{value:.5g}")
+            values.append(value)
+        tensors = (
+            [[[t.name, t.shape_text, t.text] for t in side] for side in (layer.inputs, layer.outputs)]
+            if rich
+            else [[], []]
+        )
+        skip = ("Name", "LayerType", "TacticName", "Metadata")
+        raw = {k: v for k, v in layer.raw.items() if k not in skip} if rich else {}
+        records.append(
+            [*values, layer.onnx[:40], layer.sources.get("layer", ""), layer.sources.get("time", ""), *tensors, raw]
+        )
+    names = [*columns, "onnx", "at", "from", "ins", "outs", "raw"]
+    return {"columns": names, "layers": records, "strings": list(strings), "interned": list(_FOLDED), "kinds": KINDS}
+
+
+def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
+    """The report of one engine."""
+    engine = analysis.engine
+    context: dict[str, Any] = {
+        "title": engine.name,
+        "brand": "engine report",
+        "subtitle": _device(engine),
+        "tiles": _tiles(analysis),
+        "notes": engine.notes,
+        "names": [layer.name for layer in engine.layers],
+        "findings": [{**vars(f), "nodes": f.onnx(engine)} for f in analysis.findings],
+        "candidates": analysis.candidates,
+        "folder": str(engine.folder),
+        "graph": graph_svg,
+        **_time(engine),
+        **_roof(analysis),
+        **_patch(engine),
+        **_movement(analysis),
+        **_memory(engine),
+        **_latency(engine),
+        **_sources(engine),
+    }
+    wanted = (
+        ("overview", "Overview", True),
+        ("time", "Time", engine.total_us),
+        ("findings", "Findings", True),
+        ("roofline", "Roofline", context["roofline"]),
+        ("next", "Fuse next", analysis.candidates is not None),
+        ("fused", "Fused", context["sites"]),
+        ("copies", "Copies", context["copies"]),
+        ("memory", "Memory", context["memory"]),
+        ("latency", "Latency", context["histogram"]),
+        ("engine", "Graph", graph_svg),
+        ("layers", "Layers", True),
+        ("files", "Sources", True),
+    )
+    context["sections"] = [(i, n) for i, n, there in wanted if there]
+    _render("engine.html.j2", path, _layer_data(analysis), **context)
+
+
+def _time(engine: Engine) -> dict[str, Any]:
+    heaviest = sorted((la for la in engine.layers if la.time_us), key=lambda la: -(la.time_us or 0.0))[:15]
+    return {
+        "count": len(engine.layers),
+        "total": engine.total_us,
+        "time_source": f"{engine.files['profile'].name} › averageMs" if "profile" in engine.files else "",
+        "kinds": _shares(engine, "kind", KINDS, None),
+        "precisions": _shares(engine, "precision", {}, _COLORS),
+        "top": [
+            {"i": la.index, "name": la.name, "us": la.time_us, "kind": la.kind, "source": la.sources.get("time", "")}
+            for la in heaviest
+        ],
+    }
+
+
+def _roof(analysis: Analysis) -> dict[str, Any]:
+    engine = analysis.engine
+    everything = zip(engine.layers, analysis.places, analysis.costs, strict=True)
+    placed = [(la, p, c) for la, p, c in everything if p and la.time_us]
+    chart, shown = "", 0
+    if analysis.peaks:
+        chart, shown = charts.roofline(engine, analysis.peaks, analysis.costs, analysis.places)
+    above = sorted(placed, key=lambda item: item[1].floor_us - (item[0].time_us or 0.0))[:10]
+    return {
+        "roofline": chart,
+        "shown": shown,
+        "peaks": analysis.peaks,
+        "over": sum(p.percent_of_roof > 100 for _, p, _ in placed),
+        "roof_rows": [
+            {
+                "i": la.index,
+                "us": la.time_us,
+                "floor": p.floor_us,
+                "roof": p.percent_of_roof,
+                "bound": p.bound,
+                "intensity": c.intensity or 0.0,
+            }
+            for la, p, c in above
+        ],
+    }
+
+
+def _patch(engine: Engine) -> dict[str, Any]:
+    blank = {"name": "", "status": "", "op_type": "", "operator": "", "reason": "", "nodes": []}
+    sites = [{**blank, **s} for s in (engine.patch or {}).get("sites", []) if isinstance(s, dict)]
+    return {
+        "sites": [{**s, "nodes": [str(n) for n in s["nodes"] or []]} for s in sites],
+        "fused": sum(s["status"] == "fused" for s in sites),
+        "patch_file": engine.files["patch"].name if "patch" in engine.files else "",
+    }
+
+
+def _movement(analysis: Analysis) -> dict[str, Any]:
+    copies = _copies(analysis)
+    return {"copies": copies, "copy_us": sum(c["us"] or 0.0 for c in copies), "origins": _origins(copies)}
+
+
+def _memory(engine: Engine) -> dict[str, Any]:
+    alive = memory_profile(engine)
+    weights = sorted(((weight_bytes(la), la.index) for la in engine.layers), reverse=True)
+    return {
+        "memory": charts.area(alive, [la.name for la in engine.layers], "memory of activations"),
+        "peak_memory": charts.bytes_text(max(alive, default=0.0)),
+        "weights": charts.bytes_text(sum(w for w, _ in weights)),
+        "engine_size": charts.bytes_text(engine.size_bytes) if engine.size_bytes else "",
+        "weight_rows": [{"i": i, "bytes": w, "text": charts.bytes_text(w)} for w, i in weights[:8] if w],
+    }
+
+
+def _latency(engine: Engine) -> dict[str, Any]:
+    ordered = sorted(engine.latencies_ms)
+    file = engine.files["timing"].name if "timing" in engine.files else ""
+    marks = [(f"p{q}", ordered[int(q / 100 * (len(ordered) - 1))]) for q in (50, 90, 99)] if ordered else []
+    chart = charts.histogram(ordered, marks, "ms", file) if len(ordered) >= 20 else ""
+    return {"histogram": chart, "latency_count": len(ordered), "timing_file": file}
+
+
+def _sources(engine: Engine) -> dict[str, Any]:
+    facts = [*engine.build.items(), *engine.inference.items(), *engine.device.items()]
+    return {
+        "files": [(k.replace("_", " "), p.name) for k, p in engine.files.items()],
+        "facts": [(k, v) for k, v in facts if v not in ("", None)],
+    }
+
+
+def _copies(analysis: Analysis) -> list[dict[str, Any]]:
+    rows = []
+    for layer, cost in zip(analysis.engine.layers, analysis.costs, strict=True):
+        if layer.kind != "copy":
+            continue
+        before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
+        rows.append(
+            {
+                "i": layer.index,
+                "origin": copy_origin(layer.name, layer.raw, layer.type),
+                "us": layer.time_us,
+                "gbs": cost.size_bytes / layer.time_us / 1e3 if cost.size_bytes and layer.time_us else None,
+                "before": f"{before.dtype} {before.layout}" if before else "",
+                "after": f"{after.dtype} {after.layout}" if after else "",
+                "shape": after.shape_text if after else "",
+                "source": layer.sources.get("time", ""),
+            }
+        )
+    return sorted(rows, key=lambda r: -(r["us"] or 0.0))
+
+
+def _origins(copies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in copies:
+        groups[row["origin"]].append(row)
+    parts = [{"label": k, "us": sum(r["us"] or 0.0 for r in v), "count": len(v),
+              "color": f"var(--k-{_ORIGIN_COLORS.get(k, 'other')})"} for k, v in groups.items()]  # fmt: skip
+    return sorted(parts, key=lambda p: -p["us"])
+
+
+def write_compare_page(comparison: Comparison, path: Path) -> None:
+    """Engines side by side; the first is the baseline, the last the candidate."""
+    engines = comparison.engines
+    views = [
+        {
+            "name": e.name,
+            "total": e.total_us,
+            "count": len(e.layers),
+            "source": f"{e.files['profile'].name} › averageMs" if "profile" in e.files else "",
+            "parts": _shares(e, "kind", KINDS, None),
+        }
+        for e in engines
+    ]
+    rows = [
+        {
+            "label": r.label,
+            "times": r.times_us,
+            "saved": r.saved_us,
+            "speedup": r.speedup,
+            "change": r.change,
+            "title": "\n".join(e.layers[i].name for e, own in zip(engines, r.layers, strict=True) for i in own),
+            "sources": [
+                "\n".join(e.layers[i].sources.get("time", "") for i in own)
+                for e, own in zip(engines, r.layers, strict=True)
+            ],
+        }
+        for r in comparison.rows[:_COMPARE_LIMIT]
+    ]
+    _render(
+        "compare.html.j2",
+        path,
+        {"kinds": KINDS},
+        title=" → ".join(middle(e.name, 40) for e in engines),
+        brand="comparison",
+        subtitle=_device(engines[-1]),
+        sections=[("kinds", "Time"), ("aligned", "Layers"), ("files", "Sources")],
+        tiles=_compare_tiles(comparison),
+        engines=views,
+        widest=max([e.total_us for e in engines] + [1e-9]),
+        kinds=[
+            {"label": KINDS[k], "times": t, "change": t[-1] - t[0], "color": f"var(--k-{k})"}
+            for k, t in comparison.by_kind.items()
+        ],
+        rows=rows,
+        more=max(len(comparison.rows) - _COMPARE_LIMIT, 0),
+        files=[(f"{e.name}: {k.replace('_', ' ')}", p.name) for e in engines for k, p in e.files.items()],
+    )
+
+
+def _compare_tiles(comparison: Comparison) -> list[dict[str, str]]:
+    first, last = comparison.engines[0], comparison.engines[-1]
+    tiles = []
+    for e in (first, last):
+        if e.latency_ms:
+            source = str(e.files.get("timing", ""))
+            tiles.append(_tile(f"median latency, {middle(e.name, 30)}", f"{e.latency_ms:.4g}", "ms", source))
+    speed = comparison.latency_speedup
+    if speed:
+        tone = "good" if speed > 1.005 else "bad" if speed < 0.995 else ""
+        tiles.append(_tile("speed-up of an inference", f"{speed:.3g}", "×", "median latencies", tone))
+    if first.total_us and last.total_us:
+        ratio = first.total_us / last.total_us
+        tone = "good" if ratio > 1.005 else "bad" if ratio < 0.995 else ""
+        tiles.append(_tile("speed-up of the layers' sum", f"{ratio:.3g}", "×", "averageMs of the profiles", tone))
+    tiles.append(_tile("layers", f"{len(first.layers)} → {len(last.layers)}"))
+    fused = sum("plugin" in r.change for r in comparison.rows)
+    if fused:
+        tiles.append(_tile("groups fused into plugins", str(fused), tone="good"))
+    return tiles
+
+
+def write_llm_page(view: dict[str, Any], peaks: Peaks, path: Path) -> None:
+    """Prefill and decode of a language model on one device."""
+    length, batch = view["prefill_crossing_length"], view["decode_crossing_batch"]
+    context = f"context {view['context']}"
+    tiles = [
+        _tile(f"ridge, {view['precision']}", f"{view['ridge']:.0f}", "FLOP/byte", peaks.source),
+        _tile("prefill is compute-bound from", str(length) if length else "never", "tokens" if length else ""),
+        _tile(f"decode is compute-bound from ({context})", f"batch {batch}" if batch else "never"),
+        _tile("intensity of an endless decode batch", f"{view['decode_intensity_limit']:.1f}", "FLOP/byte"),
+    ]
+    _render(
+        "llm.html.j2",
+        path,
+        {"kinds": KINDS},
+        title=f"{view['model']} on {peaks.device}",
+        brand="roofline",
+        sections=[],
+        subtitle=f"{view['weight_type']} weights, {view['kv_type']} cache",
+        tiles=tiles,
+        view=view,
+        peaks=peaks,
+        chart=charts.curves(view, peaks),
+    )

@@ -1,0 +1,129 @@
+"""The engine graph as SVG. Colours are CSS variables, so that it follows the page's light and dark."""
+
+from __future__ import annotations
+
+from html import escape
+
+from cutefuse.report.graph import Edge
+from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
+from cutefuse.report.reader import Engine, Layer
+from cutefuse.report.tensors import Tensor
+
+# Colours of a file that stands alone; pages define the same variables for light and dark.
+_STYLE = """
+svg{--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plugin:#12805c;--k-conv:#2f6fde;--k-gemm:#6a4fd8;
+--k-attention:#a33fb5;--k-norm:#0f8b9e;--k-pointwise:#b7860b;--k-pool:#5b7f95;--k-foreign:#8b5e3c;--k-copy:#d9480f;
+--k-noop:#b4bcc8;--k-other:#7d8796;--heat:217,72,15;font-family:system-ui,sans-serif;background:#f7f8fa}
+"""
+GRAPH_STYLE = """
+.g-n rect{fill:var(--card);stroke:var(--line)}.g-n .g-bar{stroke:none}.g-n text{fill:var(--ink);font-size:12px}
+.g-n .g-t{fill:var(--mute);font-size:11px}.g-e{fill:none;stroke:var(--mute);stroke-opacity:.55;stroke-width:1.4}
+.g-FP32,.g-TF32{stroke:var(--k-copy)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
+.g-l,.g-io{fill:var(--mute);font-size:10px}.g-io{fill:var(--k-plugin);font-weight:600}
+"""
+
+
+_RICH_LIMIT = 3000
+
+
+def number(value: float) -> str:
+    """A coordinate with at most one decimal."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def text(value: object) -> str:
+    """Escaped for XML 1.0: TensorRT's control characters have no place in it."""
+    return escape("".join(c for c in str(value) if c >= " " or c in "\t\n"), quote=True)
+
+
+def edge_label(tensor: Tensor) -> str:
+    return " ".join(filter(None, (tensor.dtype, tensor.layout if tensor.layout != "linear" else "")))
+
+
+def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool) -> str:
+    """The engine graph: nodes shaded by their share of the time, edges coloured by type and labelled with format."""
+    width, height = number(drawing.width), number(drawing.height)
+    size = f' width="{width}" height="{height}"' if standalone else ""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"{size} id="graph" role="img"'
+    parts = [f'{head} aria-label="engine graph">']
+    if standalone:
+        parts.append(f"<title>{text(engine.name)}</title><style>{_STYLE}{GRAPH_STYLE}</style>")
+    # Titles and edge labels of a huge graph would only weigh: the page shows a clicked layer's tensors anyway.
+    rich = len(engine.layers) <= _RICH_LIMIT
+    labels: list[str] = []
+    for edge, points in zip(edges, drawing.paths, strict=True):
+        if len(points) > 1:
+            parts.append(_edge(edge, points, rich))
+            if rich:
+                labels.append(_edge_text(edge, points[-1][0], points[-1][1] - 6))
+    most = max((layer.time_us or 0.0 for layer in engine.layers), default=0.0) or 1.0
+    for layer in engine.layers:
+        parts.append(_node(layer, drawing, (layer.time_us or 0.0) / most, rich))
+    return "".join(parts + labels + _ends(edges, drawing)) + "</svg>"
+
+
+def _edge(edge: Edge, points: list[tuple[float, float]], rich: bool) -> str:
+    path = f'<path class="g-e g-{edge.tensor.dtype}" d="{_curve(points)}"'
+    if not rich:
+        return f"{path}/>"
+    return f"{path}><title>{text(edge.tensor.name)}: {edge.tensor.shape_text} {text(edge.tensor.text)}</title></path>"
+
+
+def _edge_text(edge: Edge, x: float, y: float) -> str:
+    shape = edge.tensor.shape_text if len(edge.tensor.dims) <= 5 else ""
+    label = f"{edge_label(edge.tensor)} {shape}".strip()
+    return f'<text class="g-l" x="{number(x + 7)}" y="{number(y)}">{text(label)}</text>'
+
+
+def _ends(edges: list[Edge], drawing: Drawing) -> list[str]:
+    """Inputs and outputs of the engine, written above and below the layers that take and make them."""
+    out: list[str] = []
+    seen: set[int] = set()
+    for edge in edges:
+        node = edge.target if edge.source < 0 else edge.source
+        if (edge.source >= 0 and edge.target >= 0) or node in seen:
+            continue
+        seen.add(node)
+        above = edge.source < 0
+        y = drawing.y[node] + (-8 if above else NODE_HEIGHT + 15)
+        label = (
+            f"{'▾' if above else '▴'} {_fit(edge.tensor.name, 24)} {edge_label(edge.tensor)} {edge.tensor.shape_text}"
+        )
+        out.append(f'<text class="g-io" x="{number(drawing.x[node] + 8)}" y="{number(y)}">{text(label)}</text>')
+    return out
+
+
+def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
+    left, top = number(drawing.x[layer.index]), number(drawing.y[layer.index])
+    # Of a fused name the first part, of a path its end, of a copy whom it serves.
+    own = layer.name.split(" + ")[0].rpartition("CopyNode for ")[2]
+    own = own if len(own) <= 26 else f"…{own[-25:]}"
+    note = f"{layer.time_us:.1f} µs" if layer.time_us is not None else ""
+    box = f'<rect width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="6"'
+    heat = f'{box} style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>' if share > 0.01 else ""
+    title = f"<title>{text(layer.name)}</title>" if rich else ""
+    kind = _fit(str(layer.raw.get("ParameterType") or layer.type), 20)
+    return (
+        f'<g class="g-n" data-i="{layer.index}" transform="translate({left} {top})">{title}{box}/>{heat}'
+        f'<rect class="g-bar" width="4" height="{NODE_HEIGHT}" rx="2" style="fill:var(--k-{layer.kind})"/>'
+        f'<text x="12" y="19">{text(own)}</text><text class="g-t" x="12" y="36">{text(kind)}</text>'
+        f'<text class="g-t" x="{NODE_WIDTH - 8}" y="36" text-anchor="end">{note}</text></g>'
+    )
+
+
+def _fit(value: str, length: int) -> str:
+    return value if len(value) <= length else f"{value[: length // 2 - 1]}…{value[-(length // 2) :]}"
+
+
+def _curve(points: list[tuple[float, float]]) -> str:
+    """Vertical tangents at both ends of every piece; straight where nothing bends."""
+    x0, y0 = points[0]
+    d = [f"M{number(x0)} {number(y0)}"]
+    for x, y in points[1:]:
+        if abs(x - x0) < 0.5:
+            d.append(f"L{number(x)} {number(y)}")
+        else:
+            middle = number((y0 + y) / 2)
+            d.append(f"C{number(x0)} {middle} {number(x)} {middle} {number(x)} {number(y)}")
+        x0, y0 = x, y
+    return "".join(d)

@@ -1,0 +1,113 @@
+"""Tensors of an engine graph: names, shapes, data types and memory layouts in the words of TensorRT's inspector."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+# bits of one element
+DTYPE_BITS = {
+    "FP64": 64, "FP32": 32, "TF32": 32, "FP16": 16, "BF16": 16, "FP8": 8, "FP4": 4, "INT64": 64, "INT32": 32,
+    "INT16": 16, "INT8": 8, "INT4": 4, "UINT8": 8, "BOOL": 8, "E8M0": 8,
+}  # fmt: skip
+_DTYPE = re.compile(
+    r"\b(?:(FP8|FP4|FP16|FP32|FP64|BF16|BFloat16|Half|Float|Double|Bool|UInt8|E8M0|Int4|Int8|Int16|Int32|Int64)"
+    r"(?:E\dM\d)?)\b",
+    re.IGNORECASE,
+)
+_ALIASES = {"HALF": "FP16", "FLOAT": "FP32", "DOUBLE": "FP64", "BFLOAT16": "BF16"}
+_WORDS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16, "thirty-two": 32}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output of a layer. `dims` are logical (N, C, H, W); `layout` is how they lie in memory."""
+
+    name: str
+    dims: tuple[int, ...]
+    dtype: str
+    layout: str
+    text: str  # format and type as the file has them
+
+    @property
+    def elements(self) -> int | None:
+        """Number of elements; None when a dimension is unknown."""
+        return None if any(d < 0 for d in self.dims) else math.prod(self.dims)
+
+    @property
+    def size_bytes(self) -> float | None:
+        """Bytes of the elements themselves, without the padding of a vectorised layout."""
+        bits = DTYPE_BITS.get(self.dtype)
+        elements = self.elements
+        return None if bits is None or elements is None else elements * bits / 8
+
+    @property
+    def padded_bytes(self) -> float | None:
+        """Bytes in memory: channels rounded up to the vector width of the layout."""
+        size = self.size_bytes
+        width = vector_width(self.layout)
+        if size is None or width == 1 or len(self.dims) < 3 or not self.dims[-3]:
+            return size
+        channels = self.dims[1] if len(self.dims) > 3 else self.dims[0]
+        return size / channels * (-(-channels // width) * width) if channels else size
+
+    @property
+    def shape_text(self) -> str:
+        return "×".join(str(d) for d in self.dims) or "scalar"
+
+
+def vector_width(layout: str) -> int:
+    """Elements of the channel axis that lie together: 8 for HWC8, 32 for CHW32, 1 for linear."""
+    digits = re.search(r"(?:HWC|CHW)(\d+)$", layout)
+    return int(digits[1]) if digits else 1
+
+
+def dtype_of(text: str) -> str:
+    """FP32, FP16, INT8, ... out of any spelling; empty when none is named."""
+    found = _DTYPE.search(text)
+    if not found:
+        return ""
+    name = found[1].upper()
+    return _ALIASES.get(name, name)
+
+
+def layout_of(text: str) -> str:
+    """Short layout name out of the inspector's sentence or a format name of TensorRT 11 (kHWC8, HWC8)."""
+    short = re.search(r"\bk?(D?(?:HWC|CHW)\d*|LINEAR|DLA_\w+)\b", text)
+    if short:
+        return "linear" if short[1] == "LINEAR" else short[1]
+    lower = text.lower()
+    if "channel major" in lower:
+        modulus = re.search(r"channel % (\d+)", lower)
+        return f"HWC{modulus[1]}" if modulus else "HWC"
+    vector = re.search(r"(two|four|eight|sixteen|thirty-two) wide channel vectorized", lower)
+    if vector:
+        return f"CHW{_WORDS[vector[1]]}"
+    if "row major" in lower or "linear" in lower:
+        return "linear"
+    return "" if not text.strip() else "other"
+
+
+def _dim(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+
+
+def tensor_of(value: Any) -> Tensor | None:
+    """A tensor from its JSON, or None when there is nothing to name."""
+    if isinstance(value, str):
+        return Tensor(value, (), "", "", "") if value else None
+    if not isinstance(value, dict):
+        return None
+    name = str(value.get("Name", value.get("name", "")))
+    dims = value.get("Dimensions", value.get("Dims", value.get("Shape", [])))
+    both = str(value.get("Format/Datatype", ""))
+    kind = str(value.get("Datatype", value.get("DataType", ""))) or both
+    form = str(value.get("Format", "")) or both
+    shape = tuple(_dim(d) for d in dims) if isinstance(dims, list) else ()
+    text = both or " ".join(filter(None, (form, kind)))
+    return Tensor(name, shape, dtype_of(kind), layout_of(form), text) if name or shape else None
