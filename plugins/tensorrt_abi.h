@@ -1,5 +1,5 @@
 // The slice of TensorRT's plugin interface that this project uses: same names, same order of virtual functions, same
-// layout as NVIDIA's NvInferRuntime.h from TensorRT 10.2 to 11.1, so that the library builds beside a pip-installed
+// layout as NVIDIA's NvInferRuntime.h from TensorRT 10.0 to 11.1, so that the library builds beside a pip-installed
 // TensorRT, which ships no headers. With TENSORRT_INCLUDE_DIR NVIDIA's own header is used; a test compares both.
 // The interface may only grow by what those versions share: never declare the registry or the logger here, their
 // layout differs between TensorRT 10 and 11.
