@@ -107,5 +107,7 @@ class Net:
             ir_version=8 if self.opset < 21 else 10,
         )  # fmt: skip
         made = onnx.shape_inference.infer_shapes(made, strict_mode=True)
+        for output in made.graph.output:  # inference forgets the name of the batch at a Resize
+            output.type.tensor_type.shape.dim[0].dim_param = "batch"
         onnx.checker.check_model(made, full_check=True)
         return made

@@ -1,0 +1,339 @@
+"""The command: files, exit codes, options, losslessness, errors in one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import FILTER, fused_types, graph, weights
+from onnx import TensorProto, helper, numpy_helper
+
+import cutefuse
+from cutefuse import rewrite
+from cutefuse.patch import Options, main, patch
+
+ROOT = Path(__file__).parent.parent
+TWO = (
+    "c = Concat<axis=1>(a, b) x1 = Conv(c, w, k) y1 = Relu(x1) "
+    "d = Concat<axis=1>(b, a) x2 = Conv<strides=[2,2]>(d, w) y2 = Tanh(x2)"
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(graph(TWO, outputs=("y1", "y2")), str(path))
+    return path
+
+
+def test_patching_writes_model_and_report_beside_the_input(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = source.read_bytes()
+    assert main([str(source), "--verify"]) == 0
+    assert {p.name for p in source.parent.iterdir()} == {"model.onnx", "model.cutefuse.onnx", "model.patch.json"}
+    assert source.read_bytes() == before
+    out = capsys.readouterr().out
+    assert "2 candidates: 2 fused" in out and "verified with onnxruntime" in out and "\x1b" not in out
+    report = json.loads((source.parent / "model.patch.json").read_text())
+    assert report["schema"] == 1 and report["tool"] == {"name": "cutefuse", "version": cutefuse.__version__}
+    assert report["input"] == {"path": str(source), "sha256": hashlib.sha256(before).hexdigest()}
+    first = report["sites"][0]
+    assert (first["name"], first["operator"], first["op_type"]) == ("Conv_1", "concat_conv", "CuteConcatConv2Relu")
+    assert first["nodes"] == ["Concat_0", "Conv_1", "Relu_2"] and first["status"] == "fused" and first["reason"] == ""
+    assert first["inputs"] == ["a", "b"] and first["outputs"] == ["y1"] and first["dtype"] == "float32"
+    assert first["shapes"]["outputs"] == [[-1, 12, 7, 5]] and first["flops"] == 2 * 12 * 35 * 24 * 9
+    assert first["bytes_saved"] == 2 * 24 * 63 * 4
+    assert report["verify"]["passed"] and report["summary"]["fused"] == 2
+
+
+def test_the_output_option_names_model_and_report(source: Path, tmp_path: Path) -> None:
+    assert main([str(source), "-o", str(tmp_path / "out.onnx")]) == 0
+    assert (tmp_path / "out.onnx").exists() and (tmp_path / "out.patch.json").exists()
+
+
+def test_patching_twice_finds_nothing_more(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(source)]) == 0
+    assert main([str(source.with_name("model.cutefuse.onnx"))]) == 3
+    assert "nothing to patch" in capsys.readouterr().out
+    assert not source.with_name("model.cutefuse.cutefuse.onnx").exists()
+
+
+def test_a_second_patch_of_the_rest_keeps_the_first(source: Path, tmp_path: Path) -> None:
+    half, whole = tmp_path / "half.onnx", tmp_path / "whole.onnx"
+    assert main([str(source), "-o", str(half), "--include", "Conv_1"]) == 0
+    assert main([str(half), "-o", str(whole), "--verify"]) == 0
+    assert fused_types(onnx.load(str(whole))) == ["CuteConcatConv2Relu", "CuteConcatConv2Tanh"]
+
+
+def test_a_dry_run_predicts_and_writes_nothing(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(source), "--dry-run", "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert [p.name for p in source.parent.iterdir()] == ["model.onnx"]
+    assert main([str(source), "--json"]) == 0
+    real = json.loads(capsys.readouterr().out)
+    for report in (predicted, real):
+        report["summary"].pop("seconds")
+    assert predicted == real
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"),
+    [
+        (["--include", "Conv_1"], ["Conv_1"]),
+        (["--include", "*_1", "--include", "Tanh*"], ["Conv_1", "Conv_4"]),
+        (["--exclude", "Relu_*"], ["Conv_4"]),
+        (["--include", "Conv_*", "--exclude", "y2"], ["Conv_1"]),
+        (["--include-op", "concat_conv"], ["Conv_1", "Conv_4"]),
+    ],
+)
+def test_filters_choose_sites_by_node_tensor_or_operator(source: Path, options: list[str], fused: list[str]) -> None:
+    assert main([str(source), *options]) == 0
+    sites = json.loads(source.with_name("model.patch.json").read_text())["sites"]
+    assert [s["name"] for s in sites if s["status"] == "fused"] == fused
+    assert all(s["reason"] for s in sites if s["status"] == "excluded") and len(sites) == 2
+
+
+@pytest.mark.parametrize("options", [["--exclude", "*"], ["--include", "nobody"], ["--exclude-op", "concat_conv"]])
+def test_excluding_everything_is_nothing_to_patch(source: Path, options: list[str]) -> None:
+    assert main([str(source), *options]) == 3
+    assert [p.name for p in source.parent.iterdir()] == ["model.onnx"]
+
+
+def test_min_gain_skips_sites_that_the_profile_calls_cheap(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutefuse.report import rank
+
+    monkeypatch.setattr(rank, "gains", lambda folder, model: {"Conv_1": 12.0, "Concat_3": 2.0}, raising=False)
+    assert main([str(source), "--profile", str(tmp_path), "--min-gain", "0.005ms"]) == 0
+    first, second = json.loads(source.with_name("model.patch.json").read_text())["sites"]
+    assert first["status"] == "fused"
+    assert second["status"] == "excluded" and "about 2 us, less than --min-gain 5 us" in second["reason"]
+
+
+def test_a_wrong_packing_fails_verification_and_leaves_no_model(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cutefuse import conv_site
+
+    right = conv_site.pack
+    monkeypatch.setattr(conv_site, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    assert main([str(source), "--verify"]) == 1
+    assert "verification failed" in capsys.readouterr().err
+    assert {p.name for p in source.parent.iterdir()} == {"model.onnx", "model.patch.json"}
+    proof = json.loads(source.with_name("model.patch.json").read_text())["verify"]
+    assert not proof["passed"] and proof["first_wrong_site"] == "Conv_1"
+
+
+def test_verification_needs_no_function_bodies_in_the_written_file(source: Path) -> None:
+    assert main([str(source), "--no-functions", "--verify"]) == 0
+    patched = onnx.load(str(source.with_name("model.cutefuse.onnx")))
+    assert not patched.functions and fused_types(patched) == ["CuteConcatConv2Relu", "CuteConcatConv2Tanh"]
+    assert patched.ir_version == onnx.load(str(source)).ir_version
+
+
+def test_an_input_shape_reaches_the_verification(tmp_path: Path) -> None:
+    body = "c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)"
+    onnx.save(graph(body, inputs={"a": "n,8,h,q", "b": "n,16,h,q"}), str(tmp_path / "m.onnx"))
+    assert main([str(tmp_path / "m.onnx"), "--verify", "--input-shape", "a:3x8x12x10"]) == 0
+    proof = json.loads((tmp_path / "m.patch.json").read_text())["verify"]
+    assert proof["inputs"] == {"a": [3, 8, 12, 10], "b": [3, 16, 12, 10]}
+
+
+def rich_model() -> onnx.ModelProto:
+    """A model with everything that a careless rewriter loses."""
+    model = graph(TWO + " z = Sin(y1)", outputs=("y1", "y2", "z"))
+    model.doc_string, model.producer_name, model.domain, model.model_version = "a doc", "somebody", "org.some", 7
+    model.metadata_props.add(key="author", value="someone")
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    g = model.graph
+    g.doc_string, g.node[-1].doc_string = "graph doc", "node doc"
+    g.node[-1].metadata_props.add(key="origin", value="layer 5")
+    g.value_info.append(helper.make_tensor_value_info("x1", 1, None))
+    g.value_info.append(helper.make_tensor_value_info("y1", 1, ["n", 12, 7, 5], doc_string="kept"))
+    g.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "unused_before"))
+    g.quantization_annotation.add(tensor_name="z")
+    g.quantization_annotation.add(tensor_name="x1")
+    return model
+
+
+def test_everything_that_is_not_rewritten_survives(tmp_path: Path) -> None:
+    model = rich_model()
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    assert main([str(tmp_path / "m.onnx"), "--verify"]) == 0
+    patched = onnx.load(str(tmp_path / "m.cutefuse.onnx"))
+    for field in ("doc_string", "producer_name", "domain", "model_version", "ir_version"):
+        assert getattr(patched, field) == getattr(model, field), field
+    assert list(patched.metadata_props)[: len(model.metadata_props)] == list(model.metadata_props)
+    assert list(patched.opset_import)[: len(model.opset_import)] == list(model.opset_import)
+    assert patched.opset_import[-1].domain == "cutefuse"
+    g = patched.graph
+    assert list(g.input) == list(model.graph.input) and list(g.output) == list(model.graph.output)
+    assert (g.name, g.doc_string) == (model.graph.name, "graph doc")
+    assert [n.name for n in g.node] == ["Conv_1", "Conv_4", "Sin_6"] and g.node[-1] == model.graph.node[-1]
+    assert [v.name for v in g.value_info] == ["y1"] and g.value_info[0].doc_string == "kept"
+    assert [q.tensor_name for q in g.quantization_annotation] == ["z"]
+    assert "unused_before" in {t.name for t in g.initializer}, "what was superfluous before is none of our business"
+    assert "w" not in {t.name for t in g.initializer}
+
+
+def test_the_nodes_carry_the_contract_of_the_plugin(source: Path) -> None:
+    assert main([str(source)]) == 0
+    patched = onnx.load(str(source.with_name("model.cutefuse.onnx")))
+    node = patched.graph.node[0]
+    attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    assert (node.domain, node.op_type, node.name) == ("cutefuse", "CuteConcatConv2Relu", "Conv_1")
+    assert attrs == {
+        "channels": [8, 16], "kernel_shape": [3, 3], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1],
+        "packed_sizes": [576, 576], "alpha": np.float32(0.01), "lo": np.float32(-3.402823466e38),
+        "hi": np.float32(3.402823466e38), "plugin_version": b"1", "plugin_namespace": b"cutefuse",
+    }  # fmt: skip
+    assert node.doc_string == "cutefuse: Concat_0, Conv_1, Relu_2"
+    stored = {t.name: t for t in patched.graph.initializer}
+    w, b = stored["Conv_1.packed_weight"], stored["Conv_1.bias"]
+    assert list(node.input) == ["a", "b", w.name, b.name]
+    assert (w.data_type, list(w.dims)) == (TensorProto.FLOAT, [12, 1152])
+    assert (b.data_type, list(b.dims)) == (TensorProto.FLOAT, [12])
+    assert {f.name for f in patched.functions} == {"CuteConcatConv2Relu", "CuteConcatConv2Tanh"}
+
+
+def test_new_names_clash_with_nothing(tmp_path: Path) -> None:
+    values = weights(w=FILTER, k=(12,)) | {"Conv_1.packed_weight": np.float32(2)}
+    model = graph("c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)", values)
+    model.graph.node.append(helper.make_node("Mul", ["y", "Conv_1.packed_weight"], ["z"], name=""))
+    model.graph.output[0].name = "z"
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    assert main([str(tmp_path / "m.onnx"), "--verify"]) == 0
+    names = [t.name for t in onnx.load(str(tmp_path / "m.cutefuse.onnx")).graph.initializer]
+    assert len(names) == len(set(names)) == 3
+
+
+def test_nodes_without_names_are_called_after_their_tensors(tmp_path: Path) -> None:
+    model = graph("c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)")
+    for node in model.graph.node:
+        node.name = ""
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    assert main([str(tmp_path / "m.onnx"), "--include", "x"]) == 0
+    assert onnx.load(str(tmp_path / "m.cutefuse.onnx")).graph.node[0].name == "x"
+
+
+def broken(tmp_path: Path, kind: str) -> Path:
+    path = tmp_path / "broken.onnx"
+    whole = graph(TWO, outputs=("y1", "y2")).SerializeToString()
+    model = onnx.load_from_string(whole)
+    if kind == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "text":
+        path.write_text("this is no model")
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "twice":
+        model.graph.node[3].output[0] = "c"
+    elif kind == "cycle":
+        model.graph.node[0].input[0] = "y1"
+    elif kind == "short weights":
+        model.graph.initializer[0].raw_data = b"1234"
+    elif kind == "weights elsewhere":
+        t = model.graph.initializer[0]
+        t.ClearField("raw_data")
+        t.data_location = TensorProto.EXTERNAL
+        t.external_data.add(key="location", value="../missing.bin")
+    if kind in ("twice", "cycle", "short weights", "weights elsewhere"):
+        path.write_bytes(model.SerializeToString())
+    return path
+
+
+BROKEN = {
+    "missing": "does not exist; give an ONNX file",
+    "folder": "is a folder",
+    "cut": "is not an ONNX model or is truncated|cannot be read",
+    "text": "is not an ONNX model",
+    "empty": "no ONNX graph|is not an ONNX model",
+    "twice": "tensor 'c' is defined twice",
+    "cycle": "cycle through node",
+    "short weights": "data of tensor 'w' cannot be read",
+    "weights elsewhere": "data of tensor 'w'",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_model_is_one_sentence_and_exit_code_2(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    path = broken(tmp_path, kind)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    assert main([str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and re.search(BROKEN[kind], err), err
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_the_output_must_not_be_the_input(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = source.read_bytes()
+    assert main([str(source), "-o", str(source)]) == 2
+    assert "choose another -o" in capsys.readouterr().err and source.read_bytes() == before
+
+
+def test_an_output_in_a_missing_folder_is_an_error(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(source), "-o", str(source.parent / "no" / "out.onnx")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_an_unknown_operator_is_named(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(source), "--include-op", "attention"]) == 2
+    assert "no operator 'attention'; choose one of concat_conv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--input-shape", "a:1x"], ["--input-shape", "1x2"], ["--min-gain", "fast"]])
+def test_malformed_options_exit_2(source: Path, option: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(source), *option])
+    assert exit_.value.code == 2
+
+
+def test_a_failure_while_writing_leaves_nothing_behind(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise cutefuse.CutefuseError("the disk is full; free some space")
+
+    monkeypatch.setattr(rewrite._Constants, "add", fail)
+    assert main([str(source)]) == 2
+    assert [p.name for p in source.parent.iterdir()] == ["model.onnx"]
+
+
+def test_an_original_that_cannot_run_proves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = graph(TWO, outputs=("y1", "y2"))
+    model.graph.node.append(helper.make_node("Custom", ["y1"], ["z"], domain="org.some"))
+    model.opset_import.append(helper.make_opsetid("org.some", 1))
+    model.graph.output.append(helper.make_tensor_value_info("z", 1, [None] * 4))
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    assert main([str(tmp_path / "m.onnx"), "--verify"]) == 1
+    assert "does not run here" in capsys.readouterr().err
+    assert main([str(tmp_path / "m.onnx")]) == 0, "custom operators elsewhere do not hinder patching"
+
+
+def test_the_script_runs_from_anywhere(source: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts/patch_onnx.py"), "model.onnx", "--dry-run"]
+    done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0 and "2 fused" in done.stdout, done.stderr
+
+
+def test_a_missing_library_is_one_sentence(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTEFUSE_LIBRARY_DIR", str(tmp_path))
+    done = subprocess.run([sys.executable, str(ROOT / "scripts/patch_onnx.py"), str(source)], capture_output=True,
+                          text=True)  # fmt: skip
+    assert done.returncode == 2 and "libcutefuse.so was not found" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_function_can_be_used_without_the_command(source: Path) -> None:
+    result = patch(source, source.with_name("out.onnx"), Options(exclude=["Conv_4"]))
+    assert result.exit_code == 0 and [s.status for s in result.sites] == ["fused", "excluded"]
