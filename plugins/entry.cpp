@@ -21,24 +21,23 @@ struct Creators {
   std::vector<nvinfer1::IPluginCreatorInterface *> list;
 };
 
-// One creator for each variant of each operator, kept until the process ends: TensorRT may still use them after static
-// destructors ran.
+// One creator for each variant of each operator, made on first use and kept until the library is unloaded.
 Creators const &creators() {
-  static Creators const *const kCreators = [] {
-    auto creators = std::make_unique<Creators>();
+  static Creators const kCreators = [] {
+    Creators creators;
 #define CUTEFUSE_OP(stem) &stem::plugin,
     for (PluginRules const *rules : {
 #include "plugin_list.inc"
          }) {
       for (std::int32_t v = 0; v < rules->op->variants.size; ++v) {
-        creators->owned.push_back(std::make_unique<FusedCreator>(*rules, v));
-        creators->list.push_back(creators->owned.back().get());
+        creators.owned.push_back(std::make_unique<FusedCreator>(*rules, v));
+        creators.list.push_back(creators.owned.back().get());
       }
     }
 #undef CUTEFUSE_OP
-    return creators.release();
+    return creators;
   }();
-  return *kCreators;
+  return kCreators;
 }
 
 }  // namespace

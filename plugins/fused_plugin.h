@@ -81,8 +81,7 @@ class Attributes {
   std::vector<Values> values_;
 };
 
-// Creators of every variant of every operator, made on first use and kept until the process ends: TensorRT may ask for
-// them after static destructors ran.
+// Makes the plugins of one op_type, that is of one variant of one operator.
 class FusedCreator final : public nvinfer1::IPluginCreatorV3One {
  public:
   FusedCreator(PluginRules const &rules, std::int32_t variant);
