@@ -183,6 +183,15 @@ STOPS = {
     "conv output read twice": (CONV + "y1 = Relu(x) y2 = Neg(x)", "CuteConcatConv2", {"Relu", "Neg"}),
     "conv output is a graph output": (
         CONV.replace("x =", "y1 =") + "y2 = Relu(y1)", "CuteConcatConv2", {"Relu"}),
+    "conv output before a batch norm is a graph output": (
+        CONV.replace("x =", "y1 =") + "y2 = BatchNormalization(y1, gamma, beta, mean, var)", "CuteConcatConv2",
+        {"BatchNormalization"}),
+    "batch norm output is a graph output": (
+        CONV + "y1 = BatchNormalization(x, gamma, beta, mean, var) y2 = Relu(y1)", "CuteConcatConv2", {"Relu"}),
+    "sigmoid is a graph output": (CONV + "y1 = Sigmoid(x) y2 = Mul(x, y1)", "CuteConcatConv2", {"Sigmoid", "Mul"}),
+    "nested concat is a graph output": (
+        "y1 = Concat<axis=1>(a) c = Concat<axis=1>(y1, b) x = Conv(c, w, k) y2 = Relu(x)", "CuteConcatConv2Relu",
+        {"Concat"}),
     "batch norm read twice": (
         CONV + "z = BatchNormalization(x, gamma, beta, mean, var) y1 = Relu(z) y2 = Tanh(z)", "CuteConcatConv2",
         {"Relu", "Tanh"}),
