@@ -1,0 +1,94 @@
+// Host side of the Hopper tiles: shared-memory plan of the halo path, legality, and the cost model.
+#include "sm90.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cutefuse::concat_conv {
+
+namespace {
+
+HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
+  HaloPlan plan{};
+  int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
+  plan.swapped = swapped;
+  plan.size_a = swapped ? p.P : p.Q, plan.size_b = swapped ? p.Q : p.P;
+  plan.pitch = tile.pixels_a + (swapped ? reach_h : reach_w);
+  plan.rows = tile.pixels_b + (swapped ? reach_w : reach_h);
+  plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
+  plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
+  int const pixel_bytes = 2 * halo_channels(tile.filters), filter_bytes = tile.filters * pixel_bytes;
+  plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
+  // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
+  int const room = (kHaloRegionBytes - 6 * filter_bytes) / plan.stage_bytes;
+  plan.halo_stages = std::clamp(room, 2, kHaloMaxStages);
+  plan.filter_stages =
+      std::clamp((kHaloRegionBytes - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
+  return plan;
+}
+
+}  // namespace
+
+HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
+  auto const covered = [&](int size_a, int size_b) {
+    return double(ceil_div(size_a, tile.pixels_a) * tile.pixels_a) * ceil_div(size_b, tile.pixels_b) * tile.pixels_b;
+  };
+  return plan_along(covered(p.P, p.Q) < covered(p.Q, p.P), p, tile);
+}
+
+bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
+  if (p.type != Type::kFloat16 && p.type != Type::kBFloat16) return false;
+  if (tile.cluster_f > 1 && p.K <= tile.filters) return false;  // no second block to share the pixels with
+  if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
+  int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
+  if (tile.halo) {
+    if (p.R * p.S == 1 || p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
+    for (bool const swapped : {false, true}) {
+      HaloPlan const plan = plan_along(swapped, p, tile);
+      if (plan.filter_stages < kFilterMinStages || plan.pitch > 256 || plan.rows > 256) return false;
+    }
+    return true;
+  }
+  if (is_pointwise(p)) return true;
+  // im2col maps: 8-bit tap offsets, corners of the bounding box in [-128, 127], strides up to 8.
+  auto const corner = [](int pad_begin, int pad_end, int reach) {
+    return pad_begin <= 128 && pad_end - reach >= -128 && pad_end - reach <= 127;
+  };
+  return p.stride_h <= 8 && p.stride_w <= 8 && reach_h <= 255 && reach_w <= 255 &&
+         corner(p.pad_top, p.pad_bottom, reach_h) && corner(p.pad_left, p.pad_right, reach_w);
+}
+
+int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count) {
+  if (!tile.split) return 1;
+  int const tiles = ceil_div(p.N * p.P * p.Q, tile.pixels()) * ceil_div(p.K, tile.filters);
+  int const k_tiles_ = k_tiles<kChannelBlock>(p);
+  int splits = 1;
+  while (splits < 8 && tiles * (splits + 1) <= sm_count && k_tiles_ >= 4 * (splits + 1)) ++splits;
+  return splits;
+}
+
+double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
+  int const splits = sm90_splits(tile, p, sm_count), cluster = tile.cluster_f * tile.cluster_x * splits;
+  double tiles_x = ceil_div(p.N * p.P * p.Q, tile.pixels());
+  double load_bytes = 2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + tile.pixels() / tile.cluster_f);
+  if (tile.halo) {
+    HaloPlan const plan = halo_plan(p, tile);
+    tiles_x = double(p.N) * ceil_div(plan.size_a, tile.pixels_a) * ceil_div(plan.size_b, tile.pixels_b);
+    load_bytes =
+        2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + double(plan.pitch) * plan.rows / (p.R * p.S));
+  }
+  double k_steps = 0;
+  for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 16)) * p.R * p.S;
+  int const n = tile.filters == 64 ? tile.pixels() / 2 : tile.pixels();  // width of one wgmma
+  // 128 clocks for 64 x 256 x 16; narrow ones wait for shared memory, and L2 delivers some 50 bytes a clock.
+  double const multiply = tile.filters * tile.pixels() / 128.0 * (n >= 192 ? 1.0 : n == 128 ? 1.15 : 1.6);
+  double const load = load_bytes / 4 / 50.0;
+  double const tile_clocks = k_steps / splits * std::max(multiply, load) + 1500 + (splits > 1 ? 2500 : 0);
+  double const clusters = std::ceil(tiles_x / tile.cluster_x) * ceil_div(ceil_div(p.K, tile.filters), tile.cluster_f);
+  double const waves = std::ceil(clusters / std::max(1, sm_count / cluster));
+  double bytes = 2.0 * p.N * p.P * p.Q * p.K;
+  for (int i = 0; i < p.sources; ++i) bytes += 2.0 * p.N * p.H * p.W * p.C[i];
+  return std::max(waves * tile_clocks, bytes / 2400) + 4000;
+}
+
+}  // namespace cutefuse::concat_conv

@@ -1,0 +1,235 @@
+// What both Hopper kernels share: the parameter block with its tensor maps, wgmma by descriptors, and the epilogue.
+//
+// The operands are swapped: the filters are the 64-row operand of wgmma and the pixels its wide one (up to 256), so
+// that few output channels waste nothing and one 3x3 halo in shared memory can feed every tap. The accumulator is
+// therefore (filter, pixel); the epilogue transposes it on its way to shared memory (stmatrix.trans) and TMA writes
+// whole pixels.
+#pragma once
+
+#include <cuda.h>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+#include <cutlass/numeric_conversion.h>
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/mma_sm90.hpp>
+#include <cute/tensor.hpp>
+#include <utility>
+
+#include "epilogue.cuh"
+#include "sm90.h"
+
+// The kernels are written for sm_90a alone; in a library for more architectures the others get an empty body.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define CUTEFUSE_SM90A 1
+#endif
+
+namespace cutefuse::concat_conv {
+
+using namespace cute;
+using cute::Layout;  // here the names mean CuTe's, not those of op.h
+using cute::Tensor;
+using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
+using Barrier = cutlass::arch::ClusterBarrier;
+
+struct alignas(128) Sm90Params {
+  CUtensorMap x[kMaxSources];  // (C,pixel) or im2col or halo box of each source
+  CUtensorMap w;               // (column,filter)
+  CUtensorMap y;               // (filter,pixel), for halo tiles (filter,a,b,n)
+  Problem problem;
+  float const *b;
+  void *out;  // y again, for the blocks of a split reduction, which store by threads
+  HaloPlan halo;
+  int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
+  int cluster_f, cluster_x, splits;
+  int k_tiles;
+  bool pointwise;
+
+  CUTE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
+};
+
+constexpr int kConsumers = 2;                                     // warpgroups that issue wgmma
+constexpr int kSm90Threads = 128 * (1 + kConsumers);              // the first warpgroup loads
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of the 168 that every thread is launched with
+constexpr int kStoreTile = 64;                                    // filters and pixels of one TMA store
+
+// ---- pipeline -------------------------------------------------------------------------------------------------------
+
+// Position in a ring of stages; `phase` is the parity that the stage's barrier has when it is full.
+struct Ring {
+  int stage = 0, stages;
+  uint32_t phase = 0;
+  CUTE_DEVICE explicit Ring(int stages_) : stages(stages_) {}
+  CUTE_DEVICE void advance() {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+};
+
+// Where this block stands: a cluster is (cluster_f filters) x (cluster_x pixels) of neighbouring tiles, or the `splits`
+// parts of one reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are in L2.
+struct ClusterPlace {
+  int cluster_f, cluster_x, rank_f, rank_x, part;
+  int wide_f, tiles, first_tile, clusters;
+  uint16_t mask_x, mask_w;  // blocks that share this block's pixels, filters
+
+  CUTE_DEVICE explicit ClusterPlace(Sm90Params const &params)
+      : cluster_f(params.cluster_f), cluster_x(params.cluster_x) {
+    int const rank = int(block_rank_in_cluster()), blocks = cluster_f * cluster_x * params.splits;
+    part = params.splits > 1 ? rank : 0;
+    rank_f = params.splits > 1 ? 0 : rank % cluster_f, rank_x = params.splits > 1 ? 0 : rank / cluster_f;
+    wide_f = ceil_div(params.tiles_f, cluster_f);
+    tiles = wide_f * ceil_div(params.tiles_x(), cluster_x);
+    first_tile = blockIdx.x / blocks, clusters = gridDim.x / blocks;
+    mask_x = uint16_t(((1 << cluster_f) - 1) << (rank_x * cluster_f));
+    mask_w = 0;
+    for (int i = 0; i < cluster_x; ++i) mask_w |= uint16_t(1 << (rank_f + cluster_f * i));
+  }
+  CUTE_DEVICE int tile_f(int tile) const { return tile % wide_f * cluster_f + rank_f; }
+  CUTE_DEVICE int tile_x(int tile) const { return tile / wide_f * cluster_x + rank_x; }
+  CUTE_DEVICE int readers() const { return cluster_f + cluster_x - 1; }  // blocks that read what this one loads
+};
+
+// Tells every block that loads a share of a stage that this warpgroup is done with it; one thread tells one block.
+struct Release {
+  int block;
+  bool tells;
+
+  CUTE_DEVICE explicit Release(ClusterPlace const &place) {
+    int const thread = threadIdx.x % 128;
+    int x = thread - place.cluster_f;  // the blocks in this block's row of the cluster, then those in its column
+    x += x >= place.rank_x;
+    block = thread < place.cluster_f ? thread + place.cluster_f * place.rank_x : place.rank_f + place.cluster_f * x;
+    block += place.part;
+    tells = thread < place.readers();
+  }
+  CUTE_DEVICE void operator()(uint64_t *empty) const { Barrier::arrive(empty, block, tells); }
+};
+
+// Programmatic dependent launch: set-up runs beside the previous kernel, its results are touched only after the wait.
+CUTE_DEVICE void wait_for_previous_kernel() {
+#if CUTEFUSE_SM90A
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Loads this block's share of a tile of filters into `to`, here and in the blocks that share them. Filters stay in L2.
+CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, uint64_t *full, void *to,
+                              ClusterPlace const &place) {
+  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+  if (place.cluster_x > 1) {
+    SM90_TMA_LOAD_MULTICAST_2D::copy(&params.w, full, place.mask_w, kHint, to, column, filter);
+  } else {
+    SM90_TMA_LOAD_2D::copy(&params.w, full, kHint, to, column, filter);
+  }
+}
+
+// ---- wgmma ----------------------------------------------------------------------------------------------------------
+
+// K-major operand tile in shared memory: 8-row groups `stride_bytes` apart, rows swizzled as TMA wrote them.
+CUTE_DEVICE uint64_t operand(void const *tile, int stride_bytes, SM90::GMMA::LayoutType swizzle) {
+  GmmaDescriptor desc;
+  desc.bitfield.start_address_ = cast_smem_ptr_to_uint(tile) >> 4;
+  desc.bitfield.leading_byte_offset_ = 1;  // ignored: a k-step never leaves the swizzle atom
+  desc.bitfield.stride_byte_offset_ = stride_bytes >> 4;
+  desc.bitfield.layout_type_ = static_cast<uint8_t>(swizzle);
+  return desc.desc_;
+}
+
+template <class Op, int kRegisters, size_t... I>
+CUTE_DEVICE void wgmma(float (&acc)[kRegisters], uint64_t a, uint64_t b, SM90::GMMA::ScaleOut scale,
+                       std::index_sequence<I...>) {
+  Op::fma(a, b, acc[I]..., scale);
+}
+
+// acc(64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps of 16 channels.
+template <class Element, int kPixels, int kSteps>
+CUTE_DEVICE void multiply(float (&acc)[kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
+                          SM90::GMMA::ScaleOut &scale) {
+  using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<kPixels>, _16>>());
+  constexpr int kStepBytes = 16 * sizeof(Element);
+  auto const step = [&](int i) {
+    wgmma<Op>(acc, filters + i * kStepBytes / 16, pixels + i * kStepBytes / 16, scale,
+              std::make_index_sequence<kPixels / 2>{});
+    scale = SM90::GMMA::ScaleOut::One;
+  };
+  warpgroup_arrive();
+  CUTE_UNROLL
+  for (int count = kSteps; count > 0; --count) {
+    if (steps != count) continue;
+    CUTE_UNROLL
+    for (int i = 0; i < count; ++i) step(i);
+    warpgroup_commit_batch();  // inside the branch: one after it would close a second, empty group
+  }
+}
+
+// ---- epilogue -------------------------------------------------------------------------------------------------------
+
+// The two filters of a thread's accumulator rows: lane / 4 and lane / 4 + 8 of the warp's 16.
+struct FilterPair {
+  float bias[2];
+  bool real[2];  // past K the result is a pad lane: zero, whatever the activation makes of zero
+
+  CUTE_DEVICE FilterPair(Sm90Params const &params, int first_filter) {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      int const k = first_filter + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
+      real[i] = k < params.problem.K;
+      bias[i] = real[i] ? __ldg(params.b + k) : 0.f;
+    }
+  }
+};
+
+// Bias, activation, rounding and transposition of 8-pixel groups: values holds (2,2,kGroups) = (pixel,filter,group).
+// Afterwards pixel i of the staging tile is a row of 64 filters, 16-byte chunks XORed with the row as SWIZZLE_128B
+// does.
+template <class Element, int kGroups>
+CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &pair, Problem const &p,
+                               Element *staging) {
+  static_assert(kGroups % 2 == 0, "stmatrix.x4 takes two groups");
+  CUTE_UNROLL
+  for (int i = 0; i < 4 * kGroups; ++i) values[i] += pair.bias[i / 2 % 2];
+  Tensor all = make_tensor(&values[0], Layout<Int<4 * kGroups>>{});
+  activate(all, p);
+  uint32_t packed[2 * kGroups];  // two pixels of one filter each
+  CUTE_UNROLL
+  for (int i = 0; i < 2 * kGroups; ++i) {
+    bool const real = pair.real[i % 2];
+    cutlass::NumericArrayConverter<Element, float, 2> const convert;
+    auto const two = convert({real ? values[2 * i] : 0.f, real ? values[2 * i + 1] : 0.f});
+    packed[i] = reinterpret_cast<uint32_t const &>(two);
+  }
+  // Matrix lane / 8 of an x4: filters 0-7 and 8-15 of the first group, then of the second; each lane names one row.
+  int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  int const row = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
+  CUTE_UNROLL
+  for (int group = 0; group < kGroups; group += 2) {
+    uint32_t const *const r = packed + 2 * group;
+    auto &to = *reinterpret_cast<uint128_t *>(staging + (8 * group + row) * kStoreTile + chunk * 8);
+    SM90_U16x8_STSM_T::copy(r[0], r[1], r[2], r[3], to);
+  }
+}
+
+// Writes acc(64 filters, kPixels) in tiles of 64 pixels through two staging buffers, so that the conversion of one tile
+// overlaps the store of the other. store(tile, pointer) issues the TMA store; one thread of the warpgroup calls it.
+template <class Element, int kPixels, class Store>
+CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair, Problem const &p, Element *staging,
+                               int warpgroup, Store const &store) {
+  bool const issues = threadIdx.x % 128 == 0;
+  CUTE_UNROLL
+  for (int tile = 0; tile < kPixels / kStoreTile; ++tile) {
+    Element *const buffer = staging + tile % 2 * kStoreTile * kStoreTile;
+    if (issues) tma_store_wait<1>();  // the store before the last one has read this buffer
+    cutlass::arch::NamedBarrier::sync(128, warpgroup);
+    stage_outputs<Element, 8>(reinterpret_cast<float (&)[32]>(acc[32 * tile]), pair, p, buffer);
+    tma_store_fence();
+    cutlass::arch::NamedBarrier::sync(128, warpgroup);
+    if (issues) {
+      store(tile, buffer);
+      tma_store_arrive();
+    }
+  }
+}
+
+}  // namespace cutefuse::concat_conv

@@ -1,0 +1,86 @@
+// The Hopper tiles of ConcatConv: their table, which problems they can express, and the model that orders them.
+// Host code without CUDA headers, shared by configs() and the launchers.
+#pragma once
+
+#include "tiles.h"
+
+namespace cutefuse::concat_conv {
+
+// A block computes `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups. 64 filters: the warpgroups
+// split the pixels; 128 filters: they split the filters.
+struct Sm90Tile {
+  int id;
+  char const *name;
+  bool halo;  // sm90_halo.cuh; otherwise sm90_im2col.cuh
+  int filters;
+  int pixels_a, pixels_b;  // im2col: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 pixels along `a`
+  int cluster_f;           // blocks with different filters that share their pixels by multicast
+  int cluster_x;           // blocks with different pixels that share their filters by multicast
+  bool split;              // the blocks of a cluster divide the reduction among them
+  constexpr int pixels() const { return pixels_a * pixels_b; }
+};
+
+// Ids are for ever, as in kTiles.
+constexpr Sm90Tile kSm90Tiles[] = {
+    // id, name, halo, filters, pixels a, b, cluster f, x, split
+    {101, "sm90_128x256", false, 128, 1, 256, 1, 1, false},
+    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, 1, false},
+    {103, "sm90_128x256_x2", false, 128, 1, 256, 1, 2, false},
+    {104, "sm90_128x192", false, 128, 1, 192, 1, 1, false},
+    {105, "sm90_128x128", false, 128, 1, 128, 1, 1, false},
+    {106, "sm90_128x128_f2", false, 128, 1, 128, 2, 1, false},
+    {107, "sm90_128x128_x2", false, 128, 1, 128, 1, 2, false},
+    {108, "sm90_128x128_split", false, 128, 1, 128, 1, 1, true},
+    {109, "sm90_128x64", false, 128, 1, 64, 1, 1, false},
+    {110, "sm90_64x256", false, 64, 1, 256, 1, 1, false},
+    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, 1, false},
+    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, 1, false},
+    {123, "sm90_halo_128x8x32_x2", true, 128, 8, 32, 1, 2, false},
+    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, 1, false},
+    {125, "sm90_halo_128x8x16_x2", true, 128, 8, 16, 1, 2, false},
+};
+constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
+
+constexpr Sm90Tile const *find_sm90_tile(int id) {
+  for (Sm90Tile const &tile : kSm90Tiles) {
+    if (tile.id == id) return &tile;
+  }
+  return nullptr;
+}
+
+// ---- shared memory of the halo path -------------------------------------------------------------------------------
+
+// Input channels of one halo stage: 16 x 32 pixels with their halo only fit twice when a stage holds half a block.
+constexpr int halo_channels(int filters) { return filters == 64 ? 32 : 64; }
+
+constexpr int kHaloRegionBytes = 192 * 1024;  // halo stages and filter stages together
+constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
+
+// How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage.
+struct HaloPlan {
+  bool swapped;  // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
+  int size_a, size_b, pitch, rows, step_r, step_s, stage_bytes, halo_stages, filter_stages;
+};
+
+HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
+
+// ---- choice -------------------------------------------------------------------------------------------------------
+
+// A plain matrix of pixels: no tap ever leaves the pixel it belongs to.
+constexpr bool is_pointwise(Problem const &p) {
+  return p.R * p.S == 1 && p.stride_h * p.stride_w == 1 && p.pad_top + p.pad_left + p.pad_bottom + p.pad_right == 0;
+}
+
+// What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.
+bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
+
+// Blocks that divide the reduction of one output tile: as many as still fit on the chip, each with 4 k-tiles or more.
+int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count);
+
+// Predicted clocks; every size must be known.
+double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count);
+
+char const *launch_sm90_f16(int tile_id, Params const &params, void *stream);
+char const *launch_sm90_bf16(int tile_id, Params const &params, void *stream);
+
+}  // namespace cutefuse::concat_conv

@@ -1,0 +1,183 @@
+// ConcatConv on Hopper, halo-direct path for stride-1 RxS filters: a patch of pixels comes to shared memory once per
+// channel chunk, with its halo, and every tap is multiplied from there. The pixel operand of a tap is the same tile
+// read from another row: a K-major swizzled operand may start at any row (8 pixels are a core matrix, the next 8 lie
+// one row of the patch further). im2col would fetch each pixel R*S times from L2.
+#pragma once
+
+#include "sm90.cuh"
+
+namespace cutefuse::concat_conv {
+
+// ---- types ----------------------------------------------------------------------------------------------------------
+
+// The patch is 8 (or, with 64 filters, 2 x 8) pixels along `a` and kPixelsB along `b`; see HaloPlan.
+template <class Element_, int kFilters_, int kPixelsB_>
+struct Sm90Halo {
+  using Element = Element_;
+  static constexpr int kFilters = kFilters_, kPixelsB = kPixelsB_, kN = 8 * kPixelsB;
+  static constexpr int kPixelGroups = kConsumers * 64 / kFilters, kPixelsA = 8 * kPixelGroups;
+  static constexpr int kChannels = halo_channels(kFilters);  // of one stage
+  static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
+  static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
+  static_assert(kPixelBytes == 128 || kPixelBytes == 64);
+  static_assert(kN % kStoreTile == 0 && kN <= 256);
+
+  struct SharedStorage {
+    alignas(1024) unsigned char stages[kHaloRegionBytes];  // the plan's halo stages, then its filter stages
+    alignas(1024) Element y[kConsumers][2][kStoreTile * kStoreTile];
+    alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
+    uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
+  };
+  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+};
+
+// First output pixel of a tile along the patch's axes.
+struct Patch {
+  int a, b, n;
+  CUTE_DEVICE Patch(Sm90Params const &params, int tile_x, int pixels_a, int pixels_b)
+      : a(tile_x % params.tiles_a * pixels_a),
+        b(tile_x / params.tiles_a % params.tiles_b * pixels_b),
+        n(tile_x / params.tiles_a / params.tiles_b) {}
+};
+
+// Calls f(source, channel, column of tap 0) for every channel chunk of the reduction.
+template <int kChannels, class F>
+CUTE_DEVICE void for_each_chunk(Problem const &p, F const &f) {
+  int const taps = p.R * p.S;
+  int block_column = 0;
+  for (int source = 0; source < p.sources; ++source) {
+    for (int channel = 0; channel < p.C[source]; channel += kChannels) {
+      f(source, channel, block_column + channel / kChannelBlock * taps * kChannelBlock + channel % kChannelBlock);
+    }
+    block_column += blocks_of(p.C[source]) * taps * kChannelBlock;
+  }
+}
+
+// ---- kernel ---------------------------------------------------------------------------------------------------------
+
+template <class Traits>
+__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Params const __grid_constant__ params) {
+#if CUTEFUSE_SM90A
+  using Element = typename Traits::Element;
+  constexpr int kFilters = Traits::kFilters, kChannels = Traits::kChannels, kN = Traits::kN;
+  extern __shared__ __align__(1024) unsigned char raw[];
+  auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
+  Problem const &p = params.problem;
+  HaloPlan const &plan = params.halo;
+  int const warpgroup = cutlass::canonical_warp_group_idx(), taps = p.R * p.S;
+  ClusterPlace const place(params);
+  unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kHaloMaxStages; ++i) {
+      TransactionBarrier::init(&shared.halo_full[i], 1);
+      Barrier::init(&shared.halo_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kFilterMaxStages; ++i) {
+      TransactionBarrier::init(&shared.filter_full[i], 1);
+      Barrier::init(&shared.filter_empty[i], kConsumers * place.readers());
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  cluster_sync();
+  wait_for_previous_kernel();
+
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      // ---- halo producer ----
+      int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
+      int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
+      Ring ring(plan.halo_stages);
+      for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+        Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
+        for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
+          uint64_t *const full = &shared.halo_full[ring.stage];
+          Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
+          TransactionBarrier::arrive_and_expect_tx(full, bytes);
+          SM90_TMA_LOAD_4D::copy(&params.x[source], full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                                 shared.stages + ring.stage * plan.stage_bytes, channel, patch.a - pad_a,
+                                 patch.b - pad_b, patch.n);
+          ring.advance();
+        });
+      }
+    } else if (threadIdx.x == 32) {
+      // ---- filter producer ----
+      int const share = kFilters / place.cluster_x;  // rows that this block loads for the cluster
+      Ring ring(plan.filter_stages);
+      for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+        int const filter = place.tile_f(tile) * kFilters + place.rank_x * share;
+        for_each_chunk<kChannels>(p, [&](int, int, int column) {
+          for (int tap = 0; tap < taps; ++tap) {
+            uint64_t *const full = &shared.filter_full[ring.stage];
+            Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
+            TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
+            load_filters(params, column + tap * kChannelBlock, filter, full,
+                         filter_stages + ring.stage * Traits::kFilterBytes + place.rank_x * share * Traits::kPixelBytes,
+                         place);
+            ring.advance();
+          }
+        });
+      }
+    }
+    __syncwarp();
+  } else {
+    // ---- consumers: each warpgroup has 64 filters x (8 x kPixelsB) pixels of the patch ----
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    constexpr bool kShareFilters = Traits::kPixelGroups == 2;
+    int const consumer = warpgroup - 1, thread = threadIdx.x % 128;
+    int const first_row_w = kShareFilters ? 0 : consumer * 64, first_a = kShareFilters ? consumer * 8 : 0;
+    Release const release(place);
+    bool const signals = thread == 0;
+
+    float acc[kN / 2];
+    Ring halo(plan.halo_stages), filters(plan.filter_stages);
+    for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+      Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
+      int const filter = place.tile_f(tile) * kFilters + first_row_w;
+      FilterPair const pair(params, filter);
+      auto scale = SM90::GMMA::ScaleOut::Zero;
+      int previous_halo = -1, previous_filters = -1;
+      for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
+        int const left = p.C[source] - channel, steps = ceil_div(left < kChannels ? left : kChannels, 16);
+        TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
+        uint64_t const pixels = operand(shared.stages + halo.stage * plan.stage_bytes + first_a * Traits::kPixelBytes,
+                                        plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
+        int row_of_tap = 0, s = 0;  // the tap's first pixel in the patch
+        CUTE_NO_UNROLL
+        for (int tap = 0; tap < taps; ++tap) {
+          TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
+          uint64_t const weights =
+              operand(filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kPixelBytes,
+                      8 * Traits::kPixelBytes, Traits::kSwizzle);
+          multiply<Element, kN, kChannels / 16>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
+                                                scale);
+          warpgroup_wait<1>();
+          if (previous_filters >= 0) release(&shared.filter_empty[previous_filters]);
+          if (tap == 0 && previous_halo >= 0 && signals) Barrier::arrive(&shared.halo_empty[previous_halo]);
+          previous_filters = filters.stage;
+          filters.advance();
+          bool const next_r = ++s == p.S;
+          row_of_tap += next_r ? plan.step_r - (p.S - 1) * plan.step_s : plan.step_s;
+          s = next_r ? 0 : s;
+        }
+        previous_halo = halo.stage;
+        halo.advance();
+      });
+      warpgroup_wait<0>();
+      release(&shared.filter_empty[previous_filters]);
+      if (signals) Barrier::arrive(&shared.halo_empty[previous_halo]);
+      CUTE_UNROLL
+      for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[i]);
+
+      store_outputs<Element, kN>(acc, pair, p, shared.y[consumer][0], warpgroup, [&](int i, Element const *from) {
+        SM90_TMA_STORE_4D::copy(&params.y, from, filter, patch.a + first_a, patch.b + 8 * i, patch.n);
+      });
+    }
+    if (thread == 0) tma_store_wait<0>();
+  }
+  cluster_sync();  // no block leaves while another may still write to its shared memory
+#endif
+}
+
+}  // namespace cutefuse::concat_conv

@@ -1,0 +1,219 @@
+// ConcatConv on Hopper, general path: TMA brings every k-tile of pixels as an im2col (or plain) box of its source.
+// Warp-specialised and persistent: one warp loads, two warpgroups multiply. Strides, dilations, asymmetric pads.
+#pragma once
+
+#include "sm90.cuh"
+
+namespace cutefuse::concat_conv {
+
+// ---- types ----------------------------------------------------------------------------------------------------------
+
+template <class Element_, int kFilters_, int kPixels_, bool kSplit_ = false>
+struct Sm90Im2col {
+  using Element = Element_;
+  static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
+  static constexpr int kPixelGroups = kConsumers * 64 / kFilters;  // warpgroups side by side along the pixels
+  static constexpr int kN = kPixels / kPixelGroups;                // pixels of one warpgroup
+  static_assert(kFilters == 64 || kFilters == 128);
+  static_assert(kN % kStoreTile == 0 && kN <= 256);
+
+  static constexpr bool kSplit = kSplit_;  // the blocks of a cluster divide the reduction
+
+  static constexpr int kStageBytes = (kFilters + kPixels) * kChannels * int(sizeof(Element));
+  static constexpr int kStagingBytes = kConsumers * 2 * kStoreTile * kStoreTile * int(sizeof(Element));
+  static constexpr int kStages = cute::min(8, (226 * 1024 - kStagingBytes) / kStageBytes);
+
+  struct SharedStorage {
+    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
+    alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
+    alignas(1024) Element y[kConsumers][2][kStoreTile * kStoreTile];
+    alignas(8) uint64_t full[kStages], empty[kStages];
+  };
+  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+};
+
+// The k-tile `k` of the reduction.
+CUTE_DEVICE KCursor<kChannelBlock> cursor_at(Problem const &p, int k) {
+  KCursor<kChannelBlock> cursor;
+  int const taps = p.R * p.S;
+  cursor.column = int64_t(k) * kChannelBlock;
+  cursor.block = k / taps;
+  cursor.r = k % taps / p.S, cursor.s = k % taps % p.S;
+  while (cursor.source + 1 < p.sources && cursor.block >= blocks_of(p.C[cursor.source])) {
+    cursor.block -= blocks_of(p.C[cursor.source++]);
+  }
+  return cursor;
+}
+
+// Adds up the accumulators of a cluster's blocks in their order, so that results never depend on timing. Each block
+// finishes every splits-th group of 16 pixels: it reads the others' parts from their shared memory.
+template <class Traits>
+CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
+                                  typename Traits::SharedStorage &shared, int filter, int first, int consumer) {
+  using Element = typename Traits::Element;
+  constexpr int kGroups = Traits::kN / 8, kThreads = kConsumers * 128;
+  static_assert(kGroups * kThreads * sizeof(float4) <= sizeof(shared.x));
+  Problem const &p = params.problem;
+  int const thread = threadIdx.x % 128;
+  auto *const parts = reinterpret_cast<float4 *>(shared.x);  // (thread,group)
+  int const slot = consumer * 128 + thread;
+  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // nobody reads the ring any more
+  CUTE_UNROLL
+  for (int g = 0; g < kGroups; ++g) {
+    parts[g * kThreads + slot] = make_float4(acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+  }
+  cluster_sync();
+
+  Element *const staging = shared.y[consumer][0];
+  int const pixels = p.N * p.P * p.Q, row = thread / 8, chunk = thread % 8;
+  for (int part = int(block_rank_in_cluster()); part < kGroups / 2; part += params.splits) {
+    float values[8] = {};
+    for (int block = 0; block < params.splits; ++block) {
+      CUTE_UNROLL
+      for (int g = 0; g < 2; ++g) {
+        uint32_t const from = cast_smem_ptr_to_uint(&parts[(2 * part + g) * kThreads + slot]);
+        float4 v;
+        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                     : "r"(set_block_rank(from, block)));
+        values[4 * g] += v.x, values[4 * g + 1] += v.y, values[4 * g + 2] += v.z, values[4 * g + 3] += v.w;
+      }
+    }
+    stage_outputs<Element, 2>(values, pair, p, staging);
+    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
+    int const m = first + part * 16 + row, k = filter + chunk * 8;
+    if (m < pixels && k < p.K) {
+      auto const *const from = reinterpret_cast<uint4 const *>(staging + row * kStoreTile + (chunk ^ row % 8) * 8);
+      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.out) + m * p.ldy + k) = *from;
+    }
+    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
+  }
+}
+
+// ---- kernel ---------------------------------------------------------------------------------------------------------
+
+// Loads this block's share of a k-tile of pixels into `to`, here and in the blocks that share them.
+CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor<kChannelBlock> const &at, int first_pixel,
+                             Pixel const &pixel, uint64_t *full, void *to, ClusterPlace const &place) {
+  CUtensorMap const *const map = &params.x[at.source];
+  bool const multicast = place.cluster_f > 1;
+  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
+  Problem const &p = params.problem;
+  if (params.pointwise) {
+    if (multicast) {
+      SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, place.mask_x, kHint, to, at.channel(), first_pixel);
+    } else {
+      SM90_TMA_LOAD_2D::copy(map, full, kHint, to, at.channel(), first_pixel);
+    }
+    return;
+  }
+  uint16_t const w = uint16_t(at.s * p.dilation_w), h = uint16_t(at.r * p.dilation_h);
+  if (multicast) {
+    SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(map, full, place.mask_x, to, at.channel(), pixel.w0, pixel.h0, pixel.n, w,
+                                            h);
+  } else {
+    SM90_TMA_LOAD_IM2COL_4D::copy(map, full, to, at.channel(), pixel.w0, pixel.h0, pixel.n, w, h);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
+#if CUTEFUSE_SM90A
+  using Element = typename Traits::Element;
+  constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels, kStages = Traits::kStages;
+  extern __shared__ __align__(1024) unsigned char raw[];
+  auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
+  Problem const &p = params.problem;
+  int const warpgroup = cutlass::canonical_warp_group_idx();
+  ClusterPlace const place(params);
+  int const k_begin = params.k_tiles * place.part / params.splits;
+  int const k_end = params.k_tiles * (place.part + 1) / params.splits;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      TransactionBarrier::init(&shared.full[i], 1);
+      Barrier::init(&shared.empty[i], kConsumers * place.readers());
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  cluster_sync();
+  wait_for_previous_kernel();
+
+  if (warpgroup == 0) {
+    // ---- producer: one thread keeps the ring full ----
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      int const share_x = kPixels / place.cluster_f, share_w = kFilters / place.cluster_x;  // rows loaded here
+      Ring ring(kStages);
+      for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+        int const filter = place.tile_f(tile) * kFilters + place.rank_x * share_w;
+        int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
+        Pixel const pixel = pixel_of(p, first);
+        auto cursor = cursor_at(p, k_begin);
+        for (int k = k_begin; k < k_end; ++k) {
+          uint64_t *const full = &shared.full[ring.stage];
+          Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
+          TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
+          load_pixels(params, cursor, first, pixel, full, &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock],
+                      place);
+          load_filters(params, int(cursor.column), filter, full,
+                       &shared.w[ring.stage][place.rank_x * share_w * kChannelBlock], place);
+          ring.advance();
+          cursor.advance(p);
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    // ---- consumers: each warpgroup has 64 filters x kN pixels of the tile ----
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    constexpr int kN = Traits::kN;
+    constexpr bool kShareFilters = Traits::kPixelGroups == 2;
+    int const consumer = warpgroup - 1, thread = threadIdx.x % 128;
+    int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
+    Release const release(place);
+
+    float acc[kN / 2];
+    Ring ring(kStages);
+    for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+      int const filter = place.tile_f(tile) * kFilters + first_row_w;
+      int const first = place.tile_x(tile) * kPixels + first_row_x;
+      FilterPair const pair(params, filter);
+      auto scale = SM90::GMMA::ScaleOut::Zero;
+      auto cursor = cursor_at(p, k_begin);
+      int previous = -1;
+      CUTE_NO_UNROLL
+      for (int k = k_begin; k < k_end; ++k) {
+        TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+        constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
+        multiply<Element, kN, 4>(acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], 1024, kSwizzle),
+                                 operand(&shared.x[ring.stage][first_row_x * kChannelBlock], 1024, kSwizzle),
+                                 ceil_div(cursor.channels(p), 16), scale);
+        warpgroup_wait<1>();
+        if (previous >= 0) release(&shared.empty[previous]);
+        previous = ring.stage;
+        ring.advance();
+        cursor.advance(p);
+      }
+      warpgroup_wait<0>();
+      release(&shared.empty[previous]);
+      CUTE_UNROLL
+      for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[i]);
+
+      if constexpr (Traits::kSplit) {
+        reduce_and_store<Traits>(acc, pair, params, shared, filter, first, consumer);
+      } else {
+        store_outputs<Element, kN>(acc, pair, p, shared.y[consumer][0], warpgroup, [&](int i, Element const *from) {
+          SM90_TMA_STORE_2D::copy(&params.y, from, filter, first + i * kStoreTile);
+        });
+      }
+    }
+    if (!Traits::kSplit && thread == 0) tma_store_wait<0>();
+  }
+  // No block leaves while another may still write to its shared memory, or read from it after a split reduction.
+  if (Traits::kSplit && warpgroup == 0) cluster_sync();  // the consumers' first meeting is in reduce_and_store
+  cluster_sync();
+#endif
+}
+
+}  // namespace cutefuse::concat_conv
