@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstring>
 
 #include "problem.h"
+#include "sm90.h"
 #include "tiles.h"
 
 namespace cutefuse::concat_conv {
@@ -38,9 +40,12 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   return table;
 }();
 
-std::array<Config, kTileCount> const kConfigTable = [] {
-  std::array<Config, kTileCount> table{};
+constexpr int kAllTiles = kTileCount + kSm90TileCount;
+
+std::array<Config, kAllTiles> const kConfigTable = [] {
+  std::array<Config, kAllTiles> table{};
   for (int i = 0; i < kTileCount; ++i) table[i] = {kTiles[i].id, kTiles[i].min_sm, kTiles[i].name};
+  for (int i = 0; i < kSm90TileCount; ++i) table[kTileCount + i] = {kSm90Tiles[i].id, 90, kSm90Tiles[i].name};
   return table;
 }();
 
@@ -191,23 +196,42 @@ double cost(Tile const &tile, Problem const &p, int sm_count) {
   return waves * per_sm * (reduction * (tile.m * tile.n + 32.0 * (tile.m + tile.n)) + 65536.0);
 }
 
+bool whole_vectors(Problem const &p) {
+  return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
+}
+
+bool runs(Tile const &tile, Problem const &p, int sm) {
+  return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) &&
+         tile.shared_bytes() <= shared_limit(sm) && (tile.any_channels || whole_vectors(p));
+}
+
+// Hopper code (sm_90a) runs on compute capability 9.0 alone, where the library was built for it.
+bool runs_sm90(int sm) { return sm == 0 || (sm == 90 && std::strstr(CUTEFUSE_ARCHS, "90a") != nullptr); }
+
 std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(call, &p) != nullptr) return 0;
-  Tile const *legal[kTileCount];
+  struct Candidate {
+    int id;
+    bool later;  // the Ampere tiles on Hopper, and the Hopper tiles where the device is not known
+    double cost;
+  } legal[kAllTiles];
   int count = 0;
+  bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
+  int const sm_count = call.sm_count > 0 ? call.sm_count : call.sm == 90 ? 132 : 108;
   for (Tile const &tile : kTiles) {
-    bool const runs = call.sm == 0 || call.sm >= tile.min_sm;
-    if (runs && tile.type_bytes == size_of(p.type) && tile.shared_bytes() <= shared_limit(call.sm))
-      legal[count++] = &tile;
+    if (!runs(tile, p, call.sm)) continue;
+    legal[count++] = {tile.id, call.sm == 90, sized ? cost(tile, p, sm_count) : 0};
   }
-  if (p.N > 0 && p.P > 0 && p.Q > 0) {
-    int const sm_count = call.sm_count > 0 ? call.sm_count : 108;
-    std::stable_sort(legal, legal + count,
-                     [&](Tile const *a, Tile const *b) { return cost(*a, p, sm_count) < cost(*b, p, sm_count); });
+  for (Sm90Tile const &tile : kSm90Tiles) {
+    if (!runs_sm90(call.sm) || !sm90_can_run(tile, p)) continue;
+    legal[count++] = {tile.id, call.sm != 90, sized ? sm90_cost(tile, p, sm_count) : 0};
   }
+  std::stable_sort(legal, legal + count, [](Candidate const &a, Candidate const &b) {
+    return a.later != b.later ? b.later : a.cost < b.cost;
+  });
   count = std::min(count, int(capacity));
-  for (int i = 0; i < count; ++i) ids[i] = legal[i]->id;
+  for (int i = 0; i < count; ++i) ids[i] = legal[i].id;
   return count;
 }
 
@@ -224,19 +248,24 @@ char const *run(Call const &call) {
                       data);
     }
     if (i < p.sources) params.x[i] = data;
-    params.ragged |= i < p.sources && p.C[i] * size_of(p.type) % 16 != 0;
   }
+  params.by_image = Divider(p.P * p.Q), params.by_row = Divider(p.Q);
+  params.columns = static_cast<int>(packed_columns(p));
   params.w = call.inputs[p.sources].data;
   params.b = static_cast<float const *>(call.inputs[p.sources + 1].data);
   params.y = call.outputs[0].data;
-  std::int32_t ids[kTileCount];
-  std::int32_t const count = configs(call, ids, kTileCount);
+  std::int32_t ids[kAllTiles];
+  std::int32_t const count = configs(call, ids, kAllTiles);
   std::int32_t const id = call.config != 0 ? call.config : count > 0 ? ids[0] : 0;
   if (std::find(ids, ids + count, id) == ids + count) {
     return sentence("concat_conv: tile %d cannot run %s on compute capability %d.%d; ask configs() for the legal ones",
                     id, name_of(p.type), call.sm / 10, call.sm % 10);
   }
 #if CUTEFUSE_WITH_CUDA
+  if (find_sm90_tile(id) != nullptr) {
+    return p.type == Type::kFloat16 ? launch_sm90_f16(id, params, call.stream)
+                                    : launch_sm90_bf16(id, params, call.stream);
+  }
   switch (p.type) {
     case Type::kFloat16:
       return launch_sm80_f16(id, params, call.stream);
@@ -302,7 +331,7 @@ extern Op const op;
 Op const op = {"concat_conv",
                {kVariantTable.data(), kVariants},
                {kAttrSpecs, kAttrs},
-               {kConfigTable.data(), kTileCount},
+               {kConfigTable.data(), kAllTiles},
                reject,
                workspace_bytes,
                configs,

@@ -21,39 +21,29 @@ __device__ __forceinline__ float min_nan(float a, float b) {
   return y;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
-
-// acc = act(acc) for every element, in place.
-template <class Engine, class Layout>
-__device__ __forceinline__ void activate(cute::Tensor<Engine, Layout> &acc, Problem const &p) {
+// acc = act(acc) for every element, in place. Call it on slices of the accumulator: five unrolled bodies over all of it
+// at once would keep too many registers alive.
+template <class Tensor>
+__device__ __forceinline__ void activate(Tensor &&acc, Problem const &p) {
   auto const each = [&](auto f) {
     CUTE_UNROLL
     for (int i = 0; i < cute::size(acc); ++i) acc(i) = f(acc(i));
   };
-  switch (p.activation) {
-    case Activation::kNone:
-      break;
-    case Activation::kRelu:
-      each([](float x) { return max_nan(x, 0.f); });
-      break;
-    case Activation::kLeakyRelu:
-      each([a = p.alpha](float x) { return x > 0.f ? x : a * x; });
-      break;
-    case Activation::kClip:
-      each([lo = p.lo, hi = p.hi](float x) { return min_nan(max_nan(x, lo), hi); });
-      break;
-    case Activation::kSilu:
-      each([](float x) { return x * sigmoid(x); });
-      break;
-    case Activation::kHardSwish:
-      each([](float x) { return x * min_nan(max_nan(x * (1.f / 6.f) + 0.5f, 0.f), 1.f); });
-      break;
-    case Activation::kSigmoid:
-      each([](float x) { return sigmoid(x); });
-      break;
-    case Activation::kTanh:
-      each([](float x) { return 1.f - __fdividef(2.f, 1.f + __expf(2.f * x)); });  // tanhf's branches spill registers
-      break;
+  Activation const kind = p.activation;
+  if (kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip) {
+    float const infinity = __int_as_float(0x7f800000);
+    float const lo = kind == Activation::kClip ? p.lo : kind == Activation::kRelu ? 0.f : -infinity;
+    float const hi = kind == Activation::kClip ? p.hi : infinity;
+    each([=](float x) { return min_nan(max_nan(x, lo), hi); });
+  } else if (kind == Activation::kSilu || kind == Activation::kSigmoid) {
+    bool const times_x = kind == Activation::kSilu;
+    each([=](float x) { return __fdividef(times_x ? x : 1.f, 1.f + __expf(-x)); });
+  } else if (kind == Activation::kLeakyRelu) {
+    each([a = p.alpha](float x) { return x > 0.f ? x : a * x; });
+  } else if (kind == Activation::kHardSwish) {
+    each([](float x) { return x * min_nan(max_nan(x * (1.f / 6.f) + 0.5f, 0.f), 1.f); });
+  } else {  // tanh, through one exponential: tanhf branches
+    each([](float x) { return 1.f - __fdividef(2.f, 1.f + __expf(2.f * x)); });
   }
 }
 

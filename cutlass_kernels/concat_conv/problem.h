@@ -57,6 +57,29 @@ struct Pixel {
   int n, h0, w0;
 };
 
+// Division of 0 <= n < 2^31 by a run-time constant with one multiplication (Granlund and Montgomery 1994, section 4).
+struct Divider {
+  int divisor = 1;
+  std::uint32_t multiplier = 0;
+  int shift = 0;
+
+  Divider() = default;
+  explicit Divider(int d) : divisor(d) {
+    while ((std::int64_t(1) << shift) < d) ++shift;
+    multiplier = static_cast<std::uint32_t>(((std::uint64_t(1) << (31 + shift)) + d - 1) / d);
+    --shift;
+  }
+  CUTEFUSE_HOST_DEVICE int divide(int n) const {
+    return divisor == 1 ? n : static_cast<int>(std::uint64_t(n) * multiplier >> 32 >> shift);
+  }
+};
+
+// The same with dividers by P*Q and by Q, for the device.
+CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, Divider const &by_image, Divider const &by_row, int m) {
+  int const n = by_image.divide(m), pq = m - n * by_image.divisor, row = by_row.divide(pq);
+  return {n, row * p.stride_h - p.pad_top, (pq - row * by_row.divisor) * p.stride_w - p.pad_left};
+}
+
 CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, int m) {
   int const n = m / (p.P * p.Q), pq = m % (p.P * p.Q);
   return {n, pq / p.Q * p.stride_h - p.pad_top, pq % p.Q * p.stride_w - p.pad_left};
@@ -102,6 +125,33 @@ struct KCursor {
     if (++block < blocks_of(p.C[source])) return false;
     block = 0;
     ++source;
+    return true;
+  }
+};
+
+// The same reduction by channel blocks of kTileK: the R*S taps of one block follow each other 64 columns apart.
+template <int kTileK>
+struct KBlock {
+  static_assert(kChannelBlock % kTileK == 0, "a k-tile must not straddle a channel block");
+  int source = 0;
+  int left;        // channels of the source from this block on
+  int offset = 0;  // of this block inside its packed block
+
+  CUTEFUSE_HOST_DEVICE explicit KBlock(Problem const &p) : left(p.C[0]) {}
+
+  // Filter columns from the end of this block's last tap to the start of the next block.
+  CUTEFUSE_HOST_DEVICE int filter_step(int taps) const {
+    bool const inside = offset + kTileK < kChannelBlock && left > kTileK;
+    return inside ? kTileK - taps * kChannelBlock : -offset;
+  }
+
+  // Returns true when the source changed.
+  CUTEFUSE_HOST_DEVICE bool advance(Problem const &p) {
+    offset = (offset + kTileK) % kChannelBlock;
+    left -= kTileK;
+    if (left > 0) return false;
+    offset = 0;
+    left = ++source < p.sources ? p.C[source] : 0;
     return true;
   }
 };

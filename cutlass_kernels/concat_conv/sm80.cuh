@@ -131,45 +131,54 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   CUTE_UNROLL
   for (int i = 0; i < Traits::kRowsX; ++i) {
     int const m = m0 + row + i * Traits::kRowsPerPass;
-    Pixel const at = pixel_of(p, m < pixels ? m : 0);
+    Pixel const at = pixel_of(p, params.by_image, params.by_row, m < pixels ? m : 0);
     pixel[i] = (at.n * p.H + at.h0) * p.W + at.w0;
     valid[i] = m < pixels ? valid_taps(at.h0, p.R, p.dilation_h, p.H) : 0;
     valid[i] |= valid_taps(at.w0, p.S, p.dilation_w, p.W) << kMaxTaps;
   }
-  int const columns = int(packed_columns(p)), filters_left = p.K - n0 - row;
-  Element const *const gW = static_cast<Element const *>(params.w) + int64_t(n0 + row) * columns + column;
+  int const columns = params.columns, filters_left = p.K - n0 - row;
+  int64_t const pass_bytes = int64_t(Traits::kRowsPerPass) * columns * sizeof(Element);
 
-  KCursor<kK> write;
-  // Issues part `part` of `parts` of the k-tile at `write`: spread over the mma steps, the copies never form a burst.
+  // The k-tile to copy next. Everything a row needs is one add and one multiply-add away: these few scalars are all
+  // that changes, so that address arithmetic fits between the mma instructions.
+  KBlock<kK> write(p);
+  int r = 0, s = 0, tap = 0;  // filter tap, and its distance from tap (0,0) in pixels
+  uint32_t tap_bits = 1u | 1u << kMaxTaps;
+  char const *from_x,
+      *from_w = static_cast<char const *>(params.w) + (int64_t(n0 + row) * columns + column) * sizeof(Element);
+  int ld_bytes;
+  auto const enter_source = [&] {
+    from_x = static_cast<char const *>(params.x[write.source]) + column * sizeof(Element);
+    ld_bytes = int(p.ldx[write.source] * sizeof(Element));
+  };
+  enter_source();
+  auto const next_tap = [&] {
+    ++s, tap += p.dilation_w, tap_bits += tap_bits & 0xffff0000u, from_w += kChannelBlock * sizeof(Element);
+    if (s < p.S) return;
+    s = 0, ++r, tap = r * p.dilation_h * p.W, tap_bits = 1u << r | 1u << kMaxTaps;
+    if (r < p.R) return;
+    r = 0, tap = 0, tap_bits = 1u | 1u << kMaxTaps;
+    from_x += kK * sizeof(Element);
+    from_w += write.filter_step(p.R * p.S) * int(sizeof(Element));
+    if (write.advance(p) && write.source < p.sources) enter_source();
+  };
+  // Issues part `part` of `parts` of the k-tile: spread over the mma steps, the copies never form a burst. Channels
+  // past the source's end read as zero: pad lanes may hold anything, and NaN times zero is NaN.
   auto const load = [&](int stage, int part, int parts) {
-    // Channels past the source's end read as zero: pad lanes may hold anything, and NaN times zero is NaN.
-    int const left = write.channels(p) - column;
-    char const *const base =
-        static_cast<char const *>(params.x[write.source]) + (write.channel() + column) * sizeof(Element);
-    int const ld_bytes = int(p.ldx[write.source] * sizeof(Element));
-    int const tap = write.r * p.dilation_h * p.W + write.s * p.dilation_w;
-    uint32_t const tap_bits = 1u << write.r | 1u << (kMaxTaps + write.s);
-    auto const copy_x = [&](int bytes) {
-      CUTE_UNROLL
-      for (int i = 0; i < Traits::kRowsX; ++i) {
-        if (i * parts / Traits::kRowsX != part) continue;
-        bool const inside = left > 0 && (valid[i] & tap_bits) == tap_bits;
-        g2s_activation(&tXsX(0, i, 0, stage), base + int64_t(pixel[i] + tap) * ld_bytes, inside ? bytes : 0);
-      }
-    };
-    if (params.ragged) {
-      copy_x(left < kVector ? left * int(sizeof(Element)) : 16);
-    } else {
-      copy_x(16);  // a constant: the compiler then needs no address arithmetic for part vectors
+    int const left = write.left - column;
+    int const bytes = !Traits::kTile.any_channels ? 16 : left < kVector ? left * int(sizeof(Element)) : 16;
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kRowsX; ++i) {
+      if (i * parts / Traits::kRowsX != part) continue;
+      bool const inside = left > 0 && (valid[i] & tap_bits) == tap_bits;
+      g2s_activation(&tXsX(0, i, 0, stage), from_x + int64_t(pixel[i] + tap) * ld_bytes, inside ? bytes : 0);
     }
-    Element const *const from = gW + write.filter_column();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsW; ++i) {
       if (i * parts / Traits::kRowsW != part) continue;
-      bool const inside = i * Traits::kRowsPerPass < filters_left;
-      g2s_filter(&tWsW(0, i, 0, stage), from + int64_t(i * Traits::kRowsPerPass) * columns, inside ? 16 : 0);
+      g2s_filter(&tWsW(0, i, 0, stage), from_w + i * pass_bytes, i * Traits::kRowsPerPass < filters_left ? 16 : 0);
     }
-    if (part == parts - 1) write.advance(p);
+    if (part == parts - 1) next_tap();
   };
 
   // ---- s2r: ldmatrix fills the fragments of one mma k-step ----
@@ -197,85 +206,85 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   };
 
   // ---- main loop: kStages - 1 k-tiles in flight, the next mma step's fragments on their way ----
-  clear(acc);
-  int const tiles = k_tiles<kK>(p);
+  int const tiles = params.k_tiles;
   int loaded = 0;
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (loaded++ < tiles) load(stage, 0, 1);
     cp_async_fence();  // also when nothing was issued: the groups are counted
   }
   int read_stage = 0, write_stage = kStages - 1;
-  KCursor<kK> read;
   auto const enter_next_stage = [&] {
     cp_async_wait<kStages - 2>();
     __syncthreads();
     read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
     write_stage = write_stage == kStages - 1 ? 0 : write_stage + 1;
   };
+  // The sums start at the bias, whose loads hide behind those of the first tiles.
+  Tensor tYcY = thread_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
+  CUTE_UNROLL
+  for (int j = 0; j < size<2>(acc); ++j) {
+    int const k = n0 + get<1>(tYcY(0, 0, j));  // this thread holds channels k and k + 1
+    float const bias[2] = {k < p.K ? __ldg(params.b + k) : 0.f, k + 1 < p.K ? __ldg(params.b + k + 1) : 0.f};
+    CUTE_UNROLL
+    for (int i = 0; i < size(acc(_, _, 0)); ++i) acc(_, _, j)(i) = bias[i % 2];
+  }
   cp_async_wait<kStages - 2>();
   __syncthreads();
   fetch(0, 0);
 
-  CUTE_NO_UNROLL
-  for (int tile = 0; tile < tiles; ++tile) {
-    int const steps = ceil_div(read.channels(p), Traits::kMmaK);  // none are spent on channels that do not exist
-    bool const more = loaded++ < tiles;
-    if (steps == kSteps) {
-      CUTE_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        if (step == kSteps - 1) {
-          cp_async_fence();
-          enter_next_stage();
-        } else if (more) {
-          load(write_stage, step, kSteps - 1);
+  for (KBlock<kK> read(p); read.source < p.sources; read.advance(p)) {
+    int const steps = ceil_div(read.left, Traits::kMmaK);  // none are spent on channels that do not exist
+    if (steps >= kSteps) {
+      CUTE_NO_UNROLL
+      for (int taps = p.R * p.S; taps > 0; --taps) {
+        bool const more = loaded++ < tiles;
+        CUTE_UNROLL
+        for (int step = 0; step < kSteps; ++step) {
+          if (step == kSteps - 1) {
+            cp_async_fence();
+            enter_next_stage();
+          } else if (more) {
+            load(write_stage, step, kSteps - 1);
+          }
+          fetch((step + 1) % kSteps, read_stage);
+          gemm(mma, rX(_, _, step), rW(_, _, step), acc);
         }
-        fetch((step + 1) % kSteps, read_stage);
-        gemm(mma, rX(_, _, step), rW(_, _, step), acc);
       }
     } else {  // a source's last channels: short, so simple
-      if (more) load(write_stage, 0, 1);
-      cp_async_fence();
-      gemm(mma, rX(_, _, 0), rW(_, _, 0), acc);
-      CUTE_UNROLL
-      for (int step = 1; step < kSteps - 1; ++step) {
-        if (step >= steps) break;
-        fetch(step, read_stage);
-        gemm(mma, rX(_, _, step), rW(_, _, step), acc);
+      CUTE_NO_UNROLL
+      for (int taps = p.R * p.S; taps > 0; --taps) {
+        if (loaded++ < tiles) load(write_stage, 0, 1);
+        cp_async_fence();
+        gemm(mma, rX(_, _, 0), rW(_, _, 0), acc);
+        CUTE_UNROLL
+        for (int step = 1; step < kSteps - 1; ++step) {
+          if (step >= steps) break;
+          fetch(step, read_stage);
+          gemm(mma, rX(_, _, step), rW(_, _, step), acc);
+        }
+        enter_next_stage();
+        fetch(0, read_stage);
       }
-      enter_next_stage();
-      fetch(0, read_stage);
     }
-    read.advance(p);
   }
   cp_async_wait<0>();
   __syncthreads();
 
-  // ---- epilogue: bias and activation in registers, r2s, then 16-byte s2g ----
+  // ---- epilogue: activation in registers, r2s, then 16-byte s2g ----
   Tensor sY = make_tensor(make_smem_ptr(reinterpret_cast<Output *>(shared)), typename Traits::SmemY{});  // (M,N)
-  Tensor tYcY = thread_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
-  Tensor tYsY = thread_mma.partition_C(sY);                                               // (MMA,MMA_M,MMA_N)
+  Tensor tYsY = thread_mma.partition_C(sY);  // (MMA,MMA_M,MMA_N)
   CUTE_UNROLL
   for (int j = 0; j < size<2>(acc); ++j) {
+    int const k = n0 + get<1>(tYcY(0, 0, j));
+    Tensor column = acc(_, _, j);  // (MMA,MMA_M)
+    activate(column, p);
     CUTE_UNROLL
-    for (int v = 0; v < 2; ++v) {
-      int const k = n0 + get<1>(tYcY(v, 0, j));
-      float const bias = k < p.K ? __ldg(params.b + k) : 0.f;
-      CUTE_UNROLL
-      for (int i = 0; i < size<1>(acc); ++i) {
-        acc(v, i, j) += bias;
-        acc(v + 2, i, j) += bias;
-      }
+    for (int i = 0; i < size(column); i += 2) {
+      cutlass::Array<Output, 2> pair;  // pad lanes of the output are zeros
+      pair[0] = k < p.K ? Output(column(i)) : Output(0);
+      pair[1] = k + 1 < p.K ? Output(column(i + 1)) : Output(0);
+      *reinterpret_cast<cutlass::Array<Output, 2> *>(&tYsY(_, _, j)(i)) = pair;
     }
-  }
-  activate(acc, p);
-  CUTE_UNROLL
-  for (int i = 0; i < size(acc); i += 2) {  // two neighbouring channels a store
-    int const k = n0 + get<1>(tYcY(i));
-    cutlass::Array<Output, 2> pair;
-    pair[0] = Output(acc(i));
-    pair[1] = k + 1 < p.K ? Output(acc(i + 1)) : Output(0);
-    if (k >= p.K) pair[0] = Output(0);  // pad lanes of the output are zeros
-    *reinterpret_cast<cutlass::Array<Output, 2> *>(&tYsY(i)) = pair;
   }
   __syncthreads();
 
@@ -303,7 +312,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
 
 // Null when the kernel was enqueued, else one sentence. Raises the kernel's shared-memory limit once per device.
 template <class Traits>
-char const *launch_sm80(Params const &params, void *stream) {
+char const *launch_sm80(Params params, void *stream) {
+  params.k_tiles = k_tiles<Traits::kK>(params.problem);
   auto *const kernel = &concat_conv_sm80<Traits>;
   static std::atomic<uint64_t> ready{0};  // one bit per device
   int device = 0;

@@ -11,7 +11,9 @@ struct Params {
   void const *w;
   float const *b;
   void *y;
-  bool ragged;  // some source's channels are no whole number of 16-byte vectors
+  Divider by_image, by_row;  // P*Q and Q
+  int columns;               // of the packed filter
+  int k_tiles;               // set by the launcher, whose tile it counts
 };
 
 // Ids are for ever: an engine stores them. A retired tile's id is never used again.
@@ -21,6 +23,7 @@ struct Tile {
   int min_sm;
   int type_bytes;  // 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
   int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
+  bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors, and pays for it
   constexpr int threads() const { return warps_m * warps_n * 32; }
   constexpr int shared_bytes() const {
     int const mainloop = (m + n) * k * stages * type_bytes, epilogue = m * n * type_bytes;
@@ -29,18 +32,18 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks
-    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2},
-    {2, "sm80_256x128x32_s4", 80, 2, 256, 128, 32, 4, 4, 2, 1},
-    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2},
-    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2},
-    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3},
-    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3},
-    {7, "sm80_128x128x64_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2},
-    {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2},
-    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2},
-    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2},
-    {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2},
+    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels
+    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false},
+    {2, "sm80_256x128x32_s4", 80, 2, 256, 128, 32, 4, 4, 2, 1, false},
+    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false},
+    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true},
+    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true},
+    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false},
+    {7, "sm80_128x128x64_s3", 80, 2, 128, 128, 64, 3, 2, 4, 1, false},
+    {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false},
+    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true},
+    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true},
+    {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false},
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 

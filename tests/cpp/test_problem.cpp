@@ -42,7 +42,8 @@ void test_cursor(std::vector<int> const &channels, int R, int S) {
       for (int r = 0; r < R; ++r) {
         for (int s = 0; s < S; ++s, block_start += cc::kChannelBlock) {
           for (int c = block * cc::kChannelBlock; c < (block + 1) * cc::kChannelBlock && c < p.C[source]; c += kTileK) {
-            expect(cursor.source == source && cursor.r == r && cursor.s == s, "cursor visits source, r, s in order", r, s);
+            expect(cursor.source == source && cursor.r == r && cursor.s == s, "cursor visits source, r, s in order", r,
+                   s);
             expect(cursor.channel() == c, "cursor visits channels in order", cursor.channel(), c);
             expect(cursor.filter_column() == block_start + c % cc::kChannelBlock, "cursor finds the packed column");
             int const left = p.C[source] - c;
@@ -60,13 +61,48 @@ void test_cursor(std::vector<int> const &channels, int R, int S) {
   expect(block_start == cc::packed_columns(p), "packed_columns counts the blocks");
 }
 
+// The walk by channel blocks, taps inside, meets every column of the packed filter that holds channels exactly once.
+template <int kTileK>
+void test_blocks(std::vector<int> const &channels, int R, int S) {
+  cc::Problem const p = problem(channels, R, S);
+  std::vector<int> visits(cc::packed_columns(p), 0), expected(visits);
+  cc::KCursor<kTileK> cursor;
+  for (int i = cc::k_tiles<kTileK>(p); i > 0; --i, cursor.advance(p)) ++expected[cursor.filter_column()];
+  std::int64_t column = 0;
+  int tiles = 0;
+  for (cc::KBlock<kTileK> block(p); block.source < p.sources; column += block.filter_step(R * S), block.advance(p)) {
+    for (int tap = 0; tap < R * S; ++tap, ++tiles, column += cc::kChannelBlock) {
+      expect(block.left > 0, "block holds channels");
+      expect(column >= 0 && column < cc::packed_columns(p), "block stays inside the packed filter");
+      ++visits[column];
+    }
+  }
+  expect(visits == expected, "blocks visit the columns of the cursor");
+  expect(tiles == cc::k_tiles<kTileK>(p), "blocks and taps are the k-tiles", tiles);
+}
+
+void test_divider() {
+  for (int d : {1, 2, 3, 5, 7, 64, 100, 513, 65535, 65536, 1 << 20, 16777213, 0x7ffffffe, 0x7fffffff}) {
+    cc::Divider const divider(d);
+    for (std::int64_t q = 0; q <= 40; ++q) {
+      for (std::int64_t n : {q * d - 1, q * d, q * d + 1, 0x7fffffff - q}) {
+        if (n < 0 || n > 0x7fffffff) continue;
+        expect(divider.divide(static_cast<int>(n)) == n / d, "divider divides", static_cast<int>(n), d);
+      }
+    }
+  }
+}
+
 void test_pixels() {
   cc::Problem const p = problem({8}, 3, 2);
+  cc::Divider const by_image(p.P * p.Q), by_row(p.Q);
   int m = 0;
   for (int n = 0; n < p.N; ++n) {
     for (int row = 0; row < p.P; ++row) {
       for (int q = 0; q < p.Q; ++q, ++m) {
         cc::Pixel const at = cc::pixel_of(p, m);
+        cc::Pixel const same = cc::pixel_of(p, by_image, by_row, m);
+        expect(same.n == at.n && same.h0 == at.h0 && same.w0 == at.w0, "both forms of pixel_of agree", m);
         expect(at.n == n && at.h0 == row * 2 - 1 && at.w0 == q - 2, "pixel_of inverts the row index", m);
         std::uint32_t const bits = cc::valid_taps(at.w0, p.S, p.dilation_w, p.W);
         for (int s = 0; s < p.S; ++s) {
@@ -87,8 +123,8 @@ void test_output_size() {
           for (int dilation = 1; dilation < 3; ++dilation) {
             int count = 0;  // positions at which the dilated filter lies inside the padded input
             for (int at = 0; at + dilation * (filter - 1) < input + pad; at += stride) ++count;
-            expect(cc::output_size(input, filter, stride, pad, dilation) == count, "output_size counts positions", input,
-                   filter);
+            expect(cc::output_size(input, filter, stride, pad, dilation) == count, "output_size counts positions",
+                   input, filter);
           }
         }
       }
@@ -113,9 +149,13 @@ int main() {
         test_cursor<64>(channels, R, S);
         test_cursor<32>(channels, R, S);
         test_cursor<16>(channels, R, S);
+        test_blocks<64>(channels, R, S);
+        test_blocks<32>(channels, R, S);
+        test_blocks<16>(channels, R, S);
       }
     }
   }
+  test_divider();
   test_pixels();
   test_output_size();
   test_tiles();
