@@ -17,7 +17,14 @@ from trtexec_stub import STUB
 
 from cutefuse import engine
 from cutefuse.engine import main, plugins, trtexec
-from cutefuse.engine.files import Artifacts, concat_notes, log_sections, profile_metadata, tensorrt_version, whole_or_nothing
+from cutefuse.engine.files import (
+    Artifacts,
+    concat_notes,
+    log_sections,
+    profile_metadata,
+    tensorrt_version,
+    whole_or_nothing,
+)
 from cutefuse.errors import CutefuseError, VerificationError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,6 +11,7 @@ from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.svg import number, text
 
 _WIDTH, _HEIGHT = 860, 400
+_DOTS = 1000  # the heaviest layers are drawn, the rest would hide beneath them
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 24, 18, 46
 
 
@@ -91,6 +92,7 @@ def roofline(engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Place
     if not rates:
         return "", 0
     ridges = [rate * 1000 / peaks.bandwidth_gbs for rate in rates.values()]
+    dots = sorted(dots, key=lambda d: -(d[0].time_us or 0.0))[:_DOTS]
     low_x = min([d[1] for d in dots] + [min(ridges) / 20]) / 1.6
     high_x = max([d[1] for d in dots] + [max(ridges) * 2]) * 1.6
     high_y = max([*rates.values(), *(d[2].achieved_tflops for d in dots)]) * 2
@@ -100,7 +102,7 @@ def roofline(engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Place
     out += plane.grid(decades(low_x, high_x), "operational intensity, FLOP per byte", "TFLOP/s")
     out += _roofs(plane, peaks, rates)
     most = max(d[0].time_us or 0.0 for d in dots)
-    for layer, intensity, place in sorted(dots, key=lambda d: -(d[0].time_us or 0.0)):
+    for layer, intensity, place in dots:
         out.append(_dot(plane, layer, intensity, place, most))
     return "".join(out) + "</svg>", len(dots)
 

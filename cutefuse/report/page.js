@@ -7,6 +7,7 @@ const layers = (data.layers || []).map(r => {
   const o = {};
   K.forEach((k, j) => o[k] = r[j]);
   for (const k of data.interned || []) o[k] = S[o[k]];
+  for (const k of ["at", "from"]) if (o[k]) o[k] = `${o[k + "_file"]} › ${o[k]}`;
   return o;
 });
 const fix = (v, n) => v == null ? "" : v >= 100 ? v.toFixed(0) : v >= 10 ? v.toFixed(Math.min(n, 1)) : v.toFixed(n);

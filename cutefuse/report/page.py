@@ -171,11 +171,14 @@ def _layer_data(analysis: Analysis) -> dict[str, Any]:
         )
         skip = ("Name", "LayerType", "TacticName", "Metadata")
         raw = {k: v for k, v in layer.raw.items() if k not in skip} if rich else {}
-        records.append(
-            [*values, layer.onnx[:40], layer.sources.get("layer", ""), layer.sources.get("time", ""), *tensors, raw]
-        )
-    names = [*columns, "onnx", "at", "from", "ins", "outs", "raw"]
-    return {"columns": names, "layers": records, "strings": list(strings), "interned": list(_FOLDED), "kinds": KINDS}
+        where: list[Any] = []
+        for key in ("layer", "time"):
+            file, _, place = layer.sources.get(key, "").partition(" › ")
+            where += [strings.setdefault(file, len(strings)), place]
+        records.append([*values, layer.onnx[:40], *where, *tensors, raw])
+    names = [*columns, "onnx", "at_file", "at", "from_file", "from", "ins", "outs", "raw"]
+    folded = [*_FOLDED, "at_file", "from_file"]
+    return {"columns": names, "layers": records, "strings": list(strings), "interned": folded, "kinds": KINDS}
 
 
 def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Engine:
     size_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def total_us(self) -> float:
         """Sum of the layers' mean times. Larger than the latency: profiling adds an event per layer."""
         return sum(layer.time_us or 0.0 for layer in self.layers)
@@ -109,12 +110,17 @@ def _finite(value: Any) -> float | None:
 # ------------------------------------------------------------------------------------------------- JSON, tolerantly
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BARE_NAN = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:nan|inf)(?:\(ind\))?(?=\s*[,}\]])", re.IGNORECASE)
+# Half of a surrogate pair is no character: it could be neither written nor printed later.
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _RAW_NAME = re.compile(r'("name" : ")(.*)(", "timeMs" :)')
 
 
 def loads(text: str, where: Path) -> Any:
     """JSON as TensorRT's tools write it. Raises CutefuseError when the text is something else."""
-    text = text.lstrip("\ufeff").strip()
+    text = _LONE_SURROGATE.sub(r"\\ufffd", text.lstrip("\ufeff").strip())
     if not text:
         raise CutefuseError(f"{where} is empty; build or profile the engine again")
     repaired = _BARE_NAN.sub(r"\1null", text)

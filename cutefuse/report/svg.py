@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from cutefuse.report.graph import Edge
+from cutefuse.report.kinds import KINDS
 from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.tensors import Tensor
@@ -16,11 +17,12 @@ svg{--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plugin:#12805c;-
 --k-noop:#b4bcc8;--k-other:#7d8796;--heat:217,72,15;font-family:system-ui,sans-serif;background:#f7f8fa}
 """
 GRAPH_STYLE = """
-.g-n rect{fill:var(--card);stroke:var(--line)}.g-n .g-bar{stroke:none}.g-n text{fill:var(--ink);font-size:12px}
-.g-n .g-t{fill:var(--mute);font-size:11px}.g-e{fill:none;stroke:var(--mute);stroke-opacity:.55;stroke-width:1.4}
+.g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{stroke:none}.g-n text{fill:var(--ink);font-size:12px}
+.g-n .g-t{fill:var(--mute);font-size:11px}.g-r{text-anchor:end}
+.g-e{fill:none;stroke:var(--mute);stroke-opacity:.6;stroke-width:1.4}
 .g-FP32,.g-TF32{stroke:var(--k-copy)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
 .g-l,.g-io{fill:var(--mute);font-size:10px}.g-io{fill:var(--k-plugin);font-weight:600}
-"""
+""" + "".join(f".g-n .k-{kind}{{fill:var(--k-{kind});stroke:none}}" for kind in KINDS)
 
 
 _RICH_LIMIT = 3000
@@ -48,6 +50,10 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
     parts = [f'{head} aria-label="engine graph">']
     if standalone:
         parts.append(f"<title>{text(engine.name)}</title><style>{_STYLE}{GRAPH_STYLE}</style>")
+    parts.append(
+        f'<defs><rect id="gb" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="6"/>'
+        f'<rect id="gk" width="4" height="{NODE_HEIGHT}" rx="2"/></defs>'
+    )
     # Titles and edge labels of a huge graph would only weigh: the page shows a clicked layer's tensors anyway.
     rich = len(engine.layers) <= _RICH_LIMIT
     labels: list[str] = []
@@ -99,15 +105,18 @@ def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
     own = layer.name.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 26 else f"…{own[-25:]}"
     note = f"{layer.time_us:.1f} µs" if layer.time_us is not None else ""
-    box = f'<rect width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="6"'
-    heat = f'{box} style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>' if share > 0.01 else ""
+    heat = (
+        f'<use href="#gb" class="g-h" style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>'
+        if share > 0.01
+        else ""
+    )
     title = f"<title>{text(layer.name)}</title>" if rich else ""
     kind = _fit(str(layer.raw.get("ParameterType") or layer.type), 20)
     return (
-        f'<g class="g-n" data-i="{layer.index}" transform="translate({left} {top})">{title}{box}/>{heat}'
-        f'<rect class="g-bar" width="4" height="{NODE_HEIGHT}" rx="2" style="fill:var(--k-{layer.kind})"/>'
-        f'<text x="12" y="19">{text(own)}</text><text class="g-t" x="12" y="36">{text(kind)}</text>'
-        f'<text class="g-t" x="{NODE_WIDTH - 8}" y="36" text-anchor="end">{note}</text></g>'
+        f'<g class="g-n" data-i="{layer.index}" transform="translate({left} {top})">{title}<use href="#gb"/>{heat}'
+        f'<use href="#gk" class="k-{layer.kind}"/><text x="12" y="19">{text(own)}</text>'
+        f'<text class="g-t" x="12" y="36">{text(kind)}</text>'
+        f'<text class="g-t g-r" x="{NODE_WIDTH - 8}" y="36">{note}</text></g>'
     )
 
 
@@ -119,11 +128,12 @@ def _curve(points: list[tuple[float, float]]) -> str:
     """Vertical tangents at both ends of every piece; straight where nothing bends."""
     x0, y0 = points[0]
     d = [f"M{number(x0)} {number(y0)}"]
-    for x, y in points[1:]:
-        if abs(x - x0) < 0.5:
-            d.append(f"L{number(x)} {number(y)}")
-        else:
+    for i, (x, y) in enumerate(points[1:], start=2):
+        if abs(x - x0) >= 0.5:
             middle = number((y0 + y) / 2)
             d.append(f"C{number(x0)} {middle} {number(x)} {middle} {number(x)} {number(y)}")
+        elif i == len(points) or abs(points[i][0] - x) >= 0.5:
+            # Straight pieces in a row are drawn as one.
+            d.append(f"V{number(y)}")
         x0, y0 = x, y
     return "".join(d)

@@ -1,0 +1,377 @@
+"""Pages, findings, comparison, ranking and drawing of engines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import engine_files as ef
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from cutefuse.cli import COMMANDS
+from cutefuse.errors import CutefuseError
+from cutefuse.report import gains, main, write, write_compare
+from cutefuse.report.compare import compare
+from cutefuse.report.compare import main as compare_main
+from cutefuse.report.findings import Finding
+from cutefuse.report.graph import edges, memory_profile
+from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, layout
+from cutefuse.report.rank import main as rank_main
+from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.report.tables import analyse
+from cutefuse.roofline import peaks_for
+
+DATA = Path(__file__).parent / "data" / "engines"
+
+
+def read(path: Path) -> Any:
+    return read_engine(find_engines(path)[0])
+
+
+def found(path: Path) -> dict[str, Finding]:
+    engine = read(path)
+    return {f.title: f for f in analyse(engine, peaks_for("auto", engine.device)).findings}
+
+
+class Page(HTMLParser):
+    """Checks that elements close, and collects what the page would load from outside."""
+
+    VOID = {"meta", "input", "br", "link", "img", "hr", "path", "rect", "circle", "use"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.outside: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+        assert not self.stack, self.stack[-3:]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag not in self.VOID:
+            self.stack.append(tag)
+        if tag in ("script", "img", "iframe", "link", "source") and (values.get("src") or values.get("href")):
+            self.outside.append(str(values))
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.handle_starttag(tag, attrs)
+            self.stack.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.stack.pop() == tag
+
+
+def data_of(page: str) -> dict[str, Any]:
+    return dict(json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]))  # type: ignore[index]
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in DATA.iterdir() if p.is_dir()))
+def test_a_page_is_whole_and_needs_nothing_from_outside(tmp_path: Path, folder: str) -> None:
+    text = write(DATA / folder, tmp_path, quiet=True).read_text()
+    page = Page(text)
+    assert page.outside == [] and "@import" not in text and "url(" not in text
+    assert len(page.ids) == len(set(page.ids)) and len(text) < 8e6
+    for section in (
+        "overview",
+        "findings",
+        "time",
+        "roofline",
+        "copies",
+        "memory",
+        "latency",
+        "engine",
+        "layers",
+        "files",
+    ):
+        assert section in page.ids and f'href="#{section}"' in text
+
+
+def test_figures_of_the_page_are_those_of_the_files(tmp_path: Path) -> None:
+    folder = DATA / "resnet18-a100-fp16"
+    data = data_of(write(folder, tmp_path, quiet=True).read_text())
+    records = json.loads((folder / "resnet.onnx.engine.profile.json").read_text())
+    by_name = {r["name"]: r["averageMs"] * 1000 for r in records if "name" in r}
+    columns = data["columns"]
+    rows = [dict(zip(columns, r, strict=True)) for r in data["layers"]]
+    assert len(rows) == 36
+    for row in rows:
+        if row["us"] is not None:
+            assert row["us"] == pytest.approx(by_name[row["name"]], rel=1e-4)
+            assert data["strings"][row["from_file"]] == "resnet.onnx.engine.profile.json"
+    with (tmp_path / "resnet.onnx.engine.layers.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert sum(float(r["time_us"] or 0) for r in table) == pytest.approx(1016.832)
+    assert all(r["layer_source"].startswith("resnet.onnx.engine.graph.json › Layers[") for r in table)
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>\"'&\x1b\ud800"
+    layers = [ef.conv(evil, ef.tensor(evil, [1, 8, 4, 4]), ef.tensor("y", [1, 8, 4, 4]), TacticName=evil)]
+    text = write(ef.write_engine(tmp_path, "n", layers, [5.0]), tmp_path, quiet=True).read_text()
+    page = Page(text)
+    assert page.outside == [] and "<img" not in text and "\x1b" not in text
+    data = data_of(text)
+    assert data["layers"][0][data["columns"].index("name")].startswith("</script><img")
+    ElementTree.parse(tmp_path / "n.engine.graph.json.svg")
+
+
+def test_names_only_engines_get_a_page_without_a_graph(tmp_path: Path) -> None:
+    names = [f"conv{i}" for i in range(5)]
+    text = write(ef.write_engine(tmp_path, "n", names, [1.0] * 5), tmp_path, quiet=True).read_text()
+    assert "names only" in text and 'id="view"' not in text
+
+
+def test_an_engine_without_profile_is_drawn_without_times(tmp_path: Path) -> None:
+    text = write(ef.write_engine(tmp_path, "n", ef.PLAIN), tmp_path, quiet=True).read_text()
+    assert 'id="time"' not in text and 'id="engine"' in text
+
+
+def test_ten_thousand_layers_are_reported_quickly_and_small(tmp_path: Path) -> None:
+    layers = ef.chain(10_000)
+    ef.write_engine(tmp_path, "big", layers, [1 + i % 37 for i in range(10_000)], 5.0)
+    start = time.perf_counter()
+    page = write(tmp_path, tmp_path / "out", quiet=True, peaks="H200")
+    assert time.perf_counter() - start < 20
+    assert page.stat().st_size < 8e6
+
+
+# ---------------------------------------------------------------------------------------------------------- findings
+def test_concat_copies_are_found_with_their_cost_and_nodes(tmp_path: Path) -> None:
+    plain, patched = ef.write_pair(tmp_path)
+    finding = found(plain)["Concatenations are copied in front of convolutions"]
+    assert finding.severity == "high" and finding.cost_us == pytest.approx(20.0) and sorted(finding.layers) == [3, 4]
+    assert "Concatenations are copied in front of convolutions" not in found(patched)
+
+
+def test_the_plugin_count_is_a_finding(tmp_path: Path) -> None:
+    _, patched = ef.write_pair(tmp_path)
+    assert found(patched)["1 of 1 fused nodes run as plugins"].severity == "info"
+    ef.write_engine(patched, "net.cutefuse.onnx", ef.PLAIN, ef.PLAIN_US)
+    assert found(patched)["0 of 1 fused nodes run as plugins"].severity == "high"
+
+
+def test_an_fp32_island_is_found_and_an_fp32_engine_has_none(tmp_path: Path) -> None:
+    island = ef.conv(
+        "island", ef.tensor("a", [1, 64, 8, 8], ef.FP32_LINEAR), ef.tensor("b", [1, 64, 8, 8], ef.FP32_LINEAR)
+    )
+    ef.write_engine(tmp_path / "a", "n", [*ef.PLAIN, island], [*ef.PLAIN_US, 12.0])
+    assert any("FP32 island" in t for t in found(tmp_path / "a"))
+    assert not any("island" in t for t in found(DATA / "resnet50-rtx3090-fp32"))
+
+
+@pytest.mark.parametrize(("c", "k", "bad"), [(12, 64, True), (64, 20, True), (64, 64, False), (3, 64, False)])
+def test_misaligned_channels_are_found(tmp_path: Path, c: int, k: int, bad: bool) -> None:
+    layer = ef.conv("c", ef.tensor("x", [1, c, 8, 8]), ef.tensor("y", [1, k, 8, 8]))
+    ef.write_engine(tmp_path, "n", [layer], [10.0])
+    assert any("misaligned" in t for t in found(tmp_path)) is bad
+
+
+def test_convolutions_without_tensor_cores_are_found() -> None:
+    titles = found(DATA / "resnet50-rtx3090-fp32")
+    scalar = titles["13 convolutions without tensor cores"]
+    assert scalar.severity == "high" and scalar.cost_us == pytest.approx(3590.2, abs=0.1)
+    assert not any("without tensor cores" in t for t in found(DATA / "resnet18-a100-fp16"))
+
+
+def test_reformats_at_an_input_advise_its_format(tmp_path: Path) -> None:
+    same = [ef.copy("Reformatting CopyNode for Input Tensor 0 to c", ef.tensor("x", [1, 8, 64, 64], "Row major linear FP16"),
+                    ef.tensor("h", [1, 8, 64, 64])),
+            ef.conv("c", ef.tensor("h", [1, 8, 64, 64]), ef.tensor("y", [1, 8, 64, 64]))]  # fmt: skip
+    ef.write_engine(tmp_path, "n", same, [5.0, 10.0])
+    finding = found(tmp_path)["1 reformat FP16 linear → FP16 HWC8"]
+    assert "--inputIOFormats" in finding.advice
+
+
+def test_tiny_layers_and_hidden_parallelism_are_told(tmp_path: Path) -> None:
+    ef.write_engine(tmp_path, "n", ef.chain(20), [2.0] * 20, latency_ms=0.02)
+    titles = found(tmp_path)
+    assert "20 tiny layers" in titles and "Layer times do not add up to the latency" in titles
+
+
+# -------------------------------------------------------------------------------------------------------- comparison
+def test_a_comparison_aligns_the_plugin_with_what_it_replaced(tmp_path: Path) -> None:
+    plain, patched = ef.write_pair(tmp_path)
+    result = compare([read(plain), read(patched)])
+    row = result.rows[0]
+    assert sorted(row.layers[0]) == [3, 4, 5] and row.layers[1] == [3]
+    assert row.times_us == [pytest.approx(60.0), pytest.approx(32.0)] and row.speedup == pytest.approx(1.875)
+    assert row.change == "2 copies + convolution fused into a plugin"
+    assert all(abs(r.saved_us) < 1e-9 for r in result.rows[1:])
+    assert result.latency_speedup == pytest.approx(0.11 / 0.08)
+    assert sum(r.times_us[0] or 0 for r in result.rows) == pytest.approx(sum(ef.PLAIN_US))
+    assert result.by_kind["copy"] == [pytest.approx(26.0), pytest.approx(6.0)]
+
+
+def test_comparing_an_engine_with_itself_changes_nothing() -> None:
+    folder = DATA / "resnet50-rtx3090-fp32"
+    result = compare([read(folder), read(folder)])
+    assert all(r.saved_us == 0 and not r.change for r in result.rows)
+    assert sum(r.times_us[0] or 0 for r in result.rows) == pytest.approx(12399.744)
+
+
+def test_the_compare_command_writes_page_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, patched = ef.write_pair(tmp_path)
+    assert compare_main([str(plain), str(patched), "-o", str(tmp_path / "out" / "c.html")]) == 0
+    text = (tmp_path / "out" / "c.html").read_text()
+    assert Page(text).outside == [] and "fused into a plugin" in text and "1.38" in text
+    rows = list(csv.DictReader((tmp_path / "out" / "c.csv").open()))
+    assert rows[0]["change"] == "2 copies + convolution fused into a plugin"
+    assert "1.38×" in capsys.readouterr().out
+
+
+def test_three_engines_can_be_compared(tmp_path: Path) -> None:
+    plain, patched = ef.write_pair(tmp_path)
+    write_compare([plain, patched, plain], tmp_path / "c.html")
+    assert (tmp_path / "c.html").read_text().count('<div class="stack">') == 3
+
+
+@pytest.mark.parametrize("case", ["one", "no profile", "two in a folder", "missing"])
+def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, _ = ef.write_pair(tmp_path)
+    ef.write_engine(tmp_path / "bare", "n", ef.PLAIN)
+    ef.write_engine(tmp_path / "two", "a", ef.PLAIN)
+    ef.write_engine(tmp_path / "two", "b", ef.PLAIN)
+    other = {"one": [], "no profile": ["bare"], "two in a folder": ["two"], "missing": ["nowhere"]}[case]
+    assert compare_main([str(plain), *(str(tmp_path / o) for o in other), "-o", str(tmp_path / "c.html")]) == 2
+    assert capsys.readouterr().err.startswith("error: ") and not (tmp_path / "c.html").exists()
+
+
+# ----------------------------------------------------------------------------------------------------------- ranking
+def net(path: Path, second_reader: bool = False, shared: bool = False) -> Path:
+    """The ONNX model behind engine_files.PLAIN."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 64, 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["s"], name="/stem/Conv"),
+        helper.make_node("Relu", ["s"], ["a"], name="/stem/Relu"),
+        helper.make_node("Conv", ["a", "w"], ["t"], name="/side/Conv"),
+        helper.make_node("Relu", ["t"], ["b"], name="/side/Relu"),
+        helper.make_node("Concat", ["a", "b"], ["cat"], name="/up/Concat", axis=1),
+        helper.make_node("Conv", ["cat", "w"], ["u"], name="/up/Conv"),
+        helper.make_node("Relu", ["u"], ["c"], name="/up/Relu"),
+        helper.make_node("Conv", ["c", "w"], ["y"], name="/head/Conv"),
+    ]
+    if second_reader:
+        nodes.append(helper.make_node("GlobalAveragePool", ["cat"], ["z"], name="/pool"))
+    if shared:
+        nodes.append(helper.make_node("Conv", ["cat", "w"], ["z"], name="/twin/Conv"))
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1], [0.0])
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])), str(path))
+    return path
+
+
+def test_gains_are_the_copies_that_would_go(tmp_path: Path) -> None:
+    plain, _ = ef.write_pair(tmp_path)
+    assert gains(plain, net(tmp_path / "net.onnx")) == {"/up/Conv": pytest.approx(20.0)}
+
+
+def test_a_shared_concat_is_shared_among_its_convolutions(tmp_path: Path) -> None:
+    plain, _ = ef.write_pair(tmp_path)
+    both = gains(plain, net(tmp_path / "net.onnx", shared=True))
+    assert both == {"/up/Conv": pytest.approx(10.0), "/twin/Conv": pytest.approx(10.0)}
+
+
+def test_a_concat_that_stays_gains_nothing(tmp_path: Path) -> None:
+    plain, _ = ef.write_pair(tmp_path)
+    assert gains(plain, net(tmp_path / "net.onnx", second_reader=True)) == {"/up/Conv": 0.0}
+
+
+def test_the_ranking_reaches_the_report_and_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, _ = ef.write_pair(tmp_path)
+    model = net(tmp_path / "net.onnx")
+    assert rank_main([str(plain), str(model), "--json", str(tmp_path / "r.json")]) == 0
+    assert re.search(r"20\.0\s+20\.0\s+40\.0 .*ConcatConv\s+/up/Conv", capsys.readouterr().out)
+    assert json.loads((tmp_path / "r.json").read_text())[0]["nodes"] == ["/up/Concat", "/up/Conv", "/up/Relu"]
+    text = write(plain, tmp_path / "out", model, quiet=True).read_text()
+    assert 'id="next"' in text and "/up/Concat → /up/Conv → /up/Relu" in text
+
+
+def test_a_model_of_another_profile_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rank_main([str(DATA / "resnet18-a100-fp16"), str(net(tmp_path / "net.onnx"))]) == 2
+    assert "shares no node name" in capsys.readouterr().err
+    text = write(DATA / "resnet18-a100-fp16", tmp_path, tmp_path / "net.onnx", quiet=True).read_text()
+    assert "No ranking of what to fuse next" in text
+
+
+def test_gains_need_a_profile(tmp_path: Path) -> None:
+    ef.write_engine(tmp_path, "net.onnx", ef.PLAIN)
+    with pytest.raises(CutefuseError, match="no layer times"):
+        gains(tmp_path, net(tmp_path / "net.onnx"))
+
+
+# ----------------------------------------------------------------------------------------------------------- drawing
+@pytest.mark.parametrize("folder", sorted(p.name for p in DATA.iterdir() if p.is_dir()))
+def test_no_two_layers_overlap_and_edges_go_down(folder: str) -> None:
+    engine = read(DATA / folder)
+    links = edges(engine)
+    drawing = layout(len(engine.layers), links)
+    rows: dict[float, list[float]] = {}
+    for x, y in zip(drawing.x, drawing.y, strict=True):
+        rows.setdefault(y, []).append(x)
+        assert 0 <= x and x + NODE_WIDTH <= drawing.width and y + NODE_HEIGHT <= drawing.height
+    for xs in rows.values():
+        assert all(b - a >= NODE_WIDTH for a, b in zip(sorted(xs), sorted(xs)[1:], strict=False))
+    for edge, points in zip(links, drawing.paths, strict=True):
+        if edge.source >= 0 and edge.target >= 0:
+            assert points[0][1] == drawing.y[edge.source] + NODE_HEIGHT and points[-1][1] == drawing.y[edge.target]
+            assert all(b[1] >= a[1] for a, b in zip(points, points[1:], strict=False))
+
+
+def test_cycles_and_in_place_tensors_are_drawn(tmp_path: Path) -> None:
+    t = [1, 8, 4, 4]
+    loop = [ef.conv("a", ef.tensor("late", t), ef.tensor("x", t)), ef.conv("b", ef.tensor("x", t), ef.tensor("x", t)),
+            ef.conv("c", ef.tensor("x", t), ef.tensor("late", t))]  # fmt: skip
+    write(ef.write_engine(tmp_path, "n", loop, [1.0, 2.0, 3.0]), tmp_path, quiet=True)
+    tree = ElementTree.parse(tmp_path / "n.engine.graph.json.svg")
+    assert len(tree.findall(".//*[@data-i]")) == 3
+
+
+def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
+    write(ef.write_pair(tmp_path)[1], tmp_path, quiet=True)
+    text = (tmp_path / "net.cutefuse.onnx.engine.graph.json.svg").read_text()
+    assert (
+        "FP16 HWC8 1×64×64×64" in text and "32.0 µs" in text and "CuteConcatConv2Relu" not in text.split("</style>")[0]
+    )
+
+
+def test_memory_counts_what_is_alive(tmp_path: Path) -> None:
+    t = [1, 8, 16, 16]  # 4096 bytes in FP16
+    three = [ef.conv("a", ef.tensor("x", t), ef.tensor("p", t)), ef.conv("b", ef.tensor("p", t), ef.tensor("q", t)),
+             ef.conv("c", ef.tensor("q", t), ef.tensor("y", t))]  # fmt: skip
+    three[2]["Inputs"].append(ef.tensor("p", t))
+    engine = read(ef.write_engine(tmp_path, "n", three))
+    assert memory_profile(engine) == [2 * 4096, 2 * 4096, 3 * 4096]
+
+
+def test_wrong_sources_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (
+        ["nowhere"],
+        [str(tmp_path)],
+        [str(DATA / "resnet18-a100-fp16"), "--peaks", "abacus", "-o", str(tmp_path)],
+    ):
+        assert main(argv) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["build", "process", "report", "compare", "rank", "roofline", "profile-torch", "profile-kernels"]
+)
+def test_every_command_has_its_module_and_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib
+
+    with pytest.raises(SystemExit) as done:
+        importlib.import_module(COMMANDS[command][0]).main(["--help"])
+    assert done.value.code == 0 and "usage:" in capsys.readouterr().out

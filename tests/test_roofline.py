@@ -1,0 +1,197 @@
+"""Peaks against published figures, the cost of layers against hand counts, and language models under the roof."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import engine_files as ef
+import pytest
+
+from cutefuse.errors import CutefuseError
+from cutefuse.report.cost import Cost, layer_cost, place
+from cutefuse.report.peaks import Peaks, boards, by_device, by_name
+from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.roofline import MODELS, Transformer, crossing, llm_view, main, measure_cpu, peaks_for, transformer_from
+
+# Dense TFLOP/s and GB/s as NVIDIA's datasheets and white papers print them.
+PUBLISHED = [
+    ("V100 SXM2", "FP16", 125, 900), ("A100 SXM4 80GB", "FP16", 312, 2039), ("A100 SXM4 80GB", "TF32", 156, 2039),
+    ("A100 80GB PCIe", "INT8", 624, 1935), ("A10", "FP16", 125, 600), ("A10", "TF32", 62.5, 600),
+    ("RTX 3090", "FP16", 142, 936), ("RTX 3090", "TF32", 35.6, 936), ("RTX 3080", "FP16", 119, 760),
+    ("RTX 4090", "FP16", 330.3, 1008), ("RTX 4090", "TF32", 82.6, 1008), ("RTX 4080", "INT8", 389.9, 717),
+    ("Jetson AGX Orin 64GB", "INT8", 85, 204.8), ("L4", "FP16", 121, 300), ("H100 SXM", "FP16", 989.4, 3352),
+    ("H100 SXM", "FP8", 1978.9, 3352), ("H100 PCIe", "BF16", 756, 2039), ("H200", "FP16", 989.4, 4800),
+    ("H200", "TF32", 494.7, 4800), ("H200", "FP32", 67, 4800), ("B200", "FP16", 2250, 8000), ("B200", "FP8", 4500, 8000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("board", "precision", "tflops", "bandwidth_gbs"), PUBLISHED)
+def test_peaks_are_the_published_ones(board: str, precision: str, tflops: float, bandwidth_gbs: float) -> None:
+    peaks = by_name(board)
+    assert peaks is not None and peaks.device == board
+    assert peaks.tflops[precision] == pytest.approx(tflops, rel=0.015)
+    assert peaks.bandwidth_gbs == bandwidth_gbs
+
+
+def test_every_board_has_a_source_and_a_unique_name() -> None:
+    table = boards()
+    assert len({p.device for p in table}) == len(table)
+    assert all(p.source.startswith("https://") and "nvidia.com" in p.source for p in table)
+    assert all(by_name(p.device) == p for p in table)
+
+
+@pytest.mark.parametrize(
+    ("device", "sms", "board"),
+    [
+        ("NVIDIA H200", 132, "H200"), ("NVIDIA H100 80GB HBM3", 132, "H100 SXM"), ("NVIDIA H100 PCIe", 114, "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", 108, "A100 SXM4 80GB"), ("NVIDIA A100 80GB PCIe", 108, "A100 80GB PCIe"),
+        ("NVIDIA A100-SXM4-40GB", 108, "A100 40GB"), ("NVIDIA GeForce RTX 3090 Ti", 84, "RTX 3090 Ti"),
+        ("NVIDIA GeForce RTX 3090", 82, "RTX 3090"), ("Tesla V100-SXM2-16GB", 80, "V100 SXM2"), ("NVIDIA A10", 72, "A10"),
+        ("NVIDIA A10G", 80, "A10G"), ("Orin", 16, "Jetson AGX Orin 64GB"), ("Orin", 8, "Jetson Orin NX 16GB"),
+        ("NVIDIA L40S", 142, "L40S"), ("NVIDIA L4", 58, "L4"), ("NVIDIA GeForce RTX 4070 Ti SUPER", 66, "RTX 4070 Ti SUPER"),
+    ],
+)  # fmt: skip
+def test_device_names_find_their_board(device: str, sms: int, board: str) -> None:
+    found = by_device({"Selected Device": device, "SMs": float(sms)})
+    assert found is not None and found.device == board
+
+
+def test_an_unknown_gpu_is_computed_from_its_clocks() -> None:
+    device = {"Selected Device": "NVIDIA RTX A5000", "Compute Capability": 8.6, "SMs": 64.0, "Compute Clock Rate": 1.695,
+              "Memory Clock Rate": 8.001, "Memory Bus Width": 384.0}  # fmt: skip
+    found = by_device(device)
+    assert found is not None and found.bandwidth_gbs == pytest.approx(768, rel=0.01)
+    assert found.tflops["FP16"] == pytest.approx(111.1, rel=0.01)  # its datasheet
+    assert by_device({"Selected Device": "CPU"}) is None and by_device({}) is None
+
+
+def test_the_roof_is_the_lesser_of_peak_and_bandwidth() -> None:
+    peaks = Peaks("p", 1000.0, {"FP16": 100.0}, "test")
+    assert peaks.ridge("FP16") == 100
+    assert peaks.attainable_tflops("FP16", 10) == 10 and peaks.attainable_tflops("FP16", 1000) == 100
+    assert peaks.floor_us("FP16", 1e9, 1e6) == pytest.approx(10) and peaks.floor_us("FP16", 1e8, 1e7) == pytest.approx(
+        10
+    )
+    placed = place(peaks, "FP16", Cost(1e9, 1e6), 20.0)
+    assert placed is not None and placed.bound == "compute" and placed.percent_of_roof == pytest.approx(50)
+    assert place(peaks, "FP16", Cost(None, 1e6), 20.0) is None and place(peaks, "FP16", Cost(1.0, 0.0), 20.0) is None
+
+
+def test_convolution_costs_are_those_of_a_hand_count(tmp_path: Path) -> None:
+    engine = read_engine(find_engines(ef.write_pair(tmp_path)[0])[0])
+    conv = next(la for la in engine.layers if la.name.startswith("/up/Conv"))
+    cost = layer_cost(engine, conv)
+    assert cost.flops == 2 * 64 * 64 * 64 * 128 * 9
+    assert cost.size_bytes == 2 * (128 * 64 * 64 + 64 * 64 * 64 + 64 * 128 * 9 + 64)
+    copy = next(la for la in engine.layers if la.name == "a copy")
+    assert layer_cost(engine, copy).flops == 0
+
+
+def test_plugin_costs_come_from_the_patch_report_or_the_packed_weights(tmp_path: Path) -> None:
+    folder = ef.write_pair(tmp_path)[1]
+    engine = read_engine(find_engines(folder)[0])
+    plugin = next(la for la in engine.layers if la.kind == "plugin")
+    assert layer_cost(engine, plugin).flops == 1207959552
+    engine.patch = None
+    assert layer_cost(engine, plugin).flops == 2 * 64 * 64 * 64 * 128 * 9
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "flops"),
+    [([4, 32], [32, 8], [4, 8], 2 * 4 * 8 * 32), ([7, 4, 32], [7, 32, 8], [7, 4, 8], 2 * 7 * 4 * 8 * 32),
+     ([2, 4, 32], [32, 8], [2, 4, 8], 2 * 2 * 4 * 8 * 32)],
+)  # fmt: skip
+def test_matrix_products_count_over_any_batch(
+    tmp_path: Path, a: list[int], b: list[int], out: list[int], flops: int
+) -> None:
+    layer = {"Name": "mm", "LayerType": "CaskGemmMatrixMultiply", "Inputs": [ef.tensor("a", a), ef.tensor("b", b)],
+             "Outputs": [ef.tensor("y", out)]}  # fmt: skip
+    engine = read_engine(find_engines(ef.write_engine(tmp_path, "n", [layer]))[0])
+    assert layer_cost(engine, engine.layers[0]).flops == pytest.approx(flops)
+
+
+def test_layers_of_unknown_shape_have_no_cost(tmp_path: Path) -> None:
+    layer = ef.conv("c", ef.tensor("a", [-1, 8, 4, 4]), ef.tensor("b", [-1, 8, 4, 4]))
+    engine = read_engine(find_engines(ef.write_engine(tmp_path, "n", [layer]))[0])
+    assert layer_cost(engine, engine.layers[0]) == Cost(None, None)
+
+
+def test_weights_of_llama_are_counted_right() -> None:
+    total = MODELS["llama-3-8b"].block_weights + 2 * MODELS["llama-3-8b"].head_weights  # embedding and head
+    assert total == pytest.approx(8.03e9, rel=0.002)
+    assert MODELS["llama-2-7b"].block_weights + 2 * MODELS["llama-2-7b"].head_weights == pytest.approx(
+        6.74e9, rel=0.002
+    )
+    assert MODELS["gpt2"].block_weights + MODELS["gpt2"].head_weights == pytest.approx(124e6, rel=0.02)
+
+
+def test_decoding_reads_every_weight_once_for_two_flops() -> None:
+    model = MODELS["llama-2-7b"]
+    flops, size = model.decode(1, 0)
+    # Two operations and two bytes a weight: one FLOP per byte, not two (bytes are elements times element size).
+    assert flops / size == pytest.approx(1.0, rel=0.01)
+    eight = Transformer(**{**vars(model), "weight_type": "INT8"})
+    assert eight.decode(1, 0)[0] / eight.decode(1, 0)[1] == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_key_value_cache_bounds_the_intensity_of_decoding() -> None:
+    model, peaks = MODELS["llama-2-7b"], by_name("A100 SXM4 80GB")
+    assert peaks is not None
+    view = llm_view(model, peaks, 1, 2048)
+    rows = [r["intensity"] for r in view["decode"]]
+    assert rows == sorted(rows) and rows[-1] < view["decode_intensity_limit"] < view["ridge"]
+    assert view["decode_crossing_batch"] is None
+    assert 100 < view["prefill_crossing_length"] < 300
+    assert view["prefill"][0]["bound"] == "memory" and view["prefill"][-1]["bound"] == "compute"
+
+
+def test_crossing_is_the_first_size_at_the_ridge() -> None:
+    assert crossing(lambda n: n, 37.5) == 38 and crossing(lambda n: n, 1) == 1
+    assert crossing(lambda n: 5.0, 6.0) is None
+
+
+def test_the_cpu_can_be_measured() -> None:
+    peaks = measure_cpu(size_mib=8, edge=256)
+    assert peaks.bandwidth_gbs > 0.1 and peaks.tflops["FP32"] > 1e-4
+
+
+def test_a_hugging_face_config_is_read(tmp_path: Path) -> None:
+    config = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+              "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert transformer_from(str(tmp_path / "config.json")).block_weights == MODELS["llama-3-8b"].block_weights
+
+
+def test_the_command_writes_a_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--llm", "mistral-7b", "--peaks", "H100 SXM", "-o", str(tmp_path / "llm.html")]) == 0
+    page = (tmp_path / "llm.html").read_text()
+    assert "mistral-7b on H100 SXM" in page and page.count("<svg") == 1 and "http-equiv" not in page
+    assert "prefill turns compute-bound at" in capsys.readouterr().out
+    assert main(["-o", str(tmp_path / "peaks.json")]) == 0
+    assert len(json.loads((tmp_path / "peaks.json").read_text())) == len(boards())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--peaks", "no such board"], ["--llm", "no-such-model"], ["--llm", "gpt2", "--weights", "FP17"], ["--llm", "missing.json"],
+     ["--llm", "gpt2", "--batch", "0"], ["--peaks", "bad.json"], ["--llm", "config.json"]],
+)  # fmt: skip
+def test_wrong_choices_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text('{"device": "x", "bandwidth_gbs": 0, "tflops": {}}')
+    (tmp_path / "config.json").write_text('{"hidden_size": "many"}')
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_peaks_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text('{"device": "mine", "bandwidth_gbs": 100, "tflops": {"fp16": 10}}')
+    peaks = peaks_for(str(path))
+    assert peaks is not None and peaks.tflops == {"FP16": 10.0}
+    with pytest.raises(CutefuseError, match="give auto, measured"):
+        peaks_for("nothing")
