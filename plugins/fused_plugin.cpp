@@ -153,7 +153,6 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     return guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
       if (char const *reason = reject(in, out)) return reason;
-      tactics_.clear();
       bool first = true;
       // A tile must serve the whole profile; the order of the optimum shape is the best guess.
       for (auto bound : {&DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::max}) {
