@@ -1,0 +1,124 @@
+"""The main job on real topologies, end to end: models, patch, proof, plugins, engines, profile, report.
+
+Every step is a command that a user can type, printed before it runs; the last lines are a table and the report's path.
+Without TensorRT the engine step uses ONNX Runtime as the embedded engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+
+PROFILED = "yolo_neck-float32"  # the model whose plain and patched engines are profiled and compared
+
+
+def step(title: str, *command: str | Path, quiet: bool = True) -> None:
+    """Print and run one command; its output is shown only when it fails or on request."""
+    shown = " ".join(os.path.relpath(c, ROOT) if isinstance(c, Path) else c for c in command)
+    print(f"\n{title}" if title else "", end="\n" if title else "")
+    print(f"  $ {'python ' if str(command[0]).endswith('.py') else ''}{shown}", flush=True)
+    runnable = [sys.executable] if str(command[0]).endswith(".py") else []
+    done = subprocess.run([*runnable, *map(str, command)], cwd=ROOT, capture_output=quiet, text=True)
+    if done.returncode != 0:
+        raise CutefuseError(
+            f"'{shown}' failed with exit code {done.returncode}:\n{done.stdout or ''}{done.stderr or ''}"
+        )
+
+
+def accepted_plugins(model: Path, report: dict[str, Any]) -> str:
+    """Drive every fused node of a patched model through the plugin host; 'n of m'."""
+    import onnx
+
+    from cutefuse.host import Host, Input
+
+    graph = onnx.load(str(model), load_external_data=False).graph
+    names = {t.name: onnx.helper.tensor_dtype_to_np_dtype(t.data_type).name for t in graph.initializer}
+    nodes = {n.output[0]: n for n in graph.node if n.domain == "cutefuse"}
+    sites = [s for s in report["sites"] if s["status"] == "fused"]
+    host, accepted = Host(), 0
+    for site in sites:
+        node = nodes[site["outputs"][0]]
+        shapes = zip(node.input, site["shapes"]["inputs"], strict=True)
+        inputs = [Input(dims, names.get(name, site["dtype"])) for name, dims in shapes]
+        findings = [f for f in host.build(node, inputs).findings if f.kind != "warning"]
+        accepted += not findings
+    return f"{accepted} of {len(sites)}"
+
+
+def latency(folder: Path) -> tuple[float, str]:
+    """(median latency in ms, backend) from the report that process_engine.py wrote."""
+    report = json.loads(next(folder.glob("*.report.json")).read_text())
+    return float(report["latency_ms"]), str(report["backend"])
+
+
+def main() -> int:
+    """Entry point of `make demo`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "demo_out", help="folder (demo_out)")
+    parser.add_argument("--small", action="store_true", help="reduced widths and sizes")
+    args = parser.parse_args()
+
+    def command() -> None:
+        start, out = time.monotonic(), args.output.resolve()
+        models, scripts = out / "models", Path(ROOT / "scripts")
+        size = ["--small"] if args.small else []
+        step("1. demo models, with onnx alone and a fixed seed", scripts / "make_models.py", "--out", models, *size)
+        rows: list[dict[str, Any]] = []
+        plain = sorted(p for p in models.glob("*.onnx") if ".cutefuse" not in p.name)
+        for i, path in enumerate(plain):
+            title = (
+                "2. patch each, prove with ONNX Runtime that only the graph changed, take each plugin through the host"
+            )
+            step(title if i == 0 else "", scripts / "patch_onnx.py", path, "--verify")
+            report = json.loads(path.with_suffix("").with_suffix(".patch.json").read_text())
+            plugins = accepted_plugins(path.with_suffix(".cutefuse.onnx"), report)
+            rows.append({"model": path.stem, **report["summary"], "error": worst_error(report), "plugins": plugins})
+        before, after = out / "engine_plain", out / "engine_patched"
+        for title, source, folder in (
+            ("3. engines: build, profile, draw", models / f"{PROFILED}.onnx", before),
+            ("", models / f"{PROFILED}.cutefuse.onnx", after),
+        ):
+            step(title, scripts / "process_engine.py", source, folder, quiet=False)
+        page = out / "compare.html"
+        step("4. compare them", scripts / "compare_engines.py", before, after, "-o", page)
+        print_table(rows)
+        for name, folder in (("plain", before), ("patched", after)):
+            ms, backend = latency(folder)
+            print(f"{PROFILED}, {name}: {ms:.2f} ms on {backend}")
+        if latency(after)[1] == "onnxruntime":
+            print(
+                "(ONNX Runtime runs the function bodies of the fused nodes, so these are alike; TensorRT runs plugins)"
+            )
+        print(f"\nreports: {next(after.glob('*.report.html'))}\n         {page}\n{time.monotonic() - start:.0f} s")
+
+    return run_command(command)
+
+
+def worst_error(report: dict[str, Any]) -> float:
+    """Largest relative error over the outputs that `--verify` wrote."""
+    return max(float(o["max_rel_error"]) for o in report["verify"]["outputs"])
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """The result, one line a model."""
+    print(f"\n{'model':<26}{'sites':>7}{'nodes':>13}{'MB saved':>10}{'worst error':>13}{'plugins accepted':>18}")
+    for r in rows:
+        nodes, sites = f"{r['nodes_before']} -> {r['nodes_after']}", f"{r['fused']}/{r['candidates']}"
+        print(
+            f"{r['model']:<26}{sites:>7}{nodes:>13}{r['bytes_saved'] / 1e6:>10.1f}{r['error']:>13.1e}{r['plugins']:>18}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
