@@ -73,8 +73,10 @@ class Body:
         return self.add("Gather", value, self.add("Reshape", rows, self.constant([-1])), axis=axis)
 
     def finish(self, op_type: str, inputs: list[str], outputs: list[str], attrs: list[str]) -> FunctionProto:
-        """The function; `outputs` are values of this body that get formal names."""
+        """The function; `outputs` are different values that nodes of this body make: they become the formal outputs."""
         formals = [self.formal(f"y{i}") for i in range(len(outputs))]
-        for value, name in zip(outputs, formals, strict=True):
-            self.nodes.append(helper.make_node("Identity", [value], [name]))
+        renamed = dict(zip(outputs, formals, strict=True))
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                names[:] = [renamed.get(n, n) for n in names]
         return function_proto(op_type, inputs, formals, self.nodes, self.opset, attrs)

@@ -10,6 +10,8 @@ import cutefuse
 # command -> (module, help). Each module has main(argv: list[str] | None) -> int.
 COMMANDS: dict[str, tuple[str, str]] = {
     "patch": ("cutefuse.patch", "rewrite an ONNX model to use the fused operators"),
+    "unpatch": ("cutefuse.unpatch", "turn fused nodes back into standard operators"),
+    "diff": ("cutefuse.diff", "show what changed between two ONNX models"),
     "build": ("cutefuse.engine", "build an engine with trtexec or TensorRT's Python API"),
     "process": ("cutefuse.process", "build, profile and draw an engine, and write a report"),
     "report": ("cutefuse.report", "write an HTML report of a folder of engine JSON files"),
@@ -18,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "roofline": ("cutefuse.roofline", "peaks of GPUs, measured peaks, and language models under the roof"),
     "profile-torch": ("cutefuse.profile_torch", "profile a PyTorch module and show what our operators would remove"),
     "profile-kernels": ("cutefuse.profile_kernels", "Nsight Compute metrics of our kernels, side by side"),
+    "trt-check": ("cutefuse.trt_check", "check the plugins on a machine with TensorRT and write a report"),
 }
 
 

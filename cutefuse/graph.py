@@ -253,7 +253,7 @@ def external_fields(tensor: TensorProto) -> dict[str, str]:
     """The external_data entries of a tensor that is stored beside the model; empty for one stored inside."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return {}
-    return {entry.key: entry.value for entry in tensor.external_data}
+    return {"location": "", **{entry.key: entry.value for entry in tensor.external_data}}
 
 
 def read_tensor(tensor: TensorProto, folder: Path) -> np.ndarray:

@@ -168,13 +168,14 @@ class _Names:
                 pending += subgraphs(node)
 
     def of_node(self, base: str) -> str:
-        return _fresh(base, self._nodes)
+        return fresh(base, self._nodes)
 
     def of_tensor(self, base: str) -> str:
-        return _fresh(base, self._tensors)
+        return fresh(base, self._tensors)
 
 
-def _fresh(base: str, taken: set[str]) -> str:
+def fresh(base: str, taken: set[str]) -> str:
+    """The base name, numbered when it is taken; the result is taken from now on."""
     name, i = base, 0
     while name in taken:
         i += 1
