@@ -1,0 +1,83 @@
+"""Machine code of the library: the instructions each path stands for are there, and no register went to memory."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from cutefuse import kernels, plugin_path
+from cutefuse.errors import CutefuseError
+
+# kernel -> opcodes that must stand in every instance of it.
+REQUIRED = {
+    "concat_conv_sm80": {"LDGSTS", "LDSM", "HMMA", "STG"},
+    "concat_conv_sm90_im2col": {"UTMALDG", "HGMMA"},
+    "concat_conv_sm90_halo": {"UTMALDG", "HGMMA"},
+}
+FUNCTION = re.compile(r"Function : (\S+)")
+ARCH = re.compile(r"arch = (sm_\w+)")
+OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9]*)")
+
+
+@functools.cache
+def tool(name: str) -> Path:
+    """A binary of NVIDIA's disassembler packages; the test is skipped where they are not installed."""
+    for package in ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm"):
+        try:
+            files = metadata.files(package) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == name:
+                return Path(str(file.locate()))
+    pytest.skip(f"{name} is not installed")
+
+
+def kernel_opcodes() -> Iterator[tuple[str, str, collections.Counter[str]]]:
+    """(architecture, function, opcode counts) of every kernel in the library."""
+    library = plugin_path()
+    path = f"{tool('nvdisasm').parent}:/usr/bin:/bin"
+    process = subprocess.Popen(
+        [str(tool("cuobjdump")), "-sass", str(library)], stdout=subprocess.PIPE, text=True, env={"PATH": path}
+    )
+    arch, function, counts = "", "", collections.Counter[str]()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := ARCH.search(line):
+            arch = found.group(1)
+        elif found := FUNCTION.search(line):
+            if function:
+                yield arch, function, counts
+            function, counts = found.group(1), collections.Counter()
+        elif found := OPCODE.match(line):
+            counts[found.group(1)] += 1
+    if function:
+        yield arch, function, counts
+    assert process.wait() == 0
+
+
+@pytest.mark.slow
+def test_kernels_use_their_instructions_and_no_local_memory() -> None:
+    try:
+        if not kernels.describe()["cuda"]:
+            pytest.skip("the library was built without CUDA")
+    except CutefuseError as error:
+        pytest.skip(str(error))
+    seen: collections.Counter[str] = collections.Counter()
+    for arch, function, counts in kernel_opcodes():
+        for kernel, required in REQUIRED.items():
+            if kernel in function:
+                seen[kernel] += 1
+                assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
+        spilled = {op: n for op, n in counts.items() if op in ("LDL", "STL")}
+        assert not spilled, f"{function} for {arch} keeps registers in local memory: {spilled}"
+    assert seen["concat_conv_sm80"] >= 4 * len(kernels.describe()["archs"].split()), seen
+    if "90a" in kernels.describe()["archs"]:
+        assert seen["concat_conv_sm90_im2col"] and seen["concat_conv_sm90_halo"], seen
