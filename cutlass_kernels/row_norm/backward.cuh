@@ -1,0 +1,378 @@
+// Backward of both norms. With xhat = (x - mean) * rstd and wdy = dy * gamma:
+//   dx     = (wdy - mean_j(wdy) - xhat * mean_j(xhat * wdy)) * rstd + dsum      (RMSNorm: without the first mean)
+//   dgamma = sum over rows of dy * xhat, dbeta = sum over rows of dy
+// Persistent blocks walk over rows with the next ones on their way (cp.async); each thread owns 16 columns and keeps
+// their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
+#pragma once
+
+#include <atomic>
+
+#include <cute/arch/copy_sm80.hpp>
+#include <cutlass/arch/barrier.h>
+
+#include "row.cuh"
+
+namespace cutefuse::row_norm {
+
+constexpr int kFinalRows = 16;  // threads that share a column where partial sums are added
+
+// The sums of a and b over the row of this thread's group of lanes.
+CUTE_DEVICE float2 group_sum(float2 value, float2 *slots, int lanes, int cluster) {
+  int const lane = threadIdx.x % 32;
+  value.x = lane_sum(value.x, lanes < 32 ? lanes : 32);
+  value.y = lane_sum(value.y, lanes < 32 ? lanes : 32);
+  if (lanes <= 32) return value;
+  int const group = threadIdx.x / lanes, warps = lanes / 32, warp = threadIdx.x % lanes / 32;
+  float2 *const sums = slots + group * warps;
+  if (kClusters && cluster > 1) {
+    float2 *const mine = &sums[int(cute::block_rank_in_cluster()) * warps + warp];
+    if (lane < cluster) {
+      store_remote(&mine->x, lane, value.x);
+      store_remote(&mine->y, lane, value.y);
+    }
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  } else {
+    if (lane == 0) sums[warp] = value;
+    cutlass::arch::NamedBarrier::sync(lanes, group);
+  }
+  float2 total = {0.f, 0.f};
+  for (int i = lane; i < warps * cluster; i += 32) total.x += sums[i].x, total.y += sums[i].y;
+  return {lane_sum(total.x, 32), lane_sum(total.y, 32)};
+}
+
+// Waits until at most `pending` of this thread's newest copies are under way.
+CUTE_DEVICE void wait_copies(int pending) {
+  switch (pending) {
+    case 0:
+      return cute::cp_async_wait<0>();
+    case 1:
+      return cute::cp_async_wait<1>();
+    default:
+      return cute::cp_async_wait<2>();
+  }
+}
+
+template <class Element, int kVectors>
+using Columns = Values<Element>[kVectors];
+
+// gamma beside this thread's columns; ones where there is none.
+template <class Element, int kVectors>
+CUTE_DEVICE void load_gamma(BackwardParams const &p, Row<Element, false> const &row, int thread, int threads,
+                            Columns<Element, kVectors> &rG) {
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) {
+    int const v = i * threads + thread;
+    rG[i].fill(1.f);
+    if (p.gamma == nullptr || v * kVector<Element> >= p.problem.columns) continue;
+    if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
+      rG[i] = row.template parameter<float>(p.gamma, v);
+    } else {
+      rG[i] = row.template parameter<Element>(p.gamma, v);
+    }
+  }
+}
+
+// Adds the shares of the block's groups in shared memory, in order, and writes the block's row of the workspace.
+template <class Element, int kVectors>
+CUTE_DEVICE void write_partial(BackwardParams const &p, float *shared, int thread, int threads,
+                               Columns<Element, kVectors> &rDgamma, Columns<Element, kVectors> &rDbeta) {
+  constexpr int kVec = kVector<Element>;
+  int const lanes = p.lanes, columns = int(p.problem.columns);
+  bool const layer = p.dbeta != nullptr;
+  float *const mPartial = p.partial + int64_t(blockIdx.x / p.cluster) * columns;
+  auto const write = [&](float *dgamma, float *dbeta, bool add) {
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      int const column = (i * threads + thread) * kVec;
+      if (column >= columns) continue;
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) {
+        dgamma[column + j] = rDgamma[i][j] + (add ? dgamma[column + j] : 0.f);
+        if (layer) dbeta[column + j] = rDbeta[i][j] + (add ? dbeta[column + j] : 0.f);
+      }
+    }
+  };
+  int64_t const beta_offset = int64_t(p.parts) * columns;
+  if (lanes == int(blockDim.x)) return write(mPartial, mPartial + beta_offset, false);
+
+  for (int offset = lanes; offset < 32; offset *= 2) {
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) {
+        rDgamma[i][j] += __shfl_xor_sync(0xffffffffu, rDgamma[i][j], offset);
+        rDbeta[i][j] += __shfl_xor_sync(0xffffffffu, rDbeta[i][j], offset);
+      }
+    }
+  }
+  int const width = lanes < 32 ? 32 : lanes, team = threadIdx.x / width;
+  for (int t = 0; t < int(blockDim.x) / width; ++t) {
+    __syncthreads();
+    if (t == team && int(threadIdx.x) % width < lanes) write(shared, shared + columns, t > 0);
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+    mPartial[c] = shared[c];
+    if (layer) mPartial[beta_offset + c] = shared[columns + c];
+  }
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(BackwardParams const p) {
+  constexpr int kVec = kVector<Element>, kVectors = kBackwardColumns / kVec;
+  extern __shared__ uint4 ring[];  // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied
+  __shared__ float2 slots[2][kMaxCluster * kBackwardThreads / 32];
+  bool const clustered = kClusters && p.cluster > 1;
+  if (clustered) cute::cluster_arrive_relaxed();
+  wait_for_previous();
+
+  int const lanes = p.lanes, threads = lanes * p.cluster, groups = blockDim.x / lanes;
+  int const thread = (clustered ? int(cute::block_rank_in_cluster()) * lanes : 0) + threadIdx.x % lanes;
+  int const tensors = p.problem.residual ? 3 : 2, columns = int(p.problem.columns);
+  int64_t const rows = p.problem.rows, step = int64_t(gridDim.x / p.cluster) * groups;
+  int64_t row = int64_t(blockIdx.x / p.cluster) * groups + threadIdx.x / lanes;
+
+  auto const slot = [&](int stage, int tensor, int i) -> uint4 & {
+    return ring[((stage * tensors + tensor) * kVectors + i) * blockDim.x + threadIdx.x];
+  };
+  auto const has = [&](int i) { return (i * threads + thread) * kVec < columns; };
+  auto const fetch = [&](int64_t from, int stage) {
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      if (from >= rows || !has(i)) continue;
+      int64_t const element = from * columns + (i * threads + thread) * kVec;
+      auto const copy = [&](int tensor, void const *mX) {
+        uint4 const *const source = reinterpret_cast<uint4 const *>(static_cast<Element const *>(mX) + element);
+        cute::SM80_CP_ASYNC_CACHEGLOBAL<uint4>::copy(*source, slot(stage, tensor, i));
+      };
+      copy(0, p.dy);
+      copy(1, p.x);
+      if (tensors == 3) copy(2, p.dsum);
+    }
+    cute::cp_async_fence();
+  };
+  auto const fragment = [&](int stage, int tensor, int i, bool valid) {
+    Vector<Element> r;
+    r.clear();
+    if (valid && has(i)) reinterpret_cast<uint4 &>(r) = slot(stage, tensor, i);
+    return to_float<Element>(r);
+  };
+
+  for (int s = 0; s < p.stages; ++s) fetch(row + s * step, s);
+  let_next_start();
+  Columns<Element, kVectors> rG, rDgamma, rDbeta;
+  load_gamma<Element, kVectors>(p, Row<Element, false>(0, p.problem), thread, threads, rG);
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) rDgamma[i].clear(), rDbeta[i].clear();
+  auto const statistic = [&](float const *mS, int64_t at) { return mS != nullptr && at < rows ? mS[at] : 0.f; };
+  float mean = statistic(p.mean, row), rstd = statistic(p.rstd, row);
+  float const inverse = 1.f / float(columns);
+  if (clustered) cute::cluster_wait();
+
+  int stage = 0, turn = 0;
+  // All lanes of a warp stay in the loop while one has a row.
+  for (int64_t base = row - (lanes < 32 ? threadIdx.x % 32 / lanes : 0); base < rows; base += step, row += step) {
+    bool const valid = row < rows;
+    float const next_mean = statistic(p.mean, row + step), next_rstd = statistic(p.rstd, row + step);
+    wait_copies(p.stages - 1);
+    auto const xhat_wdy = [&](int i, Values<Element> &rXhat, Values<Element> &rWdy) {
+      Values<Element> const rDy = fragment(stage, 0, i, valid), rX = fragment(stage, 1, i, valid);
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) rXhat[j] = (rX[j] - mean) * rstd, rWdy[j] = rDy[j] * rG[i][j];
+      return rDy;
+    };
+    float2 sums = {0.f, 0.f};
+    Values<Element> rXhat, rWdy;
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      Values<Element> const rDy = xhat_wdy(i, rXhat, rWdy);
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) {
+        sums.x += rXhat[j] * rWdy[j];
+        sums.y += rWdy[j];
+        rDgamma[i][j] += rDy[j] * rXhat[j];
+        rDbeta[i][j] += rDy[j];
+      }
+    }
+    sums = group_sum(sums, slots[turn], lanes, p.cluster);
+    float const c1 = sums.x * inverse, c2 = p.problem.layer ? sums.y * inverse : 0.f;
+    // From shared memory again: keeping both fragments over the reduction would take 32 registers more.
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      xhat_wdy(i, rXhat, rWdy);
+      Values<Element> rDx;
+      rDx.clear();
+      if (tensors == 3) rDx = fragment(stage, 2, i, valid);
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) rDx[j] += (rWdy[j] - c2 - rXhat[j] * c1) * rstd;
+      if (!valid || !has(i)) continue;
+      Element *const to = static_cast<Element *>(p.dx) + row * columns + (i * threads + thread) * kVec;
+      Vector<Element> const r = from_float<Element>(rDx);
+      *reinterpret_cast<uint4 *>(to) = reinterpret_cast<uint4 const &>(r);
+    }
+    fetch(row + p.stages * step, stage);
+    mean = next_mean, rstd = next_rstd;
+    stage = stage + 1 == p.stages ? 0 : stage + 1;
+    turn ^= 1;
+  }
+  cute::cp_async_wait<0>();
+  if (p.partial != nullptr) {
+    write_partial<Element, kVectors>(p, reinterpret_cast<float *>(ring), thread, threads, rDgamma, rDbeta);
+  }
+}
+
+// ---- rows of any length and alignment -------------------------------------------------------------------------------
+
+template <class Element>
+CUTE_DEVICE float gamma_at(BackwardParams const &p, int64_t column) {
+  if (p.gamma == nullptr) return 1.f;
+  if (p.problem.param_type == Type::kFloat32) return static_cast<float const *>(p.gamma)[column];
+  return float(static_cast<Element const *>(p.gamma)[column]);
+}
+
+// dx, one row per block, read twice.
+template <class Element>
+__global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(BackwardParams const p) {
+  constexpr int kVec = kVector<Element>;
+  __shared__ float2 slots[kStreamThreads / 32];
+  wait_for_previous();
+  let_next_start();
+  Row<Element, true> const row(blockIdx.x, p.problem);
+  float const mean = p.mean != nullptr ? p.mean[blockIdx.x] : 0.f, rstd = p.rstd[blockIdx.x];
+  auto const load = [&](int v, Values<Element> &rXhat, Values<Element> &rWdy) {
+    Values<Element> const rX = to_float<Element>(row.load(p.x, v)), rDy = to_float<Element>(row.load(p.dy, v));
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) {
+      rXhat[j] = (rX[j] - mean) * rstd;
+      rWdy[j] = row.has(v, j) ? rDy[j] * gamma_at<Element>(p, row.column(v) + j) : 0.f;
+    }
+  };
+  Values<Element> rXhat, rWdy;
+  float2 sums = {0.f, 0.f};
+  for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
+    load(v, rXhat, rWdy);
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) sums.x += rXhat[j] * rWdy[j], sums.y += rWdy[j];
+  }
+  sums = group_sum(sums, slots, kStreamThreads, 1);
+  float const c1 = sums.x / float(p.problem.columns), c2 = p.problem.layer ? sums.y / float(p.problem.columns) : 0.f;
+  for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
+    load(v, rXhat, rWdy);
+    Values<Element> rDx;
+    rDx.clear();
+    if (p.problem.residual) rDx = to_float<Element>(row.load(p.dsum, v));
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) rDx[j] += (rWdy[j] - c2 - rXhat[j] * c1) * rstd;
+    row.store(p.dx, v, from_float<Element>(rDx));
+  }
+}
+
+// Adds `mine` over threadIdx.y in order; valid where threadIdx.y is 0. Blocks are 32 columns wide.
+CUTE_DEVICE float column_sum(float mine, float (*slots)[32]) {
+  int const x = threadIdx.x % 32, y = threadIdx.x / 32;
+  slots[y][x] = mine;
+  __syncthreads();
+  float sum = 0.f;
+  if (y == 0) {
+    for (int i = 0; i < kFinalRows; ++i) sum += slots[i][x];
+  }
+  __syncthreads();
+  return sum;
+}
+
+// Partial dgamma and dbeta of 32 columns over every parts-th set of rows.
+template <class Element>
+__global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_columns(BackwardParams const p) {
+  __shared__ float slots[kFinalRows][32];
+  wait_for_previous();
+  let_next_start();
+  int64_t const columns = p.problem.columns, part = blockIdx.x % p.parts;
+  int64_t const column = int64_t(blockIdx.x / p.parts) * 32 + threadIdx.x % 32;
+  float dgamma = 0.f, dbeta = 0.f;
+  if (column < columns) {
+    for (int64_t row = part * kFinalRows + threadIdx.x / 32; row < p.problem.rows; row += p.parts * kFinalRows) {
+      float const dy = float(static_cast<Element const *>(p.dy)[row * columns + column]);
+      float const x = float(static_cast<Element const *>(p.x)[row * columns + column]);
+      dgamma += dy * (x - (p.mean != nullptr ? p.mean[row] : 0.f)) * p.rstd[row];
+      dbeta += dy;
+    }
+  }
+  dgamma = column_sum(dgamma, slots);
+  dbeta = column_sum(dbeta, slots);
+  if (threadIdx.x >= 32 || column >= columns) return;
+  p.partial[part * columns + column] = dgamma;
+  if (p.dbeta != nullptr) p.partial[(p.parts + part) * columns + column] = dbeta;
+}
+
+// dgamma and dbeta from their parts.
+template <class Element>
+__global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_final(BackwardParams const p) {
+  __shared__ float slots[kFinalRows][32];
+  wait_for_previous();
+  let_next_start();
+  int64_t const columns = p.problem.columns, column = int64_t(blockIdx.x) * 32 + threadIdx.x % 32;
+  auto const total = [&](float const *partial) {
+    float sum = 0.f;
+    if (column < columns) {
+      for (int i = threadIdx.x / 32; i < p.parts; i += kFinalRows) sum += partial[i * columns + column];
+    }
+    return column_sum(sum, slots);
+  };
+  auto const write = [&](void *mD, float value) {
+    if (threadIdx.x >= 32 || column >= columns) return;
+    if (p.problem.param_type == Type::kFloat32) {
+      static_cast<float *>(mD)[column] = value;
+    } else {
+      static_cast<Element *>(mD)[column] = Element(value);
+    }
+  };
+  if (p.dgamma != nullptr) write(p.dgamma, total(p.partial));
+  if (p.dbeta != nullptr) write(p.dbeta, total(p.partial + p.parts * columns));
+}
+
+// ---- launcher -------------------------------------------------------------------------------------------------------
+
+// Lets a kernel ask for more shared memory than 48 KB, once per device.
+template <class Kernel>
+char const *allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t> &ready) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  uint64_t const bit = uint64_t(1) << (device & 63);
+  if (error == cudaSuccess && !(ready.load(std::memory_order_relaxed) & bit)) {
+    int limit = 0;
+    error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaFuncAttributes attributes{};
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+    int const dynamic = limit - int(attributes.sharedSizeBytes);
+    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+    ready.fetch_or(error == cudaSuccess ? bit : 0, std::memory_order_relaxed);
+  }
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  return sentence("row_norm: %d bytes of shared memory were refused (%s); check that the library was built for this GPU",
+                  bytes, cudaGetErrorString(error));
+}
+
+template <class Element>
+char const *launch_backward(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
+  static std::atomic<uint64_t> ready{0};  // one bit per device
+  bool const sums = params.dgamma != nullptr || params.dbeta != nullptr;
+  int64_t const column_blocks = ceil_div(params.problem.columns, 32);
+  char const *reason = nullptr;
+  if (params.problem.rows > 0 && launch.threads > 0) {
+    int const bytes = ring_bytes(params, launch.threads);
+    reason = allow_shared(row_norm_backward<Element>, bytes, ready);
+    if (reason == nullptr) reason = start(row_norm_backward<Element>, params, launch, bytes, sm, stream);
+  } else if (params.problem.rows > 0) {
+    Launch const rows = {params.problem.rows, kStreamThreads, 1};
+    Launch const columns = {column_blocks * params.parts, 32 * kFinalRows, 1};
+    reason = start(row_norm_backward_stream<Element>, params, rows, 0, sm, stream);
+    if (reason == nullptr && sums) reason = start(row_norm_backward_columns<Element>, params, columns, 0, sm, stream);
+  }
+  if (reason != nullptr || !sums) return reason;
+  // Without rows there are no parts, and the sums are zero.
+  return start(row_norm_backward_final<Element>, params, {column_blocks, 32 * kFinalRows, 1}, 0, sm, stream);
+}
+
+}  // namespace cutefuse::row_norm

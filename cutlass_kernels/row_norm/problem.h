@@ -1,0 +1,94 @@
+// A row norm as numbers: what the kernels are given, and how many threads work on it. Pure host C++.
+#pragma once
+
+#include <cstdint>
+
+#include "../op.h"
+
+namespace cutefuse::row_norm {
+
+constexpr std::int64_t kMaxColumns = 262144;
+constexpr int kVectorBytes = 16;
+constexpr int kMaxCluster = 8;     // the largest cluster that every Hopper part accepts
+constexpr int kForwardWarpThreads = 256;
+constexpr int kStreamThreads = 512;
+constexpr int kBackwardThreads = 512;
+constexpr int kBackwardColumns = 16;  // of a row, per thread of the pipelined backward kernel
+constexpr int kMaxStages = 3;
+
+// Threads that fit a multiprocessor with the registers of a forward kernel, and so the largest block. Two operands of
+// four 16-bit vectors need 80 registers: the sum stays in float32.
+constexpr int forward_threads(int vectors, int type_bytes, bool residual) {
+  return vectors == 4 && type_bytes == 2 && residual ? 768 : 1024;
+}
+
+// y = (s - mean) * rstd * gamma + beta over each row of s = x + residual, all in float32; y and `sum` are rounded once.
+// RMSNorm has no mean, and rstd = 1 / sqrt(mean of squares + epsilon). A null operand does not exist.
+struct Problem {
+  Type type;        // of x, residual, y, sum and their gradients
+  Type param_type;  // of gamma, beta and their gradients: `type` or float32
+  bool layer;       // LayerNorm, else RMSNorm
+  bool residual;    // s = x + residual, else s = x; backward: the sum has a gradient of its own
+  std::int64_t rows;
+  std::int64_t columns;
+  float epsilon;
+};
+
+struct ForwardParams {
+  Problem problem;
+  void const *x, *residual, *gamma, *beta;
+  void *y, *sum;
+  float *mean, *rstd;
+  int lanes;    // threads of one block that share a row
+  int cluster;  // blocks that share a row
+};
+
+struct BackwardParams {
+  Problem problem;
+  void const *dy, *dsum, *x, *gamma;  // x is the tensor that was normalised: with a residual, the saved sum
+  float const *mean, *rstd;
+  void *dx, *dgamma, *dbeta;
+  float *partial;  // [parts][columns] of dgamma, then of dbeta
+  int parts;       // row ranges whose dgamma and dbeta are summed apart, then together in a fixed order
+  int lanes, cluster, stages;
+};
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Rows whose length is no multiple of a vector start anywhere inside one, and touch up to one vector more.
+constexpr bool is_shifted(Problem const &p) { return p.columns % (kVectorBytes / size_of(p.type)) != 0; }
+constexpr std::int64_t vectors_of(Problem const &p) {
+  int const vector = kVectorBytes / size_of(p.type);
+  return is_shifted(p) ? ceil_div(p.columns + vector - 1, vector) : p.columns / vector;
+}
+
+struct Launch {
+  std::int64_t blocks;
+  int threads, cluster;
+};
+
+// Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum on their way.
+constexpr int ring_bytes(BackwardParams const &p, int threads) {
+  return p.stages * (p.problem.residual ? 3 : 2) * kBackwardColumns * size_of(p.problem.type) * threads;
+}
+
+// What both operators of this folder share; `op` begins their sentences. Null when legal.
+// Fills type, rows and columns (-1 where unknown) from the activation.
+char const *read_activation(char const *op, Tensor const &x, Problem *problem);
+// `given` has the shape and type of x.
+char const *check_like(char const *op, char const *what, Tensor const &given, Tensor const &x);
+// `given` is a dense vector of `size` elements of that type.
+char const *check_vector(char const *op, char const *what, Tensor const &given, std::int64_t size, Type type);
+// gamma or beta: a vector as long as a row, of the activation type or float32; sets param_type.
+char const *check_parameter(char const *op, char const *what, Tensor const &given, Problem *problem);
+char const *check_epsilon(char const *op, float epsilon);
+// Device pointers must be set and aligned to 16 bytes.
+char const *check_pointers(char const *op, void const *const *pointers, int count);
+
+std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity);
+char const *run_forward(char const *op, ForwardParams params, Call const &call);
+
+// Sets lanes, cluster, stages and parts for sm_count multiprocessors; `blocks` is 0 when only the kernels for any row fit.
+Launch plan_backward(int sm, int sm_count, BackwardParams *params);
+
+}  // namespace cutefuse::row_norm

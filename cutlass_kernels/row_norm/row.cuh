@@ -1,0 +1,204 @@
+// A row in 16-byte vectors, and sums over a row: through the lanes of a warp, the warps of a block, the blocks of a
+// cluster. Names follow CuTe: mX is a whole tensor, rX a fragment in registers.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/util.hpp>
+#include <cutlass/array.h>
+#include <cutlass/numeric_conversion.h>
+#include <cutlass/numeric_types.h>
+
+#include "tiles.h"
+
+namespace cutefuse::row_norm {
+
+template <class Element>
+inline constexpr int kVector = kVectorBytes / int(sizeof(Element));
+template <class Element>
+using Vector = cutlass::AlignedArray<Element, kVector<Element>>;
+template <class Element>
+using Values = cutlass::Array<float, kVector<Element>>;
+
+template <class Element>
+CUTE_DEVICE Values<Element> to_float(Vector<Element> const &rX) {
+  return cutlass::NumericArrayConverter<float, Element, kVector<Element>>{}(rX);
+}
+
+template <class Element>
+CUTE_DEVICE Vector<Element> from_float(Values<Element> const &rX) {
+  Vector<Element> result;
+  static_cast<cutlass::Array<Element, kVector<Element>> &>(result) =
+      cutlass::NumericArrayConverter<Element, float, kVector<Element>>{}(rX);
+  return result;
+}
+
+// A row between the passes over it: float32 values, or the loaded vectors themselves where that takes half of the
+// registers and loses nothing.
+template <class Element, int kVectors, bool kPacked>
+struct Fragment {
+  Values<Element> values[kVectors];
+  CUTE_DEVICE Values<Element> operator[](int i) const { return values[i]; }
+  CUTE_DEVICE void forget() {}
+};
+
+template <class Element, int kVectors>
+struct Fragment<Element, kVectors, true> {
+  Vector<Element> raw[kVectors];
+  CUTE_DEVICE Values<Element> operator[](int i) const { return to_float<Element>(raw[i]); }
+  // Without this the compiler keeps the converted values of one pass for the next and runs out of registers.
+  CUTE_DEVICE void forget() {
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      uint4 &r = reinterpret_cast<uint4 &>(raw[i]);
+      asm volatile("" : "+r"(r.x), "+r"(r.y), "+r"(r.z), "+r"(r.w));
+    }
+  }
+};
+
+// A row is read once: keeping it out of L1 leaves room for gamma and beta, which every row reads.
+CUTE_DEVICE uint4 load_once(void const *from) {
+  uint4 r;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(from));
+  return r;
+}
+
+// Row `row` of a matrix without gaps, in aligned vectors. Shifted: columns are no multiple of a vector, so the row
+// starts `first` elements into its vector 0; vectors at its two ends are shared with the neighbours and are accessed
+// element by element.
+template <class Element, bool kShifted>
+struct Row {
+  static constexpr int kVec = kVector<Element>;
+  int64_t origin;   // element of the tensor at which vector 0 starts
+  int first, last;  // the row is [first, last) from there; an absent row has last == 0
+
+  CUTE_DEVICE Row(int64_t row, Problem const &p) {
+    int64_t const start = row * p.columns;
+    first = kShifted ? int(start % kVec) : 0;
+    origin = start - first;
+    last = row < p.rows ? first + int(p.columns) : 0;
+  }
+  CUTE_DEVICE bool touches(int v) const { return v * kVec < last; }
+  CUTE_DEVICE bool whole(int v) const { return !kShifted || (v * kVec >= first && (v + 1) * kVec <= last); }
+  CUTE_DEVICE bool has(int v, int j) const { return !kShifted || (v * kVec + j >= first && v * kVec + j < last); }
+  CUTE_DEVICE int column(int v) const { return v * kVec - first; }
+
+  // Zeros outside of the row.
+  CUTE_DEVICE Vector<Element> load(void const *mX, int v) const {
+    Vector<Element> rX;
+    rX.clear();
+    if (!touches(v)) return rX;
+    Element const *const from = static_cast<Element const *>(mX) + origin + v * kVec;
+    if (whole(v)) {
+      reinterpret_cast<uint4 &>(rX) = load_once(from);
+    } else {
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) {
+        if (has(v, j)) rX[j] = from[j];
+      }
+    }
+    return rX;
+  }
+  CUTE_DEVICE void store(void *mY, int v, Vector<Element> const &rY) const {
+    if (!touches(v)) return;
+    Element *const to = static_cast<Element *>(mY) + origin + v * kVec;
+    if (whole(v)) {
+      *reinterpret_cast<uint4 *>(to) = reinterpret_cast<uint4 const &>(rY);
+    } else {
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) {
+        if (has(v, j)) to[j] = rY[j];
+      }
+    }
+  }
+  // gamma or beta beside vector v, from memory of type Param.
+  template <class Param>
+  CUTE_DEVICE Values<Element> parameter(void const *mP, int v) const {
+    Values<Element> r;
+    Param const *const from = static_cast<Param const *>(mP) + column(v);
+    if constexpr (kShifted) {
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) r[j] = has(v, j) ? float(from[j]) : 0.f;
+    } else {
+      constexpr int kLoads = kVec / kVector<Param>;
+      CUTE_UNROLL
+      for (int i = 0; i < kLoads; ++i) {
+        Vector<Param> raw;
+        reinterpret_cast<uint4 &>(raw) = __ldg(reinterpret_cast<uint4 const *>(from) + i);
+        Values<Param> const values = to_float<Param>(raw);
+        CUTE_UNROLL
+        for (int j = 0; j < kVector<Param>; ++j) r[i * kVector<Param> + j] = values[j];
+      }
+    }
+    return r;
+  }
+};
+
+// The sum over `lanes` neighbouring lanes (a power of two), in all of them. Every lane of the warp must call it.
+CUTE_DEVICE float lane_sum(float value, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Kernels for older devices hold no cluster instruction at all.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool kClusters = true;
+#else
+inline constexpr bool kClusters = false;
+#endif
+
+// Writes to the same shared variable of another block of the cluster.
+CUTE_DEVICE void store_remote(float *shared, uint32_t block, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(shared), block);
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+#endif
+}
+
+// Nothing below may touch memory that the previous kernel of the stream writes before wait_for_previous(): on Hopper
+// this kernel may start while that one drains.
+CUTE_DEVICE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+CUTE_DEVICE void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// ---- launch ---------------------------------------------------------------------------------------------------------
+
+// Starts a kernel with the cluster size and, on Hopper, before the previous kernel has drained.
+template <class Params>
+char const *start(void (*kernel)(Params), Params const &params, Launch const &launch, int shared_bytes, int sm,
+                  void *stream) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(launch.blocks));
+  config.blockDim = dim3(unsigned(launch.threads));
+  config.dynamicSmemBytes = std::size_t(shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  if (sm >= 90) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (launch.cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim.x = unsigned(launch.cluster);
+    attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
+    ++config.numAttrs;
+  }
+  cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  return sentence("row_norm: the kernel could not be launched (%s); check that the library was built for this GPU",
+                  cudaGetErrorString(error));
+}
+
+}  // namespace cutefuse::row_norm

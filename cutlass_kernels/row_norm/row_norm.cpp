@@ -1,0 +1,306 @@
+// Host side of the row norms: what is legal, which tile to try first, and the dispatch. No CUDA header.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "device.h"
+#include "problem.h"
+#include "tiles.h"
+
+namespace cutefuse::row_norm {
+namespace {
+
+constexpr AttrSpec kAttrSpecs[] = {{"epsilon", AttrKind::kFloats, 1, 1, 1, 1e-5}};
+
+enum VariantIndex { kRms, kAddRms, kLayer, kAddLayer };
+constexpr Variant kVariantTable[] = {
+    {"CuteRMSNorm", 2, 1},        // x, gamma -> y
+    {"CuteAddRMSNorm", 3, 2},     // x, residual, gamma -> y, sum
+    {"CuteLayerNorm", 3, 1},      // x, gamma, beta -> y
+    {"CuteAddLayerNorm", 4, 2},   // x, residual, gamma, beta -> y, sum
+};
+
+std::array<Config, kTileCount> const kConfigTable = [] {
+  std::array<Config, kTileCount> table{};
+  for (int i = 0; i < kTileCount; ++i) table[i] = {kTiles[i].id, kTiles[i].min_sm, kTiles[i].name};
+  return table;
+}();
+
+int power_of_two(std::int64_t at_least) {
+  int p = 1;
+  while (p < at_least) p *= 2;
+  return p;
+}
+
+int whole_warps(std::int64_t threads) { return int(ceil_div(threads, 32) * 32); }
+
+char const *problem_of(Call const &call, Problem *problem) {
+  constexpr char const *kName = "row_norm";
+  Problem &p = *problem;
+  p.layer = call.variant == kLayer || call.variant == kAddLayer;
+  p.residual = call.variant == kAddRms || call.variant == kAddLayer;
+  p.epsilon = call.attrs[0].floats[0];
+  if (char const *reason = check_epsilon(kName, p.epsilon)) return reason;
+  Tensor const &x = call.inputs[0];
+  if (char const *reason = read_activation(kName, x, &p)) return reason;
+  int const gamma = p.residual ? 2 : 1;
+  if (p.residual) {
+    if (char const *reason = check_like(kName, "the residual", call.inputs[1], x)) return reason;
+    if (char const *reason = check_like(kName, "the sum", call.outputs[1], x)) return reason;
+  }
+  p.param_type = call.inputs[gamma].type;
+  if (char const *reason = check_parameter(kName, "gamma", call.inputs[gamma], &p)) return reason;
+  if (p.layer) {
+    if (char const *reason = check_parameter(kName, "beta", call.inputs[gamma + 1], &p)) return reason;
+  }
+  return check_like(kName, "the output", call.outputs[0], x);
+}
+
+char const *reject(Call const &call) {
+  Problem problem{};
+  return problem_of(call, &problem);
+}
+
+std::int64_t workspace_bytes(Call const &) { return 0; }
+
+std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity) {
+  Problem problem{};
+  if (problem_of(call, &problem) != nullptr) return 0;
+  return forward_configs(problem, call.sm, call.sm_count, ids, capacity);
+}
+
+char const *run(Call const &call) {
+  ForwardParams params{};
+  Problem &p = params.problem;
+  if (char const *reason = problem_of(call, &p)) return reason;
+  int const gamma = p.residual ? 2 : 1;
+  params.x = call.inputs[0].data;
+  params.gamma = call.inputs[gamma].data;
+  params.y = call.outputs[0].data;
+  void const *pointers[] = {params.x, params.gamma, params.y, params.x, params.x, params.x};
+  if (p.residual) pointers[3] = params.residual = call.inputs[1].data;
+  if (p.residual) pointers[4] = params.sum = call.outputs[1].data;
+  if (p.layer) pointers[5] = params.beta = call.inputs[gamma + 1].data;
+  if (p.rows != 0) {
+    if (char const *reason = check_pointers("row_norm", pointers, 6)) return reason;
+  }
+  return run_forward("row_norm", params, call);
+}
+
+}  // namespace
+
+char const *read_activation(char const *op, Tensor const &x, Problem *problem) {
+  Problem &p = *problem;
+  p.type = x.type;
+  if (x.type != Type::kFloat32 && x.type != Type::kFloat16 && x.type != Type::kBFloat16) {
+    return sentence("%s: %s is not supported; use float32, float16 or bfloat16", op, name_of(x.type));
+  }
+  if (x.rank < 1) return sentence("%s: the input is a scalar; it needs a last dimension to normalise over", op);
+  if (x.layout != Layout::kLinear || x.ld != 0) {
+    return sentence("%s: the input must be row-major without gaps; make it contiguous", op);
+  }
+  p.columns = x.dims[x.rank - 1];
+  if (p.columns == 0 || p.columns > kMaxColumns) {
+    return sentence("%s: the last dimension is %lld, 1 to %lld are allowed", op, (long long)p.columns,
+                    (long long)kMaxColumns);
+  }
+  p.rows = 1;
+  for (int i = 0; i + 1 < x.rank; ++i) {
+    if (x.dims[i] < 0 || p.rows < 0) {
+      p.rows = -1;
+    } else if (x.dims[i] != 0 && p.rows > INT64_MAX / kMaxColumns / 4 / x.dims[i]) {
+      return sentence("%s: the input has more than 2^63 bytes; split it", op);
+    } else {
+      p.rows *= x.dims[i];
+    }
+  }
+  return nullptr;
+}
+
+char const *check_like(char const *op, char const *what, Tensor const &given, Tensor const &x) {
+  if (given.type != x.type || given.layout != x.layout || given.ld != 0 || given.rank != x.rank) {
+    return sentence("%s: %s is %s of rank %d, the input is %s of rank %d; both must agree, insert a Cast or Expand", op,
+                    what, name_of(given.type), given.rank, name_of(x.type), x.rank);
+  }
+  for (int i = 0; i < x.rank; ++i) {
+    if (given.dims[i] >= 0 && x.dims[i] >= 0 && given.dims[i] != x.dims[i]) {
+      return sentence("%s: dimension %d of %s is %lld, that of the input is %lld; sizes must agree, broadcasting is "
+                      "not done",
+                      op, i, what, (long long)given.dims[i], (long long)x.dims[i]);
+    }
+  }
+  return nullptr;
+}
+
+char const *check_vector(char const *op, char const *what, Tensor const &given, std::int64_t size, Type type) {
+  bool const same = given.dims[0] == size || given.dims[0] < 0 || size < 0;
+  if (given.type == type && given.layout == Layout::kLinear && given.ld == 0 && given.rank == 1 && same) return nullptr;
+  return sentence("%s: %s is %s of rank %d and %lld elements, a %s vector of %lld is needed", op, what,
+                  name_of(given.type), given.rank, (long long)(given.rank > 0 ? given.dims[0] : 1), name_of(type),
+                  (long long)size);
+}
+
+char const *check_parameter(char const *op, char const *what, Tensor const &given, Problem *problem) {
+  Problem &p = *problem;
+  if (given.type != p.type && given.type != Type::kFloat32) {
+    return sentence("%s: %s is %s beside a %s input; use %s or float32", op, what, name_of(given.type), name_of(p.type),
+                    name_of(p.type));
+  }
+  if (char const *reason = check_vector(op, what, given, p.columns, p.param_type)) return reason;
+  if (p.columns < 0) p.columns = given.dims[0];
+  return nullptr;
+}
+
+char const *check_epsilon(char const *op, float epsilon) {
+  if (epsilon >= 0.f && std::isfinite(epsilon)) return nullptr;
+  return sentence("%s: epsilon is %g, it must be finite and not negative", op, double(epsilon));
+}
+
+char const *check_pointers(char const *op, void const *const *pointers, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (pointers[i] == nullptr || reinterpret_cast<std::uintptr_t>(pointers[i]) % kVectorBytes != 0) {
+      return sentence("%s: a tensor is at address %p; device pointers must be set and aligned to %d bytes", op,
+                      pointers[i], kVectorBytes);
+    }
+  }
+  return nullptr;
+}
+
+Launch plan_forward(Tile const &tile, ForwardParams *params) {
+  Problem const &p = params->problem;
+  std::int64_t const vectors = vectors_of(p), shares = ceil_div(vectors, tile.vectors);  // shares: threads of a row
+  int const most = forward_threads(tile.vectors, size_of(p.type), p.residual);
+  Launch const none{};
+  params->cluster = 1;
+  if (tile.scope != Scope::kStream && is_shifted(p) && tile.vectors != 4) return none;  // built for four alone
+  switch (tile.scope) {
+    case Scope::kWarp:
+      if (shares > 32) return none;
+      params->lanes = power_of_two(shares);
+      return {ceil_div(p.rows, kForwardWarpThreads / params->lanes), kForwardWarpThreads, 1};
+    case Scope::kBlock:
+      if (shares > most) return none;
+      params->lanes = whole_warps(shares);
+      return {p.rows, params->lanes, 1};
+    case Scope::kCluster:
+      if (shares > most * kMaxCluster || shares < 64) return none;
+      params->cluster = 2;
+      // Half-full blocks leave room for a second one on the same multiprocessor.
+      while (params->cluster < kMaxCluster && shares > most / 2 * params->cluster) params->cluster *= 2;
+      params->lanes = whole_warps(ceil_div(shares, params->cluster));
+      return {p.rows * params->cluster, params->lanes, params->cluster};
+    case Scope::kStream:
+      params->lanes = kStreamThreads;
+      return {p.rows, kStreamThreads, 1};
+  }
+  return none;
+}
+
+std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity) {
+  ForwardParams params{};
+  params.problem = problem;
+  Problem &p = params.problem;
+  if (p.columns < 0) return 0;
+  if (p.rows < 0) p.rows = 1 << 20;
+  int const multiprocessors = sm_count > 0 ? sm_count : 108;
+  struct Guess {
+    std::int32_t id;
+    int rank;
+  } guesses[kTileCount];
+  int count = 0;
+  for (Tile const &tile : kTiles) {
+    if (sm != 0 && sm < tile.min_sm) continue;
+    Launch const launch = plan_forward(tile, &params);
+    if (launch.threads == 0 && tile.scope != Scope::kStream) continue;
+    // Few rows: as many threads as possible, one vector each. Many: four vectors in flight per thread, in small blocks.
+    bool const few = launch.blocks < 4 * multiprocessors;
+    int rank = few ? tile.vectors : 4 / tile.vectors;
+    if (tile.scope == Scope::kBlock) rank += launch.threads > 512 ? 16 : 8;
+    if (tile.scope == Scope::kCluster) rank += 12;
+    if (tile.scope == Scope::kStream) rank += 32;
+    guesses[count++] = {tile.id, rank};
+  }
+  std::stable_sort(guesses, guesses + count, [](Guess const &a, Guess const &b) { return a.rank < b.rank; });
+  count = std::min(count, int(capacity));
+  for (int i = 0; i < count; ++i) ids[i] = guesses[i].id;
+  return count;
+}
+
+char const *run_forward(char const *op, ForwardParams params, Call const &call) {
+  Problem const &p = params.problem;
+  if (p.rows < 0 || p.columns < 0) return sentence("%s: run needs every size, one is still dynamic", op);
+  if (p.rows == 0) return nullptr;
+  std::int32_t sm = call.sm, sm_count = call.sm_count;
+  if (sm == 0 || sm_count == 0) current_device(&sm, &sm_count);
+  std::int32_t ids[kTileCount];
+  std::int32_t const count = forward_configs(p, sm, sm_count, ids, kTileCount);
+  std::int32_t const id = call.config != 0 ? call.config : ids[0];
+  if (std::find(ids, ids + count, id) == ids + count) {
+    return sentence("%s: tile %d cannot run rows of %lld %s on compute capability %d.%d; ask configs() for the legal ones",
+                    op, id, (long long)p.columns, name_of(p.type), sm / 10, sm % 10);
+  }
+  Tile const &tile = *find_tile(id);
+  Launch const launch = plan_forward(tile, &params);
+  if (launch.blocks > 0x7fffffff) {
+    return sentence("%s: %lld rows take more than the 2^31 blocks of one launch; split the batch", op,
+                    (long long)p.rows);
+  }
+#if CUTEFUSE_WITH_CUDA
+  switch (p.type) {
+    case Type::kFloat16:
+      return launch_forward_f16(tile, params, launch, sm, call.stream);
+    case Type::kBFloat16:
+      return launch_forward_bf16(tile, params, launch, sm, call.stream);
+    default:
+      return launch_forward_f32(tile, params, launch, sm, call.stream);
+  }
+#else
+  return sentence("%s: this library was built without CUDA; install nvcc and build again to run kernels", op);
+#endif
+}
+
+Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
+  Problem const &p = params->problem;
+  // Dynamic shared memory that one block may ask for, less what the kernel declares.
+  int const limit = (sm == 86 || sm == 89 || sm >= 120 ? 99 : sm >= 90 ? 227 : 163) * 1024 - 3 * 1024;
+  std::int64_t const shares = ceil_div(p.columns, kBackwardColumns);
+  params->cluster = 1;
+  while (shares > std::int64_t(kBackwardThreads) * params->cluster) params->cluster *= 2;
+  params->lanes = shares <= 32 ? power_of_two(shares) : whole_warps(ceil_div(shares, params->cluster));
+  int const group = std::max(params->lanes, 32);  // threads that start together: a block holds whole warps
+  int const rows_of_group = group / params->lanes;
+  std::int64_t groups = 1;
+  if (params->cluster == 1) {
+    // Rows side by side share one sum of dgamma at the end, but only when there are enough to fill the chip.
+    groups = std::clamp<std::int64_t>(p.rows / (std::int64_t(sm_count) * rows_of_group), 1, kBackwardThreads / group);
+  }
+  int const threads = int(groups) * group;
+  params->stages = 1;
+  int const one = ring_bytes(*params, threads);
+  params->stages = std::clamp(limit / one, 1, kMaxStages);
+  std::int64_t const rows_of_block = groups * rows_of_group;
+  int const resident = std::max(1, std::min(kBackwardThreads / threads, limit / (one * params->stages)));
+  // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
+  int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
+  std::int64_t const most = std::max(1, usable * resident / params->cluster);
+  bool const pipelined = !is_shifted(p) && params->cluster <= (sm >= 90 ? kMaxCluster : 1) && one <= limit;
+  if (pipelined) {
+    params->parts = int(std::min(ceil_div(p.rows, rows_of_block), most));
+    return {std::int64_t(params->parts) * params->cluster, threads, params->cluster};
+  }
+  std::int64_t const fill = ceil_div(8 * sm_count, ceil_div(p.columns, 32));
+  params->parts = int(std::min(ceil_div(p.rows, 16), std::max<std::int64_t>(1, fill)));
+  return {};
+}
+
+extern Op const op;
+Op const op = {"row_norm",
+               {kVariantTable, 4},
+               {kAttrSpecs, 1},
+               {kConfigTable.data(), kTileCount},
+               reject,
+               workspace_bytes,
+               configs,
+               run};
+
+}  // namespace cutefuse::row_norm

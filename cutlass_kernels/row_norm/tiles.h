@@ -1,0 +1,53 @@
+// The table of forward tiles and the launchers behind it: one row serves dispatch, TensorRT's tactics and the tests.
+#pragma once
+
+#include "problem.h"
+
+namespace cutefuse::row_norm {
+
+enum class Scope { kWarp, kBlock, kCluster, kStream };
+
+// Ids are for ever: an engine stores them. `vectors`: 16-byte vectors of a row that one thread keeps in registers.
+struct Tile {
+  int id;
+  char const *name;
+  int min_sm;
+  Scope scope;
+  int vectors;
+};
+
+constexpr Tile kTiles[] = {
+    {1, "warp_v1", 80, Scope::kWarp, 1},  // several rows per block, shuffles only
+    {2, "warp_v2", 80, Scope::kWarp, 2},
+    {3, "warp_v4", 80, Scope::kWarp, 4},
+    {4, "block_v1", 80, Scope::kBlock, 1},  // one row per block
+    {5, "block_v2", 80, Scope::kBlock, 2},
+    {6, "block_v4", 80, Scope::kBlock, 4},
+    {7, "cluster_v1", 90, Scope::kCluster, 1},  // one row per cluster, sums through distributed shared memory
+    {8, "cluster_v2", 90, Scope::kCluster, 2},
+    {9, "cluster_v4", 90, Scope::kCluster, 4},
+    {10, "stream", 80, Scope::kStream, 1},  // one row per block, read twice: rows that fit nowhere else
+};
+constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+constexpr Tile const *find_tile(int id) {
+  for (Tile const &tile : kTiles) {
+    if (tile.id == id) return &tile;
+  }
+  return nullptr;
+}
+
+// Threads and blocks of a tile; sets lanes and cluster. No threads: the tile cannot hold the row.
+Launch plan_forward(Tile const &tile, ForwardParams *params);
+
+// Launchers, one translation unit per element type; null when done, else one sentence.
+char const *launch_forward_f32(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm, void *stream);
+char const *launch_forward_f16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm, void *stream);
+char const *launch_forward_bf16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
+                                void *stream);
+// `threads` == 0: the kernels that take any row (params.lanes and stages unused).
+char const *launch_backward_f32(BackwardParams const &params, Launch const &launch, int sm, void *stream);
+char const *launch_backward_f16(BackwardParams const &params, Launch const &launch, int sm, void *stream);
+char const *launch_backward_bf16(BackwardParams const &params, Launch const &launch, int sm, void *stream);
+
+}  // namespace cutefuse::row_norm
