@@ -100,6 +100,8 @@ def activation_after(graph: Graph, tensor: str) -> Activation | None:
 
 
 def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
+    if not graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish", "Clip"):
+        return None
     output = node.output[0]
     if graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish"):
         return Activation(node.op_type, (node,), output, {})

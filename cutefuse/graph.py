@@ -120,10 +120,10 @@ class Graph:
             raise CutefuseError(f"the graph has a cycle through node '{label(stuck)}'; repair the model")
 
     def fault(self, node: NodeProto) -> str:
-        """Why a standard operator's node breaks its schema (arity, attribute names and types); "" when it does not."""
+        """Why a node breaks its schema (arity, attribute names and types); "" when it does not, or has none here."""
         if id(node) not in self._faults:
-            fault = ""
-            if onnx.defs.has(node.op_type, self.opset, ""):
+            fault = "" if node.output and node.output[0] else "it has no output"
+            if not fault and onnx.defs.has(node.op_type, self.opset, ""):
                 try:
                     onnx.checker.check_node(node, self._rules)
                 except onnx.checker.ValidationError as error:

@@ -40,7 +40,25 @@ def load_model(path: Path) -> ModelProto:
         raise CutefuseError(f"{path} is not an ONNX model or is truncated ({text}); export it again") from None
     if not model.graph.node:
         raise CutefuseError(f"{path} holds no ONNX graph with nodes; give an ONNX model")
+    if broken := next((t for t in _texts(model.graph) if isinstance(t, bytes)), None):
+        raise CutefuseError(f"{path} holds the name {broken!r}, which is no UTF-8 text; the file is damaged")
     return model
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    """Every name that the rewriter may read; protobuf hands out bytes where a text is not valid UTF-8."""
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for a in node.attribute:
+            yield from (a.name, a.ref_attr_name)
+        for body in subgraphs(node):
+            yield from _texts(body)
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        yield info.name
+        yield from (d.dim_param for d in info.type.tensor_type.shape.dim)
+    for t in graph.initializer:
+        yield t.name
+        yield from (text for entry in t.external_data for text in (entry.key, entry.value))
 
 
 def sha256_of(path: Path) -> str:

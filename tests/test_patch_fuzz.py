@@ -1,0 +1,198 @@
+"""1,000 damaged models: never a traceback, never a hang, never a wrong result."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import bn_weights, graph, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.patch import Options, patch
+from cutefuse.unpatch import unpatch
+
+BODY = (
+    "d = Concat<axis=1>(a, b) c = Concat<axis=1>(d, a) t = Transpose<perm=[0,1,2,3]>(w) "
+    "x = Conv<pads=[1,1,1,1], kernel_shape=[3,3]>(c, t, k) z = BatchNormalization(x, gamma, beta, mean, var) "
+    "s = Mul(z, m) u = Clip(s, lo, hi) e = Concat<axis=-3>(b, u) v = Conv<strides=[2,2]>(e, w2) "
+    "g = Sigmoid(v) y = Mul(v, g)"
+)
+VALUES = (
+    weights(w=(12, 32, 3, 3), k=(12,), w2=(8, 28, 1, 1))
+    | bn_weights()
+    | {"m": np.full((12, 1, 1), 1.5, np.float32), "lo": np.float32(-0.5), "hi": np.float32(0.5)}
+)
+BASES = [graph(BODY, VALUES, opset=o).SerializeToString() for o in (11, 13, 17, 21)]
+NUMBERS = [0, 1, -1, 2, 3, -3, 7, 8, 2**31, -(2**31), 2**62]
+
+
+def rewire(rng: random.Random, g: onnx.GraphProto) -> None:
+    node = rng.choice(g.node)
+    names = [*(i.name for i in g.input), *(t.name for t in g.initializer), *(o for n in g.node for o in n.output), ""]
+    if node.input:
+        node.input[rng.randrange(len(node.input))] = rng.choice(names)
+
+
+def rename(rng: random.Random, g: onnx.GraphProto) -> None:
+    node = rng.choice(g.node)
+    if node.output:
+        node.output[0] = rng.choice(["", "y", "x", "w", "a", "new"])
+
+
+def drop_operand(rng: random.Random, g: onnx.GraphProto) -> None:
+    node = rng.choice(g.node)
+    field = rng.choice([node.input, node.output])
+    if len(field):
+        del field[rng.randrange(len(field))]
+
+
+def add_operand(rng: random.Random, g: onnx.GraphProto) -> None:
+    rng.choice(g.node).input.append(rng.choice(["a", "w", "x", ""]))
+
+
+def change_op(rng: random.Random, g: onnx.GraphProto) -> None:
+    kinds = ["Relu", "Concat", "Conv", "Identity", "Dropout", "HardSigmoid", "Clip", "If", "Split", "Nothing", ""]
+    rng.choice(g.node).op_type = rng.choice(kinds)
+
+
+def change_domain(rng: random.Random, g: onnx.GraphProto) -> None:
+    rng.choice(g.node).domain = rng.choice(["", "ai.onnx", "cutefuse", "com.microsoft"])
+
+
+def change_attribute(rng: random.Random, g: onnx.GraphProto) -> None:
+    attrs = [a for n in g.node for a in n.attribute]
+    a = rng.choice(attrs)
+    if a.ints:
+        a.ints[rng.randrange(len(a.ints))] = rng.choice(NUMBERS)
+    elif rng.random() < 0.5:
+        a.i = rng.choice(NUMBERS)
+    else:
+        a.CopyFrom(helper.make_attribute(a.name, rng.choice(["text", 1.5, [1, 2, 3], [0.5], 4])))
+
+
+def add_attribute(rng: random.Random, g: onnx.GraphProto) -> None:
+    name = rng.choice(["group", "auto_pad", "dilations", "strides", "training_mode", "axis", "epsilon", "odd"])
+    value = rng.choice(["SAME_UPPER", "VALID", "odd", 0, 1, 4, [1, 1], [2, 2], [1], 0.5])
+    rng.choice(g.node).attribute.append(helper.make_attribute(name, value))
+
+
+def change_dims(rng: random.Random, g: onnx.GraphProto) -> None:
+    if rng.random() < 0.5:
+        tensor = rng.choice(g.initializer)
+        if tensor.dims:
+            tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(NUMBERS)
+        return
+    shape = rng.choice([*g.input, *g.output]).type.tensor_type.shape
+    if rng.random() < 0.3:
+        del shape.dim[:]
+    elif shape.dim:
+        rng.choice(shape.dim).dim_value = rng.choice(NUMBERS)
+
+
+def change_values(rng: random.Random, g: onnx.GraphProto) -> None:
+    tensor = rng.choice(g.initializer)
+    value = numpy_helper.to_array(tensor).copy()
+    value.reshape(-1)[rng.randrange(value.size)] = rng.choice([np.nan, np.inf, -np.inf, 1e38, -1.0, 0.0])
+    tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+
+
+def change_type(rng: random.Random, g: onnx.GraphProto) -> None:
+    if rng.random() < 0.5:
+        rng.choice(g.initializer).data_type = rng.randrange(0, 25)
+    else:
+        rng.choice([*g.input, *g.output]).type.tensor_type.elem_type = rng.randrange(0, 25)
+
+
+def drop_or_double(rng: random.Random, g: onnx.GraphProto) -> None:
+    field = rng.choice([g.node, g.initializer, g.input, g.output])
+    if not len(field):
+        return
+    if rng.random() < 0.5:
+        del field[rng.randrange(len(field))]
+    else:
+        field.append(rng.choice(field))
+
+
+def shuffle(rng: random.Random, g: onnx.GraphProto) -> None:
+    nodes = list(g.node)
+    rng.shuffle(nodes)
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del g.node[:]
+    g.node.extend(copies)
+
+
+def expose(rng: random.Random, g: onnx.GraphProto) -> None:
+    name = rng.choice([o for n in g.node for o in n.output])
+    g.output.append(helper.make_tensor_value_info(name, 1, [None] * 4))
+
+
+MUTATIONS: list[Callable[[random.Random, onnx.GraphProto], None]] = [
+    rewire, rename, drop_operand, add_operand, change_op, change_domain, change_attribute, add_attribute, change_dims,
+    change_values, change_type, drop_or_double, shuffle, expose,
+]  # fmt: skip
+
+
+def attempt(data: bytes, verify: bool = True) -> str:
+    """Patch bytes as a file. Anything but a CutefuseError passes through and fails the test."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "m.onnx"
+        source.write_bytes(data)
+        try:
+            result = patch(source, Path(folder) / "out.onnx", Options(verify=verify))
+        except VerificationError as error:
+            assert "nothing is proven" in str(error)
+            return "original does not run"
+        except CutefuseError as error:
+            assert "\n" not in str(error) and 10 < len(str(error)) < 2000
+            assert [p.name for p in Path(folder).iterdir()] == ["m.onnx"], "nothing half written"
+            return "refused as a whole"
+        proof = result.report["verify"]
+        assert proof is None or proof["passed"], proof
+        if result.output:
+            unpatch(result.output, Path(folder) / "plain.onnx")
+        return "patched" if result.output else "nothing to patch"
+
+
+@pytest.mark.slow
+@settings(max_examples=700, deadline=5000, derandomize=True)
+@given(st.integers(0, len(BASES) - 1), st.integers(0, 2**32), st.integers(1, 3))
+def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    model = onnx.ModelProto.FromString(BASES[base])
+    for _ in range(count):
+        try:
+            rng.choice(MUTATIONS)(rng, model.graph)
+        except (ArithmeticError, IndexError, ValueError, TypeError, RuntimeError):  # this graph has nothing left for this mutation
+            continue
+    attempt(model.SerializeToString())
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=5000, derandomize=True)
+@given(st.integers(0, len(BASES) - 1), st.integers(0, 2**32))
+def test_files_with_damaged_bytes(base: int, seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(BASES[base])
+    # Damage the graph, not the megabytes of weights: positions are drawn where nodes and names lie, too.
+    for _ in range(rng.randint(1, 8)):
+        where = rng.randrange(min(len(data), 1500)) if rng.random() < 0.7 else rng.randrange(len(data))
+        kind = rng.random()
+        if kind < 0.6:
+            data[where] = rng.randrange(256)
+        elif kind < 0.8:
+            del data[where : where + rng.randint(1, 20)]
+        else:
+            data[where:where] = rng.randbytes(rng.randint(1, 8))
+    attempt(bytes(data), verify=False)
+
+
+def test_the_undamaged_models_are_patched() -> None:
+    assert [attempt(b) for b in BASES] == ["patched"] * len(BASES)
