@@ -294,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         _print_llm(view)
         if args.output and args.output.suffix == ".html":
-            from cutefuse.report.page import write_llm_page
+            from cutefuse.report.pages import write_llm_page
 
             write_llm_page(view, peaks, args.output)
         elif args.output:

@@ -79,9 +79,12 @@ def test_a_build_writes_engine_layers_log_metadata_and_timing_cache(stub: Path, 
     assert main([str(model), str(tmp_path / "out" / "deep"), "--builderOptimizationLevel=2"]) == 0
     names = {p.name for p in (tmp_path / "out" / "deep").iterdir()}
     assert names == {
-        "m.onnx.engine", "m.onnx.engine.graph.json", "m.onnx.engine.build.log", "m.onnx.engine.build.metadata.json",
+        "m.onnx.engine",
+        "m.onnx.engine.graph.json",
+        "m.onnx.engine.build.log",
+        "m.onnx.engine.build.metadata.json",
         "timing.cache",
-    }  # fmt: skip
+    }
     metadata = json.loads((tmp_path / "out" / "deep" / "m.onnx.engine.build.metadata.json").read_text())
     assert metadata["tensorrt_version"] == "10.16.0"
     assert metadata["model_options"]["Model"].endswith("m.onnx:x")  # a value keeps its colons
@@ -353,9 +356,13 @@ def test_versions_are_read_from_old_and_new_banners() -> None:
 def test_logs_of_strange_shape_are_read_without_error() -> None:
     assert log_sections("=== A ===\nno stamp: 1\n") == {"A": {}}
     assert profile_metadata("") == {
-        "performance_summary": {}, "percentiles": [], "inference_options": {}, "device_information": {},
-        "tensorrt_version": None, "warnings": [],
-    }  # fmt: skip
+        "performance_summary": {},
+        "percentiles": [],
+        "inference_options": {},
+        "device_information": {},
+        "tensorrt_version": None,
+        "warnings": [],
+    }
     assert concat_notes("Retargeting a to b")[0]["action"] == "retarget"
 
 

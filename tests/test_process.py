@@ -86,10 +86,17 @@ def test_all_three_steps_run_without_options(stub: Path, tmp_path: Path) -> None
     assert main([str(model), str(tmp_path / "out")]) == 0
     stem = "m.onnx.engine"
     assert written(tmp_path / "out") == {
-        stem, "timing.cache", f"{stem}.build.log", f"{stem}.build.metadata.json", f"{stem}.graph.json",
-        f"{stem}.profile.json", f"{stem}.profile.log", f"{stem}.profile.metadata.json", f"{stem}.timing.json",
+        stem,
+        "timing.cache",
+        f"{stem}.build.log",
+        f"{stem}.build.metadata.json",
+        f"{stem}.graph.json",
+        f"{stem}.profile.json",
+        f"{stem}.profile.log",
+        f"{stem}.profile.metadata.json",
+        f"{stem}.timing.json",
         *(stem + suffix for suffix in REPORT.values()),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -153,9 +160,12 @@ def test_bad_input_is_one_sentence_and_exit_2(
     (tmp_path / "empty").mkdir()
     model = make_model(tmp_path / "m.onnx")
     argv = {
-        "missing": ["nothing.onnx"], "text": ["m.txt"], "empty folder": ["empty"],
-        "bad shapes": [model.name, "--shapes=x:oops"], "bad option": [model.name, "--nonsense"],
-    }[kind]  # fmt: skip
+        "missing": ["nothing.onnx"],
+        "text": ["m.txt"],
+        "empty folder": ["empty"],
+        "bad shapes": [model.name, "--shapes=x:oops"],
+        "bad option": [model.name, "--nonsense"],
+    }[kind]
     assert main([str(tmp_path / argv[0]), str(tmp_path / "out"), *argv[1:], "--backend", "onnxruntime"]) == 2
     err = capsys.readouterr().err.splitlines()
     assert err[-1].startswith("error: ") and not any("Traceback" in line for line in err)

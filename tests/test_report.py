@@ -186,9 +186,14 @@ def test_convolutions_without_tensor_cores_are_found() -> None:
 
 
 def test_reformats_at_an_input_advise_its_format(tmp_path: Path) -> None:
-    same = [ef.copy("Reformatting CopyNode for Input Tensor 0 to c", ef.tensor("x", [1, 8, 64, 64], "Row major linear FP16"),
-                    ef.tensor("h", [1, 8, 64, 64])),
-            ef.conv("c", ef.tensor("h", [1, 8, 64, 64]), ef.tensor("y", [1, 8, 64, 64]))]  # fmt: skip
+    same = [
+        ef.copy(
+            "Reformatting CopyNode for Input Tensor 0 to c",
+            ef.tensor("x", [1, 8, 64, 64], "Row major linear FP16"),
+            ef.tensor("h", [1, 8, 64, 64]),
+        ),
+        ef.conv("c", ef.tensor("h", [1, 8, 64, 64]), ef.tensor("y", [1, 8, 64, 64])),
+    ]
     ef.write_engine(tmp_path, "n", same, [5.0, 10.0])
     finding = found(tmp_path)["1 reformat FP16 linear → FP16 HWC8"]
     assert "--inputIOFormats" in finding.advice
@@ -331,8 +336,11 @@ def test_no_two_layers_overlap_and_edges_go_down(folder: str) -> None:
 
 def test_cycles_and_in_place_tensors_are_drawn(tmp_path: Path) -> None:
     t = [1, 8, 4, 4]
-    loop = [ef.conv("a", ef.tensor("late", t), ef.tensor("x", t)), ef.conv("b", ef.tensor("x", t), ef.tensor("x", t)),
-            ef.conv("c", ef.tensor("x", t), ef.tensor("late", t))]  # fmt: skip
+    loop = [
+        ef.conv("a", ef.tensor("late", t), ef.tensor("x", t)),
+        ef.conv("b", ef.tensor("x", t), ef.tensor("x", t)),
+        ef.conv("c", ef.tensor("x", t), ef.tensor("late", t)),
+    ]
     write(ef.write_engine(tmp_path, "n", loop, [1.0, 2.0, 3.0]), tmp_path, quiet=True)
     tree = ElementTree.parse(tmp_path / "n.engine.graph.json.svg")
     assert len(tree.findall(".//*[@data-i]")) == 3
@@ -348,8 +356,11 @@ def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
 
 def test_memory_counts_what_is_alive(tmp_path: Path) -> None:
     t = [1, 8, 16, 16]  # 4096 bytes in FP16
-    three = [ef.conv("a", ef.tensor("x", t), ef.tensor("p", t)), ef.conv("b", ef.tensor("p", t), ef.tensor("q", t)),
-             ef.conv("c", ef.tensor("q", t), ef.tensor("y", t))]  # fmt: skip
+    three = [
+        ef.conv("a", ef.tensor("x", t), ef.tensor("p", t)),
+        ef.conv("b", ef.tensor("p", t), ef.tensor("q", t)),
+        ef.conv("c", ef.tensor("q", t), ef.tensor("y", t)),
+    ]
     three[2]["Inputs"].append(ef.tensor("p", t))
     engine = read(ef.write_engine(tmp_path, "n", three))
     assert memory_profile(engine) == [2 * 4096, 2 * 4096, 3 * 4096]

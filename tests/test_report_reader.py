@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from cutefuse.errors import CutefuseError
 from cutefuse.report.kinds import kind_of, on_tensor_cores
 from cutefuse.report.peaks import by_name
-from cutefuse.report.reader import find_engines, loads, node_names, read_engine
+from cutefuse.report.reader import find_engines, node_names, read_engine
+from cutefuse.report.sources import loads
 from cutefuse.report.tables import analyse
 from cutefuse.report.tensors import dtype_of, layout_of, tensor_of
 
@@ -79,7 +80,7 @@ def test_a_list_root_and_names_only_layers_are_read(tmp_path: Path) -> None:
 def test_careless_json_is_repaired(tmp_path: Path) -> None:
     control = json.dumps({"Layers": ef.PLAIN}).replace("\\u001e", "\x1e")
     assert "\x1e" in control and len(loads(control, tmp_path)["Layers"]) == 7
-    raw = '[\n  { "count" : 5 }\n, { "name" : "a "quoted" \\x name", "timeMs" : nan, "averageMs" : -inf, "percentage" : 1 }\n]'
+    raw = '[\n  { "count" : 5 }\n, { "name" : "a "quoted" \\x name", "timeMs" : nan, "averageMs" : -inf }\n]'
     records = loads(raw, tmp_path)
     assert records[1]["name"] == 'a "quoted" \\x name' and records[1]["averageMs"] is None
     assert loads('\ufeff{"Layers": [], "x": NaN}', tmp_path)["Layers"] == []
@@ -88,18 +89,34 @@ def test_careless_json_is_repaired(tmp_path: Path) -> None:
 def test_layers_without_outputs_sub_graphs_and_unknown_fields_are_kept(tmp_path: Path) -> None:
     odd = [
         {"Name": "train", "LayerType": "TrainStation"},
-        {"Name": "if", "LayerType": "Conditional", "Inputs": None, "Outputs": "none", "TrueBranch": [ef.PLAIN[1]], "FalseBranch": ["x"]},
-        {"Name": "myelin", "LayerType": "Myelin", "Inputs": [ef.tensor("a", [-1, 4])], "Outputs": [{"Name": "b", "Dimensions": ["?", 2.0]}]},
-        17, None, {"no": "layer"},
-    ]  # fmt: skip
+        {
+            "Name": "if",
+            "LayerType": "Conditional",
+            "Inputs": None,
+            "Outputs": "none",
+            "TrueBranch": [ef.PLAIN[1]],
+            "FalseBranch": ["x"],
+        },
+        {
+            "Name": "myelin",
+            "LayerType": "Myelin",
+            "Inputs": [ef.tensor("a", [-1, 4])],
+            "Outputs": [{"Name": "b", "Dimensions": ["?", 2.0]}],
+        },
+        17,
+        None,
+        {"no": "layer"},
+    ]
     engine = read(ef.write_engine(tmp_path, "n", odd[:3], root={"Layers": odd}))
     assert [la.name for la in engine.layers] == ["train", "if", "if//stem/Conv + /stem/Relu", "if/x", "myelin"]
     assert engine.layers[-1].outputs[0].dims == (-1, 2) and engine.layers[-1].outputs[0].size_bytes is None
 
 
 def test_layers_of_one_name_get_their_own_times(tmp_path: Path) -> None:
-    twice = [ef.conv("same", ef.tensor("x", [1, 8, 4, 4]), ef.tensor("a", [1, 8, 4, 4])),
-             ef.conv("same", ef.tensor("a", [1, 8, 4, 4]), ef.tensor("y", [1, 8, 4, 4]))]  # fmt: skip
+    twice = [
+        ef.conv("same", ef.tensor("x", [1, 8, 4, 4]), ef.tensor("a", [1, 8, 4, 4])),
+        ef.conv("same", ef.tensor("a", [1, 8, 4, 4]), ef.tensor("y", [1, 8, 4, 4])),
+    ]
     engine = read(ef.write_engine(tmp_path, "n", twice, [3.0, 5.0]))
     assert [la.time_us for la in engine.layers] == [3.0, 5.0]
 
@@ -228,15 +245,27 @@ def test_padding_of_vector_layouts_counts_in_memory_only() -> None:
 @pytest.mark.parametrize(
     ("layer_type", "parameter", "name", "kind"),
     [
-        ("CaskConvolution", "Convolution", "x", "conv"), ("CudaDepthwiseConvolution", "Convolution", "x", "conv"),
-        ("CaskDeconvolutionV2", "Deconvolution", "x", "conv"), ("CaskGemmMatrixMultiply", "", "x", "gemm"),
-        ("TiledPooling", "Pooling", "x", "pool"), ("NoOp", "", "x", "noop"), ("PluginV3", "", "x", "plugin"),
-        ("Myelin", "", "x", "foreign"), ("PointWiseV2", "PointWise", "x", "pointwise"), ("kgen", "", "x", "foreign"),
-        ("Reformat", "Reformat", "a copy", "copy"), ("Shuffle", "Shuffle", "x", "copy"), ("", "", "/a/Conv", "conv"),
-        ("", "", "{ForeignNode[a...b]}", "foreign"), ("Normalization", "", "x", "norm"), ("Something", "", "x", "other"),
-        ("CudaSoftMax", "SoftMax", "x", "attention"), ("Concat", "Concatenation", "x", "copy"), ("Resize", "", "x", "pool"),
+        ("CaskConvolution", "Convolution", "x", "conv"),
+        ("CudaDepthwiseConvolution", "Convolution", "x", "conv"),
+        ("CaskDeconvolutionV2", "Deconvolution", "x", "conv"),
+        ("CaskGemmMatrixMultiply", "", "x", "gemm"),
+        ("TiledPooling", "Pooling", "x", "pool"),
+        ("NoOp", "", "x", "noop"),
+        ("PluginV3", "", "x", "plugin"),
+        ("Myelin", "", "x", "foreign"),
+        ("PointWiseV2", "PointWise", "x", "pointwise"),
+        ("kgen", "", "x", "foreign"),
+        ("Reformat", "Reformat", "a copy", "copy"),
+        ("Shuffle", "Shuffle", "x", "copy"),
+        ("", "", "/a/Conv", "conv"),
+        ("", "", "{ForeignNode[a...b]}", "foreign"),
+        ("Normalization", "", "x", "norm"),
+        ("Something", "", "x", "other"),
+        ("CudaSoftMax", "SoftMax", "x", "attention"),
+        ("Concat", "Concatenation", "x", "copy"),
+        ("Resize", "", "x", "pool"),
     ],
-)  # fmt: skip
+)
 def test_kinds(layer_type: str, parameter: str, name: str, kind: str) -> None:
     assert kind_of(layer_type, {"ParameterType": parameter} if parameter else {}, name) == kind
 
@@ -247,9 +276,11 @@ def test_kinds(layer_type: str, parameter: str, name: str, kind: str) -> None:
         ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwckrsc_nhwc_tilesize256x64x32_tensor16x8x16_t1r3s3", True),
         ("ampere_h16816cudnn_128x128_ldg8_relu_exp_stages_64x3_large_nhwc_tn_v1", True),
         ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nhwc_g1_ffma_t1r3s3", False),
-        ("ampere_scudnn_128x64_relu_medium_nn_v1", False), ("volta_int8x4_icudnn_int8x4_128x32_relu", False), ("", None),
+        ("ampere_scudnn_128x64_relu_medium_nn_v1", False),
+        ("volta_int8x4_icudnn_int8x4_128x32_relu", False),
+        ("", None),
     ],
-)  # fmt: skip
+)
 def test_tensor_cores_are_read_from_tactics(tactic: str, expected: bool | None) -> None:
     assert on_tensor_cores("conv", "CaskConvolution", tactic) is expected
 
@@ -318,12 +349,36 @@ def test_mutated_files_give_an_engine_or_one_sentence(
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-        st.sampled_from(["Name", "LayerType", "Inputs", "Outputs", "Dimensions", "Format/Datatype", "Format", "Datatype",
-                         "Layers", "Bindings", "I/O Tensors", "IOMode", "Metadata", "Weights", "Count", "Type", "Kernel"]),
-        inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "Name",
+                    "LayerType",
+                    "Inputs",
+                    "Outputs",
+                    "Dimensions",
+                    "Format/Datatype",
+                    "Format",
+                    "Datatype",
+                    "Layers",
+                    "Bindings",
+                    "I/O Tensors",
+                    "IOMode",
+                    "Metadata",
+                    "Weights",
+                    "Count",
+                    "Type",
+                    "Kernel",
+                ]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
     max_leaves=25,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)

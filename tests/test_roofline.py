@@ -16,14 +16,29 @@ from cutefuse.roofline import MODELS, Transformer, crossing, llm_view, main, mea
 
 # Dense TFLOP/s and GB/s as NVIDIA's datasheets and white papers print them.
 PUBLISHED = [
-    ("V100 SXM2", "FP16", 125, 900), ("A100 SXM4 80GB", "FP16", 312, 2039), ("A100 SXM4 80GB", "TF32", 156, 2039),
-    ("A100 80GB PCIe", "INT8", 624, 1935), ("A10", "FP16", 125, 600), ("A10", "TF32", 62.5, 600),
-    ("RTX 3090", "FP16", 142, 936), ("RTX 3090", "TF32", 35.6, 936), ("RTX 3080", "FP16", 119, 760),
-    ("RTX 4090", "FP16", 330.3, 1008), ("RTX 4090", "TF32", 82.6, 1008), ("RTX 4080", "INT8", 389.9, 717),
-    ("Jetson AGX Orin 64GB", "INT8", 85, 204.8), ("L4", "FP16", 121, 300), ("H100 SXM", "FP16", 989.4, 3352),
-    ("H100 SXM", "FP8", 1978.9, 3352), ("H100 PCIe", "BF16", 756, 2039), ("H200", "FP16", 989.4, 4800),
-    ("H200", "TF32", 494.7, 4800), ("H200", "FP32", 67, 4800), ("B200", "FP16", 2250, 8000), ("B200", "FP8", 4500, 8000),
-]  # fmt: skip
+    ("V100 SXM2", "FP16", 125, 900),
+    ("A100 SXM4 80GB", "FP16", 312, 2039),
+    ("A100 SXM4 80GB", "TF32", 156, 2039),
+    ("A100 80GB PCIe", "INT8", 624, 1935),
+    ("A10", "FP16", 125, 600),
+    ("A10", "TF32", 62.5, 600),
+    ("RTX 3090", "FP16", 142, 936),
+    ("RTX 3090", "TF32", 35.6, 936),
+    ("RTX 3080", "FP16", 119, 760),
+    ("RTX 4090", "FP16", 330.3, 1008),
+    ("RTX 4090", "TF32", 82.6, 1008),
+    ("RTX 4080", "INT8", 389.9, 717),
+    ("Jetson AGX Orin 64GB", "INT8", 85, 204.8),
+    ("L4", "FP16", 121, 300),
+    ("H100 SXM", "FP16", 989.4, 3352),
+    ("H100 SXM", "FP8", 1978.9, 3352),
+    ("H100 PCIe", "BF16", 756, 2039),
+    ("H200", "FP16", 989.4, 4800),
+    ("H200", "TF32", 494.7, 4800),
+    ("H200", "FP32", 67, 4800),
+    ("B200", "FP16", 2250, 8000),
+    ("B200", "FP8", 4500, 8000),
+]
 
 
 @pytest.mark.parametrize(("board", "precision", "tflops", "bandwidth_gbs"), PUBLISHED)
@@ -44,22 +59,38 @@ def test_every_board_has_a_source_and_a_unique_name() -> None:
 @pytest.mark.parametrize(
     ("device", "sms", "board"),
     [
-        ("NVIDIA H200", 132, "H200"), ("NVIDIA H100 80GB HBM3", 132, "H100 SXM"), ("NVIDIA H100 PCIe", 114, "H100 PCIe"),
-        ("NVIDIA A100-SXM4-80GB", 108, "A100 SXM4 80GB"), ("NVIDIA A100 80GB PCIe", 108, "A100 80GB PCIe"),
-        ("NVIDIA A100-SXM4-40GB", 108, "A100 40GB"), ("NVIDIA GeForce RTX 3090 Ti", 84, "RTX 3090 Ti"),
-        ("NVIDIA GeForce RTX 3090", 82, "RTX 3090"), ("Tesla V100-SXM2-16GB", 80, "V100 SXM2"), ("NVIDIA A10", 72, "A10"),
-        ("NVIDIA A10G", 80, "A10G"), ("Orin", 16, "Jetson AGX Orin 64GB"), ("Orin", 8, "Jetson Orin NX 16GB"),
-        ("NVIDIA L40S", 142, "L40S"), ("NVIDIA L4", 58, "L4"), ("NVIDIA GeForce RTX 4070 Ti SUPER", 66, "RTX 4070 Ti SUPER"),
+        ("NVIDIA H200", 132, "H200"),
+        ("NVIDIA H100 80GB HBM3", 132, "H100 SXM"),
+        ("NVIDIA H100 PCIe", 114, "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", 108, "A100 SXM4 80GB"),
+        ("NVIDIA A100 80GB PCIe", 108, "A100 80GB PCIe"),
+        ("NVIDIA A100-SXM4-40GB", 108, "A100 40GB"),
+        ("NVIDIA GeForce RTX 3090 Ti", 84, "RTX 3090 Ti"),
+        ("NVIDIA GeForce RTX 3090", 82, "RTX 3090"),
+        ("Tesla V100-SXM2-16GB", 80, "V100 SXM2"),
+        ("NVIDIA A10", 72, "A10"),
+        ("NVIDIA A10G", 80, "A10G"),
+        ("Orin", 16, "Jetson AGX Orin 64GB"),
+        ("Orin", 8, "Jetson Orin NX 16GB"),
+        ("NVIDIA L40S", 142, "L40S"),
+        ("NVIDIA L4", 58, "L4"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 66, "RTX 4070 Ti SUPER"),
     ],
-)  # fmt: skip
+)
 def test_device_names_find_their_board(device: str, sms: int, board: str) -> None:
     found = by_device({"Selected Device": device, "SMs": float(sms)})
     assert found is not None and found.device == board
 
 
 def test_an_unknown_gpu_is_computed_from_its_clocks() -> None:
-    device = {"Selected Device": "NVIDIA RTX A5000", "Compute Capability": 8.6, "SMs": 64.0, "Compute Clock Rate": 1.695,
-              "Memory Clock Rate": 8.001, "Memory Bus Width": 384.0}  # fmt: skip
+    device = {
+        "Selected Device": "NVIDIA RTX A5000",
+        "Compute Capability": 8.6,
+        "SMs": 64.0,
+        "Compute Clock Rate": 1.695,
+        "Memory Clock Rate": 8.001,
+        "Memory Bus Width": 384.0,
+    }
     found = by_device(device)
     assert found is not None and found.bandwidth_gbs == pytest.approx(768, rel=0.01)
     assert found.tflops["FP16"] == pytest.approx(111.1, rel=0.01)  # its datasheet
@@ -99,14 +130,21 @@ def test_plugin_costs_come_from_the_patch_report_or_the_packed_weights(tmp_path:
 
 @pytest.mark.parametrize(
     ("a", "b", "out", "flops"),
-    [([4, 32], [32, 8], [4, 8], 2 * 4 * 8 * 32), ([7, 4, 32], [7, 32, 8], [7, 4, 8], 2 * 7 * 4 * 8 * 32),
-     ([2, 4, 32], [32, 8], [2, 4, 8], 2 * 2 * 4 * 8 * 32)],
-)  # fmt: skip
+    [
+        ([4, 32], [32, 8], [4, 8], 2 * 4 * 8 * 32),
+        ([7, 4, 32], [7, 32, 8], [7, 4, 8], 2 * 7 * 4 * 8 * 32),
+        ([2, 4, 32], [32, 8], [2, 4, 8], 2 * 2 * 4 * 8 * 32),
+    ],
+)
 def test_matrix_products_count_over_any_batch(
     tmp_path: Path, a: list[int], b: list[int], out: list[int], flops: int
 ) -> None:
-    layer = {"Name": "mm", "LayerType": "CaskGemmMatrixMultiply", "Inputs": [ef.tensor("a", a), ef.tensor("b", b)],
-             "Outputs": [ef.tensor("y", out)]}  # fmt: skip
+    layer = {
+        "Name": "mm",
+        "LayerType": "CaskGemmMatrixMultiply",
+        "Inputs": [ef.tensor("a", a), ef.tensor("b", b)],
+        "Outputs": [ef.tensor("y", out)],
+    }
     engine = read_engine(find_engines(ef.write_engine(tmp_path, "n", [layer]))[0])
     assert layer_cost(engine, engine.layers[0]).flops == pytest.approx(flops)
 
@@ -157,8 +195,15 @@ def test_the_cpu_can_be_measured() -> None:
 
 
 def test_a_hugging_face_config_is_read(tmp_path: Path) -> None:
-    config = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-              "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu"}  # fmt: skip
+    config = {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "hidden_act": "silu",
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert transformer_from(str(tmp_path / "config.json")).block_weights == MODELS["llama-3-8b"].block_weights
 
@@ -174,9 +219,16 @@ def test_the_command_writes_a_page_and_figures(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     "argv",
-    [["--peaks", "no such board"], ["--llm", "no-such-model"], ["--llm", "gpt2", "--weights", "FP17"], ["--llm", "missing.json"],
-     ["--llm", "gpt2", "--batch", "0"], ["--peaks", "bad.json"], ["--llm", "config.json"]],
-)  # fmt: skip
+    [
+        ["--peaks", "no such board"],
+        ["--llm", "no-such-model"],
+        ["--llm", "gpt2", "--weights", "FP17"],
+        ["--llm", "missing.json"],
+        ["--llm", "gpt2", "--batch", "0"],
+        ["--peaks", "bad.json"],
+        ["--llm", "config.json"],
+    ],
+)
 def test_wrong_choices_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ STUB_VERSION (101600), STUB_FAIL (a log line and exit 1), STUB_SLEEP (seconds), 
 become plugin layers; all by default), STUB_NAMES_ONLY.
 """
 
-STUB = r'''#!{python}
+STUB = r"""#!{python}
 import json, os, re, sys, time
 version = int(os.environ.get("STUB_VERSION", "101600"))
 major = version // 10000
@@ -29,7 +29,8 @@ log = lambda text, level="I": print(f"[11/21/2026-01:02:03] [{{level}}] {{text}}
 log("=== Model Options ==="); log("Format: ONNX"); log("Model: " + given.get("--onnx", "") + ":x"); log("")
 log("=== Build Options ==="); log("Precision: FP32+FP16"); log("")
 log("=== Device Information ==="); log("Selected Device: NVIDIA H200"); log("Compute Capability: 9.0")
-log("SMs: 132"); log("Application Memory Clock Rate: 3.201 GHz"); log("Memory Bus Width: 6144 bits (ECC enabled)"); log("")
+log("SMs: 132"); log("Application Memory Clock Rate: 3.201 GHz")
+log("Memory Bus Width: 6144 bits (ECC enabled)"); log("")
 log("Eliminating concatenation cat_0", "V")
 log("Generating copy for /up/conv_out because input is not movable.", "V")
 if os.environ.get("STUB_FAIL"):
@@ -69,9 +70,11 @@ write("--exportTimes", json.dumps([{{"computeMs": 1.0 + 0.01 * i, "latencyMs": 1
 if "--loadEngine" in given:
     log("=== Performance summary ===")
     log("Throughput: 900.5 qps")
-    log("Latency: min = 1 ms, max = 2 ms, mean = 1.1 ms, median = 1.05 ms, percentile(90%) = 1.5 ms, percentile(99%) = 1.9 ms")
-    log("GPU Compute Time: min = 1 ms, max = 2 ms, mean = 1.1 ms, median = 1.05 ms, percentile(90%) = 1.5 ms, percentile(99%) = 1.9 ms")
+    statistics = "min = 1 ms, max = 2 ms, mean = 1.1 ms, median = 1.05 ms"
+    statistics += ", percentile(90%) = 1.5 ms, percentile(99%) = 1.9 ms"
+    log("Latency: " + statistics)
+    log("GPU Compute Time: " + statistics)
     log("Total Host Walltime: 3.0 s"); log("Total GPU Compute Time: 2.9 s")
     log("* Throughput may be bound by Enqueue Time rather than GPU Compute and the GPU may be under-utilized.", "W")
 print("&&&& PASSED TensorRT.trtexec")
-'''
+"""

@@ -69,7 +69,7 @@ def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: objec
 
 def write_compare(sources: list[Path], output: Path) -> Path:
     """Compare engines (folders or graph JSON files, the baseline first) in one page, with a CSV beside it."""
-    from cutefuse.report.page import write_compare_page
+    from cutefuse.report.pages import write_compare_page
 
     if len(sources) < 2:
         raise CutefuseError("one engine was given; a comparison needs two or more folders or *.graph.json files")

@@ -1,4 +1,4 @@
-"""The pages: one engine, a comparison, a language model under the roof. Each is one HTML file without outside parts."""
+"""The page of one engine: one HTML file without outside parts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 import cutefuse
 from cutefuse.engine.files import write_text
 from cutefuse.report import charts, svg
-from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import weight_bytes
 from cutefuse.report.graph import memory_profile
 from cutefuse.report.kinds import KINDS, copy_origin
-from cutefuse.report.peaks import Peaks
 from cutefuse.report.reader import Engine
 from cutefuse.report.tables import Analysis
 
@@ -36,7 +34,6 @@ _ORIGIN_COLORS = {
     "slice": "norm",
     "shuffle": "pool",
 }
-_COMPARE_LIMIT = 400  # rows of a comparison in the page; the CSV has all
 _DETAIL_LIMIT = 1500  # layers up to which every raw field travels in the page
 _FOLDED = ("type", "kind", "precision", "tactic", "format", "shape", "bound")
 
@@ -61,7 +58,7 @@ def middle(value: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length // 2 - 1]} … {text[-(length // 2 - 2) :]}"
 
 
-def _render(template: str, path: Path, data: Any, **context: Any) -> None:
+def render(template: str, path: Path, data: Any, **context: Any) -> None:
     here = Path(__file__).parent
     # "<" must not end the script element that holds the data.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str).replace("<", "\\u003c")
@@ -78,11 +75,11 @@ def _printable(text: str) -> str:
     return clean.encode("utf-8", "replace").decode("utf-8")
 
 
-def _tile(label: str, value: str, unit: str = "", source: str = "", tone: str = "") -> dict[str, str]:
+def tile(label: str, value: str, unit: str = "", source: str = "", tone: str = "") -> dict[str, str]:
     return {"label": label, "value": value, "unit": unit, "source": source, "tone": tone}
 
 
-def _device(engine: Engine) -> str:
+def device(engine: Engine) -> str:
     parts = [str(engine.device.get("Selected Device", ""))]
     if engine.backend == "onnxruntime":
         parts.append("profiled with ONNX Runtime, not with TensorRT")
@@ -100,41 +97,41 @@ def _tiles(analysis: Analysis) -> list[dict[str, str]]:
     files = {k: p.name for k, p in engine.files.items()}
     where = files.get("timing", files.get("profile_metadata", ""))
     if engine.latency_ms:
-        tiles.append(_tile("median latency", f"{engine.latency_ms:.4g}", "ms", f"{where} › latencyMs"))
+        tiles.append(tile("median latency", f"{engine.latency_ms:.4g}", "ms", f"{where} › latencyMs"))
     if len(engine.latencies_ms) >= 20:
         ordered = sorted(engine.latencies_ms)
         tiles.append(
-            _tile("p99 latency", f"{ordered[int(0.99 * (len(ordered) - 1))]:.4g}", "ms", f"{where} › latencyMs")
+            tile("p99 latency", f"{ordered[int(0.99 * (len(ordered) - 1))]:.4g}", "ms", f"{where} › latencyMs")
         )
     elif isinstance(values := engine.performance.get("Latency"), list) and len(values) > 4:
         name = f"p{engine.percentiles[-1]:g}" if engine.percentiles else "highest percentile"
         source = f"{files.get('profile_metadata', '')} › performance_summary.Latency"
-        tiles.append(_tile(f"{name} latency", f"{values[-1]:.4g}", "ms", source))
+        tiles.append(tile(f"{name} latency", f"{values[-1]:.4g}", "ms", source))
     rate = engine.performance.get("Throughput")
     if isinstance(rate, (int, float)):
         source = f"{files.get('profile_metadata', '')} › performance_summary.Throughput"
-        tiles.append(_tile("throughput", f"{rate:.4g}", "/s", source))
-    tiles.append(_tile("layers", str(len(engine.layers)), "", f"{files['graph']} › Layers"))
+        tiles.append(tile("throughput", f"{rate:.4g}", "/s", source))
+    tiles.append(tile("layers", str(len(engine.layers)), "", f"{files['graph']} › Layers"))
     if engine.size_bytes:
-        tiles.append(_tile("engine file", charts.bytes_text(engine.size_bytes), "", files["engine"]))
+        tiles.append(tile("engine file", charts.bytes_text(engine.size_bytes), "", files["engine"]))
     if engine.profiled and engine.total_us:
         copies = sum(la.time_us or 0.0 for la in engine.layers if la.kind == "copy")
         share = 100 * copies / engine.total_us
         source = f"{files.get('profile', '')} › averageMs of copies, reformats and concats"
-        tiles.append(_tile("of the time moves data", f"{share:.1f}", "%", source, "bad" if share >= 10 else ""))
+        tiles.append(tile("of the time moves data", f"{share:.1f}", "%", source, "bad" if share >= 10 else ""))
     plugins = [la for la in engine.layers if la.kind == "plugin"]
     if plugins:
-        tiles.append(_tile("plugin layers", str(len(plugins)), "", f"{files['graph']} › LayerType", "good"))
+        tiles.append(tile("plugin layers", str(len(plugins)), "", f"{files['graph']} › LayerType", "good"))
     if analysis.roof_percent is not None:
         tiles.append(
-            _tile(
+            tile(
                 "of the roof, over all placed layers", f"{analysis.roof_percent:.0f}", "%", "floor time / measured time"
             )
         )
     return tiles
 
 
-def _shares(engine: Engine, key: str, label: dict[str, str], colors: dict[str, str] | None) -> list[dict[str, Any]]:
+def shares(engine: Engine, key: str, label: dict[str, str], colors: dict[str, str] | None) -> list[dict[str, Any]]:
     us: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     for layer in engine.layers:
@@ -187,7 +184,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
     context: dict[str, Any] = {
         "title": engine.name,
         "brand": "engine report",
-        "subtitle": _device(engine),
+        "subtitle": device(engine),
         "tiles": _tiles(analysis),
         "notes": engine.notes,
         "names": [layer.name for layer in engine.layers],
@@ -218,7 +215,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         ("files", "Sources", True),
     )
     context["sections"] = [(i, n) for i, n, there in wanted if there]
-    _render("engine.html.j2", path, _layer_data(analysis), **context)
+    render("engine.html.j2", path, _layer_data(analysis), **context)
 
 
 def _time(engine: Engine) -> dict[str, Any]:
@@ -227,8 +224,8 @@ def _time(engine: Engine) -> dict[str, Any]:
         "count": len(engine.layers),
         "total": engine.total_us,
         "time_source": f"{engine.files['profile'].name} › averageMs" if "profile" in engine.files else "",
-        "kinds": _shares(engine, "kind", KINDS, None),
-        "precisions": _shares(engine, "precision", {}, _COLORS),
+        "kinds": shares(engine, "kind", KINDS, None),
+        "precisions": shares(engine, "precision", {}, _COLORS),
         "top": [
             {"i": la.index, "name": la.name, "us": la.time_us, "kind": la.kind, "source": la.sources.get("time", "")}
             for la in heaviest
@@ -334,99 +331,3 @@ def _origins(copies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     parts = [{"label": k, "us": sum(r["us"] or 0.0 for r in v), "count": len(v),
               "color": f"var(--k-{_ORIGIN_COLORS.get(k, 'other')})"} for k, v in groups.items()]  # fmt: skip
     return sorted(parts, key=lambda p: -p["us"])
-
-
-def write_compare_page(comparison: Comparison, path: Path) -> None:
-    """Engines side by side; the first is the baseline, the last the candidate."""
-    engines = comparison.engines
-    views = [
-        {
-            "name": e.name,
-            "total": e.total_us,
-            "count": len(e.layers),
-            "source": f"{e.files['profile'].name} › averageMs" if "profile" in e.files else "",
-            "parts": _shares(e, "kind", KINDS, None),
-        }
-        for e in engines
-    ]
-    rows = [
-        {
-            "label": r.label,
-            "times": r.times_us,
-            "saved": r.saved_us,
-            "speedup": r.speedup,
-            "change": r.change,
-            "title": "\n".join(e.layers[i].name for e, own in zip(engines, r.layers, strict=True) for i in own),
-            "sources": [
-                "\n".join(e.layers[i].sources.get("time", "") for i in own)
-                for e, own in zip(engines, r.layers, strict=True)
-            ],
-        }
-        for r in comparison.rows[:_COMPARE_LIMIT]
-    ]
-    _render(
-        "compare.html.j2",
-        path,
-        {"kinds": KINDS},
-        title=" → ".join(middle(e.name, 40) for e in engines),
-        brand="comparison",
-        subtitle=_device(engines[-1]),
-        sections=[("kinds", "Time"), ("aligned", "Layers"), ("files", "Sources")],
-        tiles=_compare_tiles(comparison),
-        engines=views,
-        widest=max([e.total_us for e in engines] + [1e-9]),
-        kinds=[
-            {"label": KINDS[k], "times": t, "change": t[-1] - t[0], "color": f"var(--k-{k})"}
-            for k, t in comparison.by_kind.items()
-        ],
-        rows=rows,
-        more=max(len(comparison.rows) - _COMPARE_LIMIT, 0),
-        files=[(f"{e.name}: {k.replace('_', ' ')}", p.name) for e in engines for k, p in e.files.items()],
-    )
-
-
-def _compare_tiles(comparison: Comparison) -> list[dict[str, str]]:
-    first, last = comparison.engines[0], comparison.engines[-1]
-    tiles = []
-    for e in (first, last):
-        if e.latency_ms:
-            source = str(e.files.get("timing", ""))
-            tiles.append(_tile(f"median latency, {middle(e.name, 30)}", f"{e.latency_ms:.4g}", "ms", source))
-    speed = comparison.latency_speedup
-    if speed:
-        tone = "good" if speed > 1.005 else "bad" if speed < 0.995 else ""
-        tiles.append(_tile("speed-up of an inference", f"{speed:.3g}", "×", "median latencies", tone))
-    if first.total_us and last.total_us:
-        ratio = first.total_us / last.total_us
-        tone = "good" if ratio > 1.005 else "bad" if ratio < 0.995 else ""
-        tiles.append(_tile("speed-up of the layers' sum", f"{ratio:.3g}", "×", "averageMs of the profiles", tone))
-    tiles.append(_tile("layers", f"{len(first.layers)} → {len(last.layers)}"))
-    fused = sum("plugin" in r.change for r in comparison.rows)
-    if fused:
-        tiles.append(_tile("groups fused into plugins", str(fused), tone="good"))
-    return tiles
-
-
-def write_llm_page(view: dict[str, Any], peaks: Peaks, path: Path) -> None:
-    """Prefill and decode of a language model on one device."""
-    length, batch = view["prefill_crossing_length"], view["decode_crossing_batch"]
-    context = f"context {view['context']}"
-    tiles = [
-        _tile(f"ridge, {view['precision']}", f"{view['ridge']:.0f}", "FLOP/byte", peaks.source),
-        _tile("prefill is compute-bound from", str(length) if length else "never", "tokens" if length else ""),
-        _tile(f"decode is compute-bound from ({context})", f"batch {batch}" if batch else "never"),
-        _tile("intensity of an endless decode batch", f"{view['decode_intensity_limit']:.1f}", "FLOP/byte"),
-    ]
-    _render(
-        "llm.html.j2",
-        path,
-        {"kinds": KINDS},
-        title=f"{view['model']} on {peaks.device}",
-        brand="roofline",
-        sections=[],
-        subtitle=f"{view['weight_type']} weights, {view['kv_type']} cache",
-        tiles=tiles,
-        view=view,
-        peaks=peaks,
-        chart=charts.curves(view, peaks),
-    )

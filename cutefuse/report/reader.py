@@ -7,7 +7,6 @@ engine at all raises CutefuseError with one sentence.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -19,9 +18,10 @@ from cutefuse.engine.files import build_metadata, profile_metadata
 from cutefuse.engine.plugins import speaks_of
 from cutefuse.errors import CutefuseError
 from cutefuse.report.kinds import kind_of, precision_of
+from cutefuse.report.sources import find_engines, read_json, stem_of
 from cutefuse.report.tensors import Tensor, tensor_of
 
-_MAX_FILE_BYTES = 512 * 2**20
+__all__ = ["Engine", "Layer", "find_engines", "node_names", "read_engine"]
 
 
 @dataclass
@@ -107,115 +107,6 @@ def _finite(value: Any) -> float | None:
     return float(value) if _is_number(value) and abs(value) != float("inf") else None
 
 
-# ------------------------------------------------------------------------------------------------- JSON, tolerantly
-_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_BARE_NAN = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:nan|inf)(?:\(ind\))?(?=\s*[,}\]])", re.IGNORECASE)
-# Half of a surrogate pair is no character: it could be neither written nor printed later.
-_LONE_SURROGATE = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
-    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-_RAW_NAME = re.compile(r'("name" : ")(.*)(", "timeMs" :)')
-
-
-def loads(text: str, where: Path) -> Any:
-    """JSON as TensorRT's tools write it. Raises CutefuseError when the text is something else."""
-    text = _LONE_SURROGATE.sub(r"\\ufffd", text.lstrip("\ufeff").strip())
-    if not text:
-        raise CutefuseError(f"{where} is empty; build or profile the engine again")
-    repaired = _BARE_NAN.sub(r"\1null", text)
-    attempts = (text, repaired, _RAW_NAME.sub(lambda m: m[1] + json.dumps(m[2])[1:-1] + m[3], repaired))
-    problem: Exception | None = None
-    for attempt in (*attempts, _BAD_ESCAPE.sub(r"\\\\", repaired)):
-        try:
-            return json.loads(attempt, strict=False)
-        except (ValueError, RecursionError) as error:
-            problem = problem or error
-    raise CutefuseError(f"{where} is no JSON ({problem}); build or profile the engine again")
-
-
-def read_json(path: Path) -> Any:
-    """Read and parse one file."""
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise CutefuseError(f"{path} has more than {_MAX_FILE_BYTES >> 20} MiB; this is no engine JSON")
-        return loads(path.read_text(encoding="utf-8", errors="replace"), path)
-    except OSError as error:
-        raise CutefuseError(f"{path} cannot be read ({error.strerror}); check the path") from None
-
-
-# ------------------------------------------------------------------------------------------------- finding the files
-_SUFFIXES = {
-    "graph": (".graph.json", ".layers.json", "-layer-info.json", "layer_info.json", "layers.json", "graph.json"),
-    "profile": (".profile.json", "-profile.json", "profile.json"),
-    "timing": (".timing.json", ".times.json", "timing.json", "times.json"),
-    "build_metadata": (".build.metadata.json",),
-    "profile_metadata": (".profile.metadata.json",),
-    "build_log": (".build.log", "build.log"),
-    "profile_log": (".profile.log", "profile.log"),
-}
-
-
-def find_engines(source: Path) -> list[dict[str, Path]]:
-    """The engines in a folder (or around one graph JSON): for each the files that belong to it, key -> path."""
-    if not source.exists():
-        raise CutefuseError(f"{source} does not exist; give a folder of engine JSON files or one *.graph.json")
-    if source.is_file():
-        stem = _stem(source.name, "graph")
-        return [_siblings(source, stem if stem is not None else source.name)]
-    graphs = sorted(p for p in source.iterdir() if p.is_file() and _stem(p.name, "graph") is not None)
-    if not graphs:
-        found = sorted(p for p in source.iterdir() if p.suffix == ".json")
-        for path in found:
-            try:
-                if _looks_like_graph(read_json(path)):
-                    graphs.append(path)
-            except CutefuseError:
-                continue
-    if not graphs:
-        raise CutefuseError(f"{source} holds no layer information (*.graph.json); profile with --exportLayerInfo first")
-    return [_siblings(path, _stem(path.name, "graph") or "") for path in graphs]
-
-
-def _stem(name: str, kind: str) -> str | None:
-    for suffix in _SUFFIXES[kind]:
-        if name.endswith(suffix):
-            return name[: -len(suffix)]
-    return None
-
-
-def _looks_like_graph(data: Any) -> bool:
-    if isinstance(data, dict):
-        return "Layers" in data
-    return isinstance(data, list) and any(isinstance(d, dict) and "LayerType" in d for d in data)
-
-
-def _siblings(graph: Path, stem: str) -> dict[str, Path]:
-    files = {"graph": graph}
-    folder = sorted(p for p in graph.parent.iterdir() if p.is_file() and p != graph)
-    for kind, suffixes in _SUFFIXES.items():
-        if kind == "graph":
-            continue
-        named = [p for p in folder if any(p.name == stem + s for s in suffixes)]
-        loose = [p for p in folder if _stem(p.name, kind) is not None and "metadata" not in p.name]
-        # A folder of one engine may name its files freely; with several engines only exact names belong together.
-        if named or (len(loose) == 1 and not kind.endswith("metadata") and _only_graph(folder, graph)):
-            files[kind] = (named or loose)[0]
-    engine = graph.parent / stem
-    if stem and engine.is_file():
-        files["engine"] = engine
-    model = stem.removesuffix(".engine")
-    bases = (model.removesuffix(".onnx"), model, model.removesuffix(".onnx").removesuffix(".cutefuse"))
-    for name in dict.fromkeys(f"{base}.patch.json" for base in bases if base):
-        if (graph.parent / name).is_file():
-            files.setdefault("patch", graph.parent / name)
-    return files
-
-
-def _only_graph(folder: list[Path], graph: Path) -> bool:
-    return not any(_stem(p.name, "graph") is not None for p in folder if p != graph)
-
-
 # ------------------------------------------------------------------------------------------------- reading one engine
 def read_engine(files: dict[str, Path]) -> Engine:
     """Read one engine from its files; only `graph` must be there."""
@@ -223,7 +114,7 @@ def read_engine(files: dict[str, Path]) -> Engine:
     data = read_json(graph_file)
     layers = _layers(data, graph_file.name)
     inputs, outputs = _bindings(data, layers)
-    stem = _stem(graph_file.name, "graph") or graph_file.stem
+    stem = stem_of(graph_file.name, "graph") or graph_file.stem
     name = stem.removesuffix(".engine") or graph_file.parent.name
     engine = Engine(name, graph_file.parent, layers, inputs, outputs, dict(files))
     if layers and all(not layer.inputs and not layer.outputs for layer in layers):
