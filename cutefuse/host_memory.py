@@ -190,12 +190,18 @@ class Session:
             _lib().free(block)
         _lib().free_stream(self.stream)
 
-    def _upload(self, host: np.ndarray) -> int:
+    def upload(self, host: np.ndarray) -> int:
+        """Device address of a copy of a contiguous array; freed with the session."""
         handle = ctypes.c_void_p()
         _lib().alloc(ctypes.byref(handle), max(1, host.nbytes))
         self._blocks.append(handle.value or 0)
         _lib().copy(handle.value, host.ctypes.data, host.nbytes)
         return handle.value or 0
+
+    def download(self, address: int, into: np.ndarray) -> None:
+        """Wait for the stream, then fill a contiguous array from device memory."""
+        _lib().wait(self.stream)
+        _lib().copy(into.ctypes.data, address, into.nbytes)
 
     def bind(
         self,
@@ -207,7 +213,7 @@ class Session:
         """Upload inputs in their (format, type), make outputs that hold NaN between guard bytes, and a workspace."""
         count = len(arrays)
         inputs = [
-            self._upload(pack(np.asarray(array, numpy_type(dtype)), layout))
+            self.upload(pack(np.asarray(array, numpy_type(dtype)), layout))
             for array, (layout, dtype) in zip(arrays, layouts[:count], strict=True)
         ]
         outputs = []
@@ -216,7 +222,7 @@ class Session:
             if body.dtype.kind not in "iub":
                 body[...] = np.nan
             guard = np.full(GUARD_BYTES, _GUARD, np.uint8)
-            outputs.append(self._upload(np.concatenate([guard, body.reshape(-1).view(np.uint8), guard])) + GUARD_BYTES)
+            outputs.append(self.upload(np.concatenate([guard, body.reshape(-1).view(np.uint8), guard])) + GUARD_BYTES)
         # The workspace starts as garbage: a plugin may not expect zeros.
-        workspace = self._upload(np.full(workspace_bytes, _GUARD, np.uint8)) if workspace_bytes else 0
+        workspace = self.upload(np.full(workspace_bytes, _GUARD, np.uint8)) if workspace_bytes else 0
         return Bound(self, inputs, outputs, workspace, list(shapes), list(layouts[count:]))

@@ -1,0 +1,140 @@
+"""`cutefuse trt-check` with a stand-in for trtexec that computes with ONNX Runtime: its report must tell the truth."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cutefuse import trt_check
+from cutefuse.trt_check import FAILED, PASSED, SKIPPED, Check, attempt, main, markdown, worst_error
+
+# Builds by remembering the model, runs it with ONNX Runtime (the patched model's function bodies), and writes the files
+# that trtexec writes. STUB_WRONG bends the patched outputs, STUB_NO_PLUGINS loses the plugin layers.
+STUB = """#!{python}
+import json, os, sys
+print("&&&& RUNNING TensorRT.trtexec [TensorRT v101600] [b32] # trtexec")
+if "--help" in sys.argv:
+    print("--onnx --saveEngine --loadEngine --exportLayerInfo --exportProfile --exportTimes --timingCacheFile",
+          "--profilingVerbosity --skipInference --verbose --dynamicPlugins --staticPlugins --stronglyTyped --fp16",
+          "--noDataTransfers --useCudaGraph --useSpinWait --separateProfileRun --shapes --loadInputs --exportOutput",
+          "--iterations --duration --warmUp")
+    sys.exit(0)
+given = dict(a.partition("=")[::2] for a in sys.argv[1:])
+def write(option, text):
+    if option in given:
+        open(given[option], "w").write(text)
+if "--onnx" in given:
+    import onnx
+    model = onnx.load(given["--onnx"])
+    fused = [n for n in model.graph.node if n.domain == "cutefuse"]
+    kind = "CaskConvolution" if os.environ.get("STUB_NO_PLUGINS") else "PluginV3"
+    layers = [{{"Name": n.name, "LayerType": kind, "Inputs": [], "Outputs": []}} for n in fused]
+    write("--saveEngine", given["--onnx"])
+    write("--exportLayerInfo", json.dumps({{"Layers": layers, "Bindings": []}}))
+if "--loadEngine" in given:
+    path = open(given["--loadEngine"]).read()
+    patched = ".cutefuse." in path
+    write("--exportTimes", json.dumps([{{"computeMs": 0.5 if patched else 1.0}}] * 5))
+    write("--exportProfile", json.dumps([{{"count": 5}}]))
+    write("--exportLayerInfo", json.dumps({{"Layers": [], "Bindings": []}}))
+    if "--exportOutput" in given:
+        import numpy as np, onnxruntime as ort
+        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        files = dict(w.split(":") for w in given["--loadInputs"].split(","))
+        shapes = dict(w.split(":") for w in given.get("--shapes", "").split(",") if w)
+        types = {{"tensor(float)": np.float32, "tensor(float16)": np.float16}}
+        feed = {{}}
+        for i in session.get_inputs():
+            shape = [int(d) for d in shapes[i.name].split("x")] if i.name in shapes else i.shape
+            feed[i.name] = np.fromfile(files[i.name], types[i.type]).reshape(shape)
+        outputs = session.run(None, feed)
+        if patched and os.environ.get("STUB_WRONG"):
+            outputs[0].flat[7] += 1
+        write("--exportOutput", json.dumps([
+            {{"name": o.name, "dimensions": "x".join(map(str, y.shape)), "values": y.astype(float).ravel().tolist()}}
+            for o, y in zip(session.get_outputs(), outputs)]))
+print("&&&& PASSED TensorRT.trtexec")
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "trtexec"
+    path.write_text(STUB.format(python=sys.executable))
+    path.chmod(0o755)
+    monkeypatch.setenv("TRTEXEC", str(path))
+    return path
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, list[dict]]:
+    out = tmp_path / "report"
+    code = main(["-o", str(out), "--models", "bevfusion_fuser", "--dtypes", "float32", *words])
+    report = json.loads((out / "trt_check.json").read_text())
+    assert (out / "trt_check.md").read_text().startswith("# cutefuse on TensorRT\n")
+    return code, report["checks"]
+
+
+def test_a_right_and_faster_engine_passes_with_its_numbers(tmp_path: Path, stub: Path) -> None:
+    code, checks = run(tmp_path)
+    by_name = {c["name"]: c for c in checks}
+    model = by_name["bevfusion_fuser float32"]
+    assert model["status"] == PASSED, model["text"]
+    assert model["numbers"]["speedup"] == pytest.approx(2.0)
+    assert model["numbers"]["patched_error"] < 1e-3
+    assert by_name["trtexec --staticPlugins"]["status"] == PASSED
+    assert by_name["Python load_library"]["status"] in (SKIPPED, FAILED)
+    assert code == (1 if any(c["status"] == FAILED for c in checks) else 0)
+
+
+def test_a_wrong_engine_fails_the_check_and_the_command(
+    tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_WRONG", "1")
+    code, checks = run(tmp_path)
+    [model] = [c for c in checks if c["name"] == "bevfusion_fuser float32"]
+    assert code == 1 and model["status"] == FAILED
+    assert "the patched engine's error is" in model["text"]
+
+
+def test_an_engine_that_silently_lost_its_plugins_fails(
+    tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_NO_PLUGINS", "1")
+    code, checks = run(tmp_path)
+    [model] = [c for c in checks if c["name"] == "bevfusion_fuser float32"]
+    assert code == 1 and model["status"] == FAILED and "plugin" in model["text"]
+
+
+def test_without_tensorrt_it_says_so_and_exits_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trt_check.trtexec, "find", lambda: None)
+    monkeypatch.setattr(trt_check.importlib.util, "find_spec", lambda name: None)
+    assert main(["-o", str(tmp_path / "report")]) == 2
+    assert "no TensorRT was found" in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
+
+
+def test_an_unexpected_exception_becomes_a_failed_check() -> None:
+    def body() -> tuple[str, dict[str, float]]:
+        raise ZeroDivisionError("surprise")
+
+    assert attempt("x", body) == Check("x", FAILED, "ZeroDivisionError: surprise")
+
+
+def test_the_error_of_missing_or_nan_outputs_is_infinite() -> None:
+    truth = {"y": np.ones((2, 3), np.float32)}
+    assert worst_error(truth, {}) == float("inf")
+    assert worst_error(truth, {"y": np.ones(5)}) == float("inf")
+    assert worst_error(truth, {"y": np.full(6, np.nan)}) == float("inf")
+    assert worst_error(truth, {"y": np.full(6, 1.25)}) == pytest.approx(0.25)
+    assert worst_error({"y": np.zeros(3, np.float32)}, {"y": np.zeros(3)}) == 0
+
+
+def test_the_markdown_counts_what_passed_failed_and_was_skipped() -> None:
+    text = markdown({"GPU": "H200"}, [Check("a", PASSED, "ok"), Check("b", FAILED, "x | y"), Check("c", SKIPPED, "no")])
+    assert "| b | failed | x / y |" in text and text.endswith("1 passed, 1 failed, 1 skipped\n")
