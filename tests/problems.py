@@ -128,6 +128,7 @@ class Instance:
     x: list[Any]
     w: Any
     b: Any
+    truth: tuple[Any, Any] | None = None
 
     def output(self) -> tuple[Any, Any]:
         """(NCHW values, pad lanes) of the output."""
@@ -200,17 +201,25 @@ def convolve(instance: Instance, kind: Any, magnitude: bool = False) -> Any:
     return F.conv2d(x, w, b, stride=p.strides, dilation=p.dilations)
 
 
-def error_ratio(instance: Instance) -> float:
-    """Largest elementwise |y - truth| over its bound; NaN or infinity when an element was never written.
+def reference(instance: Instance) -> tuple[Any, Any]:
+    """(truth, elementwise bound) in float64, computed once for all tiles.
 
     The bound is one rounding of the result plus the float32 (or tf32) rounding of the products and of their sum, both
     against the float64 convolution of the rounded operands.
     """
     import torch
 
-    truth = activate(convolve(instance, torch.float64), instance.problem.activation)
-    scale = convolve(instance, torch.float64, magnitude=True)
-    bound = 1.01 * UNIT[instance.dtype] * truth.abs() + SUM_UNIT[instance.dtype] * scale + 1e-6
+    if instance.truth is None:
+        truth = activate(convolve(instance, torch.float64), instance.problem.activation)
+        scale = convolve(instance, torch.float64, magnitude=True)
+        bound = 1.01 * UNIT[instance.dtype] * truth.abs() + SUM_UNIT[instance.dtype] * scale + 1e-6
+        instance.truth = truth, bound
+    return instance.truth
+
+
+def error_ratio(instance: Instance) -> float:
+    """Largest elementwise |y - truth| over its bound; NaN or infinity when an element was never written."""
+    truth, bound = reference(instance)
     values, _ = instance.output()
     ratio = ((values.double() - truth).abs() / bound).nan_to_num(nan=float("inf"))
     return float(ratio.max()) if ratio.numel() else 0.0
