@@ -39,7 +39,7 @@ def no_trtexec(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_model(path: Path, function: bool = False) -> Path:
-    """Two convolutions into a concat into a third, dynamic batch and height; optionally the last as a fused node."""
+    """Two convolutions, concat, a third and a fourth, dynamic batch and height; the third optionally as a fused node."""
     random = np.random.default_rng(0)
 
     def weight(name: str, *dims: int) -> onnx.TensorProto:
@@ -60,7 +60,7 @@ def make_model(path: Path, function: bool = False) -> Path:
     functions = []
     if function:
         nodes.append(
-            helper.make_node("CuteConcatConv2Relu", ["a", "b", "wc"], ["y"], name="/c/Conv", domain="cutefuse")
+            helper.make_node("CuteConcatConv2Relu", ["a", "b", "wc"], ["r"], name="/c/Conv", domain="cutefuse")
         )
         functions = [
             helper.make_function("cutefuse", "CuteConcatConv2Relu", ["__a", "__b", "__w"], ["__y"], body, opsets[:1])
@@ -69,9 +69,10 @@ def make_model(path: Path, function: bool = False) -> Path:
         nodes += [
             helper.make_node("Concat", ["a", "b"], ["cat"], name="/c/Concat", axis=1),
             helper.make_node("Conv", ["cat", "wc"], ["c"], name="/c/Conv", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["c"], ["y"], name="/c/Relu"),
+            helper.make_node("Relu", ["c"], ["r"], name="/c/Relu"),
         ]
-    weights = [weight("wa", 4, 3, 3, 3), weight("wb", 4, 3, 3, 3), weight("wc", 8, 8, 3, 3)]
+    nodes.append(helper.make_node("Conv", ["r", "wd"], ["y"], name="/d/Conv"))
+    weights = [weight("wa", 4, 3, 3, 3), weight("wb", 4, 3, 3, 3), weight("wc", 8, 8, 3, 3), weight("wd", 2, 8, 1, 1)]
     graph = helper.make_graph(nodes, "g", [x], [y], weights)
     onnx.save(helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=9), str(path))
     return path
@@ -184,7 +185,7 @@ def test_onnxruntime_is_the_embedded_engine_and_says_so(
     assert by_name["/a/Conv"].outputs[0].dims == (2, 4, 20, 16)
     assert all(la.time_us for la in engine.layers)
     assert by_name["/c/Conv"].onnx == ["/c/Conv", "/c/Relu"]  # ONNX Runtime fuses the activation
-    assert [la.kind for la in engine.layers].count("conv") == 3
+    assert [la.kind for la in engine.layers].count("conv") == 4
     ranked = json.loads((tmp_path / "out" / "m.onnx.engine.report.json").read_text())["fuse_next"]
     assert [c["node"] for c in ranked] == ["/c/Conv"] and ranked[0]["gain_us"] > 0
 
@@ -201,7 +202,7 @@ def test_function_bodies_are_traced_to_the_fused_node(
     engine = read_engine(find_engines(tmp_path / "out")[0])
     inside = [la for la in engine.layers if la.onnx == ["/c/Conv"]]
     assert {la.kind for la in inside} == {"copy", "conv"} and all(la.time_us for la in inside)
-    assert {tuple(la.onnx) for la in engine.layers} == {("/a/Conv",), ("/b/Conv",), ("/c/Conv",)}
+    assert {tuple(la.onnx) for la in engine.layers} == {(f"/{n}/Conv",) for n in "abcd"}
 
 
 def test_unnamed_dynamic_axes_are_filled(tmp_path: Path) -> None:

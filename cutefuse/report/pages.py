@@ -58,6 +58,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
             for k, t in comparison.by_kind.items()
         ],
         rows=rows,
+        change=engines[-1].total_us - engines[0].total_us,
         more=max(len(comparison.rows) - _LIMIT, 0),
         files=[(f"{e.name}: {k.replace('_', ' ')}", p.name) for e in engines for k, p in e.files.items()],
     )
