@@ -39,7 +39,7 @@ def no_trtexec(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_model(path: Path, function: bool = False) -> Path:
-    """Two convolutions, concat, a third and a fourth, dynamic batch and height; the third optionally as a fused node."""
+    """Four convolutions, a concat before the third, which is optionally a fused node; dynamic batch and height."""
     random = np.random.default_rng(0)
 
     def weight(name: str, *dims: int) -> onnx.TensorProto:
@@ -54,7 +54,8 @@ def make_model(path: Path, function: bool = False) -> Path:
     body = [
         helper.make_node("Concat", ["__a", "__b"], ["__cat"], axis=1),
         helper.make_node("Conv", ["__cat", "__w"], ["__conv"], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["__conv"], ["__y"]),
+        helper.make_node("Relu", ["__conv"], ["__act"]),
+        helper.make_node("Identity", ["__act"], ["__y"]),  # goes, and the call's output name with it
     ]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("cutefuse", 1)]
     functions = []
