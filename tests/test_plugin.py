@@ -16,6 +16,8 @@ import pytest
 from cutefuse import kernels, plugin_path
 from cutefuse.host import RUNTIME, Field, Host, HostError, Input, Raw, field_of
 from cutefuse.host_abi import DATA_TYPES, FORMATS, CDesc, CDims, CDynamicDesc, dynamic_desc
+from cutefuse.ops import operators
+from cutefuse.ops.op import Case, FusedOp
 
 CHANNELS = (64, 24, 8, 72, 16, 40, 136, 32)
 FILTERS = 48
@@ -116,6 +118,22 @@ def test_every_variant_lives_through_builder_and_runtime(host: Host, sources: in
         context = plugin.context(tactic=combination["tactics"][0])
         context.set_shapes([(3, c, 17, 9) for c in CHANNELS[:sources]] + [i.dims for i in plugin.inputs[-2:]])
         assert context.output_size(0) == (3, FILTERS, 17, 9)
+
+
+CASES = [(op, case) for op in operators() for case in op.cases()]
+
+
+@pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op.stem}-{case.name}" for op, case in CASES])
+def test_every_case_of_every_operator_lives_through_builder_and_runtime(host: Host, op: FusedOp, case: Case) -> None:
+    for dtype in case.dtypes:
+        call = op.call(case, dtype)
+        inputs = [Input(t.dims, t.dtype) for t in call.inputs]
+        plugin = host.build((call.op_type, call.attrs), inputs, outputs=len(call.outputs)).check()
+        assert plugin.findings == []
+        assert plugin.report["output_types"] == [t.dtype for t in call.outputs]
+        assert [tuple(dims) for dims in plugin.report["output_opt"]] == [tuple(t.dims) for t in call.outputs]
+        context = plugin.context()
+        context.set_shapes([t.dims for t in call.inputs])
 
 
 def test_weakly_typed_builder_is_offered_all_three_types(host: Host) -> None:
