@@ -75,7 +75,7 @@ PLUGIN = {
     "Inputs": [
         tensor("a", [1, 64, 64, 64]),
         tensor("b", [1, 64, 64, 64]),
-        tensor("w", [64, 2, 1, 3, 3, 64]),
+        tensor("w", [64, 1152]),
         tensor("bias", [64], FP32_LINEAR),
     ],
     "Outputs": [tensor("c", [1, 64, 64, 64])],

@@ -119,13 +119,16 @@ def test_convolution_costs_are_those_of_a_hand_count(tmp_path: Path) -> None:
     assert layer_cost(engine, copy).flops == 0
 
 
-def test_plugin_costs_come_from_the_patch_report_or_the_packed_weights(tmp_path: Path) -> None:
+def test_plugin_costs_come_from_the_packed_weights_or_the_patch_report(tmp_path: Path) -> None:
     folder = ef.write_pair(tmp_path)[1]
     engine = read_engine(find_engines(folder)[0])
     plugin = next(la for la in engine.layers if la.kind == "plugin")
-    assert layer_cost(engine, plugin).flops == 1207959552
-    engine.patch = None
     assert layer_cost(engine, plugin).flops == 2 * 64 * 64 * 64 * 128 * 9
+    del plugin.inputs[2:]
+    assert layer_cost(engine, plugin).flops == 1207959552
+    assert engine.patch is not None
+    engine.patch["sites"][0]["shapes"] = {"outputs": [[-1, 64, 64, 64]]}
+    assert layer_cost(engine, plugin).flops is None
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,14 @@ class Placement:
 
 
 def layer_cost(engine: Engine, layer: Layer) -> Cost:
-    """Cost of one layer; FLOPs and bytes of fused plugin nodes come from the patch report when there is one."""
+    """Cost of one layer from its shapes; a fused node without shapes has the FLOPs of the patch report."""
     size = _bytes(layer)
-    site = _site(engine, layer)
-    if site is not None and isinstance(site.get("flops"), (int, float)):
-        return Cost(float(site["flops"]), size)
     try:
         flops = _flops(layer)
     except (ValueError, ZeroDivisionError, OverflowError):
         flops = None
+    if flops is None and layer.kind == "plugin":
+        flops = _reported_flops(engine, layer)
     return Cost(flops, size)
 
 
@@ -71,12 +70,13 @@ def place(peaks: Peaks, precision: str, cost: Cost, time_us: float) -> Placement
     )
 
 
-def _site(engine: Engine, layer: Layer) -> dict[str, Any] | None:
-    if layer.kind != "plugin" or not engine.patch:
-        return None
-    for site in engine.patch["sites"]:
+def _reported_flops(engine: Engine, layer: Layer) -> float | None:
+    """FLOPs of the fused site; unusable where the rewriter did not know a dimension (it counts unknown ones as 1)."""
+    for site in (engine.patch or {}).get("sites", []):
         if isinstance(site, dict) and site.get("status") == "fused" and site.get("name") in (layer.name, *layer.onnx):
-            return site
+            flops, shapes = site.get("flops"), site.get("shapes")
+            known = "-1" not in str(shapes)
+            return float(flops) if known and isinstance(flops, (int, float)) else None
     return None
 
 
@@ -180,16 +180,20 @@ _SOURCES = re.compile(r"CuteConcatConv(\d+)")
 
 
 def _plugin_flops(layer: Layer, out: Tensor) -> float | None:
-    """ConcatConv with its packed weights [K][source][ceil(C/64)][R][S][64] among the inputs; row norms by volume."""
+    """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest]; row norms by volume."""
     text = f"{layer.name} {layer.raw.get('PluginType', '')} {layer.raw.get('ParameterType', '')}"
     found = _SOURCES.search(text)
     if not found:
         volume = _volume(out)
         return 5 * volume if volume and "Norm" in text else None
-    sources = layer.inputs[: int(found[1])]
-    packed = next((t for t in layer.inputs[int(found[1]) :] if len(t.dims) == 6), None)
-    if packed is None or any(len(t.dims) < 4 for t in sources) or len(out.dims) < 4:
+    count = int(found[1])
+    sources, rest = layer.inputs[:count], layer.inputs[count:]
+    if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in sources):
         return None
-    channels = sum(t.dims[1] for t in sources)
-    taps = packed.dims[3] * packed.dims[4]
-    return 2.0 * math.prod(out.dims) * channels * taps
+    packed = next((t.elements for t in rest if t.elements and len(t.dims) >= 2 and t.dims[0] == out.dims[1]), None)
+    channels = [t.dims[1] for t in sources]
+    padded = sum(-(-c // 64) * 64 for c in channels)
+    if not packed or not padded or out.elements is None:
+        return None
+    taps = packed / out.dims[1] / padded
+    return 2.0 * out.elements * sum(channels) * taps

@@ -95,6 +95,12 @@ def _tiles(analysis: Analysis) -> list[dict[str, str]]:
     engine = analysis.engine
     tiles = []
     files = {k: p.name for k, p in engine.files.items()}
+    verify = (engine.patch or {}).get("verify")
+    if isinstance(verify, dict):
+        passed = bool(verify.get("passed"))
+        where = f"{files.get('patch', '')} › verify"
+        word = "equal" if passed else "not equal"
+        tiles.append(tile("patched against original", word, "", where, "good" if passed else "bad"))
     where = files.get("timing", files.get("profile_metadata", ""))
     if engine.latency_ms:
         tiles.append(tile("median latency", f"{engine.latency_ms:.4g}", "ms", f"{where} › latencyMs"))
@@ -272,7 +278,9 @@ def _patch(engine: Engine) -> dict[str, Any]:
 
 def _movement(analysis: Analysis) -> dict[str, Any]:
     copies = _copies(analysis)
-    return {"copies": copies, "copy_us": sum(c["us"] or 0.0 for c in copies), "origins": _origins(copies)}
+    notes = [{"action": "", "node": "", "reason": "", **n} for n in analysis.engine.concats[:40]]
+    moved_us = sum(c["us"] or 0.0 for c in copies)
+    return {"copies": copies, "copy_us": moved_us, "origins": _origins(copies), "concats": notes}
 
 
 def _memory(engine: Engine) -> dict[str, Any]:
