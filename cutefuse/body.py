@@ -50,11 +50,11 @@ class Body:
         # Opset 11 cannot turn an attribute into a tensor; LeakyRelu(-1) = -alpha can.
         return self.add("Neg", self.add("LeakyRelu", self.constant(-1.0, "float32"), refs={"alpha": name}))
 
-    def cast_like(self, value: str, like: str) -> str:
-        """The value in the type of `like`; before CastLike existed, in the type that the body is written for."""
+    def cast_like(self, value: str, like: str, dtype: str = "") -> str:
+        """The value in the type of `like`; before CastLike existed, in `dtype`, else that which the body is for."""
         if self.opset >= 15:
             return self.add("CastLike", value, like)
-        return self.add("Cast", value, to=ELEM_TYPES[self.dtype])
+        return self.add("Cast", value, to=ELEM_TYPES[dtype or self.dtype])
 
     def split(self, value: str, sizes_attr: str, count: int, axis: int) -> list[str]:
         """Split along an axis by an ints attribute of the call."""

@@ -93,8 +93,8 @@ def unpack(body: Body, w: str, xs: Sequence[str]) -> str:
     return body.add("Concat", *filters, axis=1) if len(filters) > 1 else filters[0]
 
 
-def activate(body: Body, suffix: str, y: str) -> str:
-    """The activation of an op_type's suffix in standard operators."""
+def activate(body: Body, suffix: str, y: str, dtype: str) -> str:
+    """The activation of an op_type's suffix in standard operators; y is of `dtype`."""
     if suffix == "":
         return y
     if suffix == "LeakyRelu":
@@ -102,7 +102,7 @@ def activate(body: Body, suffix: str, y: str) -> str:
     if suffix == "Clip" and body.opset < 11:
         return body.add("Clip", y, refs={"min": "lo", "max": "hi"})
     if suffix == "Clip":
-        return body.add("Clip", y, *(body.cast_like(body.float_attr(a), y) for a in ("lo", "hi")))
+        return body.add("Clip", y, *(body.cast_like(body.float_attr(a), y, dtype) for a in ("lo", "hi")))
     if suffix == "Silu":
         return body.add("Mul", y, body.add("Sigmoid", y))
     if suffix == "HardSwish":

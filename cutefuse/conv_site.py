@@ -167,6 +167,8 @@ def _source_dims(graph: Graph, site: ConcatSite, C: int) -> tuple[tuple[int, int
     for name, d in zip(site.sources, known, strict=True):
         if d is not None and len(d) != 4:
             return f"source '{name}' has rank {len(d)}; only 2-D convolutions (rank 4, NCHW) can be fused"
+        if d is not None and 0 in d:  # runtimes skip an empty operand of Concat even where its other sizes disagree
+            return f"source '{name}' is empty ({'x'.join(map(str, d))}); take it out of the Concat"
     channels = [d[1] if d else -1 for d in known]
     if channels.count(-1) == 1:  # what the filter leaves for it is its channel count
         channels[channels.index(-1)] = C - sum(c for c in channels if c >= 0)

@@ -25,10 +25,11 @@ from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import Graph, op_counts
 from cutefuse.ops import operators
 from cutefuse.rewrite import Plan, add_bodies, apply_sites, plan
-from cutefuse.sites import EXCLUDED, FUSED, Site, find_sites
+from cutefuse.sites import EXCLUDED, FUSED, Site, check_bodies, find_sites
 from cutefuse.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, write_text, writer
 
 SCHEMA = 1
+DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Options:
     dry_run: bool = False
     profile: Path | None = None
     min_gain_us: float = 0.0
+    dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
+    scope: str = "model"  # of dtype: the whole model, or the fused sites
+    keep_float32: Sequence[str] = ()
 
 
 @dataclass
@@ -79,8 +83,20 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     model = load_model(source)
     before = op_counts(model.graph)
-    graph, sites = find_sites(model, source.parent, options.functions)
-    _select(sites, graph, source, options)
+    external = uses_external_data(model)
+    conversion: dict[str, Any] | None = None
+    if options.dtype:
+        conversion = {"dtype": options.dtype, "scope": options.scope, "kept_float32": list[str]()}
+        if options.scope == "model":
+            model, conversion["kept_float32"] = _lowered(model, source, options)
+    graph, sites = find_sites(model, source.parent)
+    _select(sites, source, options)
+    if conversion and options.scope == "sites":
+        from cutefuse.retype import retype
+
+        conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32)
+    if options.functions:
+        check_bodies(graph, sites)
     doomed = plan(graph, sites)
     fused = [s for s in sites if s.status == FUSED]
     digest = sha256_of(source)
@@ -90,12 +106,13 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         "input": {"path": str(source), "sha256": digest},
         "output": {"path": str(output)},
         "opset": graph.opset,
+        "conversion": conversion,
         "sites": [],
         "verify": None,
     }
     written = None
     if fused and not options.dry_run:
-        written = _write(source, output, graph, sites, doomed, digest, options, report)
+        written = _write(source, output, graph, sites, doomed, external, options, report)
     report["sites"] = [s.as_json() for s in sites]
     after = op_counts(model.graph) if written or report["verify"] else _predicted(graph, sites, doomed)
     report["summary"] = _summary(sites, before, after, time.perf_counter() - started)
@@ -106,15 +123,15 @@ def patch(source: Path, output: Path, options: Options) -> Result:
 
 
 def _write(
-    source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, digest: str, options: Options,
+    source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, external: bool, options: Options,
     report: dict[str, Any],
 ) -> Path | None:  # fmt: skip
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = sum(s.cost.bytes_moved for s in sites if s.status == FUSED and s.cost) if model.ByteSize() > 1 << 30 else 0
-    external = uses_external_data(model) or model.ByteSize() + packed > EXTERNAL_LIMIT
+    external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
     with writer(output, external) as out:
-        apply_sites(graph, sites, doomed, out, options.functions, digest)
+        apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
         out.save(model, source.parent)
         if options.verify:
             from cutefuse.verify import verify
@@ -134,7 +151,17 @@ def _write(
     return output
 
 
-def _select(sites: Sequence[Site], graph: Graph, source: Path, options: Options) -> None:
+def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[onnx.ModelProto, list[str]]:
+    if options.dtype != "float16":
+        raise CutefuseError(
+            "--dtype bf16 works with --scope sites; for a whole model in bfloat16 run NVIDIA ModelOpt's AutoCast first"
+        )
+    from cutefuse.retype import to_float16
+
+    return to_float16(model, source.parent, options.keep_float32)
+
+
+def _select(sites: Sequence[Site], source: Path, options: Options) -> None:
     stems = [op.stem for op in operators()]
     for stem in (*options.include_op, *options.exclude_op):
         if stem not in stems:
@@ -259,6 +286,15 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, help="of the inputs for --verify")
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine, for --min-gain")
     p.add_argument("--min-gain", type=_microseconds, default=0.0, metavar="5us", help="skip sites that would gain less")
+    p.add_argument(
+        "--dtype", choices=sorted(DTYPES), help="lower the precision first; TensorRT 11 takes it from the file"
+    )
+    p.add_argument(
+        "--scope", choices=("model", "sites"), help="what --dtype lowers; default: model for fp16, sites for bf16"
+    )
+    p.add_argument(
+        "--keep-float32", action="append", default=[], metavar="GLOB", help="nodes that --dtype must not lower"
+    )
     p.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
     p.add_argument("--verbose", action="store_true", help="also list the nodes, tensors and shapes of every site")
     return p
@@ -269,7 +305,8 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     options = Options(
         args.include, args.exclude, args.include_op, args.exclude_op, not args.no_functions, args.verify, args.seed,
-        dict(args.input_shape), args.dry_run, args.profile, args.min_gain,
+        dict(args.input_shape), args.dry_run, args.profile, args.min_gain, DTYPES.get(args.dtype, ""),
+        args.scope or ("sites" if args.dtype == "bf16" else "model"), args.keep_float32,
     )  # fmt: skip
 
     def command() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, helper
 import cutefuse
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.graph import FOLDABLE, Graph, label, subgraphs
+from cutefuse.graph import ELEM_TYPES, FOLDABLE, Graph, label, subgraphs
 from cutefuse.ops.op import DOMAIN, PLUGIN_VERSION, Constant
 from cutefuse.sites import FUSED, Site
 from cutefuse.store import Writer
@@ -78,6 +78,7 @@ def apply_sites(
     names = _Names(graph, doomed)
     position = {id(n): i for i, n in enumerate(graph.nodes)}
     constants = _Constants(names, writer)
+    casts = _Casts(names)
     new: dict[int, list[NodeProto]] = {}
     for site in sites:
         match = site.match
@@ -88,7 +89,8 @@ def apply_sites(
         outputs = [o or names.of_tensor(f"{site.name}.unused{i}") for i, o in enumerate(match.outputs)]
         makers = [position[id(n)] for n in match.nodes if set(n.output) & set(match.outputs)]
         parents = [position[id(p)] for i in inputs if (p := graph.producer(i)) is not None]
-        new.setdefault(max([min(makers), *parents]), []).append(_fused_node(site, inputs, outputs, model.ir_version))
+        group = new.setdefault(max([min(makers), *parents]), [])
+        group += casts.around(site, inputs, outputs, model.ir_version)
     made = {o for n in graph.nodes if id(n) in doomed.dead for o in n.output}
     made -= {o for nodes in new.values() for n in nodes for o in n.output}
     nodes: list[NodeProto] = []
@@ -96,8 +98,10 @@ def apply_sites(
         if id(node) not in doomed.dead:
             nodes.append(node)
         nodes += new.get(i, [])
-    if _in_order(graph.nodes) and not _in_order(nodes):
-        nodes = _sorted(nodes)
+    read = {name for n in nodes for name in n.input}
+    nodes = [n for n in nodes if id(n) not in casts.up or n.output[0] in read or graph.escapes(n.output[0])]
+    if _is_in_order(graph.nodes):
+        nodes = in_order(nodes)
     del proto.node[:]
     proto.node.extend(nodes)
     _remove(proto.initializer, lambda t: t.name in doomed.orphans)
@@ -205,8 +209,40 @@ class _Constants:
         return self._known[key]
 
 
-def _in_order(nodes: Iterable[NodeProto]) -> bool:
-    nodes = list(nodes)
+class _Casts:
+    """Fused nodes with the Casts that a site in another type than its graph needs; neighbours share them."""
+
+    def __init__(self, names: _Names) -> None:
+        self.up: dict[int, NodeProto] = {}  # back to the graph's type; superfluous when only our sites read the result
+        self._names = names
+        self._lowered: dict[tuple[str, str], str] = {}
+
+    def around(self, site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> list[NodeProto]:
+        """The fused node, in the graph's type or between Casts."""
+        assert site.match is not None
+        if not site.cast_from:
+            return [_fused_node(site, inputs, outputs, ir_version)]
+        call = site.match.call
+        before, after, low_inputs, low_outputs = list[NodeProto](), list[NodeProto](), list[str](), list[str]()
+        for name, tensor, operand in zip(inputs, call.inputs, site.match.inputs, strict=True):
+            key = (name, tensor.dtype)
+            if isinstance(operand, str) and tensor.dtype != site.cast_from and key not in self._lowered:
+                self._lowered[key] = self._names.of_tensor(f"{name}.{tensor.dtype}")
+                before.append(self._cast(name, self._lowered[key], tensor.dtype))
+            low_inputs.append(self._lowered.get(key, name) if isinstance(operand, str) else name)
+        for name, tensor in zip(outputs, call.outputs, strict=True):
+            low = self._lowered[name, tensor.dtype] = self._names.of_tensor(f"{name}.{tensor.dtype}")
+            low_outputs.append(low)
+            after.append(self._cast(low, name, site.cast_from))
+        self.up.update((id(n), n) for n in after)
+        return [*before, _fused_node(site, low_inputs, low_outputs, ir_version), *after]
+
+    def _cast(self, source: str, target: str, dtype: str) -> NodeProto:
+        name = self._names.of_node(f"{source}/to_{dtype}")
+        return helper.make_node("Cast", [source], [target], name=name, to=ELEM_TYPES[dtype])
+
+
+def _is_in_order(nodes: Sequence[NodeProto]) -> bool:
     made = {o for n in nodes for o in n.output}
     seen: set[str] = set()
     for node in nodes:
@@ -216,8 +252,10 @@ def _in_order(nodes: Iterable[NodeProto]) -> bool:
     return True
 
 
-def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """Stable topological order: each node as early as its inputs allow, else in the given order."""
+def in_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """Stable topological order: the given one when that is topological, else every node right after its inputs."""
+    if _is_in_order(nodes):
+        return list(nodes)
     maker = {o: n for n in nodes for o in n.output if o}
     done: set[int] = set()
     result: list[NodeProto] = []

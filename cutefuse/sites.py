@@ -33,6 +33,7 @@ class Site:
     match: Match | None = None
     nodes: list[NodeProto] = field(default_factory=list)
     bytes_saved: int = 0
+    cast_from: str = ""  # the graph's type, when the site computes in another one
 
     @property
     def cost(self) -> Cost | None:
@@ -65,7 +66,7 @@ class Site:
         }
 
 
-def find_sites(model: ModelProto, folder: Path, with_functions: bool = True) -> tuple[Graph, list[Site]]:
+def find_sites(model: ModelProto, folder: Path) -> tuple[Graph, list[Site]]:
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
     Raises CutefuseError for a graph that is no graph: a tensor defined twice, a cycle.
@@ -73,7 +74,6 @@ def find_sites(model: ModelProto, folder: Path, with_functions: bool = True) -> 
     graph = Graph(model, folder, inferred(model))
     order = {id(n): i for i, n in enumerate(graph.nodes)}
     sites = list(_scan(graph, order))
-    _check_bodies(graph, [s for s in sites if s.status == FUSED], with_functions)
     _check_overlaps(graph, [s for s in sites if s.status == FUSED])
     for title, body in _nested(model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
@@ -119,24 +119,24 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield f"the local function '{function.name}'", onnx.GraphProto(node=function.node)
 
 
-def _check_bodies(graph: Graph, sites: Sequence[Site], with_functions: bool) -> None:
-    """Refuse what the function bodies cannot say in the model's opset."""
-    if not with_functions:
-        return
+def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
+    """Refuse what function bodies cannot say in the model's opset; not asked for models without bodies."""
     written: dict[str, str] = {}
-    for site in sites:
+    for site in (s for s in sites if s.status == FUSED):
         assert site.match is not None
         call = site.match.call
         dtype = call.inputs[0].dtype
+        # From opset 15 on one body serves float32 and float16; bfloat16 has its own.
+        kind = dtype if graph.opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float"
         if graph.opset < MIN_BODY_OPSET:
             site.refuse(
                 REFUSED, f"opset {graph.opset} is older than {MIN_BODY_OPSET}; convert the model, or use --no-functions"
             )
-        elif graph.opset < CAST_LIKE_OPSET and written.setdefault(call.op_type, dtype) != dtype:
+        elif written.setdefault(call.op_type, kind) != kind:
             site.refuse(
                 REFUSED,
-                f"a {written[call.op_type]} site has the same op_type, and opset {graph.opset} has no CastLike for "
-                f"{dtype}; convert the model to opset {CAST_LIKE_OPSET}, or use --no-functions",
+                f"a site of another type than {dtype} has the same op_type, and one body cannot serve both in opset "
+                f"{graph.opset}; convert the model to opset {CAST_LIKE_OPSET}, or use --no-functions",
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cutefuse.store import load_model
 
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
 FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
+MAX_ELEMENTS = 1 << 30
 INTEGER_MISMATCH = 1e-3  # share of integer outputs that may flip: an argmax between two equal scores is not an error
 
 
@@ -24,7 +26,7 @@ def seeded_inputs(
 ) -> dict[str, np.ndarray]:
     """Random values for every graph input; an axis name has one size everywhere.
 
-    Raises CutefuseError for an input that is no tensor or contradicts `shapes`.
+    Raises VerificationError for an input that is no tensor or too large, CutefuseError when `shapes` contradicts it.
     """
     rng = np.random.default_rng(seed)
     stored = {t.name for t in model.graph.initializer}
@@ -35,7 +37,7 @@ def seeded_inputs(
             continue
         kind = info.type.tensor_type
         if not info.type.HasField("tensor_type") or kind.elem_type not in TYPE_NAMES or not kind.HasField("shape"):
-            raise CutefuseError(f"input '{info.name}' is no tensor of known rank and type; it cannot be filled")
+            raise VerificationError(f"input '{info.name}' is no tensor of known rank and type; nothing is proven")
         dims = []
         for axis, d in enumerate(kind.shape.dim):
             default = fill[0] if axis == 0 else fill[1] if len(kind.shape.dim) == 4 and axis >= 2 else fill[2]
@@ -49,6 +51,8 @@ def seeded_inputs(
                 raise CutefuseError(f"--input-shape gives '{info.name}' {len(given)} axes, it has {len(dims)}")
             dims = given
             sizes.update((d.dim_param, s) for d, s in zip(kind.shape.dim, dims, strict=True) if d.dim_param)
+        if math.prod(dims) > MAX_ELEMENTS:
+            raise VerificationError(f"input '{info.name}' has {math.prod(dims)} elements; give a smaller --input-shape")
         inputs[info.name] = _random(rng, dims, TYPE_NAMES[kind.elem_type])
     return inputs
 

@@ -148,7 +148,7 @@ def attempt(data: bytes, verify: bool = True) -> str:
         try:
             result = patch(source, Path(folder) / "out.onnx", Options(verify=verify))
         except VerificationError as error:
-            assert "nothing is proven" in str(error)
+            assert "\n" not in str(error)
             return "original does not run"
         except CutefuseError as error:
             assert "\n" not in str(error) and 10 < len(str(error)) < 2000
@@ -170,7 +170,13 @@ def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None
     for _ in range(count):
         try:
             rng.choice(MUTATIONS)(rng, model.graph)
-        except (ArithmeticError, IndexError, ValueError, TypeError, RuntimeError):  # this graph has nothing left for this mutation
+        except (
+            ArithmeticError,
+            IndexError,
+            ValueError,
+            TypeError,
+            RuntimeError,
+        ):  # this graph has nothing left for this mutation
             continue
     attempt(model.SerializeToString())
 

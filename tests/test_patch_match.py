@@ -274,6 +274,11 @@ def test_two_unknown_channel_counts_are_refused(tmp_path: Path) -> None:
     assert "channel count of source 'a' is unknown" in result.report["sites"][0]["reason"]
 
 
+def test_an_empty_source_is_refused(tmp_path: Path) -> None:
+    result, _ = run_patch(graph(CONV + "y = Relu(x)", inputs={"a": "0,8,9,7", "b": "n,16,9,7"}), tmp_path)
+    assert "source 'a' is empty (0x8x9x7)" in result.report["sites"][0]["reason"]
+
+
 def test_same_padding_with_a_stride_needs_a_static_size(tmp_path: Path) -> None:
     body = JOIN + 'x = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(c, w, k) y = Relu(x)'
     result, _ = run_patch(graph(body, inputs={"a": "n,8,h,q", "b": "n,16,h,q"}), tmp_path)
@@ -333,7 +338,7 @@ def test_two_types_under_one_op_type_need_cast_like(tmp_path: Path) -> None:
     )
     values = weights(w=FILTER, k=(12,)) | weights(dtype="float16", v=FILTER)
     result, patched = run_patch(graph(body, values, opset=13, outputs=("y1", "y2")), tmp_path)
-    assert len(fused_types(patched)) == 1 and "no CastLike" in result.report["sites"][1]["reason"]
+    assert len(fused_types(patched)) == 1 and "one body cannot serve both" in result.report["sites"][1]["reason"]
     (tmp_path / "model.cutefuse.onnx").unlink()
     result, patched = run_patch(graph(body, values, opset=15, outputs=("y1", "y2")), tmp_path)
     assert len(fused_types(patched)) == 2 and result.report["verify"]["passed"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, NodeProto
+from onnx import FunctionProto, NodeProto, TensorProto
 
 from cutefuse import conv_math, conv_site
 from cutefuse.body import Body
@@ -65,7 +65,7 @@ class ConcatConv(FusedOp):
         w, b = call.inputs[-2:]
         nodes = (node, *site.nodes, *(s.node for s in steps), *(act.nodes if act else ()))
         constants = (
-            Constant("packed_weight", tuple(w.dims), w.dtype, folded.packed),
+            Constant("packed_weight", tuple(w.dims), w.dtype, folded.packed, typed=True),
             Constant("bias", tuple(b.dims), b.dtype, folded.bias),
         )
         batch, _, height, width = facts.sources[0]
@@ -81,12 +81,17 @@ class ConcatConv(FusedOp):
         rest = op_type.removeprefix("CuteConcatConv")
         count, suffix = int(rest[0]), rest[1:]
         body = Body(opset, dtype)
-        xs, w, b = [body.formal(f"x{i}") for i in range(count)], body.formal("w"), body.formal("b")
-        filters = conv_math.unpack(body, w, xs)
+        formals, w, b = [body.formal(f"x{i}") for i in range(count)], body.formal("w"), body.formal("b")
+        # Few runtimes convolve bfloat16 and before opset 22 the standard has no such Conv: compute it in float32.
+        widen = dtype == "bfloat16"
+        xs = [body.add("Cast", x, to=TensorProto.FLOAT) for x in formals] if widen else formals
+        filters = conv_math.unpack(body, body.add("Cast", w, to=TensorProto.FLOAT) if widen else w, xs)
         concat = body.add("Concat", *xs, axis=1) if count > 1 else xs[0]
         refs = {name: name for name in ("kernel_shape", "strides", "pads", "dilations")}
-        y = body.add("Conv", concat, filters, body.cast_like(b, xs[0]), refs=refs)
-        return body.finish(op_type, [*xs, w, b], [conv_math.activate(body, suffix, y)], ATTRS)
+        y = body.add("Conv", concat, filters, b if widen else body.cast_like(b, xs[0]), refs=refs)
+        y = conv_math.activate(body, suffix, y, "float32" if widen else dtype)
+        y = body.cast_like(y, formals[0]) if widen else y
+        return body.finish(op_type, [*formals, w, b], [y], ATTRS)
 
     def cases(self) -> list[Case]:
         return conv_math.cases(SUFFIXES, MAX_SOURCES)

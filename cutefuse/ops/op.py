@@ -33,6 +33,7 @@ class Constant:
     dims: tuple[int, ...]
     dtype: str
     make: Callable[[], np.ndarray] = field(compare=False)
+    typed: bool = False  # stored in the activation type, whatever that becomes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""--dtype: lower precision in the file, either the whole model or only the fused sites, with its error reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import FILTER, fused_types, graph, weights
+from onnx import TensorProto
+
+import models
+from cutefuse.patch import main
+
+CHAIN = (
+    "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) z = Relu(x) "
+    "d = Concat<axis=1>(z, b) v = Conv(d, u) y = Tanh(v)"
+)
+VALUES = weights(w=(16, 24, 3, 3), k=(16,), u=(8, 32, 1, 1))
+
+
+def run(tmp_path: Path, model: onnx.ModelProto, *options: str) -> tuple[int, dict, onnx.ModelProto | None]:
+    source, output = tmp_path / "m.onnx", tmp_path / "m.cutefuse.onnx"
+    onnx.save(model, str(source))
+    code = main([str(source), *options])
+    report = tmp_path / "m.patch.json"
+    return code, json.loads(report.read_text()) if report.exists() else {}, \
+        onnx.load(str(output)) if output.exists() else None  # fmt: skip
+
+
+def stored(model: onnx.ModelProto, suffix: str) -> set[int]:
+    return {t.data_type for t in model.graph.initializer if t.name.endswith(suffix)}
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_a_whole_model_in_float16_keeps_its_interface_and_its_results(name: str, tmp_path: Path) -> None:
+    code, report, patched = run(tmp_path, models.build(name, "float32", True), "--dtype", "fp16", "--verify")
+    assert code == 0 and report["verify"]["passed"], report.get("verify")
+    assert report["conversion"]["dtype"] == "float16" and report["conversion"]["scope"] == "model"
+    assert {s["dtype"] for s in report["sites"] if s["status"] == "fused"} == {"float16"}
+    assert 1e-6 < max(o["max_rel_error"] for o in report["verify"]["outputs"]) < 1e-2
+    kinds = {v.type.tensor_type.elem_type for v in (*patched.graph.input, *patched.graph.output)}
+    assert kinds == {TensorProto.FLOAT}
+    onnx.checker.check_model(patched, full_check=True)
+
+
+def test_nodes_can_be_kept_in_float32(tmp_path: Path) -> None:
+    model = graph(CHAIN, VALUES)
+    code, report, patched = run(tmp_path, model, "--dtype", "fp16", "--keep-float32", "Conv_1", "--verify")
+    assert code == 0 and report["verify"]["passed"] and report["conversion"]["kept_float32"] == ["Conv_1"]
+    assert [s["dtype"] for s in report["sites"]] == ["float16"], "Conv_1 reads a Cast now, and stays as it was"
+    conv = next(n for n in patched.graph.node if n.op_type == "Conv")
+    assert conv.name == "Conv_1" and stored(patched, "w") == {TensorProto.FLOAT}
+
+
+def test_sites_can_be_kept_in_float32(tmp_path: Path) -> None:
+    options = ["--dtype", "fp16", "--scope", "sites", "--keep-float32", "Conv_1", "--verify"]
+    code, report, patched = run(tmp_path, graph(CHAIN, VALUES), *options)
+    assert code == 0 and report["verify"]["passed"] and report["conversion"]["kept_float32"] == ["Conv_1"]
+    assert [s["dtype"] for s in report["sites"]] == ["float32", "float16"]
+
+
+@pytest.mark.parametrize("opset", [13, 17, 22])
+@pytest.mark.parametrize(("dtype", "kind"), [("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)])
+def test_only_the_fused_sites_change_their_type(dtype: str, kind: int, opset: int, tmp_path: Path) -> None:
+    model = graph(CHAIN, VALUES, opset=opset)
+    code, report, patched = run(tmp_path, model, "--dtype", dtype, "--scope", "sites", "--verify")
+    assert code == 0 and report["verify"]["passed"], report.get("verify")
+    assert fused_types(patched) == ["CuteConcatConv2Relu", "CuteConcatConv2Tanh"]
+    assert stored(patched, "packed_weight") == {kind} and stored(patched, "bias") == {TensorProto.FLOAT}
+    kinds = [n.op_type for n in patched.graph.node]
+    assert kinds.count("Cast") == 3, "a and b down once each, y up; z stays in low precision between the sites"
+    onnx.checker.check_model(patched, full_check=True)
+
+
+def test_a_result_that_others_read_too_goes_back_to_float32(tmp_path: Path) -> None:
+    model = graph(CHAIN.replace("y = Tanh(v)", "y1 = Tanh(v) y2 = Neg(z)"), VALUES, outputs=("y1", "y2"))
+    code, report, patched = run(tmp_path, model, "--dtype", "bf16", "--verify")
+    assert code == 0 and report["verify"]["passed"]
+    assert [n.op_type for n in patched.graph.node].count("Cast") == 4
+
+
+def test_channels_that_float32_cannot_have_are_no_hindrance_in_float16(tmp_path: Path) -> None:
+    model = graph(CHAIN, weights(w=(16, 24, 3, 3), k=(16,), u=(8, 33, 1, 1)), inputs={"a": "n,7,9,7", "b": "n,17,9,7"})
+    code, report, _ = run(tmp_path, model, "--dtype", "fp16", "--verify")
+    assert code == 0 and {s["status"] for s in report["sites"]} == {"fused"}, "16-bit types pad to 8 channels"
+
+
+def test_weights_beyond_float16_stay_in_float32(tmp_path: Path) -> None:
+    values = weights(w=FILTER, k=(12,))
+    values["w"][0, 0, 0, 0] = 1e5
+    model = graph("c = Concat<axis=1>(a, b) y = Conv(c, w, k)", values)
+    code, report, patched = run(tmp_path, model, "--dtype", "fp16", "--scope", "sites", "--verify")
+    assert code == 0 and report["conversion"]["kept_float32"] == ["Conv_1"]
+    assert fused_types(patched) == ["CuteConcatConv2"] and stored(patched, "weight") == {TensorProto.FLOAT}
+
+
+def test_a_whole_model_in_bfloat16_is_referred_to_autocast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, patched = run(tmp_path, graph(CHAIN, VALUES), "--dtype", "bf16", "--scope", "model")
+    assert code == 2 and patched is None and "AutoCast" in capsys.readouterr().err
+
+
+def test_a_model_that_is_float16_already_is_left_as_it_is(tmp_path: Path) -> None:
+    values = {k: v.astype(np.float16) for k, v in VALUES.items()}
+    code, report, patched = run(tmp_path, graph(CHAIN, values, dtype="float16"), "--dtype", "fp16", "--verify")
+    assert code == 0 and "Cast" not in {n.op_type for n in patched.graph.node}
+
+
+def test_outside_weights_stay_outside_when_converted(tmp_path: Path) -> None:
+    onnx.save(graph(CHAIN, weights(w=(40, 24, 3, 3), k=(40,), u=(8, 56, 1, 1))), str(tmp_path / "m.onnx"),
+              save_as_external_data=True, location="m.bin", size_threshold=512)  # fmt: skip
+    assert main([str(tmp_path / "m.onnx"), "--dtype", "fp16", "--verify"]) == 0
+    assert (tmp_path / "m.cutefuse.onnx.data").exists()
