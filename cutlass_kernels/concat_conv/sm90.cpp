@@ -17,13 +17,13 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.rows = tile.pixels_b + (swapped ? reach_w : reach_h);
   plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
-  int const pixel_bytes = 2 * halo_channels(tile.filters), filter_bytes = tile.filters * pixel_bytes;
+  int const pixel_bytes = 2 * halo_channels(tile.filters, tile.blocks_per_sm),
+            filter_bytes = tile.filters * pixel_bytes;
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
-  int const room = (kHaloRegionBytes - 6 * filter_bytes) / plan.stage_bytes;
-  plan.halo_stages = std::clamp(room, 2, kHaloMaxStages);
-  plan.filter_stages =
-      std::clamp((kHaloRegionBytes - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
+  int const region = halo_region_bytes(tile.blocks_per_sm);
+  plan.halo_stages = std::clamp((region - 6 * filter_bytes) / plan.stage_bytes, 2, kHaloMaxStages);
+  plan.filter_stages = std::clamp((region - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
   return plan;
 }
 
@@ -58,17 +58,18 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
          corner(p.pad_top, p.pad_bottom, reach_h) && corner(p.pad_left, p.pad_right, reach_w);
 }
 
-int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count) {
+int sm90_splits(Sm90Tile const &tile, Problem const &p, int const (&room)[9]) {
   if (!tile.split) return 1;
   int const tiles = ceil_div(p.N * p.P * p.Q, tile.pixels()) * ceil_div(p.K, tile.filters);
-  int const k_tiles_ = k_tiles<kChannelBlock>(p);
-  int splits = 1;
-  while (splits < 8 && tiles * (splits + 1) <= sm_count && k_tiles_ >= 4 * (splits + 1)) ++splits;
-  return splits;
+  int best = 1;
+  for (int splits = 2; splits <= 8; ++splits) {
+    if (tiles <= room[splits] && k_tiles<kChannelBlock>(p) >= 4 * splits) best = splits;
+  }
+  return best;
 }
 
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
-  int const splits = sm90_splits(tile, p, sm_count), cluster = tile.cluster_f * tile.cluster_x * splits;
+  int const splits = sm90_splits(tile, p, kClusterRoom), cluster = tile.cluster_f * tile.cluster_x * splits;
   double tiles_x = ceil_div(p.N * p.P * p.Q, tile.pixels());
   double load_bytes = 2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + tile.pixels() / tile.cluster_f);
   if (tile.halo) {

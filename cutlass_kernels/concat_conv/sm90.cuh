@@ -56,6 +56,24 @@ constexpr int kStoreTile = 64;                                    // filters and
 
 // ---- pipeline -------------------------------------------------------------------------------------------------------
 
+// What depends on whether a multiprocessor holds one block or two. One block takes 128 loading threads, because
+// registers move between roles by whole warpgroups; two blocks live with the registers they are launched with.
+template <int kBlocksPerSm_, int kLoadingWarps>
+struct Residency {
+  static constexpr int kBlocksPerSm = kBlocksPerSm_;
+  static constexpr int kThreads = 128 * kConsumers + (kBlocksPerSm == 1 ? 128 : 32 * kLoadingWarps);
+  static constexpr int kStagings = kBlocksPerSm == 1 ? 2 : 1;  // 64 x 64 tiles of each warpgroup on their way out
+  static constexpr int kStagingElements = kConsumers * kStagings * kStoreTile * kStoreTile;
+  static constexpr int kSharedBytes = (kBlocksPerSm == 1 ? 227 : 113) * 1024;
+
+  CUTE_DEVICE static void enter_producer() {
+    if constexpr (kBlocksPerSm == 1) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+  }
+  CUTE_DEVICE static void enter_consumer() {
+    if constexpr (kBlocksPerSm == 1) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+  }
+};
+
 // Position in a ring of stages; `phase` is the parity that the stage's barrier has when it is full.
 struct Ring {
   int stage = 0, stages;
@@ -105,6 +123,16 @@ struct Release {
   }
   CUTE_DEVICE void operator()(uint64_t *empty) const { Barrier::arrive(empty, block, tells); }
 };
+
+// The maps lie in the kernel's parameters; the first load through each would wait for it.
+CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
+  int const i = int(threadIdx.x) - 32;  // thread 0 is busy with the barriers
+  CUtensorMap const *map = i == params.problem.sources       ? &params.w
+                           : i == params.problem.sources + 1 ? &params.y
+                                                             : nullptr;
+  if (i >= 0 && i < params.problem.sources) map = &params.x[i];
+  if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
+}
 
 // Programmatic dependent launch: set-up runs beside the previous kernel, its results are touched only after the wait.
 CUTE_DEVICE void wait_for_previous_kernel() {
@@ -211,16 +239,16 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &p
   }
 }
 
-// Writes acc(64 filters, kPixels) in tiles of 64 pixels through two staging buffers, so that the conversion of one tile
-// overlaps the store of the other. store(tile, pointer) issues the TMA store; one thread of the warpgroup calls it.
-template <class Element, int kPixels, class Store>
+// Writes acc(64 filters, kPixels) in tiles of 64 pixels; with two staging buffers the conversion of one tile overlaps
+// the store of the other. store(tile, pointer) issues the TMA store; one thread of the warpgroup calls it.
+template <class Element, int kPixels, int kStagings, class Store>
 CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair, Problem const &p, Element *staging,
                                int warpgroup, Store const &store) {
   bool const issues = threadIdx.x % 128 == 0;
   CUTE_UNROLL
   for (int tile = 0; tile < kPixels / kStoreTile; ++tile) {
-    Element *const buffer = staging + tile % 2 * kStoreTile * kStoreTile;
-    if (issues) tma_store_wait<1>();  // the store before the last one has read this buffer
+    Element *const buffer = staging + tile % kStagings * kStoreTile * kStoreTile;
+    if (issues) tma_store_wait<kStagings - 1>();  // the last store from this buffer has read it
     cutlass::arch::NamedBarrier::sync(128, warpgroup);
     stage_outputs<Element, 8>(reinterpret_cast<float (&)[32]>(acc[32 * tile]), pair, p, buffer);
     tma_store_fence();

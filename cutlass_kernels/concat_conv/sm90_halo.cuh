@@ -11,24 +11,25 @@ namespace cutefuse::concat_conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 // The patch is 8 (or, with 64 filters, 2 x 8) pixels along `a` and kPixelsB along `b`; see HaloPlan.
-template <class Element_, int kFilters_, int kPixelsB_>
-struct Sm90Halo {
+template <class Element_, int kFilters_, int kPixelsB_, int kBlocksPerSm = 1>
+struct Sm90Halo : Residency<kBlocksPerSm, 2> {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixelsB = kPixelsB_, kN = 8 * kPixelsB;
   static constexpr int kPixelGroups = kConsumers * 64 / kFilters, kPixelsA = 8 * kPixelGroups;
-  static constexpr int kChannels = halo_channels(kFilters);  // of one stage
+  static constexpr int kChannels = halo_channels(kFilters, kBlocksPerSm);  // of one stage
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
   static_assert(kN % kStoreTile == 0 && kN <= 256);
 
   struct SharedStorage {
-    alignas(1024) unsigned char stages[kHaloRegionBytes];  // the plan's halo stages, then its filter stages
-    alignas(1024) Element y[kConsumers][2][kStoreTile * kStoreTile];
+    alignas(
+        1024) unsigned char stages[halo_region_bytes(kBlocksPerSm)];  // the plan's halo stages, then its filter stages
+    alignas(1024) Element y[kConsumers][Sm90Halo::kStagings][kStoreTile * kStoreTile];
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
   };
-  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+  static_assert(sizeof(SharedStorage) <= Sm90Halo::kSharedBytes);
 };
 
 // First output pixel of a tile along the patch's axes.
@@ -56,7 +57,8 @@ CUTE_DEVICE void for_each_chunk(Problem const &p, F const &f) {
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 template <class Traits>
-__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
+    concat_conv_sm90_halo(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   using Element = typename Traits::Element;
   constexpr int kFilters = Traits::kFilters, kChannels = Traits::kChannels, kN = Traits::kN;
@@ -79,12 +81,13 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
     }
     cutlass::arch::fence_barrier_init();
   }
+  prefetch_maps(params);
   cluster_sync();
   wait_for_previous_kernel();
 
-  if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    if (threadIdx.x == 0) {
+  if (warpgroup == kConsumers) {
+    Traits::enter_producer();
+    if (threadIdx.x == 128 * kConsumers) {
       // ---- halo producer ----
       int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
       int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
@@ -101,7 +104,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
           ring.advance();
         });
       }
-    } else if (threadIdx.x == 32) {
+    } else if (threadIdx.x == 128 * kConsumers + 32) {
       // ---- filter producer ----
       int const share = kFilters / place.cluster_x;  // rows that this block loads for the cluster
       Ring ring(plan.filter_stages);
@@ -123,9 +126,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
     __syncwarp();
   } else {
     // ---- consumers: each warpgroup has 64 filters x (8 x kPixelsB) pixels of the patch ----
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    Traits::enter_consumer();
     constexpr bool kShareFilters = Traits::kPixelGroups == 2;
-    int const consumer = warpgroup - 1, thread = threadIdx.x % 128;
+    int const consumer = warpgroup, thread = threadIdx.x % 128;
     int const first_row_w = kShareFilters ? 0 : consumer * 64, first_a = kShareFilters ? consumer * 8 : 0;
     Release const release(place);
     bool const signals = thread == 0;
@@ -170,9 +173,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
       CUTE_UNROLL
       for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[i]);
 
-      store_outputs<Element, kN>(acc, pair, p, shared.y[consumer][0], warpgroup, [&](int i, Element const *from) {
-        SM90_TMA_STORE_4D::copy(&params.y, from, filter, patch.a + first_a, patch.b + 8 * i, patch.n);
-      });
+      store_outputs<Element, kN, Traits::kStagings>(
+          acc, pair, p, shared.y[consumer][0], consumer, [&](int i, Element const *from) {
+            SM90_TMA_STORE_4D::copy(&params.y, from, filter, patch.a + first_a, patch.b + 8 * i, patch.n);
+          });
     }
     if (thread == 0) tma_store_wait<0>();
   }

@@ -8,8 +8,8 @@ namespace cutefuse::concat_conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, bool kSplit_ = false>
-struct Sm90Im2col {
+template <class Element_, int kFilters_, int kPixels_, int kBlocksPerSm = 1, bool kSplit_ = false>
+struct Sm90Im2col : Residency<kBlocksPerSm, 1> {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr int kPixelGroups = kConsumers * 64 / kFilters;  // warpgroups side by side along the pixels
@@ -20,16 +20,16 @@ struct Sm90Im2col {
   static constexpr bool kSplit = kSplit_;  // the blocks of a cluster divide the reduction
 
   static constexpr int kStageBytes = (kFilters + kPixels) * kChannels * int(sizeof(Element));
-  static constexpr int kStagingBytes = kConsumers * 2 * kStoreTile * kStoreTile * int(sizeof(Element));
-  static constexpr int kStages = cute::min(8, (226 * 1024 - kStagingBytes) / kStageBytes);
+  static constexpr int kStagingBytes = Sm90Im2col::kStagingElements * int(sizeof(Element));
+  static constexpr int kStages = cute::min(8, (Sm90Im2col::kSharedBytes - 1024 - kStagingBytes) / kStageBytes);
 
   struct SharedStorage {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
-    alignas(1024) Element y[kConsumers][2][kStoreTile * kStoreTile];
+    alignas(1024) Element y[kConsumers][Sm90Im2col::kStagings][kStoreTile * kStoreTile];
     alignas(8) uint64_t full[kStages], empty[kStages];
   };
-  static_assert(sizeof(SharedStorage) <= 227 * 1024);
+  static_assert(sizeof(SharedStorage) <= Sm90Im2col::kSharedBytes);
 };
 
 // The k-tile `k` of the reduction.
@@ -45,7 +45,8 @@ CUTE_DEVICE KCursor<kChannelBlock> cursor_at(Problem const &p, int k) {
   return cursor;
 }
 
-// Adds up the accumulators of a cluster's blocks in their order, so that results never depend on timing. Each block
+// Adds up the accumulators of a cluster's blocks in their order, so that results never depend on timing. Each block (it
+// has one tile, unlike those of the other kernels: all threads of a cluster meet here as often as at the kernel's end)
 // finishes every splits-th group of 16 pixels: it reads the others' parts from their shared memory.
 template <class Traits>
 CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
@@ -117,7 +118,8 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor<kChannelBlock> co
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
+    concat_conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   using Element = typename Traits::Element;
   constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels, kStages = Traits::kStages;
@@ -136,13 +138,14 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
     }
     cutlass::arch::fence_barrier_init();
   }
+  prefetch_maps(params);
   cluster_sync();
   wait_for_previous_kernel();
 
-  if (warpgroup == 0) {
+  if (warpgroup == kConsumers) {
     // ---- producer: one thread keeps the ring full ----
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    Traits::enter_producer();
+    if (threadIdx.x == 128 * kConsumers) {
       int const share_x = kPixels / place.cluster_f, share_w = kFilters / place.cluster_x;  // rows loaded here
       Ring ring(kStages);
       for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
@@ -166,10 +169,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
     __syncwarp();
   } else {
     // ---- consumers: each warpgroup has 64 filters x kN pixels of the tile ----
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    Traits::enter_consumer();
     constexpr int kN = Traits::kN;
     constexpr bool kShareFilters = Traits::kPixelGroups == 2;
-    int const consumer = warpgroup - 1, thread = threadIdx.x % 128;
+    int const consumer = warpgroup, thread = threadIdx.x % 128;
     int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
     Release const release(place);
 
@@ -203,15 +206,16 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
       if constexpr (Traits::kSplit) {
         reduce_and_store<Traits>(acc, pair, params, shared, filter, first, consumer);
       } else {
-        store_outputs<Element, kN>(acc, pair, p, shared.y[consumer][0], warpgroup, [&](int i, Element const *from) {
-          SM90_TMA_STORE_2D::copy(&params.y, from, filter, first + i * kStoreTile);
-        });
+        store_outputs<Element, kN, Traits::kStagings>(
+            acc, pair, p, shared.y[consumer][0], consumer, [&](int i, Element const *from) {
+              SM90_TMA_STORE_2D::copy(&params.y, from, filter, first + i * kStoreTile);
+            });
       }
     }
     if (!Traits::kSplit && thread == 0) tma_store_wait<0>();
   }
   // No block leaves while another may still write to its shared memory, or read from it after a split reduction.
-  if (Traits::kSplit && warpgroup == 0) cluster_sync();  // the consumers' first meeting is in reduce_and_store
+  if (Traits::kSplit && warpgroup == kConsumers) cluster_sync();  // the consumers' first meeting is in reduce_and_store
   cluster_sync();
 #endif
 }

@@ -58,7 +58,8 @@ inline CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, Params const 
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = 2 * p.ldx[i];
   if (tile.halo) {
-    cuuint32_t const channels = halo_channels(tile.filters), pitch = k.halo.pitch, rows = k.halo.rows;
+    cuuint32_t const channels = halo_channels(tile.filters, tile.blocks_per_sm), pitch = k.halo.pitch,
+                     rows = k.halo.rows;
     if (k.halo.swapped) {
       return encode_tiled<4>(&k.x[i], p.type, params.x[i], {C, H, W, N}, {pixel * W, pixel, pixel * W * H},
                              {channels, pitch, rows, 1});
@@ -87,7 +88,7 @@ inline CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile, Params const &p
     if (CUresult const result = encode_source(k, tile, params, i)) return result;
   }
   cuuint64_t const columns = packed_columns(p), filters = p.K, padded = (filters + 7) / 8 * 8, pixel = 2 * p.ldy;
-  cuuint32_t const channels = tile.halo ? halo_channels(tile.filters) : kChannelBlock;
+  cuuint32_t const channels = tile.halo ? halo_channels(tile.filters, tile.blocks_per_sm) : kChannelBlock;
   cuuint32_t const share = tile.filters / k.cluster_x;
   CUresult const result = encode_tiled<2>(&k.w, p.type, params.w, {columns, filters}, {2 * columns}, {channels, share});
   if (result != CUDA_SUCCESS) return result;
@@ -103,7 +104,7 @@ inline CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile, Params const &p
                          {kStoreTile, 8, 8, 1});
 }
 
-inline CUresult make_params(Sm90Params *k, Sm90Tile const &tile, Params const &params, int sm_count) {
+inline CUresult make_params(Sm90Params *k, Sm90Tile const &tile, Params const &params, int splits) {
   Problem const &p = params.problem;
   k->problem = p;
   k->b = params.b;
@@ -112,7 +113,7 @@ inline CUresult make_params(Sm90Params *k, Sm90Tile const &tile, Params const &p
   k->tiles_f = ceil_div(p.K, tile.filters);
   k->tiles_a = tile.halo ? ceil_div(k->halo.size_a, tile.pixels_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
   k->tiles_b = tile.halo ? ceil_div(k->halo.size_b, tile.pixels_b) : 1;
-  k->cluster_f = tile.cluster_f, k->cluster_x = tile.cluster_x, k->splits = sm90_splits(tile, p, sm_count);
+  k->cluster_f = tile.cluster_f, k->cluster_x = tile.cluster_x, k->splits = splits;
   k->k_tiles = k_tiles<kChannelBlock>(p);
   k->pointwise = is_pointwise(p);
   if (MapEncoder::get().tiled == nullptr || MapEncoder::get().im2col == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
@@ -166,15 +167,16 @@ inline cudaError_t prepare(void const *kernel, int shared_bytes, int device, std
 }
 
 template <class Traits>
-cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, DeviceFacts const &facts, void *stream) {
+cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, bool persistent, DeviceFacts const &facts,
+                          void *stream) {
   static std::atomic<uint64_t> ready{0};
   constexpr int kSharedBytes = sizeof(typename Traits::SharedStorage);
   cudaError_t const error = prepare(reinterpret_cast<void const *>(kernel), kSharedBytes, facts.device, ready);
   if (error != cudaSuccess) return error;
   int const cluster = k.cluster_f * k.cluster_x * k.splits;
   int const tiles = ceil_div(k.tiles_f, k.cluster_f) * ceil_div(k.tiles_x(), k.cluster_x);
-  // Persistent: one block per multiprocessor. A split reduction is one tile per cluster.
-  int const clusters = k.splits > 1 ? tiles : std::min(tiles, std::max(1, facts.sm_count / cluster));
+  int const clusters =
+      persistent ? std::min(tiles, std::max(1, facts.sm_count * Traits::kBlocksPerSm / cluster)) : tiles;
 
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -183,7 +185,7 @@ cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, Devic
   attributes[1].val.clusterDim.x = cluster, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(clusters * cluster);
-  config.blockDim = dim3(kSm90Threads);
+  config.blockDim = dim3(Traits::kThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
@@ -192,31 +194,69 @@ cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, Devic
 }
 
 template <class Element>
+using SplitTraits = Sm90Im2col<Element, 128, 128, 1, true>;
+
+// room[i]: clusters of i blocks of the split kernel that run at once; asked of the driver once per device.
+template <class Element>
+cudaError_t cluster_room(int device, int (&room)[9]) {
+  using Traits = SplitTraits<Element>;
+  static std::atomic<int> known[64][9];
+  static std::atomic<uint64_t> ready{0};
+  auto const kernel = &concat_conv_sm90_im2col<Traits>;
+  constexpr int kSharedBytes = sizeof(typename Traits::SharedStorage);
+  if (cudaError_t const error = prepare(reinterpret_cast<void const *>(kernel), kSharedBytes, device, ready))
+    return error;
+  for (int size = 1; size <= 8; ++size) {
+    room[size] = known[device & 63][size].load(std::memory_order_relaxed);
+    if (room[size] != 0) continue;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(size * 1024);
+    config.blockDim = dim3(Traits::kThreads);
+    config.dynamicSmemBytes = kSharedBytes;
+    config.attrs = &attribute, config.numAttrs = 1;
+    if (cudaError_t const error = cudaOccupancyMaxActiveClusters(&room[size], kernel, &config)) return error;
+    known[device & 63][size].store(room[size], std::memory_order_relaxed);
+  }
+  return cudaSuccess;
+}
+
+template <class Element>
 cudaError_t dispatch(Sm90Tile const &tile, Sm90Params const &k, DeviceFacts const &facts, void *stream) {
   auto const im2col = [&](auto traits) {
     using Traits = decltype(traits);
-    return launch_kernel<Traits>(&concat_conv_sm90_im2col<Traits>, k, facts, stream);
+    return launch_kernel<Traits>(&concat_conv_sm90_im2col<Traits>, k, !Traits::kSplit, facts, stream);
   };
   auto const halo = [&](auto traits) {
     using Traits = decltype(traits);
-    return launch_kernel<Traits>(&concat_conv_sm90_halo<Traits>, k, facts, stream);
+    return launch_kernel<Traits>(&concat_conv_sm90_halo<Traits>, k, true, facts, stream);
   };
+  bool const two = tile.blocks_per_sm == 2;
   if (tile.halo) {
-    if (tile.filters == 64) return halo(Sm90Halo<Element, 64, 32>{});
+    if (tile.filters == 64) return two ? halo(Sm90Halo<Element, 64, 16, 2>{}) : halo(Sm90Halo<Element, 64, 32>{});
+    if (two) return halo(Sm90Halo<Element, 128, 16, 2>{});
     return tile.pixels_b == 32 ? halo(Sm90Halo<Element, 128, 32>{}) : halo(Sm90Halo<Element, 128, 16>{});
   }
-  if (tile.split) return im2col(Sm90Im2col<Element, 128, 128, true>{});
-  if (tile.filters == 64) return im2col(Sm90Im2col<Element, 64, 256>{});
+  if (tile.split) return im2col(SplitTraits<Element>{});
+  if (tile.filters == 64)
+    return two ? im2col(Sm90Im2col<Element, 64, 128, 2>{}) : im2col(Sm90Im2col<Element, 64, 256>{});
   switch (tile.pixels()) {
     case 64:
       return im2col(Sm90Im2col<Element, 128, 64>{});
     case 128:
-      return im2col(Sm90Im2col<Element, 128, 128>{});
+      return two ? im2col(Sm90Im2col<Element, 128, 128, 2>{}) : im2col(Sm90Im2col<Element, 128, 128>{});
     case 192:
       return im2col(Sm90Im2col<Element, 128, 192>{});
     default:
       return im2col(Sm90Im2col<Element, 128, 256>{});
   }
+}
+
+inline char const *launch_failure(Sm90Tile const &tile, cudaError_t error) {
+  return sentence("concat_conv: tile %s could not be launched (%s); check that the library was built for this GPU",
+                  tile.name, cudaGetErrorString(error));
 }
 
 // Null when the kernel was enqueued, else one sentence.
@@ -230,7 +270,10 @@ char const *launch_sm90(int tile_id, Params const &params, void *stream) {
     auto &entry = cache.slot(tile, params);
     if (!ParamsCache::holds(entry, tile, params, facts.device)) {
       entry.used = false;
-      if (CUresult const result = make_params(&entry.value, tile, params, facts.sm_count)) {
+      int room[9] = {};
+      if (tile.split) error = cluster_room<Element>(facts.device, room);
+      if (error != cudaSuccess) return launch_failure(tile, error);
+      if (CUresult const result = make_params(&entry.value, tile, params, sm90_splits(tile, params.problem, room))) {
         return sentence("concat_conv: tile %s needs tensor maps that the driver refused (error %d); use another tile",
                         tile.name, int(result));
       }
@@ -239,9 +282,7 @@ char const *launch_sm90(int tile_id, Params const &params, void *stream) {
     }
     error = dispatch<Element>(tile, entry.value, facts, stream);
   }
-  if (error == cudaSuccess) return nullptr;
-  return sentence("concat_conv: tile %s could not be launched (%s); check that the library was built for this GPU",
-                  tile.name, cudaGetErrorString(error));
+  return error == cudaSuccess ? nullptr : launch_failure(tile, error);
 }
 
 }  // namespace cutefuse::concat_conv

@@ -1,0 +1,287 @@
+"""Hopper tiles: which problems they take, what their machine code holds, and on an H100/H200 what they compute."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import gpu
+import problems
+import pytest
+
+from cutefuse import kernels, plugin_path
+from cutefuse.errors import CutefuseError
+
+# Ids are stored in engines: a row may be added, none may change its meaning or go.
+TILES = {
+    101: "sm90_128x256",
+    102: "sm90_128x256_f2",
+    103: "sm90_128x256_x2",
+    104: "sm90_128x192",
+    105: "sm90_128x128",
+    106: "sm90_128x128_f2",
+    107: "sm90_128x128_x2",
+    108: "sm90_128x128_split",
+    109: "sm90_128x64",
+    110: "sm90_64x256",
+    111: "sm90_128x128_b2",
+    112: "sm90_64x128_b2",
+    121: "sm90_halo_64x16x32",
+    122: "sm90_halo_128x8x32",
+    123: "sm90_halo_128x8x32_x2",
+    124: "sm90_halo_128x8x16",
+    125: "sm90_halo_128x8x16_x2",
+    126: "sm90_halo_64x16x16_b2",
+    127: "sm90_halo_128x8x16_b2",
+    128: "sm90_halo_128x8x16_b2_x2",
+}
+HALO = {i for i, name in TILES.items() if "halo" in name}
+IM2COL = set(TILES) - HALO
+SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
+
+
+def library_or_skip() -> Path:
+    try:
+        return plugin_path()
+    except CutefuseError as error:
+        pytest.skip(str(error))
+
+
+def call(problem: problems.Problem, dtype: str = "float16", sm: int = 90) -> kernels.Call:
+    """The problem as a call without device memory; sizes of -1 are dynamic."""
+    p = problem
+    columns = [(c + 63) // 64 * 64 * p.R * p.S for c in p.C]
+    outputs = (p.N, p.K, -1, -1) if min(p.H, p.W) < 0 else p.output
+    operands = [kernels.Tensor((p.N, c, p.H, p.W), dtype, kernels.CHANNELS_LAST) for c in p.C]
+    operands += [kernels.Tensor((p.K, sum(columns)), dtype), kernels.Tensor((p.K,), "float32")]
+    return kernels.Call(
+        f"CuteConcatConv{len(p.C)}{p.activation}",
+        operands,
+        [kernels.Tensor(outputs, dtype, kernels.CHANNELS_LAST)],
+        {
+            "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
+            "dilations": p.dilations, "packed_sizes": columns,
+        },
+        sm=sm,
+        sm_count=132,
+    )  # fmt: skip
+
+
+def hopper_tiles(problem: problems.Problem, dtype: str = "float16", sm: int = 90) -> set[int]:
+    library_or_skip()
+    return {i for i in kernels.configs(call(problem, dtype, sm)) if i >= 100}
+
+
+def archs() -> list[str]:
+    library_or_skip()
+    return str(kernels.describe()["archs"]).split()
+
+
+@pytest.fixture
+def hopper_library() -> None:
+    if "90a" not in archs():
+        pytest.skip("the library was built without sm_90a")
+
+
+def test_ids_and_names_of_the_tiles_never_change() -> None:
+    library_or_skip()
+    (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "concat_conv")
+    found = {c["id"]: c["name"] for c in op["configs"] if c["name"].startswith("sm90_")}
+    assert {i: found.get(i) for i in TILES} == TILES
+
+
+@pytest.mark.usefixtures("hopper_library")
+class TestLegality:
+    base = problems.Problem(2, 40, 40, (64, 48), 256, **SAME)
+
+    def test_stride_one_filters_take_every_tile(self) -> None:
+        assert hopper_tiles(self.base) == set(TILES)
+        assert hopper_tiles(self.base, "bfloat16") == set(TILES)
+
+    def test_float32_stays_on_the_ampere_tiles(self) -> None:
+        assert hopper_tiles(self.base, "float32") == set()
+        assert kernels.configs(call(self.base, "float32"))
+
+    @pytest.mark.parametrize("sm", [80, 86, 89, 100, 120])
+    def test_no_other_architecture_runs_them(self, sm: int) -> None:
+        assert hopper_tiles(self.base, sm=sm) == set()
+        assert kernels.configs(call(self.base, sm=sm))
+
+    def test_an_unknown_device_tries_the_ampere_tiles_first(self) -> None:
+        ids = kernels.configs(call(self.base, sm=0))
+        assert ids[0] < 100 and set(TILES) <= set(ids)
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"strides": (2, 2)}, {"strides": (1, 2)}, {"R": 1, "S": 1, "pads": (0, 0, 0, 0)}, {"dilations": (40, 1)}],
+    )
+    def test_the_halo_tiles_need_stride_one_and_a_filter_whose_halo_fits(self, change: dict[str, object]) -> None:
+        assert hopper_tiles(replace(self.base, H=200, W=200, **change)) & HALO == set()
+
+    @pytest.mark.parametrize("size", [2, 3, 5, 7])
+    def test_square_filters_up_to_seven_take_a_halo_tile_for_many_and_for_few_filters(self, size: int) -> None:
+        pads = (size // 2,) * 4
+        found = hopper_tiles(replace(self.base, R=size, S=size, pads=pads))
+        assert 121 in found and 124 in found
+
+    def test_sharing_pixels_needs_a_second_tile_of_filters(self) -> None:
+        assert not {102, 106} & hopper_tiles(replace(self.base, K=128))
+        assert {102, 106} <= hopper_tiles(replace(self.base, K=129))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"strides": (9, 1)},
+            {"R": 2, "S": 1, "dilations": (256, 1), "pads": (128, 0, 129, 0)},
+            {"pads": (129, 1, 1, 1)},
+            {"pads": (1, 1, 1, 131)},
+        ],
+    )
+    def test_what_tensor_maps_cannot_express_falls_back_to_ampere(self, change: dict[str, object]) -> None:
+        problem = replace(self.base, H=300, W=300, **change)
+        assert hopper_tiles(problem) & IM2COL == set()
+        assert kernels.configs(call(problem)), kernels.reject(call(problem))
+
+    def test_the_last_expressible_stride_and_pad_are_taken(self) -> None:
+        problem = replace(self.base, H=300, W=300, strides=(8, 8), pads=(128, 128, 1, 129))
+        assert hopper_tiles(problem) == IM2COL
+
+    def test_a_dynamic_shape_offers_what_runs_at_every_size(self) -> None:
+        dynamic = hopper_tiles(replace(self.base, N=-1, H=-1, W=-1))
+        assert dynamic == hopper_tiles(self.base)
+
+    def test_every_benchmark_shape_starts_with_a_hopper_tile(self) -> None:
+        for problem in problems.benchmark_shapes():
+            assert kernels.configs(call(problem))[0] in TILES, problem.name
+
+
+def hopper_sass() -> dict[str, str]:
+    """Machine code of the library's sm_90a ConcatConv kernels by mangled name."""
+    tool = shutil.which("cuobjdump")
+    if tool is None:
+        import nvidia
+
+        candidates = [p for root in nvidia.__path__ for p in Path(root).glob("*/bin/cuobjdump")]
+        if not candidates:
+            pytest.skip("cuobjdump is not installed; pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm")
+        tool = str(candidates[0])
+    environment = os.environ | {"PATH": f"{Path(tool).parent}:{os.environ['PATH']}"}
+    text = subprocess.run(
+        [tool, "-arch", "sm_90a", "-sass", str(library_or_skip())],
+        capture_output=True, text=True, check=True, env=environment,
+    ).stdout  # fmt: skip
+    functions = {}
+    for part in text.split("Function : ")[1:]:
+        name, body = part.split("\n", 1)
+        if "concat_conv_sm90" in name:
+            functions[name] = body
+    return functions
+
+
+@pytest.mark.usefixtures("hopper_library")
+def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_memory() -> None:
+    functions = hopper_sass()
+    assert len(functions) >= 16
+    for name, body in functions.items():
+        assert "HGMMA" in body and "UTMALDG" in body, name
+        assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name), name
+        assert "STSM.16.MT88.4" in body, name
+        assert not re.search(r"\b(LDL|STL)\b", body), f"{name} spills"
+        assert "HMMA" not in body.replace("HGMMA", ""), name
+
+
+# ---- on the GPU -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hopper_gpu() -> None:
+    if gpu.device_facts()[0] != 90:
+        pytest.skip("needs a Hopper GPU")
+
+
+def check(problem: problems.Problem, dtype: str, seed: int = 0) -> None:
+    instance = problems.instantiate(problem, dtype, seed)
+    ids = [i for i in kernels.configs(instance.call) if i in TILES]
+    assert ids
+    for config in ids:
+        instance.run(config)
+        _, pad_lanes = instance.output()
+        assert problems.error_ratio(instance) <= 1, f"{TILES[config]} of {problem} in {dtype}"
+        assert bool((pad_lanes == 0).all()), f"{TILES[config]} leaves pad lanes unwritten"
+        assert all(b.guards_intact() for b in instance.buffers), f"{TILES[config]} wrote outside its output"
+
+
+CORNERS = [
+    problems.Problem(1, 1, 1, (8,), 1, **SAME),
+    problems.Problem(1, 300, 1, (16,), 8, **SAME),
+    problems.Problem(1, 1, 300, (16,), 8, **SAME),
+    problems.Problem(5, 7, 9, (8,) * 8, 129, **SAME, activation="Sigmoid"),
+    problems.Problem(1, 33, 65, (2048, 16), 64, **SAME, activation="Relu"),
+    problems.Problem(1, 17, 19, (40, 2, 19), 2047, 1, 1, activation="Clip"),
+    problems.Problem(2, 40, 36, (48, 80), 96, 7, 7, pads=(3, 3, 3, 3), activation="Silu"),
+    problems.Problem(2, 30, 36, (64,), 200, 5, 1, pads=(2, 0, 2, 0), activation="Tanh"),
+    problems.Problem(1, 40, 40, (72,), 64, 3, 3, pads=(5, 0, 1, 4), dilations=(3, 2)),
+    problems.Problem(1, 37, 41, (24, 130), 320, 3, 3, strides=(3, 2), pads=(2, 1, 0, 1), activation="LeakyRelu"),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper_gpu")
+class TestOnHopper:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("index", range(len(CORNERS)))
+    def test_corner_sizes_match_float64(self, index: int, dtype: str) -> None:
+        check(CORNERS[index], dtype, seed=index)
+
+    def test_a_split_reduction_gives_the_same_bits_every_time(self) -> None:
+        instance = problems.instantiate(problems.Problem(1, 20, 20, (512, 512), 256, **SAME), "float16")
+        instance.run(108)
+        first = instance.output()[0].clone()
+        for _ in range(20):
+            instance.run(108)
+            assert bool((instance.output()[0] == first).all())
+
+    def test_a_chain_of_launches_sees_each_result(self) -> None:
+        """Programmatic dependent launch starts a kernel early; its loads must still wait for the one before."""
+        import torch
+
+        shape = problems.Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh")
+        for config in (101, 110, 121, 124):
+            stages = [problems.instantiate(shape, "float16", seed) for seed in range(6)]
+            for previous, stage in zip(stages, stages[1:], strict=False):
+                stage.call.inputs[0] = previous.call.outputs[0]
+            launches = [kernels.Launcher(replace(s.call, config=config)) for s in stages]
+            results = []
+            for wait in (True, False):
+                for stage in stages:
+                    stage.buffers[-1].view.fill_(float("nan"))
+                torch.cuda.synchronize()
+                for launch in launches:
+                    launch(torch.cuda.current_stream().cuda_stream)
+                    if wait:
+                        torch.cuda.synchronize()
+                torch.cuda.synchronize()
+                results.append(stages[-1].output()[0].clone())
+            assert torch.equal(*results) and not bool(results[0].isnan().any()), TILES[config]
+
+    def test_a_call_costs_the_host_less_than_five_microseconds_beyond_the_launch(self) -> None:
+        """With cached tensor maps a call is the launch itself, some 2-3 us, plus this library's share."""
+        import time
+
+        import torch
+
+        instance = problems.instantiate(problems.Problem(1, 8, 8, (64,) * 8, 64, **SAME), "float16")
+        launch = kernels.Launcher(replace(instance.call, config=110))
+        stream = torch.cuda.current_stream().cuda_stream
+        best = float("inf")
+        for _ in range(20):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(100):
+                launch(stream)
+            best = min(best, (time.perf_counter() - start) / 100)
+        assert best < 12e-6, f"{best * 1e6:.1f} us a call"
