@@ -326,6 +326,10 @@ def with_dims(items: list[CDesc], index: int, dims: tuple[int, ...]) -> None:
             lambda d: [with_dims(d, i, (2, c, (1 << 62), 24)) for i, c in ((0, 64), (1, 24))],
             "pixels a side",
         ),
+        "product past 64 bits": (
+            lambda d: [with_dims(d, i, (2**31 - 1, c, 2**24, 2**24)) for i, c in ((0, 64), (1, 24))],
+            "has more than 2^31 pixels",
+        ),
         "huge output": (lambda d: with_dims(d, 4, (2, FILTERS, 1 << 62, 24)), "dimension 2 of the output"),
         "wrong output": (lambda d: with_dims(d, 4, (2, FILTERS, 39, 24)), "dimension 2 of the output is 39"),
         "filter rank": (lambda d: with_dims(d, 2, (FILTERS, 64, 3, 3)), "packed filter"),

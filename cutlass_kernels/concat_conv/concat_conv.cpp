@@ -320,7 +320,9 @@ char const *problem_of(Call const &call, Problem *problem) {
                     p.S, p.dilation_h, p.dilation_w, (long long)H + p.pad_top + p.pad_bottom,
                     (long long)W + p.pad_left + p.pad_right);
   }
-  if (known(N) && known(H) && known(W) && (N * H * W > kInt32Max || N * p.P * p.Q > kInt32Max)) {
+  // By division: the product of three legal sizes overflows 64 bits.
+  auto const too_many = [](std::int64_t n, std::int64_t h, std::int64_t w) { return n > kInt32Max / h / w; };
+  if (known(N) && known(H) && known(W) && (too_many(N, H, W) || too_many(N, p.P, p.Q))) {
     return sentence("concat_conv: %lldx%lldx%lld (NHW) has more than 2^31 pixels; split the batch", (long long)N,
                     (long long)H, (long long)W);
   }

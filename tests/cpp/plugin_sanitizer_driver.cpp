@@ -32,6 +32,12 @@ std::int32_t cutefuse_host_set_shapes(void *, Dims const *, std::int32_t);
 std::int32_t cutefuse_host_enqueue(void *, void const *const *, void *const *, void *, void *);
 void *cutefuse_host_raw_create(void *, std::int32_t, Field const *, std::int32_t, std::int32_t);
 void cutefuse_host_raw_free(void *);
+std::int32_t cutefuse_host_raw_supports(void *, std::int32_t, DynamicPluginTensorDesc const *, std::int32_t,
+                                        std::int32_t);
+std::int32_t cutefuse_host_raw_configure(void *, DynamicPluginTensorDesc const *, std::int32_t, std::int32_t);
+std::int32_t cutefuse_host_raw_shape_change(void *, PluginTensorDesc const *, std::int32_t, std::int32_t);
+std::int32_t cutefuse_host_raw_enqueue(void *, PluginTensorDesc const *, std::int32_t, void const *const *,
+                                       void *const *, void *, void *);
 std::int32_t cutefuse_host_soak(void *, std::int32_t, Field const *, std::int32_t, std::int32_t);
 }
 
@@ -102,6 +108,66 @@ void malformed(void *library, std::int32_t creator, Node const &node) {
   }
 }
 
+// Random tensors around a legal node, with sizes that overflow whatever multiplies them: every call must come back.
+void fuzz(void *library, std::int32_t creator, Node const &node, std::uint32_t seed) {
+  constexpr std::int64_t kSizes[] = {-1,
+                                     0,
+                                     1,
+                                     2,
+                                     7,
+                                     8,
+                                     48,
+                                     1 << 12,
+                                     1 << 24,
+                                     (std::int64_t(1) << 31) - 1,
+                                     std::int64_t(1) << 31,
+                                     std::int64_t(1) << 62};
+  auto const random = [&](std::uint32_t below) {
+    seed = seed * 1664525u + 1013904223u;
+    return (seed >> 8) % below;
+  };
+  std::vector<Field> const fields = node.fields();
+  void *plugin = cutefuse_host_raw_create(library, creator, fields.data(), 4, 0);
+  for (int round = 0; plugin != nullptr && round < 400; ++round) {
+    DataType const type = random(2) ? DataType::kHALF : DataType::kFLOAT;
+    std::vector<DynamicPluginTensorDesc> all = node.inputs(type);
+    auto const inputs = static_cast<std::int32_t>(all.size());
+    all.push_back(all[0]);
+    // The same sizes for every source, so that some get past the comparison and into the arithmetic.
+    std::int64_t const n = kSizes[random(12)], h = kSizes[random(12)], w = kSizes[random(12)];
+    for (std::int32_t i = 0; i <= inputs; ++i) {
+      auto &desc = all[static_cast<std::size_t>(i)].desc;
+      bool const pixels = i < inputs - 2 || i == inputs;
+      desc.dims = all[static_cast<std::size_t>(i)].opt;
+      if (pixels) desc.dims.d[0] = n, desc.dims.d[2] = h, desc.dims.d[3] = w;
+      if (i == inputs) desc.dims.d[1] = 48;
+      desc.format = !pixels                   ? TensorFormat::kLINEAR
+                    : type == DataType::kHALF ? TensorFormat::kHWC8
+                                              : TensorFormat::kHWC;
+    }
+    if (random(3) == 0) {
+      auto &bent = all[random(static_cast<std::uint32_t>(inputs) + 1)].desc;
+      if (random(2)) bent.dims.nbDims = static_cast<std::int32_t>(random(12)) - 2;
+      if (random(2)) bent.dims.d[random(8)] = kSizes[random(12)];
+      if (random(4) == 0) bent.type = static_cast<DataType>(random(14));
+    }
+    std::vector<PluginTensorDesc> fixed;
+    for (auto &desc : all) {
+      desc.min = desc.max = desc.opt = desc.desc.dims;
+      fixed.push_back(desc.desc);
+    }
+    for (std::int32_t pos = 0; pos <= inputs; ++pos) {
+      cutefuse_host_raw_supports(plugin, pos, all.data(), inputs, 1);
+    }
+    cutefuse_host_raw_configure(plugin, all.data(), inputs, 1);
+    cutefuse_host_raw_shape_change(plugin, fixed.data(), inputs, 1);
+    std::vector<void const *> const in(static_cast<std::size_t>(inputs), reinterpret_cast<void const *>(4096));
+    void *const out[1] = {reinterpret_cast<void *>(4096)};
+    cutefuse_host_raw_enqueue(plugin, fixed.data(), inputs, in.data(), out, nullptr, nullptr);
+  }
+  cutefuse_host_raw_free(plugin);
+}
+
 }  // namespace
 
 int main(int, char **argv) {
@@ -140,6 +206,7 @@ int main(int, char **argv) {
       }
     }
     if (variant % 9 == 0) malformed(library, variant, node);
+    fuzz(library, variant, node, 17u + static_cast<std::uint32_t>(variant));
     if (cutefuse_host_soak(library, variant, fields.data(), 4, 20) != 20) return fail("soak");
   }
   cutefuse_host_close(library);
