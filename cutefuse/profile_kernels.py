@@ -58,6 +58,7 @@ class Variant:
 
     label: str
     command: list[str]
+    kernel: str | None = None  # only kernels whose demangled name matches
     kernels: list[Kernel] = field(default_factory=list)
 
     def total(self, metric: str) -> float | None:
@@ -78,7 +79,7 @@ def ncu_command(ncu: str, command: list[str], kernel: str | None, launches: int)
 
     Clocks are not locked (--clock-control none): locked base clocks hide what a kernel does at boost.
     """
-    filters = ["--kernel-name", f"regex:{kernel}"] if kernel else []
+    filters = ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{kernel}"] if kernel else []
     metrics = ",".join(m[0] for m in METRICS)
     return [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "all",
@@ -127,9 +128,9 @@ def parse_csv(text: str, where: str) -> list[Kernel]:
     return list(kernels.values())
 
 
-def profile(variant: Variant, outdir: Path, ncu: str, kernel: str | None, launches: int, timeout_s: float) -> None:
+def profile(variant: Variant, outdir: Path, ncu: str, launches: int, timeout_s: float) -> None:
     """Run one variant under ncu; its raw CSV is kept in `outdir`."""
-    command = ncu_command(ncu, variant.command, kernel, launches)
+    command = ncu_command(ncu, variant.command, variant.kernel, launches)
     try:
         with spinner(f"profiling {variant.label}"):
             done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
@@ -285,16 +286,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
     found = [Variant(path.name, []) for path in args.csv or []]
-    found += [
-        Variant(shlex.split(c)[-1] if i == 0 else c[:40], shlex.split(c)) for i, c in enumerate(args.command or [])
-    ]
+    for command in args.command or []:
+        words = shlex.split(command)
+        if not words:
+            raise CutefuseError("--command is empty; give a program with its arguments")
+        found.append(Variant(" ".join(words)[-40:], words, args.kernel))
     if args.op:
         if not args.case:
             raise CutefuseError(f"--op {args.op} needs a --case; --list shows them")
         case_call(args.op, args.case, args.dtype)
         for config in args.config or [0]:
             command = drive_command(args.op, args.case, args.dtype, config, args.launches)
-            found.append(Variant(f"{args.op} tile {config}", command))
+            # PyTorch fills the operands with kernels of its own.
+            found.append(Variant(f"{args.op} tile {config}", command, args.kernel or "cutefuse"))
     if not found:
         raise CutefuseError("nothing to profile was given; use --op with --case, --command, --csv, --engine or --list")
     return found
@@ -324,7 +328,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             for v in variants:
                 if v.command:
-                    print(shlex.join(ncu_command("ncu", v.command, args.kernel, args.launches)))
+                    print(shlex.join(ncu_command("ncu", v.command, v.kernel, args.launches)))
             return 0
         return _run(args, variants)
 
@@ -336,7 +340,7 @@ def _run(args: argparse.Namespace, variants: list[Variant]) -> int:
     ncu = find_ncu() if measured else ""
     make_folder(args.outdir)
     for variant in measured:
-        profile(variant, args.outdir, ncu, args.kernel, args.launches, args.timeout)
+        profile(variant, args.outdir, ncu, args.launches, args.timeout)
     for variant, path in zip(variants, args.csv or [], strict=False):
         try:
             variant.kernels = parse_csv(path.read_text(encoding="utf-8", errors="replace"), str(path))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import re
 import sys
 from collections import defaultdict
@@ -222,7 +223,10 @@ def measure(torch: Any, module: Any, inputs: tuple[Any, ...], iterations: int, t
         with torch.no_grad():
             for _ in track(range(3), "warming up", 3):
                 module(*inputs)
-            with torch.profiler.profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
+            settings = {"activities": activities, "record_shapes": True, "profile_memory": True}
+            if "acc_events" in inspect.signature(torch.profiler.profile.__init__).parameters:
+                settings["acc_events"] = True  # newer releases warn without
+            with torch.profiler.profile(**settings) as profiler:
                 for _ in track(range(iterations), "profiling", iterations):
                     module(*inputs)
                 if torch.cuda.is_available():
@@ -256,17 +260,18 @@ def events_of(found: Any) -> list[Event]:
 
 
 # ------------------------------------------------------------------------------------------------- output
-def text_table(rows: list[dict[str, Any]], title: str, limit: int, device: bool) -> str:
-    """The heaviest rows: self and whole time, calls, memory."""
+def text_table(rows: list[dict[str, Any]], title: str, limit: int, device: bool, whole: bool = False) -> str:
+    """The heaviest rows with calls and memory: own time and its share, or the time of all inside with `whole`."""
     where = "device" if device else "CPU"
-    columns = ("self_device_us", "device_us") if device else ("self_cpu_us", "cpu_us")
-    total = sum(r[columns[0]] for r in rows) or 1.0
-    lines = [f"{title:<52}{f'self {where} µs':>16}{'%':>7}{f'{where} µs':>12}{'calls':>8}{'MiB':>9}"]
+    own, all_in = ("self_device_us", "device_us") if device else ("self_cpu_us", "cpu_us")
+    key, head = (all_in, f"{where} µs") if whole else (own, f"self {where} µs")
+    # Modules contain one another: their shares are of the outermost.
+    total = (max if whole else sum)([r[key] for r in rows] or [0.0]) or 1.0
+    lines = [f"{title:<52}{head:>16}{'%':>7}{'calls':>8}{'MiB':>10}"]
     for r in rows[:limit]:
         name = r["name"] if len(r["name"]) <= 50 else f"…{r['name'][-49:]}"
-        share = 100 * r[columns[0]] / total
-        lines.append(f"{name:<52}{r[columns[0]]:>16.1f}{share:>7.1f}{r[columns[1]]:>12.1f}{r['calls']:>8.0f}"
-                     f"{r['memory_bytes'] / 2**20:>9.2f}")  # fmt: skip
+        figures = f"{r[key]:>16.1f}{100 * r[key] / total:>7.1f}{r['calls']:>8.0f}{r['memory_bytes'] / 2**20:>10.2f}"
+        lines.append(f"{name:<52}{figures}")
     return "\n".join(lines)
 
 
@@ -343,7 +348,7 @@ def write(events: list[Event], iterations: int, outdir: Path, rows: int) -> None
         hot_spots(events, iterations),
     )
     print(text_table(operators, "operator", rows, device))
-    print("\n" + text_table(regions, "module", rows, device))
+    print("\n" + text_table(regions, "module", rows, device, whole=True))
     print("\n" + spots_text(spots))
     write_json(outdir / "profile.json", {
         "schema": 1, "iterations": iterations, "device_times": device, "operators": operators, "modules": regions,

@@ -72,7 +72,7 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_program_is_profiled_and_its_csv_kept(ncu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--command", "prog one", "--kernel", "conv", "-o", str(tmp_path / "out")]) == 0
     assert "11.00" in capsys.readouterr().out
-    assert (tmp_path / "out" / "one.ncu.csv").is_file()
+    assert (tmp_path / "out" / "prog_one.ncu.csv").is_file()
 
 
 def test_a_failing_ncu_is_quoted(ncu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
