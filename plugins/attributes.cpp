@@ -1,6 +1,7 @@
 // Attributes of a node: one code path reads them from the ONNX parser's fields and from a serialised engine's.
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 
 #include "fused_plugin.h"
 
@@ -75,6 +76,13 @@ char const *Attributes::parse(Op const &op, nvinfer1::PluginFieldCollection cons
     values_[i].ints32.assign(values_[i].ints.begin(), values_[i].ints.end());
   }
   return nullptr;
+}
+
+std::int64_t const *ShapeCall::ints(char const *attribute) const {
+  for (std::int32_t i = 0; i < op.attrs.size; ++i) {
+    if (std::strcmp(op.attrs[i].name, attribute) == 0 && attrs[i].ints != nullptr) return attrs[i].ints;
+  }
+  throw std::out_of_range(std::string(op.name) + " has no integer attribute '" + attribute + "'");
 }
 
 std::vector<AttrValue> Attributes::view(Op const &op) const {

@@ -140,8 +140,9 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
       if (pos < 0 || pos >= num_in + num_out) return sentence("tensor %d does not exist", pos);
       if (!fits(tensors[pos].desc, tensors[0].desc, pos)) return nullptr;
-      // The operator judges when all is known, which is at the last position.
-      char const *reason = pos + 1 < num_in + num_out ? nullptr : reject(tensors, tensors + num_in);
+      // The operator judges when all is known, which is at the last position; no document promises output sizes here.
+      bool const known = pos + 1 == num_in + num_out && tensors[pos].desc.dims.nbDims > 0;
+      char const *reason = known ? reject(tensors, tensors + num_in) : nullptr;
       supported = reason == nullptr;
       return reason;
     });
@@ -185,12 +186,13 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     std::size_t bytes = 0;
     guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
-      for (auto bound : {&DynamicPluginTensorDesc::max, &DynamicPluginTensorDesc::opt}) {
+      for (auto bound : {&DynamicPluginTensorDesc::max, &DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min}) {
         PluginTensorDesc shaped[kMaxTensors];
         at_bound(in, num_in, out, num_out, bound, shaped);
         Bound call(*this, shaped, shaped + num_in);
+        current_device(&call.call.sm, &call.call.sm_count);
         if (char const *reason = op_.reject(call.call)) return reason;
-        bytes = std::max(bytes, static_cast<std::size_t>(op_.workspace_bytes(call.call)));
+        bytes = std::max(bytes, static_cast<std::size_t>(std::max<std::int64_t>(0, op_.workspace_bytes(call.call))));
       }
       return nullptr;
     });
@@ -333,7 +335,8 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     for (std::int32_t i = 0; i < num_in + num_out; ++i) {
       DynamicPluginTensorDesc const &tensor = i < num_in ? in[i] : out[i - num_in];
       shaped[i] = tensor.desc;
-      shaped[i].dims = tensor.*bound;
+      // A bound that was left empty is that of a static tensor.
+      if ((tensor.*bound).nbDims == tensor.desc.dims.nbDims) shaped[i].dims = tensor.*bound;
     }
   }
 
@@ -363,14 +366,11 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
 
 }  // namespace
 
-std::int64_t const *ShapeCall::ints(char const *attribute) const {
-  for (std::int32_t i = 0; i < op.attrs.size; ++i) {
-    if (std::strcmp(op.attrs[i].name, attribute) == 0 && attrs[i].ints != nullptr) return attrs[i].ints;
-  }
-  throw std::out_of_range(std::string(op.name) + " has no integer attribute '" + attribute + "'");
-}
-
 FusedCreator::FusedCreator(PluginRules const &rules, std::int32_t variant) : rules_(rules), variant_(variant) {
+  Variant const &made = rules.op->variants[variant];
+  if (made.inputs + made.outputs > kMaxTensors) {
+    throw std::length_error(std::string(made.op_type) + " has more tensors than kMaxTensors");
+  }
   for (AttrSpec const &spec : rules.op->attrs) {
     auto const type = spec.kind == AttrKind::kInts ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
     fields_.emplace_back(spec.name, nullptr, type, spec.max_count);

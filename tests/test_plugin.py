@@ -215,6 +215,17 @@ def test_a_profile_that_starts_with_an_empty_batch_is_served(host: Host) -> None
     host.build(("CuteConcatConv1", attrs), [source, *inputs_of(attrs)[1:]]).check()
 
 
+def test_sizes_that_tensorrt_may_leave_empty_are_not_held_against_the_node(host: Host) -> None:
+    attrs, tensors, layouts = good_node()
+    plugin = create(host, attrs)
+    dynamic = [dynamic_desc(t, layout) for t, layout in zip(tensors, layouts, strict=True)]
+    for d in dynamic:
+        d.min, d.max, d.opt = CDims(), CDims(), CDims()
+    assert plugin.configure(dynamic, 4, 1) == 0 and len(plugin.tactics()) >= 4
+    dynamic[4].desc.dims = CDims()
+    assert all(plugin.supports(pos, dynamic, 4, 1) for pos in range(5))
+
+
 def test_clones_and_contexts_outlive_what_they_came_from(host: Host) -> None:
     attrs, tensors, layouts = good_node()
     first = create(host, attrs)
