@@ -103,7 +103,7 @@ def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
     left, top = number(drawing.x[layer.index]), number(drawing.y[layer.index])
     # Of a fused name the first part, of a path its end, of a copy whom it serves.
     own = layer.name.split(" + ")[0].rpartition("CopyNode for ")[2]
-    own = own if len(own) <= 26 else f"…{own[-25:]}"
+    own = own if len(own) <= 25 else f"…{own[-24:]}"
     note = f"{layer.time_us:.1f} µs" if layer.time_us is not None else ""
     heat = (
         f'<use href="#gb" class="g-h" style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>'
