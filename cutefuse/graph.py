@@ -172,6 +172,16 @@ class Graph:
             return None
         return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in info.type.tensor_type.shape.dim)
 
+    def symbols(self, tensor: str) -> tuple[int | str, ...] | None:
+        """Sizes as in `dims`, or the names that the model gives them; None when one has neither."""
+        if tensor in self.initializers:
+            return tuple(self.initializers[tensor].dims)
+        info = self._infos.get(tensor)
+        if info is None or not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
+            return None
+        sizes = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in info.type.tensor_type.shape.dim]
+        return None if "" in sizes else tuple(sizes)
+
     def is_constant(self, tensor: str) -> bool:
         """Whether `constant` can evaluate the tensor; reads no weights."""
         pending, seen = [tensor], set()

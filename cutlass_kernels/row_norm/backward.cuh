@@ -5,10 +5,10 @@
 // their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
 #pragma once
 
-#include <atomic>
-
-#include <cute/arch/copy_sm80.hpp>
 #include <cutlass/arch/barrier.h>
+
+#include <atomic>
+#include <cute/arch/copy_sm80.hpp>
 
 #include "row.cuh"
 
@@ -16,29 +16,40 @@ namespace cutefuse::row_norm {
 
 constexpr int kFinalRows = 16;  // threads that share a column where partial sums are added
 
-// The sums of a and b over the row of this thread's group of lanes.
-CUTE_DEVICE float2 group_sum(float2 value, float2 *slots, int lanes, int cluster) {
-  int const lane = threadIdx.x % 32;
-  value.x = lane_sum(value.x, lanes < 32 ? lanes : 32);
-  value.y = lane_sum(value.y, lanes < 32 ? lanes : 32);
-  if (lanes <= 32) return value;
-  int const group = threadIdx.x / lanes, warps = lanes / 32, warp = threadIdx.x % lanes / 32;
-  float2 *const sums = slots + group * warps;
-  if (kClusters && cluster > 1) {
-    float2 *const mine = &sums[int(cute::block_rank_in_cluster()) * warps + warp];
-    if (lane < cluster) {
-      store_remote(&mine->x, lane, value.x);
-      store_remote(&mine->y, lane, value.y);
-    }
-    cute::cluster_arrive();
-    cute::cluster_wait();
+// The sums of both values over the row of this thread: 2^log_lanes lanes of a warp (kWarp), or `lanes` threads of a
+// block, a multiple of 32, times `cluster` blocks.
+template <bool kWarp>
+CUTE_DEVICE float2 group_sum(float2 value, float2 *slots, int log_lanes, int lanes, int cluster) {
+  auto const add = [&](int offset) {
+    value.x += __shfl_xor_sync(0xffffffffu, value.x, offset);
+    value.y += __shfl_xor_sync(0xffffffffu, value.y, offset);
+  };
+  if constexpr (kWarp) {
+    for (int i = 0; i < log_lanes; ++i) add(1 << i);
   } else {
-    if (lane == 0) sums[warp] = value;
-    cutlass::arch::NamedBarrier::sync(lanes, group);
+    CUTE_UNROLL
+    for (int offset = 16; offset > 0; offset /= 2) add(offset);
+    int const lane = threadIdx.x % 32, warps = lanes / 32, group = threadIdx.x / lanes;
+    int const warp = threadIdx.x / 32 - group * warps, all = warps * cluster;
+    float2 *const sums = slots + group * warps;
+    if (kClusters && cluster > 1) {
+      float2 *const mine = &sums[int(cute::block_rank_in_cluster()) * warps + warp];
+      if (lane < cluster) {
+        store_remote(&mine->x, lane, value.x);
+        store_remote(&mine->y, lane, value.y);
+      }
+      cute::cluster_arrive();
+      cute::cluster_wait();
+    } else {
+      if (lane == 0) sums[warp] = value;
+      cutlass::arch::NamedBarrier::sync(lanes, group);
+    }
+    value = lane < all ? sums[lane] : float2{0.f, 0.f};
+    for (int i = lane + 32; i < all; i += 32) value.x += sums[i].x, value.y += sums[i].y;
+    CUTE_UNROLL
+    for (int offset = 16; offset > 0; offset /= 2) add(offset);
   }
-  float2 total = {0.f, 0.f};
-  for (int i = lane; i < warps * cluster; i += 32) total.x += sums[i].x, total.y += sums[i].y;
-  return {lane_sum(total.x, 32), lane_sum(total.y, 32)};
+  return value;
 }
 
 // Waits until at most `pending` of this thread's newest copies are under way.
@@ -118,33 +129,39 @@ CUTE_DEVICE void write_partial(BackwardParams const &p, float *shared, int threa
   }
 }
 
-template <class Element>
+template <class Element, bool kWarp, bool kLayer>
 __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(BackwardParams const p) {
   constexpr int kVec = kVector<Element>, kVectors = kBackwardColumns / kVec;
   extern __shared__ uint4 ring[];  // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied
   __shared__ float2 slots[2][kMaxCluster * kBackwardThreads / 32];
-  bool const clustered = kClusters && p.cluster > 1;
-  if (clustered) cute::cluster_arrive_relaxed();
+  int const cluster = kWarp || !kClusters ? 1 : p.cluster;
+  if (cluster > 1) cute::cluster_arrive_relaxed();
   wait_for_previous();
 
-  int const lanes = p.lanes, threads = lanes * p.cluster, groups = blockDim.x / lanes;
-  int const thread = (clustered ? int(cute::block_rank_in_cluster()) * lanes : 0) + threadIdx.x % lanes;
-  int const tensors = p.problem.residual ? 3 : 2, columns = int(p.problem.columns);
-  int64_t const rows = p.problem.rows, step = int64_t(gridDim.x / p.cluster) * groups;
-  int64_t row = int64_t(blockIdx.x / p.cluster) * groups + threadIdx.x / lanes;
+  int const lanes = p.lanes, threads = lanes * cluster, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
+  int const thread = (cluster > 1 ? int(cute::block_rank_in_cluster()) * lanes : 0) + threadIdx.x - group * lanes;
+  int const tensors = p.problem.residual ? 3 : 2;
+  uint32_t const columns = uint32_t(p.problem.columns), rows = uint32_t(p.problem.rows);
+  uint32_t const step = gridDim.x / cluster * groups;
+  uint32_t row = blockIdx.x / cluster * groups + group;
+  bool has[kVectors];
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) has[i] = (i * threads + thread) * kVec < int(columns);
+  // Bytes of this thread's first vector in its row, and on to the next vector and to the next row.
+  int64_t offset = (int64_t(row) * columns + thread * kVec) * int(sizeof(Element));
+  int64_t const next_row = int64_t(step) * columns * int(sizeof(Element));
+  int const next_vector = threads * kVectorBytes;
 
-  auto const slot = [&](int stage, int tensor, int i) -> uint4 & {
-    return ring[((stage * tensors + tensor) * kVectors + i) * blockDim.x + threadIdx.x];
+  auto const slot = [&](uint4 *stage, int tensor, int i) -> uint4 & {
+    return stage[(tensor * kVectors + i) * kBackwardThreads];
   };
-  auto const has = [&](int i) { return (i * threads + thread) * kVec < columns; };
-  auto const fetch = [&](int64_t from, int stage) {
+  auto const fetch = [&](uint32_t from, int64_t at, uint4 *stage) {
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      if (from >= rows || !has(i)) continue;
-      int64_t const element = from * columns + (i * threads + thread) * kVec;
+      if (from >= rows || !has[i]) continue;
       auto const copy = [&](int tensor, void const *mX) {
-        uint4 const *const source = reinterpret_cast<uint4 const *>(static_cast<Element const *>(mX) + element);
-        cute::SM80_CP_ASYNC_CACHEGLOBAL<uint4>::copy(*source, slot(stage, tensor, i));
+        char const *const source = static_cast<char const *>(mX) + at + i * next_vector;
+        cute::SM80_CP_ASYNC_CACHEGLOBAL<uint4>::copy(*reinterpret_cast<uint4 const *>(source), slot(stage, tensor, i));
       };
       copy(0, p.dy);
       copy(1, p.x);
@@ -152,68 +169,68 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     }
     cute::cp_async_fence();
   };
-  auto const fragment = [&](int stage, int tensor, int i, bool valid) {
-    Vector<Element> r;
-    r.clear();
-    if (valid && has(i)) reinterpret_cast<uint4 &>(r) = slot(stage, tensor, i);
-    return to_float<Element>(r);
-  };
 
-  for (int s = 0; s < p.stages; ++s) fetch(row + s * step, s);
+  int const stage_size = tensors * kVectors * kBackwardThreads;
+  uint4 *const first_stage = ring + threadIdx.x, *const end_stage = first_stage + p.stages * stage_size;
+  for (int s = 0; s < p.stages; ++s) fetch(row + s * step, offset + s * next_row, first_stage + s * stage_size);
   let_next_start();
   Columns<Element, kVectors> rG, rDgamma, rDbeta;
   load_gamma<Element, kVectors>(p, Row<Element, false>(0, p.problem), thread, threads, rG);
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) rDgamma[i].clear(), rDbeta[i].clear();
-  auto const statistic = [&](float const *mS, int64_t at) { return mS != nullptr && at < rows ? mS[at] : 0.f; };
-  float mean = statistic(p.mean, row), rstd = statistic(p.rstd, row);
-  float const inverse = 1.f / float(columns);
-  if (clustered) cute::cluster_wait();
+  auto const statistic = [&](float const *mS, uint32_t at) { return at < rows ? __ldg(mS + at) : 0.f; };
+  float mean = kLayer ? statistic(p.mean, row) : 0.f, rstd = statistic(p.rstd, row);
+  float const inverse = 1.f / float(int(columns));
+  if (cluster > 1) cute::cluster_wait();
 
-  int stage = 0, turn = 0;
+  int turn = 0;
+  uint4 *stage = first_stage;
   // All lanes of a warp stay in the loop while one has a row.
-  for (int64_t base = row - (lanes < 32 ? threadIdx.x % 32 / lanes : 0); base < rows; base += step, row += step) {
+  for (uint32_t base = row - (kWarp ? threadIdx.x % 32 / lanes : 0); base < rows; base += step, row += step) {
     bool const valid = row < rows;
-    float const next_mean = statistic(p.mean, row + step), next_rstd = statistic(p.rstd, row + step);
+    float const next_mean = kLayer ? statistic(p.mean, row + step) : 0.f, next_rstd = statistic(p.rstd, row + step);
     wait_copies(p.stages - 1);
-    auto const xhat_wdy = [&](int i, Values<Element> &rXhat, Values<Element> &rWdy) {
-      Values<Element> const rDy = fragment(stage, 0, i, valid), rX = fragment(stage, 1, i, valid);
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) rXhat[j] = (rX[j] - mean) * rstd, rWdy[j] = rDy[j] * rG[i][j];
-      return rDy;
+    auto const fragment = [&](int tensor, int i) {
+      Vector<Element> r;
+      r.clear();
+      if (valid && has[i]) reinterpret_cast<uint4 &>(r) = slot(stage, tensor, i);
+      return to_float<Element>(r);
     };
     float2 sums = {0.f, 0.f};
-    Values<Element> rXhat, rWdy;
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const rDy = xhat_wdy(i, rXhat, rWdy);
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i);
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) {
-        sums.x += rXhat[j] * rWdy[j];
-        sums.y += rWdy[j];
-        rDgamma[i][j] += rDy[j] * rXhat[j];
-        rDbeta[i][j] += rDy[j];
+        float const xhat = (kLayer ? rX[j] - mean : rX[j]) * rstd, wdy = rDy[j] * rG[i][j];
+        sums.x += xhat * wdy;
+        rDgamma[i][j] += rDy[j] * xhat;
+        if (kLayer) sums.y += wdy, rDbeta[i][j] += rDy[j];
       }
     }
-    sums = group_sum(sums, slots[turn], lanes, p.cluster);
-    float const c1 = sums.x * inverse, c2 = p.problem.layer ? sums.y * inverse : 0.f;
+    sums = group_sum<kWarp>(sums, slots[turn], p.log_lanes, lanes, cluster);
+    float const c1 = -sums.x * inverse * rstd, c2 = -sums.y * inverse;
     // From shared memory again: keeping both fragments over the reduction would take 32 registers more.
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      xhat_wdy(i, rXhat, rWdy);
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i);
       Values<Element> rDx;
       rDx.clear();
-      if (tensors == 3) rDx = fragment(stage, 2, i, valid);
+      if (tensors == 3) rDx = fragment(2, i);
       CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) rDx[j] += (rWdy[j] - c2 - rXhat[j] * c1) * rstd;
-      if (!valid || !has(i)) continue;
-      Element *const to = static_cast<Element *>(p.dx) + row * columns + (i * threads + thread) * kVec;
+      for (int j = 0; j < kVec; ++j) {
+        float const shift = kLayer ? (rX[j] - mean) * c1 + c2 : rX[j] * c1;
+        rDx[j] += (rDy[j] * rG[i][j] + shift) * rstd;
+      }
+      if (!valid || !has[i]) continue;
       Vector<Element> const r = from_float<Element>(rDx);
-      *reinterpret_cast<uint4 *>(to) = reinterpret_cast<uint4 const &>(r);
+      *reinterpret_cast<uint4 *>(static_cast<char *>(p.dx) + offset + i * next_vector) =
+          reinterpret_cast<uint4 const &>(r);
     }
-    fetch(row + p.stages * step, stage);
-    mean = next_mean, rstd = next_rstd;
-    stage = stage + 1 == p.stages ? 0 : stage + 1;
+    fetch(row + p.stages * step, offset + p.stages * next_row, stage);
+    mean = next_mean, rstd = next_rstd, offset += next_row;
+    stage += stage_size;
+    if (stage == end_stage) stage = first_stage;
     turn ^= 1;
   }
   cute::cp_async_wait<0>();
@@ -255,7 +272,7 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(Backw
     CUTE_UNROLL
     for (int j = 0; j < kVec; ++j) sums.x += rXhat[j] * rWdy[j], sums.y += rWdy[j];
   }
-  sums = group_sum(sums, slots, kStreamThreads, 1);
+  sums = group_sum<false>(sums, slots, 0, kStreamThreads, 1);
   float const c1 = sums.x / float(p.problem.columns), c2 = p.problem.layer ? sums.y / float(p.problem.columns) : 0.f;
   for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
     load(v, rXhat, rWdy);
@@ -345,25 +362,37 @@ char const *allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t> &ready)
     cudaFuncAttributes attributes{};
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
     int const dynamic = limit - int(attributes.sharedSizeBytes);
-    if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+    if (error == cudaSuccess)
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
     ready.fetch_or(error == cudaSuccess ? bit : 0, std::memory_order_relaxed);
   }
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();
-  return sentence("row_norm: %d bytes of shared memory were refused (%s); check that the library was built for this GPU",
-                  bytes, cudaGetErrorString(error));
+  return sentence(
+      "row_norm: %d bytes of shared memory were refused (%s); check that the library was built for this GPU", bytes,
+      cudaGetErrorString(error));
+}
+
+template <class Element, bool kWarp, bool kLayer>
+char const *launch_pipelined(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
+  static std::atomic<uint64_t> ready{0};  // one bit per device
+  auto *const kernel = row_norm_backward<Element, kWarp, kLayer>;
+  int const bytes = ring_bytes(params);
+  if (char const *reason = allow_shared(kernel, bytes, ready)) return reason;
+  return start(kernel, params, launch, bytes, sm, stream);
 }
 
 template <class Element>
 char const *launch_backward(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
-  static std::atomic<uint64_t> ready{0};  // one bit per device
-  bool const sums = params.dgamma != nullptr || params.dbeta != nullptr;
+  bool const sums = params.dgamma != nullptr || params.dbeta != nullptr, warp = params.lanes <= 32;
   int64_t const column_blocks = ceil_div(params.problem.columns, 32);
   char const *reason = nullptr;
   if (params.problem.rows > 0 && launch.threads > 0) {
-    int const bytes = ring_bytes(params, launch.threads);
-    reason = allow_shared(row_norm_backward<Element>, bytes, ready);
-    if (reason == nullptr) reason = start(row_norm_backward<Element>, params, launch, bytes, sm, stream);
+    auto *const pipelined = params.problem.layer
+                                ? warp ? launch_pipelined<Element, true, true> : launch_pipelined<Element, false, true>
+                            : warp ? launch_pipelined<Element, true, false>
+                                   : launch_pipelined<Element, false, false>;
+    reason = pipelined(params, launch, sm, stream);
   } else if (params.problem.rows > 0) {
     Launch const rows = {params.problem.rows, kStreamThreads, 1};
     Launch const columns = {column_blocks * params.parts, 32 * kFinalRows, 1};

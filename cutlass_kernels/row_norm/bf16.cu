@@ -4,7 +4,7 @@
 namespace cutefuse::row_norm {
 
 char const *launch_forward_bf16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
-                              void *stream) {
+                                void *stream) {
   return launch_forward<cutlass::bfloat16_t>(tile, params, launch, sm, stream);
 }
 

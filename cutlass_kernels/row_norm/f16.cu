@@ -4,7 +4,7 @@
 namespace cutefuse::row_norm {
 
 char const *launch_forward_f16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
-                              void *stream) {
+                               void *stream) {
   return launch_forward<cutlass::half_t>(tile, params, launch, sm, stream);
 }
 

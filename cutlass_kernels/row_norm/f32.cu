@@ -4,7 +4,7 @@
 namespace cutefuse::row_norm {
 
 char const *launch_forward_f32(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
-                              void *stream) {
+                               void *stream) {
   return launch_forward<float>(tile, params, launch, sm, stream);
 }
 

@@ -15,7 +15,7 @@ struct RowSum {
 
   CUTE_DEVICE float operator()(float value) {
     if constexpr (kWarp) return lane_sum(value, lanes);
-    value = lane_sum(value, 32);
+    value = warp_sum(value);
     float *const sums = slots + turn++ * kMaxCluster * 32;
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     if (kClusters && cluster > 1) {
@@ -29,22 +29,23 @@ struct RowSum {
     }
     float total = 0.f;
     for (int i = lane; i < warps * cluster; i += 32) total += sums[i];
-    return lane_sum(total, 32);
+    return warp_sum(total);
   }
 };
 
 // What a row is multiplied with: nothing, gamma, or gamma and beta, in the memory type Param.
-template <class Element, class Param, int kVectors, bool kShifted, bool kPacked>
+template <class Element, class Param, bool kLayer, int kVectors, bool kShifted, bool kPacked>
 CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const &row, int thread, int threads,
-                           Fragment<Element, kVectors, kPacked> const &rX, float mean, float rstd) {
-  bool const gamma = p.gamma != nullptr, beta = p.beta != nullptr;
+                           Fragment<Element, kVectors, kPacked> &rX, float mean, float rstd) {
+  bool const gamma = p.gamma != nullptr, beta = kLayer && p.beta != nullptr;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     int const v = i * threads + thread;
     if (!row.touches(v)) continue;
+    rX.forget(i, p.zero);
     Values<Element> rY = rX[i];
     CUTE_UNROLL
-    for (int j = 0; j < rY.size(); ++j) rY[j] = (rY[j] - mean) * rstd;
+    for (int j = 0; j < rY.size(); ++j) rY[j] = (kLayer ? rY[j] - mean : rY[j]) * rstd;
     if (gamma) {
       Values<Element> const rG = row.template parameter<Param>(p.gamma, v);
       CUTE_UNROLL
@@ -59,23 +60,36 @@ CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const 
   }
 }
 
-template <class Element, int kVectors, bool kWarp, bool kShifted, bool kResidual>
-__global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(kVectors, sizeof(Element), kResidual),
-                                  kWarp ? forward_threads(kVectors, sizeof(Element), kResidual) / kForwardWarpThreads : 1)
-    row_norm_forward(ForwardParams const p) {
+// Brings gamma and beta beside vector v to L1 while the row is on its way: their loads would wait for the row's sums.
+// The value must be used after those, or the compiler drops the loads.
+template <class Element, bool kShifted>
+CUTE_DEVICE uint32_t touch_parameters(ForwardParams const &p, Row<Element, kShifted> const &row, int v) {
+  int const bytes = p.problem.param_type == Type::kFloat32 ? 4 : 2;
+  int64_t const offset = int64_t(kShifted ? v * kVector<Element> : row.column(v)) * bytes;
+  uint32_t touched = 0;
+  if (!row.touches(v + (kShifted ? 1 : 0))) return touched;
+  for (void const *mP : {p.gamma, p.beta}) {
+    if (mP != nullptr) touched ^= __ldg(reinterpret_cast<uint32_t const *>(static_cast<char const *>(mP) + offset));
+  }
+  return touched;
+}
+
+template <class Element, int kVectors, bool kWarp, bool kShifted, bool kResidual, bool kLayer>
+__global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(kVectors, kResidual, kLayer),
+                                  kWarp ? forward_warp_blocks(kVectors, kResidual, kLayer)
+                                        : forward_blocks(kVectors, kResidual)) row_norm_forward(ForwardParams const p) {
   constexpr int kVec = kVector<Element>;
   __shared__ float slots[kWarp ? 1 : 2 * kMaxCluster * 32];
-  bool const clustered = kClusters && !kWarp && p.cluster > 1;
-  if (clustered) cute::cluster_arrive_relaxed();
+  int const cluster = kWarp || !kClusters ? 1 : 1 << p.log_cluster;
+  if (cluster > 1) cute::cluster_arrive_relaxed();
   wait_for_previous();
 
-  int const lanes = kWarp ? p.lanes : int(blockDim.x);
-  int const threads = lanes * p.cluster;  // of one row
-  int const thread = kWarp       ? threadIdx.x % lanes
-                     : clustered ? int(cute::block_rank_in_cluster()) * lanes + threadIdx.x
-                                 : threadIdx.x;
-  int64_t const index = kWarp ? int64_t(blockIdx.x) * (kForwardWarpThreads / lanes) + threadIdx.x / lanes
-                              : int64_t(blockIdx.x) / p.cluster;
+  int const lanes = kWarp ? 1 << p.log_lanes : int(blockDim.x), threads = lanes * cluster;  // of a block, of all
+  int const thread = kWarp         ? threadIdx.x & (lanes - 1)
+                     : cluster > 1 ? int(cute::block_rank_in_cluster()) * lanes + threadIdx.x
+                                   : threadIdx.x;
+  int64_t const index = kWarp ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes
+                              : blockIdx.x >> (kClusters ? p.log_cluster : 0);
   Row<Element, kShifted> const row(index, p.problem);
 
   // All loads before the first use: a memory-bound kernel lives on the bytes it has in flight.
@@ -86,6 +100,9 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) other[i] = row.load(p.residual, i * threads + thread);
   }
+  uint32_t touched = 0;
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) touched ^= touch_parameters(p, row, i * threads + thread);
   Fragment<Element, kVectors, !kResidual> rX;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
@@ -101,10 +118,10 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
   }
   let_next_start();
 
-  RowSum<kWarp> row_sum{slots, lanes, p.cluster};
+  RowSum<kWarp> row_sum{slots, lanes, cluster};
   float const inverse = 1.f / float(p.problem.columns);
   float mean = 0.f, squares = 0.f;
-  if (p.problem.layer) {
+  if constexpr (kLayer) {
     float sum = 0.f;
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
@@ -113,16 +130,16 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
       for (int j = 0; j < kVec; ++j) sum += values[j];
     }
     mean = row_sum(sum) * inverse;
-    rX.forget();
   }
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     int const v = i * threads + thread;
+    rX.forget(i, p.zero);
     Values<Element> const values = rX[i];
     // Outside of the row the values are zero, which is not the mean.
     CUTE_UNROLL
     for (int j = 0; j < kVec; ++j) {
-      float const centred = row.touches(v) && row.has(v, j) ? values[j] - mean : 0.f;
+      float const centred = kLayer ? row.touches(v) && row.has(v, j) ? values[j] - mean : 0.f : values[j];
       squares += centred * centred;
     }
   }
@@ -131,11 +148,11 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
     if (p.mean != nullptr) p.mean[index] = mean;
     if (p.rstd != nullptr) p.rstd[index] = rstd;
   }
-  rX.forget();
+  asm volatile("" ::"r"(touched));
   if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
-    write_row<Element, float>(p, row, thread, threads, rX, mean, rstd);
+    write_row<Element, float, kLayer>(p, row, thread, threads, rX, mean, rstd);
   } else {
-    write_row<Element, Element>(p, row, thread, threads, rX, mean, rstd);
+    write_row<Element, Element, kLayer>(p, row, thread, threads, rX, mean, rstd);
   }
 }
 
@@ -223,9 +240,9 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
     rX.values[0] = load(v);
     if (p.sum != nullptr) row.store(p.sum, v, from_float<Element>(rX[0]));
     if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
-      write_row<Element, float>(p, row, v, 0, rX, moments.mean, rstd);
+      write_row<Element, float, true>(p, row, v, 0, rX, moments.mean, rstd);
     } else {
-      write_row<Element, Element>(p, row, v, 0, rX, moments.mean, rstd);
+      write_row<Element, Element, true>(p, row, v, 0, rX, moments.mean, rstd);
     }
   }
 }
@@ -234,25 +251,33 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
 
 using ForwardKernel = void (*)(ForwardParams);
 
-template <class Element, bool kWarp, bool kResidual>
+template <class Element, int kVectors, bool kShifted, bool kWarp, bool kResidual, bool kLayer>
+constexpr ForwardKernel forward_kernel() {
+  return row_norm_forward<Element, kVectors, kWarp, kShifted, kResidual, kLayer>;
+}
+
+template <class Element, bool... kFlags>
 ForwardKernel pick_forward(int vectors, bool shifted) {
-  if (shifted) return row_norm_forward<Element, 4, kWarp, true, kResidual>;
-  if (vectors == 1) return row_norm_forward<Element, 1, kWarp, false, kResidual>;
-  if (vectors == 2) return row_norm_forward<Element, 2, kWarp, false, kResidual>;
-  return row_norm_forward<Element, 4, kWarp, false, kResidual>;
+  return shifted        ? forward_kernel<Element, 4, true, kFlags...>()
+         : vectors == 1 ? forward_kernel<Element, 1, false, kFlags...>()
+         : vectors == 2 ? forward_kernel<Element, 2, false, kFlags...>()
+                        : forward_kernel<Element, 4, false, kFlags...>();
+}
+
+// Run-time flags to template arguments: warp, residual, layer.
+template <class Element, bool... kFlags, class... Flags>
+ForwardKernel pick_forward(int vectors, bool shifted, bool flag, Flags... flags) {
+  return flag ? pick_forward<Element, kFlags..., true>(vectors, shifted, flags...)
+              : pick_forward<Element, kFlags..., false>(vectors, shifted, flags...);
 }
 
 template <class Element>
 char const *launch_forward(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm, void *stream) {
-  bool const shifted = is_shifted(params.problem), warp = tile.scope == Scope::kWarp;
-  ForwardKernel kernel = row_norm_forward_stream<Element>;
-  if (tile.scope != Scope::kStream && params.residual != nullptr) {
-    kernel = warp ? pick_forward<Element, true, true>(tile.vectors, shifted)
-                  : pick_forward<Element, false, true>(tile.vectors, shifted);
-  } else if (tile.scope != Scope::kStream) {
-    kernel = warp ? pick_forward<Element, true, false>(tile.vectors, shifted)
-                  : pick_forward<Element, false, false>(tile.vectors, shifted);
-  }
+  ForwardKernel const kernel =
+      tile.scope == Scope::kStream
+          ? row_norm_forward_stream<Element>
+          : pick_forward<Element>(tile.vectors, is_shifted(params.problem), tile.scope == Scope::kWarp,
+                                  params.residual != nullptr, params.problem.layer);
   return start(kernel, params, launch, 0, sm, stream);
 }
 

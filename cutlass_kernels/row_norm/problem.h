@@ -9,17 +9,22 @@ namespace cutefuse::row_norm {
 
 constexpr std::int64_t kMaxColumns = 262144;
 constexpr int kVectorBytes = 16;
-constexpr int kMaxCluster = 8;     // the largest cluster that every Hopper part accepts
+constexpr int kMaxCluster = 8;  // the largest cluster that every Hopper part accepts
 constexpr int kForwardWarpThreads = 256;
 constexpr int kStreamThreads = 512;
 constexpr int kBackwardThreads = 512;
 constexpr int kBackwardColumns = 16;  // of a row, per thread of the pipelined backward kernel
 constexpr int kMaxStages = 3;
 
-// Threads that fit a multiprocessor with the registers of a forward kernel, and so the largest block. Two operands of
-// four 16-bit vectors need 80 registers: the sum stays in float32.
-constexpr int forward_threads(int vectors, int type_bytes, bool residual) {
-  return vectors == 4 && type_bytes == 2 && residual ? 768 : 1024;
+// The largest block of a forward kernel, and how many blocks should fit a multiprocessor: a memory-bound kernel lives
+// on what it has in flight, which is threads times vectors. Two operands of four vectors keep their sum in float32, and
+// LayerNorm has a pass more: both take registers.
+constexpr int forward_threads(int vectors, bool residual, bool layer) {
+  return vectors < 4 ? 1024 : residual ? 768 : layer ? 576 : 640;
+}
+constexpr int forward_blocks(int vectors, bool residual) { return vectors == 4 && !residual ? 2 : 1; }
+constexpr int forward_warp_blocks(int vectors, bool residual, bool layer) {
+  return vectors < 4 || layer ? residual && vectors == 4 ? 3 : 4 : residual ? 3 : 5;
 }
 
 // y = (s - mean) * rstd * gamma + beta over each row of s = x + residual, all in float32; y and `sum` are rounded once.
@@ -39,8 +44,9 @@ struct ForwardParams {
   void const *x, *residual, *gamma, *beta;
   void *y, *sum;
   float *mean, *rstd;
-  int lanes;    // threads of one block that share a row
-  int cluster;  // blocks that share a row
+  int log_lanes;       // two to this: threads of a warp that share a row (kernels for short rows)
+  int log_cluster;     // two to this: blocks that share a row
+  std::uint32_t zero;  // 0, which the compiler must not know
 };
 
 struct BackwardParams {
@@ -50,7 +56,7 @@ struct BackwardParams {
   void *dx, *dgamma, *dbeta;
   float *partial;  // [parts][columns] of dgamma, then of dbeta
   int parts;       // row ranges whose dgamma and dbeta are summed apart, then together in a fixed order
-  int lanes, cluster, stages;
+  int lanes, log_lanes, cluster, stages;  // log_lanes where lanes <= 32
 };
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -68,8 +74,8 @@ struct Launch {
 };
 
 // Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum on their way.
-constexpr int ring_bytes(BackwardParams const &p, int threads) {
-  return p.stages * (p.problem.residual ? 3 : 2) * kBackwardColumns * size_of(p.problem.type) * threads;
+constexpr int ring_bytes(BackwardParams const &p) {
+  return p.stages * (p.problem.residual ? 3 : 2) * kBackwardColumns * size_of(p.problem.type) * kBackwardThreads;
 }
 
 // What both operators of this folder share; `op` begins their sentences. Null when legal.
@@ -88,7 +94,8 @@ char const *check_pointers(char const *op, void const *const *pointers, int coun
 std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity);
 char const *run_forward(char const *op, ForwardParams params, Call const &call);
 
-// Sets lanes, cluster, stages and parts for sm_count multiprocessors; `blocks` is 0 when only the kernels for any row fit.
+// Sets lanes, cluster, stages and parts for sm_count multiprocessors; `blocks` is 0 when only the kernels for any row
+// fit.
 Launch plan_backward(int sm, int sm_count, BackwardParams *params);
 
 }  // namespace cutefuse::row_norm

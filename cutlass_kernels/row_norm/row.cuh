@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cuda_runtime.h>
-
-#include <cute/arch/cluster_sm90.hpp>
-#include <cute/arch/util.hpp>
 #include <cutlass/array.h>
 #include <cutlass/numeric_conversion.h>
 #include <cutlass/numeric_types.h>
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/util.hpp>
 
 #include "tiles.h"
 
@@ -40,20 +40,18 @@ template <class Element, int kVectors, bool kPacked>
 struct Fragment {
   Values<Element> values[kVectors];
   CUTE_DEVICE Values<Element> operator[](int i) const { return values[i]; }
-  CUTE_DEVICE void forget() {}
+  CUTE_DEVICE void forget(int, uint32_t) {}
 };
 
 template <class Element, int kVectors>
 struct Fragment<Element, kVectors, true> {
   Vector<Element> raw[kVectors];
   CUTE_DEVICE Values<Element> operator[](int i) const { return to_float<Element>(raw[i]); }
-  // Without this the compiler keeps the converted values of one pass for the next and runs out of registers.
-  CUTE_DEVICE void forget() {
-    CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      uint4 &r = reinterpret_cast<uint4 &>(raw[i]);
-      asm volatile("" : "+r"(r.x), "+r"(r.y), "+r"(r.z), "+r"(r.w));
-    }
+  // The compiler would keep the float32 values of one pass for the next, spilling them where registers end. It must not
+  // know that `zero` is 0.
+  CUTE_DEVICE void forget(int i, uint32_t zero) {
+    uint4 &r = reinterpret_cast<uint4 &>(raw[i]);
+    if (sizeof(Element) == 2) r.x += zero, r.y += zero, r.z += zero, r.w += zero;
   }
 };
 
@@ -86,12 +84,18 @@ struct Row {
   CUTE_DEVICE bool has(int v, int j) const { return !kShifted || (v * kVec + j >= first && v * kVec + j < last); }
   CUTE_DEVICE int column(int v) const { return v * kVec - first; }
 
+  // The row's start is the same for a whole block, and a 32-bit offset from there needs one register, not two.
+  template <class T>
+  CUTE_DEVICE T *at(T *mX, int v) const {
+    return mX + origin + uint32_t(v) * kVec;
+  }
+
   // Zeros outside of the row.
   CUTE_DEVICE Vector<Element> load(void const *mX, int v) const {
     Vector<Element> rX;
     rX.clear();
     if (!touches(v)) return rX;
-    Element const *const from = static_cast<Element const *>(mX) + origin + v * kVec;
+    Element const *const from = at(static_cast<Element const *>(mX), v);
     if (whole(v)) {
       reinterpret_cast<uint4 &>(rX) = load_once(from);
     } else {
@@ -104,7 +108,7 @@ struct Row {
   }
   CUTE_DEVICE void store(void *mY, int v, Vector<Element> const &rY) const {
     if (!touches(v)) return;
-    Element *const to = static_cast<Element *>(mY) + origin + v * kVec;
+    Element *const to = at(static_cast<Element *>(mY), v);
     if (whole(v)) {
       *reinterpret_cast<uint4 *>(to) = reinterpret_cast<uint4 const &>(rY);
     } else {
@@ -118,11 +122,12 @@ struct Row {
   template <class Param>
   CUTE_DEVICE Values<Element> parameter(void const *mP, int v) const {
     Values<Element> r;
-    Param const *const from = static_cast<Param const *>(mP) + column(v);
     if constexpr (kShifted) {
+      Param const *const from = static_cast<Param const *>(mP) + column(v);
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) r[j] = has(v, j) ? float(from[j]) : 0.f;
     } else {
+      Param const *const from = static_cast<Param const *>(mP) + uint32_t(v) * kVec;
       constexpr int kLoads = kVec / kVector<Param>;
       CUTE_UNROLL
       for (int i = 0; i < kLoads; ++i) {
@@ -140,6 +145,12 @@ struct Row {
 // The sum over `lanes` neighbouring lanes (a power of two), in all of them. Every lane of the warp must call it.
 CUTE_DEVICE float lane_sum(float value, int lanes) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+CUTE_DEVICE float warp_sum(float value) {
+  CUTE_UNROLL
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
   return value;
 }
 

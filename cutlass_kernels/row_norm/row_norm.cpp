@@ -14,10 +14,10 @@ constexpr AttrSpec kAttrSpecs[] = {{"epsilon", AttrKind::kFloats, 1, 1, 1, 1e-5}
 
 enum VariantIndex { kRms, kAddRms, kLayer, kAddLayer };
 constexpr Variant kVariantTable[] = {
-    {"CuteRMSNorm", 2, 1},        // x, gamma -> y
-    {"CuteAddRMSNorm", 3, 2},     // x, residual, gamma -> y, sum
-    {"CuteLayerNorm", 3, 1},      // x, gamma, beta -> y
-    {"CuteAddLayerNorm", 4, 2},   // x, residual, gamma, beta -> y, sum
+    {"CuteRMSNorm", 2, 1},       // x, gamma -> y
+    {"CuteAddRMSNorm", 3, 2},    // x, residual, gamma -> y, sum
+    {"CuteLayerNorm", 3, 1},     // x, gamma, beta -> y
+    {"CuteAddLayerNorm", 4, 2},  // x, residual, gamma, beta -> y, sum
 };
 
 std::array<Config, kTileCount> const kConfigTable = [] {
@@ -25,12 +25,6 @@ std::array<Config, kTileCount> const kConfigTable = [] {
   for (int i = 0; i < kTileCount; ++i) table[i] = {kTiles[i].id, kTiles[i].min_sm, kTiles[i].name};
   return table;
 }();
-
-int power_of_two(std::int64_t at_least) {
-  int p = 1;
-  while (p < at_least) p *= 2;
-  return p;
-}
 
 int whole_warps(std::int64_t threads) { return int(ceil_div(threads, 32) * 32); }
 
@@ -124,9 +118,10 @@ char const *check_like(char const *op, char const *what, Tensor const &given, Te
   }
   for (int i = 0; i < x.rank; ++i) {
     if (given.dims[i] >= 0 && x.dims[i] >= 0 && given.dims[i] != x.dims[i]) {
-      return sentence("%s: dimension %d of %s is %lld, that of the input is %lld; sizes must agree, broadcasting is "
-                      "not done",
-                      op, i, what, (long long)given.dims[i], (long long)x.dims[i]);
+      return sentence(
+          "%s: dimension %d of %s is %lld, that of the input is %lld; sizes must agree, broadcasting is "
+          "not done",
+          op, i, what, (long long)given.dims[i], (long long)x.dims[i]);
     }
   }
   return nullptr;
@@ -169,28 +164,29 @@ char const *check_pointers(char const *op, void const *const *pointers, int coun
 Launch plan_forward(Tile const &tile, ForwardParams *params) {
   Problem const &p = params->problem;
   std::int64_t const vectors = vectors_of(p), shares = ceil_div(vectors, tile.vectors);  // shares: threads of a row
-  int const most = forward_threads(tile.vectors, size_of(p.type), p.residual);
+  int const most = forward_threads(tile.vectors, p.residual, p.layer);
   Launch const none{};
-  params->cluster = 1;
+  params->log_lanes = params->log_cluster = 0;
   if (tile.scope != Scope::kStream && is_shifted(p) && tile.vectors != 4) return none;  // built for four alone
   switch (tile.scope) {
-    case Scope::kWarp:
+    case Scope::kWarp: {
       if (shares > 32) return none;
-      params->lanes = power_of_two(shares);
-      return {ceil_div(p.rows, kForwardWarpThreads / params->lanes), kForwardWarpThreads, 1};
+      while ((1 << params->log_lanes) < shares) ++params->log_lanes;
+      return {ceil_div(p.rows, kForwardWarpThreads >> params->log_lanes), kForwardWarpThreads, 1};
+    }
     case Scope::kBlock:
       if (shares > most) return none;
-      params->lanes = whole_warps(shares);
-      return {p.rows, params->lanes, 1};
-    case Scope::kCluster:
+      return {p.rows, whole_warps(shares), 1};
+    case Scope::kCluster: {
       if (shares > most * kMaxCluster || shares < 64) return none;
-      params->cluster = 2;
-      // Half-full blocks leave room for a second one on the same multiprocessor.
-      while (params->cluster < kMaxCluster && shares > most / 2 * params->cluster) params->cluster *= 2;
-      params->lanes = whole_warps(ceil_div(shares, params->cluster));
-      return {p.rows * params->cluster, params->lanes, params->cluster};
+      params->log_cluster = 1;
+      while ((1 << params->log_cluster) < kMaxCluster && shares > (tile.threads << params->log_cluster)) {
+        ++params->log_cluster;
+      }
+      int const cluster = 1 << params->log_cluster;
+      return {p.rows * cluster, whole_warps(ceil_div(shares, cluster)), cluster};
+    }
     case Scope::kStream:
-      params->lanes = kStreamThreads;
       return {p.rows, kStreamThreads, 1};
   }
   return none;
@@ -236,8 +232,9 @@ char const *run_forward(char const *op, ForwardParams params, Call const &call) 
   std::int32_t const count = forward_configs(p, sm, sm_count, ids, kTileCount);
   std::int32_t const id = call.config != 0 ? call.config : ids[0];
   if (std::find(ids, ids + count, id) == ids + count) {
-    return sentence("%s: tile %d cannot run rows of %lld %s on compute capability %d.%d; ask configs() for the legal ones",
-                    op, id, (long long)p.columns, name_of(p.type), sm / 10, sm % 10);
+    return sentence(
+        "%s: tile %d cannot run rows of %lld %s on compute capability %d.%d; ask configs() for the legal ones", op, id,
+        (long long)p.columns, name_of(p.type), sm / 10, sm % 10);
   }
   Tile const &tile = *find_tile(id);
   Launch const launch = plan_forward(tile, &params);
@@ -264,9 +261,13 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
   // Dynamic shared memory that one block may ask for, less what the kernel declares.
   int const limit = (sm == 86 || sm == 89 || sm >= 120 ? 99 : sm >= 90 ? 227 : 163) * 1024 - 3 * 1024;
   std::int64_t const shares = ceil_div(p.columns, kBackwardColumns);
-  params->cluster = 1;
+  params->cluster = 1, params->log_lanes = 0;
   while (shares > std::int64_t(kBackwardThreads) * params->cluster) params->cluster *= 2;
-  params->lanes = shares <= 32 ? power_of_two(shares) : whole_warps(ceil_div(shares, params->cluster));
+  params->lanes = whole_warps(ceil_div(shares, params->cluster));
+  if (shares <= 32) {
+    while ((1 << params->log_lanes) < shares) ++params->log_lanes;
+    params->lanes = 1 << params->log_lanes;
+  }
   int const group = std::max(params->lanes, 32);  // threads that start together: a block holds whole warps
   int const rows_of_group = group / params->lanes;
   std::int64_t groups = 1;
@@ -274,19 +275,15 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
     // Rows side by side share one sum of dgamma at the end, but only when there are enough to fill the chip.
     groups = std::clamp<std::int64_t>(p.rows / (std::int64_t(sm_count) * rows_of_group), 1, kBackwardThreads / group);
   }
-  int const threads = int(groups) * group;
   params->stages = 1;
-  int const one = ring_bytes(*params, threads);
+  int const one = ring_bytes(*params);
   params->stages = std::clamp(limit / one, 1, kMaxStages);
-  std::int64_t const rows_of_block = groups * rows_of_group;
-  int const resident = std::max(1, std::min(kBackwardThreads / threads, limit / (one * params->stages)));
   // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
   int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
-  std::int64_t const most = std::max(1, usable * resident / params->cluster);
-  bool const pipelined = !is_shifted(p) && params->cluster <= (sm >= 90 ? kMaxCluster : 1) && one <= limit;
-  if (pipelined) {
-    params->parts = int(std::min(ceil_div(p.rows, rows_of_block), most));
-    return {std::int64_t(params->parts) * params->cluster, threads, params->cluster};
+  std::int64_t const most = std::max(1, usable / params->cluster);
+  if (!is_shifted(p) && params->cluster <= (sm >= 90 ? kMaxCluster : 1) && one <= limit) {
+    params->parts = int(std::min(ceil_div(p.rows, groups * rows_of_group), most));
+    return {std::int64_t(params->parts) * params->cluster, int(groups) * group, params->cluster};
   }
   std::int64_t const fill = ceil_div(8 * sm_count, ceil_div(p.columns, 32));
   params->parts = int(std::min(ceil_div(p.rows, 16), std::max<std::int64_t>(1, fill)));
@@ -294,13 +291,7 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
 }
 
 extern Op const op;
-Op const op = {"row_norm",
-               {kVariantTable, 4},
-               {kAttrSpecs, 1},
-               {kConfigTable.data(), kTileCount},
-               reject,
-               workspace_bytes,
-               configs,
-               run};
+Op const op = {"row_norm", {kVariantTable, 4}, {kAttrSpecs, 1}, {kConfigTable.data(), kTileCount},
+               reject,     workspace_bytes,    configs,         run};
 
 }  // namespace cutefuse::row_norm

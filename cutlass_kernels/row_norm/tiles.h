@@ -8,25 +8,28 @@ namespace cutefuse::row_norm {
 enum class Scope { kWarp, kBlock, kCluster, kStream };
 
 // Ids are for ever: an engine stores them. `vectors`: 16-byte vectors of a row that one thread keeps in registers.
+// `threads`: blocks of a cluster grow beyond this many only when the cluster cannot.
 struct Tile {
   int id;
   char const *name;
   int min_sm;
   Scope scope;
-  int vectors;
+  int vectors, threads;
 };
 
 constexpr Tile kTiles[] = {
-    {1, "warp_v1", 80, Scope::kWarp, 1},  // several rows per block, shuffles only
-    {2, "warp_v2", 80, Scope::kWarp, 2},
-    {3, "warp_v4", 80, Scope::kWarp, 4},
-    {4, "block_v1", 80, Scope::kBlock, 1},  // one row per block
-    {5, "block_v2", 80, Scope::kBlock, 2},
-    {6, "block_v4", 80, Scope::kBlock, 4},
-    {7, "cluster_v1", 90, Scope::kCluster, 1},  // one row per cluster, sums through distributed shared memory
-    {8, "cluster_v2", 90, Scope::kCluster, 2},
-    {9, "cluster_v4", 90, Scope::kCluster, 4},
-    {10, "stream", 80, Scope::kStream, 1},  // one row per block, read twice: rows that fit nowhere else
+    {1, "warp_v1", 80, Scope::kWarp, 1, 0},  // several rows per block, shuffles only
+    {2, "warp_v2", 80, Scope::kWarp, 2, 0},
+    {3, "warp_v4", 80, Scope::kWarp, 4, 0},
+    {4, "block_v1", 80, Scope::kBlock, 1, 0},  // one row per block
+    {5, "block_v2", 80, Scope::kBlock, 2, 0},
+    {6, "block_v4", 80, Scope::kBlock, 4, 0},
+    {7, "cluster_v1", 90, Scope::kCluster, 1, 512},  // one row per cluster, sums through distributed shared memory
+    {8, "cluster_v2", 90, Scope::kCluster, 2, 512},
+    {9, "cluster_v4", 90, Scope::kCluster, 4, 512},
+    {11, "cluster_v4_256", 90, Scope::kCluster, 4, 256},
+    {12, "cluster_v2_256", 90, Scope::kCluster, 2, 256},
+    {10, "stream", 80, Scope::kStream, 1, 0},  // one row per block, read twice: rows that fit nowhere else
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
@@ -37,12 +40,14 @@ constexpr Tile const *find_tile(int id) {
   return nullptr;
 }
 
-// Threads and blocks of a tile; sets lanes and cluster. No threads: the tile cannot hold the row.
+// Threads and blocks of a tile; sets log_lanes and log_cluster. No threads: the tile cannot hold the row.
 Launch plan_forward(Tile const &tile, ForwardParams *params);
 
 // Launchers, one translation unit per element type; null when done, else one sentence.
-char const *launch_forward_f32(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm, void *stream);
-char const *launch_forward_f16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm, void *stream);
+char const *launch_forward_f32(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
+                               void *stream);
+char const *launch_forward_f16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
+                               void *stream);
 char const *launch_forward_bf16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
                                 void *stream);
 // `threads` == 0: the kernels that take any row (params.lanes and stages unused).

@@ -1,0 +1,78 @@
+"""Row norms as numbers: their calls, their cases, and the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cutefuse.kernels import Call, Tensor
+from cutefuse.ops.op import Case
+
+VARIANTS = {
+    (False, False): "CuteRMSNorm",
+    (False, True): "CuteAddRMSNorm",
+    (True, False): "CuteLayerNorm",
+    (True, True): "CuteAddLayerNorm",
+}
+FLAGS = {name: flags for flags, name in VARIANTS.items()}  # (layer, residual)
+
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "bert": {"leading": (2, 7), "columns": 768},
+    "llama": {"leading": (1, 5), "columns": 4096},
+    "one column": {"leading": (3,), "columns": 1},
+    "vector": {"leading": (), "columns": 96},
+    "odd": {"leading": (2, 3, 5), "columns": 77},
+    "no rows": {"leading": (0, 4), "columns": 64},
+    "float32 parameters": {"leading": (9,), "columns": 256, "float32_parameters": 1},
+    "long": {"leading": (2,), "columns": 40000},
+}
+
+
+def make_call(
+    dims: tuple[int, ...], layer: bool, residual: bool, epsilon: float, dtype: str, param: str, columns: int
+) -> Call:
+    """The call of a norm over the last of `dims`, whose parameters are of type `param`."""
+    x, vector = Tensor(dims, dtype), Tensor((columns,), param)
+    inputs = [x] * (1 + residual) + [vector] * (1 + layer)
+    return Call(VARIANTS[layer, residual], inputs, [x] * (1 + residual), {"epsilon": [epsilon]})
+
+
+def cases() -> list[Case]:
+    """Every op_type at shapes of models, odd ones, tiny ones, none."""
+    found = [Case(f"{op_type}: {name}", op_type, sizes) for op_type in FLAGS for name, sizes in PROBLEMS.items()]
+    return [*found, Case("large epsilon", "CuteRMSNorm", PROBLEMS["bert"], {"epsilon": [0.5]})]
+
+
+def call_of(case: Case, dtype: str) -> Call:
+    """A case as a call; parameters in the activation type unless the case says float32."""
+    sizes: dict[str, Any] = dict(case.sizes)
+    param = "float32" if sizes.get("float32_parameters") else dtype
+    epsilon: Any = case.attrs.get("epsilon", [1e-5])
+    dims = (*sizes["leading"], sizes["columns"])
+    return make_call(dims, *FLAGS[case.op_type], epsilon[0], dtype, param, sizes["columns"])
+
+
+def _parts(call: Call, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """(sum, mean, 1 / deviation, gamma, beta)."""
+    layer, residual = FLAGS[call.op_type]
+    epsilon: Any = call.attrs["epsilon"]
+    s = operands[0] + operands[1] if residual else operands[0]
+    gamma = operands[1 + residual]
+    mean = s.mean(-1, keepdims=True) if layer else np.zeros((*s.shape[:-1], 1))
+    variance = np.square(s - mean).mean(-1, keepdims=True)
+    return s, mean, 1 / np.sqrt(variance + epsilon[0]), gamma, operands[-1] if layer else np.zeros_like(gamma)
+
+
+def reference(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """(y) or (y, sum) in the type of the operands."""
+    s, mean, scale, gamma, beta = _parts(call, operands)
+    return [(s - mean) * scale * gamma + beta, s][: len(call.outputs)]
+
+
+def magnitude(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Per output element the sum of the absolute values that went into it."""
+    _, mean, scale, gamma, beta = _parts(call, operands)
+    spread = np.abs(operands[0]) + (np.abs(operands[1]) if len(call.outputs) == 2 else 0.0)
+    return [(spread + np.abs(mean)) * scale * np.abs(gamma) + np.abs(beta), spread][: len(call.outputs)]
