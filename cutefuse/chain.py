@@ -32,6 +32,27 @@ class Affine:
     make: Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
+@dataclass(frozen=True)
+class Chain:
+    """What follows a convolution and can be fused with it: affine steps, then at most one activation."""
+
+    steps: tuple[Affine, ...]
+    suffix: str
+    params: dict[str, float]
+    nodes: tuple[NodeProto, ...]
+    output: str
+
+
+def chain_after(graph: Graph, tensor: str, channels: int) -> Chain:
+    """The longest chain after the tensor that nothing else reads before its end; it may be empty."""
+    steps: list[Affine] = []
+    while step := affine_after(graph, tensor, channels):
+        steps.append(step)
+        tensor = step.output
+    act = activation_after(graph, tensor) or Activation("", (), tensor, {})
+    return Chain(tuple(steps), act.suffix, act.params, (*(s.node for s in steps), *act.nodes), act.output)
+
+
 def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:
     """The BatchNormalization, Mul or Add with constants that is the only reader of the tensor."""
     node = graph.only_user(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,8 +40,11 @@ class Facts:
     geometry: Geometry
 
 
-def find_concat(graph: Graph, conv: NodeProto, max_sources: int) -> ConcatSite | Refusal | None:
-    """The Concat that feeds a Conv, seen through Identity and inference Dropout; nested Concats are flattened."""
+def find_concat(graph: Graph, conv: NodeProto, max_sources: int, flatten_to: int) -> ConcatSite | Refusal | None:
+    """The Concat that feeds a Conv, seen through Identity and inference Dropout.
+
+    Nested Concats are flattened while there are at most `flatten_to` sources; 0 leaves them.
+    """
     if conv.domain not in ("", "ai.onnx") or not conv.input:
         return None
     between, tensor = _pass_through(graph, conv.input[0])
@@ -59,7 +63,7 @@ def find_concat(graph: Graph, conv: NodeProto, max_sources: int) -> ConcatSite |
     if not _joins_channels(graph, concat):
         axis = attribute(concat, "axis", 1)
         return Refusal(f"Concat joins axis {axis}; only the channel axis (1 or -3) can be fused into a Conv", nodes)
-    sources, inner = _flatten(graph, concat, max_sources)
+    sources, inner = _flatten(graph, concat, flatten_to)
     if len(sources) > max_sources:
         return Refusal(
             f"Concat joins {len(sources)} tensors, at most {max_sources} can be fused; split the Concat", nodes
@@ -103,6 +107,15 @@ def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], li
         else:
             break
     return sources, nodes
+
+
+def bytes_saved(graph: Graph, site: ConcatSite, facts: Facts, element_bytes: int) -> dict[str, int]:
+    """Joined tensor -> bytes of writing it once and reading it once; unknown sizes count as 1."""
+    batch, _, height, width = facts.sources[0]
+    per_channel = 2 * math.prod(max(1, d) for d in (batch, height, width)) * element_bytes
+    outer, *inner = (c.output[0] for c in site.concats)
+    channels = {outer: facts.weight_dims[1], **{t: (graph.dims(t) or (0, 0))[1] for t in inner}}
+    return {tensor: per_channel * max(0, count) for tensor, count in channels.items()}
 
 
 def read(graph: Graph, conv: NodeProto, site: ConcatSite) -> Facts | Refusal:

@@ -1,6 +1,6 @@
 """Small generators of real topologies: ONNX only, seeded random weights, no downloads.
 
-Each module but `net` holds one model: `build(dtype, small) -> onnx.ModelProto`.
+Each module holds one model, `build(dtype, small) -> onnx.ModelProto`, but those in SHARED.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import importlib
 import pkgutil
 from typing import Any
 
-SHARED = ("net",)
+SHARED = ("net", "published", "table")  # modules of this folder that hold no model
+DEMO = ("bevfusion_fuser", "hrnet_head", "unet", "yolo_neck")  # what `make demo` shows
 
 
 def names() -> list[str]:

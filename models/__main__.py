@@ -14,7 +14,9 @@ from models.net import ELEM
 def main(argv: list[str] | None = None) -> int:
     """Write `<name>-<dtype>.onnx` for every wanted model and type; prints the paths."""
     parser = argparse.ArgumentParser(prog="make_models.py", description="Write the demo models as ONNX files.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(models.names())}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(models.names())}; default: {', '.join(models.DEMO)}"
+    )
     parser.add_argument("--out", type=Path, default=Path("."), metavar="DIR", help="made when missing")
     parser.add_argument("--dtype", nargs="+", choices=sorted(ELEM), default=sorted(ELEM), help="default: both")
     parser.add_argument("--small", action="store_true", help="the same topologies with few channels and pixels")
@@ -29,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             args.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CutefuseError(f"{args.out} cannot be made ({error.strerror}); give another --out") from None
-        for name in args.names or models.names():
+        for name in args.names or models.DEMO:
             for dtype in args.dtype:
                 path = args.out / f"{name}-{dtype}.onnx"
                 onnx.save(models.build(name, dtype, args.small), str(path))

@@ -42,31 +42,40 @@ class Net:
         self.channels[output] = self.channels[inputs[0]] if channels is None else channels
         return output
 
+    def tokens(self, name: str, count: int, width: int) -> str:
+        """A graph input of [batch, tokens, width] with a dynamic batch."""
+        self.inputs.append(helper.make_tensor_value_info(name, ELEM[self.dtype], ["batch", count, width]))
+        self.channels[name] = width
+        return name
+
     def conv(
-        self, x: str, filters: int, kernel: int, name: str, *, stride: int = 1, bias: bool = True, bn: bool = False,
-        act: str = "",
+        self, x: str, filters: int, kernel: int | tuple[int, int], name: str, *, stride: int = 1, dilation: int = 1,
+        group: int = 1, bias: bool = True, bn: bool = False, act: str = "",
     ) -> str:  # fmt: skip
         """Conv with 'same' pads, then BatchNormalization and an activation (Relu, SiLU, ...) where wanted."""
-        c = self.channels[x]
-        fan_in = c * kernel * kernel
-        w = self.rng.standard_normal((filters, c, kernel, kernel)) * math.sqrt(2 / fan_in)
+        rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
+        shape = (filters, self.channels[x] // group, rows, columns)
+        w = self.rng.standard_normal(shape) * math.sqrt(2 / math.prod(shape[1:]))
         inputs = [x, self.weight(f"{name}.weight", w)]
         if bias and not bn:
             inputs.append(self.weight(f"{name}.bias", 0.1 * self.rng.standard_normal(filters)))
         y = self.add(
-            "Conv", inputs, f"/{name}/Conv", filters, kernel_shape=[kernel, kernel], strides=[stride, stride],
-            pads=[kernel // 2] * 4, dilations=[1, 1], group=1,
+            "Conv", inputs, f"/{name}/Conv", filters, kernel_shape=[rows, columns], strides=[stride, stride],
+            pads=[rows // 2 * dilation, columns // 2 * dilation] * 2, dilations=[dilation, dilation], group=group,
         )  # fmt: skip
-        if bn:
-            params = {
-                "weight": self.rng.uniform(0.5, 1.5, filters),
-                "bias": 0.1 * self.rng.standard_normal(filters),
-                "running_mean": 0.1 * self.rng.standard_normal(filters),
-                "running_var": self.rng.uniform(0.5, 2, filters),
-            }
-            stats = [self.weight(f"{name}.bn.{k}", v) for k, v in params.items()]
-            y = self.add("BatchNormalization", [y, *stats], f"/{name}/BatchNormalization", epsilon=1e-3)
-        return self.act(y, act, name)
+        return self.act(self.batch_norm(y, name) if bn else y, act, name)
+
+    def batch_norm(self, x: str, name: str) -> str:
+        """BatchNormalization with statistics that are far from the identity."""
+        count = self.channels[x]
+        params = {
+            "weight": self.rng.uniform(0.5, 1.5, count),
+            "bias": 0.1 * self.rng.standard_normal(count),
+            "running_mean": 0.1 * self.rng.standard_normal(count),
+            "running_var": self.rng.uniform(0.5, 2, count),
+        }
+        stats = [self.weight(f"{name}.bn.{k}", v) for k, v in params.items()]
+        return self.add("BatchNormalization", [x, *stats], f"/{name}/BatchNormalization", epsilon=1e-3)
 
     def act(self, x: str, act: str, name: str) -> str:
         """An activation; SiLU is written as x * sigmoid(x), as exporters do."""
@@ -84,6 +93,15 @@ class Net:
         rules = {"nearest": {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}}
         attrs = rules.get(mode, {"coordinate_transformation_mode": "half_pixel"})
         return self.add("Resize", [x, "", scales], f"/{name}/Resize", mode=mode, **attrs)
+
+    def resize_like(self, x: str, size: int, name: str) -> str:
+        """Bilinear Resize to size x size pixels."""
+        sizes = self.weight(f"{name}.size", np.array([size, size]), "int64")
+        start, end = (self.weight(f"{name}.{k}", np.array([v]), "int64") for k, v in (("start", 0), ("end", 2)))
+        shape = self.add("Shape", [x], f"/{name}/Shape")
+        kept = self.add("Slice", [shape, start, end], f"/{name}/Slice")
+        full = self.add("Concat", [kept, sizes], f"/{name}/Concat", axis=0)
+        return self.add("Resize", [x, "", "", full], f"/{name}/Resize", self.channels[x], mode="linear")
 
     def max_pool(self, x: str, name: str) -> str:
         """2x2 with stride 2."""

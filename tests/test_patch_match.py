@@ -262,6 +262,14 @@ def test_a_nested_concat_read_elsewhere_is_a_source_of_its_own(tmp_path: Path) -
     assert fused_types(patched) == ["CuteConcatConv2"]
 
 
+def test_a_nested_concat_is_not_flattened_where_its_sources_are_illegal(tmp_path: Path) -> None:
+    body = "d = Concat<axis=1>(a, b) c = Concat<axis=1>(d, e) x = Conv(c, w, k) y = Relu(x)"
+    inputs = {"a": "n,7,9,7", "b": "n,1,9,7", "e": "n,16,9,7"}
+    result, patched = run_patch(graph(body, inputs=inputs), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv2Relu"] and result.report["verify"]["passed"]
+    assert [n.op_type for n in patched.graph.node] == ["Concat", "CuteConcatConv2Relu"]
+
+
 def test_one_unknown_channel_count_follows_from_the_filter(tmp_path: Path) -> None:
     _, patched = run_patch(graph(CONV + "y = Relu(x)", inputs={"a": "n,8,9,7", "b": "n,m,9,7"}), tmp_path, verify=False)
     fused = next(n for n in patched.graph.node if n.domain == "cutefuse")

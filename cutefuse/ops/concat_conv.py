@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto
 
-from cutefuse import conv_math, conv_site
+from cutefuse import conv_math, conv_site, kernels
 from cutefuse.body import Body
-from cutefuse.chain import FLOAT_MAX, Affine, activation_after, affine_after
+from cutefuse.chain import FLOAT_MAX, chain_after
 from cutefuse.graph import Graph
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
@@ -45,37 +45,33 @@ class ConcatConv(FusedOp):
     anchors = frozenset({"Conv"})
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        site = conv_site.find_concat(graph, node, MAX_SOURCES)
+        found = self._match(graph, node, MAX_SOURCES)
+        if isinstance(found, Match) and kernels.reject(found.call):
+            # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
+            joined = self._match(graph, node, 0)
+            found = joined if isinstance(joined, Match) and not kernels.reject(joined.call) else found
+        return found
+
+    def _match(self, graph: Graph, node: NodeProto, flatten_to: int) -> Match | Refusal | None:
+        site = conv_site.find_concat(graph, node, MAX_SOURCES, flatten_to)
         if site is None or isinstance(site, Refusal):
             return site
         facts = conv_site.read(graph, node, site)
         if isinstance(facts, Refusal):
             return facts
-        filters, tensor = facts.weight_dims[0], node.output[0]
-        steps: list[Affine] = []
-        while step := affine_after(graph, tensor, filters):
-            steps.append(step)
-            tensor = step.output
-        act = activation_after(graph, tensor)
-        suffix, output = (act.suffix, act.output) if act else ("", tensor)
-        call = make_call(facts.sources, filters, facts.geometry, suffix, facts.dtype, act.params if act else {})
-        folded = conv_site.Folded(graph, facts, steps)
+        tail = chain_after(graph, node.output[0], facts.weight_dims[0])
+        folded = conv_site.Folded(graph, facts, tail.steps)
+        nodes = (node, *site.nodes, *tail.nodes)
         if reason := folded.reject():
-            return Refusal(reason, (node, *site.nodes))
+            return Refusal(reason, nodes)
+        call = make_call(facts.sources, facts.weight_dims[0], facts.geometry, tail.suffix, facts.dtype, tail.params)
         w, b = call.inputs[-2:]
-        nodes = (node, *site.nodes, *(s.node for s in steps), *(act.nodes if act else ()))
         constants = (
             Constant("packed_weight", tuple(w.dims), w.dtype, folded.packed, typed=True),
             Constant("bias", tuple(b.dims), b.dtype, folded.bias),
         )
-        batch, _, height, width = facts.sources[0]
-        pixel_bytes = (
-            2 * math.prod(max(1, d) for d in (batch, height, width)) * SIZES[facts.dtype]
-        )  # written and read once
-        inner = {c.output[0]: (graph.dims(c.output[0]) or (0, 0))[1] for c in site.concats[1:]}
-        widths = {site.concats[0].output[0]: facts.weight_dims[1], **inner}
-        saved = {tensor: pixel_bytes * max(0, channels) for tensor, channels in widths.items()}
-        return Match(call, nodes, (*site.sources, *constants), (output,), saved)
+        saved = conv_site.bytes_saved(graph, site, facts, SIZES[facts.dtype])
+        return Match(call, nodes, (*site.sources, *constants), (tail.output,), saved)
 
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
         rest = op_type.removeprefix("CuteConcatConv")

@@ -1,0 +1,114 @@
+"""`python -m models.table [--out FILE]`: patch every model here, prove it, and write docs/models.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import models
+from cutefuse.errors import run_command
+from cutefuse.host import Host, Input
+from cutefuse.patch import Options, Result, patch
+from cutefuse.store import write_text
+from cutefuse.unpatch import unpatch
+from cutefuse.verify import verify
+from models import published
+
+HEADER = """# What is fused in which model
+
+Written by `python -m models.table`. Every model is generated or comes with the onnx package; weights are random.
+Sizes are the small ones of the generators: they change no verdict but those that depend on sizes.
+
+- sites: candidates / fused / refused, all operators together
+- MB gone: traffic of tensors that the fused graph no longer writes and reads, for one image of the small size
+- error: largest difference of any output between original and patched model in ONNX Runtime, relative to the largest
+  value of that output; `undone` is the same after `cutefuse unpatch`
+- plugin host: fused nodes whose plugin passed the host's builder and runtime checks without a finding
+
+| model | type | opset | nodes | sites | MB gone | error | undone | plugin host |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def sources() -> Iterator[tuple[str, str, onnx.ModelProto]]:
+    """(name, type, model) of everything that the table shows."""
+    for name in models.names():
+        for dtype in ("float32", "float16"):
+            yield name, dtype, models.build(name, dtype, small=True)
+    for name in published.names():
+        yield f"{name} (onnx package)", "float32", published.load(name)
+
+
+def accepted(host: Host, patched: onnx.ModelProto, result: Result) -> str:
+    """How many fused nodes the plugin host takes through their whole life without a finding."""
+    types = {t.name: onnx.helper.tensor_dtype_to_np_dtype(t.data_type).name for t in patched.graph.initializer}
+    nodes = {n.output[0]: n for n in patched.graph.node if n.domain == "cutefuse"}
+    good = 0
+    sites = [s for s in result.report["sites"] if s["status"] == "fused"]
+    for site in sites:
+        node = nodes[next(o for o in site["outputs"] if o)]
+        shapes = zip(node.input, site["shapes"]["inputs"], strict=True)
+        inputs = [Input(tuple(dims), types.get(name, site["dtype"])) for name, dims in shapes]
+        good += not [f for f in host.build(node, inputs).findings if f.kind != "warning"]
+    return f"{good} of {len(sites)}"
+
+
+def worst(proof: dict[str, Any]) -> str:
+    """The largest relative error of a verification, or that it failed."""
+    if not proof["passed"]:
+        return "**differs**"
+    return f"{max((o.get('max_rel_error', 0.0) for o in proof['outputs']), default=0.0):.1e}"
+
+
+def row(host: Host, name: str, dtype: str, model: onnx.ModelProto, reasons: Counter[str]) -> str:
+    """One line of the table; reasons of refusals are counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, output, plain = (Path(folder) / f"{n}.onnx" for n in ("m", "out", "plain"))
+        onnx.save(model, str(source))
+        result = patch(source, output, Options(verify=True))
+        summary = result.report["summary"]
+        reasons.update(s["reason"] for s in result.report["sites"] if s["status"] == "refused")
+        error = undone = plugins = "-"
+        if result.report["verify"]:
+            error = worst(result.report["verify"])
+        if result.output:
+            unpatch(output, plain)
+            tolerance = result.report["verify"]["outputs"][0].get("tolerance", 0.0)
+            undone = worst(verify(source, onnx.load(str(plain)), Path(folder), tolerance, {}))
+            plugins = accepted(host, onnx.load(str(output)), result)
+    nodes = f"{summary['nodes_before']} -> {summary['nodes_after']}"
+    sites = f"{summary['candidates']} / {summary['fused']} / {summary['refused']}"
+    gone = f"{summary['bytes_saved'] / 1e6:.3g}"
+    cells = [name, dtype, result.report["opset"], nodes, sites, gone, error, undone, plugins]
+    return f"| {' | '.join(map(str, cells))} |\n"
+
+
+def write(out: Path) -> None:
+    """Write the page."""
+    host, reasons = Host(), Counter[str]()
+    text = HEADER
+    for name, dtype, model in sources():
+        text += row(host, name, dtype, model, reasons)
+        print(text.splitlines()[-1], flush=True)
+    text += "\n## Refusals\n\n"
+    text += "".join(f"- {count} x {reason}\n" for reason, count in sorted(reasons.items())) or "None.\n"
+    write_text(out, text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `python -m models.table`."""
+    parser = argparse.ArgumentParser(prog="models.table", description="Patch every model and write the table.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "models.md")
+    args = parser.parse_args(argv)
+    return run_command(lambda: write(args.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

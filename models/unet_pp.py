@@ -1,0 +1,28 @@
+"""UNet++: nested skip pathways, where a decoder node joins all earlier nodes of its level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.net import Net
+
+
+def build(dtype: str = "float32", small: bool = False) -> Any:
+    """256x256 pixels and 32 to 512 channels; small: 32x32 and 8 to 128."""
+    width, size = (8, 32) if small else (32, 256)
+    net = Net("unet_pp", dtype)
+    filters = [width * 2**i for i in range(5)]
+
+    def block(x: str, level: int, name: str) -> str:
+        x = net.conv(x, filters[level], 3, f"{name}.conv1", bn=True, act="Relu")
+        return net.conv(x, filters[level], 3, f"{name}.conv2", bn=True, act="Relu")
+
+    x = {(0, 0): block(net.input("image", 3, size, size), 0, "conv0_0")}
+    for i in range(1, 5):
+        x[i, 0] = block(net.max_pool(x[i - 1, 0], f"pool{i}"), i, f"conv{i}_0")
+    for j in range(1, 5):
+        for i in range(5 - j):
+            up = net.upsample(x[i + 1, j - 1], 2, f"up{i + 1}_{j - 1}")
+            joined = net.concat([*(x[i, k] for k in range(j)), up], f"conv{i}_{j}/Concat")
+            x[i, j] = block(joined, i, f"conv{i}_{j}")
+    return net.model([net.conv(x[0, 4], 1, 1, "final")])
