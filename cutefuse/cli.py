@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "patch": ("cutefuse.patch", "rewrite an ONNX model to use the fused operators"),
     "unpatch": ("cutefuse.unpatch", "turn fused nodes back into standard operators"),
     "diff": ("cutefuse.diff", "show what changed between two ONNX models"),
+    "doctor": ("cutefuse.doctor", "what this machine has, what is missing, and what to do about it"),
     "build": ("cutefuse.engine", "build an engine with trtexec or TensorRT's Python API"),
     "process": ("cutefuse.process", "build, profile and draw an engine, and write a report"),
     "report": ("cutefuse.report", "write an HTML report of a folder of engine JSON files"),
