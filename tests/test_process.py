@@ -223,6 +223,14 @@ def test_a_plugin_without_body_cannot_run_in_onnxruntime(tmp_path: Path) -> None
     assert not any((tmp_path / "out").iterdir())
 
 
+def test_options_of_tensorrts_builder_are_said_to_have_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--fp16", "--iterations=1", "--duration=0.01", "--warmUp=1"]
+    ort.profile(make_model(tmp_path / "m.onnx"), tmp_path / "out", words)
+    assert "no effect on ONNX Runtime, which runs the model as it is: --fp16\n" in capsys.readouterr().out
+
+
 def test_onnxruntime_refuses_an_input_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CutefuseError, match="--shapes names z"):
         ort.profile(make_model(tmp_path / "m.onnx"), tmp_path / "out", ["--shapes=z:1"])

@@ -107,6 +107,9 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
     import onnxruntime
 
     options = options_of(words)
+    idle = [word for word in words if word.partition("=")[0] in _IGNORED]
+    if idle:
+        print(f"no effect on ONNX Runtime, which runs the model as it is: {' '.join(idle)}")
     files = Artifacts.of(model, outdir)
     make_folder(outdir)
     with tempfile.TemporaryDirectory(dir=outdir, prefix=".ort-") as scratch:
