@@ -333,6 +333,7 @@ def _origins(model: Any, optimised: Any) -> list[list[str]]:
     for call, positions in inlined.items():
         outside = {t for p in positions for t in optimised.node[p].input if t in maker}
         owner = next((c for c in calls if call.startswith(c.op_type) and outside <= set(c.input)), None)
-        for position in positions if owner is not None else []:
-            result[position] = [owner.name or owner.output[0]]
+        if owner is not None:
+            for position in positions:
+                result[position] = [owner.name or owner.output[0]]
     return result
