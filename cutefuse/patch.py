@@ -233,13 +233,15 @@ def show(result: Result, verbose: bool) -> None:
     saved = summary["bytes_saved"] / 1e6
     print(f"{summary['candidates']} candidates: {counts}; {saved:.3g} MB of traffic gone; {summary['seconds']} s")
     if proof := result.report["verify"]:
-        worst = max((o.get("max_rel_error", 0.0) for o in proof["outputs"]), default=0.0)
+        compared = [*proof["outputs"], *proof["sites"]]
+        worst = max((o.get("max_rel_error", 0.0) for o in compared), default=0.0)
         if proof["passed"]:
-            print(f"verified with {proof['backend']}: worst error {worst:.2g} of the largest output value")
-        else:
-            why = next(
-                (o["why"] for o in (proof, *proof["outputs"]) if "why" in o), f"worst relative error {worst:.2g}"
+            print(
+                f"verified with {proof['backend']}, {len(proof['outputs'])} outputs and {len(proof['sites'])} sites: "
+                f"worst error {worst:.2g} of a tensor's largest value"
             )
+        else:
+            why = next((o["why"] for o in (proof, *compared) if "why" in o), f"worst relative error {worst:.2g}")
             where = f", first at site '{proof['first_wrong_site']}'" if proof.get("first_wrong_site") else ""
             print(f"error: verification failed ({why}{where}); no model was written", file=sys.stderr)
     if result.output:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def unpatch(source: Path, output: Path) -> int:
     graph = Graph(model, source.parent, inferred(model))
     _complete_bodies(graph, fused)
     names = {n.op_type for n in fused}
+    sites = {n.name or n.output[0]: list(n.output) for n in fused}
     kept = {o for n in model.graph.node for o in n.output}
     plain = inline_selected_functions(model, [(DOMAIN, n) for n in names], exclude=False)
     for unused in [f for f in plain.functions if f.domain == DOMAIN]:
@@ -58,7 +59,7 @@ def unpatch(source: Path, output: Path) -> int:
             del plain.metadata_props[i]
     with writer(output, uses_external_data(plain)) as out:
         _fold(plain, source.parent, kept, out)
-        _rename(plain, {o: n.name for n in fused for o in n.output if o})
+        _rename(plain, sites)
         out.save(plain, source.parent)
         out.commit()
     return len(fused)
@@ -154,29 +155,27 @@ def _without_dead(nodes: list[NodeProto], kept: set[str], graph: Graph) -> list[
     return alive[::-1]
 
 
-def _rename(model: ModelProto, sites: Mapping[str, str]) -> None:
-    """Name what came from a body after its site: the convolution or normalisation itself inherits the site's name."""
-    makers = {o: n for n in model.graph.node for o in n.output}
+def _rename(model: ModelProto, sites: Mapping[str, Sequence[str]]) -> None:
+    """Name what came from a body after its site (name -> outputs): the convolution itself inherits the site's name."""
+    nodes = list(model.graph.node)
+    makers = {o: i for i, n in enumerate(nodes) for o in n.output}
     stored = {t.name: t for t in model.graph.initializer}
-    taken = {n.name for n in model.graph.node} | set(stored) | makers.keys()
-    for output, site in sites.items():
-        pending, done, renamed = [makers[output]], list[NodeProto](), dict[str, str]()
+    taken = {n.name for n in nodes} | set(stored) | makers.keys()
+    for site, outputs in sites.items():
+        pending, members = [makers[o] for o in outputs if o in makers], set[int]()
         while pending:
-            node = pending.pop()
-            if any(node is d for d in done):
-                continue
-            done.append(node)
+            members.add(i := pending.pop())
+            pending += [makers[n] for n in nodes[i].input if n.startswith(FORMAL) and n in makers]
+        renamed: dict[str, str] = {}
+        for node in (nodes[i] for i in sorted(members)):
             node.name = fresh(site if node.op_type in _ANCHORS else f"{site}/{node.op_type}", taken)
+            for i, name in enumerate(node.input):
+                if name.startswith(FORMAL) and name in stored and name not in renamed:
+                    kind = _OPERANDS.get((node.op_type, i), "constant")
+                    renamed[name] = stored[name].name = fresh(f"{site}.{kind}", taken)
             for i, name in enumerate(node.output):
                 if name.startswith(FORMAL):
                     renamed[name] = node.output[i] = fresh(f"{node.name}_output_{i}", taken)
-            for i, name in enumerate(node.input):
-                if name in stored and name.startswith(FORMAL) and name not in renamed:
-                    kind = _OPERANDS.get((node.op_type, i), "constant")
-                    renamed[name] = stored[name].name = fresh(f"{site}.{kind}", taken)
-                elif name.startswith(FORMAL) and name in makers:
-                    pending.append(makers[name])
-        for node in done:
             node.input[:] = [renamed.get(i, i) for i in node.input]
 
 

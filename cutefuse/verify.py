@@ -18,6 +18,7 @@ from cutefuse.store import load_model
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
 FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
 MAX_ELEMENTS = 1 << 30
+MAX_PROBES = 64
 INTEGER_MISMATCH = 1e-3  # share of integer outputs that may flip: an argmax between two equal scores is not an error
 
 
@@ -124,10 +125,10 @@ def original_runner(model: onnx.ModelProto, folder: Path) -> Runner:
         ) from None
 
 
-def compare(expected: Any, actual: Any, tolerance: float) -> dict[str, Any]:
-    """Figures of one output: errors relative to its largest absolute value, cosine, verdict."""
+def compare(expected: Any, actual: Any, tolerance: float, same_type: bool = True) -> dict[str, Any]:
+    """Figures of one tensor: errors relative to its largest absolute value, cosine, verdict."""
     a, b = np.asarray(expected), np.asarray(actual)
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or (same_type and a.dtype != b.dtype):
         return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
     if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
         wrong = float(np.mean(a != b)) if a.size else 0.0
@@ -154,30 +155,59 @@ def verify(
     original: Path, patched: onnx.ModelProto, folder: Path, tolerance: float, shapes: Mapping[str, Sequence[int]],
     seed: int = 0, probes: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare an ONNX file with its patched model (weights in `folder`). `probes` are (site, tensor) in graph order:
-    on a mismatch the first one that differs is named.
+    """Compare an ONNX file with its patched model (weights in `folder`), on all outputs and on `probes`.
 
-    Raises VerificationError when the original itself cannot be run: without a truth nothing is proven.
+    Probes are (site, tensor) in graph order: tensors of both models that become outputs for the comparison, at most
+    MAX_PROBES of them. Raises VerificationError when the original cannot be run: without a truth nothing is proven.
     """
     model = load_model(original)
-    runner = original_runner(model, original.parent)
+    outputs = [o.name for o in model.graph.output]
+    shared = _made(model) & _made(patched)
+    probes = [p for p in probes if p[1] in shared][:: -(-len(probes) // MAX_PROBES) or 1]
+    for probed in (
+        [t for _, t in probes if t not in outputs],
+        [],
+    ):  # a tensor whose type ONNX Runtime cannot infer only costs the probes
+        try:
+            runner = original_runner(_with_outputs(model, probed), original.parent)
+            break
+        except VerificationError:
+            if not probed:
+                raise
     expected, feeds = _truth(runner, model, shapes, seed)
     report: dict[str, Any] = {
         "seed": seed, "backend": runner.backend, "inputs": {k: list(v.shape) for k, v in feeds.items()}, "outputs": [],
+        "sites": [],
     }  # fmt: skip
     try:
-        actual = Runner(patched, folder, runner.reference)(feeds)
+        actual = Runner(_with_outputs(patched, probed), folder, runner.reference)(feeds)
     except Exception as error:
         report.update(passed=False, why=f"the patched model does not run: {' '.join(str(error).split())}")
         return report
-    for info, a, b in zip(model.graph.output, expected, actual, strict=True):
-        report["outputs"].append({"name": info.name, **compare(a, b, tolerance)})
-    report["passed"] = all(o["passed"] for o in report["outputs"])
-    if not report["passed"] and probes:
-        report["first_wrong_site"] = _first_wrong(
-            model, original.parent, patched, folder, feeds, tolerance, probes, runner.reference
-        )
+    results = [
+        compare(a, b, tolerance, same_type=i < len(outputs))
+        for i, (a, b) in enumerate(zip(expected, actual, strict=True))
+    ]
+    of_tensor = dict(zip([*outputs, *probed], results, strict=True))
+    report["outputs"] = [{"name": name, **of_tensor[name]} for name in outputs]
+    report["sites"] = [{"name": site, **of_tensor[t]} for site, t in probes if t in of_tensor]
+    report["passed"] = all(r["passed"] for r in results)
+    if wrong := next((s["name"] for s in report["sites"] if not s["passed"]), None):
+        report["first_wrong_site"] = wrong
     return report
+
+
+def _made(model: onnx.ModelProto) -> set[str]:
+    return {o for n in model.graph.node for o in n.output if o}
+
+
+def _with_outputs(model: onnx.ModelProto, probes: Sequence[str]) -> onnx.ModelProto:
+    if not probes:
+        return model
+    probed = onnx.ModelProto()
+    probed.CopyFrom(model)
+    probed.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in probes)
+    return probed
 
 
 def _truth(
@@ -193,23 +223,3 @@ def _truth(
     raise VerificationError(
         f"the original does not run on the inputs that were tried ({reason}); nothing is proven, give --input-shape"
     )
-
-
-def _first_wrong(
-    original: onnx.ModelProto, original_folder: Path, patched: onnx.ModelProto, folder: Path,
-    feeds: Mapping[str, np.ndarray], tolerance: float, probes: Sequence[tuple[str, str]], reference: bool,
-) -> str | None:  # fmt: skip
-    def outputs(model: onnx.ModelProto, where: Path) -> list[Any]:
-        probed = onnx.ModelProto()
-        probed.CopyFrom(model)
-        listed = {o.name for o in probed.graph.output}
-        probed.graph.output.extend(onnx.ValueInfoProto(name=t) for _, t in probes if t not in listed)
-        runner = Runner(probed, where, reference)
-        runner.outputs = [t for _, t in probes]
-        return runner(feeds)
-
-    try:
-        pairs = zip(probes, outputs(original, original_folder), outputs(patched, folder), strict=True)
-        return next((site for (site, _), a, b in pairs if not compare(a, b, tolerance)["passed"]), None)
-    except Exception:  # a probe that cannot be exposed only costs the hint
-        return None

@@ -28,8 +28,8 @@ Sizes are the small ones of the generators: they change no verdict but those tha
 
 - sites: candidates / fused / refused, all operators together
 - MB gone: traffic of tensors that the fused graph no longer writes and reads, for one image of the small size
-- error: largest difference of any output between original and patched model in ONNX Runtime, relative to the largest
-  value of that output; `undone` is the same after `cutefuse unpatch`
+- error: largest difference of any output, and of the result of any site, between original and patched model in ONNX
+  Runtime, relative to the largest value of that tensor; `undone`: any output after `cutefuse unpatch`
 - plugin host: fused nodes whose plugin passed the host's builder and runtime checks without a finding
 
 | model | type | opset | nodes | sites | MB gone | error | undone | plugin host |
@@ -64,7 +64,7 @@ def worst(proof: dict[str, Any]) -> str:
     """The largest relative error of a verification, or that it failed."""
     if not proof["passed"]:
         return "**differs**"
-    return f"{max((o.get('max_rel_error', 0.0) for o in proof['outputs']), default=0.0):.1e}"
+    return f"{max((o.get('max_rel_error', 0.0) for o in [*proof['outputs'], *proof['sites']]), default=0.0):.1e}"
 
 
 def row(host: Host, name: str, dtype: str, model: onnx.ModelProto, reasons: Counter[str]) -> str:

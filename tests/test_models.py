@@ -84,3 +84,14 @@ def test_published_graphs_are_fused_and_compute_the_same(name: str, count: int, 
 def test_published_graphs_without_the_pattern_are_left_alone(name: str, tmp_path: Path) -> None:
     result, patched = run_patch(onnx.load(str(published.FOLDER / f"light_{name}.onnx")), tmp_path)
     assert patched is None and result.exit_code == 3 and result.report["sites"] == []
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_the_page_of_models_says_what_the_rewriter_does(name: str, tmp_path: Path) -> None:
+    result, _ = run_patch(models.build(name, "float32", small=True), tmp_path, dry_run=True)
+    summary = result.report["summary"]
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {name} | float32 |"))
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[4] == f"{summary['nodes_before']} -> {summary['nodes_after']}"
+    assert cells[5] == f"{summary['candidates']} / {summary['fused']} / {summary['refused']}"

@@ -50,6 +50,7 @@ def test_patching_writes_model_and_report_beside_the_input(source: Path, capsys:
     assert first["shapes"]["outputs"] == [[-1, 12, 7, 5]] and first["flops"] == 2 * 12 * 35 * 24 * 9
     assert first["bytes_saved"] == 2 * 24 * 63 * 4
     assert report["verify"]["passed"] and report["summary"]["fused"] == 2
+    assert [s["name"] for s in report["verify"]["sites"]] == ["Conv_1", "Conv_4"]
 
 
 def test_the_output_option_names_model_and_report(source: Path, tmp_path: Path) -> None:
