@@ -14,7 +14,7 @@ setup: $(VENV)/.ready build
 $(VENV)/.ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q "cmake>=3.24" ninja "scikit-build-core>=0.10" $$($(BIN)/python scripts/requirements.py test lint graphviz)
+	$(BIN)/python -m pip install -q "cmake>=3.24" ninja "scikit-build-core>=0.10" $$($(BIN)/python scripts/requirements.py test lint bench)
 	$(BIN)/python -m pip install -q --no-deps nvidia-cutlass==4.2.0.0  # headers; its Python needs are not wanted
 	touch $@
 
