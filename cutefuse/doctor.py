@@ -144,7 +144,7 @@ def findings() -> list[Finding]:
     found += check_library() + check_gpu() + check_tensorrt()
     found.append(check_program("nvcc", "--version", "needed to build kernels only"))
     found.append(
-        check_program("dot", "-V", "apt install graphviz (reports then draw with it; they draw without it too)")
+        check_program("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own")
     )
     found.append(
         check_program("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only")
