@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "process": ("cutefuse.process", "build, profile and draw an engine, and write a report"),
     "report": ("cutefuse.report", "write an HTML report of a folder of engine JSON files"),
     "compare": ("cutefuse.report.compare", "compare two or more engines, layer by layer"),
+    "accuracy": ("cutefuse.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),
     "rank": ("cutefuse.report.rank", "rank what to fuse next from the profile of an engine"),
     "roofline": ("cutefuse.roofline", "peaks of GPUs, measured peaks, and language models under the roof"),
     "profile-torch": ("cutefuse.profile_torch", "profile a PyTorch module and show what our operators would remove"),

@@ -1,0 +1,92 @@
+"""`cutefuse accuracy`: one set of inputs through an engine and through ONNX Runtime, compared by Polygraphy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import cutefuse
+from cutefuse.errors import CutefuseError, VerificationError, run_command
+
+
+def require(package: str) -> None:
+    """Raise CutefuseError when a package that the comparison needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise CutefuseError(f"the package {package} is not installed; the comparison needs it: pip install {package}")
+
+
+def runner(path: Path) -> Any:
+    """A Polygraphy runner: ONNX Runtime for *.onnx, TensorRT (with the plugin library loaded) for an engine."""
+    if not path.is_file():
+        raise CutefuseError(f"{path} does not exist; give an ONNX model or a TensorRT engine")
+    if path.suffix == ".onnx":
+        from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+
+        return OnnxrtRunner(SessionFromOnnx(str(path), providers=["cpu"]), name=f"onnxruntime {path.name}")
+    require("tensorrt")
+    import tensorrt
+    from polygraphy.backend.common import BytesFromPath
+    from polygraphy.backend.trt import EngineFromBytes, TrtRunner
+
+    # Polygraphy's own --plugins only opens a library; this one is registered through getCreators.
+    if tensorrt.get_plugin_registry().load_library(str(cutefuse.plugin_path())) is None:
+        raise CutefuseError(f"TensorRT does not load {cutefuse.plugin_path()}; see `cutefuse doctor`")
+    return TrtRunner(EngineFromBytes(BytesFromPath(str(path))), name=f"tensorrt {path.name}")
+
+
+def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, shapes: dict[str, list[int]]) -> bool:
+    """Whether every output agrees within atol + rtol * |value| on one set of seeded inputs.
+
+    Sizes that are dynamic and not in `shapes` (input name -> dims) are 1 for Polygraphy.
+    """
+    require("polygraphy")
+    os.environ.setdefault("POLYGRAPHY_AUTOINSTALL_DEPS", "0")
+    from polygraphy.common import TensorMetadata
+    from polygraphy.comparator import Comparator, CompareFunc, DataLoader
+    from polygraphy.exception import PolygraphyException
+
+    metadata = TensorMetadata()
+    for name, dims in shapes.items():
+        metadata.add(name, dtype=None, shape=dims)
+    try:
+        results = Comparator.run([runner(first), runner(second)], data_loader=DataLoader(seed, input_metadata=metadata))
+        accuracy = Comparator.compare_accuracy(results, compare_func=CompareFunc.simple(rtol=rtol, atol=atol))
+    except PolygraphyException as error:
+        raise CutefuseError(
+            f"{first.name} and {second.name} cannot be compared: {str(error).splitlines()[0]}"
+        ) from None
+    return bool(accuracy)
+
+
+def shape_of(text: str) -> tuple[str, list[int]]:
+    """'image:1x3x64x64' -> ('image', [1, 3, 64, 64]), as trtexec's --shapes."""
+    name, _, dims = text.rpartition(":")
+    try:
+        return name, [int(d) for d in dims.split("x")]
+    except ValueError:
+        raise CutefuseError(f"'{text}' is no shape; write it like image:1x3x64x64") from None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `cutefuse accuracy`: exit code 0 equal, 1 different, 2 bad input."""
+    parser = argparse.ArgumentParser(prog="cutefuse accuracy", description=__doc__)
+    parser.add_argument("engine", type=Path, help="TensorRT engine, or a patched ONNX model")
+    parser.add_argument("reference", type=Path, help="the original ONNX model")
+    parser.add_argument("--shapes", nargs="*", default=[], metavar="NAME:DIMS", help="input shapes, like x:1x3x64x64")
+    parser.add_argument("--rtol", type=float, default=1e-2, help="relative tolerance (1e-2: float16 and TF32)")
+    parser.add_argument("--atol", type=float, default=1e-2, help="absolute tolerance")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+
+    def command() -> None:
+        shapes = dict(map(shape_of, args.shapes))
+        if not compare(args.engine, args.reference, args.rtol, args.atol, args.seed, shapes):
+            raise VerificationError(
+                f"{args.engine.name} and {args.reference.name} differ; Polygraphy's lines say where"
+            )
+        print(f"{args.engine.name} and {args.reference.name} agree within {args.atol:g} + {args.rtol:g} * |value|")
+
+    return run_command(command)
