@@ -134,6 +134,7 @@ def _write(
         apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
         out.save(model, source.parent)
         if options.verify:
+            from cutefuse.progress import spinner
             from cutefuse.verify import verify
 
             fused = [s for s in sites if s.status == FUSED and s.match]
@@ -144,7 +145,8 @@ def _write(
                 add_bodies(runnable, fused, graph.opset)
             tolerance = max(s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match)
             probes = [(s.name, t) for s in fused if s.match for t in s.match.outputs if t]
-            report["verify"] = verify(source, runnable, out.folder, tolerance, options.shapes, options.seed, probes)
+            with spinner(f"running {source.name} and its patched model on the same inputs"):
+                report["verify"] = verify(source, runnable, out.folder, tolerance, options.shapes, options.seed, probes)
             if not report["verify"]["passed"]:
                 return None
         out.commit()
@@ -173,6 +175,8 @@ def _select(sites: Sequence[Site], source: Path, options: Options) -> None:
         gains = rank.gains(options.profile, source)
     for site in (s for s in sites if s.status == FUSED):
         names = {site.name, *(n.name for n in site.nodes if n.name), *(o for n in site.nodes for o in n.output)}
+        if options.profile:
+            site.gain_us = max((gains[n] for n in names if n in gains), default=0.0)
         if options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
             site.refuse(EXCLUDED, "no --include pattern names it")
         elif pattern := next((p for p in options.exclude if any(fnmatchcase(n, p) for n in names)), None):
@@ -181,12 +185,9 @@ def _select(sites: Sequence[Site], source: Path, options: Options) -> None:
             site.refuse(EXCLUDED, "no --include-op names its operator")
         elif site.op.stem in options.exclude_op:
             site.refuse(EXCLUDED, f"--exclude-op {site.op.stem}")
-        elif options.profile:
-            gain = max((gains[n] for n in names if n in gains), default=0.0)
-            if gain < options.min_gain_us:
-                site.refuse(
-                    EXCLUDED, f"it would save about {gain:.3g} us, less than --min-gain {options.min_gain_us:g} us"
-                )
+        elif site.gain_us is not None and site.gain_us < options.min_gain_us:
+            text = f"it would save about {site.gain_us:.3g} us, less than --min-gain {options.min_gain_us:g} us"
+            site.refuse(EXCLUDED, text)
 
 
 def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str]:

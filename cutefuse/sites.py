@@ -33,6 +33,7 @@ class Site:
     match: Match | None = None
     nodes: list[NodeProto] = field(default_factory=list)
     bytes_saved: int = 0
+    gain_us: float | None = None  # what a profile promises; None without one
     cast_from: str = ""  # the graph's type, when the site computes in another one
 
     @property
@@ -63,6 +64,7 @@ class Site:
             "flops": self.cost.flops if self.cost else None,
             "bytes_moved": self.cost.bytes_moved if self.cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
+            "gain_us": self.gain_us,
         }
 
 
