@@ -83,7 +83,7 @@ class Graph:
         self._constants: dict[str, np.ndarray | None] = {}
         self._faults: dict[int, str] = {}
         self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
-        self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
+        self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset, "ai.onnx": self.opset}
         for node in self.nodes:
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
