@@ -83,7 +83,7 @@ class Graph:
         self._constants: dict[str, np.ndarray | None] = {}
         self._faults: dict[int, str] = {}
         self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
-        self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset, "ai.onnx": self.opset}
+        self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
         for node in self.nodes:
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
@@ -124,8 +124,12 @@ class Graph:
         if id(node) not in self._faults:
             fault = "" if node.output and node.output[0] else "it has no output"
             if not fault and onnx.defs.has(node.op_type, self.opset, ""):
+                plain = node
+                if node.domain == "ai.onnx":  # the checker knows the default domain by its short name only
+                    plain = NodeProto.FromString(node.SerializeToString())
+                    plain.domain = ""
                 try:
-                    onnx.checker.check_node(node, self._rules)
+                    onnx.checker.check_node(plain, self._rules)
                 except onnx.checker.ValidationError as error:
                     fault = " ".join(str(error).split("\n==>")[0].split())
             self._faults[id(node)] = fault

@@ -97,6 +97,27 @@ def test_every_opset_has_a_body_that_computes_the_same(opset: int, dtype: str, t
     onnx.checker.check_model(patched, full_check=True)
 
 
+def test_the_default_domain_may_be_spelled_out(tmp_path: Path) -> None:
+    model = graph(CONV + "y = Relu(x)")
+    for node in model.graph.node:
+        node.domain = "ai.onnx"
+    _, patched = run_patch(model, tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv2Relu"]
+
+
+def test_operators_of_other_domains_are_not_taken_for_the_standards(tmp_path: Path) -> None:
+    model = graph(CONV + "y = Relu(x)")
+    model.opset_import.append(onnx.helper.make_opsetid("com.mine", 1))
+    model.graph.node[2].domain = "com.mine"
+    _, patched = run_patch(model, tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv2"]
+    model.graph.node[0].domain = "com.mine"
+    (tmp_path / "model.cutefuse.onnx").unlink()
+    (tmp_path / "model.patch.json").unlink()
+    result, _ = run_patch(model, tmp_path, verify=False)
+    assert result.report["sites"] == []
+
+
 def test_hardswish_of_the_standard_is_fused(tmp_path: Path) -> None:
     _, patched = run_patch(graph(CONV + "y = HardSwish(x)", opset=14), tmp_path)
     assert fused_types(patched) == ["CuteConcatConv2HardSwish"]
