@@ -1,0 +1,84 @@
+"""The README's commands run, its options exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutefuse.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = "\n".join(re.findall(r"^```\w*\n(.*?)^```", README, re.M | re.S))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small demo model under the README's name, model.onnx."""
+    out = tmp_path_factory.mktemp("readme")
+    make = [sys.executable, str(ROOT / "scripts/make_models.py"), "--out", str(out), "--small", "yolo_neck"]
+    subprocess.run(make, check=True, capture_output=True, env=ENVIRONMENT)
+    (out / "yolo_neck-float32.onnx").rename(out / "model.onnx")
+    return out
+
+
+def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One command line of the README, without its comment, with scripts taken from the checkout."""
+    words = line.split("#")[0].split()
+    words = [str(ROOT / w) if w.startswith("scripts/") else w for w in words]
+    words = [sys.executable if w == "python" else w for w in words]
+    return subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+def lines(start: str) -> list[str]:
+    found = [line for line in BLOCKS.splitlines() if line.startswith(start)]
+    assert found, f"the README shows no command '{start}'"
+    return found
+
+
+def test_the_three_scripts_run_as_shown(folder: Path) -> None:
+    (patch,) = lines("python scripts/patch_onnx.py")
+    done = run(patch, folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "model.cutefuse.onnx").is_file() and (folder / "model.patch.json").is_file()
+    (build,) = lines("scripts/build_engine.sh")
+    done = run(f"{build.split('#')[0]} --dry-run", folder)
+    assert done.returncode == 0 and "--dynamicPlugins=" in done.stdout, done.stderr
+    (process,) = lines("python scripts/process_engine.py")
+    done = run(process, folder)
+    assert done.returncode == 0, done.stderr
+    assert list((folder / "out").glob("*.report.html"))
+
+
+def test_a_bad_model_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    done = run(lines("python scripts/patch_onnx.py")[0], tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert not (tmp_path / "model.cutefuse.onnx").exists()
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    shown = set(re.findall(r"\bmake ([a-z-]+)", README))
+    assert shown and shown <= targets, shown - targets
+
+
+def test_commands_and_their_options_exist() -> None:
+    shown = re.findall(r"`cutefuse ([a-z-]+)([^`]*)`", README)
+    assert shown
+    for name, rest in shown:
+        assert name in COMMANDS, name
+        for option in re.findall(r"(--[a-z-]+)", rest):
+            done = run(f"python -m cutefuse.cli {name} --help", ROOT)
+            assert option in done.stdout, f"cutefuse {name} has no {option}"
+
+
+def test_links_lead_to_files() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
