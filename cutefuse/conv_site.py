@@ -16,6 +16,7 @@ from cutefuse.ops.op import Refusal
 
 DTYPES = ("float32", "float16", "bfloat16")
 EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
+LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
 MAX_DEPTH = 16  # of nested concats and pass-through nodes: more is no network but an attack
 
 
@@ -268,7 +269,7 @@ class Folded:
             error = np.abs(rounded - exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
             largest = np.abs(exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
         allowed = 2 * EPSILONS.get(self._facts.dtype, 2.0**-23)
-        if not np.all(error <= allowed * largest):  # false for NaN
+        if not np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)):  # false for NaN
             return (
                 f"folding the normalisation into a {self._facts.dtype} filter overflows or loses precision; "
                 "keep this Conv in float32"

@@ -165,6 +165,9 @@ NEGATIVE = {
     "quantised filter": (
         JOIN + "v = DequantizeLinear(q, ws, wz) x = Conv(c, v, k) y = Relu(x)",
         weights(k=(12,)) | QDQ | {"q": np.ones(FILTER, np.int8)}, "quantised site"),
+    "huge scale": (
+        CONV + "z = BatchNormalization(x, g, beta, mean, var) y = Relu(z)",
+        WITH_BN | {"g": np.full(12, 1e36, np.float32)}, "overflows or loses precision"),
     "negative variance": (
         CONV + "z = BatchNormalization(x, gamma, beta, mean, v) y = Relu(z)",
         WITH_BN | {"v": np.full(12, -1, np.float32)}, "NaN or infinity"),
