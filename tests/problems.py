@@ -173,6 +173,11 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
         sm=sm,
         sm_count=sm_count,
     )  # fmt: skip
+    size = kernels.workspace_bytes(call)
+    if size > 0:  # garbage: an operator may not expect zeros
+        workspace = gpu.Buffer.of((size + 3) // 4, "float32", float("nan"))
+        operands.append((workspace, None))
+        call = replace(call, workspace=workspace.view.data_ptr())
     return Instance(problem, dtype, call, [buffer for buffer, _ in operands] + [output[0]], x, w, b)
 
 

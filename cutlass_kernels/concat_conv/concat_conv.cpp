@@ -183,20 +183,56 @@ char const *reject(Call const &call) {
   return problem_of(call, &problem);
 }
 
-std::int64_t workspace_bytes(Call const &) { return 0; }
+int device_count(Call const &call) { return call.sm_count > 0 ? call.sm_count : call.sm == 90 ? 132 : 108; }
+
+int resident_blocks(Tile const &tile, int sm) {
+  return std::max(1, std::min(tile.blocks_per_sm, shared_limit(sm) / tile.shared_bytes()));
+}
+
+std::int64_t output_tiles(Tile const &tile, Problem const &p) {
+  return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
+}
+
+// Parts into which the reduction is cut when the tiles fill less than half of the device; each keeps four k-tiles.
+int splits_of(Tile const &tile, Problem const &p, int sm, int sm_count) {
+  std::int64_t const slots = std::int64_t(sm_count) * resident_blocks(tile, sm), tiles = output_tiles(tile, p);
+  int blocks = 0;
+  for (int i = 0; i < p.sources; ++i) blocks += ceil_div(p.C[i], tile.k);
+  std::int64_t const longest = std::min(blocks, std::max(1, blocks * p.R * p.S / 4));
+  return tiles == 0 ? 1
+                    : static_cast<int>(std::max<std::int64_t>(1, std::min({slots / tiles, longest, std::int64_t(16)})));
+}
+
+constexpr std::int64_t kCounterBytes =
+    256 * 1024;  // one for every tile of a split launch: never more than there are slots
+
+// A bound that holds for every larger image too, as TensorRT asks at a profile's corners only: a split launch never has
+// more blocks than the device has slots, and an image that needs no split is followed by none that does.
+std::int64_t workspace_bytes(Call const &call) {
+  Problem p;
+  if (problem_of(call, &p) != nullptr) return -1;
+  bool const sized = p.N >= 0 && p.P >= 0 && p.Q >= 0;
+  std::int64_t bytes = 0;
+  for (Tile const &tile : kTiles) {
+    if (tile.type_bytes != size_of(p.type)) continue;
+    int const sm_count = device_count(call);
+    if (sized && splits_of(tile, p, call.sm, sm_count) == 1) continue;
+    bytes = std::max(bytes, std::int64_t(sm_count) * resident_blocks(tile, call.sm) * tile.m * tile.n * 4);
+  }
+  return bytes > 0 ? bytes + kCounterBytes : 0;
+}
 
 // Predicted time of a tile in microseconds. Blocks go to the multiprocessors in turn; two or three on one
 // multiprocessor hide each other's latencies and take 1.45 and 1.8 times as long as one alone.
 double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
   constexpr double kTogether[] = {0.0, 1.0, 1.45, 1.8};
-  std::int64_t const pixels = std::int64_t(p.N) * p.P * p.Q;
-  std::int64_t const blocks = (pixels + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
-  std::int64_t const per_sm = (blocks + sm_count - 1) / sm_count;
-  int const resident = std::max(1, std::min(tile.blocks_per_sm, shared_limit(sm) / tile.shared_bytes()));
+  int const splits = splits_of(tile, p, sm, sm_count), resident = resident_blocks(tile, sm);
+  std::int64_t const blocks = output_tiles(tile, p) * splits, per_sm = (blocks + sm_count - 1) / sm_count;
   double reduction = 0;  // channels times taps, in whole mma steps
-  for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], 16)) * 16 * p.R * p.S;
+  for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], 16)) * 16 * p.R * p.S / splits;
   double const rounds = double(per_sm / resident) * kTogether[resident] + kTogether[per_sm % resident];
-  return rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us);
+  double const sum_us = splits > 1 ? 1.5 + splits * double(tile.m * tile.n) / 32768.0 : 0.0;  // at 128 KB a microsecond
+  return rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
 }
 
 bool whole_vectors(Problem const &p) {
@@ -221,7 +257,7 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity)
   } legal[kAllTiles];
   int count = 0;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
-  int const sm_count = call.sm_count > 0 ? call.sm_count : call.sm == 90 ? 132 : 108;
+  int const sm_count = device_count(call);
   for (Tile const &tile : kTiles) {
     if (!runs(tile, p, call.sm)) continue;
     legal[count++] = {tile.id, call.sm == 90, sized ? cost(tile, p, call.sm, sm_count) : 0};
@@ -263,6 +299,12 @@ char const *run(Call const &call) {
   if (std::find(ids, ids + count, id) == ids + count) {
     return sentence("concat_conv: tile %d cannot run %s on compute capability %d.%d; ask configs() for the legal ones",
                     id, name_of(p.type), call.sm / 10, call.sm % 10);
+  }
+  params.splits = 1;
+  if (Tile const *const tile = find_tile(id); tile != nullptr && call.workspace != nullptr) {
+    params.splits = splits_of(*tile, p, call.sm, device_count(call));
+    params.counters = static_cast<unsigned *>(call.workspace);
+    params.partials = static_cast<char *>(call.workspace) + kCounterBytes;
   }
 #if CUTEFUSE_WITH_CUDA
   if (find_sm90_tile(id) != nullptr) {

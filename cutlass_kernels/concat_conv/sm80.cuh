@@ -9,6 +9,7 @@
 #include <cute/tensor.hpp>
 
 #include "epilogue.cuh"
+#include "sm80_split.cuh"
 #include "tiles.h"
 
 namespace cutefuse::concat_conv {
@@ -111,7 +112,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
 
   // Filter tiles are fastest, so that the blocks which read the same pixels run together.
   int const tiles_n = ceil_div(p.K, kN);
-  int const m0 = blockIdx.x / tiles_n * kM, n0 = blockIdx.x % tiles_n * kN;
+  int const split = params.splits > 1 ? blockIdx.x % params.splits : 0;
+  int const output_tile = params.splits > 1 ? blockIdx.x / params.splits : blockIdx.x;
+  int const m0 = output_tile / tiles_n * kM, n0 = output_tile % tiles_n * kN;
   int const pixels = p.N * p.P * p.Q;
 
   Element *const shared_x = reinterpret_cast<Element *>(shared);
@@ -142,13 +145,22 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   // The k-tile to copy next. Everything a row needs is one add and one multiply-add away: these few scalars are all
   // that changes, so that address arithmetic fits between the mma instructions.
   KBlock<kK> write(p);
+  int filter_column = column;
+  int const first_block = params.k_blocks * split / params.splits;
+  for (int i = 0; i < first_block; ++i) {
+    filter_column += p.R * p.S * kChannelBlock + write.filter_step(p.R * p.S);
+    write.advance(p);
+  }
+  int const k_blocks = params.k_blocks * (split + 1) / params.splits - first_block;
+  KBlock<kK> read = write;
   int r = 0, s = 0, tap = 0;  // filter tap, and its distance from tap (0,0) in pixels
   uint32_t tap_bits = 1u | 1u << kMaxTaps;
   char const *from_x,
-      *from_w = static_cast<char const *>(params.w) + (int64_t(n0 + row) * columns + column) * sizeof(Element);
+      *from_w = static_cast<char const *>(params.w) + (int64_t(n0 + row) * columns + filter_column) * sizeof(Element);
   int ld_bytes;
   auto const enter_source = [&] {
-    from_x = static_cast<char const *>(params.x[write.source]) + column * sizeof(Element);
+    int const channel = p.C[write.source] - write.left + column;
+    from_x = static_cast<char const *>(params.x[write.source]) + channel * sizeof(Element);
     ld_bytes = int(p.ldx[write.source] * sizeof(Element));
   };
   enter_source();
@@ -206,7 +218,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   };
 
   // ---- main loop: kStages - 1 k-tiles in flight, the next mma step's fragments on their way ----
-  int const tiles = params.k_tiles;
+  int const tiles = k_blocks * p.R * p.S;
   int loaded = 0;
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (loaded++ < tiles) load(stage, 0, 1);
@@ -219,12 +231,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
     write_stage = write_stage == kStages - 1 ? 0 : write_stage + 1;
   };
-  // The sums start at the bias, whose loads hide behind those of the first tiles.
+  // The sums start at the bias, whose loads hide behind those of the first tiles; of several splits, the first has it.
   Tensor tYcY = thread_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
   CUTE_UNROLL
   for (int j = 0; j < size<2>(acc); ++j) {
     int const k = n0 + get<1>(tYcY(0, 0, j));  // this thread holds channels k and k + 1
-    float const bias[2] = {k < p.K ? __ldg(params.b + k) : 0.f, k + 1 < p.K ? __ldg(params.b + k + 1) : 0.f};
+    float const bias[2] = {split == 0 && k < p.K ? __ldg(params.b + k) : 0.f,
+                           split == 0 && k + 1 < p.K ? __ldg(params.b + k + 1) : 0.f};
     CUTE_UNROLL
     for (int i = 0; i < size(acc(_, _, 0)); ++i) acc(_, _, j)(i) = bias[i % 2];
   }
@@ -232,7 +245,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   __syncthreads();
   fetch(0, 0);
 
-  for (KBlock<kK> read(p); read.source < p.sources; read.advance(p)) {
+  for (int block = 0; block < k_blocks; ++block, read.advance(p)) {
     int const steps = ceil_div(read.left, Traits::kMmaK);  // none are spent on channels that do not exist
     if (steps >= kSteps) {
       CUTE_NO_UNROLL
@@ -269,6 +282,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   }
   cp_async_wait<0>();
   __syncthreads();
+
+  if (params.splits > 1 &&
+      !reduce_splits<Traits::kThreads>(acc, params, output_tile, split, reinterpret_cast<unsigned *>(shared))) {
+    return;
+  }
 
   // ---- epilogue: activation in registers, r2s, then 16-byte s2g ----
   Tensor sY = make_tensor(make_smem_ptr(reinterpret_cast<Output *>(shared)), typename Traits::SmemY{});  // (M,N)
@@ -313,7 +331,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
 // Null when the kernel was enqueued, else one sentence. Raises the kernel's shared-memory limit once per device.
 template <class Traits>
 char const *launch_sm80(Params params, void *stream) {
-  params.k_tiles = k_tiles<Traits::kK>(params.problem);
+  params.k_blocks = k_blocks<Traits::kK>(params.problem);
   auto *const kernel = &concat_conv_sm80<Traits>;
   static std::atomic<uint64_t> ready{0};  // one bit per device
   int device = 0;
@@ -324,9 +342,14 @@ char const *launch_sm80(Params params, void *stream) {
     ready.fetch_or(error == cudaSuccess ? bit : 0, std::memory_order_relaxed);
   }
   Problem const &p = params.problem;
-  int64_t const blocks = int64_t(ceil_div(p.N * p.P * p.Q, Traits::kM)) * ceil_div(p.K, Traits::kN);
+  int64_t const tiles = int64_t(ceil_div(p.N * p.P * p.Q, Traits::kM)) * ceil_div(p.K, Traits::kN);
+  int64_t const blocks = tiles * params.splits;
   if (blocks > 0x7fffffff) {
     return sentence("concat_conv: %lld blocks exceed the 2^31 of one launch; split the batch", (long long)blocks);
+  }
+  if (error == cudaSuccess && params.splits > 1) {
+    // Not left to the kernel's own reset: the workspace is shared with other layers.
+    error = cudaMemsetAsync(params.counters, 0, tiles * sizeof(unsigned), static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) {
     kernel<<<unsigned(blocks), Traits::kThreads, Traits::kSharedBytes, static_cast<cudaStream_t>(stream)>>>(params);

@@ -13,7 +13,10 @@ struct Params {
   void *y;
   Divider by_image, by_row;  // P*Q and Q
   int columns;               // of the packed filter
-  int k_tiles;               // set by the launcher, whose tile it counts
+  int k_blocks;              // channel blocks of the reduction; set by the launcher, whose tile counts them
+  int splits;                // of the reduction; > 1 needs the two below
+  void *partials;            // float [tiles][splits][m * n]
+  unsigned *counters;        // [tiles]
 };
 
 // Ids are for ever: an engine stores them. A retired tile's id is never used again.
