@@ -30,7 +30,14 @@ VALUES = (
     | bn_weights()
     | {"m": np.full((12, 1, 1), 1.5, np.float32), "lo": np.float32(-0.5), "hi": np.float32(0.5)}
 )
+NORM = (
+    "s = Add(a, b) m = ReduceMean<axes=[-1]>(s) d = Sub(s, m) p = Pow(d, two) v = ReduceMean<axes=[-1]>(p) "
+    "e = Add(v, eps) q = Sqrt(e) n = Div(d, q) w = Mul(n, gamma) x = Add(w, beta) "
+    "r = LayerNormalization(x, gamma, beta) y = Mul(r, s)"
+)
+NORM_VALUES = {"two": np.float32(2), "eps": np.float32(1e-5)} | weights(gamma=(8,), beta=(8,))
 BASES = [graph(BODY, VALUES, opset=o).SerializeToString() for o in (11, 13, 17, 21)]
+BASES.append(graph(NORM, NORM_VALUES, inputs={"a": "n,5,3,8", "b": "n,5,3,8"}).SerializeToString())
 NUMBERS = [0, 1, -1, 2, 3, -3, 7, 8, 2**31, -(2**31), 2**62]
 
 
