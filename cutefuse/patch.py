@@ -25,7 +25,7 @@ from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import Graph, op_counts
 from cutefuse.ops import operators
 from cutefuse.rewrite import Plan, add_bodies, apply_sites, plan
-from cutefuse.sites import EXCLUDED, FUSED, Site, check_bodies, find_sites
+from cutefuse.sites import EXCLUDED, FUSED, Site, check_bodies, check_overlaps, find_sites
 from cutefuse.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, write_text, writer
 
 SCHEMA = 1
@@ -97,6 +97,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32)
     if options.functions:
         check_bodies(graph, sites)
+    check_overlaps(graph, sites)  # last: a site that is excluded claims nothing
     doomed = plan(graph, sites)
     fused = [s for s in sites if s.status == FUSED]
     digest = sha256_of(source)

@@ -76,7 +76,6 @@ def find_sites(model: ModelProto, folder: Path) -> tuple[Graph, list[Site]]:
     graph = Graph(model, folder, inferred(model))
     order = {id(n): i for i, n in enumerate(graph.nodes)}
     sites = list(_scan(graph, order))
-    _check_overlaps(graph, [s for s in sites if s.status == FUSED])
     for title, body in _nested(model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
@@ -142,15 +141,16 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
             )
 
 
-def _check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
+def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
     """Refuse the later of two sites that would replace the same node; nodes that stay for others may be shared."""
     claimed: dict[int, Site] = {}
-    for site in sites:
+    for site in (s for s in sites if s.status == FUSED):
         assert site.match is not None
         own = {id(n) for n in site.match.nodes}
         rival = next((claimed[i] for i in own if i in claimed), None)
         if rival is not None:
-            site.refuse(REFUSED, f"it overlaps with the site '{rival.name}'; exclude one of them")
+            text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op to get this"
+            site.refuse(REFUSED, text)
             continue
         for node in site.match.nodes:
             inner = [o for o in node.output if o not in site.match.outputs]

@@ -335,6 +335,35 @@ def test_a_missing_library_is_one_sentence(source: Path, tmp_path: Path, monkeyp
     assert done.returncode == 2 and "libcutefuse.so was not found" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excluded(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutefuse import patch as patch_module
+    from cutefuse import sites
+    from cutefuse.ops.concat_conv import OPERATOR, ConcatConv
+
+    class Rival(ConcatConv):
+        stem = "rival"
+        anchors = frozenset({"Relu"})
+
+        def match(self, graph, node):  # type: ignore[no-untyped-def]
+            return OPERATOR.match(graph, graph.producer(node.input[0]))
+
+    for module in (sites, patch_module):
+        monkeypatch.setattr(module, "operators", lambda: (OPERATOR, Rival()))
+    assert main([str(source), "--verify"]) == 0
+    found = json.loads(source.with_name("model.patch.json").read_text())["sites"]
+    assert [(s["name"], s["status"]) for s in found] == [
+        ("Conv_1", "fused"),
+        ("Relu_2", "refused"),
+        ("Conv_4", "fused"),
+    ]
+    assert found[1]["reason"].startswith("it overlaps with the concat_conv site 'Conv_1'")
+    assert main([str(source), "--verify", "--exclude-op", "concat_conv"]) == 0
+    found = json.loads(source.with_name("model.patch.json").read_text())["sites"]
+    assert [s["status"] for s in found] == ["excluded", "fused", "excluded"]
+
+
 def test_the_function_can_be_used_without_the_command(source: Path) -> None:
     result = patch(source, source.with_name("out.onnx"), Options(exclude=["Conv_4"]))
     assert result.exit_code == 0 and [s.status for s in result.sites] == ["fused", "excluded"]
