@@ -149,7 +149,7 @@ def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
         own = {id(n) for n in site.match.nodes}
         rival = next((claimed[i] for i in own if i in claimed), None)
         if rival is not None:
-            text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op to get this"
+            text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
             site.refuse(REFUSED, text)
             continue
         for node in site.match.nodes:
