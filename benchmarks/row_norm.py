@@ -39,6 +39,7 @@ class Problem:
     dtype: str
     rows: int
     columns: int
+    large: bool = False  # beside the grid of the geometric means
 
     @property
     def layer(self) -> bool:
@@ -258,7 +259,7 @@ def problems(args: argparse.Namespace) -> list[Problem]:
     for direction in args.directions:
         for kind in args.kinds if args.large else []:
             for n in (2048, 4096, 8192, 16384, 32768, 65536):
-                result.append(Problem(kind, direction, "bfloat16", (1 << 27) // n, n))
+                result.append(Problem(kind, direction, "bfloat16", (1 << 27) // n, n, True))
     return result
 
 
@@ -292,6 +293,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--directions", nargs="+", default=["forward", "backward"])
     parser.add_argument("--large", action="store_true", help="add tensors of 256 MB")
     parser.add_argument("--every-tile", action="store_true", help="time our tiles instead of the peers")
+    parser.add_argument("--triton-peers", action="store_true", help="add Liger and QuACK where they are installed")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--budget-s", type=float, default=1e9, help="stop after this many seconds")
@@ -303,7 +305,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     begin = time.perf_counter()
     compiled = not args.every_tile and not args.no_compile
-    if compiled and not args.compile_only:
+    if compiled and not args.compile_only and args.workers > 0:
         warm_compile_cache(sys.argv[1:] if argv is None else argv, args.workers)
         print(f"torch.compile warmed in {time.perf_counter() - begin:.0f} s")
     import torch
@@ -338,12 +340,12 @@ def main(argv: list[str] | None = None) -> int:
             launches["eager"] = peer(o, function)
             if compiled:
                 launches["compile"] = peer(o, torch.compile(function, dynamic=False))
-            launches |= {name: peer(o, f) for name, f in optional_peers(torch, p)}
+            if args.triton_peers:
+                launches |= {name: peer(o, f) for name, f in optional_peers(torch, p)}
         times = measure(torch, launches, o.sets, args.rounds)
-        large = p.rows * p.columns == 1 << 27
         rate = p.bytes_moved / times["ours"] * 1e6
         rows.append(
-            {**p.__dict__, "large": large, "bytes": p.bytes_moved, "time_us": times, "of_copy": rate / bandwidth}
+            {**p.__dict__, "bytes": p.bytes_moved, "time_us": times, "of_copy": rate / bandwidth}
         )
         text = "  ".join(f"{n} {t:.2f}" for n, t in times.items())
         print(

@@ -200,6 +200,15 @@ class Launcher:
         self._call = call
         self._run = library().cutefuse_run
 
+    def bind(self, addresses: Sequence[int], workspace: int = 0) -> Launcher:
+        """Replace the device addresses of all inputs and outputs, in this order, and of the workspace."""
+        inputs = len(self._call.inputs)
+        for i, address in enumerate(addresses):
+            operand = self._raw.inputs[i] if i < inputs else self._raw.outputs[i - inputs]
+            operand.data = address or None
+        self._raw.workspace = workspace or None
+        return self
+
     def __call__(self, stream: int | None = None) -> None:
         if stream is not None:
             self._raw.stream = stream or None

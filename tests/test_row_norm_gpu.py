@@ -120,7 +120,8 @@ def test_every_tile_computes_the_norm_of_every_shape(dtype: str, layer: bool, wi
         # float32 arithmetic before the only rounding: the mean to its ulp, the rest to some ulps of each term
         terms = ((s - mean) * rstd * gamma.double()).abs()
         scale = 4e-6 * (terms + (0 if beta is None else beta.double().abs()))
-        scale = scale + 3e-7 * (mean.abs() + s.abs() * with_residual) * rstd * gamma.double().abs()
+        size = mean.abs() + s.abs().mean(1, keepdim=True) * layer + s.abs() * with_residual
+        scale = scale + 3e-7 * size * rstd * gamma.double().abs()
         for tile in legal_tiles(x, layer, with_residual, param):
             seen.add(tile)
             what = f"tile {tile}, {rows}x{columns} {dtype} {kind} gamma {param}"

@@ -1,8 +1,8 @@
 // Backward of both norms. With xhat = (x - mean) * rstd and wdy = dy * gamma:
 //   dx     = (wdy - mean_j(wdy) - xhat * mean_j(xhat * wdy)) * rstd + dsum      (RMSNorm: without the first mean)
 //   dgamma = sum over rows of dy * xhat, dbeta = sum over rows of dy
-// Persistent blocks walk over rows with the next ones on their way (cp.async); each thread owns 16 columns and keeps
-// their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
+// Persistent blocks walk over rows with the next ones on their way (cp.async); each thread owns four vectors of columns
+// and keeps their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -64,74 +64,70 @@ CUTE_DEVICE void wait_copies(int pending) {
   }
 }
 
+// Volatile, or the assembler loads every vector of a row at once and spills.
+CUTE_DEVICE uint4 load_shared(uint4 const *from) {
+  uint4 r;
+  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(cute::cast_smem_ptr_to_uint(from)));
+  return r;
+}
+
 template <class Element, int kVectors>
 using Columns = Values<Element>[kVectors];
 
-// gamma beside this thread's columns; ones where there is none.
-template <class Element, int kVectors>
-CUTE_DEVICE void load_gamma(BackwardParams const &p, Row<Element, false> const &row, int thread, int threads,
-                            Columns<Element, kVectors> &rG) {
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    int const v = i * threads + thread;
-    rG[i].fill(1.f);
-    if (p.gamma == nullptr || v * kVector<Element> >= p.problem.columns) continue;
-    if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
-      rG[i] = row.template parameter<float>(p.gamma, v);
-    } else {
-      rG[i] = row.template parameter<Element>(p.gamma, v);
-    }
-  }
+// gamma beside vector v; ones where there is none. Read anew for every row: it stays in L1, and registers are scarce.
+template <class Element>
+CUTE_DEVICE Values<Element> gamma_of(BackwardParams const &p, Row<Element, false> const &first, int v) {
+  Values<Element> rG;
+  rG.fill(1.f);
+  if (p.gamma == nullptr || !first.touches(v)) return rG;
+  if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32)
+    return first.template parameter<float>(p.gamma, v);
+  return first.template parameter<Element>(p.gamma, v);
 }
 
-// Adds the shares of the block's groups in shared memory, in order, and writes the block's row of the workspace.
+// Writes one of the block's sums over its rows, dgamma or dbeta, to the workspace. Groups of threads that walked over
+// different rows put their shares side by side into shared memory; each column is then added in their order.
 template <class Element, int kVectors>
-CUTE_DEVICE void write_partial(BackwardParams const &p, float *shared, int thread, int threads,
-                               Columns<Element, kVectors> &rDgamma, Columns<Element, kVectors> &rDbeta) {
+CUTE_DEVICE void write_partial(BackwardParams const &p, float *mPartial, float *shared, int thread, int threads,
+                               Columns<Element, kVectors> &rSum) {
   constexpr int kVec = kVector<Element>;
   int const lanes = p.lanes, columns = int(p.problem.columns);
-  bool const layer = p.dbeta != nullptr;
-  float *const mPartial = p.partial + int64_t(blockIdx.x / p.cluster) * columns;
-  auto const write = [&](float *dgamma, float *dbeta, bool add) {
+  auto const write = [&](float *to) {
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       int const column = (i * threads + thread) * kVec;
       if (column >= columns) continue;
       CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) {
-        dgamma[column + j] = rDgamma[i][j] + (add ? dgamma[column + j] : 0.f);
-        if (layer) dbeta[column + j] = rDbeta[i][j] + (add ? dbeta[column + j] : 0.f);
+      for (int j = 0; j < kVec; j += 4) {
+        *reinterpret_cast<float4 *>(to + column + j) =
+            make_float4(rSum[i][j], rSum[i][j + 1], rSum[i][j + 2], rSum[i][j + 3]);
       }
     }
   };
-  int64_t const beta_offset = int64_t(p.parts) * columns;
-  if (lanes == int(blockDim.x)) return write(mPartial, mPartial + beta_offset, false);
-
+  if (lanes == int(blockDim.x)) return write(mPartial);
   for (int offset = lanes; offset < 32; offset *= 2) {
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) {
-        rDgamma[i][j] += __shfl_xor_sync(0xffffffffu, rDgamma[i][j], offset);
-        rDbeta[i][j] += __shfl_xor_sync(0xffffffffu, rDbeta[i][j], offset);
-      }
+      for (int j = 0; j < kVec; ++j) rSum[i][j] += __shfl_xor_sync(0xffffffffu, rSum[i][j], offset);
     }
   }
-  int const width = lanes < 32 ? 32 : lanes, team = threadIdx.x / width;
-  for (int t = 0; t < int(blockDim.x) / width; ++t) {
-    __syncthreads();
-    if (t == team && int(threadIdx.x) % width < lanes) write(shared, shared + columns, t > 0);
-  }
+  int const width = lanes < 32 ? 32 : lanes, teams = blockDim.x / width;
+  __syncthreads();
+  if (int(threadIdx.x) % width < lanes) write(shared + threadIdx.x / width * columns);
   __syncthreads();
   for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-    mPartial[c] = shared[c];
-    if (layer) mPartial[beta_offset + c] = shared[columns + c];
+    float sum = 0.f;
+    for (int t = 0; t < teams; ++t) sum += shared[t * columns + c];
+    mPartial[c] = sum;
   }
 }
 
 template <class Element, bool kWarp, bool kLayer>
 __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(BackwardParams const p) {
-  constexpr int kVec = kVector<Element>, kVectors = kBackwardColumns / kVec;
+  constexpr int kVec = kVector<Element>, kVectors = kBackwardVectors;
   extern __shared__ uint4 ring[];  // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied
   __shared__ float2 slots[2][kMaxCluster * kBackwardThreads / 32];
   int const cluster = kWarp || !kClusters ? 1 : p.cluster;
@@ -144,23 +140,21 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   uint32_t const columns = uint32_t(p.problem.columns), rows = uint32_t(p.problem.rows);
   uint32_t const step = gridDim.x / cluster * groups;
   uint32_t row = blockIdx.x / cluster * groups + group;
-  bool has[kVectors];
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) has[i] = (i * threads + thread) * kVec < int(columns);
-  // Bytes of this thread's first vector in its row, and on to the next vector and to the next row.
-  int64_t offset = (int64_t(row) * columns + thread * kVec) * int(sizeof(Element));
-  int64_t const next_row = int64_t(step) * columns * int(sizeof(Element));
+  auto const has = [&](int i) { return (i * threads + thread) * kVec < int(columns); };
+  // Bytes of this thread's first vector in a row, and on to its next one.
+  auto const bytes_of = [&](uint32_t r) { return (int64_t(r) * columns + thread * kVec) * int(sizeof(Element)); };
   int const next_vector = threads * kVectorBytes;
 
   auto const slot = [&](uint4 *stage, int tensor, int i) -> uint4 & {
     return stage[(tensor * kVectors + i) * kBackwardThreads];
   };
-  auto const fetch = [&](uint32_t from, int64_t at, uint4 *stage) {
+  auto const fetch = [&](uint32_t from, uint4 *stage) {
+    int64_t const offset = bytes_of(from);
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      if (from >= rows || !has[i]) continue;
+      if (from >= rows || !has(i)) continue;
       auto const copy = [&](int tensor, void const *mX) {
-        char const *const source = static_cast<char const *>(mX) + at + i * next_vector;
+        char const *const source = static_cast<char const *>(mX) + offset + i * next_vector;
         cute::SM80_CP_ASYNC_CACHEGLOBAL<uint4>::copy(*reinterpret_cast<uint4 const *>(source), slot(stage, tensor, i));
       };
       copy(0, p.dy);
@@ -172,10 +166,10 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 
   int const stage_size = tensors * kVectors * kBackwardThreads;
   uint4 *const first_stage = ring + threadIdx.x, *const end_stage = first_stage + p.stages * stage_size;
-  for (int s = 0; s < p.stages; ++s) fetch(row + s * step, offset + s * next_row, first_stage + s * stage_size);
+  for (int s = 0; s < p.stages; ++s) fetch(row + s * step, first_stage + s * stage_size);
   let_next_start();
-  Columns<Element, kVectors> rG, rDgamma, rDbeta;
-  load_gamma<Element, kVectors>(p, Row<Element, false>(0, p.problem), thread, threads, rG);
+  Row<Element, false> const first(0, p.problem);
+  Columns<Element, kVectors> rDgamma, rDbeta;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) rDgamma[i].clear(), rDbeta[i].clear();
   auto const statistic = [&](float const *mS, uint32_t at) { return at < rows ? __ldg(mS + at) : 0.f; };
@@ -193,16 +187,16 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     auto const fragment = [&](int tensor, int i) {
       Vector<Element> r;
       r.clear();
-      if (valid && has[i]) reinterpret_cast<uint4 &>(r) = slot(stage, tensor, i);
+      if (valid && has(i)) reinterpret_cast<uint4 &>(r) = load_shared(&slot(stage, tensor, i));
       return to_float<Element>(r);
     };
     float2 sums = {0.f, 0.f};
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i);
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma_of(p, first, i * threads + thread);
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) {
-        float const xhat = (kLayer ? rX[j] - mean : rX[j]) * rstd, wdy = rDy[j] * rG[i][j];
+        float const xhat = (kLayer ? rX[j] - mean : rX[j]) * rstd, wdy = rDy[j] * rG[j];
         sums.x += xhat * wdy;
         rDgamma[i][j] += rDy[j] * xhat;
         if (kLayer) sums.y += wdy, rDbeta[i][j] += rDy[j];
@@ -210,32 +204,36 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     }
     sums = group_sum<kWarp>(sums, slots[turn], p.log_lanes, lanes, cluster);
     float const c1 = -sums.x * inverse * rstd, c2 = -sums.y * inverse;
-    // From shared memory again: keeping both fragments over the reduction would take 32 registers more.
-    CUTE_UNROLL
+    // From shared memory and L1 again: keeping the fragments over the reduction would take too many registers.
+    CUTE_NO_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i);
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma_of(p, first, i * threads + thread);
       Values<Element> rDx;
       rDx.clear();
       if (tensors == 3) rDx = fragment(2, i);
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) {
         float const shift = kLayer ? (rX[j] - mean) * c1 + c2 : rX[j] * c1;
-        rDx[j] += (rDy[j] * rG[i][j] + shift) * rstd;
+        rDx[j] += (rDy[j] * rG[j] + shift) * rstd;
       }
-      if (!valid || !has[i]) continue;
+      if (!valid || !has(i)) continue;
       Vector<Element> const r = from_float<Element>(rDx);
-      *reinterpret_cast<uint4 *>(static_cast<char *>(p.dx) + offset + i * next_vector) =
+      *reinterpret_cast<uint4 *>(static_cast<char *>(p.dx) + bytes_of(row) + i * next_vector) =
           reinterpret_cast<uint4 const &>(r);
     }
-    fetch(row + p.stages * step, offset + p.stages * next_row, stage);
-    mean = next_mean, rstd = next_rstd, offset += next_row;
+    fetch(row + p.stages * step, stage);
+    mean = next_mean, rstd = next_rstd;
     stage += stage_size;
     if (stage == end_stage) stage = first_stage;
     turn ^= 1;
   }
   cute::cp_async_wait<0>();
-  if (p.partial != nullptr) {
-    write_partial<Element, kVectors>(p, reinterpret_cast<float *>(ring), thread, threads, rDgamma, rDbeta);
+  if (p.partial == nullptr) return;
+  float *const mPartial = p.partial + int64_t(blockIdx.x / cluster) * columns, *const shared =
+                                                                                   reinterpret_cast<float *>(ring);
+  write_partial<Element, kVectors>(p, mPartial, shared, thread, threads, rDgamma);
+  if (kLayer && p.dbeta != nullptr) {
+    write_partial<Element, kVectors>(p, mPartial + int64_t(p.parts) * columns, shared, thread, threads, rDbeta);
   }
 }
 

@@ -6,37 +6,60 @@
 
 namespace cutefuse::row_norm {
 
-// Sums over a row whose threads are `lanes` of a warp (kWarp), or the blocks of a cluster. At most two per kernel.
+// Sums of kValues values over a row whose threads are 2^log_lanes lanes of a warp (kWarp), or the blocks of a cluster.
+// At most two calls per kernel.
 template <bool kWarp>
 struct RowSum {
-  float *slots;  // shared memory: two turns of kMaxCluster * 32 warps
-  int lanes, cluster;
+  static constexpr int kSlots = kMaxCluster * 32;  // warps of a cluster
+  float *slots;                                    // shared memory: two turns of two values
+  int log_lanes, cluster;
   int turn = 0;
 
-  CUTE_DEVICE float operator()(float value) {
-    if constexpr (kWarp) return lane_sum(value, lanes);
-    value = warp_sum(value);
-    float *const sums = slots + turn++ * kMaxCluster * 32;
-    int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    if (kClusters && cluster > 1) {
-      if (turn == 1) cute::cluster_wait();  // for the arrival at the kernel's start: the peers run
-      if (lane < cluster) store_remote(&sums[int(cute::block_rank_in_cluster()) * warps + warp], lane, value);
-      cute::cluster_arrive();
-      cute::cluster_wait();
+  template <int kValues>
+  CUTE_DEVICE cutlass::Array<float, kValues> operator()(cutlass::Array<float, kValues> values) {
+    auto const add = [&](int offset) {
+      CUTE_UNROLL
+      for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(0xffffffffu, values[k], offset);
+    };
+    if constexpr (kWarp) {
+      for (int i = 0; i < log_lanes; ++i) add(1 << i);
     } else {
-      if (lane == 0) sums[warp] = value;
-      __syncthreads();
+      CUTE_UNROLL
+      for (int offset = 16; offset > 0; offset /= 2) add(offset);
+      float *const sums = slots + turn++ * 2 * kSlots;
+      int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+      CUTE_UNROLL
+      for (int k = 0; k < kValues; ++k) {
+        if (kClusters && cluster > 1) {
+          if (turn == 1 && k == 0) cute::cluster_wait();  // for the arrival at the kernel's start: the peers run
+          float *const mine = &sums[k * kSlots + int(cute::block_rank_in_cluster()) * warps + warp];
+          if (lane < cluster) store_remote(mine, lane, values[k]);
+        } else if (lane == 0) {
+          sums[k * kSlots + warp] = values[k];
+        }
+      }
+      if (kClusters && cluster > 1) {
+        cute::cluster_arrive();
+        cute::cluster_wait();
+      } else {
+        __syncthreads();
+      }
+      CUTE_UNROLL
+      for (int k = 0; k < kValues; ++k) {
+        values[k] = lane < warps * cluster ? sums[k * kSlots + lane] : 0.f;
+        for (int i = lane + 32; i < warps * cluster; i += 32) values[k] += sums[k * kSlots + i];
+      }
+      CUTE_UNROLL
+      for (int offset = 16; offset > 0; offset /= 2) add(offset);
     }
-    float total = 0.f;
-    for (int i = lane; i < warps * cluster; i += 32) total += sums[i];
-    return warp_sum(total);
+    return values;
   }
 };
 
 // What a row is multiplied with: nothing, gamma, or gamma and beta, in the memory type Param.
 template <class Element, class Param, bool kLayer, int kVectors, bool kShifted, bool kPacked>
 CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const &row, int thread, int threads,
-                           Fragment<Element, kVectors, kPacked> &rX, float mean, float rstd) {
+                           Fragment<Element, kVectors, kPacked> &rX, float mean, float rest, float rstd) {
   bool const gamma = p.gamma != nullptr, beta = kLayer && p.beta != nullptr;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
@@ -45,7 +68,11 @@ CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const 
     rX.forget(i, p.zero);
     Values<Element> rY = rX[i];
     CUTE_UNROLL
-    for (int j = 0; j < rY.size(); ++j) rY[j] = (kLayer ? rY[j] - mean : rY[j]) * rstd;
+    for (int j = 0; j < rY.size(); ++j) {
+      if (kLayer) rY[j] -= mean;
+      if (kLayer && sizeof(Element) == 4) rY[j] -= rest;
+      rY[j] *= rstd;
+    }
     if (gamma) {
       Values<Element> const rG = row.template parameter<Param>(p.gamma, v);
       CUTE_UNROLL
@@ -79,7 +106,7 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
                                   kWarp ? forward_warp_blocks(kVectors, kResidual, kLayer)
                                         : forward_blocks(kVectors, kResidual)) row_norm_forward(ForwardParams const p) {
   constexpr int kVec = kVector<Element>;
-  __shared__ float slots[kWarp ? 1 : 2 * kMaxCluster * 32];
+  __shared__ float slots[kWarp ? 1 : 4 * RowSum<kWarp>::kSlots];
   int const cluster = kWarp || !kClusters ? 1 : 1 << p.log_cluster;
   if (cluster > 1) cute::cluster_arrive_relaxed();
   wait_for_previous();
@@ -118,19 +145,24 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
   }
   let_next_start();
 
-  RowSum<kWarp> row_sum{slots, lanes, cluster};
+  RowSum<kWarp> row_sum{slots, p.log_lanes, cluster};
   float const inverse = 1.f / float(p.problem.columns);
-  float mean = 0.f, squares = 0.f;
+  // The mean is the sum `mean + rest`: float32 rows far from zero would show the rounding of a single one.
+  float mean = 0.f, rest = 0.f;
   if constexpr (kLayer) {
-    float sum = 0.f;
+    cutlass::Array<float, 1> sum;
+    sum.clear();
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       Values<Element> const values = rX[i];
       CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) sum += values[j];
+      for (int j = 0; j < kVec; ++j) sum[0] += values[j];
     }
-    mean = row_sum(sum) * inverse;
+    mean = row_sum(sum)[0] * inverse;
   }
+  constexpr bool kRest = kLayer && sizeof(Element) == 4;
+  cutlass::Array<float, kRest ? 2 : 1> moments;  // of x - mean: squares, and sum
+  moments.clear();
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     int const v = i * threads + thread;
@@ -140,19 +172,25 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
     CUTE_UNROLL
     for (int j = 0; j < kVec; ++j) {
       float const centred = kLayer ? row.touches(v) && row.has(v, j) ? values[j] - mean : 0.f : values[j];
-      squares += centred * centred;
+      moments[0] += centred * centred;
+      if constexpr (kRest) moments[1] += centred;
     }
   }
-  float const rstd = __frsqrt_rn(row_sum(squares) * inverse + p.problem.epsilon);
+  moments = row_sum(moments);
+  if constexpr (kRest) {
+    rest = moments[1] * inverse;
+    moments[0] -= rest * moments[1];
+  }
+  float const rstd = __frsqrt_rn(moments[0] * inverse + p.problem.epsilon);
   if (thread == 0 && row.last > 0) {
-    if (p.mean != nullptr) p.mean[index] = mean;
+    if (p.mean != nullptr) p.mean[index] = mean + rest;
     if (p.rstd != nullptr) p.rstd[index] = rstd;
   }
   asm volatile("" ::"r"(touched));
   if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
-    write_row<Element, float, kLayer>(p, row, thread, threads, rX, mean, rstd);
+    write_row<Element, float, kLayer>(p, row, thread, threads, rX, mean, rest, rstd);
   } else {
-    write_row<Element, Element, kLayer>(p, row, thread, threads, rX, mean, rstd);
+    write_row<Element, Element, kLayer>(p, row, thread, threads, rX, mean, rest, rstd);
   }
 }
 
@@ -240,9 +278,9 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
     rX.values[0] = load(v);
     if (p.sum != nullptr) row.store(p.sum, v, from_float<Element>(rX[0]));
     if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
-      write_row<Element, float, true>(p, row, v, 0, rX, moments.mean, rstd);
+      write_row<Element, float, true>(p, row, v, 0, rX, moments.mean, 0.f, rstd);
     } else {
-      write_row<Element, Element, true>(p, row, v, 0, rX, moments.mean, rstd);
+      write_row<Element, Element, true>(p, row, v, 0, rX, moments.mean, 0.f, rstd);
     }
   }
 }

@@ -13,7 +13,7 @@ constexpr int kMaxCluster = 8;  // the largest cluster that every Hopper part ac
 constexpr int kForwardWarpThreads = 256;
 constexpr int kStreamThreads = 512;
 constexpr int kBackwardThreads = 512;
-constexpr int kBackwardColumns = 16;  // of a row, per thread of the pipelined backward kernel
+constexpr int kBackwardVectors = 4;  // of a row, per thread of the pipelined backward kernel
 constexpr int kMaxStages = 3;
 
 // The largest block of a forward kernel, and how many blocks should fit a multiprocessor: a memory-bound kernel lives
@@ -75,7 +75,7 @@ struct Launch {
 
 // Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum on their way.
 constexpr int ring_bytes(BackwardParams const &p) {
-  return p.stages * (p.problem.residual ? 3 : 2) * kBackwardColumns * size_of(p.problem.type) * kBackwardThreads;
+  return p.stages * (p.problem.residual ? 3 : 2) * kBackwardVectors * kVectorBytes * kBackwardThreads;
 }
 
 // What both operators of this folder share; `op` begins their sentences. Null when legal.

@@ -192,29 +192,37 @@ Launch plan_forward(Tile const &tile, ForwardParams *params) {
   return none;
 }
 
+// The tile that was fastest on an H200 (benchmarks/row_norm.py --every-tile): few rows are bound by latency and want
+// many threads with one vector each; many rows want bytes in flight.
+int favourite(Problem const &p, int sm_count) {
+  std::int64_t const vectors = vectors_of(p);
+  bool const few = p.rows <= sm_count;
+  if (is_shifted(p)) return vectors <= 128 ? 3 : vectors <= 2048 ? 6 : 9;
+  if (few && vectors <= 1024) return vectors <= 32 ? 1 : 4;
+  if (few) return p.rows * 8 <= sm_count ? 7 : vectors <= 2048 ? 8 : 10;
+  if (vectors <= 64) return 2;
+  if (vectors <= 128 && !p.residual) return 3;
+  if (vectors <= 1024 && p.residual) return 5;
+  if (vectors <= 2048) return 6;
+  return p.residual ? 8 : p.layer ? 9 : 10;
+}
+
 std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity) {
   ForwardParams params{};
   params.problem = problem;
   Problem &p = params.problem;
   if (p.columns < 0) return 0;
   if (p.rows < 0) p.rows = 1 << 20;
-  int const multiprocessors = sm_count > 0 ? sm_count : 108;
+  int const first = favourite(p, sm_count > 0 ? sm_count : 108);
   struct Guess {
     std::int32_t id;
     int rank;
   } guesses[kTileCount];
   int count = 0;
   for (Tile const &tile : kTiles) {
-    if (sm != 0 && sm < tile.min_sm) continue;
-    Launch const launch = plan_forward(tile, &params);
-    if (launch.threads == 0 && tile.scope != Scope::kStream) continue;
-    // Few rows: as many threads as possible, one vector each. Many: four vectors in flight per thread, in small blocks.
-    bool const few = launch.blocks < 4 * multiprocessors;
-    int rank = few ? tile.vectors : 4 / tile.vectors;
-    if (tile.scope == Scope::kBlock) rank += launch.threads > 512 ? 16 : 8;
-    if (tile.scope == Scope::kCluster) rank += 12;
-    if (tile.scope == Scope::kStream) rank += 32;
-    guesses[count++] = {tile.id, rank};
+    if ((sm != 0 && sm < tile.min_sm) || plan_forward(tile, &params).threads == 0) continue;
+    // After the favourite: one block before clusters before two reads, more vectors before fewer.
+    guesses[count++] = {tile.id, tile.id == first ? -1 : 8 * int(tile.scope) - tile.vectors};
   }
   std::stable_sort(guesses, guesses + count, [](Guess const &a, Guess const &b) { return a.rank < b.rank; });
   count = std::min(count, int(capacity));
@@ -260,7 +268,7 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
   Problem const &p = params->problem;
   // Dynamic shared memory that one block may ask for, less what the kernel declares.
   int const limit = (sm == 86 || sm == 89 || sm >= 120 ? 99 : sm >= 90 ? 227 : 163) * 1024 - 3 * 1024;
-  std::int64_t const shares = ceil_div(p.columns, kBackwardColumns);
+  std::int64_t const shares = ceil_div(vectors_of(p), kBackwardVectors);
   params->cluster = 1, params->log_lanes = 0;
   while (shares > std::int64_t(kBackwardThreads) * params->cluster) params->cluster *= 2;
   params->lanes = whole_warps(ceil_div(shares, params->cluster));

@@ -25,11 +25,10 @@ constexpr Tile kTiles[] = {
     {5, "block_v2", 80, Scope::kBlock, 2, 0},
     {6, "block_v4", 80, Scope::kBlock, 4, 0},
     {7, "cluster_v1", 90, Scope::kCluster, 1, 512},  // one row per cluster, sums through distributed shared memory
-    {8, "cluster_v2", 90, Scope::kCluster, 2, 512},
+    {8, "cluster_v2", 90, Scope::kCluster, 2, 256},
     {9, "cluster_v4", 90, Scope::kCluster, 4, 512},
-    {11, "cluster_v4_256", 90, Scope::kCluster, 4, 256},
-    {12, "cluster_v2_256", 90, Scope::kCluster, 2, 256},
-    {10, "stream", 80, Scope::kStream, 1, 0},  // one row per block, read twice: rows that fit nowhere else
+    {10, "cluster_v4_small", 90, Scope::kCluster, 4, 256},
+    {11, "stream", 80, Scope::kStream, 1, 0},  // one row per block, read twice: rows that fit nowhere else
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 

@@ -1,0 +1,36 @@
+"""PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::concat_conv`.
+
+    from cutefuse import torch_ops
+    torch_ops.replace_norms(model)                  # every nn.LayerNorm, nn.RMSNorm and Llama-style RMSNorm
+    y = torch_ops.rms_norm(x, weight)
+    y, total = torch_ops.add_rms_norm(x, residual, weight)      # norm(x + residual), x + residual
+
+Tensors on a GPU run in the kernel library, in float32, float16 or bfloat16; elsewhere, and in float64, the same
+formulas run in PyTorch. All operators have fake kernels and autograd, and torch.compile takes them without a graph
+break.
+"""
+
+from __future__ import annotations
+
+from cutefuse.torch_conv import ACTIVATIONS, concat_conv
+from cutefuse.torch_norms import (
+    LayerNorm,
+    RMSNorm,
+    add_layer_norm,
+    add_rms_norm,
+    layer_norm,
+    replace_norms,
+    rms_norm,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "LayerNorm",
+    "RMSNorm",
+    "add_layer_norm",
+    "add_rms_norm",
+    "concat_conv",
+    "layer_norm",
+    "replace_norms",
+    "rms_norm",
+]

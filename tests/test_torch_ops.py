@@ -1,0 +1,251 @@
+"""The PyTorch operators: registration, gradients, torch.compile, modules; on the CPU by formula, on a GPU by kernel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.torch), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def samples(torch: Any, device: str, dtype: Any = None) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Every operator with arguments that need gradients: all optional operands, and none."""
+    import cutefuse.torch_ops  # noqa: F401
+
+    torch.manual_seed(0)
+    kind = dtype or torch.float32
+
+    def t(*shape: int) -> Any:
+        return torch.randn(*shape, device=device, dtype=kind, requires_grad=True)
+
+    ops = torch.ops.cutefuse
+    found = [
+        (ops.rms_norm, (t(3, 5, 48), None, t(48), 1e-6)),
+        (ops.rms_norm, (t(7, 33), t(7, 33), t(33), 1e-6)),
+        (ops.rms_norm, (t(4, 64), None, None, 1e-6)),
+        (ops.layer_norm, (t(3, 5, 48), None, t(48), t(48), 1e-5)),
+        (ops.layer_norm, (t(7, 33), t(7, 33), t(33), None, 1e-5)),
+        (ops.layer_norm, (t(4, 64), None, None, None, 1e-5)),
+    ]
+    for activation in ("", "Silu", "HardSwish"):
+        x = [t(2, 8, 7, 6), t(2, 16, 7, 6)]
+        found.append(
+            (ops.concat_conv, (x, t(12, 24, 3, 3), t(12), [1, 2], [0, 1, 2, 1], [1, 1], activation, 0.1, -1.0, 1.0))
+        )
+    return found
+
+
+def built(torch: Any, op: Any) -> bool:
+    """Whether the library holds the operator's kernels: a GPU run may carry the norms alone."""
+    from cutefuse import kernels
+
+    return "conv" not in str(op) or any(o["name"] == "concat_conv" for o in kernels.describe()["ops"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operators_pass_opcheck(device: str) -> None:
+    import torch
+
+    for op, args in samples(torch, device):
+        if device == "cpu" or built(torch, op):
+            tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+            torch.library.opcheck(op.default, args, test_utils=tests)
+
+
+@pytest.mark.torch
+def test_gradients_pass_gradcheck_in_float64() -> None:
+    import torch
+
+    for op, args in samples(torch, "cpu", torch.float64):
+        flat = [a for a in args if not isinstance(a, list)]
+        if "conv" in str(op):
+            x0, x1 = args[0]
+
+            def convolve(x0: Any, x1: Any, w: Any, b: Any, op: Any = op, rest: Any = args[3:]) -> Any:
+                return op([x0, x1], w, b, *rest)
+
+            assert torch.autograd.gradcheck(convolve, (x0, x1, args[1], args[2]))
+            continue
+
+        def norm(*a: Any, op: Any = op, residual: bool = args[1] is not None) -> Any:
+            outputs = op(*a)
+            return outputs[:2] if residual else outputs[0]
+
+        assert torch.autograd.gradcheck(norm, tuple(flat))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_modules_are_drop_in_replacements(device: str) -> None:
+    import torch
+    from torch import nn
+
+    from cutefuse import torch_ops
+
+    torch.manual_seed(0)
+    pairs = [
+        (nn.LayerNorm(96), torch_ops.LayerNorm(96)),
+        (nn.LayerNorm(96, elementwise_affine=False), torch_ops.LayerNorm(96, elementwise_affine=False)),
+        (nn.LayerNorm(96, bias=False), torch_ops.LayerNorm(96, bias=False)),
+        (nn.RMSNorm(96), torch_ops.RMSNorm(96)),
+        (nn.RMSNorm(96, eps=1e-3), torch_ops.RMSNorm(96, eps=1e-3)),
+    ]
+    for theirs, ours in pairs:
+        for p in theirs.parameters():
+            nn.init.normal_(p)
+        ours.load_state_dict(theirs.state_dict())
+        theirs, ours = theirs.to(device), ours.to(device)
+        a = torch.randn(4, 7, 96, device=device, requires_grad=True)
+        b = a.detach().clone().requires_grad_()
+        grad = torch.randn(4, 7, 96, device=device)
+        x, y = theirs(a), ours(b)
+        x.backward(grad)
+        y.backward(grad)
+        torch.testing.assert_close(y, x, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-5, atol=1e-5)
+        for p, q in zip(theirs.parameters(), ours.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_sum_carries_its_own_gradient(device: str) -> None:
+    import torch
+    import torch.nn.functional as F
+
+    from cutefuse import torch_ops
+
+    torch.manual_seed(0)
+    x, r, w, b = (torch.randn(*s, device=device, requires_grad=True) for s in ((6, 40), (6, 40), (40,), (40,)))
+    y, total = torch_ops.add_layer_norm(x, r, w, b)
+    ours = torch.autograd.grad((y * y).sum() + (total * 3).sum(), (x, r, w, b))
+    s = x + r
+    z = F.layer_norm(s, (40,), w, b)
+    theirs = torch.autograd.grad((z * z).sum() + (s * 3).sum(), (x, r, w, b))
+    for a, e in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
+    _, total = torch_ops.add_rms_norm(x, r, w)
+    (only,) = torch.autograd.grad(total.sum(), x)
+    assert bool((only == 1).all()), "a norm whose output nobody uses must not disturb the sum's gradient"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_without_a_graph_break(device: str) -> None:
+    import torch
+
+    from cutefuse import torch_ops
+
+    def step(x: Any, r: Any, w: Any) -> Any:
+        y, total = torch_ops.add_rms_norm(x * 2, r, w)
+        return torch_ops.layer_norm(y, w) + total
+
+    torch.manual_seed(0)
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    args = [torch.randn(*s, device=device, requires_grad=True) for s in ((5, 64), (5, 64), (64,))]
+    expected = torch.autograd.grad(step(*args).square().sum(), args)
+    got = torch.autograd.grad(torch.compile(step, backend=backend, fullgraph=True)(*args).square().sum(), args)
+    for a, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strided_misaligned_and_empty_inputs_give_the_same_values(device: str) -> None:
+    import torch
+
+    from cutefuse import torch_ops
+
+    base = torch.randn(9, 70, device=device)
+    w = torch.randn(65, device=device)[1:]
+    strided, moved = base[:, 3:67], torch.randn(1 + 9 * 64, device=device)[1:].view(9, 64)
+    for x in (strided, moved, base[:, :64].t().contiguous().t(), base[:0, :64]):
+        expected = torch.nn.functional.rms_norm(x, (64,), w, 1e-6)
+        torch.testing.assert_close(torch_ops.rms_norm(x, w), expected, rtol=1e-5, atol=1e-5)
+    x = base[:0, :64].clone().requires_grad_()
+    v = w.clone().requires_grad_()
+    torch_ops.rms_norm(x, v).sum().backward()
+    assert x.grad.shape == (0, 64) and bool((v.grad == 0).all())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_replace_norms_changes_every_norm_and_nothing_else(device: str) -> None:
+    import torch
+    from torch import nn
+
+    from cutefuse import torch_ops
+
+    sys.path.insert(0, str(ROOT / "models"))
+    import llama_block
+
+    config = llama_block.Config(layers=2, dim=64, heads=4, kv_heads=2, intermediate=96, vocabulary=50)
+    model = llama_block.make(config).to(device)
+    tokens = torch.arange(24, device=device).view(2, 12)
+    with torch.no_grad():
+        before = model(tokens)
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        assert torch_ops.replace_norms(model) == 5
+        assert torch_ops.replace_norms(model) == 0, "a second time there is nothing left"
+        torch.testing.assert_close(model(tokens), before, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
+    assert "RMSNorm" in repr(model)
+
+    class Scaled(nn.LayerNorm):
+        def forward(self, x: Any) -> Any:
+            return 2 * super().forward(x)
+
+    class GemmaRMSNorm(llama_block.LlamaRMSNorm):
+        pass
+
+    others = nn.Sequential(Scaled(8), nn.LayerNorm((4, 8)), nn.BatchNorm1d(8), GemmaRMSNorm(8), nn.Linear(8, 8))
+    assert torch_ops.replace_norms(others) == 0
+
+
+@pytest.mark.torch
+def test_wrong_arguments_are_named() -> None:
+    import torch
+
+    from cutefuse import torch_ops
+    from cutefuse.errors import CutefuseError
+
+    xs = [torch.randn(1, 8, 4, 4), torch.randn(1, 8, 4, 4)]
+    with pytest.raises(CutefuseError, match="activation 'Gelu' is unknown"):
+        torch_ops.concat_conv(xs, torch.randn(4, 16, 1, 1), activation="Gelu")
+    with pytest.raises(CutefuseError, match="16 channels, the filter has 12"):
+        torch_ops.concat_conv(xs, torch.randn(4, 12, 1, 1))
+
+
+@pytest.mark.gpu
+def test_a_kernel_refusal_reaches_python_as_one_sentence() -> None:
+    import torch
+
+    from cutefuse import torch_ops
+    from cutefuse.errors import CutefuseError
+
+    x = torch.randn(4, 64, device="cuda", dtype=torch.float16)
+    with pytest.raises(CutefuseError, match="a vector|vector of 64"):
+        torch_ops.rms_norm(x, torch.randn(32, device="cuda"))
+    with pytest.raises(CutefuseError, match="bfloat16 beside a float16 input"):
+        torch_ops.rms_norm(x, torch.randn(64, device="cuda", dtype=torch.bfloat16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_concat_conv_matches_pytorch_with_any_channels(dtype: str) -> None:
+    import torch
+
+    from cutefuse import torch_ops
+
+    if not built(torch, "conv"):
+        pytest.skip("the library was built with the norms alone")
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    for channels, filters in (((64, 32), 48), ((5, 11, 3), 19)):
+        xs = [torch.randn(2, c, 20, 14, device="cuda").to(kind) for c in channels]
+        w = (torch.randn(filters, sum(channels), 3, 3, device="cuda") / 20).to(kind)
+        b = torch.randn(filters, device="cuda")
+        y = torch_ops.concat_conv(xs, w, b, (2, 1), (1, 1, 1, 1), activation="Relu")
+        z = torch.nn.functional.conv2d(torch.cat(xs, 1).double(), w.double(), b.double(), (2, 1), 1).relu()
+        scale = {"float32": 2e-3, "float16": 2e-3, "bfloat16": 1.5e-2}[dtype]
+        assert float((y.double() - z).abs().max()) <= scale * float(z.abs().max())
+        assert y.is_contiguous(memory_format=torch.channels_last)
