@@ -161,7 +161,7 @@ def test_null_and_misaligned_pointers_are_refused_before_any_kernel_runs(
     assert plugin.shape_change(descs, 4, 1) == 0
     addresses = [4096] * 5
     addresses[tensor] = address
-    assert plugin.enqueue(descs, addresses[:4], addresses[4:]) != 0
+    assert plugin.enqueue(descs, addresses[:4], addresses[4:], workspace=4096) != 0
     assert f"tensor {tensor} is at address" in refusal(capfd)
 
 

@@ -203,9 +203,6 @@ int splits_of(Tile const &tile, Problem const &p, int sm, int sm_count) {
                     : static_cast<int>(std::max<std::int64_t>(1, std::min({slots / tiles, longest, std::int64_t(16)})));
 }
 
-constexpr std::int64_t kCounterBytes =
-    256 * 1024;  // one for every tile of a split launch: never more than there are slots
-
 // A bound that holds for every larger image too, as TensorRT asks at a profile's corners only: a split launch never has
 // more blocks than the device has slots, and an image that needs no split is followed by none that does.
 std::int64_t workspace_bytes(Call const &call) {
@@ -219,7 +216,7 @@ std::int64_t workspace_bytes(Call const &call) {
     if (sized && splits_of(tile, p, call.sm, sm_count) == 1) continue;
     bytes = std::max(bytes, std::int64_t(sm_count) * resident_blocks(tile, call.sm) * tile.m * tile.n * 4);
   }
-  return bytes > 0 ? bytes + kCounterBytes : 0;
+  return bytes;
 }
 
 // Predicted time of a tile in microseconds. Blocks go to the multiprocessors in turn; two or three on one
@@ -231,7 +228,7 @@ double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
   double reduction = 0;  // channels times taps, in whole mma steps
   for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], 16)) * 16 * p.R * p.S / splits;
   double const rounds = double(per_sm / resident) * kTogether[resident] + kTogether[per_sm % resident];
-  double const sum_us = splits > 1 ? 1.5 + splits * double(tile.m * tile.n) / 32768.0 : 0.0;  // at 128 KB a microsecond
+  double const sum_us = splits > 1 ? 3.0 + 0.1 * splits : 0.0;  // a second launch, and its reads
   return rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
 }
 
@@ -303,8 +300,7 @@ char const *run(Call const &call) {
   params.splits = 1;
   if (Tile const *const tile = find_tile(id); tile != nullptr && call.workspace != nullptr) {
     params.splits = splits_of(*tile, p, call.sm, device_count(call));
-    params.counters = static_cast<unsigned *>(call.workspace);
-    params.partials = static_cast<char *>(call.workspace) + kCounterBytes;
+    params.partials = static_cast<float *>(call.workspace);
   }
 #if CUTEFUSE_WITH_CUDA
   if (find_sm90_tile(id) != nullptr) {

@@ -218,10 +218,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   };
 
   // ---- main loop: kStages - 1 k-tiles in flight, the next mma step's fragments on their way ----
-  int const tiles = k_blocks * p.R * p.S;
-  int loaded = 0;
+  int to_load = k_blocks * p.R * p.S;
   for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (loaded++ < tiles) load(stage, 0, 1);
+    if (to_load-- > 0) load(stage, 0, 1);
     cp_async_fence();  // also when nothing was issued: the groups are counted
   }
   int read_stage = 0, write_stage = kStages - 1;
@@ -245,12 +244,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   __syncthreads();
   fetch(0, 0);
 
-  for (int block = 0; block < k_blocks; ++block, read.advance(p)) {
+  for (int to_read = k_blocks; to_read > 0; --to_read, read.advance(p)) {
     int const steps = ceil_div(read.left, Traits::kMmaK);  // none are spent on channels that do not exist
     if (steps >= kSteps) {
       CUTE_NO_UNROLL
       for (int taps = p.R * p.S; taps > 0; --taps) {
-        bool const more = loaded++ < tiles;
+        bool const more = to_load-- > 0;
         CUTE_UNROLL
         for (int step = 0; step < kSteps; ++step) {
           if (step == kSteps - 1) {
@@ -266,7 +265,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     } else {  // a source's last channels: short, so simple
       CUTE_NO_UNROLL
       for (int taps = p.R * p.S; taps > 0; --taps) {
-        if (loaded++ < tiles) load(write_stage, 0, 1);
+        if (to_load-- > 0) load(write_stage, 0, 1);
         cp_async_fence();
         gemm(mma, rX(_, _, 0), rW(_, _, 0), acc);
         CUTE_UNROLL
@@ -283,8 +282,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   cp_async_wait<0>();
   __syncthreads();
 
-  if (params.splits > 1 &&
-      !reduce_splits<Traits::kThreads>(acc, params, output_tile, split, reinterpret_cast<unsigned *>(shared))) {
+  if (params.splits > 1) {  // leave the sums to concat_conv_sm80_finish: [split][pixel][channel]
+    float *const part = params.partials + int64_t(split) * pixels * split_ld(p);
+    CUTE_UNROLL
+    for (int i = 0; i < size(acc); i += 2) {
+      int const m = m0 + get<0>(tYcY(i)), k = n0 + get<1>(tYcY(i));
+      if (m < pixels && k < split_ld(p)) {
+        __stcg(reinterpret_cast<float2 *>(part + int64_t(m) * split_ld(p) + k), make_float2(acc(i), acc(i + 1)));
+      }
+    }
     return;
   }
 
@@ -347,13 +353,12 @@ char const *launch_sm80(Params params, void *stream) {
   if (blocks > 0x7fffffff) {
     return sentence("concat_conv: %lld blocks exceed the 2^31 of one launch; split the batch", (long long)blocks);
   }
-  if (error == cudaSuccess && params.splits > 1) {
-    // Not left to the kernel's own reset: the workspace is shared with other layers.
-    error = cudaMemsetAsync(params.counters, 0, tiles * sizeof(unsigned), static_cast<cudaStream_t>(stream));
-  }
   if (error == cudaSuccess) {
     kernel<<<unsigned(blocks), Traits::kThreads, Traits::kSharedBytes, static_cast<cudaStream_t>(stream)>>>(params);
     error = cudaGetLastError();
+  }
+  if (error == cudaSuccess && params.splits > 1) {
+    error = launch_finish<typename Traits::Output>(params, static_cast<cudaStream_t>(stream));
   }
   if (error == cudaSuccess) return nullptr;
   return sentence("concat_conv: tile %s could not be launched (%s); check that the library was built for this GPU",

@@ -1,47 +1,63 @@
-// Deterministic split-K: every split of a tile leaves its sums in the workspace, the last one to arrive adds them in
-// order.
+// The second half of split-K: adds the parts that the blocks left in the workspace, always in the same order, and
+// finishes the outputs. A kernel of its own, since adding in the last block to arrive needs more registers than the
+// main loop has.
 #pragma once
+
+#include <cutlass/array.h>
 
 #include <cute/tensor.hpp>
 
+#include "epilogue.cuh"
 #include "tiles.h"
 
 namespace cutefuse::concat_conv {
 
-// Returns true in the block that now holds the whole tile in `acc`; the others are done. Sums lie in the order of the
-// fragments, so every access is 16 bytes a thread and whole lines a warp. `flag` is shared memory nobody else uses now.
-// The counter is zero before the launch and after it.
-template <int kThreads, class Tensor>
-__device__ __forceinline__ bool reduce_splits(Tensor &acc, Params const &params, int tile, int split, unsigned *flag) {
-  constexpr int kVectors = decltype(cute::size(acc))::value / 4;
-  int const thread = threadIdx.x;
-  float4 *const of_tile = static_cast<float4 *>(params.partials) + int64_t(tile) * params.splits * kVectors * kThreads;
-  float4 *const mine = of_tile + int64_t(split) * kVectors * kThreads + thread;
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    __stcg(mine + i * kThreads, make_float4(acc(4 * i), acc(4 * i + 1), acc(4 * i + 2), acc(4 * i + 3)));
-  }
-  __threadfence();
-  __syncthreads();
-  if (thread == 0) *flag = atomicAdd(params.counters + tile, 1u);
-  __syncthreads();
-  bool const last = *flag == unsigned(params.splits - 1);
-  __syncthreads();  // the epilogue reuses the flag's memory
-  if (!last) return false;
-  __threadfence();
-  if (thread == 0) params.counters[tile] = 0;
-  cute::clear(acc);
-  CUTE_NO_UNROLL
-  for (int part = 0; part < params.splits;
-       ++part) {  // in this order always; the loads of one part are in flight together
-    float4 const *const from = of_tile + int64_t(part) * kVectors * kThreads + thread;
+constexpr int kFinishThreads = 128;
+constexpr int kFinishChannels = 8;  // of one pixel, by one thread
+
+template <class Output>
+__global__ void __launch_bounds__(kFinishThreads) concat_conv_sm80_finish(Params const __grid_constant__ params) {
+  Problem const &p = params.problem;
+  int const groups = split_ld(p) / kFinishChannels;
+  int64_t const item = int64_t(blockIdx.x) * kFinishThreads + threadIdx.x;
+  int64_t const pixels = int64_t(p.N) * p.P * p.Q, m = item / groups;
+  int const k = int(item % groups) * kFinishChannels;
+  if (m >= pixels) return;
+
+  float4 const *const from = reinterpret_cast<float4 const *>(params.partials + m * split_ld(p) + k);
+  int64_t const part_vectors = pixels * split_ld(p) / 4;
+  auto sum = cute::make_tensor<float>(cute::Int<kFinishChannels>{});
+  cute::clear(sum);
+  for (int part = 0; part < params.splits; ++part) {
     CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      float4 const sum = __ldcg(from + i * kThreads);
-      acc(4 * i) += sum.x, acc(4 * i + 1) += sum.y, acc(4 * i + 2) += sum.z, acc(4 * i + 3) += sum.w;
+    for (int v = 0; v < kFinishChannels / 4; ++v) {
+      float4 const x = __ldcg(from + part * part_vectors + v);
+      sum(4 * v) += x.x, sum(4 * v + 1) += x.y, sum(4 * v + 2) += x.z, sum(4 * v + 3) += x.w;
     }
   }
-  return true;
+  activate(sum, p);
+  cutlass::AlignedArray<Output, kFinishChannels, 16> y;
+  CUTE_UNROLL
+  for (int i = 0; i < kFinishChannels; ++i) y[i] = k + i < p.K ? Output(sum(i)) : Output(0);  // pad lanes are zeros
+  Output *const to = static_cast<Output *>(params.y) + m * p.ldy + k;
+  constexpr int kVector = 16 / sizeof(Output);
+  if (sizeof(Output) == 2 || (p.ldy % kVector == 0 && k + kFinishChannels <= p.K)) {
+    CUTE_UNROLL
+    for (int v = 0; v < kFinishChannels / kVector; ++v) {
+      reinterpret_cast<uint4 *>(to)[v] = reinterpret_cast<uint4 const *>(&y)[v];
+    }
+  } else {
+    for (int i = 0; i < kFinishChannels && k + i < p.K; ++i) to[i] = y[i];
+  }
+}
+
+template <class Output>
+cudaError_t launch_finish(Params const &params, cudaStream_t stream) {
+  Problem const &p = params.problem;
+  int64_t const items = int64_t(p.N) * p.P * p.Q * (split_ld(p) / kFinishChannels);
+  unsigned const blocks = unsigned((items + kFinishThreads - 1) / kFinishThreads);
+  concat_conv_sm80_finish<Output><<<blocks, kFinishThreads, 0, stream>>>(params);
+  return cudaGetLastError();
 }
 
 }  // namespace cutefuse::concat_conv

@@ -14,10 +14,12 @@ struct Params {
   Divider by_image, by_row;  // P*Q and Q
   int columns;               // of the packed filter
   int k_blocks;              // channel blocks of the reduction; set by the launcher, whose tile counts them
-  int splits;                // of the reduction; > 1 needs the two below
-  void *partials;            // float [tiles][splits][m * n]
-  unsigned *counters;        // [tiles]
+  int splits;                // of the reduction; > 1 needs partials
+  float *partials;           // [splits][N*P*Q][split_ld]
 };
+
+// Sums of one pixel that a split leaves in the workspace.
+CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 8; }
 
 // Ids are for ever: an engine stores them. A retired tile's id is never used again.
 struct Tile {
