@@ -221,19 +221,25 @@ class Graph:
         operands = [self.constant(name) for name in node.input]
         if any(o is None for o in operands) or not _affordable(node, [o for o in operands if o is not None]):
             return None
-        from onnx.reference import ReferenceEvaluator
+        results = run_node(node, self.opset, [o for o in operands if o is not None])
+        return results[0] if results else None
 
-        infos = [onnx.helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in dict.fromkeys(node.input)]
-        result = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.UNDEFINED, None)
-        single = onnx.helper.make_model(
-            onnx.helper.make_graph([node], "fold", infos, [result]),
-            opset_imports=[onnx.helper.make_opsetid("", self.opset)],
-        )
-        try:
-            results: Any = ReferenceEvaluator(single).run(None, dict(zip(node.input, operands, strict=True)))
-            return np.asarray(results[0])
-        except Exception:  # an ill-typed constant expression is simply not a constant for us
-            return None
+
+def run_node(node: NodeProto, opset: int, operands: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """The outputs of one standard node on the CPU; None where ONNX's evaluator cannot compute it."""
+    from onnx.reference import ReferenceEvaluator
+
+    infos = [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(node.input)]
+    results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output]
+    single = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", infos, results),
+        opset_imports=[onnx.helper.make_opsetid("", opset)],
+    )
+    try:
+        values: Any = ReferenceEvaluator(single).run(None, dict(zip(node.input, operands, strict=True)))
+        return [np.asarray(v) for v in values]
+    except Exception:  # ill-typed operands, or an operator that the evaluator lacks
+        return None
 
 
 def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:

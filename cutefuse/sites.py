@@ -15,7 +15,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph import Graph, label, subgraphs
 from cutefuse.ops import operators
 from cutefuse.ops.op import DOMAIN, Cost, FusedOp, Match, Refusal
-from cutefuse.store import inferred
+from cutefuse.shapes import inferred
 
 FUSED, REFUSED, EXCLUDED = "fused", "refused", "excluded"
 MIN_BODY_OPSET = 9  # ConstantOfShape; older opsets cannot express the unpacking of weights

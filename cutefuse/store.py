@@ -14,7 +14,7 @@ from typing import BinaryIO
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph import ELEM_TYPES, external_fields, subgraphs
@@ -85,30 +85,6 @@ def tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
 def uses_external_data(model: ModelProto) -> bool:
     """Whether weights of the model lie in files beside it."""
     return any(external_fields(t) for t in tensors(model.graph))
-
-
-def inferred(model: ModelProto) -> onnx.GraphProto:
-    """The graph after shape inference, without its large weights; without inference where that fails."""
-    skeleton = ModelProto()
-    skeleton.ir_version = max(model.ir_version, 4)  # from there on initializers need not be inputs
-    skeleton.opset_import.extend(model.opset_import)
-    skeleton.functions.extend(model.functions)
-    graph = skeleton.graph
-    graph.name = model.graph.name
-    graph.node.extend(model.graph.node)
-    graph.output.extend(model.graph.output)
-    graph.value_info.extend(model.graph.value_info)
-    graph.input.extend(model.graph.input)
-    listed = {v.name for v in graph.input}
-    for t in model.graph.initializer:
-        if not external_fields(t) and t.ByteSize() <= INLINE_BYTES:
-            graph.initializer.append(t)
-        elif t.name not in listed:
-            graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-    try:
-        return onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception:  # contradictory shapes, or more than 2 GB of constants inside nodes: go on with what is written
-        return model.graph
 
 
 class Writer:

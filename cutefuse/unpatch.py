@@ -10,21 +10,20 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_selected_functions
-from onnx.reference import ReferenceEvaluator
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError, NothingToPatch, run_command
-from cutefuse.graph import Graph, read_tensor
+from cutefuse.graph import Graph, read_tensor, run_node
 from cutefuse.ops import operators
 from cutefuse.ops.op import DOMAIN, FORMAL
 from cutefuse.rewrite import fresh
-from cutefuse.store import Writer, inferred, load_model, uses_external_data, writer
+from cutefuse.shapes import inferred
+from cutefuse.store import Writer, load_model, uses_external_data, writer
 
 
 def default_output(source: Path) -> Path:
@@ -127,16 +126,7 @@ def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -
             return None
     if node.op_type == "Gather" and operands[0].dtype == np.int64 and np.any(operands[0][operands[1]] < 0):
         return None  # asks for a size that is not known
-    infos = [helper.make_empty_tensor_value_info(n) for n in dict.fromkeys(node.input)]
-    results = [helper.make_empty_tensor_value_info(n) for n in node.output]
-    single = helper.make_model(
-        helper.make_graph([node], "fold", infos, results), opset_imports=[helper.make_opsetid("", graph.opset)]
-    )
-    try:
-        outputs: Any = ReferenceEvaluator(single).run(None, dict(zip(node.input, operands, strict=True)))
-        return [np.asarray(o) for o in outputs]
-    except Exception:  # an operator that the evaluator lacks is simply not folded
-        return None
+    return run_node(node, graph.opset, operands)
 
 
 def _known_shape(graph: Graph, tensor: str) -> np.ndarray | None:

@@ -311,6 +311,28 @@ def test_an_empty_source_is_refused(tmp_path: Path) -> None:
     assert "source 'a' is empty (0x8x9x7)" in result.report["sites"][0]["reason"]
 
 
+HALVES = (
+    "s = Shape(b) h = Gather(s, one) j = Add(h, p1) q = Div(j, two) i = Unsqueeze<axes=[0]>(q) "
+    "v = Slice(b, zero, i, axis) f = Slice(b, i, all, axis) "
+    "c = Concat<axis=1>(v, a, f) x = Conv(c, w, k) y = Relu(x)"
+)
+INDICES = {n: np.array(v, np.int64) for n, v in
+           {"one": 1, "p1": 1, "two": 2, "zero": [0], "all": [2**31], "axis": [1]}.items()}  # fmt: skip
+
+
+def test_channels_are_known_behind_the_shape_arithmetic_of_exporters(tmp_path: Path) -> None:
+    result, patched = run_patch(graph(HALVES, weights(w=FILTER, k=(12,)) | INDICES, opset=11), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv3Relu"] and result.report["verify"]["passed"]
+    assert result.report["sites"][0]["title"].startswith("8+8+8->12")
+    assert [n.op_type for n in patched.graph.node].count("Slice") == 2, "only the fused nodes are replaced"
+
+
+def test_shape_arithmetic_over_unknown_sizes_stays_unknown(tmp_path: Path) -> None:
+    model = graph(HALVES, weights(w=FILTER, k=(12,)) | INDICES, opset=11, inputs={"a": "n,8,9,7", "b": "n,m,9,7"})
+    result, _ = run_patch(model, tmp_path)
+    assert "channel count of source 'v' is unknown" in result.report["sites"][0]["reason"]
+
+
 def test_same_padding_with_a_stride_needs_a_static_size(tmp_path: Path) -> None:
     body = JOIN + 'x = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(c, w, k) y = Relu(x)'
     result, _ = run_patch(graph(body, inputs={"a": "n,8,h,q", "b": "n,16,h,q"}), tmp_path)
