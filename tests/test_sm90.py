@@ -28,16 +28,12 @@ TILES = {
     108: "sm90_128x128_split",
     109: "sm90_128x64",
     110: "sm90_64x256",
-    111: "sm90_128x128_b2",
-    112: "sm90_64x128_b2",
+    113: "sm90_128x200",
     121: "sm90_halo_64x16x32",
     122: "sm90_halo_128x8x32",
     123: "sm90_halo_128x8x32_x2",
     124: "sm90_halo_128x8x16",
     125: "sm90_halo_128x8x16_x2",
-    126: "sm90_halo_64x16x16_b2",
-    127: "sm90_halo_128x8x16_b2",
-    128: "sm90_halo_128x8x16_b2_x2",
 }
 HALO = {i for i, name in TILES.items() if "halo" in name}
 IM2COL = set(TILES) - HALO

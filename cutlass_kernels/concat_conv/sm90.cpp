@@ -17,12 +17,11 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.rows = tile.pixels_b + (swapped ? reach_w : reach_h);
   plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
-  int const pixel_bytes = 2 * halo_channels(tile.filters, tile.blocks_per_sm),
-            filter_bytes = tile.filters * pixel_bytes;
+  int const pixel_bytes = 2 * halo_channels(tile.filters), filter_bytes = tile.filters * pixel_bytes;
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
-  int const region = halo_region_bytes(tile.blocks_per_sm);
-  plan.halo_stages = std::clamp((region - 6 * filter_bytes) / plan.stage_bytes, 2, kHaloMaxStages);
+  int const region = halo_region_bytes(tile.pixels_b);
+  plan.halo_stages = std::clamp((region - 4 * filter_bytes) / plan.stage_bytes, 2, kHaloMaxStages);
   plan.filter_stages = std::clamp((region - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
   return plan;
 }
@@ -58,18 +57,23 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
          corner(p.pad_top, p.pad_bottom, reach_h) && corner(p.pad_left, p.pad_right, reach_w);
 }
 
-int sm90_splits(Sm90Tile const &tile, Problem const &p, int const (&room)[9]) {
+int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]) {
   if (!tile.split) return 1;
   int const tiles = ceil_div(p.N * p.P * p.Q, tile.pixels()) * ceil_div(p.K, tile.filters);
+  int const length = k_tiles<kChannelBlock>(p);
+  // k-tiles that a multiprocessor gets to do, and what adding up the parts costs beside them
+  auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
   int best = 1;
-  for (int splits = 2; splits <= 8; ++splits) {
-    if (tiles <= room[splits] && k_tiles<kChannelBlock>(p) >= 4 * splits) best = splits;
+  for (int splits = 2; splits <= kMaxSplits; ++splits) {
+    if (tiles <= room[splits] && length >= 4 * splits && cost(splits) < cost(best)) best = splits;
   }
   return best;
 }
 
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
-  int const splits = sm90_splits(tile, p, kClusterRoom), cluster = tile.cluster_f * tile.cluster_x * splits;
+  int room[kMaxSplits + 1];
+  for (int i = 1; i <= kMaxSplits; ++i) room[i] = sm_count / (i + 1);  // a cluster lies in one GPC
+  int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * tile.cluster_x * splits;
   double tiles_x = ceil_div(p.N * p.P * p.Q, tile.pixels());
   double load_bytes = 2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + tile.pixels() / tile.cluster_f);
   if (tile.halo) {
@@ -80,7 +84,7 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   }
   double k_steps = 0;
   for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 16)) * p.R * p.S;
-  int const n = tile.filters == 64 ? tile.pixels() / 2 : tile.pixels();  // width of one wgmma
+  int const n = tile.pixels_per_warpgroup();  // width of one wgmma
   // 128 clocks for 64 x 256 x 16; narrow ones wait for shared memory, and L2 delivers some 50 bytes a clock.
   double const multiply = tile.filters * tile.pixels() / 128.0 * (n >= 192 ? 1.0 : n == 128 ? 1.15 : 1.6);
   double const load = load_bytes / 4 / 50.0;

@@ -11,6 +11,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/numeric_conversion.h>
 
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // wgmma 200 pixels wide
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/mma_sm90.hpp>
@@ -36,10 +37,10 @@ using Barrier = cutlass::arch::ClusterBarrier;
 struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];  // (C,pixel) or im2col or halo box of each source
   CUtensorMap w;               // (column,filter)
-  CUtensorMap y;               // (filter,pixel), for halo tiles (filter,a,b,n)
+  CUtensorMap out;             // (filter,pixel), for halo tiles (filter,a,b,n)
   Problem problem;
   float const *b;
-  void *out;  // y again, for the blocks of a split reduction, which store by threads
+  void *y;  // the same memory, for the blocks of a split reduction, which store by threads
   HaloPlan halo;
   int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
   int cluster_f, cluster_x, splits;
@@ -49,30 +50,13 @@ struct alignas(128) Sm90Params {
   CUTE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };
 
-constexpr int kConsumers = 2;                                     // warpgroups that issue wgmma
-constexpr int kSm90Threads = 128 * (1 + kConsumers);              // the first warpgroup loads
+constexpr int kConsumers = 2;  // warpgroups that issue wgmma; the one after them loads
+constexpr int kSm90Threads = 128 * (kConsumers + 1);
+constexpr int kSharedBytes = 227 * 1024;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of the 168 that every thread is launched with
-constexpr int kStoreTile = 64;                                    // filters and pixels of one TMA store
+constexpr int kStoreColumns = 64;                                 // filters of a warpgroup, one staging row
 
 // ---- pipeline -------------------------------------------------------------------------------------------------------
-
-// What depends on whether a multiprocessor holds one block or two. One block takes 128 loading threads, because
-// registers move between roles by whole warpgroups; two blocks live with the registers they are launched with.
-template <int kBlocksPerSm_, int kLoadingWarps>
-struct Residency {
-  static constexpr int kBlocksPerSm = kBlocksPerSm_;
-  static constexpr int kThreads = 128 * kConsumers + (kBlocksPerSm == 1 ? 128 : 32 * kLoadingWarps);
-  static constexpr int kStagings = kBlocksPerSm == 1 ? 2 : 1;  // 64 x 64 tiles of each warpgroup on their way out
-  static constexpr int kStagingElements = kConsumers * kStagings * kStoreTile * kStoreTile;
-  static constexpr int kSharedBytes = (kBlocksPerSm == 1 ? 227 : 113) * 1024;
-
-  CUTE_DEVICE static void enter_producer() {
-    if constexpr (kBlocksPerSm == 1) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-  }
-  CUTE_DEVICE static void enter_consumer() {
-    if constexpr (kBlocksPerSm == 1) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-  }
-};
 
 // Position in a ring of stages; `phase` is the parity that the stage's barrier has when it is full.
 struct Ring {
@@ -82,6 +66,7 @@ struct Ring {
   CUTE_DEVICE void advance() {
     if (++stage == stages) stage = 0, phase ^= 1;
   }
+  CUTE_DEVICE int previous() const { return (stage == 0 ? stages : stage) - 1; }
 };
 
 // Where this block stands: a cluster is (cluster_f filters) x (cluster_x pixels) of neighbouring tiles, or the `splits`
@@ -128,7 +113,7 @@ struct Release {
 CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   int const i = int(threadIdx.x) - 32;  // thread 0 is busy with the barriers
   CUtensorMap const *map = i == params.problem.sources       ? &params.w
-                           : i == params.problem.sources + 1 ? &params.y
+                           : i == params.problem.sources + 1 ? &params.out
                                                              : nullptr;
   if (i >= 0 && i < params.problem.sources) map = &params.x[i];
   if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
@@ -194,17 +179,16 @@ CUTE_DEVICE void multiply(float (&acc)[kPixels / 2], uint64_t filters, uint64_t 
 
 // ---- epilogue -------------------------------------------------------------------------------------------------------
 
-// The two filters of a thread's accumulator rows: lane / 4 and lane / 4 + 8 of the warp's 16.
+// The two filters of a thread's accumulator rows, `filter` and `filter` + 8, with their biases.
 struct FilterPair {
+  int filter;
   float bias[2];
-  bool real[2];  // past K the result is a pad lane: zero, whatever the activation makes of zero
 
-  CUTE_DEVICE FilterPair(Sm90Params const &params, int first_filter) {
+  CUTE_DEVICE FilterPair(Sm90Params const &params, int first_filter)
+      : filter(first_filter + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {
     CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      int const k = first_filter + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
-      real[i] = k < params.problem.K;
-      bias[i] = real[i] ? __ldg(params.b + k) : 0.f;
+    for (int row = 0; row < 2; ++row) {
+      bias[row] = filter + 8 * row < params.problem.K ? __ldg(params.b + filter + 8 * row) : 0.f;
     }
   }
 };
@@ -215,46 +199,65 @@ struct FilterPair {
 template <class Element, int kGroups>
 CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &pair, Problem const &p,
                                Element *staging) {
-  static_assert(kGroups % 2 == 0, "stmatrix.x4 takes two groups");
   CUTE_UNROLL
   for (int i = 0; i < 4 * kGroups; ++i) values[i] += pair.bias[i / 2 % 2];
-  Tensor all = make_tensor(&values[0], Layout<Int<4 * kGroups>>{});
-  activate(all, p);
+  if (p.activation == Activation::kRelu) {  // the common one, in one instruction
+    CUTE_UNROLL
+    for (int i = 0; i < 4 * kGroups; ++i) values[i] = max_nan(values[i], 0.f);
+  } else {
+    activate(make_tensor(&values[0], Layout<Int<4 * kGroups>>{}), p);
+  }
+  CUTE_UNROLL
+  for (int row = 0; row < 2; ++row) {
+    if (pair.filter + 8 * row < p.K) continue;  // a pad lane is zero, whatever the activation makes of zero
+    CUTE_UNROLL
+    for (int i = 0; i < 4 * kGroups; ++i) values[i] = i / 2 % 2 == row ? 0.f : values[i];
+  }
   uint32_t packed[2 * kGroups];  // two pixels of one filter each
   CUTE_UNROLL
   for (int i = 0; i < 2 * kGroups; ++i) {
-    bool const real = pair.real[i % 2];
     cutlass::NumericArrayConverter<Element, float, 2> const convert;
-    auto const two = convert({real ? values[2 * i] : 0.f, real ? values[2 * i + 1] : 0.f});
+    auto const two = convert({values[2 * i], values[2 * i + 1]});
     packed[i] = reinterpret_cast<uint32_t const &>(two);
   }
-  // Matrix lane / 8 of an x4: filters 0-7 and 8-15 of the first group, then of the second; each lane names one row.
+  // Matrix lane / 8 of a store: filters 0-7 and 8-15 of the first group, then of the second; each lane names one row.
   int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   int const row = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
   CUTE_UNROLL
   for (int group = 0; group < kGroups; group += 2) {
     uint32_t const *const r = packed + 2 * group;
-    auto &to = *reinterpret_cast<uint128_t *>(staging + (8 * group + row) * kStoreTile + chunk * 8);
-    SM90_U16x8_STSM_T::copy(r[0], r[1], r[2], r[3], to);
+    bool const last = group + 1 == kGroups;  // an odd count ends with a single group
+    auto *const to = staging + (8 * group + (last ? lane % 8 : row)) * kStoreColumns + chunk * 8;
+    if (last) {
+      SM90_U16x4_STSM_T::copy(r[0], r[1], *reinterpret_cast<uint128_t *>(to));
+    } else {
+      SM90_U16x8_STSM_T::copy(r[0], r[1], r[2], r[3], *reinterpret_cast<uint128_t *>(to));
+    }
   }
 }
 
-// Writes acc(64 filters, kPixels) in tiles of 64 pixels; with two staging buffers the conversion of one tile overlaps
-// the store of the other. store(tile, pointer) issues the TMA store; one thread of the warpgroup calls it.
-template <class Element, int kPixels, int kStagings, class Store>
+// Writes acc(64 filters, kPixels) by TMA stores of kRows pixels, kStagings of them converted at once: fences, barriers
+// and the wait for the last stores cost more than the conversion. store(tile, pointer) issues one; one thread calls it.
+template <class Element, int kPixels, int kRows, int kStagings, class Store>
 CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair, Problem const &p, Element *staging,
                                int warpgroup, Store const &store) {
+  constexpr int kTiles = kPixels / kRows;
+  static_assert(kTiles % kStagings == 0);
   bool const issues = threadIdx.x % 128 == 0;
   CUTE_UNROLL
-  for (int tile = 0; tile < kPixels / kStoreTile; ++tile) {
-    Element *const buffer = staging + tile % kStagings * kStoreTile * kStoreTile;
-    if (issues) tma_store_wait<kStagings - 1>();  // the last store from this buffer has read it
+  for (int first = 0; first < kTiles; first += kStagings) {
+    if (issues) tma_store_wait<0>();  // the last stores have read the staging tiles
     cutlass::arch::NamedBarrier::sync(128, warpgroup);
-    stage_outputs<Element, 8>(reinterpret_cast<float (&)[32]>(acc[32 * tile]), pair, p, buffer);
+    CUTE_UNROLL
+    for (int i = 0; i < kStagings; ++i) {
+      stage_outputs<Element, kRows / 8>(reinterpret_cast<float (&)[kRows / 2]>(acc[kRows / 2 * (first + i)]), pair, p,
+                                        staging + i * kRows * kStoreColumns);
+    }
     tma_store_fence();
     cutlass::arch::NamedBarrier::sync(128, warpgroup);
     if (issues) {
-      store(tile, buffer);
+      CUTE_UNROLL
+      for (int i = 0; i < kStagings; ++i) store(first + i, staging + i * kRows * kStoreColumns);
       tma_store_arrive();
     }
   }

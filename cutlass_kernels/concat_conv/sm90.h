@@ -17,33 +17,32 @@ struct Sm90Tile {
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   int cluster_x;           // blocks with different pixels that share their filters by multicast
   bool split;              // the blocks of a cluster divide the reduction among them
-  int blocks_per_sm;       // 2: while one block stores, the other multiplies
   constexpr int pixels() const { return pixels_a * pixels_b; }
+  constexpr int pixels_per_warpgroup() const { return filters == 64 ? pixels() / 2 : pixels(); }
 };
+
+// Pixels of one TMA store. 200 = 5 x 40: nets on 640 x 640 images have 25 * 2^n pixels.
+constexpr int sm90_store_rows(int pixels_per_warpgroup) { return pixels_per_warpgroup % 64 == 0 ? 64 : 40; }
 
 // Ids are for ever, as in kTiles.
 constexpr Sm90Tile kSm90Tiles[] = {
-    // id, name, halo, filters, pixels a, b, cluster f, x, split, blocks
-    {101, "sm90_128x256", false, 128, 1, 256, 1, 1, false, 1},
-    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, 1, false, 1},
-    {103, "sm90_128x256_x2", false, 128, 1, 256, 1, 2, false, 1},
-    {104, "sm90_128x192", false, 128, 1, 192, 1, 1, false, 1},
-    {105, "sm90_128x128", false, 128, 1, 128, 1, 1, false, 1},
-    {106, "sm90_128x128_f2", false, 128, 1, 128, 2, 1, false, 1},
-    {107, "sm90_128x128_x2", false, 128, 1, 128, 1, 2, false, 1},
-    {108, "sm90_128x128_split", false, 128, 1, 128, 1, 1, true, 1},
-    {109, "sm90_128x64", false, 128, 1, 64, 1, 1, false, 1},
-    {110, "sm90_64x256", false, 64, 1, 256, 1, 1, false, 1},
-    {111, "sm90_128x128_b2", false, 128, 1, 128, 1, 1, false, 2},
-    {112, "sm90_64x128_b2", false, 64, 1, 128, 1, 1, false, 2},
-    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, 1, false, 1},
-    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, 1, false, 1},
-    {123, "sm90_halo_128x8x32_x2", true, 128, 8, 32, 1, 2, false, 1},
-    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, 1, false, 1},
-    {125, "sm90_halo_128x8x16_x2", true, 128, 8, 16, 1, 2, false, 1},
-    {126, "sm90_halo_64x16x16_b2", true, 64, 16, 16, 1, 1, false, 2},
-    {127, "sm90_halo_128x8x16_b2", true, 128, 8, 16, 1, 1, false, 2},
-    {128, "sm90_halo_128x8x16_b2_x2", true, 128, 8, 16, 1, 2, false, 2},
+    // id, name, halo, filters, pixels a, b, cluster f, x, split
+    {101, "sm90_128x256", false, 128, 1, 256, 1, 1, false},
+    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, 1, false},
+    {103, "sm90_128x256_x2", false, 128, 1, 256, 1, 2, false},
+    {104, "sm90_128x192", false, 128, 1, 192, 1, 1, false},
+    {105, "sm90_128x128", false, 128, 1, 128, 1, 1, false},
+    {106, "sm90_128x128_f2", false, 128, 1, 128, 2, 1, false},
+    {107, "sm90_128x128_x2", false, 128, 1, 128, 1, 2, false},
+    {108, "sm90_128x128_split", false, 128, 1, 128, 1, 1, true},
+    {109, "sm90_128x64", false, 128, 1, 64, 1, 1, false},
+    {110, "sm90_64x256", false, 64, 1, 256, 1, 1, false},
+    {113, "sm90_128x200", false, 128, 1, 200, 1, 1, false},
+    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, 1, false},
+    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, 1, false},
+    {123, "sm90_halo_128x8x32_x2", true, 128, 8, 32, 1, 2, false},
+    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, 1, false},
+    {125, "sm90_halo_128x8x16_x2", true, 128, 8, 16, 1, 2, false},
 };
 constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
 
@@ -57,9 +56,10 @@ constexpr Sm90Tile const *find_sm90_tile(int id) {
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
 
 // Input channels of one halo stage: half a block where a whole one would leave no room for a second stage.
-constexpr int halo_channels(int filters, int blocks_per_sm) { return filters == 64 || blocks_per_sm == 2 ? 32 : 64; }
+constexpr int halo_channels(int filters) { return filters == 64 ? 32 : 64; }
 
-constexpr int halo_region_bytes(int blocks_per_sm) { return (blocks_per_sm == 2 ? 95 : 192) * 1024; }  // both rings
+// Halo stages and filter stages together: what the outputs on their way to memory leave of 226 KB.
+constexpr int halo_region_bytes(int pixels_b) { return 226 * 1024 - 2 * 8 * pixels_b * 128; }
 constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
 
 // How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage.
@@ -80,12 +80,11 @@ constexpr bool is_pointwise(Problem const &p) {
 // What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
 
-// Blocks of a cluster that divide the reduction of one output tile, at most 8, each with 4 k-tiles or more: the number
-// that keeps most blocks busy at once when room[i] clusters of i blocks fit on the chip.
-int sm90_splits(Sm90Tile const &tile, Problem const &p, int const (&room)[9]);
+constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 
-// Clusters of i blocks, one block a multiprocessor, that run at once on an H200: a cluster must lie in one GPC.
-constexpr int kClusterRoom[9] = {0, 132, 66, 43, 32, 24, 21, 16, 15};
+// Blocks of a cluster that divide the reduction of one output tile, each with 4 k-tiles or more, where room[i] clusters
+// of i blocks run at once.
+int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]);
 
 // Predicted clocks; every size must be known.
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count);

@@ -11,25 +11,25 @@ namespace cutefuse::concat_conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 // The patch is 8 (or, with 64 filters, 2 x 8) pixels along `a` and kPixelsB along `b`; see HaloPlan.
-template <class Element_, int kFilters_, int kPixelsB_, int kBlocksPerSm = 1>
-struct Sm90Halo : Residency<kBlocksPerSm, 2> {
+template <class Element_, int kFilters_, int kPixelsB_>
+struct Sm90Halo {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixelsB = kPixelsB_, kN = 8 * kPixelsB;
   static constexpr int kPixelGroups = kConsumers * 64 / kFilters, kPixelsA = 8 * kPixelGroups;
-  static constexpr int kChannels = halo_channels(kFilters, kBlocksPerSm);  // of one stage
+  static constexpr int kStoreRows = sm90_store_rows(kN);     // pixels of one TMA store, 8 of them along `a`
+  static constexpr int kChannels = halo_channels(kFilters);  // of one stage
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
-  static_assert(kN % kStoreTile == 0 && kN <= 256);
+  static_assert(kN % kStoreRows == 0 && kN <= 256);
 
   struct SharedStorage {
-    alignas(
-        1024) unsigned char stages[halo_region_bytes(kBlocksPerSm)];  // the plan's halo stages, then its filter stages
-    alignas(1024) Element y[kConsumers][Sm90Halo::kStagings][kStoreTile * kStoreTile];
+    alignas(1024) unsigned char stages[halo_region_bytes(kPixelsB)];  // the plan's halo stages, then its filter stages
+    alignas(1024) Element y[kConsumers][kN * kStoreColumns];          // all outputs of a tile on their way to memory
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
   };
-  static_assert(sizeof(SharedStorage) <= Sm90Halo::kSharedBytes);
+  static_assert(sizeof(SharedStorage) <= kSharedBytes);
 };
 
 // First output pixel of a tile along the patch's axes.
@@ -57,8 +57,7 @@ CUTE_DEVICE void for_each_chunk(Problem const &p, F const &f) {
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
-    concat_conv_sm90_halo(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   using Element = typename Traits::Element;
   constexpr int kFilters = Traits::kFilters, kChannels = Traits::kChannels, kN = Traits::kN;
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   wait_for_previous_kernel();
 
   if (warpgroup == kConsumers) {
-    Traits::enter_producer();
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 128 * kConsumers) {
       // ---- halo producer ----
       int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
@@ -126,21 +125,20 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     __syncwarp();
   } else {
     // ---- consumers: each warpgroup has 64 filters x (8 x kPixelsB) pixels of the patch ----
-    Traits::enter_consumer();
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     constexpr bool kShareFilters = Traits::kPixelGroups == 2;
     int const consumer = warpgroup, thread = threadIdx.x % 128;
     int const first_row_w = kShareFilters ? 0 : consumer * 64, first_a = kShareFilters ? consumer * 8 : 0;
     Release const release(place);
     bool const signals = thread == 0;
 
-    float acc[kN / 2];
     Ring halo(plan.halo_stages), filters(plan.filter_stages);
     for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
       Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
       int const filter = place.tile_f(tile) * kFilters + first_row_w;
       FilterPair const pair(params, filter);
+      float acc[kN / 2];  // the first step overwrites it
       auto scale = SM90::GMMA::ScaleOut::Zero;
-      int previous_halo = -1, previous_filters = -1;
       for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
         int const left = p.C[source] - channel, steps = ceil_div(left < kChannels ? left : kChannels, 16);
         TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
@@ -153,32 +151,32 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
           uint64_t const weights =
               operand(filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kPixelBytes,
                       8 * Traits::kPixelBytes, Traits::kSwizzle);
+          bool const first_step = scale == SM90::GMMA::ScaleOut::Zero;
           multiply<Element, kN, kChannels / 16>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
                                                 scale);
           warpgroup_wait<1>();
-          if (previous_filters >= 0) release(&shared.filter_empty[previous_filters]);
-          if (tap == 0 && previous_halo >= 0 && signals) Barrier::arrive(&shared.halo_empty[previous_halo]);
-          previous_filters = filters.stage;
+          if (!first_step) release(&shared.filter_empty[filters.previous()]);
+          if (!first_step && tap == 0 && signals) Barrier::arrive(&shared.halo_empty[halo.previous()]);
           filters.advance();
           bool const next_r = ++s == p.S;
           row_of_tap += next_r ? plan.step_r - (p.S - 1) * plan.step_s : plan.step_s;
           s = next_r ? 0 : s;
         }
-        previous_halo = halo.stage;
         halo.advance();
       });
       warpgroup_wait<0>();
-      release(&shared.filter_empty[previous_filters]);
-      if (signals) Barrier::arrive(&shared.halo_empty[previous_halo]);
+      release(&shared.filter_empty[filters.previous()]);
+      if (signals) Barrier::arrive(&shared.halo_empty[halo.previous()]);
       CUTE_UNROLL
       for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[i]);
 
-      store_outputs<Element, kN, Traits::kStagings>(
-          acc, pair, p, shared.y[consumer][0], consumer, [&](int i, Element const *from) {
-            SM90_TMA_STORE_4D::copy(&params.y, from, filter, patch.a + first_a, patch.b + 8 * i, patch.n);
+      store_outputs<Element, kN, Traits::kStoreRows, kN / Traits::kStoreRows>(
+          acc, pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
+            SM90_TMA_STORE_4D::copy(&params.out, from, filter, patch.a + first_a,
+                                    patch.b + i * (Traits::kStoreRows / 8), patch.n);
           });
     }
-    if (thread == 0) tma_store_wait<0>();
+    if (signals) tma_store_wait<0>();
   }
   cluster_sync();  // no block leaves while another may still write to its shared memory
 #endif

@@ -8,28 +8,32 @@ namespace cutefuse::concat_conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, int kBlocksPerSm = 1, bool kSplit_ = false>
-struct Sm90Im2col : Residency<kBlocksPerSm, 1> {
+template <class Element_, int kFilters_, int kPixels_, bool kSplit_ = false>
+struct Sm90Im2col {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr int kPixelGroups = kConsumers * 64 / kFilters;  // warpgroups side by side along the pixels
   static constexpr int kN = kPixels / kPixelGroups;                // pixels of one warpgroup
   static_assert(kFilters == 64 || kFilters == 128);
-  static_assert(kN % kStoreTile == 0 && kN <= 256);
+  static constexpr int kStoreRows = sm90_store_rows(kN);  // pixels of one TMA store
+  static_assert(kN % kStoreRows == 0 && kN <= 256);
 
   static constexpr bool kSplit = kSplit_;  // the blocks of a cluster divide the reduction
 
   static constexpr int kStageBytes = (kFilters + kPixels) * kChannels * int(sizeof(Element));
-  static constexpr int kStagingBytes = Sm90Im2col::kStagingElements * int(sizeof(Element));
-  static constexpr int kStages = cute::min(8, (Sm90Im2col::kSharedBytes - 1024 - kStagingBytes) / kStageBytes);
+  // All outputs of a tile on their way to memory, or half of them where that would cost the fourth stage.
+  static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
+  static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
+  static constexpr int kStages =
+      cute::min(8, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Element))) / kStageBytes);
 
   struct SharedStorage {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
-    alignas(1024) Element y[kConsumers][Sm90Im2col::kStagings][kStoreTile * kStoreTile];
+    alignas(1024) Element y[kConsumers][kStagingElements];
     alignas(8) uint64_t full[kStages], empty[kStages];
   };
-  static_assert(sizeof(SharedStorage) <= Sm90Im2col::kSharedBytes);
+  static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);
 };
 
 // The k-tile `k` of the reduction.
@@ -53,10 +57,11 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
                                   typename Traits::SharedStorage &shared, int filter, int first, int consumer) {
   using Element = typename Traits::Element;
   constexpr int kGroups = Traits::kN / 8, kThreads = kConsumers * 128;
-  static_assert(kGroups * kThreads * sizeof(float4) <= sizeof(shared.x));
+  static_assert(kGroups * kThreads * sizeof(float4) <= sizeof(shared.x) + sizeof(shared.w));
+  static_assert(offsetof(typename Traits::SharedStorage, w) == sizeof(shared.x));
   Problem const &p = params.problem;
   int const thread = threadIdx.x % 128;
-  auto *const parts = reinterpret_cast<float4 *>(shared.x);  // (thread,group)
+  auto *const parts = reinterpret_cast<float4 *>(&shared);  // (thread,group), where the ring was
   int const slot = consumer * 128 + thread;
   cutlass::arch::NamedBarrier::sync(kThreads, 0);  // nobody reads the ring any more
   CUTE_UNROLL
@@ -65,31 +70,55 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
   }
   cluster_sync();
 
-  Element *const staging = shared.y[consumer][0];
+  Element *const staging = shared.y[consumer];
   int const pixels = p.N * p.P * p.Q, row = thread / 8, chunk = thread % 8;
   for (int part = int(block_rank_in_cluster()); part < kGroups / 2; part += params.splits) {
     float values[8] = {};
-    for (int block = 0; block < params.splits; ++block) {
+    CUTE_UNROLL
+    for (int g = 0; g < 2; ++g) {
+      uint32_t const from = cast_smem_ptr_to_uint(&parts[(2 * part + g) * kThreads + slot]);
+      float4 v[kMaxSplits];  // all on their way before the first is added
       CUTE_UNROLL
-      for (int g = 0; g < 2; ++g) {
-        uint32_t const from = cast_smem_ptr_to_uint(&parts[(2 * part + g) * kThreads + slot]);
-        float4 v;
+      for (int block = 0; block < kMaxSplits; ++block) {
+        if (block >= params.splits) continue;
         asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                     : "=f"(v[block].x), "=f"(v[block].y), "=f"(v[block].z), "=f"(v[block].w)
                      : "r"(set_block_rank(from, block)));
-        values[4 * g] += v.x, values[4 * g + 1] += v.y, values[4 * g + 2] += v.z, values[4 * g + 3] += v.w;
+      }
+      CUTE_UNROLL
+      for (int block = 0; block < kMaxSplits; ++block) {
+        if (block >= params.splits) continue;
+        values[4 * g] += v[block].x, values[4 * g + 1] += v[block].y;
+        values[4 * g + 2] += v[block].z, values[4 * g + 3] += v[block].w;
       }
     }
     stage_outputs<Element, 2>(values, pair, p, staging);
     cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
     int const m = first + part * 16 + row, k = filter + chunk * 8;
     if (m < pixels && k < p.K) {
-      auto const *const from = reinterpret_cast<uint4 const *>(staging + row * kStoreTile + (chunk ^ row % 8) * 8);
-      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.out) + m * p.ldy + k) = *from;
+      auto const *const from = reinterpret_cast<uint4 const *>(staging + row * kStoreColumns + (chunk ^ row % 8) * 8);
+      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.y) + m * p.ldy + k) = *from;
     }
     cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
   }
 }
+
+// What a consumer has to know of a k-tile: its number of wgmma steps.
+struct KSteps {
+  int source, channel, taps_left;
+  CUTE_DEVICE KSteps(Problem const &p, KCursor<kChannelBlock> const &at)
+      : source(at.source), channel(at.channel()), taps_left(p.R * p.S - at.r * p.S - at.s) {}
+  CUTE_DEVICE int steps(Problem const &p) const {
+    int const left = p.C[source] - channel;
+    return left >= kChannelBlock ? kChannelBlock / 16 : ceil_div(left, 16);
+  }
+  CUTE_DEVICE void advance(Problem const &p) {
+    if (--taps_left > 0) return;
+    taps_left = p.R * p.S;
+    channel += kChannelBlock;
+    if (channel >= p.C[source]) channel = 0, ++source;
+  }
+};
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
@@ -118,8 +147,7 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor<kChannelBlock> co
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
-    concat_conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   using Element = typename Traits::Element;
   constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels, kStages = Traits::kStages;
@@ -144,7 +172,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
   if (warpgroup == kConsumers) {
     // ---- producer: one thread keeps the ring full ----
-    Traits::enter_producer();
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 128 * kConsumers) {
       int const share_x = kPixels / place.cluster_f, share_w = kFilters / place.cluster_x;  // rows loaded here
       Ring ring(kStages);
@@ -169,50 +197,49 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
     __syncwarp();
   } else {
     // ---- consumers: each warpgroup has 64 filters x kN pixels of the tile ----
-    Traits::enter_consumer();
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     constexpr int kN = Traits::kN;
     constexpr bool kShareFilters = Traits::kPixelGroups == 2;
-    int const consumer = warpgroup, thread = threadIdx.x % 128;
+    int const consumer = warpgroup;
     int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
     Release const release(place);
 
-    float acc[kN / 2];
     Ring ring(kStages);
     for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
       int const filter = place.tile_f(tile) * kFilters + first_row_w;
       int const first = place.tile_x(tile) * kPixels + first_row_x;
       FilterPair const pair(params, filter);
+      float acc[kN / 2];  // the first step overwrites it
       auto scale = SM90::GMMA::ScaleOut::Zero;
-      auto cursor = cursor_at(p, k_begin);
-      int previous = -1;
+      KSteps position(p, cursor_at(p, k_begin));
       CUTE_NO_UNROLL
       for (int k = k_begin; k < k_end; ++k) {
         TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
         constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
         multiply<Element, kN, 4>(acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], 1024, kSwizzle),
                                  operand(&shared.x[ring.stage][first_row_x * kChannelBlock], 1024, kSwizzle),
-                                 ceil_div(cursor.channels(p), 16), scale);
+                                 position.steps(p), scale);
         warpgroup_wait<1>();
-        if (previous >= 0) release(&shared.empty[previous]);
-        previous = ring.stage;
+        if (k > k_begin) release(&shared.empty[ring.previous()]);
         ring.advance();
-        cursor.advance(p);
+        position.advance(p);
       }
       warpgroup_wait<0>();
-      release(&shared.empty[previous]);
+      release(&shared.empty[ring.previous()]);
       CUTE_UNROLL
       for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[i]);
 
       if constexpr (Traits::kSplit) {
         reduce_and_store<Traits>(acc, pair, params, shared, filter, first, consumer);
+        break;  // the only tile
       } else {
-        store_outputs<Element, kN, Traits::kStagings>(
-            acc, pair, p, shared.y[consumer][0], consumer, [&](int i, Element const *from) {
-              SM90_TMA_STORE_2D::copy(&params.y, from, filter, first + i * kStoreTile);
+        store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings>(
+            acc, pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
+              SM90_TMA_STORE_2D::copy(&params.out, from, filter, first + i * Traits::kStoreRows);
             });
       }
     }
-    if (!Traits::kSplit && thread == 0) tma_store_wait<0>();
+    if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
   // No block leaves while another may still write to its shared memory, or read from it after a split reduction.
   if (Traits::kSplit && warpgroup == kConsumers) cluster_sync();  // the consumers' first meeting is in reduce_and_store

@@ -58,8 +58,7 @@ inline CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, Params const 
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = 2 * p.ldx[i];
   if (tile.halo) {
-    cuuint32_t const channels = halo_channels(tile.filters, tile.blocks_per_sm), pitch = k.halo.pitch,
-                     rows = k.halo.rows;
+    cuuint32_t const channels = halo_channels(tile.filters), pitch = k.halo.pitch, rows = k.halo.rows;
     if (k.halo.swapped) {
       return encode_tiled<4>(&k.x[i], p.type, params.x[i], {C, H, W, N}, {pixel * W, pixel, pixel * W * H},
                              {channels, pitch, rows, 1});
@@ -87,28 +86,29 @@ inline CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile, Params const &p
   for (int i = 0; i < p.sources; ++i) {
     if (CUresult const result = encode_source(k, tile, params, i)) return result;
   }
-  cuuint64_t const columns = packed_columns(p), filters = p.K, padded = (filters + 7) / 8 * 8, pixel = 2 * p.ldy;
-  cuuint32_t const channels = tile.halo ? halo_channels(tile.filters, tile.blocks_per_sm) : kChannelBlock;
+  cuuint64_t const columns = packed_columns(p), filters = p.K;
+  cuuint32_t const channels = tile.halo ? halo_channels(tile.filters) : kChannelBlock;
   cuuint32_t const share = tile.filters / k.cluster_x;
   CUresult const result = encode_tiled<2>(&k.w, p.type, params.w, {columns, filters}, {2 * columns}, {channels, share});
   if (result != CUDA_SUCCESS) return result;
-  cuuint64_t const P = p.P, Q = p.Q, N = p.N;
+  cuuint64_t const padded = (filters + 7) / 8 * 8, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldy;
+  cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
   if (!tile.halo) {
-    return encode_tiled<2>(&k.y, p.type, params.y, {padded, N * P * Q}, {pixel}, {kStoreTile, kStoreTile});
+    return encode_tiled<2>(&k.out, p.type, params.y, {padded, N * P * Q}, {pixel}, {kStoreColumns, rows});
   }
   if (k.halo.swapped) {
-    return encode_tiled<4>(&k.y, p.type, params.y, {padded, P, Q, N}, {pixel * Q, pixel, pixel * Q * P},
-                           {kStoreTile, 8, 8, 1});
+    return encode_tiled<4>(&k.out, p.type, params.y, {padded, P, Q, N}, {pixel * Q, pixel, pixel * Q * P},
+                           {kStoreColumns, 8, rows / 8, 1});
   }
-  return encode_tiled<4>(&k.y, p.type, params.y, {padded, Q, P, N}, {pixel, pixel * Q, pixel * Q * P},
-                         {kStoreTile, 8, 8, 1});
+  return encode_tiled<4>(&k.out, p.type, params.y, {padded, Q, P, N}, {pixel, pixel * Q, pixel * Q * P},
+                         {kStoreColumns, 8, rows / 8, 1});
 }
 
 inline CUresult make_params(Sm90Params *k, Sm90Tile const &tile, Params const &params, int splits) {
   Problem const &p = params.problem;
   k->problem = p;
   k->b = params.b;
-  k->out = params.y;
+  k->y = params.y;
   k->halo = tile.halo ? halo_plan(p, tile) : HaloPlan{};
   k->tiles_f = ceil_div(p.K, tile.filters);
   k->tiles_a = tile.halo ? ceil_div(k->halo.size_a, tile.pixels_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
@@ -170,13 +170,12 @@ template <class Traits>
 cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, bool persistent, DeviceFacts const &facts,
                           void *stream) {
   static std::atomic<uint64_t> ready{0};
-  constexpr int kSharedBytes = sizeof(typename Traits::SharedStorage);
-  cudaError_t const error = prepare(reinterpret_cast<void const *>(kernel), kSharedBytes, facts.device, ready);
+  constexpr int kBytes = sizeof(typename Traits::SharedStorage);
+  cudaError_t const error = prepare(reinterpret_cast<void const *>(kernel), kBytes, facts.device, ready);
   if (error != cudaSuccess) return error;
   int const cluster = k.cluster_f * k.cluster_x * k.splits;
   int const tiles = ceil_div(k.tiles_f, k.cluster_f) * ceil_div(k.tiles_x(), k.cluster_x);
-  int const clusters =
-      persistent ? std::min(tiles, std::max(1, facts.sm_count * Traits::kBlocksPerSm / cluster)) : tiles;
+  int const clusters = persistent ? std::min(tiles, std::max(1, facts.sm_count / cluster)) : tiles;
 
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -185,8 +184,8 @@ cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, bool 
   attributes[1].val.clusterDim.x = cluster, attributes[1].val.clusterDim.y = 1, attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(clusters * cluster);
-  config.blockDim = dim3(Traits::kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
+  config.blockDim = dim3(kSm90Threads);
+  config.dynamicSmemBytes = kBytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
   config.numAttrs = cluster > 1 ? 2 : 1;
@@ -194,19 +193,19 @@ cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, bool 
 }
 
 template <class Element>
-using SplitTraits = Sm90Im2col<Element, 128, 128, 1, true>;
+using SplitTraits = Sm90Im2col<Element, 128, 128, true>;
 
-// room[i]: clusters of i blocks of the split kernel that run at once; asked of the driver once per device.
+// room[i]: clusters of i blocks of the split kernel that run at once, each within a GPC; asked of the driver once per
+// device.
 template <class Element>
-cudaError_t cluster_room(int device, int (&room)[9]) {
+cudaError_t cluster_room(int device, int (&room)[kMaxSplits + 1]) {
   using Traits = SplitTraits<Element>;
-  static std::atomic<int> known[64][9];
+  static std::atomic<int> known[64][kMaxSplits + 1];
   static std::atomic<uint64_t> ready{0};
   auto const kernel = &concat_conv_sm90_im2col<Traits>;
-  constexpr int kSharedBytes = sizeof(typename Traits::SharedStorage);
-  if (cudaError_t const error = prepare(reinterpret_cast<void const *>(kernel), kSharedBytes, device, ready))
-    return error;
-  for (int size = 1; size <= 8; ++size) {
+  constexpr int kBytes = sizeof(typename Traits::SharedStorage);
+  if (cudaError_t const error = prepare(reinterpret_cast<void const *>(kernel), kBytes, device, ready)) return error;
+  for (int size = 1; size <= kMaxSplits; ++size) {
     room[size] = known[device & 63][size].load(std::memory_order_relaxed);
     if (room[size] != 0) continue;
     cudaLaunchAttribute attribute;
@@ -214,8 +213,8 @@ cudaError_t cluster_room(int device, int (&room)[9]) {
     attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = 1, attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(size * 1024);
-    config.blockDim = dim3(Traits::kThreads);
-    config.dynamicSmemBytes = kSharedBytes;
+    config.blockDim = dim3(kSm90Threads);
+    config.dynamicSmemBytes = kBytes;
     config.attrs = &attribute, config.numAttrs = 1;
     if (cudaError_t const error = cudaOccupancyMaxActiveClusters(&room[size], kernel, &config)) return error;
     known[device & 63][size].store(room[size], std::memory_order_relaxed);
@@ -233,22 +232,21 @@ cudaError_t dispatch(Sm90Tile const &tile, Sm90Params const &k, DeviceFacts cons
     using Traits = decltype(traits);
     return launch_kernel<Traits>(&concat_conv_sm90_halo<Traits>, k, true, facts, stream);
   };
-  bool const two = tile.blocks_per_sm == 2;
   if (tile.halo) {
-    if (tile.filters == 64) return two ? halo(Sm90Halo<Element, 64, 16, 2>{}) : halo(Sm90Halo<Element, 64, 32>{});
-    if (two) return halo(Sm90Halo<Element, 128, 16, 2>{});
+    if (tile.filters == 64) return halo(Sm90Halo<Element, 64, 32>{});
     return tile.pixels_b == 32 ? halo(Sm90Halo<Element, 128, 32>{}) : halo(Sm90Halo<Element, 128, 16>{});
   }
   if (tile.split) return im2col(SplitTraits<Element>{});
-  if (tile.filters == 64)
-    return two ? im2col(Sm90Im2col<Element, 64, 128, 2>{}) : im2col(Sm90Im2col<Element, 64, 256>{});
+  if (tile.filters == 64) return im2col(Sm90Im2col<Element, 64, 256>{});
   switch (tile.pixels()) {
     case 64:
       return im2col(Sm90Im2col<Element, 128, 64>{});
     case 128:
-      return two ? im2col(Sm90Im2col<Element, 128, 128, 2>{}) : im2col(Sm90Im2col<Element, 128, 128>{});
+      return im2col(Sm90Im2col<Element, 128, 128>{});
     case 192:
       return im2col(Sm90Im2col<Element, 128, 192>{});
+    case 200:
+      return im2col(Sm90Im2col<Element, 128, 200>{});
     default:
       return im2col(Sm90Im2col<Element, 128, 256>{});
   }
@@ -270,10 +268,11 @@ char const *launch_sm90(int tile_id, Params const &params, void *stream) {
     auto &entry = cache.slot(tile, params);
     if (!ParamsCache::holds(entry, tile, params, facts.device)) {
       entry.used = false;
-      int room[9] = {};
+      int room[kMaxSplits + 1] = {};
       if (tile.split) error = cluster_room<Element>(facts.device, room);
       if (error != cudaSuccess) return launch_failure(tile, error);
-      if (CUresult const result = make_params(&entry.value, tile, params, sm90_splits(tile, params.problem, room))) {
+      if (CUresult const result =
+              make_params(&entry.value, tile, params, sm90_splits(tile, params.problem, facts.sm_count, room))) {
         return sentence("concat_conv: tile %s needs tensor maps that the driver refused (error %d); use another tile",
                         tile.name, int(result));
       }
