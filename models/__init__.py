@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 from typing import Any
 
-SHARED = ("llama_block", "net", "published", "table")  # modules of this folder that hold no generator
+SHARED = ("exports", "llama_block", "net", "published", "table")  # modules of this folder that hold no generator
 DEMO = ("bevfusion_fuser", "hrnet_head", "unet", "yolo_neck")  # what `make demo` shows
 
 

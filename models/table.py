@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import tempfile
 from collections import Counter
@@ -13,17 +14,18 @@ from typing import Any
 import onnx
 
 import models
-from cutefuse.errors import run_command
+from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import Host, Input
 from cutefuse.patch import Options, Result, patch
 from cutefuse.store import write_text
 from cutefuse.unpatch import unpatch
 from cutefuse.verify import verify
-from models import published
+from models import exports, published
 
 HEADER = """# What is fused in which model
 
-Written by `python -m models.table`. Every model is generated or comes with the onnx package; weights are random.
+Written by `python -m models.table`. Every model is generated, exported from PyTorch, or comes with the onnx
+package; weights are random.
 Sizes are the small ones of the generators: they change no verdict but those that depend on sizes.
 
 - sites: candidates / fused / refused, all operators together
@@ -44,6 +46,15 @@ def sources() -> Iterator[tuple[str, str, onnx.ModelProto]]:
             yield name, dtype, models.build(name, dtype, small=True)
     for name in published.names():
         yield f"{name} (onnx package)", "float32", published.load(name)
+    if importlib.util.find_spec("torch") is None:
+        raise CutefuseError("PyTorch is missing, whose exports the table shows; install torch and onnxscript")
+    for name in exports.NAMES:
+        for dynamo, opsets in ((False, exports.TRACING_OPSETS), (True, exports.DYNAMO_OPSETS)):
+            for opset in (opsets[0], opsets[-1]):
+                with tempfile.TemporaryDirectory() as folder:
+                    exports.export(name, Path(folder) / "m.onnx", opset, dynamo)
+                    model = onnx.load(str(Path(folder) / "m.onnx"))
+                yield f"{name} (torch, {'dynamo' if dynamo else 'tracing'})", "float32", model
 
 
 def accepted(host: Host, patched: onnx.ModelProto, result: Result) -> str:

@@ -1,0 +1,105 @@
+"""Blocks of real networks as PyTorch modules, exported by both of PyTorch's exporters. Imports torch when called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+NAMES = ("unet_up", "c2f", "gru", "relu6", "leaky_relu", "hardswish", "dropout", "grouped", "pre_activation")
+TRACING_OPSETS = (11, 13, 14, 17, 20)
+DYNAMO_OPSETS = (18, 21, 23)
+
+
+def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
+    """name -> (module in eval mode with random weights, input shapes, op_types that must appear once patched)."""
+    import torch
+    from torch import nn
+
+    class Joined(nn.Module):
+        def __init__(self, *layers: nn.Module) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*layers)
+
+        def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+            return self.layers(torch.cat(xs, dim=1))
+
+    class UNetUp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+            self.conv = Joined(nn.Conv2d(24, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+
+        def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+            return self.conv(skip, self.up(x))
+
+    class C2f(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cv1, self.m = nn.Conv2d(16, 16, 1), nn.Conv2d(8, 8, 3, padding=1)
+            self.cv2 = Joined(nn.Conv2d(24, 16, 1, bias=False), nn.BatchNorm2d(16), nn.SiLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = self.cv1(x).chunk(2, 1)
+            return self.cv2(a, b, self.m(b))
+
+    class Gru(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.z = Joined(nn.Conv2d(24, 8, (1, 5), padding=(0, 2)), nn.Sigmoid())
+            self.q = Joined(nn.Conv2d(24, 8, (5, 1), padding=(2, 0)), nn.Tanh())
+
+        def forward(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            z = self.z(h, x)
+            return (1 - z) * h + z * self.q(z * h, x)
+
+    class PreActivation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 8, 1))
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.layers(torch.cat([a, b], 1))
+
+    def conv(**kwargs: Any) -> nn.Conv2d:
+        return nn.Conv2d(24, 8, 3, **kwargs)
+
+    pair = [(1, 8, 12, 10), (1, 16, 12, 10)]
+    found = {
+        "unet_up": (UNetUp(), [(1, 16, 6, 5), (1, 8, 12, 10)], ["CuteConcatConv2Relu"]),
+        "c2f": (C2f(), [(1, 16, 12, 10)], ["CuteConcatConv3Silu"]),
+        "gru": (Gru(), pair, ["CuteConcatConv2Sigmoid", "CuteConcatConv2Tanh"]),
+        "relu6": (Joined(conv(stride=2), nn.ReLU6()), pair, ["CuteConcatConv2Clip"]),
+        "leaky_relu": (Joined(conv(dilation=2), nn.LeakyReLU(0.2)), pair, ["CuteConcatConv2LeakyRelu"]),
+        "hardswish": (Joined(conv(padding=1), nn.Hardswish()), pair, ["CuteConcatConv2HardSwish"]),
+        "dropout": (Joined(nn.Dropout2d(), conv(padding="same")), pair, ["CuteConcatConv2"]),
+        "grouped": (Joined(conv(groups=8), nn.ReLU()), pair, []),
+        "pre_activation": (PreActivation(), pair, []),
+    }
+    for module, _, _ in found.values():
+        for norm in (m for m in module.modules() if isinstance(m, nn.BatchNorm2d)):
+            norm.running_mean.uniform_(-0.5, 0.5)
+            norm.running_var.uniform_(0.5, 2.0)
+    return {name: (module.eval(), shapes, types) for name, (module, shapes, types) in found.items()}
+
+
+def export(name: str, path: Path, opset: int, dynamo: bool) -> list[str]:
+    """Write the ONNX file of a module; returns the op_types that must appear once it is patched.
+
+    The tracing exporter gets a dynamic batch; the one on torch.export (`dynamo`) needs onnxscript.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    module, shapes, types = modules()[name]
+    inputs = tuple(torch.randn(s) for s in shapes)
+    names = [f"x{i}" for i in range(len(inputs))]
+    if dynamo:
+        torch.onnx.export(
+            module, inputs, str(path), opset_version=opset, dynamo=True, external_data=False, verbose=False
+        )
+    else:
+        torch.onnx.export(
+            module, inputs, str(path), opset_version=opset, dynamo=False, input_names=names,
+            dynamic_axes={n: {0: "batch"} for n in names},
+        )  # fmt: skip
+    return types
