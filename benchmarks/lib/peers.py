@@ -110,16 +110,25 @@ def cat_cudnn(work: Workload) -> Launch:
     return lambda i: run(torch.cat(work.x[i], 1))
 
 
-def compiled(work: Workload) -> Launch:
-    """torch.compile with max-autotune over ATen's and Triton's convolutions."""
+def _compiled(work: Workload, mode: str) -> Launch:
     import torch
     import torch._inductor.config as inductor
 
     inductor.max_autotune_conv_backends = "ATEN,TRITON"
     run = _convolution(work)
     torch._dynamo.reset()
-    function = torch.compile(lambda *x: run(torch.cat(x, 1)), mode="max-autotune-no-cudagraphs", dynamic=False)
+    function = torch.compile(lambda *x: run(torch.cat(x, 1)), mode=mode, dynamic=False)
     return lambda i: function(*work.x[i])
+
+
+def compiled(work: Workload) -> Launch:
+    """torch.compile as most people call it; seconds per shape."""
+    return _compiled(work, "default")
+
+
+def compiled_max(work: Workload) -> Launch:
+    """torch.compile with max-autotune over ATen's and Triton's convolutions; up to a minute per shape."""
+    return _compiled(work, "max-autotune-no-cudagraphs")
 
 
 def cudnn_precat(work: Workload) -> Launch:
@@ -131,8 +140,10 @@ PEERS: dict[str, Callable[[Workload], Launch]] = {
     "eager": eager,
     "cat_cudnn": cat_cudnn,
     "compile": compiled,
+    "compile_max": compiled_max,
     "cudnn_precat": cudnn_precat,
 }
+
 
 def make(name: str, work: Workload) -> Launch:
     """The launch of a peer, with PyTorch's warnings about it silenced."""

@@ -17,6 +17,7 @@ LABELS = {
     "eager": "torch eager",
     "cat_cudnn": "cat + cuDNN",
     "compile": "torch.compile",
+    "compile_max": "torch.compile max-autotune",
     "cudnn_precat": "cuDNN, pre-concatenated",
 }
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-UNFUSED = ("eager", "cat_cudnn", "compile")
+UNFUSED = ("eager", "cat_cudnn", "compile", "compile_max")
 
 
 def by_shape(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
