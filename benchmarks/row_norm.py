@@ -198,18 +198,16 @@ def optional_peers(torch: Any, p: Problem) -> Iterator[tuple[str, Callable[..., 
 
 def capture(torch: Any, launch: Launch, sets: int, least_us: float) -> tuple[Any, int, Any]:
     """(graph, launches in it, what they made): whole turns through the sets, long enough to time."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        launch(0)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for i in range(sets):
-            launch(i)
-        torch.cuda.synchronize()
-        estimate_us = (time.perf_counter() - start) * 1e6 / sets
+    launch(0)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for i in range(sets):
+        launch(i)
+    torch.cuda.synchronize()
+    estimate_us = (time.perf_counter() - start) * 1e6 / sets
     turns = max(1, min(8, math.ceil(least_us / (estimate_us * sets))))
     graph, made = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for _ in range(turns):
             # kept until the capture ends: outputs that share memory would be written to the cache alone
             made = [launch(i) for i in range(sets)]
@@ -311,6 +309,8 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     torch.manual_seed(0)
+    # Autograd runs a backward on the stream of its forward, and the default one cannot be captured.
+    torch.cuda.set_stream(torch.cuda.Stream())
     todo = problems(args)
     if args.compile_only:
         share, of = map(int, args.share.split("/"))
@@ -344,9 +344,7 @@ def main(argv: list[str] | None = None) -> int:
                 launches |= {name: peer(o, f) for name, f in optional_peers(torch, p)}
         times = measure(torch, launches, o.sets, args.rounds)
         rate = p.bytes_moved / times["ours"] * 1e6
-        rows.append(
-            {**p.__dict__, "bytes": p.bytes_moved, "time_us": times, "of_copy": rate / bandwidth}
-        )
+        rows.append({**p.__dict__, "bytes": p.bytes_moved, "time_us": times, "of_copy": rate / bandwidth})
         text = "  ".join(f"{n} {t:.2f}" for n, t in times.items())
         print(
             f"{p.direction} {p.kind} {p.dtype} {p.rows}x{p.columns}: {text}  [{rate / bandwidth:.0%} of copy]",

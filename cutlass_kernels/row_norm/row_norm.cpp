@@ -75,7 +75,7 @@ char const *run(Call const &call) {
   if (p.residual) pointers[3] = params.residual = call.inputs[1].data;
   if (p.residual) pointers[4] = params.sum = call.outputs[1].data;
   if (p.layer) pointers[5] = params.beta = call.inputs[gamma + 1].data;
-  if (p.rows != 0) {
+  if (p.rows > 0) {
     if (char const *reason = check_pointers("row_norm", pointers, 6)) return reason;
   }
   return run_forward("row_norm", params, call);
@@ -222,7 +222,7 @@ std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::
   for (Tile const &tile : kTiles) {
     if ((sm != 0 && sm < tile.min_sm) || plan_forward(tile, &params).threads == 0) continue;
     // After the favourite: one block before clusters before two reads, more vectors before fewer.
-    guesses[count++] = {tile.id, tile.id == first ? -1 : 8 * int(tile.scope) - tile.vectors};
+    guesses[count++] = {tile.id, tile.id == first ? -100 : 8 * int(tile.scope) - tile.vectors};
   }
   std::stable_sort(guesses, guesses + count, [](Guess const &a, Guess const &b) { return a.rank < b.rank; });
   count = std::min(count, int(capacity));

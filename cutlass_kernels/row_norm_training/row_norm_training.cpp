@@ -135,7 +135,7 @@ char const *forward(Call const &call, Problem const &problem) {
   for (Tensor const *t : {&call.inputs[1], &call.inputs[2], &call.inputs[3], &call.outputs[1]}) {
     if (!absent(*t)) pointers[count++] = t->data;
   }
-  if (problem.rows != 0) {
+  if (problem.rows > 0) {
     if (char const *reason = check_pointers(kName, pointers, count)) return reason;
   }
   return run_forward(kName, params, call);
@@ -163,7 +163,7 @@ char const *backward(Call const &call, Problem const &problem) {
     if (!absent(*t)) pointers[count++] = t->data;
   }
   if (sums && problem.rows != 0) pointers[count++] = call.workspace;
-  if (problem.rows != 0) {
+  if (problem.rows > 0) {
     if (char const *reason = check_pointers(kName, pointers, count)) return reason;
   }
   if (launch.blocks > 0x7fffffff || problem.rows > 0x7fffffff) {
