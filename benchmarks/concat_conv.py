@@ -84,6 +84,7 @@ def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any]) -> l
         else:
             raise CutefuseError(f"unknown variant '{name}'; choose from ours, {', '.join(peers.PEERS)}")
     timings = timing.interleaved(variants, work.sets, args.rounds) | failures
+    device |= timing.clocks()  # now, while the device is still warm
 
     rows = []
     for name, result in timings.items():

@@ -281,3 +281,21 @@ class TestOnHopper:
                 launch(stream)
             best = min(best, (time.perf_counter() - start) / 100)
         assert best < 12e-6, f"{best * 1e6:.1f} us a call"
+
+    @pytest.mark.slow
+    def test_the_first_guess_is_within_ten_percent_of_the_best_tile_on_most_shapes(self) -> None:
+        from benchmarks.lib import peers, timing
+
+        close = {}
+        for problem in problems.benchmark_shapes():
+            sets = timing.rotation_sets(problem.bytes_moved(2), timing.l2_bytes())
+            work = peers.Workload.of(problem, "float16", sets)
+            ids = [i for i in kernels.configs(work.instances[0].call) if i in TILES]
+            found = timing.interleaved({str(i): peers.ours(work, i) for i in ids}, work.sets, rounds=3)
+            times = {i: found[str(i)] for i in ids}
+            assert all(isinstance(t, timing.Timing) for t in times.values()), times
+            best = min(t.median_us for t in times.values() if isinstance(t, timing.Timing))
+            guess = times[ids[0]]
+            assert isinstance(guess, timing.Timing)
+            close[problem.name] = guess.median_us <= 1.1 * best
+        assert sum(close.values()) >= 0.8 * len(close), [name for name, good in close.items() if not good]

@@ -87,28 +87,29 @@ def interleaved(variants: Mapping[str, Launch], sets: int, rounds: int) -> dict[
     return result
 
 
+def clocks() -> dict[str, Any]:
+    """Clocks in MHz, power in W and temperature in degrees Celsius, now; empty where nvidia-smi does not answer."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "-i", "0"]
+    try:
+        found = subprocess.run([*query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
+    return dict(zip(names, found.stdout.strip().split(", "), strict=False))
+
+
 def device_row() -> dict[str, Any]:
-    """What every JSON row says about the machine: GPU, clocks in MHz now, and versions."""
+    """What every JSON row says about the machine: GPU and versions."""
     import torch
 
-    fields = "clocks.sm,clocks.mem,driver_version,power.draw,temperature.gpu"
-    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", "0"]
-    try:
-        values = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.strip().split(", ")
-    except (OSError, subprocess.SubprocessError):
-        values = []
-    row: dict[str, Any] = dict(
-        zip(("sm_mhz", "memory_mhz", "driver", "power_w", "temperature_c"), values, strict=False)
-    )
     properties = torch.cuda.get_device_properties(0)
-    row |= {
+    return {
         "gpu": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
     }
-    return row
 
 
 def l2_bytes() -> int:
