@@ -1,7 +1,7 @@
 // Backward of both norms. With xhat = (x - mean) * rstd and wdy = dy * gamma:
 //   dx     = (wdy - mean_j(wdy) - xhat * mean_j(xhat * wdy)) * rstd + dsum      (RMSNorm: without the first mean)
 //   dgamma = sum over rows of dy * xhat, dbeta = sum over rows of dy
-// Persistent blocks walk over rows with the next ones on their way (cp.async); each thread owns four vectors of columns
+// Persistent blocks walk over rows with the next ones on their way (cp.async); each thread owns some vectors of columns
 // and keeps their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
 #pragma once
 
@@ -125,9 +125,10 @@ CUTE_DEVICE void write_partial(BackwardParams const &p, float *mPartial, float *
   }
 }
 
-template <class Element, bool kWarp, bool kLayer>
+template <class Element, int kVectors, bool kWarp, bool kLayer>
 __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(BackwardParams const p) {
-  constexpr int kVec = kVector<Element>, kVectors = kBackwardVectors;
+  constexpr int kVec = kVector<Element>;
+  constexpr bool kHeld = kVectors * kVec <= 16;  // gamma fits the registers too
   extern __shared__ uint4 ring[];  // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied
   __shared__ float2 slots[2][kMaxCluster * kBackwardThreads / 32];
   int const cluster = kWarp || !kClusters ? 1 : p.cluster;
@@ -170,8 +171,16 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   let_next_start();
   Row<Element, false> const first(0, p.problem);
   Columns<Element, kVectors> rDgamma, rDbeta;
+  Columns<Element, kHeld ? kVectors : 1> rHeld;
   CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) rDgamma[i].clear(), rDbeta[i].clear();
+  for (int i = 0; i < kVectors; ++i) {
+    rDgamma[i].clear(), rDbeta[i].clear();
+    if constexpr (kHeld) rHeld[i] = gamma_of(p, first, i * threads + thread);
+  }
+  auto const gamma = [&](int i) {
+    if constexpr (kHeld) return rHeld[i];
+    return gamma_of(p, first, i * threads + thread);
+  };
   auto const statistic = [&](float const *mS, uint32_t at) { return at < rows ? __ldg(mS + at) : 0.f; };
   float mean = kLayer ? statistic(p.mean, row) : 0.f, rstd = statistic(p.rstd, row);
   float const inverse = 1.f / float(int(columns));
@@ -193,7 +202,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     float2 sums = {0.f, 0.f};
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma_of(p, first, i * threads + thread);
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) {
         float const xhat = (kLayer ? rX[j] - mean : rX[j]) * rstd, wdy = rDy[j] * rG[j];
@@ -204,10 +213,9 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     }
     sums = group_sum<kWarp>(sums, slots[turn], p.log_lanes, lanes, cluster);
     float const c1 = -sums.x * inverse * rstd, c2 = -sums.y * inverse;
-    // From shared memory and L1 again: keeping the fragments over the reduction would take too many registers.
-    CUTE_NO_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma_of(p, first, i * threads + thread);
+    // From shared memory again: keeping the fragments over the reduction would take too many registers.
+    auto const write_dx = [&](int i) {
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
       Values<Element> rDx;
       rDx.clear();
       if (tensors == 3) rDx = fragment(2, i);
@@ -216,10 +224,16 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
         float const shift = kLayer ? (rX[j] - mean) * c1 + c2 : rX[j] * c1;
         rDx[j] += (rDy[j] * rG[j] + shift) * rstd;
       }
-      if (!valid || !has(i)) continue;
+      if (!valid || !has(i)) return;
       Vector<Element> const r = from_float<Element>(rDx);
-      *reinterpret_cast<uint4 *>(static_cast<char *>(p.dx) + bytes_of(row) + i * next_vector) =
-          reinterpret_cast<uint4 const &>(r);
+      store_vector(static_cast<char *>(p.dx) + bytes_of(row) + i * next_vector, reinterpret_cast<uint4 const &>(r));
+    };
+    if constexpr (kHeld) {
+      CUTE_UNROLL
+      for (int i = 0; i < kVectors; ++i) write_dx(i);
+    } else {
+      CUTE_NO_UNROLL
+      for (int i = 0; i < kVectors; ++i) write_dx(i);
     }
     fetch(row + p.stages * step, stage);
     mean = next_mean, rstd = next_rstd;
@@ -371,13 +385,22 @@ char const *allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t> &ready)
       cudaGetErrorString(error));
 }
 
-template <class Element, bool kWarp, bool kLayer>
+template <class Element, int kVectors, bool kWarp, bool kLayer>
 char const *launch_pipelined(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
   static std::atomic<uint64_t> ready{0};  // one bit per device
-  auto *const kernel = row_norm_backward<Element, kWarp, kLayer>;
+  auto *const kernel = row_norm_backward<Element, kVectors, kWarp, kLayer>;
   int const bytes = ring_bytes(params);
   if (char const *reason = allow_shared(kernel, bytes, ready)) return reason;
   return start(kernel, params, launch, bytes, sm, stream);
+}
+
+using PipelinedLaunch = char const *(*)(BackwardParams const &, Launch const &, int, void *);
+
+template <class Element, int kVectors>
+PipelinedLaunch pick_pipelined(bool warp, bool layer) {
+  if (layer)
+    return warp ? launch_pipelined<Element, kVectors, true, true> : launch_pipelined<Element, kVectors, false, true>;
+  return warp ? launch_pipelined<Element, kVectors, true, false> : launch_pipelined<Element, kVectors, false, false>;
 }
 
 template <class Element>
@@ -386,10 +409,16 @@ char const *launch_backward(BackwardParams const &params, Launch const &launch, 
   int64_t const column_blocks = ceil_div(params.problem.columns, 32);
   char const *reason = nullptr;
   if (params.problem.rows > 0 && launch.threads > 0) {
-    auto *const pipelined = params.problem.layer
-                                ? warp ? launch_pipelined<Element, true, true> : launch_pipelined<Element, false, true>
-                            : warp ? launch_pipelined<Element, true, false>
-                                   : launch_pipelined<Element, false, false>;
+    // Four vectors of 16-bit types only serve rows that fill a block, never one warp.
+    PipelinedLaunch pipelined = nullptr;
+    if constexpr (sizeof(Element) == 4) {
+      pipelined = pick_pipelined<Element, 4>(warp, params.problem.layer);
+    } else if (params.vectors == 2) {
+      pipelined = pick_pipelined<Element, 2>(warp, params.problem.layer);
+    } else {
+      pipelined =
+          params.problem.layer ? launch_pipelined<Element, 4, false, true> : launch_pipelined<Element, 4, false, false>;
+    }
     reason = pipelined(params, launch, sm, stream);
   } else if (params.problem.rows > 0) {
     Launch const rows = {params.problem.rows, kStreamThreads, 1};

@@ -13,7 +13,6 @@ constexpr int kMaxCluster = 8;  // the largest cluster that every Hopper part ac
 constexpr int kForwardWarpThreads = 256;
 constexpr int kStreamThreads = 512;
 constexpr int kBackwardThreads = 512;
-constexpr int kBackwardVectors = 4;  // of a row, per thread of the pipelined backward kernel
 constexpr int kMaxStages = 3;
 
 // The largest block of a forward kernel, and how many blocks should fit a multiprocessor: a memory-bound kernel lives
@@ -56,6 +55,7 @@ struct BackwardParams {
   void *dx, *dgamma, *dbeta;
   float *partial;  // [parts][columns] of dgamma, then of dbeta
   int parts;       // row ranges whose dgamma and dbeta are summed apart, then together in a fixed order
+  int vectors;     // of a row, per thread of the pipelined kernel: 2 (16-bit types) or 4
   int lanes, log_lanes, cluster, stages;  // log_lanes where lanes <= 32
 };
 
@@ -75,7 +75,7 @@ struct Launch {
 
 // Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum on their way.
 constexpr int ring_bytes(BackwardParams const &p) {
-  return p.stages * (p.problem.residual ? 3 : 2) * kBackwardVectors * kVectorBytes * kBackwardThreads;
+  return p.stages * (p.problem.residual ? 3 : 2) * p.vectors * kVectorBytes * kBackwardThreads;
 }
 
 // What both operators of this folder share; `op` begins their sentences. Null when legal.

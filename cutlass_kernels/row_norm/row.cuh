@@ -62,6 +62,11 @@ CUTE_DEVICE uint4 load_vector(void const *from) {
   return r;
 }
 
+// As assembly, because the compiler splits a conditional 16-byte store into elements.
+CUTE_DEVICE void store_vector(void *to, uint4 const &r) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(r.x), "r"(r.y), "r"(r.z), "r"(r.w) : "memory");
+}
+
 // Row `row` of a matrix without gaps, in aligned vectors. Shifted: columns are no multiple of a vector, so the row
 // starts `first` elements into its vector 0; vectors at its two ends are shared with the neighbours and are accessed
 // element by element.
@@ -108,7 +113,7 @@ struct Row {
     if (!touches(v)) return;
     Element *const to = at(static_cast<Element *>(mY), v);
     if (whole(v)) {
-      *reinterpret_cast<uint4 *>(to) = reinterpret_cast<uint4 const &>(rY);
+      store_vector(to, reinterpret_cast<uint4 const &>(rY));
     } else {
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) {

@@ -200,7 +200,7 @@ int favourite(Problem const &p, int sm_count) {
   if (is_shifted(p)) return vectors <= 128 ? 3 : vectors <= 2048 ? 6 : 9;
   if (few && vectors <= 1024) return vectors <= 32 ? 1 : 4;
   if (few) return p.rows * 8 <= sm_count ? 7 : vectors <= 2048 ? 8 : 10;
-  if (vectors <= 64) return 2;
+  if (vectors <= 64) return p.residual || vectors <= 32 ? 2 : 3;
   if (vectors <= 128 && !p.residual) return 3;
   if (vectors <= 1024 && p.residual) return 5;
   if (vectors <= 2048) return 6;
@@ -268,7 +268,9 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
   Problem const &p = params->problem;
   // Dynamic shared memory that one block may ask for, less what the kernel declares.
   int const limit = (sm == 86 || sm == 89 || sm >= 120 ? 99 : sm >= 90 ? 227 : 163) * 1024 - 3 * 1024;
-  std::int64_t const shares = ceil_div(vectors_of(p), kBackwardVectors);
+  // Sixteen columns leave registers for gamma; longer rows of 16-bit types take 32 before they take clusters.
+  params->vectors = size_of(p.type) == 2 && vectors_of(p) <= 2 * kBackwardThreads ? 2 : 4;
+  std::int64_t const shares = ceil_div(vectors_of(p), params->vectors);
   params->cluster = 1, params->log_lanes = 0;
   while (shares > std::int64_t(kBackwardThreads) * params->cluster) params->cluster *= 2;
   params->lanes = whole_warps(ceil_div(shares, params->cluster));
