@@ -1,4 +1,4 @@
-// The TensorRT side of the row norms: rows as they lie in memory, gamma and beta in their own type, every output like x.
+// The TensorRT side of the row norms: rows as they lie in memory, gamma and beta in their own type, outputs like x.
 #include "fused_plugin.h"
 
 namespace cutefuse::row_norm {
