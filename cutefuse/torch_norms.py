@@ -209,6 +209,7 @@ def replace_norms(model: nn.Module) -> int:
     Llama-style models define them. A subclass that overrides forward of nn.LayerNorm is left alone.
     """
     replaced = 0
+    module: Any  # the attributes of a foreign norm have no declared types
     for module in model.modules():
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if type(module) in (nn.LayerNorm, nn.RMSNorm) and len(module.normalized_shape) == 1:
