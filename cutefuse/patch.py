@@ -24,9 +24,10 @@ from cutefuse import table
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import Graph, op_counts
 from cutefuse.ops import operators
+from cutefuse.output import write_text
 from cutefuse.rewrite import Plan, add_bodies, apply_sites, plan
 from cutefuse.sites import EXCLUDED, FUSED, Site, check_bodies, check_overlaps, find_sites
-from cutefuse.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, write_text, writer
+from cutefuse.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 
 SCHEMA = 1
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engine.files import make_folder, write_json, write_text
+from cutefuse.engine.files import make_folder, write_json
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import write_text
 from cutefuse.progress import spinner
 
 # metric of Nsight Compute, what the table calls it, factor from ncu's base unit, digits

@@ -182,14 +182,3 @@ def writer(target: Path, external: bool) -> Iterator[Writer]:
         yield result
     finally:
         shutil.rmtree(result.folder, ignore_errors=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CutefuseError(f"{path} cannot be written ({error.strerror}); choose another path") from None

@@ -25,8 +25,9 @@ import numpy as np
 import cutefuse
 from cutefuse import engine, host_memory, kernels, plugin_path
 from cutefuse.engine import trtexec
-from cutefuse.engine.files import Artifacts, write_json, write_text
+from cutefuse.engine.files import Artifacts, write_json
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import write_text
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 PROBE = "CuteConcatConv2Relu"

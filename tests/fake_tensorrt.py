@@ -59,7 +59,7 @@ class ILogger:
         self.ready = True
 
     def log(self, severity: Severity, msg: str) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # as TensorRT's own class: the user overrides it
 
 
 class IProfiler:
@@ -67,7 +67,7 @@ class IProfiler:
         self.ready = True
 
     def report_layer_time(self, layer_name: str, ms: float) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # as TensorRT's own class: the user overrides it
 
 
 def volume(iterable: Any) -> int:

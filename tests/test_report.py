@@ -18,7 +18,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from cutefuse.cli import COMMANDS
 from cutefuse.errors import CutefuseError
 from cutefuse.report import gains, main, write, write_compare
 from cutefuse.report.compare import compare
@@ -391,14 +390,3 @@ def test_wrong_sources_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(argv) == 2
         err = capsys.readouterr().err
         assert err.startswith("error: ") and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "command", ["build", "process", "report", "compare", "rank", "roofline", "profile-torch", "profile-kernels"]
-)
-def test_every_command_has_its_module_and_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import importlib
-
-    with pytest.raises(SystemExit) as done:
-        importlib.import_module(COMMANDS[command][0]).main(["--help"])
-    assert done.value.code == 0 and "usage:" in capsys.readouterr().out

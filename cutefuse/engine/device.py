@@ -6,27 +6,30 @@ import ctypes
 import ctypes.util
 import importlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 from cutefuse.errors import CutefuseError
 
 
-class Device:
+class Device(ABC):
     """cudaMalloc, one stream and event timing. `call(name, *args)` returns what the runtime's function writes."""
 
     name = ""
 
+    @abstractmethod
     def call(self, name: str, *args: Any) -> Any:
-        raise NotImplementedError
+        """Call a function of the CUDA runtime. Raises CutefuseError with its error."""
 
     def __init__(self) -> None:
         self._open()
         self.stream = int(self.call("cudaStreamCreate"))
         self._buffers: list[int] = []
 
+    @abstractmethod
     def _open(self) -> None:
-        raise NotImplementedError
+        """Load the binding. Raises ImportError or OSError where it is not installed."""
 
     def allocate(self, size_bytes: int) -> int:
         """Zeroed device memory; its address."""

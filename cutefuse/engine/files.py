@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError
+from cutefuse.output import write_text
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,6 @@ class Artifacts:
     @property
     def timing_cache(self) -> Path:
         return self.engine.parent / "timing.cache"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: beside first, then renamed."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise CutefuseError(f"{path} cannot be written ({error.strerror}); choose another output folder") from error
 
 
 def write_json(path: Path, data: Any) -> None:

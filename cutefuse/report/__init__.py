@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
-from cutefuse.engine.files import make_folder, write_json, write_text
+from cutefuse.engine.files import make_folder, write_json
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import write_text
+from cutefuse.progress import spinner
 from cutefuse.report import svg, tables
 from cutefuse.report.compare import compare
 from cutefuse.report.graph import edges
@@ -37,7 +40,13 @@ def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str 
     for files in find_engines(source):
         engine = read_engine(files)
         roof = engine_peaks(engine) if peaks == "auto" else peaks_for(peaks, engine.device)
-        pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
+        # A page of thousands of layers takes seconds; smaller ones are there before a spinner would turn.
+        with (
+            spinner(f"writing the report of {len(engine.layers)} layers")
+            if len(engine.layers) > 2000
+            else nullcontext()
+        ):
+            pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
     return pages[0]
 
 

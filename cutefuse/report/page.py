@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cutefuse
-from cutefuse.engine.files import write_text
+from cutefuse.output import write_text
 from cutefuse.report import charts, svg
 from cutefuse.report.cost import weight_bytes
 from cutefuse.report.graph import memory_profile
