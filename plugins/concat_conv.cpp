@@ -1,4 +1,6 @@
-// The TensorRT side of ConcatConv: sources and output channels-last, the packed filter and the bias as plain inputs.
+// The TensorRT side of ConcatConv: sources, residual and outputs channels-last, the packed filter and the bias as plain
+// inputs.
+#include "concat_conv/variants.h"
 #include "fused_plugin.h"
 
 namespace cutefuse::concat_conv {
@@ -7,22 +9,26 @@ extern Op const op;
 
 namespace {
 
+std::int32_t sources_of(Variant const &variant) {
+  return kForms[static_cast<std::size_t>(&variant - kVariantTable.data())].sources;
+}
+
 Port port(Variant const &variant, std::int32_t pos) {
-  std::int32_t const filter = variant.inputs - 2, bias = variant.inputs - 1;
+  std::int32_t const filter = sources_of(variant), bias = filter + 1;
   if (pos == filter) return {TypeRule::kActivation, Layout::kLinear};
   if (pos == bias) return {TypeRule::kFloat32, Layout::kLinear};
   return {TypeRule::kActivation, Layout::kChannelsLast};
 }
 
-// P = floor((H + pads - dilation * (R - 1) - 1) / stride) + 1, and Q alike
+// P = floor((H * upsample + pads - dilation * (R - 1) - 1) / stride) + 1, and Q alike
 Expr output_size(ShapeCall const &call, int axis) {
   std::int64_t const pad = call.ints("pads")[axis] + call.ints("pads")[axis + 2];
   std::int64_t const reach = call.ints("dilations")[axis] * (call.ints("kernel_shape")[axis] - 1) + 1;
-  return (call.dim(0, 2 + axis) + (pad - reach)).floor_div(call.ints("strides")[axis]) + 1;
+  return (call.dim(0, 2 + axis) * call.ints("upsample")[0] + (pad - reach)).floor_div(call.ints("strides")[axis]) + 1;
 }
 
 char const *shapes(ShapeCall const &call) {
-  std::int32_t const filter = call.variant.inputs - 2;
+  std::int32_t const filter = sources_of(call.variant);
   for (std::int32_t i = 0; i <= filter; ++i) {
     std::int32_t const rank = i < filter ? 4 : 2;
     if (call.inputs[i].nbDims != rank) {
@@ -30,13 +36,20 @@ char const *shapes(ShapeCall const &call) {
                       call.inputs[i].nbDims, rank);
     }
   }
+  if (call.attrs[kOutputChannels].count != call.variant.outputs) {
+    return sentence("concat_conv: output_channels has %d values for %d outputs; write one for each",
+                    call.attrs[kOutputChannels].count, call.variant.outputs);
+  }
   if (call.ints("strides")[0] < 1 || call.ints("strides")[1] < 1) return "concat_conv: strides must be at least 1";
-  nvinfer1::DimsExprs &y = call.outputs[0];
-  y.nbDims = 4;
-  y.d[0] = call.inputs[0].d[0];
-  y.d[1] = call.inputs[filter].d[0];
-  y.d[2] = output_size(call, 0).get();
-  y.d[3] = output_size(call, 1).get();
+  for (std::int32_t j = 0; j < call.variant.outputs; ++j) {
+    nvinfer1::DimsExprs &y = call.outputs[j];
+    y.nbDims = 4;
+    y.d[0] = call.inputs[0].d[0];
+    y.d[1] =
+        call.variant.outputs == 1 ? call.inputs[filter].d[0] : call.builder.constant(call.ints("output_channels")[j]);
+    y.d[2] = output_size(call, 0).get();
+    y.d[3] = output_size(call, 1).get();
+  }
   return nullptr;
 }
 

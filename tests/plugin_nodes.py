@@ -24,6 +24,9 @@ def attributes(channels: tuple[int, ...], **changes: Any) -> dict[str, Any]:
         "alpha": 0.01,
         "lo": 0.0,
         "hi": 6.0,
+        "channel_starts": [0],
+        "upsample": [1],
+        "output_channels": [0],
     }
     return attrs | changes
 

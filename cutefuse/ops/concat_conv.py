@@ -18,7 +18,10 @@ from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
 
 MAX_SOURCES = 8
 SUFFIXES = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
-ATTRS = ["channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi"]
+ATTRS = [
+    "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi",
+    "channel_starts", "upsample", "output_channels",
+]  # fmt: skip
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -34,6 +37,7 @@ def make_call(
     attrs: dict[str, Any] = {
         "channels": channels, **geometry.attrs(), "packed_sizes": sizes,
         "alpha": [0.01], "lo": [-FLOAT_MAX], "hi": [FLOAT_MAX], **{k: [v] for k, v in params.items()},
+        "channel_starts": [0], "upsample": [1], "output_channels": [0],
     }  # fmt: skip
     inputs = [Tensor(s, dtype, CHANNELS_LAST) for s in sources]
     inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]

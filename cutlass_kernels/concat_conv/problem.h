@@ -14,8 +14,11 @@
 namespace cutefuse::concat_conv {
 
 constexpr int kMaxSources = 8;
-constexpr int kMaxTaps = 16;       // R and S: one validity bit per filter row and column, both in one register
-constexpr int kChannelBlock = 64;  // channels of one packed block: filter columns never straddle two sources
+constexpr int kMaxOutputs = 4;
+constexpr int kMaxUpsample = 64;
+constexpr int kMaxUpsampledSide = 1 << 14;  // of an enlarged image: its pixel addresses keep h and w in 16 bits each
+constexpr int kMaxTaps = 16;                // R and S: one validity bit per filter row and column, both in one register
+constexpr int kChannelBlock = 64;           // channels of one packed block: filter columns never straddle two sources
 
 // The order is that of the suffixes in the op_type (kActivationNames), and must never change.
 enum class Activation : std::int32_t { kNone, kRelu, kLeakyRelu, kClip, kSilu, kHardSwish, kSigmoid, kTanh };
@@ -23,18 +26,44 @@ constexpr int kActivations = 8;
 constexpr char const *kActivationNames[kActivations] = {"",     "Relu",      "LeakyRelu", "Clip",
                                                         "Silu", "HardSwish", "Sigmoid",   "Tanh"};
 
+// A tensor z like the output: y = act(conv + b + z), or act(conv + b) + z.
+enum class Residual : std::int32_t { kNone, kBefore, kAfter };
+
+// Channels [first, last) of the K, in pixels of `ld` elements.
+struct OutputRange {
+  int first, last;
+  std::int64_t ld;
+};
+
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
 struct Problem {
   Type type;
   Activation activation;
-  int sources;
-  int C[kMaxSources];             // channels of each source
+  Residual residual;
+  int sources, outputs;
+  int C[kMaxSources];         // channels of each source
+  int start[kMaxSources];     // the first of them in the source's tensor
+  int upsample[kMaxSources];  // pixel (h,w) of the concatenation is pixel (h / upsample, w / upsample) of the source
   std::int64_t ldx[kMaxSources];  // elements between neighbouring pixels of each source
-  std::int64_t ldy;
+  OutputRange ranges[kMaxOutputs];
+  std::int64_t ldy, ldz;  // ldy: of the first output
   int N, H, W, K, P, Q, R, S;
   int stride_h, stride_w, pad_top, pad_left, pad_bottom, pad_right, dilation_h, dilation_w;
   float alpha, lo, hi;
 };
+
+inline bool is_upsampled(Problem const &p) {
+  for (int i = 0; i < p.sources; ++i) {
+    if (p.upsample[i] != 1) return true;
+  }
+  return false;
+}
+
+// Pixels hold these channels alone, so that the lanes up to a whole vector are padding, to be written as zeros. In
+// wider pixels those lanes belong to somebody else and are left alone.
+CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {
+  return range.ld == padded_channels(type, range.last - range.first);
+}
 
 CUTEFUSE_HOST_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

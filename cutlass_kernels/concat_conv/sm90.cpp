@@ -37,7 +37,9 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
 
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   if (p.type != Type::kFloat16 && p.type != Type::kBFloat16) return false;
-  if (tile.cluster_f > 1 && p.K <= tile.filters) return false;  // no second block to share the pixels with
+  if (is_upsampled(p) || p.outputs > 1 || p.residual != Residual::kNone) return false;
+  if (p.K % 8 != 0 && !owns_pad_lanes(p.type, p.ranges[0])) return false;  // TMA stores whole vectors
+  if (tile.cluster_f > 1 && p.K <= tile.filters) return false;             // no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (tile.halo) {

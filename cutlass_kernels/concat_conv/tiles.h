@@ -7,10 +7,12 @@ namespace cutefuse::concat_conv {
 
 struct Params {
   Problem problem;
-  void const *x[kMaxSources];
+  void const *x[kMaxSources];  // at each source's first channel
   void const *w;
   float const *b;
-  void *y;
+  void const *z;             // residual, null without one
+  void *y;                   // the first output
+  void *ys[kMaxOutputs];     // every output
   Divider by_image, by_row;  // P*Q and Q
   int columns;               // of the packed filter
   int k_blocks;              // channel blocks of the reduction; set by the launcher, whose tile counts them
