@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 # torch is wanted by the tests marked `torch` alone; its CPU build exists for this interpreter where pip finds 2.13.0.
 TORCH ?= torch==2.13.0
 
-.PHONY: setup build demo test gpu-test trt-check bench wheel lint format clean
+.PHONY: setup build demo test gpu-test sanitize trt-check bench wheel lint format clean
 
 setup: $(VENV)/.ready build
 
@@ -33,6 +33,9 @@ test: setup lint
 
 gpu-test: setup
 	$(BIN)/python -m pytest -q -m gpu
+
+sanitize: setup
+	PYTHON=$(abspath $(BIN))/python scripts/sanitize.sh
 
 trt-check: setup
 	$(BIN)/python scripts/trt_check.py

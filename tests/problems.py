@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ ACTIVATIONS = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", 
 ALPHA, LO, HI = 0.1, -0.5, 0.75
 # Unit roundoff of the stored type, and of the products: tf32 keeps 10 bits of each factor.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+SANITIZED = "CUTEFUSE_SANITIZED" in os.environ  # under compute-sanitizer: see scripts/sanitize.sh
 SUM_UNIT = {"float16": 2.0**-20, "bfloat16": 2.0**-20, "float32": 2.0**-10}
 
 
@@ -78,6 +80,14 @@ def benchmark_shapes() -> list[Problem]:
         )  # fmt: skip
         for s in json.loads(path.read_text())["shapes"]
     ]
+
+
+def affordable(problem: Problem) -> Problem:
+    """The problem itself; under compute-sanitizer with an image just large enough for several tiles of every kind."""
+    if not SANITIZED:
+        return problem
+    reach_h, reach_w = problem.dilations[0] * (problem.R - 1) + 1, problem.dilations[1] * (problem.S - 1) + 1
+    return replace(problem, N=min(problem.N, 2), H=min(problem.H, max(18, reach_h)), W=min(problem.W, max(17, reach_w)))
 
 
 def random_problems(count: int, seed: int, channel_step: int = 1) -> list[Problem]:

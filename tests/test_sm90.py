@@ -200,6 +200,7 @@ def hopper_gpu() -> None:
 
 
 def check(problem: problems.Problem, dtype: str, seed: int = 0) -> None:
+    problem = problems.affordable(problem)
     instance = problems.instantiate(problem, dtype, seed)
     ids = [i for i in kernels.configs(instance.call) if i in TILES]
     assert ids
@@ -264,6 +265,7 @@ class TestOnHopper:
                 results.append(stages[-1].output()[0].clone())
             assert torch.equal(*results) and not bool(results[0].isnan().any()), TILES[config]
 
+    @pytest.mark.skipif(problems.SANITIZED, reason="times mean nothing under compute-sanitizer")
     def test_a_call_costs_the_host_less_than_five_microseconds_beyond_the_launch(self) -> None:
         """With cached tensor maps a call is the launch itself, some 2-3 us, plus this library's share."""
         import time
@@ -283,6 +285,7 @@ class TestOnHopper:
         assert best < 12e-6, f"{best * 1e6:.1f} us a call"
 
     @pytest.mark.slow
+    @pytest.mark.skipif(problems.SANITIZED, reason="times mean nothing under compute-sanitizer")
     def test_the_first_guess_is_within_ten_percent_of_the_best_tile_on_most_shapes(self) -> None:
         from benchmarks.lib import peers, timing
 
