@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gpu
 import problems
 
+from benchmarks.lib import cutlass_peers, timing
+from benchmarks.lib.table import LARGEST_ERROR
 from benchmarks.lib.timing import Launch
 from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+
+
+@dataclass
+class Prepared:
+    """A launch, and what its rows say beside the time."""
+
+    launch: Launch
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -29,6 +41,8 @@ class Workload:
     w: Any
     b: Any
     _joined: list[Any] | None = None
+    _truth: Any = None
+    _chosen: dict[str, tuple[list[cutlass_peers.Convolution], str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: problems.Problem, dtype: str, sets: int) -> Workload:
@@ -56,8 +70,21 @@ class Workload:
         import torch
 
         if self._joined is None:
-            self._joined = [torch.cat(x, 1).contiguous(memory_format=torch.channels_last) for x in self.x]
+            with torch.inference_mode(False):  # some peer writes into them
+                self._joined = [torch.cat(x, 1).contiguous(memory_format=torch.channels_last) for x in self.x]
         return self._joined
+
+    def error(self, y: Any) -> float:
+        """|y - truth| / |truth| of an output of set 0 against the float32 convolution of its operands (TF32 off)."""
+        import torch
+
+        if self._truth is None:
+            allowed = torch.backends.cudnn.allow_tf32
+            torch.backends.cudnn.allow_tf32 = False
+            first = self.instances[0]
+            self._truth = problems.activate(problems.convolve(first, torch.float32), self.problem.activation)
+            torch.backends.cudnn.allow_tf32 = allowed
+        return float((y.float() - self._truth).norm() / self._truth.norm())
 
 
 def ours(work: Workload, config: int = 0) -> Launch:
@@ -136,6 +163,84 @@ def cudnn_precat(work: Workload) -> Launch:
     return lambda i: run(joined[i])
 
 
+def cutlass_arch(peer: str) -> str:
+    """The architecture to build a CUTLASS peer for. Raises CutefuseError when the device cannot run it."""
+    sm, _ = gpu.device_facts()
+    if peer == "cutlass3" and sm != 90:
+        raise CutefuseError(
+            f"CUTLASS 3.x's implicit GEMM with wgmma needs compute capability 9.0, this device has {sm}"
+        )
+    return "90a" if sm == 90 else str(sm)
+
+
+def _candidates(work: Workload, peer: str) -> dict[str, list[cutlass_peers.Convolution]]:
+    """tile -> a prepared convolution of every set, on the concatenated inputs, for each tile that takes the problem."""
+    import torch
+
+    arch, (_, sm_count) = cutlass_arch(peer), gpu.device_facts()
+    n, k, p, q = work.problem.output
+    outputs = [torch.empty(n, p, q, k, dtype=torch.float16, device="cuda") for _ in work.instances]
+    addresses = [
+        (x.data_ptr(), work.w.data_ptr(), work.b.data_ptr(), y.data_ptr())
+        for x, y in zip(work.joined(), outputs, strict=True)
+    ]
+    found: dict[str, list[cutlass_peers.Convolution]] = {}
+    for tile in cutlass_peers.TILES[peer]:
+        if not tile.library(arch).exists():
+            continue
+        for splits in cutlass_peers.splits(tile, work.problem, sm_count):
+            try:
+                prepared = [cutlass_peers.Convolution(tile, arch, work.problem, splits, a) for a in addresses]
+            except CutefuseError:
+                continue  # this tile does not take the problem; another may
+            outputs[0].fill_(float("nan"))
+            prepared[0](torch.cuda.current_stream().cuda_stream)
+            if work.error(outputs[0].permute(0, 3, 1, 2)) <= LARGEST_ERROR:
+                found[tile.name + (f"_k{splits}" if splits > 1 else "")] = prepared
+    for convolutions in found.values():
+        for convolution, y in zip(convolutions, outputs, strict=True):
+            convolution.keep = y
+    return found
+
+
+def chosen(work: Workload, peer: str) -> tuple[list[cutlass_peers.Convolution], str]:
+    """The fastest of a CUTLASS peer's tiles on the concatenated inputs, each checked against float32 first."""
+    if peer not in work._chosen:
+        if work.dtype != "float16":
+            raise CutefuseError(f"{peer} is built for float16, not {work.dtype}; leave it out of --variants")
+        candidates = _candidates(work, peer)
+        if not candidates:
+            raise CutefuseError(f"{peer} has no tile that takes the problem and is right")
+        launches = {name: _on_stream(convolutions) for name, convolutions in candidates.items()}
+        found = timing.interleaved(launches, work.sets, rounds=3)
+        best = min((t.median_us, name) for name, t in found.items() if isinstance(t, timing.Timing))[1]
+        work._chosen[peer] = candidates[best], best
+    return work._chosen[peer]
+
+
+def _on_stream(convolutions: Sequence[cutlass_peers.Convolution]) -> Launch:
+    import torch
+
+    return lambda i: convolutions[i](torch.cuda.current_stream().cuda_stream)
+
+
+def cutlass(work: Workload, peer: str, cat: bool) -> Prepared:
+    """CUTLASS on the concatenated inputs; with `cat` the concatenation is part of the launch."""
+    import torch
+
+    convolutions, tile = chosen(work, peer)
+    run = _on_stream(convolutions)
+    if not cat:
+        return Prepared(run, {"tile": tile})
+    joined = work.joined()
+
+    def launch(i: int) -> None:
+        torch.cat(work.x[i], 1, out=joined[i])
+        run(i)
+
+    return Prepared(launch, {"tile": tile})
+
+
 PEERS: dict[str, Callable[[Workload], Launch]] = {
     "eager": eager,
     "cat_cudnn": cat_cudnn,
@@ -143,18 +248,46 @@ PEERS: dict[str, Callable[[Workload], Launch]] = {
     "compile_max": compiled_max,
     "cudnn_precat": cudnn_precat,
 }
+CUTLASS = {
+    "cutlass2": ("cutlass2", False),
+    "cat_cutlass2": ("cutlass2", True),
+    "cutlass3": ("cutlass3", False),
+    "cat_cutlass3": ("cutlass3", True),
+}
+NAMES = (*PEERS, *CUTLASS)
 
 
-def make(name: str, work: Workload) -> Launch:
-    """The launch of a peer, with PyTorch's warnings about it silenced."""
+def build_cutlass(names: Sequence[str], jobs: int) -> dict[str, str]:
+    """Build the CUTLASS peers among the variants; name -> reason for the variants and tiles that cannot be had."""
+    missing: dict[str, str] = {}
+    for peer in dict.fromkeys(CUTLASS[name][0] for name in names if name in CUTLASS):
+        try:
+            failed = cutlass_peers.build(peer, cutlass_arch(peer), jobs)
+        except CutefuseError as error:
+            missing |= {name: str(error) for name in names if CUTLASS.get(name, ("",))[0] == peer}
+            continue
+        missing |= {f"{peer} {tile}": text for tile, text in failed.items()}
+        if len(failed) == len(cutlass_peers.TILES[peer]):
+            missing |= {name: "no tile could be built" for name in names if CUTLASS.get(name, ("",))[0] == peer}
+    return missing
+
+
+def make(name: str, work: Workload) -> Prepared:
+    """A peer, ready to launch, PyTorch's warnings about it silenced; torch.compile has compiled when this returns."""
     import torch
 
+    if name in CUTLASS:
+        return cutlass(work, *CUTLASS[name])
+    started = time.perf_counter()
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
         launch = PEERS[name](work)
+        if name in ("compile", "compile_max"):
+            launch(0)
+            torch.cuda.synchronize()
 
     def quiet(i: int) -> Any:
         with torch.inference_mode():
             return launch(i)
 
-    return quiet
+    return Prepared(quiet, {"setup_s": time.perf_counter() - started} if name.startswith("compile") else {})

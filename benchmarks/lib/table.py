@@ -6,17 +6,29 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+LARGEST_ERROR = 1e-2  # of a whole output, |y - truth| / |truth|; a float16 result lies near 3e-4
 UNFUSED = ("eager", "cat_cudnn", "compile", "compile_max")
+# heading -> (numerator, the peers whose fastest is the denominator)
+RATIOS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ours / best unfused peer": ("ours", UNFUSED),
+    "ours / cuDNN on the pre-concatenated tensor": ("ours", ("cudnn_precat",)),
+    "ours / CUTLASS 3.x on the pre-concatenated tensor": ("ours", ("cutlass3",)),
+    "ours on the Ampere path / CUTLASS 2.x on the pre-concatenated tensor": ("ours_sm80", ("cutlass2",)),
+    "ours on the Ampere path / torch.cat + CUTLASS 2.x": ("ours_sm80", ("cat_cutlass2",)),
+}
+SHORT = dict(zip(RATIOS, ("/unfused", "/precat", "/cutlass3", "sm80/cutlass2", "sm80/cat+c2"), strict=True))
+
+Shapes = dict[str, dict[str, dict[str, Any]]]
 
 
-def by_shape(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+def by_shape(rows: Iterable[dict[str, Any]]) -> Shapes:
     """shape -> variant -> row; of our tiles the fastest is `ours`, the library's own choice `guess`."""
-    shapes: dict[str, dict[str, dict[str, Any]]] = {}
+    shapes: Shapes = {}
     for row in rows:
         found = shapes.setdefault(row["shape"], {})
         if "time_us" not in row:
             continue
-        if row.get("guess"):
+        if row.get("guess") and row["variant"] == "ours":
             found["guess"] = row
         old = found.get(row["variant"])
         if old is None or row["time_us"] < old["time_us"]:
@@ -29,41 +41,85 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def ratios(found: dict[str, dict[str, Any]]) -> tuple[float, float]:
-    """(ours / best unfused peer, ours / cuDNN on the pre-concatenated tensor); NaN where a side is missing."""
-    ours = found.get("ours", {}).get("time_us", math.nan)
-    unfused = min((found[n]["time_us"] for n in UNFUSED if n in found), default=math.nan)
-    return ours / unfused, ours / found.get("cudnn_precat", {}).get("time_us", math.nan)
+def ratio(found: dict[str, dict[str, Any]], label: str) -> float:
+    """One of RATIOS for one shape; NaN where a side was not measured."""
+    ours, peers = RATIOS[label]
+    fastest = min((found[name]["time_us"] for name in peers if name in found), default=math.nan)
+    return float(found.get(ours, {}).get("time_us", math.nan) / fastest)
+
+
+def ratios(shapes: Shapes, label: str) -> dict[str, float]:
+    """shape -> ratio, for the shapes where both sides were measured."""
+    every = {name: ratio(found, label) for name, found in shapes.items()}
+    return {name: value for name, value in every.items() if not math.isnan(value)}
+
+
+def guess_loss(found: dict[str, dict[str, Any]]) -> float:
+    """Time of the library's own choice over that of the fastest tile; NaN where it was not measured."""
+    return float(found["guess"]["time_us"] / found["ours"]["time_us"]) if "guess" in found else math.nan
+
+
+def variants(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Variants in the order of the rows, ours first."""
+    return ["ours", *(v for v in dict.fromkeys(r["variant"] for r in rows) if v != "ours")]
+
+
+def cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Heading and one line per shape: times in microseconds, TFLOP/s and GB/s of ours, ratios, the fastest tile."""
+    shapes = by_shape(rows)
+    names = variants(rows)
+    labels = [label for label in RATIOS if ratios(shapes, label)]
+    table = [
+        [
+            "shape",
+            "floor",
+            names[0],
+            "TFLOP/s",
+            "GB/s",
+            *names[1:],
+            *(SHORT[label] for label in labels),
+            "guess",
+            "tile",
+        ]
+    ]
+    for name, found in shapes.items():
+        times = [f"{found[v]['time_us']:.1f}" if v in found else "-" for v in names]
+        ours, any_row = found.get("ours", {}), next(iter(found.values()), {})
+        quotients = [ratio(found, label) for label in labels] + [guess_loss(found)]
+        table.append([
+            name, f"{any_row.get('floor_us', math.nan):.1f}", times[0], f"{ours.get('tflops', 0):.0f}",
+            f"{ours.get('gbytes_s', 0):.0f}", *times[1:],
+            *("-" if math.isnan(q) else f"{q:.2f}" for q in quotients), ours.get("tile", "-"),
+        ])  # fmt: skip
+    return table
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """One sentence for each ratio that was measured."""
+    lines = []
+    for label in RATIOS:
+        if found := ratios(by_shape(rows), label):
+            worst = max(found, key=lambda name: found[name])
+            lines.append(
+                f"{label}: geometric mean {geometric_mean(found.values()):.3f}, worst {found[worst]:.2f} ({worst})"
+            )
+    return lines
+
+
+def failures(rows: list[dict[str, Any]]) -> list[str]:
+    """What could not be measured, and why."""
+    return sorted({f"{r['shape']} {r.get('tile', r['variant'])}: {r['failure']}" for r in rows if "failure" in r})
 
 
 def text(rows: list[dict[str, Any]]) -> str:
-    """The table: times in microseconds, TFLOP/s of ours, and what the guess loses against the best tile."""
-    shapes = by_shape(rows)
-    peers = list(dict.fromkeys(r["variant"] for r in rows if r["variant"] != "ours"))
-    header = ["shape", "floor", "ours", "TFLOP/s", "GB/s", *peers, "/unfused", "/precat", "guess", "tile"]
-    lines = [header]
-    for name, found in shapes.items():
-        cell = {n: f"{r['time_us']:.1f}" for n, r in found.items()}
-        ours = found.get("ours", {})
-        ratio = ["-" if math.isnan(r) else f"{r:.2f}" for r in ratios(found)]
-        loss = found["guess"]["time_us"] / ours["time_us"] if "guess" in found else math.nan
-        any_row = next(iter(found.values()), {})
-        lines.append([
-            name, f"{any_row.get('floor_us', math.nan):.1f}", cell.get("ours", "-"), f"{ours.get('tflops', 0):.0f}",
-            f"{ours.get('gbytes_s', 0):.0f}", *[cell.get(p, "-") for p in peers], *ratio,
-            "-" if math.isnan(loss) else f"{loss:.2f}", ours.get("tile", "-"),
-        ])  # fmt: skip
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    """The table with aligned columns, the geometric means, and what failed."""
+    lines = cells(rows)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     out = []
     for line in lines:
-        cells = [
-            c.ljust(w) if i in (0, len(header) - 1) else c.rjust(w)
+        columns = [
+            c.ljust(w) if i in (0, len(widths) - 1) else c.rjust(w)
             for i, (c, w) in enumerate(zip(line, widths, strict=True))
         ]
-        out.append("  ".join(cells).rstrip())
-    for i, label in enumerate(("best unfused peer", "cuDNN on the pre-concatenated tensor")):
-        values = [r for r in (ratios(found)[i] for found in shapes.values()) if not math.isnan(r)]
-        if values:
-            out.append(f"ours / {label}: geometric mean {geometric_mean(values):.3f}, worst {max(values):.2f}")
-    failures = {f"{r['shape']} {r.get('tile', r['variant'])}: {r['failure']}" for r in rows if "failure" in r}
-    return "\n".join(out + sorted(failures))
+        out.append("  ".join(columns).rstrip())
+    return "\n".join(out + summary(rows) + failures(rows))
