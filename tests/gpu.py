@@ -63,6 +63,16 @@ def to_channels_last(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
     return buffer, kernels.Tensor((n, c, h, w), dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
 
 
+def to_channel_range(x: Any, dtype: str, start: int, tail: int) -> tuple[Buffer, kernels.Tensor]:
+    """The same as channels [start, start + C) of a tensor with `tail` more, all NaN; the operand is the wide one."""
+    n, c, h, w = x.shape
+    wide = start + c + tail
+    ld = padded(wide, dtype)
+    buffer = Buffer.of(n * h * w * ld, dtype, float("nan"))
+    buffer.view.view(n, h, w, ld)[..., start : start + c] = x.permute(0, 2, 3, 1)
+    return buffer, kernels.Tensor((n, wide, h, w), dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
+
+
 def empty_channels_last(shape: tuple[int, int, int, int], dtype: str) -> tuple[Buffer, kernels.Tensor]:
     """A NaN-poisoned channels-last output."""
     n, c, h, w = shape

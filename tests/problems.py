@@ -25,7 +25,11 @@ SUM_UNIT = {"float16": 2.0**-20, "bfloat16": 2.0**-20, "float32": 2.0**-10}
 
 @dataclass(frozen=True)
 class Problem:
-    """N H W, channels of each source, K R S, and the convolution's attributes; `activation` is a suffix of op_type."""
+    """N H W, channels of each source, K R S, and the convolution's attributes; `activation` is a suffix of op_type.
+
+    H and W are those of the concatenation. A view's source i has H / upsample[i] rows and lies in a tensor with
+    `starts[i]` channels before it and `tail` after it. `residual` is "", "before" or "after" the activation.
+    """
 
     N: int
     H: int
@@ -39,6 +43,19 @@ class Problem:
     dilations: tuple[int, int] = (1, 1)
     activation: str = ""
     name: str = ""
+    starts: tuple[int, ...] = ()
+    upsample: tuple[int, ...] = ()
+    tail: int = 0
+    residual: str = ""
+    outputs: tuple[int, ...] = ()
+
+    @property
+    def op_type(self) -> str:
+        """Cute[View]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
+        view = "View" if self.starts or self.upsample else ""
+        several = f"x{len(self.outputs)}" if self.outputs else ""
+        before, after = ("Add" if self.residual == r else "" for r in ("before", "after"))
+        return f"Cute{view}ConcatConv{len(self.C)}{several}{before}{self.activation}{after}"
 
     @property
     def output(self) -> tuple[int, int, int, int]:
@@ -56,7 +73,9 @@ class Problem:
     def bytes_moved(self, element_bytes: int) -> int:
         """Every source, filter and output element moved once."""
         n, k, p, q = self.output
-        pixels = n * self.H * self.W * sum(self.C) + n * p * q * k
+        factors = self.upsample or (1,) * len(self.C)
+        sources = sum(self.H // u * (self.W // u) * c for c, u in zip(self.C, factors, strict=True))
+        pixels = n * sources + n * p * q * k * (2 if self.residual else 1)
         return element_bytes * (pixels + k * sum(self.C) * self.R * self.S) + 4 * k
 
 
@@ -129,7 +148,10 @@ def pack_filter(w: Any, channels: Sequence[int]) -> Any:
 
 @dataclass
 class Instance:
-    """A problem with data on the device. `buffers` keep the operands alive; the last one is the output."""
+    """A problem with data on the device. `buffers` keep the operands alive; the last ones are the outputs.
+
+    x: the sources as the concatenation takes them: their channels alone, enlarged.
+    """
 
     problem: Problem
     dtype: str
@@ -139,16 +161,26 @@ class Instance:
     w: Any
     b: Any
     truth: tuple[Any, Any] | None = None
+    z: Any = None
 
     def output(self) -> tuple[Any, Any]:
-        """(NCHW values, pad lanes) of the output."""
-        return gpu.from_channels_last(self.buffers[-1], self.problem.output, self.dtype)
+        """(NCHW values, pad lanes) of the output; several outputs are joined along the channels."""
+        from torch import cat
+
+        n, k, p, q = self.problem.output
+        widths = self.problem.outputs or (k,)
+        parts = [
+            gpu.from_channels_last(buffer, (n, c, p, q), self.dtype)
+            for buffer, c in zip(self.buffers[-len(widths) :], widths, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else (cat([v for v, _ in parts], 1), cat([pad for _, pad in parts], -1))
 
     def run(self, config: int = 0) -> None:
         """Poison the output with NaN, run one tile and wait."""
         import torch
 
-        self.buffers[-1].view.fill_(float("nan"))
+        for buffer in self.buffers[-len(self.call.outputs) :]:
+            buffer.view.fill_(float("nan"))
         kernels.run(replace(self.call, config=config))
         torch.cuda.synchronize()
 
@@ -164,31 +196,34 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
         return torch.randn(*shape, device="cuda", generator=generator)
 
     p = problem
-    x = [normal(p.N, c, p.H, p.W).to(kind) for c in p.C]
+    factors, starts = p.upsample or (1,) * len(p.C), p.starts or (0,) * len(p.C)
+    x = [normal(p.N, c, p.H // u, p.W // u).to(kind) for c, u in zip(p.C, factors, strict=True)]
     w = (normal(p.K, sum(p.C), p.R, p.S) / math.sqrt(sum(p.C) * p.R * p.S)).to(kind)
     b = normal(p.K)
-    operands = [gpu.to_channels_last(t, dtype) for t in x]
+    operands = [gpu.to_channel_range(t, dtype, start, p.tail) for t, start in zip(x, starts, strict=True)]
     operands += [gpu.to_linear(pack_filter(w, p.C), dtype), gpu.to_linear(b, "float32")]
-    output = gpu.empty_channels_last(p.output, dtype)
+    z = normal(*p.output).to(kind) if p.residual else None
+    operands += [gpu.to_channels_last(z, dtype)] if p.residual else []
+    n, _, rows, columns = p.output
+    outputs = [gpu.empty_channels_last((n, k, rows, columns), dtype) for k in p.outputs or (p.K,)]
     sm, sm_count = gpu.device_facts()
-    call = kernels.Call(
-        f"CuteConcatConv{len(p.C)}{p.activation}",
-        [t for _, t in operands],
-        [output[1]],
-        {
-            "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
-            "dilations": p.dilations, "packed_sizes": [(c + 63) // 64 * 64 * p.R * p.S for c in p.C],
-            "alpha": ALPHA, "lo": LO, "hi": HI,
-        },
-        sm=sm,
-        sm_count=sm_count,
-    )  # fmt: skip
+    attrs = {
+        "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
+        "dilations": p.dilations, "packed_sizes": [(c + 63) // 64 * 64 * p.R * p.S for c in p.C],
+        "alpha": ALPHA, "lo": LO, "hi": HI, "output_channels": p.outputs or (0,),
+    }  # fmt: skip
+    if p.starts or p.upsample:
+        attrs |= {"channel_starts": starts, "upsample": factors}
+    inputs = [t for _, t in operands]
+    call = kernels.Call(p.op_type, inputs, [t for _, t in outputs], attrs, sm=sm, sm_count=sm_count)
     size = kernels.workspace_bytes(call)
     if size > 0:  # garbage: an operator may not expect zeros
         workspace = gpu.Buffer.of((size + 3) // 4, "float32", float("nan"))
         operands.append((workspace, None))
         call = replace(call, workspace=workspace.view.data_ptr())
-    return Instance(problem, dtype, call, [buffer for buffer, _ in operands] + [output[0]], x, w, b)
+    buffers = [buffer for buffer, _ in (*operands, *outputs)]
+    enlarged = [t.repeat_interleave(u, 2).repeat_interleave(u, 3) for t, u in zip(x, factors, strict=True)]
+    return Instance(problem, dtype, call, buffers, enlarged, w, b, z=z)
 
 
 def activate(y: Any, suffix: str) -> Any:
@@ -236,8 +271,12 @@ def reference(instance: Instance) -> tuple[Any, Any]:
     import torch
 
     if instance.truth is None:
-        truth = activate(convolve(instance, torch.float64), instance.problem.activation)
+        sums = convolve(instance, torch.float64)
         scale = convolve(instance, torch.float64, magnitude=True)
+        residual, z = instance.problem.residual, instance.z
+        truth = activate(sums + z.double() if residual == "before" else sums, instance.problem.activation)
+        truth, scale = (truth + z.double(), scale) if residual == "after" else (truth, scale)
+        scale = scale + z.double().abs() if residual else scale
         bound = 1.01 * UNIT[instance.dtype] * truth.abs() + SUM_UNIT[instance.dtype] * scale + 1e-6
         instance.truth = truth, bound
     return instance.truth

@@ -13,7 +13,7 @@ import pytest
 from plugin_nodes import ACTIVATIONS, CHANNELS, FILTERS, attributes, build, create, descs_of, good_node, inputs_of
 
 from cutefuse import kernels, plugin_path
-from cutefuse.host import RUNTIME, Field, Host, Input
+from cutefuse.host import RUNTIME, Field, Host, HostError, Input
 from cutefuse.host_abi import CDims, dynamic_desc
 from cutefuse.ops import operators
 from cutefuse.ops.op import Case, FusedOp
@@ -51,6 +51,65 @@ def test_every_variant_lives_through_builder_and_runtime(host: Host, sources: in
         context = plugin.context(tactic=combination["tactics"][0])
         context.set_shapes([(3, c, 17, 9) for c in CHANNELS[:sources]] + [i.dims for i in plugin.inputs[-2:]])
         assert context.output_size(0) == (3, FILTERS, 17, 9)
+
+
+FORMS = {
+    "views": ("CuteViewConcatConv2Relu", [(1, 80, 20, 12), (1, 24, 10, 6)], [],
+              {"channels": [40, 24], "channel_starts": [8, 0], "upsample": [1, 2]}, [FILTERS]),
+    "residual before": ("CuteConcatConv2AddRelu", [(1, 64, 20, 12), (1, 24, 20, 12)], [FILTERS], {}, [FILTERS]),
+    "residual after": ("CuteConcatConv2SiluAdd", [(1, 64, 20, 12), (1, 24, 20, 12)], [FILTERS], {}, [FILTERS]),
+    "three outputs": ("CuteConcatConv2x3Silu", [(1, 64, 20, 12), (1, 24, 20, 12)], [],
+                      {"output_channels": [16, 8, 24]}, [16, 8, 24]),
+    "views and outputs": ("CuteViewConcatConv1x2", [(1, 72, 5, 3)], [],
+                          {"channels": [64], "channel_starts": [8], "upsample": [4], "output_channels": [8, 40]},
+                          [8, 40]),
+    "views and residual": ("CuteViewConcatConv1AddTanh", [(1, 72, 10, 6)], [FILTERS],
+                           {"channels": [64], "channel_starts": [0], "upsample": [2]}, [FILTERS]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", FORMS)
+def test_views_residuals_and_several_outputs_live_through_builder_and_runtime(
+    host: Host, name: str, dtype: str
+) -> None:
+    op_type, sources, residual, changes, filters = FORMS[name]
+    channels = changes.get("channels", [64, 24])
+    attrs = attributes(tuple(channels), **{k: v for k, v in changes.items() if k != "channels"})
+
+    def dynamic(c: int, h: int, w: int) -> Input:
+        return Input((-1, c, -1, -1), dtype, (1, c, h, w), (2, c, h, w), (4, c, 2 * h, 2 * w))
+
+    inputs = [dynamic(c, h, w) for _, c, h, w in sources]
+    inputs += [Input((FILTERS, sum(attrs["packed_sizes"])), dtype), Input((FILTERS,), "float32")]
+    inputs += [dynamic(c, 20, 12) for c in residual]
+    plugin = host.build((op_type, attrs), inputs, outputs=len(filters)).check()
+    assert plugin.findings == []
+    [combination] = plugin.report["combinations"]
+    pixel = "kHWC" if dtype == "float32" else "kHWC8"
+    plain = ["kLINEAR", "kLINEAR", *[pixel] * (len(residual) + len(filters))]
+    assert combination["formats"] == [pixel] * len(sources) + plain and combination["tactics"]
+    context = plugin.context(tactic=combination["tactics"][0])
+    tripled = [(3, c, h, w) for _, c, h, w in sources] + [i.dims for i in inputs[len(sources) :][:2]]
+    context.set_shapes(tripled + [(3, c, 20, 12) for c in residual])
+    assert [context.output_size(j) for j in range(len(filters))] == [(3, k, 20, 12) for k in filters]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    {
+        "count": ({"output_channels": [48]}, "output_channels has 1 values for 2 outputs"),
+        "sum": ({"output_channels": [16, 16]}, "add up"),
+        "border": ({"output_channels": [12, 36]}, "multiples of 8"),
+    }.values(),
+)
+def test_output_channels_that_do_not_fit_are_refused(
+    host: Host, capfd: pytest.CaptureFixture[str], changes: dict, words: str
+) -> None:
+    attrs = attributes((64, 24), **changes)
+    with pytest.raises(HostError):
+        host.build(("CuteConcatConv2x2Relu", attrs), inputs_of(attrs), outputs=2).check()
+    assert words in capfd.readouterr().err
 
 
 CASES = [(op, case) for op in operators() for case in op.cases()]

@@ -173,15 +173,15 @@ def test_an_unknown_tactic_is_refused(host: Host, capfd: pytest.CaptureFixture[s
     assert plugin.set_tactic(0) == 0
 
 
-def test_float32_sources_that_cannot_be_loaded_in_16_bytes_are_refused_with_the_reason(
-    host: Host, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_range_that_starts_between_vectors_is_refused_with_the_reason(
+    host: Host, capfd: pytest.CaptureFixture[str], dtype: str
 ) -> None:
-    attrs = attributes((3, 64))
-    plugin = host.build(("CuteConcatConv2Relu", attrs), inputs_of(attrs, "float32"))
+    attrs = attributes((24, 64), channel_starts=[2, 0], upsample=[1, 1])
+    plugin = host.build(("CuteViewConcatConv2Relu", attrs), inputs_of(attrs, dtype))
     with pytest.raises(HostError, match="no combination of types and formats is accepted"):
         plugin.check()
-    assert "source 0 has 3 channels in pixels of 3 float32 elements" in capfd.readouterr().err
-    host.build(("CuteConcatConv2Relu", attrs), inputs_of(attrs, "float16")).check()
+    assert "source 0 starts at channel 2" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "fp8", "int64"])

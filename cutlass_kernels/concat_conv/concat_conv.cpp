@@ -84,10 +84,14 @@ bool whole_vectors(Problem const &p) {
   return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
 }
 
+bool whole_pixels(Problem const &p) {
+  return std::all_of(p.ldx, p.ldx + p.sources, [&](std::int64_t ld) { return ld * size_of(p.type) % 16 == 0; });
+}
+
 bool runs(Tile const &tile, Problem const &p, int sm) {
-  if (is_upsampled(p) || p.outputs > 1 || p.residual != Residual::kNone) return false;
   return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) &&
-         tile.shared_bytes() <= shared_limit(sm) && (tile.any_channels || whole_vectors(p));
+         tile.shared_bytes() <= shared_limit(sm) && (tile.any_channels || whole_vectors(p)) &&
+         tile.upsamples == is_upsampled(p) && tile.any_stride != whole_pixels(p);
 }
 
 // Hopper code (sm_90a) runs on compute capability 9.0 alone, where the library was built for it.
@@ -136,6 +140,7 @@ char const *run(Call const &call) {
                       tensor.data);
     }
     if (i < p.sources) {
+      params.upsample_multiplier[i] = upsample_multiplier(p.upsample[i]);
       params.x[i] = static_cast<char const *>(tensor.data) + std::int64_t(p.start[i]) * size_of(p.type);
     }
   }
@@ -163,14 +168,12 @@ char const *run(Call const &call) {
     return p.type == Type::kFloat16 ? launch_sm90_f16(id, params, call.stream)
                                     : launch_sm90_bf16(id, params, call.stream);
   }
-  switch (p.type) {
-    case Type::kFloat16:
-      return launch_sm80_f16(id, params, call.stream);
-    case Type::kBFloat16:
-      return launch_sm80_bf16(id, params, call.stream);
-    default:
-      return launch_sm80_f32(id, params, call.stream);
-  }
+  Tile const &tile = *find_tile(id);
+  bool const view = tile.upsamples || tile.any_stride;
+  Launch *const launch = p.type == Type::kFloat16    ? (view ? launch_sm80_view_f16 : launch_sm80_f16)
+                         : p.type == Type::kBFloat16 ? (view ? launch_sm80_view_bf16 : launch_sm80_bf16)
+                                                     : (view ? launch_sm80_view_f32 : launch_sm80_f32);
+  return launch(id, params, call.stream);
 #else
   return sentence("concat_conv: this library was built without CUDA; install nvcc and build again to run kernels");
 #endif

@@ -54,7 +54,7 @@ char const *check_channels(Call const &call, Form const &form, Problem &p, int i
   p.C[i] = static_cast<int>(channels);
   std::int64_t const width = form.view && known(x.dims[1]) ? x.dims[1] : start + channels;
   if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : padded_channels(p.type, width);
-  int const vector = 16 / size_of(p.type);
+  int const vector = size_of(p.type) == 2 ? 8 : 1;  // of which a pixel is a multiple
   if (p.ldx[i] < start + channels || p.ldx[i] % vector != 0 || p.ldx[i] > (1 << 28)) {
     return sentence(
         "concat_conv: source %d has %lld channels in pixels of %lld %s elements; the pixel stride must be a "

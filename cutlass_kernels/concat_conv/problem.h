@@ -65,6 +65,13 @@ CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {
   return range.ld == padded_channels(type, range.last - range.first);
 }
 
+// Row or column of a source under row or column 0 <= at < 2^15 of its enlargement: at / factor, in one multiplication.
+constexpr std::uint32_t upsample_multiplier(int factor) { return ((1u << 31) + factor - 1) / factor; }
+
+CUTEFUSE_HOST_DEVICE int source_coordinate(int at, std::uint32_t multiplier) {
+  return static_cast<int>(std::uint64_t(2 * static_cast<std::uint32_t>(at)) * multiplier >> 32);
+}
+
 CUTEFUSE_HOST_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 CUTEFUSE_HOST_DEVICE constexpr int blocks_of(int channels) { return ceil_div(channels, kChannelBlock); }

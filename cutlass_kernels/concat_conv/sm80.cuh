@@ -2,93 +2,13 @@
 // M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles.
 #pragma once
 
-#include <cutlass/array.h>
-#include <cutlass/numeric_types.h>
-
-#include <atomic>
-#include <cute/tensor.hpp>
-
 #include "epilogue.cuh"
+#include "sm80_copy.cuh"
 #include "sm80_split.cuh"
-#include "tiles.h"
+#include "sm80_store.cuh"
+#include "sm80_traits.cuh"
 
 namespace cutefuse::concat_conv {
-
-using namespace cute;
-using cute::Layout;  // here the names mean CuTe's, not those of op.h
-using cute::Tensor;
-
-// ---- types ----------------------------------------------------------------------------------------------------------
-
-template <class Element>
-struct MmaOf;
-template <>
-struct MmaOf<cutlass::half_t> {
-  using Op = SM80_16x8x16_F32F16F16F32_TN;
-};
-template <>
-struct MmaOf<cutlass::bfloat16_t> {
-  using Op = SM80_16x8x16_F32BF16BF16F32_TN;
-};
-template <>
-struct MmaOf<cutlass::tfloat32_t> {
-  using Op = SM80_16x8x8_F32TF32TF32F32_TN;
-};
-
-// Element is the type the tensor cores read; memory holds the same bits (float32 is rounded to tf32 in registers).
-template <class Element_, int kTileId>
-struct Sm80 {
-  using Element = Element_;
-  static constexpr Tile kTile = *find_tile(kTileId);
-  static constexpr int kM = kTile.m, kN = kTile.n, kK = kTile.k, kStages = kTile.stages, kThreads = kTile.threads();
-  static constexpr bool kTf32 = sizeof(Element) == 4;
-  using Output = std::conditional_t<kTf32, float, Element>;
-  static_assert(kTile.type_bytes == sizeof(Element));
-
-  using Atom = MMA_Atom<typename MmaOf<Element>::Op>;
-  static constexpr int kMmaK = size<2>(typename Atom::Shape_MNK{});
-  // 16 columns a warp, two mma wide: one ldmatrix.x4 then fills the filter fragments of both.
-  using Mma = TiledMMA<Atom, Layout<Shape<Int<kTile.warps_m>, Int<kTile.warps_n>, _1>>,
-                       cute::Tile<Int<kTile.warps_m * 16>, Int<kTile.warps_n * 16>, Int<kMmaK>>>;
-  static_assert(size(Mma{}) == kThreads);
-  static_assert(kM % (kTile.warps_m * 16) == 0 && kN % (kTile.warps_n * 16) == 0 && kK % kMmaK == 0);
-
-  // 16-byte chunks are XORed with the row, so that ldmatrix reads and 16-byte writes touch every bank once.
-  static constexpr int kVector = 16 / sizeof(Element);
-  static constexpr int kVectorBits = kTf32 ? 2 : 3;
-  template <int kColumns>
-  using SwizzleAtom = decltype(composition(Swizzle<(kColumns * sizeof(Element) >= 128 ? 3 : 2), kVectorBits, 3>{},
-                                           Layout<Shape<_8, Int<kColumns>>, Stride<Int<kColumns>, _1>>{}));
-  using SmemAtom = SwizzleAtom<kK>;
-  using SmemX = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kM>, Int<kK>, Int<kStages>>{}));  // (M,K,stage)
-  using SmemW = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kN>, Int<kK>, Int<kStages>>{}));  // (N,K,stage)
-  static constexpr int kColumnsY = kN < 128 / int(sizeof(Element)) ? kN : 128 / int(sizeof(Element));
-  using SmemY = decltype(tile_to_shape(SwizzleAtom<kColumnsY>{}, Shape<Int<kM>, Int<kN>>{}));  // (M,N)
-  static constexpr int kSharedBytes =
-      int(sizeof(Element)) * cute::max(int(cosize_v<SmemX> + cosize_v<SmemW>), int(cosize_v<SmemY>));
-  static_assert(kSharedBytes == kTile.shared_bytes(), "the host's table must agree with the kernel");
-
-  static constexpr int kChunks = kK / kVector;             // 16-byte chunks in a row of a k-tile
-  static constexpr int kRowsPerPass = kThreads / kChunks;  // rows that all threads copy at once
-  using G2S = decltype(make_tiled_copy(Copy_Atom<UniversalCopy<uint128_t>, Element>{},
-                                       Layout<Shape<Int<kRowsPerPass>, Int<kChunks>>, Stride<Int<kChunks>, _1>>{},
-                                       Layout<Shape<_1, Int<kVector>>>{}));
-  static constexpr int kRowsX = kM / kRowsPerPass, kRowsW = kN / kRowsPerPass;
-  static_assert(kM % kRowsPerPass == 0 && kN % kRowsPerPass == 0);
-  using S2R = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
-};
-
-// Copies 16 bytes, of which `bytes` are read and the rest becomes zero: halo, channel tails and rows past the end.
-// Activations go through L1 (.ca), where the other taps of a filter find them; filters bypass it (.cg).
-__device__ __forceinline__ void g2s_activation(void *shared, void const *global, int bytes) {
-  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(cast_smem_ptr_to_uint(shared)),
-               "l"(global), "r"(bytes));
-}
-
-__device__ __forceinline__ void g2s_filter(void *shared, void const *global, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(cast_smem_ptr_to_uint(shared)),
-               "l"(global), "r"(bytes));
-}
 
 // float32 bits -> nearest tf32; without it the tensor core truncates and the error doubles.
 template <class Engine, class Shape>
@@ -128,16 +48,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   Tensor tWsW = g2s.partition_D(sW);  // (vector,kRowsW,1,stage)
   int const row = thread / Traits::kChunks, column = thread % Traits::kChunks * kVector;
 
-  int pixel[Traits::kRowsX];       // linear index of the input pixel under tap (0,0); may lie in the halo
-  uint32_t valid[Traits::kRowsX];  // bit r: filter row r falls inside the image; bit 16 + s: filter column s does
-  static_assert(2 * kMaxTaps <= 32);
+  SourceRows<Traits> rows;
   CUTE_UNROLL
   for (int i = 0; i < Traits::kRowsX; ++i) {
     int const m = m0 + row + i * Traits::kRowsPerPass;
-    Pixel const at = pixel_of(p, params.by_image, params.by_row, m < pixels ? m : 0);
-    pixel[i] = (at.n * p.H + at.h0) * p.W + at.w0;
-    valid[i] = m < pixels ? valid_taps(at.h0, p.R, p.dilation_h, p.H) : 0;
-    valid[i] |= valid_taps(at.w0, p.S, p.dilation_w, p.W) << kMaxTaps;
+    rows.set(i, p, pixel_of(p, params.by_image, params.by_row, m < pixels ? m : 0), m < pixels);
   }
   int const columns = params.columns, filters_left = p.K - n0 - row;
   int64_t const pass_bytes = int64_t(Traits::kRowsPerPass) * columns * sizeof(Element);
@@ -153,8 +68,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   }
   int const k_blocks = params.k_blocks * (split + 1) / params.splits - first_block;
   KBlock<kK> read = write;
-  int r = 0, s = 0, tap = 0;  // filter tap, and its distance from tap (0,0) in pixels
-  uint32_t tap_bits = 1u | 1u << kMaxTaps;
+  Tap tap;
   char const *from_x,
       *from_w = static_cast<char const *>(params.w) + (int64_t(n0 + row) * columns + filter_column) * sizeof(Element);
   int ld_bytes;
@@ -162,14 +76,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     int const channel = p.C[write.source] - write.left + column;
     from_x = static_cast<char const *>(params.x[write.source]) + channel * sizeof(Element);
     ld_bytes = int(p.ldx[write.source] * sizeof(Element));
+    rows.enter_source(params, write.source);
   };
   enter_source();
   auto const next_tap = [&] {
-    ++s, tap += p.dilation_w, tap_bits += tap_bits & 0xffff0000u, from_w += kChannelBlock * sizeof(Element);
-    if (s < p.S) return;
-    s = 0, ++r, tap = r * p.dilation_h * p.W, tap_bits = 1u << r | 1u << kMaxTaps;
-    if (r < p.R) return;
-    r = 0, tap = 0, tap_bits = 1u | 1u << kMaxTaps;
+    from_w += kChannelBlock * sizeof(Element);
+    if (!tap.advance(p)) return;
     from_x += kK * sizeof(Element);
     from_w += write.filter_step(p.R * p.S) * int(sizeof(Element));
     if (write.advance(p) && write.source < p.sources) enter_source();
@@ -182,8 +94,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsX; ++i) {
       if (i * parts / Traits::kRowsX != part) continue;
-      bool const inside = left > 0 && (valid[i] & tap_bits) == tap_bits;
-      g2s_activation(&tXsX(0, i, 0, stage), from_x + int64_t(pixel[i] + tap) * ld_bytes, inside ? bytes : 0);
+      bool const inside = left > 0 && rows.inside(i, tap);
+      char const *const from = from_x + int64_t(rows.at(i, tap)) * ld_bytes;
+      if constexpr (Traits::kTile.any_stride) {
+        g2s_by_element(&tXsX(0, i, 0, stage), from, inside ? bytes : 0);
+      } else {
+        g2s_activation(&tXsX(0, i, 0, stage), from, inside ? bytes : 0);
+      }
     }
     CUTE_UNROLL
     for (int i = 0; i < Traits::kRowsW; ++i) {
@@ -294,84 +211,45 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     return;
   }
 
-  // ---- epilogue: activation in registers, r2s, then 16-byte s2g ----
+  // ---- epilogue: residual and activation in registers, r2s, then 16-byte s2g ----
   Tensor sY = make_tensor(make_smem_ptr(reinterpret_cast<Output *>(shared)), typename Traits::SmemY{});  // (M,N)
   Tensor tYsY = thread_mma.partition_C(sY);  // (MMA,MMA_M,MMA_N)
+  if (p.residual != Residual::kNone) load_residual<Traits>(params, sY, m0, n0);
+  struct alignas(2 * sizeof(Output)) Pair {
+    Output v[2];
+  };
   CUTE_UNROLL
   for (int j = 0; j < size<2>(acc); ++j) {
     int const k = n0 + get<1>(tYcY(0, 0, j));
     Tensor column = acc(_, _, j);  // (MMA,MMA_M)
+    auto const pair_of = [&](int i) -> Pair & { return *reinterpret_cast<Pair *>(&tYsY(_, _, j)(i)); };
+    auto const add_residual = [&] {  // each thread reads just the elements that it will overwrite
+      CUTE_UNROLL
+      for (int i = 0; i < size(column); i += 2) {
+        column(i) += float(pair_of(i).v[0]), column(i + 1) += float(pair_of(i).v[1]);
+      }
+    };
+    if (p.residual == Residual::kBefore) add_residual();
     activate(column, p);
+    if (p.residual == Residual::kAfter) add_residual();
     CUTE_UNROLL
     for (int i = 0; i < size(column); i += 2) {
-      cutlass::Array<Output, 2> pair;  // pad lanes of the output are zeros
-      pair[0] = k < p.K ? Output(column(i)) : Output(0);
-      pair[1] = k + 1 < p.K ? Output(column(i + 1)) : Output(0);
-      *reinterpret_cast<cutlass::Array<Output, 2> *>(&tYsY(_, _, j)(i)) = pair;
+      Pair pair;  // pad lanes of the output are zeros
+      pair.v[0] = k < p.K ? Output(column(i)) : Output(0);
+      pair.v[1] = k + 1 < p.K ? Output(column(i + 1)) : Output(0);
+      pair_of(i) = pair;
     }
   }
   __syncthreads();
 
-  constexpr int kChunksY = kN / kVector, kRowsY = Traits::kThreads / kChunksY;
-  static_assert(Traits::kThreads % kChunksY == 0 && kM % kRowsY == 0);
-  int const n = thread % kChunksY * kVector, k = n0 + n;
-  Output *const gY = static_cast<Output *>(params.y) + k;
-  // float32 pixels are not padded: the last vector, or every one when the stride is odd, goes out by elements.
-  bool const whole = p.ldy % kVector == 0 && (sizeof(Element) == 2 || k + kVector <= p.K);
+  int const n = thread % Traits::kChunksY * kVector, k = n0 + n;
+  if (k >= p.K) return;
+  Target<Output> const target(params, k);
   CUTE_UNROLL
-  for (int i = 0; i < kM; i += kRowsY) {
-    int const m = m0 + i + thread / kChunksY;
-    if (m >= pixels || k >= p.K) continue;
-    Output const *const from = &sY(i + thread / kChunksY, n);
-    Output *const to = gY + int64_t(m) * p.ldy;
-    if (whole) {
-      *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 const *>(from);
-    } else {
-      for (int v = 0; v < kVector && k + v < p.K; ++v) to[v] = from[v];
-    }
+  for (int i = 0; i < kM; i += Traits::kRowsY) {
+    int const m = m0 + i + thread / Traits::kChunksY;
+    if (m < pixels) target.store(m, &sY(i + thread / Traits::kChunksY, n));
   }
-}
-
-// ---- launcher -------------------------------------------------------------------------------------------------------
-
-// Null when the kernel was enqueued, else one sentence. Raises the kernel's shared-memory limit once per device.
-template <class Traits>
-char const *launch_sm80(Params params, void *stream) {
-  params.k_blocks = k_blocks<Traits::kK>(params.problem);
-  auto *const kernel = &concat_conv_sm80<Traits>;
-  static std::atomic<uint64_t> ready{0};  // one bit per device
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  uint64_t const bit = uint64_t(1) << (device & 63);
-  if (error == cudaSuccess && !(ready.load(std::memory_order_relaxed) & bit)) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes);
-    ready.fetch_or(error == cudaSuccess ? bit : 0, std::memory_order_relaxed);
-  }
-  Problem const &p = params.problem;
-  int64_t const tiles = int64_t(ceil_div(p.N * p.P * p.Q, Traits::kM)) * ceil_div(p.K, Traits::kN);
-  int64_t const blocks = tiles * params.splits;
-  if (blocks > 0x7fffffff) {
-    return sentence("concat_conv: %lld blocks exceed the 2^31 of one launch; split the batch", (long long)blocks);
-  }
-  if (error == cudaSuccess) {
-    kernel<<<unsigned(blocks), Traits::kThreads, Traits::kSharedBytes, static_cast<cudaStream_t>(stream)>>>(params);
-    error = cudaGetLastError();
-  }
-  if (error == cudaSuccess && params.splits > 1) {
-    error = launch_finish<typename Traits::Output>(params, static_cast<cudaStream_t>(stream));
-  }
-  if (error == cudaSuccess) return nullptr;
-  return sentence("concat_conv: tile %s could not be launched (%s); check that the library was built for this GPU",
-                  Traits::kTile.name, cudaGetErrorString(error));
-}
-
-// One switch per element type over the tiles of the table that it can run.
-template <class Element, int... kTileIds>
-char const *launch_sm80_tile(int tile_id, Params const &params, void *stream) {
-  char const *reason = nullptr;
-  bool const found =
-      ((tile_id == kTileIds && (reason = launch_sm80<Sm80<Element, kTileIds>>(params, stream), true)) || ...);
-  return found ? reason : sentence("concat_conv: tile %d is not built for this type", tile_id);
 }
 
 }  // namespace cutefuse::concat_conv

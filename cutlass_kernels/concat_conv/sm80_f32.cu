@@ -1,4 +1,4 @@
-#include "sm80.cuh"
+#include "sm80_launch.cuh"
 
 namespace cutefuse::concat_conv {
 

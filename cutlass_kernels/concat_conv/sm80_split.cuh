@@ -3,12 +3,10 @@
 // main loop has.
 #pragma once
 
-#include <cutlass/array.h>
-
 #include <cute/tensor.hpp>
 
 #include "epilogue.cuh"
-#include "tiles.h"
+#include "sm80_store.cuh"
 
 namespace cutefuse::concat_conv {
 
@@ -35,19 +33,21 @@ __global__ void __launch_bounds__(kFinishThreads) concat_conv_sm80_finish(Params
       sum(4 * v) += x.x, sum(4 * v + 1) += x.y, sum(4 * v + 2) += x.z, sum(4 * v + 3) += x.w;
     }
   }
+  auto const add_residual = [&] {
+    Output const *const z = static_cast<Output const *>(params.z) + m * p.ldz + k;
+    CUTE_UNROLL
+    for (int i = 0; i < kFinishChannels; ++i) sum(i) += k + i < p.K ? float(z[i]) : 0.f;
+  };
+  if (p.residual == Residual::kBefore) add_residual();
   activate(sum, p);
-  cutlass::AlignedArray<Output, kFinishChannels, 16> y;
+  if (p.residual == Residual::kAfter) add_residual();
+  alignas(16) Output y[kFinishChannels];
   CUTE_UNROLL
   for (int i = 0; i < kFinishChannels; ++i) y[i] = k + i < p.K ? Output(sum(i)) : Output(0);  // pad lanes are zeros
-  Output *const to = static_cast<Output *>(params.y) + m * p.ldy + k;
   constexpr int kVector = 16 / sizeof(Output);
-  if (sizeof(Output) == 2 || (p.ldy % kVector == 0 && k + kFinishChannels <= p.K)) {
-    CUTE_UNROLL
-    for (int v = 0; v < kFinishChannels / kVector; ++v) {
-      reinterpret_cast<uint4 *>(to)[v] = reinterpret_cast<uint4 const *>(&y)[v];
-    }
-  } else {
-    for (int i = 0; i < kFinishChannels && k + i < p.K; ++i) to[i] = y[i];
+  CUTE_UNROLL
+  for (int i = 0; i < kFinishChannels; i += kVector) {
+    if (k + i < p.K) Target<Output>(params, k + i).store(m, &y[i]);
   }
 }
 

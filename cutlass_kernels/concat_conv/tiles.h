@@ -14,10 +14,11 @@ struct Params {
   void *y;                   // the first output
   void *ys[kMaxOutputs];     // every output
   Divider by_image, by_row;  // P*Q and Q
-  int columns;               // of the packed filter
-  int k_blocks;              // channel blocks of the reduction; set by the launcher, whose tile counts them
-  int splits;                // of the reduction; > 1 needs partials
-  float *partials;           // [splits][N*P*Q][split_ld]
+  std::uint32_t upsample_multiplier[kMaxSources];
+  int columns;      // of the packed filter
+  int k_blocks;     // channel blocks of the reduction; set by the launcher, whose tile counts them
+  int splits;       // of the reduction; > 1 needs partials
+  float *partials;  // [splits][N*P*Q][split_ld]
 };
 
 // Sums of one pixel that a split leaves in the workspace.
@@ -31,6 +32,8 @@ struct Tile {
   int type_bytes;  // 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
   int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors, and pays for it
+  bool upsamples;     // for enlarged sources, and for these alone: two divisions for every pixel it copies
+  bool any_stride;    // for pixels that are no whole number of vectors, and for these alone: copies single elements
   // The cost model: one block alone on a multiprocessor takes this long for every channel of the reduction, and at its
   // start and end. Fitted to 21 shapes on an H200 (docs/measured.md); the float32 rows follow from the 16-bit ones.
   double channel_ns, block_us;
@@ -42,18 +45,27 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, ns per channel, us per block
-    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, 12.4, 6.5},
-    {2, "sm80_256x128x32_s4", 80, 2, 256, 128, 32, 4, 4, 2, 1, false, 18.4, 9.75},
-    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, 14.4, 8.5},
-    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, 9.2, 4.75},
-    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, 7.2, 2.75},
-    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, 6.6, 3.5},
-    {7, "sm80_128x128x64_s3", 80, 2, 128, 128, 64, 3, 2, 4, 1, false, 11.6, 5.25},
-    {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, 50, 6.5},
-    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, 37, 4.75},
-    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, 29, 2.75},
-    {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false, 26, 3.5},
+    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, any stride, ns per
+    // channel,
+    // us per block
+    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, false, 12.4, 6.5},
+    {2, "sm80_256x128x32_s4", 80, 2, 256, 128, 32, 4, 4, 2, 1, false, false, false, 18.4, 9.75},
+    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, false, 14.4, 8.5},
+    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, false, 9.2, 4.75},
+    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, false, 7.2, 2.75},
+    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, false, 6.6, 3.5},
+    {7, "sm80_128x128x64_s3", 80, 2, 128, 128, 64, 3, 2, 4, 1, false, false, false, 11.6, 5.25},
+    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, false, 6.2, 3.2},
+    {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, false, 50, 6.5},
+    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, false, 37, 4.75},
+    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, false, 29, 2.75},
+    {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false, false, false, 26, 3.5},
+    {31, "sm80_up_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, true, false, 14.0, 6.5},
+    {32, "sm80_up_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, true, false, 11.0, 4.75},
+    {33, "sm80_up_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, true, false, 8.2, 2.75},
+    {34, "sm80_up_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, false, 31, 2.75},
+    {35, "sm80_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, true, 35, 2.75},
+    {36, "sm80_up_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, true, 37, 2.75},
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
@@ -64,9 +76,10 @@ constexpr Tile const *find_tile(int id) {
   return nullptr;
 }
 
-// Launchers, one translation unit each so that they compile in parallel; null when done, else one sentence.
-char const *launch_sm80_f16(int tile_id, Params const &params, void *stream);
-char const *launch_sm80_bf16(int tile_id, Params const &params, void *stream);
-char const *launch_sm80_f32(int tile_id, Params const &params, void *stream);
+// Launchers, one translation unit each so that they compile in parallel; null when done, else one sentence. `view` ones
+// hold the tiles that upsample or take any stride.
+using Launch = char const *(int tile_id, Params const &params, void *stream);
+Launch launch_sm80_f16, launch_sm80_bf16, launch_sm80_f32;
+Launch launch_sm80_view_f16, launch_sm80_view_bf16, launch_sm80_view_f32;
 
 }  // namespace cutefuse::concat_conv
