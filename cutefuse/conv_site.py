@@ -142,7 +142,7 @@ def read(graph: Graph, conv: NodeProto, site: ConcatSite) -> Facts | Refusal:
         return no(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the filter's {R}x{S}; repair the model")
     if bias and _constant_type(graph, bias) != ((K,), dtype):
         return no(f"the bias is not a {dtype} vector of the filter's {K} outputs; repair the model")
-    sources = _source_dims(graph, site, C)
+    sources = source_dims(graph, site, C)
     if isinstance(sources, str):
         return no(sources)
     for name in site.sources:
@@ -150,7 +150,7 @@ def read(graph: Graph, conv: NodeProto, site: ConcatSite) -> Facts | Refusal:
             return no(
                 f"source '{name}' is {graph.dtype(name)}, the filter is {dtype}; types must agree, repair the model"
             )
-    geometry = _geometry(conv, (R, S), sources[0][2:])
+    geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
     return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry)
@@ -175,7 +175,8 @@ def _not_constant(graph: Graph, what: str, tensor: str) -> str | None:
     return None
 
 
-def _source_dims(graph: Graph, site: ConcatSite, C: int) -> tuple[tuple[int, int, int, int], ...] | str:
+def source_dims(graph: Graph, site: ConcatSite, C: int) -> tuple[tuple[int, int, int, int], ...] | str:
+    """N,C,H,W of each source, -1 for unknown sizes; or why they do not suit a filter of C channels."""
     known = [graph.dims(name) for name in site.sources]
     whole = graph.dims(site.concats[0].output[0])
     for name, d in zip(site.sources, known, strict=True):
@@ -204,7 +205,8 @@ def _first_known(sizes: Sequence[int]) -> int:
     return next((s for s in sizes if s >= 0), -1)
 
 
-def _geometry(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -> Geometry | str:
+def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -> Geometry | str:
+    """The convolution's geometry on images of `size` (H, W); or why it has none."""
     strides = tuple(attribute(conv, "strides", (1, 1)))
     dilations = tuple(attribute(conv, "dilations", (1, 1)))
     pads = tuple(attribute(conv, "pads", (0, 0, 0, 0)))

@@ -17,7 +17,7 @@ from cutefuse.errors import CutefuseError
 
 MAX_RANK = 8
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int32": 4}
-LINEAR, CHANNELS_LAST = 0, 1
+LINEAR, CHANNELS_LAST, BLOCKS32 = 0, 1, 2
 
 
 class KernelError(CutefuseError):

@@ -58,7 +58,7 @@ def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str]) -> list[str]:
         match = site.match
         if site.status != FUSED or match is None or match.call.inputs[0].dtype != "float32":
             continue
-        moves = [isinstance(i, str) or i.typed for i in match.inputs]
+        moves = [isinstance(i, str) or (isinstance(i, Constant) and i.typed) for i in match.inputs]
         inputs = [
             replace(t, dtype=dtype) if move and t.dtype == "float32" else t
             for t, move in zip(match.call.inputs, moves, strict=True)

@@ -17,7 +17,7 @@ import cutefuse
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph import ELEM_TYPES, FOLDABLE, Graph, label, subgraphs
-from cutefuse.ops.op import DOMAIN, PLUGIN_VERSION, Constant
+from cutefuse.ops.op import DOMAIN, PLUGIN_VERSION, Constant, Quantized
 from cutefuse.sites import FUSED, Site
 from cutefuse.store import Writer
 
@@ -36,7 +36,7 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
     """Which nodes and initializers the fused sites make superfluous; fills in each site's `bytes_saved`."""
     chosen = [s.match for s in sites if s.status == FUSED and s.match]
     reads = Counter(name for node in graph.nodes for name in node.input)
-    reads.update(name for match in chosen for name in match.inputs if isinstance(name, str))
+    reads.update(name for match in chosen for operand in match.inputs for name in _read_by(operand))
     covered = {id(n) for match in chosen for n in match.nodes}
     outputs = {name for match in chosen for name in match.outputs}
     pending = [n for match in chosen for n in match.nodes if outputs & set(n.output)]
@@ -67,6 +67,19 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
     return result
 
 
+def _read_by(operand: str | Constant | Quantized) -> tuple[str, ...]:
+    """Tensors of the graph that an operand needs."""
+    if isinstance(operand, Quantized):
+        return tuple(filter(None, (operand.tensor, operand.scale, operand.zero_point)))
+    return (operand,) if isinstance(operand, str) else ()
+
+
+def _operand(site: Site, operand: str | Constant | Quantized, constants: _Constants, quantised: _Quantisers) -> str:
+    if isinstance(operand, str):
+        return operand
+    return quantised.add(operand) if isinstance(operand, Quantized) else constants.add(site.name, operand)
+
+
 def apply_sites(
     graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, with_functions: bool, origin: str
 ) -> None:
@@ -78,18 +91,20 @@ def apply_sites(
     names = _Names(graph, doomed)
     position = {id(n): i for i, n in enumerate(graph.nodes)}
     constants = _Constants(names, writer)
-    casts = _Casts(names)
+    casts, quantised = _Casts(names), _Quantisers(names)
     new: dict[int, list[NodeProto]] = {}
     for site in sites:
         match = site.match
         if site.status != FUSED or match is None:
             continue
         site.name = names.of_node(site.name)
-        inputs = [i if isinstance(i, str) else constants.add(site.name, i) for i in match.inputs]
+        inputs = [_operand(site, i, constants, quantised) for i in match.inputs]
         outputs = [o or names.of_tensor(f"{site.name}.unused{i}") for i, o in enumerate(match.outputs)]
         makers = [position[id(n)] for n in match.nodes if set(n.output) & set(match.outputs)]
-        parents = [position[id(p)] for i in inputs if (p := graph.producer(i)) is not None]
+        read_here = [name for operand in match.inputs for name in _read_by(operand)]
+        parents = [position[id(p)] for name in read_here if (p := graph.producer(name)) is not None]
         group = new.setdefault(max([min(makers), *parents]), [])
+        group += quantised.added()
         group += casts.around(site, inputs, outputs, model.ir_version)
     made = {o for n in graph.nodes if id(n) in doomed.dead for o in n.output}
     made -= {o for nodes in new.values() for n in nodes for o in n.output}
@@ -207,6 +222,27 @@ class _Constants:
             self._known[key] = self._names.of_tensor(f"{site}.{constant.suffix}")
             self.tensors.append(self._writer.tensor(self._known[key], value, constant.dtype))
         return self._known[key]
+
+
+class _Quantisers:
+    """QuantizeLinear nodes in front of fused nodes; sites that quantise a tensor alike share one."""
+
+    def __init__(self, names: _Names) -> None:
+        self._names = names
+        self._known: dict[Quantized, str] = {}
+        self._new: list[NodeProto] = []
+
+    def add(self, operand: Quantized) -> str:
+        if operand not in self._known:
+            output = self._known[operand] = self._names.of_tensor(f"{operand.tensor}.int8")
+            name = self._names.of_node(f"{operand.tensor}/to_int8")
+            self._new.append(helper.make_node("QuantizeLinear", _read_by(operand), [output], name=name))
+        return self._known[operand]
+
+    def added(self) -> list[NodeProto]:
+        """The nodes made since the last call."""
+        made, self._new = self._new, []
+        return made
 
 
 class _Casts:

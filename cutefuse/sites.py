@@ -18,7 +18,6 @@ from cutefuse.ops.op import DOMAIN, Cost, FusedOp, Match, Refusal
 from cutefuse.shapes import inferred
 
 FUSED, REFUSED, EXCLUDED = "fused", "refused", "excluded"
-MIN_BODY_OPSET = 9  # ConstantOfShape; older opsets cannot express the unpacking of weights
 CAST_LIKE_OPSET = 15
 
 
@@ -129,10 +128,9 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
         dtype = call.inputs[0].dtype
         # From opset 15 on one body serves float32 and float16; bfloat16 has its own.
         kind = dtype if graph.opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float"
-        if graph.opset < MIN_BODY_OPSET:
-            site.refuse(
-                REFUSED, f"opset {graph.opset} is older than {MIN_BODY_OPSET}; convert the model, or use --no-functions"
-            )
+        if graph.opset < site.op.min_body_opset:
+            text = f"opset {graph.opset} is older than {site.op.min_body_opset}"
+            site.refuse(REFUSED, f"{text}; convert the model, or use --no-functions")
         elif written.setdefault(call.op_type, kind) != kind:
             site.refuse(
                 REFUSED,
@@ -152,7 +150,19 @@ def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
             text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
             site.refuse(REFUSED, text)
             continue
-        for node in site.match.nodes:
-            inner = [o for o in node.output if o not in site.match.outputs]
-            if all(not graph.escapes(o) and all(id(u) in own for u in graph.users(o)) for o in inner):
-                claimed[id(node)] = site
+        claimed.update((i, site) for i in _goes(graph, site.match))
+
+
+def _goes(graph: Graph, match: Match) -> set[int]:
+    """The ids of a match's nodes that nothing else needs once the fused node stands in their stead."""
+    going = {id(n) for n in match.nodes}
+    while True:  # what a node that stays needs stays too
+        kept = {
+            id(node)
+            for node in match.nodes
+            for o in node.output
+            if o not in match.outputs and (graph.escapes(o) or any(id(u) not in going for u in graph.users(o)))
+        }
+        if not kept & going:
+            return going
+        going -= kept

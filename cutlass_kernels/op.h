@@ -11,8 +11,9 @@ constexpr std::int32_t kMaxRank = 8;
 enum class Type : std::int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3, kInt32 = 4 };
 
 // kLinear: row-major in the order of `dims`. kChannelsLast: logical NCHW dims stored as NHWC pixels of `ld` elements
-// (TensorRT's kHWC8 for 16-bit types: channels padded to 8; kHWC for float32: no padding).
-enum class Layout : std::int32_t { kLinear = 0, kChannelsLast = 1 };
+// (TensorRT's kHWC8 for 16-bit types: channels padded to 8; kHWC for float32: no padding; kHWC16 for int8: to 16).
+// kBlocks32: logical NCHW dims stored as [N][ceil(C/32)][H][W][32] (TensorRT's kCHW32); int8 only, `ld` is 0.
+enum class Layout : std::int32_t { kLinear = 0, kChannelsLast = 1, kBlocks32 = 2 };
 
 struct Tensor {
   void *data;                   // device pointer; null while only legality is asked
@@ -134,7 +135,8 @@ inline constexpr char const *name_of(Type type) {
 
 // Channels that one pixel of a dense kChannelsLast tensor occupies.
 inline constexpr std::int64_t padded_channels(Type type, std::int64_t channels) {
-  return size_of(type) == 2 ? (channels + 7) / 8 * 8 : channels;
+  std::int64_t const step = size_of(type) == 2 ? 8 : type == Type::kInt8 ? 16 : 1;
+  return (channels + step - 1) / step * step;
 }
 
 }  // namespace cutefuse

@@ -78,7 +78,7 @@ char const *Attributes::parse(Op const &op, nvinfer1::PluginFieldCollection cons
   return nullptr;
 }
 
-std::int64_t const *ShapeCall::ints(char const *attribute) const {
+std::int64_t const *AttrCall::ints(char const *attribute) const {
   for (std::int32_t i = 0; i < op.attrs.size; ++i) {
     if (std::strcmp(op.attrs[i].name, attribute) == 0 && attrs[i].ints != nullptr) return attrs[i].ints;
   }

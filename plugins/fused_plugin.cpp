@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "device.h"
+#include "tensor_types.h"
 
 namespace cutefuse {
 
@@ -36,27 +37,6 @@ std::int32_t guard(char const *who, Body &&body) noexcept {
     report(who, "an unknown exception was thrown");
   }
   return 1;
-}
-
-bool type_of(DataType given, Type *type) {
-  switch (given) {
-    case DataType::kFLOAT:
-      *type = Type::kFloat32;
-      return true;
-    case DataType::kHALF:
-      *type = Type::kFloat16;
-      return true;
-    case DataType::kBF16:
-      *type = Type::kBFloat16;
-      return true;
-    default:
-      return false;
-  }
-}
-
-TensorFormat format_of(Layout layout, DataType type) {
-  if (layout == Layout::kLinear) return TensorFormat::kLINEAR;
-  return type == DataType::kFLOAT ? TensorFormat::kHWC : TensorFormat::kHWC8;
 }
 
 PluginTensorDesc const &desc_of(PluginTensorDesc const &desc) { return desc; }
@@ -112,12 +92,14 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
                                   std::int32_t num_in) const noexcept override {
     return guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
-      Type type;
-      if (!type_of(in[0], &type)) {
-        return sentence("input 0 has TensorRT data type %d; use float32 (0), float16 (1) or bfloat16 (7)", int(in[0]));
+      if (!obeys(rules_.port(variant(), 0).type, in[0], in[0], in[0])) {
+        bool const int8 = rules_.port(variant(), 0).type == TypeRule::kInt8;
+        return sentence("input 0 has TensorRT data type %d; use %s", int(in[0]),
+                        int8 ? "int8 (2)" : "float32 (0), float16 (1) or bfloat16 (7)");
       }
       for (std::int32_t i = 0; i < num_out; ++i) {
-        out[i] = rules_.port(variant(), num_in + i).type == TypeRule::kFloat32 ? DataType::kFLOAT : in[0];
+        TypeRule const rule = rules_.port(variant(), num_in + i).type;
+        out[i] = rule == TypeRule::kFloat32 ? DataType::kFLOAT : rule == TypeRule::kNamed ? named_type() : in[0];
       }
       return nullptr;
     });
@@ -129,7 +111,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     return guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
       if (num_shape_in != 0) return sentence("%d shape inputs were given, there are none", num_shape_in);
-      return rules_.shapes({op_, variant(), node_->values.data(), in, out, builder});
+      return rules_.shapes({{op_, node_->values.data()}, variant(), in, out, builder});
     });
   }
 
@@ -271,7 +253,8 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
         PluginTensorDesc const &desc = desc_of(i < variant.inputs ? in[i] : out[i - variant.inputs]);
         Tensor &t = tensors[i] = Tensor{};
         type_of(desc.type, &t.type);
-        t.layout = plugin.rules_.port(variant, i).layout;
+        bool const blocks = desc.format == TensorFormat::kCHW32;
+        t.layout = blocks ? Layout::kBlocks32 : plugin.rules_.port(variant, i).layout;
         t.rank = desc.dims.nbDims;
         std::copy_n(desc.dims.d, std::clamp(t.rank, 0, kMaxRank), t.dims);
       }
@@ -299,15 +282,14 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
   }
 
   bool fits(PluginTensorDesc const &desc, PluginTensorDesc const &first, std::int32_t pos) const {
-    Type type;
-    if (!type_of(desc.type, &type)) return false;
     Port const port = rules_.port(variant(), pos);
-    bool const float32 = desc.type == DataType::kFLOAT, activation = desc.type == first.type;
-    bool const typed = port.type == TypeRule::kFloat32      ? float32
-                       : port.type == TypeRule::kActivation ? activation
-                                                            : float32 || activation;
-    return typed && desc.format == format_of(port.layout, desc.type);
+    // What follows the first of such tensors has its format.
+    bool const blocks = port.or_blocks && (pos == 0 ? desc.format : first.format) == TensorFormat::kCHW32;
+    return obeys(port.type, desc.type, first.type, port.type == TypeRule::kNamed ? named_type() : first.type) &&
+           desc.format == format_of(blocks ? Layout::kBlocks32 : port.layout, desc.type);
   }
+
+  DataType named_type() const { return data_type_of(rules_.named_type({op_, node_->values.data()})); }
 
   template <class Desc>
   char const *bad_formats(Desc const *in, Desc const *out) const {

@@ -15,13 +15,16 @@ constexpr char const *kPluginVersion = "1";
 constexpr char const *kPluginNamespace = "cutefuse";
 constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one node
 
-// The activation type of a node is that of its first input: float32, float16 or bfloat16.
-enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32 };
+// The activation type of a node is that of its first input: float32, float16 or bfloat16. kNamed: the type that
+// PluginRules::named_type reads from the attributes.
+enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32, kInt8, kNamed };
 
-// kChannelsLast means TensorRT's kHWC8 for 16-bit types and kHWC for float32.
+// kChannelsLast means TensorRT's kHWC8 for 16-bit types, kHWC for float32 and kHWC16 for int8, which TensorRT knows
+// from 10.16 on; `or_blocks`: all such tensors of a node may instead be kCHW32, which every version knows.
 struct Port {
   TypeRule type;
   Layout layout;
+  bool or_blocks = false;
 };
 
 // A size of a tensor as TensorRT's expression, constant or not.
@@ -43,15 +46,18 @@ class Expr {
   nvinfer1::IDimensionExpr const *value_;
 };
 
-struct ShapeCall {
+struct AttrCall {
   Op const &op;
+  AttrValue const *attrs;                                 // in the order of Op::attrs
+  std::int64_t const *ints(char const *attribute) const;  // throws std::out_of_range for a name not in Op::attrs
+};
+
+struct ShapeCall : AttrCall {
   Variant const &variant;
-  AttrValue const *attrs;  // in the order of Op::attrs
   nvinfer1::DimsExprs const *inputs;
   nvinfer1::DimsExprs *outputs;
   nvinfer1::IExprBuilder &builder;
   Expr dim(std::int32_t input, std::int32_t axis) const { return {builder, inputs[input].d[axis]}; }
-  std::int64_t const *ints(char const *attribute) const;  // throws std::out_of_range for a name not in Op::attrs
 };
 
 struct PluginRules {
@@ -60,6 +66,7 @@ struct PluginRules {
   Port (*port)(Variant const &variant, std::int32_t pos);
   // Writes every output's dimensions. Null when done, else one sentence.
   char const *(*shapes)(ShapeCall const &call);
+  Type (*named_type)(AttrCall const &call) = nullptr;  // of ports with TypeRule::kNamed
 };
 
 // A node's attributes: parsed from plugin fields, kept in the order of Op::attrs, serialised under the same names.

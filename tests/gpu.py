@@ -12,6 +12,7 @@ from cutefuse import kernels
 
 GUARD_ELEMENTS = 512  # poisoned elements before and after every buffer
 GUARD_VALUE = -1234.0
+INT8_GUARD, INT8_POISON = 77, 111  # int8 has no NaN
 
 
 def torch_dtype(name: str) -> Any:
@@ -28,6 +29,11 @@ def device_facts() -> tuple[int, int]:
     return properties.major * 10 + properties.minor, properties.multi_processor_count
 
 
+def poison(dtype: str) -> float:
+    """What a buffer holds before anyone wrote to it."""
+    return INT8_POISON if dtype == "int8" else float("nan")
+
+
 @dataclass
 class Buffer:
     """A device buffer of `elements` between two guards; `view` is the payload, flat."""
@@ -39,26 +45,29 @@ class Buffer:
     def of(cls, elements: int, dtype: str, fill: float) -> Buffer:
         import torch
 
-        storage = torch.full((elements + 2 * GUARD_ELEMENTS,), GUARD_VALUE, dtype=torch_dtype(dtype), device="cuda")
+        guard = INT8_GUARD if dtype == "int8" else GUARD_VALUE
+        storage = torch.full((elements + 2 * GUARD_ELEMENTS,), guard, dtype=torch_dtype(dtype), device="cuda")
         view = storage[GUARD_ELEMENTS : GUARD_ELEMENTS + elements]
         view.fill_(fill)
         return cls(storage, view)
 
     def guards_intact(self) -> bool:
         head, tail = self.storage[:GUARD_ELEMENTS], self.storage[GUARD_ELEMENTS + self.view.numel() :]
-        return bool((head == GUARD_VALUE).all()) and bool((tail == GUARD_VALUE).all())
+        guard = GUARD_VALUE if self.storage.is_floating_point() else INT8_GUARD
+        return bool((head == guard).all()) and bool((tail == guard).all())
 
 
 def padded(channels: int, dtype: str) -> int:
-    """Channels of one dense channels-last pixel: kHWC8 for 16-bit types, kHWC for float32."""
-    return channels if dtype == "float32" else (channels + 7) // 8 * 8
+    """Channels of one dense channels-last pixel: kHWC8 for 16-bit types, kHWC16 for int8, kHWC for float32."""
+    step = {"float32": 1, "int8": 16}.get(dtype, 8)
+    return -(-channels // step) * step
 
 
 def to_channels_last(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
     """An NCHW torch tensor as a guarded channels-last operand whose pad lanes hold NaN."""
     n, c, h, w = x.shape
     ld = padded(c, dtype)
-    buffer = Buffer.of(n * h * w * ld, dtype, float("nan"))
+    buffer = Buffer.of(n * h * w * ld, dtype, poison(dtype))
     buffer.view.view(n, h, w, ld)[..., :c] = x.permute(0, 2, 3, 1)
     return buffer, kernels.Tensor((n, c, h, w), dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
 
@@ -76,13 +85,13 @@ def to_channel_range(x: Any, dtype: str, start: int, tail: int) -> tuple[Buffer,
 def empty_channels_last(shape: tuple[int, int, int, int], dtype: str) -> tuple[Buffer, kernels.Tensor]:
     """A NaN-poisoned channels-last output."""
     n, c, h, w = shape
-    buffer = Buffer.of(n * h * w * padded(c, dtype), dtype, float("nan"))
+    buffer = Buffer.of(n * h * w * padded(c, dtype), dtype, poison(dtype))
     return buffer, kernels.Tensor(shape, dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
 
 
 def to_linear(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
     """A torch tensor as a guarded row-major operand."""
-    buffer = Buffer.of(x.numel(), dtype, float("nan"))
+    buffer = Buffer.of(x.numel(), dtype, poison(dtype))
     buffer.view.copy_(x.reshape(-1))
     return buffer, kernels.Tensor(tuple(x.shape), dtype, kernels.LINEAR, buffer.view.data_ptr())
 

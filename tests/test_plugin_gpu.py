@@ -116,7 +116,8 @@ def test_every_small_case_of_every_operator_is_right_through_the_plugin(host: Ho
         plugin = host.build((call.op_type, call.attrs), inputs, outputs=len(call.outputs)).check()
         for y, truth in zip(plugin.run(arrays), expected, strict=True):
             error = np.abs(y.astype(np.float64) - truth).max(initial=0)
-            assert error <= 2 * EPSILON[dtype] * max(1.0, np.abs(truth).max(initial=0)), dtype
+            step = 1 if y.dtype == np.int8 else 0  # float32 may fall on the other side of a tie
+            assert error <= step + 2 * EPSILON[dtype] * max(1.0, np.abs(truth).max(initial=0)), dtype
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -15,6 +15,7 @@ from cutefuse.chain import FLOAT_MAX, chain_after
 from cutefuse.graph import Graph
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
+from cutefuse.quant_site import is_quantised
 
 MAX_SOURCES = 8
 SUFFIXES = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
@@ -49,6 +50,8 @@ class ConcatConv(FusedOp):
     anchors = frozenset({"Conv"})
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
+        if is_quantised(graph, node):
+            return None
         found = self._match(graph, node, MAX_SOURCES)
         if isinstance(found, Match) and kernels.reject(found.call):
             # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).

@@ -37,11 +37,20 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Quantized:
+    """An operand that is a float tensor of the graph, quantised to int8 by a node that the rewriter adds."""
+
+    tensor: str
+    scale: str
+    zero_point: str
+
+
+@dataclass(frozen=True)
 class Match:
     """A site that computes exactly what `call` computes.
 
     nodes: the nodes it replaces, anchor first; each is removed when nothing else needs its outputs.
-    inputs: tensor names of the graph, or constants to add, in the operator's order.
+    inputs: tensor names of the graph, constants to add, or tensors to quantise, in the operator's order.
     outputs: tensor names that the new node produces in their stead; "" for one that the graph does not use.
     call: shapes (-1 unknown), types, layouts and every attribute; what `kernels.reject` is asked.
     bytes_saved: intermediate tensor -> bytes of traffic that end when the graph no longer computes it.
@@ -49,7 +58,7 @@ class Match:
 
     call: Call
     nodes: tuple[NodeProto, ...]
-    inputs: tuple[str | Constant, ...]
+    inputs: tuple[str | Constant | Quantized, ...]
     outputs: tuple[str, ...]
     bytes_saved: Mapping[str, int] = field(default_factory=dict)
 
@@ -87,6 +96,7 @@ class FusedOp(ABC):
     stem: str
     anchors: frozenset[str]  # op_types at which `match` is tried, standard domain or not
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    min_body_opset: int = 9  # ConstantOfShape; older opsets cannot express the unpacking of weights
 
     @abstractmethod
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:

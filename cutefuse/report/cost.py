@@ -176,7 +176,7 @@ def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     return 2 * volume * math.sqrt(sizes[0] * sizes[1] / volume / max(batch, 1))
 
 
-_SOURCES = re.compile(r"CuteConcatConv(\d+)")
+_SOURCES = re.compile(r"CuteQ?ConcatConv(\d+)")
 
 
 def _plugin_flops(layer: Layer, out: Tensor) -> float | None:

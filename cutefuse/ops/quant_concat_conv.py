@@ -1,0 +1,185 @@
+"""Concat -> Conv -> [activation] -> [QuantizeLinear] on int8: every source keeps its own scale."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, NodeProto
+
+from cutefuse import conv_math, quant_site
+from cutefuse.body import Body
+from cutefuse.chain import chain_after
+from cutefuse.graph import ELEM_TYPES, Graph
+from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
+from cutefuse.ops import concat_conv
+from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
+
+PLAIN = concat_conv.OPERATOR
+NAME = re.compile(r"Cute(Q?)ConcatConv([1-8])(|Relu|LeakyRelu|Clip|Silu|HardSwish|Sigmoid|Tanh)(Q?)")
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+ATTRS = [
+    "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "input_scales", "output_scale",
+    "output_type", "alpha", "lo", "hi",
+]  # fmt: skip
+
+
+def parts(op_type: str) -> tuple[int, str, bool]:
+    """(sources, activation suffix, whether the output is int8) of an op_type."""
+    found = NAME.fullmatch(op_type)
+    assert found is not None, op_type
+    return int(found[2]), found[3], bool(found[4])
+
+
+def plain_call(call: Call) -> Call:
+    """The float32 ConcatConv that a call computes on dequantised operands."""
+    attrs: dict[str, Any] = dict(call.attrs)
+    geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+    params = {k: attrs[k][0] for k in ("alpha", "lo", "hi")}
+    sources = [t.dims for t in call.inputs[:-3]]
+    return concat_conv.make_call(
+        sources, call.inputs[-1].dims[0], geometry, parts(call.op_type)[1], "float32", params
+    )  # fmt: skip
+
+
+def make_call(plain: Call, scales: Sequence[float], dtype: str, output_scale: float | None) -> Call:
+    """The int8 twin of a plain call: an output of `dtype`, or int8 when there is an output scale."""
+    attrs: dict[str, Any] = dict(plain.attrs)
+    attrs |= {
+        "input_scales": [float(s) for s in scales], "output_scale": [1.0 if output_scale is None else output_scale],
+        "output_type": [ELEM_TYPES["float32" if output_scale is not None else dtype]],
+    }  # fmt: skip
+    *sources, w, b = plain.inputs
+    inputs = [replace(t, dtype="int8") for t in (*sources, w)] + [Tensor(b.dims, "float32", LINEAR), b]
+    y = Tensor(plain.outputs[0].dims, dtype if output_scale is None else "int8", CHANNELS_LAST)
+    found = NAME.fullmatch(plain.op_type)
+    assert found is not None, plain.op_type
+    op_type = f"CuteQConcatConv{found[2]}{found[3]}{'' if output_scale is None else 'Q'}"
+    return Call(op_type, inputs, [y], {name: attrs[name] for name in ATTRS})
+
+
+class QuantConcatConv(FusedOp):
+    stem = "quant_concat_conv"
+    anchors = frozenset({"Conv"})
+    min_body_opset = 13  # DequantizeLinear along an axis
+
+    def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
+        site = quant_site.find(graph, node, concat_conv.MAX_SOURCES)
+        if site is None or isinstance(site, Refusal):
+            return site
+        K = site.weight.dims[0]
+        tail = chain_after(graph, node.output[0], K)
+        factor, bias = site.weight.scale, site.bias
+        for step in tail.steps:  # affine steps per channel move into the filter's scales and the bias
+            scale, shift = step.make()
+            factor, bias = factor * scale, bias * scale + shift
+        if not (np.isfinite(factor.astype(np.float32)).all() and np.isfinite(bias.astype(np.float32)).all()):
+            return Refusal("quantised site: the constants after the Conv give NaN or infinity; repair it", site.nodes)
+        output, nodes = tail.output, (*site.nodes, *tail.nodes)
+        last = quant_site.quantiser_after(graph, output)
+        if last is not None:
+            output, nodes = last.node.output[0], (*nodes, last.node)
+        dtype = graph.dtype(tail.output) or graph.dtype(node.output[0]) or "float32"
+        if dtype not in self.dtypes:
+            return Refusal(f"quantised site: the Conv gives {dtype}; only {', '.join(self.dtypes)} can be fused", nodes)
+        plain = concat_conv.make_call(site.dims, K, site.geometry, tail.suffix, "float32", tail.params)
+        call = make_call(plain, site.scales, dtype, None if last is None else last.value)
+        channels = [d[1] for d in site.dims]
+        constants = (
+            Constant(
+                "packed_weight", tuple(call.inputs[-3].dims), "int8",
+                lambda: conv_math.pack(site.weight.make(), channels),
+            ),
+            Constant("weight_scale", (K,), "float32", lambda: factor.astype(np.float32)),
+            Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
+        )  # fmt: skip
+        batch, _, height, width = (max(1, d) for d in site.dims[0])
+        saved = {site.concat: 2 * batch * height * width * sum(channels)}
+        return Match(call, nodes, (*site.sources, *constants), (output,), saved)
+
+    def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
+        count, suffix, quantised = parts(op_type)
+        body = Body(opset, "float32")
+        formals = [body.formal(f"x{i}") for i in range(count)]
+        w, w_scale, b = (body.formal(name) for name in ("w", "w_scale", "b"))
+        scales = body.add("Constant", refs={"value_floats": "input_scales"})
+        xs = [
+            body.add("DequantizeLinear", x, body.add("Gather", scales, body.constant(i))) for i, x in enumerate(formals)
+        ]
+        filters = body.add("DequantizeLinear", conv_math.unpack(body, w, formals), w_scale, axis=0)
+        concat = body.add("Concat", *xs, axis=1) if count > 1 else xs[0]
+        refs = {name: name for name in ("kernel_shape", "strides", "pads", "dilations")}
+        y = conv_math.activate(body, suffix, body.add("Conv", concat, filters, b, refs=refs), "float32")
+        if quantised:
+            y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), body.constant(0, "int8"))
+        else:
+            y = body.add("Cast", y, refs={"to": "output_type"})
+        return body.finish(op_type, [*formals, w, w_scale, b], [y], ATTRS)
+
+    def cases(self) -> list[Case]:
+        plain = [case for case in PLAIN.cases() if NAME.fullmatch(case.op_type)]
+        named = [replace(c, op_type=c.op_type.replace("Cute", "CuteQ")) for c in plain]
+        every = ("float32", "float16", "bfloat16")
+        return [
+            *(replace(c, dtypes=every) for c in named),
+            *(
+                replace(
+                    c, name=f"{c.name}_to_int8", op_type=f"{c.op_type}Q", dtypes=("float32",),
+                    attrs={**c.attrs, "output_scale": [0.0625]},
+                )
+                for c in named
+            ),
+        ]  # fmt: skip
+
+    def call(self, case: Case, dtype: str) -> Call:
+        count, suffix, quantised = parts(case.op_type)
+        attrs = {k: v for k, v in case.attrs.items() if k != "output_scale"}
+        plain = replace(case, op_type=f"CuteConcatConv{count}{suffix}", attrs=attrs)
+        scales = [0.015625 * (1 + i % 3) for i in range(count)]
+        output_scale = float(case.attrs.get("output_scale", [1.0])[0]) if quantised else None
+        return make_call(PLAIN.call(plain, "float32"), scales, dtype, output_scale)
+
+    def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
+        *sources, w, w_scale, b = call.inputs
+        channels: Any = call.attrs["channels"]
+        shape: Any = call.attrs["kernel_shape"]
+        filters = rng.integers(-127, 128, (w.dims[0], sum(channels), *shape)).astype(np.float64)
+        xs = [rng.integers(-128, 128, t.dims).astype(np.float64) for t in sources]
+        steps = rng.uniform(0.5, 1.5, w_scale.dims) / (80 * math.sqrt(sum(channels) * math.prod(shape)))
+        return [*xs, conv_math.pack(filters, channels), steps, rng.standard_normal(b.dims)]
+
+    def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+        (y,) = PLAIN.reference(plain_call(call), self._dequantised(call, operands))
+        if not parts(call.op_type)[2]:
+            return [y]
+        step: Any = call.attrs["output_scale"]
+        return [np.clip(np.rint(y / step[0]), -128, 127)]
+
+    def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+        (size,) = PLAIN.magnitude(plain_call(call), self._dequantised(call, operands))
+        step: Any = call.attrs["output_scale"]
+        return [size / step[0] if parts(call.op_type)[2] else size]
+
+    @staticmethod
+    def _dequantised(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+        *xs, w, w_scale, b = operands
+        scales: Any = call.attrs["input_scales"]
+        return [*(x * s for x, s in zip(xs, scales, strict=True)), w * w_scale[:, None], b]
+
+    def tolerance(self, dtype: str) -> float:
+        # int8: a value at a tie may fall on either side, which is one step of at least 1/127 of the largest value.
+        return {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2, "int8": 2e-2}[dtype]
+
+    def cost(self, call: Call) -> Cost:
+        sizes = [math.prod(max(1, d) for d in t.dims) * BYTES[t.dtype] for t in (*call.inputs, *call.outputs)]
+        return Cost(PLAIN.cost(plain_call(call)).flops, sum(sizes))
+
+    def title(self, call: Call) -> str:
+        return f"{PLAIN.title(plain_call(call))} int8{' to int8' if parts(call.op_type)[2] else ''}"
+
+
+OPERATOR = QuantConcatConv()

@@ -1,0 +1,52 @@
+// The TensorRT side of the int8 ConcatConv: int8 sources in kHWC16 or kCHW32, the packed filter, its scales and the
+// bias as plain inputs, and an output that is int8 in the sources' format or float channels-last.
+#include <cstring>
+
+#include "fused_plugin.h"
+
+namespace cutefuse::quant_concat_conv {
+
+extern Op const op;
+
+namespace {
+
+Port port(Variant const &variant, std::int32_t pos) {
+  std::int32_t const filter = variant.inputs - 3;
+  if (pos < filter) return {TypeRule::kInt8, Layout::kChannelsLast, true};
+  if (pos == filter) return {TypeRule::kInt8, Layout::kLinear};
+  if (pos < variant.inputs) return {TypeRule::kFloat32, Layout::kLinear};
+  bool const quantised = variant.op_type[std::strlen(variant.op_type) - 1] == 'Q';
+  return quantised ? Port{TypeRule::kInt8, Layout::kChannelsLast, true} : Port{TypeRule::kNamed, Layout::kChannelsLast};
+}
+
+char const *shapes(ShapeCall const &call) {
+  std::int32_t const filter = call.variant.inputs - 3;
+  for (std::int32_t i = 0; i <= filter; ++i) {
+    if (call.inputs[i].nbDims == (i < filter ? 4 : 2)) continue;
+    return sentence("quant_concat_conv: input %d has rank %d; sources have rank 4 and the packed filter 2", i,
+                    call.inputs[i].nbDims);
+  }
+  nvinfer1::DimsExprs &y = call.outputs[0];
+  y.nbDims = 4;
+  y.d[0] = call.inputs[0].d[0], y.d[1] = call.inputs[filter].d[0];
+  for (int axis = 0; axis < 2; ++axis) {
+    std::int64_t const stride = call.ints("strides")[axis], *const pads = call.ints("pads");
+    if (stride < 1) return "quant_concat_conv: strides must be at least 1";
+    std::int64_t const extent = call.ints("dilations")[axis] * (call.ints("kernel_shape")[axis] - 1) + 1;
+    y.d[2 + axis] = ((call.dim(0, 2 + axis) + (pads[axis] + pads[axis + 2] - extent)).floor_div(stride) + 1).get();
+  }
+  return nullptr;
+}
+
+// As ONNX numbers types; the operator refuses other numbers.
+Type named_type(AttrCall const &call) {
+  std::int64_t const number = call.ints("output_type")[0];
+  return number == 10 ? Type::kFloat16 : number == 16 ? Type::kBFloat16 : Type::kFloat32;
+}
+
+}  // namespace
+
+extern PluginRules const plugin;
+PluginRules const plugin = {&op, port, shapes, named_type};
+
+}  // namespace cutefuse::quant_concat_conv

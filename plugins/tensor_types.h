@@ -1,0 +1,70 @@
+// TensorRT's types and formats in terms of the operators' own.
+#pragma once
+
+#include "fused_plugin.h"
+
+namespace cutefuse {
+
+using nvinfer1::DataType;
+using nvinfer1::TensorFormat;
+
+inline bool type_of(DataType given, Type *type) {
+  switch (given) {
+    case DataType::kFLOAT:
+      *type = Type::kFloat32;
+      return true;
+    case DataType::kHALF:
+      *type = Type::kFloat16;
+      return true;
+    case DataType::kBF16:
+      *type = Type::kBFloat16;
+      return true;
+    case DataType::kINT8:
+      *type = Type::kInt8;
+      return true;
+    default:
+      return false;
+  }
+}
+
+inline DataType data_type_of(Type type) {
+  switch (type) {
+    case Type::kFloat16:
+      return DataType::kHALF;
+    case Type::kBFloat16:
+      return DataType::kBF16;
+    case Type::kInt8:
+      return DataType::kINT8;
+    default:
+      return DataType::kFLOAT;
+  }
+}
+
+inline TensorFormat format_of(Layout layout, DataType type) {
+  if (layout == Layout::kLinear) return TensorFormat::kLINEAR;
+  if (layout == Layout::kBlocks32) return TensorFormat::kCHW32;
+  return type == DataType::kFLOAT  ? TensorFormat::kHWC
+         : type == DataType::kINT8 ? TensorFormat::kHWC16
+                                   : TensorFormat::kHWC8;
+}
+
+// Whether a tensor of type `given` obeys a port; `first` is the type of the first input, `named` that of kNamed ports.
+inline bool obeys(TypeRule rule, DataType given, DataType first, DataType named) {
+  bool const float32 = given == DataType::kFLOAT;
+  bool const activation = given == first && (float32 || given == DataType::kHALF || given == DataType::kBF16);
+  switch (rule) {
+    case TypeRule::kFloat32:
+      return float32;
+    case TypeRule::kActivation:
+      return activation;
+    case TypeRule::kActivationOrFloat32:
+      return float32 || activation;
+    case TypeRule::kInt8:
+      return given == DataType::kINT8;
+    case TypeRule::kNamed:
+      return given == named;
+  }
+  return false;
+}
+
+}  // namespace cutefuse

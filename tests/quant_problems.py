@@ -1,0 +1,144 @@
+"""Problems of the int8 ConcatConv for GPU tests and benchmarks, over the shapes of `problems`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gpu
+import problems
+
+from cutefuse import kernels
+
+LAYOUTS = {"kHWC16": kernels.CHANNELS_LAST, "kCHW32": kernels.BLOCKS32}
+TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1}
+OUTPUT_SCALE = 1 / 40
+
+
+def _blocks32(shape: Sequence[int]) -> tuple[int, ...]:
+    n, c, h, w = shape
+    return n, -(-c // 32), h, w, 32
+
+
+def empty_int8(shape: tuple[int, int, int, int], layout: str) -> tuple[gpu.Buffer, kernels.Tensor]:
+    """A guarded int8 tensor full of garbage in TensorRT's kHWC16 or kCHW32."""
+    if layout == "kHWC16":
+        return gpu.empty_channels_last(shape, "int8")
+    buffer = gpu.Buffer.of(math.prod(_blocks32(shape)), "int8", gpu.INT8_POISON)
+    return buffer, kernels.Tensor(shape, "int8", kernels.BLOCKS32, buffer.view.data_ptr())
+
+
+def store(buffer: gpu.Buffer, x: Any, layout: str) -> None:
+    """Write an NCHW tensor; pad lanes stay garbage."""
+    n, c, h, w = x.shape
+    if layout == "kHWC16":
+        buffer.view.view(n, h, w, -1)[..., :c] = x.permute(0, 2, 3, 1)
+        return
+    shape = _blocks32(x.shape)
+    wide = buffer.view.view(shape).permute(0, 1, 4, 2, 3).reshape(n, -1, h, w).clone()
+    wide[:, :c] = x
+    buffer.view.view(shape).copy_(wide.view(n, -1, 32, h, w).permute(0, 1, 3, 4, 2))
+
+
+def load(buffer: gpu.Buffer, shape: tuple[int, int, int, int], layout: str) -> tuple[Any, Any]:
+    """(NCHW values, pad lanes) of an int8 tensor."""
+    if layout == "kHWC16":
+        return gpu.from_channels_last(buffer, shape, "int8")
+    wide = buffer.view.view(_blocks32(shape)).permute(0, 1, 4, 2, 3).reshape(shape[0], -1, *shape[2:])
+    return wide[:, : shape[1]], wide[:, shape[1] :]
+
+
+@dataclass
+class Instance:
+    """A quantised problem on the device; `exact` is the same problem on the dequantised operands in float64."""
+
+    problem: problems.Problem
+    output_type: str
+    layout: str
+    call: kernels.Call
+    buffers: list[gpu.Buffer]
+    exact: problems.Instance
+    bounds: tuple[Any, Any] | None = None
+
+    def output(self) -> tuple[Any, Any]:
+        """(NCHW values, pad lanes) of the output."""
+        if self.output_type == "int8":
+            return load(self.buffers[-1], self.problem.output, self.layout)
+        return gpu.from_channels_last(self.buffers[-1], self.problem.output, self.output_type)
+
+    def run(self, config: int = 0) -> None:
+        """Poison the output, run one tile and wait."""
+        import torch
+
+        self.buffers[-1].view.fill_(gpu.poison(self.output_type))
+        kernels.run(replace(self.call, config=config))
+        torch.cuda.synchronize()
+
+    def error_ratio(self) -> float:
+        """Largest elementwise |y - truth| over its bound; int8 outputs count in steps, half a step for the rounding."""
+        import torch
+
+        if self.bounds is None:
+            truth = problems.activate(problems.convolve(self.exact, torch.float64), self.problem.activation)
+            slack = 2.0**-20 * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
+            if self.output_type == "int8":
+                steps = (truth / OUTPUT_SCALE).clamp(-128, 127)
+                self.bounds = steps, slack / OUTPUT_SCALE + 0.5
+            else:
+                self.bounds = truth, slack + 1.01 * problems.UNIT[self.output_type] * truth.abs()
+        truth, bound = self.bounds
+        ratio = ((self.output()[0].double() - truth).abs() / bound).nan_to_num(nan=float("inf"))
+        return float(ratio.max()) if ratio.numel() else 0.0
+
+
+def instantiate(
+    problem: problems.Problem, output_type: str = "float16", layout: str = "kHWC16", one_scale: bool = False,
+    seed: int = 0,
+) -> Instance:  # fmt: skip
+    """Random int8 operands over the whole range; source i has a scale of its own unless `one_scale`."""
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def integers(*shape: int) -> Any:
+        return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda", generator=generator)
+
+    p = problem
+    taps = sum(p.C) * p.R * p.S
+    scales = [0.0136 * (1.0 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in range(len(p.C))]
+    scales = torch.tensor(scales, dtype=torch.float32).tolist()
+    x = [integers(p.N, c, p.H, p.W) for c in p.C]
+    w = integers(p.K, sum(p.C), p.R, p.S)
+    w_scale = (0.5 + torch.rand(p.K, device="cuda", generator=generator)) * (0.0136 / math.sqrt(taps))
+    b = torch.randn(p.K, device="cuda", generator=generator)
+    operands = [empty_int8((p.N, c, p.H, p.W), layout) for c in p.C]
+    for (buffer, _), values in zip(operands, x, strict=True):
+        store(buffer, values, layout)
+    operands += [gpu.to_linear(problems.pack_filter(w, p.C), "int8")]
+    operands += [gpu.to_linear(w_scale, "float32"), gpu.to_linear(b, "float32")]
+    quantised = output_type == "int8"
+    output = empty_int8(p.output, layout) if quantised else gpu.empty_channels_last(p.output, output_type)
+    sm, sm_count = gpu.device_facts()
+    call = kernels.Call(
+        f"CuteQConcatConv{len(p.C)}{p.activation}{'Q' if quantised else ''}",
+        [t for _, t in operands],
+        [output[1]],
+        {
+            "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
+            "dilations": p.dilations, "packed_sizes": [-(-c // 64) * 64 * p.R * p.S for c in p.C],
+            "input_scales": scales, "output_scale": OUTPUT_SCALE, "output_type": TYPE_NUMBERS[output_type],
+            "alpha": problems.ALPHA, "lo": problems.LO, "hi": problems.HI,
+        },
+        sm=sm,
+        sm_count=sm_count,
+    )  # fmt: skip
+    size = kernels.workspace_bytes(call)
+    if size > 0:  # garbage: an operator may not expect zeros
+        workspace = gpu.Buffer.of((size + 3) // 4, "float32", float("nan"))
+        operands.append((workspace, None))
+        call = replace(call, workspace=workspace.view.data_ptr())
+    real = [v.double() * s for v, s in zip(x, scales, strict=True)]
+    exact = problems.Instance(p, "float64", call, [], real, w.double() * w_scale.double().view(-1, 1, 1, 1), b.double())
+    return Instance(p, output_type, layout, call, [buffer for buffer, _ in operands] + [output[0]], exact)
