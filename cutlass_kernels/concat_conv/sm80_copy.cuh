@@ -35,7 +35,7 @@ struct Tap {
   __device__ __forceinline__ bool advance(Problem const &p) {
     ++s, w += p.dilation_w, offset += p.dilation_w, bits += bits & 0xffff0000u;
     if (s < p.S) return false;
-    ++r, h += p.dilation_h, s = 0, w = 0, offset = h * p.W, bits = 1u << r | 1u << kMaxTaps;
+    ++r, h += p.dilation_h, s = 0, w = 0, offset = r * p.dilation_h * p.W, bits = 1u << r | 1u << kMaxTaps;
     if (r < p.R) return false;
     *this = Tap{};
     return true;

@@ -45,9 +45,8 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, any stride, ns per
-    // channel,
-    // us per block
+    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, any stride,
+    // ns per channel, us per block
     {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, false, 12.4, 6.5},
     {2, "sm80_256x128x32_s4", 80, 2, 256, 128, 32, 4, 4, 2, 1, false, false, false, 18.4, 9.75},
     {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, false, 14.4, 8.5},
@@ -55,14 +54,14 @@ constexpr Tile kTiles[] = {
     {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, false, 7.2, 2.75},
     {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, false, 6.6, 3.5},
     {7, "sm80_128x128x64_s3", 80, 2, 128, 128, 64, 3, 2, 4, 1, false, false, false, 11.6, 5.25},
-    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, false, 6.2, 3.2},
+    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, false, 5.3, 2.6},
     {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, false, 50, 6.5},
     {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, false, 37, 4.75},
     {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, false, 29, 2.75},
     {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false, false, false, 26, 3.5},
-    {31, "sm80_up_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, true, false, 14.0, 6.5},
-    {32, "sm80_up_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, true, false, 11.0, 4.75},
-    {33, "sm80_up_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, true, false, 8.2, 2.75},
+    {31, "sm80_up_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, true, false, 13.5, 6.5},
+    {32, "sm80_up_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, true, false, 10.4, 4.75},
+    {33, "sm80_up_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, true, false, 6.5, 2.75},
     {34, "sm80_up_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, false, 31, 2.75},
     {35, "sm80_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, true, 35, 2.75},
     {36, "sm80_up_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, true, 37, 2.75},

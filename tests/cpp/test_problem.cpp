@@ -115,6 +115,15 @@ void test_pixels() {
   }
 }
 
+void test_source_coordinate() {
+  for (int factor = 1; factor <= cc::kMaxUpsample; ++factor) {
+    std::uint32_t const multiplier = cc::upsample_multiplier(factor);
+    for (int at = 0; at < 1 << 15; ++at) {
+      expect(cc::source_coordinate(at, multiplier) == at / factor, "source_coordinate divides", at, factor);
+    }
+  }
+}
+
 void test_output_size() {
   for (int input = 1; input < 12; ++input) {
     for (int filter = 1; filter < 5; ++filter) {
@@ -135,7 +144,7 @@ void test_output_size() {
 void test_tiles() {
   for (cc::Tile const &a : cc::kTiles) {
     expect(a.id > 0 && cc::find_tile(a.id) == &a, "tile ids are positive and unique", a.id);
-    expect(a.threads() <= 1024 && a.shared_bytes() <= 227 * 1024, "a tile fits a multiprocessor", a.id);
+    expect(a.threads() <= 1024 && a.shared_bytes() <= 99 * 1024, "a tile fits sm_86's and sm_89's blocks", a.id);
   }
   expect(cc::find_tile(0) == nullptr && cc::find_tile(-1) == nullptr, "0 and negative ids name no tile");
 }
@@ -157,6 +166,7 @@ int main() {
   }
   test_divider();
   test_pixels();
+  test_source_coordinate();
   test_output_size();
   test_tiles();
   std::printf("test_problem: %s\n", failures == 0 ? "passed" : "FAILED");
