@@ -15,10 +15,12 @@ import problems
 import pytest
 
 from benchmarks import concat_conv, launch_cost
-from benchmarks.lib import cutlass_peers, markdown, plots, table, targets
+from benchmarks.lib import cutlass_peers, markdown, plots, table, targets, timing
 from cutefuse.errors import CutefuseError
 
 MACHINE = {"gpu": "Some GPU", "torch": "2.0", "cuda": "13.0", "cudnn": 91900, "dtype": "float16"}
+
+CLOCKS = {"sm_mhz": 1980, "memory_mhz": 3201, "temperature_c": 51}
 
 
 def row(shape: str, variant: str, time_us: float | None, **more: Any) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class TestTable:
 
     def test_text_names_what_failed_and_leaves_unmeasured_ratios_out(self, rows: list[dict[str, Any]]) -> None:
         text = table.text(rows)
-        assert "b cudnn_precat: RuntimeError: no" in text
+        assert "cudnn_precat: RuntimeError: no (b)" in text
         assert "geometric mean 1.000, worst 2.00 (b)" in text and "/cutlass3" not in text
 
     def test_rows_without_ours_are_tabulated(self) -> None:
@@ -118,7 +120,7 @@ class TestFiles:
     def test_markdown_holds_machine_shapes_targets_and_failures(self, rows: list[dict[str, Any]]) -> None:
         text = markdown.text(rows)
         assert "Some GPU, driver unknown" in text and "| a | 2.0 | 4.0 |" in text
-        assert "| **no** |" in text and "- b cudnn_precat: RuntimeError: no" in text
+        assert "| **no** |" in text and "- cudnn_precat: RuntimeError: no (b)" in text
         widths = {line.count("|") for line in text.split("\n\n")[1].splitlines()}
         assert len(widths) == 1
 
@@ -153,6 +155,21 @@ class TestFiles:
     def test_a_wrong_result_is_a_failed_run(self, rows: list[dict[str, Any]], tmp_path: Path) -> None:
         (tmp_path / "rows.json").write_text(json.dumps([row("a", "ours", 1.0, relative_error=0.5)]))
         assert concat_conv.main(["--from", str(tmp_path / "rows.json")]) == 1
+
+    @pytest.mark.parametrize(
+        ("answer", "expected"),
+        [
+            ("580.1.2, 1980, 3201, 210.92, 51\n", {"driver": "580.1.2", **CLOCKS, "power_w": 210.92}),
+            ("580.1.2, 1980, 3201, [N/A], 51\n", {"driver": "580.1.2", **CLOCKS}),
+            ("", {}),
+        ],
+    )
+    def test_clocks_are_numbers_or_absent(
+        self, monkeypatch: pytest.MonkeyPatch, answer: str, expected: dict[str, Any]
+    ) -> None:
+        done = subprocess.CompletedProcess([], 0, stdout=answer)
+        monkeypatch.setattr(timing.subprocess, "run", lambda *_, **__: done)
+        assert timing.clocks() == expected
 
 
 class TestTiles:

@@ -26,7 +26,7 @@ LABELS = {
     "cat_cutlass3": ("cat + CUTLASS 3.x", "#9edae5"),
 }
 WIDTH, LEFT, RIGHT = 1180, 70, 20
-RATIO_TOP, RATIO_HEIGHT, ROOF_TOP, ROOF_HEIGHT = 90, 300, 560, 420
+RATIO_TOP, RATIO_HEIGHT, ROOF_TOP, ROOF_HEIGHT = 105, 300, 570, 420
 HEIGHT = ROOF_TOP + ROOF_HEIGHT + 60
 
 
@@ -118,6 +118,20 @@ def _roofline(shapes: dict[str, dict[str, dict[str, Any]]], variants: list[str])
     return parts
 
 
+def _legend(variants: list[str]) -> list[str]:
+    """One line or two."""
+    parts, x, y = [], float(LEFT), 38
+    for variant in variants:
+        label, color = LABELS[variant]
+        width = 34 + 7 * len(label)
+        if x + width > WIDTH:
+            x, y = float(LEFT), y + 18
+        parts.append(f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{color}"/>')
+        parts.append(_text(x + 17, y + 11, label, "start"))
+        x += width
+    return parts
+
+
 def svg(rows: list[dict[str, Any]]) -> str:
     """The drawing. Raises CutefuseError when no row holds a time."""
     shapes = by_shape(rows)
@@ -126,18 +140,11 @@ def svg(rows: list[dict[str, Any]]) -> str:
         raise CutefuseError("the rows hold no time to draw; measure at least one variant that runs")
     first = rows[0]
     title = f"ConcatConv, {first['dtype']}, {first['gpu']}, torch {first['torch']}, cuDNN {first['cudnn']}"
-    parts = [_text(LEFT, 24, title, "start")]
-    place = float(LEFT)
-    for variant in variants:
-        label, color = LABELS[variant]
-        parts.append(f'<rect x="{place:.0f}" y="38" width="12" height="12" fill="{color}"/>')
-        parts.append(_text(place + 17, 49, label, "start"))
-        place += 34 + 6.3 * len(label)
+    parts = [_text(LEFT, 24, title, "start"), *_legend(variants)]
     parts += _ratios(shapes, variants) + _roofline(shapes, variants)
-    width = max(WIDTH, math.ceil(place))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" font-family="sans-serif"'
-        f' font-size="12"><rect width="{width}" height="{HEIGHT}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
+        f' font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 

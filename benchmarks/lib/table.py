@@ -107,8 +107,12 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def failures(rows: list[dict[str, Any]]) -> list[str]:
-    """What could not be measured, and why."""
-    return sorted({f"{r['shape']} {r.get('tile', r['variant'])}: {r['failure']}" for r in rows if "failure" in r})
+    """What could not be measured, why, and for which shapes."""
+    shapes: dict[str, list[str]] = {}
+    for row in rows:
+        if "failure" in row:
+            shapes.setdefault(f"{row.get('tile', row['variant'])}: {row['failure']}", []).append(row["shape"])
+    return [f"{reason} ({', '.join(names)})" for reason, names in sorted(shapes.items())]
 
 
 def text(rows: list[dict[str, Any]]) -> str:

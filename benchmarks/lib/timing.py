@@ -88,14 +88,16 @@ def interleaved(variants: Mapping[str, Launch], sets: int, rounds: int) -> dict[
 
 
 def clocks() -> dict[str, Any]:
-    """Clocks in MHz, power in W and temperature in degrees Celsius, now; empty where nvidia-smi does not answer."""
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu", "-i", "0"]
+    """Driver, clocks in MHz, power in W, temperature in C, now; empty where nvidia-smi does not answer."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu", "-i", "0"]
     try:
         found = subprocess.run([*query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return {}
-    names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-    return dict(zip(names, found.stdout.strip().split(", "), strict=False))
+    driver, *numbers = found.stdout.strip().split(", ")
+    seen = zip(("sm_mhz", "memory_mhz", "power_w", "temperature_c"), numbers, strict=False)
+    row = {name: float(value) for name, value in seen if value.replace(".", "", 1).isdigit()}
+    return row | ({"driver": driver} if driver else {})
 
 
 def device_row() -> dict[str, Any]:
