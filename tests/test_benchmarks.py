@@ -15,7 +15,7 @@ import problems
 import pytest
 
 from benchmarks import concat_conv, launch_cost
-from benchmarks.lib import cutlass_peers, markdown, plots, table, targets, timing
+from benchmarks.lib import cutlass_peers, markdown, peers, plots, table, targets, timing
 from cutefuse.errors import CutefuseError
 
 MACHINE = {"gpu": "Some GPU", "torch": "2.0", "cuda": "13.0", "cudnn": 91900, "dtype": "float16"}
@@ -256,6 +256,43 @@ class TestCutlassPeers:
         problem = problems.Problem(1, 8, 8, (8,), 8, 3, 3, pads=(1, 1, 0, 0))
         with pytest.raises(CutefuseError, match="symmetric pads"):
             cutlass_peers.Convolution(self.TILE, "90a", problem, 1, (0, 0, 0, 0))
+
+
+class TestMissingPeers:
+    """What a run is told when peers cannot be had; the device is a stand-in."""
+
+    @pytest.fixture
+    def device(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        sm = [90]
+        monkeypatch.setattr(peers.gpu, "device_facts", lambda: (sm[0], 132))
+        return sm
+
+    def test_without_a_compiler_each_variant_is_left_out_with_the_reason(
+        self, device: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+        monkeypatch.setattr(cutlass_peers, "BUILD", tmp_path)
+        missing = peers.build_cutlass(["ours", "eager", "cutlass2", "cat_cutlass2"], 1)
+        assert list(missing) == ["cutlass2", "cat_cutlass2"] and "none was found" in missing["cutlass2"]
+
+    def test_wgmma_is_not_built_for_an_older_device(self, device: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        device[0] = 80
+        monkeypatch.setattr(cutlass_peers, "build", lambda peer, arch, jobs: {} if arch == "80" else {"x": arch})
+        assert peers.build_cutlass(["cutlass2", "cutlass3"], 1) == {
+            "cutlass3": "CUTLASS 3.x's implicit GEMM with wgmma needs compute capability 9.0, this device has 80"
+        }
+
+    def test_one_failed_tile_leaves_the_peer_in(self, device: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cutlass_peers, "build", lambda peer, arch, jobs: {"64x64x64_s4": "no"})
+        assert peers.build_cutlass(["cutlass2"], 1) == {"cutlass2 64x64x64_s4": "no"}
+
+    def test_all_failed_tiles_leave_it_out(self, device: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        every = {tile.name: "no" for tile in cutlass_peers.TILES["cutlass3"]}
+        monkeypatch.setattr(cutlass_peers, "build", lambda peer, arch, jobs: every)
+        assert peers.build_cutlass(["cutlass3"], 1)["cutlass3"] == "no tile could be built"
+
+    def test_a_run_without_cutlass_asks_for_no_compiler(self, device: list[int]) -> None:
+        assert peers.build_cutlass(["ours", "eager", "cudnn_precat"], 1) == {}
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
