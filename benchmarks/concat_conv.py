@@ -137,15 +137,14 @@ def run(argv: list[str] | None) -> int:
     if args.source:
         rows = json.loads(args.source.read_text())
     else:
-        import problems
-        import torch
-
         from benchmarks.lib import peers, timing
 
         if unknown := sorted(set(args.variants) - set(OURS) - set(peers.NAMES)):
             raise CutefuseError(f"unknown variant '{unknown[0]}'; choose from {', '.join((*OURS, *peers.NAMES))}")
-        if not torch.cuda.is_available():
-            raise CutefuseError("no CUDA device was found; measure on a GPU, or draw old rows with --from rows.json")
+        timing.require_gpu()
+        import problems
+        import torch
+
         torch.backends.cudnn.benchmark = True
         known = {p.name: p for p in problems.benchmark_shapes()}
         if unknown := sorted(set(args.shapes or []) - set(known)):

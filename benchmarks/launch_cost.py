@@ -159,10 +159,9 @@ def run(argv: list[str] | None) -> int:
     parser.add_argument("--repeats", type=int, default=15, help="batches of which the median counts; default 15")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args(argv)
-    import torch
+    from benchmarks.lib import timing
 
-    if not torch.cuda.is_available():
-        raise CutefuseError("no CUDA device was found; launches can only be timed on a GPU")
+    timing.require_gpu()
     rows = measure(args)
     print(f"{rows[0]['gpu']}, microseconds of the host per call")
     print(text(rows))

@@ -7,6 +7,8 @@ import json
 import math
 import shutil
 import subprocess
+import sys
+import types
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -293,6 +295,31 @@ class TestMissingPeers:
 
     def test_a_run_without_cutlass_asks_for_no_compiler(self, device: list[int]) -> None:
         assert peers.build_cutlass(["ours", "eager", "cudnn_precat"], 1) == {}
+
+
+class TestMachines:
+    """Commands on a machine that cannot measure: one sentence and status 2."""
+
+    @pytest.mark.parametrize("command", [concat_conv.main, launch_cost.main])
+    def test_without_torch(
+        self, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        assert command([]) == 2
+        assert "torch is not installed" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", [concat_conv.main, launch_cost.main])
+    def test_without_a_gpu(
+        self, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: False))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert command([]) == 2
+        assert "no CUDA device was found" in capsys.readouterr().err
+
+    def test_an_unknown_variant_is_named_first(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert concat_conv.main(["--variants", "ours,tensorrt"]) == 2
+        assert "unknown variant 'tensorrt'; choose from ours, ours_sm80, eager" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cutefuse.errors import CutefuseError
+
 Launch = Callable[[int], Any]  # enqueues one run over the i-th set of operands on the current stream
 
 MAX_SETS = 40
@@ -98,6 +100,18 @@ def clocks() -> dict[str, Any]:
     seen = zip(("sm_mhz", "memory_mhz", "power_w", "temperature_c"), numbers, strict=False)
     row = {name: float(value) for name, value in seen if value.replace(".", "", 1).isdigit()}
     return row | ({"driver": driver} if driver else {})
+
+
+def require_gpu() -> None:
+    """Raises CutefuseError, in one sentence, without torch or without a CUDA device."""
+    try:
+        import torch
+    except ImportError:
+        raise CutefuseError(
+            "measuring needs PyTorch with CUDA, and torch is not installed; pip install torch"
+        ) from None
+    if not torch.cuda.is_available():
+        raise CutefuseError("no CUDA device was found; measure on a GPU, or draw old rows with --from rows.json")
 
 
 def device_row() -> dict[str, Any]:
