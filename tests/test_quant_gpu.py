@@ -86,6 +86,28 @@ def test_graph_replay_equals_eager_for_every_tile() -> None:
         assert torch.equal(instance.output()[0], eager), f"tile {config}"
 
 
+@pytest.mark.parametrize("name", ["2_sources_Relu", "odd_everything", "strided_to_int8", "odd_everything_to_int8"])
+def test_the_plugin_is_right_in_both_formats(name: str) -> None:
+    import numpy as np
+
+    from cutefuse import host_memory as memory
+    from cutefuse.host import Host, Input
+    from cutefuse.ops.quant_concat_conv import OPERATOR
+
+    case = next(c for c in OPERATOR.cases() if c.name == name)
+    call = OPERATOR.call(case, "float32")
+    operands = OPERATOR.operands(call, np.random.default_rng(3))
+    arrays = [v.astype(t.dtype) for v, t in zip(operands, call.inputs, strict=True)]
+    (truth,) = OPERATOR.reference(call, [a.astype(np.float64) for a in arrays])
+    plugin = Host().build((call.op_type, call.attrs), [Input(t.dims, t.dtype) for t in call.inputs]).check()
+    assert [c["formats"][0] for c in plugin.report["combinations"]] == ["kCHW32", "kHWC16"]
+    for combination in range(2):
+        with memory.Session() as session:
+            (y,) = plugin._bind(session, plugin.context(combination=combination), arrays).results()
+        step = 1 if y.dtype == np.int8 else 1e-4  # float32 may fall on the other side of a tie
+        assert y.shape == truth.shape and np.abs(y - truth).max() <= step
+
+
 def test_an_empty_batch_writes_nothing() -> None:
     instance = quant_problems.instantiate(problems.Problem(0, 8, 8, (16, 16), 8))
     instance.run()

@@ -131,6 +131,15 @@ def test_plugin_costs_come_from_the_packed_weights_or_the_patch_report(tmp_path:
     assert layer_cost(engine, plugin).flops is None
 
 
+def test_int8_plugins_cost_what_their_packed_weights_say(tmp_path: Path) -> None:
+    engine = read_engine(find_engines(ef.write_pair(tmp_path)[1])[0])
+    plugin = next(la for la in engine.layers if la.kind == "plugin")
+    engine.patch = None
+    plugin.raw["PluginType"] = "CuteQConcatConv2ReluQ"
+    plugin.inputs.insert(3, plugin.inputs[3])  # the filter's scales beside the bias
+    assert layer_cost(engine, plugin).flops == 2 * 64 * 64 * 64 * 128 * 9
+
+
 @pytest.mark.parametrize(
     ("a", "b", "out", "flops"),
     [

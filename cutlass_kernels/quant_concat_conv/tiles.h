@@ -41,12 +41,12 @@ struct Tile {
 
 constexpr Tile kTiles[] = {
     // id, name, m, n, stages, warps m, n, blocks, drains, ns per channel block, us per block
-    {1, "s8_128x128_s4", 128, 128, 4, 2, 2, 2, false, 400, 5.0},
-    {2, "s8_256x64_s4", 256, 64, 4, 4, 1, 2, false, 460, 6.0},
-    {3, "s8_64x64_s5", 64, 64, 5, 2, 2, 4, false, 230, 2.5},
-    {11, "s8_drain_128x128_s4", 128, 128, 4, 2, 4, 1, true, 380, 5.5},
+    {1, "s8_128x128_s4", 128, 128, 4, 2, 2, 2, false, 430, 6.0},
+    {2, "s8_256x64_s4", 256, 64, 4, 4, 1, 2, false, 490, 7.5},
+    {3, "s8_64x64_s5", 64, 64, 5, 2, 2, 4, false, 240, 2.25},
+    {11, "s8_drain_128x128_s4", 128, 128, 4, 2, 4, 1, true, 380, 5.75},
     {12, "s8_drain_128x64_s4", 128, 64, 4, 2, 2, 2, true, 300, 4.5},
-    {13, "s8_drain_64x64_s5", 64, 64, 5, 2, 2, 3, true, 230, 3.0},
+    {13, "s8_drain_64x64_s5", 64, 64, 5, 2, 2, 3, true, 250, 2.25},
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 

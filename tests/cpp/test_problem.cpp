@@ -1,12 +1,15 @@
 // Index arithmetic of ConcatConv on the CPU: the walk over the reduction against a plain loop, and rows against taps.
 #include <cstdio>
 #include <cstdlib>
+#include <tuple>
 #include <vector>
 
 #include "concat_conv/problem.h"
 #include "concat_conv/tiles.h"
+#include "quant_concat_conv/tiles.h"
 
 namespace cc = cutefuse::concat_conv;
+namespace qc = cutefuse::quant_concat_conv;
 
 namespace {
 
@@ -149,6 +152,36 @@ void test_tiles() {
   expect(cc::find_tile(0) == nullptr && cc::find_tile(-1) == nullptr, "0 and negative ids name no tile");
 }
 
+// [N][H][W][ld] and [N][ceil(C/32)][H][W][32], counted in the order of memory.
+void test_int8_layouts() {
+  for (int C : {1, 16, 20, 33, 64, 100}) {
+    int const N = 2, pixels = 6, ld = (C + 15) / 16 * 16, blocks = (C + 31) / 32;
+    qc::Strides const last = qc::strides_of(cutefuse::Layout::kChannelsLast, ld, C, pixels);
+    qc::Strides const block = qc::strides_of(cutefuse::Layout::kBlocks32, ld, C, pixels);
+    auto const at = [](qc::Strides const &to, int n, int pixel, int c) {
+      return n * to.image + pixel * to.pixel + c / qc::kLayoutBlock * to.block + c % qc::kLayoutBlock;
+    };
+    for (int n = 0; n < N; ++n) {
+      for (int pixel = 0; pixel < pixels; ++pixel) {
+        for (int c = 0; c < C; ++c) {
+          expect(at(last, n, pixel, c) == (n * pixels + pixel) * ld + c, "kHWC16 elements", C, c);
+          int const expected = ((n * blocks + c / 32) * pixels + pixel) * 32 + c % 32;
+          expect(at(block, n, pixel, c) == expected, "kCHW32 elements", C, c);
+        }
+      }
+    }
+  }
+  qc::Problem p{};
+  for (auto const &[type, layout, K, stored] : std::vector<std::tuple<cutefuse::Type, cutefuse::Layout, int, int>>{
+           {cutefuse::Type::kFloat32, cutefuse::Layout::kChannelsLast, 19, 19},
+           {cutefuse::Type::kFloat16, cutefuse::Layout::kBlocks32, 19, 24},
+           {cutefuse::Type::kInt8, cutefuse::Layout::kChannelsLast, 33, 48},
+           {cutefuse::Type::kInt8, cutefuse::Layout::kBlocks32, 33, 64}}) {
+    p.output_type = type, p.layout = layout, p.K = K;
+    expect(qc::stored_channels(p) == stored, "output channels in memory", K, qc::stored_channels(p));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -169,6 +202,7 @@ int main() {
   test_source_coordinate();
   test_output_size();
   test_tiles();
+  test_int8_layouts();
   std::printf("test_problem: %s\n", failures == 0 ? "passed" : "FAILED");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
