@@ -18,7 +18,8 @@ from cutefuse.conv_math import pack
 from cutefuse.host import Host, HostError, Input
 from cutefuse.kernels import BLOCKS32, CHANNELS_LAST, LINEAR
 from cutefuse.ops.quant_concat_conv import OPERATOR
-from cutefuse.verify import Runner
+from cutefuse.unpatch import unpatch
+from cutefuse.verify import Runner, verify
 
 CASES = {c.name: c for c in OPERATOR.cases()}
 SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "strided", "odd_everything"]
@@ -88,6 +89,7 @@ SOURCES = """qa = QuantizeLinear(a, sa, z) da = DequantizeLinear(qa, sa, z)
 FILTER = "dw = DequantizeLinear<axis=0>(w, ws, z12) "
 CONV = "x = Conv<pads=[1,1,1,1]>(c, dw, k) "
 WHOLE = "c0 = Concat<axis=1>(a, b) qc = QuantizeLinear(c0, sc, z) c = DequantizeLinear(qc, sc, z) "
+RELU = "y = Relu(x)"
 OUT = "q = QuantizeLinear(r, so, z) y = DequantizeLinear(q, so, z)"
 
 POSITIVE = {
@@ -162,7 +164,27 @@ def test_a_model_in_float16_gives_float16(tmp_path: Path) -> None:
     assert {a.name: a.i for a in node.attribute}["output_type"] == 10
 
 
-RELU = "y = Relu(x)"
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("name", ["int8 output", "one pair behind the Concat", "filter as a float constant"])
+def test_unpatching_gives_quantised_operators_back(name: str, functions: bool, tmp_path: Path) -> None:
+    run_patch(graph(POSITIVE[name][0], CONST), tmp_path, functions=functions)
+    assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 1
+    plain = onnx.load(str(tmp_path / "plain.onnx"))
+    kinds = [n.op_type for n in plain.graph.node]
+    assert kinds[:8] == ["QuantizeLinear"] * 2 + ["DequantizeLinear"] * 3 + ["Concat", "Conv", "Relu"]
+    assert verify(tmp_path / "model.onnx", plain, tmp_path, 2e-2, {})["passed"]
+
+
+def test_an_opset_without_scales_along_an_axis_is_refused_with_bodies_only(tmp_path: Path) -> None:
+    text = SOURCES + "dw = DequantizeLinear(w, ws1) " + CONV + RELU
+    result, _ = run_patch(graph(text, CONST, opset=12), tmp_path)
+    assert [s["reason"] for s in result.report["sites"]] == [
+        "opset 12 is older than 13; convert the model, or use --no-functions"
+    ]
+    _, patched = run_patch(graph(text, CONST, opset=12), tmp_path, functions=False, verify=False)
+    assert fused_types(patched) == ["CuteQConcatConv2Relu"]
+
+
 NEGATIVE = {
     "asymmetric": (SOURCES.replace("z) da", "one) da").replace("(qa, sa, z)", "(qa, sa, one)") + FILTER + CONV + RELU,
                    "zero point 1; only symmetric"),
