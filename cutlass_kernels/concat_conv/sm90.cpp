@@ -60,7 +60,7 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
 }
 
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]) {
-  if (!tile.split) return 1;
+  if (tile.schedule != Sm90Schedule::kSplit) return 1;
   int const tiles = ceil_div(p.N * p.P * p.Q, tile.pixels()) * ceil_div(p.K, tile.filters);
   int const length = k_tiles<kChannelBlock>(p);
   // k-tiles that a multiprocessor gets to do, and what adding up the parts costs beside them
@@ -88,17 +88,23 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 16)) * p.R * p.S;
   int const n = tile.pixels_per_warpgroup();  // width of one wgmma
   // 128 clocks for 64 x 256 x 16; narrow ones wait for shared memory, and L2 delivers some 50 bytes a clock.
-  double const multiply = tile.filters * tile.pixels() / 128.0 * (n >= 192 ? 1.0 : n == 128 ? 1.15 : 1.6);
+  double const slow = n >= 160 ? 1.0 : n >= 128 ? 1.15 : n > 64 ? 1.1 : 1.6;
+  double const multiply = tile.filters * tile.pixels() / 128.0 * slow;
   double const load = load_bytes / 4 / 50.0;
-  // The epilogue of 128 x 256 outputs takes 3500 clocks, twice that with an exponential; nothing hides it.
+  // The epilogue of 128 x 256 outputs takes 3500 clocks, twice that with an exponential. Nothing hides it, unless the
+  // warpgroups take turns: then one epilogue, slower by a fifth, runs under the other's loop, and the last one shows.
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const epilogue = tile.filters * tile.pixels() / 32768.0 * (exponential ? 7000 : 3500);
-  double const tile_clocks = k_steps / splits * std::max(multiply, load) + epilogue + 500 + (splits > 1 ? 5000 : 0);
+  double const loop = k_steps / splits * std::max(multiply, load), late = 1.2 * epilogue;
   double const clusters = std::ceil(tiles_x / tile.cluster_x) * ceil_div(ceil_div(p.K, tile.filters), tile.cluster_f);
   double const waves = std::ceil(clusters / std::max(1, sm_count / cluster));
+  double clocks = waves * (loop + epilogue + 500 + (splits > 1 ? 5000 : 0));
+  if (tile.schedule == Sm90Schedule::kPingPong) {
+    clocks = waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
+  }
   double bytes = 2.0 * p.N * p.P * p.Q * p.K;
   for (int i = 0; i < p.sources; ++i) bytes += 2.0 * p.N * p.H * p.W * p.C[i];
-  return std::hypot(waves * tile_clocks, bytes / 2400) + 4000;  // the two overlap, but never quite
+  return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but never quite
 }
 
 }  // namespace cutefuse::concat_conv

@@ -66,6 +66,11 @@ struct Ring {
   CUTE_DEVICE void advance() {
     if (++stage == stages) stage = 0, phase ^= 1;
   }
+  CUTE_DEVICE void skip(int count) {
+    stage += count;
+    phase ^= stage / stages & 1;
+    stage %= stages;
+  }
   CUTE_DEVICE int previous() const { return (stage == 0 ? stages : stage) - 1; }
 };
 
@@ -156,15 +161,19 @@ CUTE_DEVICE void wgmma(float (&acc)[kRegisters], uint64_t a, uint64_t b, SM90::G
   Op::fma(a, b, acc[I]..., scale);
 }
 
-// acc(64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps of 16 channels.
-template <class Element, int kPixels, int kSteps>
-CUTE_DEVICE void multiply(float (&acc)[kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
+// acc(kRowTiles, 64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps of 16
+// channels.
+template <class Element, int kPixels, int kSteps, int kRowTiles>
+CUTE_DEVICE void multiply(float (&acc)[kRowTiles][kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
                           SM90::GMMA::ScaleOut &scale) {
   using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<kPixels>, _16>>());
-  constexpr int kStepBytes = 16 * sizeof(Element);
+  constexpr int kStepBytes = 16 * sizeof(Element), kRowTileBytes = 64 * kSteps * kStepBytes;
   auto const step = [&](int i) {
-    wgmma<Op>(acc, filters + i * kStepBytes / 16, pixels + i * kStepBytes / 16, scale,
-              std::make_index_sequence<kPixels / 2>{});
+    CUTE_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      wgmma<Op>(acc[m], filters + (m * kRowTileBytes + i * kStepBytes) / 16, pixels + i * kStepBytes / 16, scale,
+                std::make_index_sequence<kPixels / 2>{});
+    }
     scale = SM90::GMMA::ScaleOut::One;
   };
   warpgroup_arrive();

@@ -6,8 +6,13 @@
 
 namespace cutefuse::concat_conv {
 
-// A block computes `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups. 64 filters: the warpgroups
-// split the pixels; 128 filters: they split the filters.
+enum class Sm90Schedule {
+  kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
+  kSplit,        // likewise, and the blocks of a cluster divide the reduction among them
+  kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
+};
+
+// A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups.
 struct Sm90Tile {
   int id;
   char const *name;
@@ -16,33 +21,41 @@ struct Sm90Tile {
   int pixels_a, pixels_b;  // im2col: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 pixels along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   int cluster_x;           // blocks with different pixels that share their filters by multicast
-  bool split;              // the blocks of a cluster divide the reduction among them
+  Sm90Schedule schedule;
   constexpr int pixels() const { return pixels_a * pixels_b; }
-  constexpr int pixels_per_warpgroup() const { return filters == 64 ? pixels() / 2 : pixels(); }
+  constexpr int pixels_per_warpgroup() const {
+    return filters == 64 && schedule != Sm90Schedule::kPingPong ? pixels() / 2 : pixels();
+  }
 };
 
 // Pixels of one TMA store. 200 = 5 x 40: nets on 640 x 640 images have 25 * 2^n pixels.
-constexpr int sm90_store_rows(int pixels_per_warpgroup) { return pixels_per_warpgroup % 64 == 0 ? 64 : 40; }
+constexpr int sm90_store_rows(int pixels_per_warpgroup) {
+  return pixels_per_warpgroup % 64 == 0 ? 64 : pixels_per_warpgroup % 40 == 0 ? 40 : pixels_per_warpgroup;
+}
 
 // Ids are for ever, as in kTiles.
 constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, halo, filters, pixels a, b, cluster f, x, split
-    {101, "sm90_128x256", false, 128, 1, 256, 1, 1, false},
-    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, 1, false},
-    {103, "sm90_128x256_x2", false, 128, 1, 256, 1, 2, false},
-    {104, "sm90_128x192", false, 128, 1, 192, 1, 1, false},
-    {105, "sm90_128x128", false, 128, 1, 128, 1, 1, false},
-    {106, "sm90_128x128_f2", false, 128, 1, 128, 2, 1, false},
-    {107, "sm90_128x128_x2", false, 128, 1, 128, 1, 2, false},
-    {108, "sm90_128x128_split", false, 128, 1, 128, 1, 1, true},
-    {109, "sm90_128x64", false, 128, 1, 64, 1, 1, false},
-    {110, "sm90_64x256", false, 64, 1, 256, 1, 1, false},
-    {113, "sm90_128x200", false, 128, 1, 200, 1, 1, false},
-    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, 1, false},
-    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, 1, false},
-    {123, "sm90_halo_128x8x32_x2", true, 128, 8, 32, 1, 2, false},
-    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, 1, false},
-    {125, "sm90_halo_128x8x16_x2", true, 128, 8, 16, 1, 2, false},
+    {101, "sm90_128x256", false, 128, 1, 256, 1, 1, Sm90Schedule::kCooperative},
+    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, 1, Sm90Schedule::kCooperative},
+    {103, "sm90_128x256_x2", false, 128, 1, 256, 1, 2, Sm90Schedule::kCooperative},
+    {104, "sm90_128x192", false, 128, 1, 192, 1, 1, Sm90Schedule::kCooperative},
+    {105, "sm90_128x128", false, 128, 1, 128, 1, 1, Sm90Schedule::kCooperative},
+    {106, "sm90_128x128_f2", false, 128, 1, 128, 2, 1, Sm90Schedule::kCooperative},
+    {107, "sm90_128x128_x2", false, 128, 1, 128, 1, 2, Sm90Schedule::kCooperative},
+    {108, "sm90_128x128_split", false, 128, 1, 128, 1, 1, Sm90Schedule::kSplit},
+    {109, "sm90_128x64", false, 128, 1, 64, 1, 1, Sm90Schedule::kCooperative},
+    {110, "sm90_64x256", false, 64, 1, 256, 1, 1, Sm90Schedule::kCooperative},
+    {113, "sm90_128x200", false, 128, 1, 200, 1, 1, Sm90Schedule::kCooperative},
+    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, 1, Sm90Schedule::kCooperative},
+    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, 1, Sm90Schedule::kCooperative},
+    {123, "sm90_halo_128x8x32_x2", true, 128, 8, 32, 1, 2, Sm90Schedule::kCooperative},
+    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, 1, Sm90Schedule::kCooperative},
+    {125, "sm90_halo_128x8x16_x2", true, 128, 8, 16, 1, 2, Sm90Schedule::kCooperative},
+    {131, "sm90_pp_128x104", false, 128, 1, 104, 1, 1, Sm90Schedule::kPingPong},
+    {132, "sm90_pp_128x160", false, 128, 1, 160, 1, 1, Sm90Schedule::kPingPong},
+    {133, "sm90_pp_128x192", false, 128, 1, 192, 1, 1, Sm90Schedule::kPingPong},
+    {134, "sm90_pp_64x256", false, 64, 1, 256, 1, 1, Sm90Schedule::kPingPong},
 };
 constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
 

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
       Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
       int const filter = place.tile_f(tile) * kFilters + first_row_w;
       FilterPair const pair(params, filter);
-      float acc[kN / 2];  // the first step overwrites it
+      float acc[1][kN / 2];  // the first step overwrites it
       auto scale = SM90::GMMA::ScaleOut::Zero;
       for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
         int const left = p.C[source] - channel, steps = ceil_div(left < kChannels ? left : kChannels, 16);
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
       release(&shared.filter_empty[filters.previous()]);
       if (signals) Barrier::arrive(&shared.halo_empty[halo.previous()]);
       CUTE_UNROLL
-      for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[i]);
+      for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
 
       store_outputs<Element, kN, Traits::kStoreRows, kN / Traits::kStoreRows>(
-          acc, pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
+          acc[0], pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
             SM90_TMA_STORE_4D::copy(&params.out, from, filter, patch.a + first_a,
                                     patch.b + i * (Traits::kStoreRows / 8), patch.n);
           });

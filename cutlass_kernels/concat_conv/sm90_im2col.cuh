@@ -8,20 +8,22 @@ namespace cutefuse::concat_conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, bool kSplit_ = false>
+template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative>
 struct Sm90Im2col {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
-  static constexpr int kPixelGroups = kConsumers * 64 / kFilters;  // warpgroups side by side along the pixels
-  static constexpr int kN = kPixels / kPixelGroups;                // pixels of one warpgroup
+  static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
+  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong;
+  static constexpr int kReaders = kPingPong ? 1 : kConsumers;                // warpgroups that work on one tile
+  static constexpr int kPixelGroups = kFilters == 64 ? kReaders : 1;         // of them side by side along the pixels
+  static constexpr int kRowTiles = kFilters / 64 * kPixelGroups / kReaders;  // 64 filters each, of one warpgroup
+  static constexpr int kN = kPixels / kPixelGroups;                          // pixels of one warpgroup
   static_assert(kFilters == 64 || kFilters == 128);
   static constexpr int kStoreRows = sm90_store_rows(kN);  // pixels of one TMA store
   static_assert(kN % kStoreRows == 0 && kN <= 256);
 
-  static constexpr bool kSplit = kSplit_;  // the blocks of a cluster divide the reduction
-
   static constexpr int kStageBytes = (kFilters + kPixels) * kChannels * int(sizeof(Element));
-  // All outputs of a tile on their way to memory, or half of them where that would cost the fourth stage.
+  // All outputs of 64 filters on their way to memory, or half of them where that would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
   static constexpr int kStages =
@@ -147,10 +149,80 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor<kChannelBlock> co
 }
 
 template <class Traits>
+CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace const &place) {
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < Traits::kStages; ++i) {
+    TransactionBarrier::init(&shared.full[i], 1);
+    Barrier::init(&shared.empty[i], Traits::kReaders * place.readers());
+  }
+  cutlass::arch::fence_barrier_init();
+}
+
+// Keeps the ring full with the k-tiles [k_begin, k_end) of each of this block's tiles; one thread does it.
+template <class Traits>
+CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params const &params, ClusterPlace const &place,
+                           int k_begin, int k_end) {
+  constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels;
+  Problem const &p = params.problem;
+  int const share_x = kPixels / place.cluster_f, share_w = kFilters / place.cluster_x;  // rows loaded here
+  Ring ring(Traits::kStages);
+  for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+    int const filter = place.tile_f(tile) * kFilters + place.rank_x * share_w;
+    int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
+    Pixel const pixel = pixel_of(p, first);
+    auto cursor = cursor_at(p, k_begin);
+    for (int k = k_begin; k < k_end; ++k) {
+      uint64_t *const full = &shared.full[ring.stage];
+      Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
+      TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
+      load_pixels(params, cursor, first, pixel, full, &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock],
+                  place);
+      load_filters(params, int(cursor.column), filter, full,
+                   &shared.w[ring.stage][place.rank_x * share_w * kChannelBlock], place);
+      ring.advance();
+      cursor.advance(p);
+    }
+  }
+}
+
+// Issues the k-tiles [k_begin, k_end) of one tile; the last one's steps are still on their way when it returns.
+template <class Traits>
+CUTE_DEVICE void main_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
+                           typename Traits::SharedStorage &shared, Problem const &p, Release const &release,
+                           int first_row_w, int first_row_x, int k_begin, int k_end) {
+  auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
+  KSteps position(p, cursor_at(p, k_begin));
+  CUTE_NO_UNROLL
+  for (int k = k_begin; k < k_end; ++k) {
+    TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+    constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
+    multiply<typename Traits::Element, Traits::kN, 4>(
+        acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], 1024, kSwizzle),
+        operand(&shared.x[ring.stage][first_row_x * kChannelBlock], 1024, kSwizzle), position.steps(p), scale);
+    warpgroup_wait<1>();
+    if (k > k_begin) release(&shared.empty[ring.previous()]);
+    ring.advance();
+    position.advance(p);
+  }
+}
+
+template <class Traits>
+CUTE_DEVICE void finish_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring const &ring,
+                             typename Traits::SharedStorage &shared, Release const &release) {
+  warpgroup_wait<0>();
+  release(&shared.empty[ring.previous()]);
+  CUTE_UNROLL
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[m][i]);
+  }
+}
+
+template <class Traits>
 __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   using Element = typename Traits::Element;
-  constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels, kStages = Traits::kStages;
+  constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels;
   extern __shared__ __align__(1024) unsigned char raw[];
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
   Problem const &p = params.problem;
@@ -159,41 +231,14 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
   int const k_begin = params.k_tiles * place.part / params.splits;
   int const k_end = params.k_tiles * (place.part + 1) / params.splits;
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      TransactionBarrier::init(&shared.full[i], 1);
-      Barrier::init(&shared.empty[i], kConsumers * place.readers());
-    }
-    cutlass::arch::fence_barrier_init();
-  }
+  init_ring<Traits>(shared, place);
   prefetch_maps(params);
   cluster_sync();
   wait_for_previous_kernel();
 
   if (warpgroup == kConsumers) {
-    // ---- producer: one thread keeps the ring full ----
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    if (threadIdx.x == 128 * kConsumers) {
-      int const share_x = kPixels / place.cluster_f, share_w = kFilters / place.cluster_x;  // rows loaded here
-      Ring ring(kStages);
-      for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-        int const filter = place.tile_f(tile) * kFilters + place.rank_x * share_w;
-        int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
-        Pixel const pixel = pixel_of(p, first);
-        auto cursor = cursor_at(p, k_begin);
-        for (int k = k_begin; k < k_end; ++k) {
-          uint64_t *const full = &shared.full[ring.stage];
-          Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-          TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
-          load_pixels(params, cursor, first, pixel, full, &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock],
-                      place);
-          load_filters(params, int(cursor.column), filter, full,
-                       &shared.w[ring.stage][place.rank_x * share_w * kChannelBlock], place);
-          ring.advance();
-          cursor.advance(p);
-        }
-      }
-    }
+    if (threadIdx.x == 128 * kConsumers) fill_ring<Traits>(shared, params, place, k_begin, k_end);
     __syncwarp();
   } else {
     // ---- consumers: each warpgroup has 64 filters x kN pixels of the tile ----
@@ -204,37 +249,21 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
     int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
     Release const release(place);
 
-    Ring ring(kStages);
+    Ring ring(Traits::kStages);
     for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
       int const filter = place.tile_f(tile) * kFilters + first_row_w;
       int const first = place.tile_x(tile) * kPixels + first_row_x;
       FilterPair const pair(params, filter);
-      float acc[kN / 2];  // the first step overwrites it
-      auto scale = SM90::GMMA::ScaleOut::Zero;
-      KSteps position(p, cursor_at(p, k_begin));
-      CUTE_NO_UNROLL
-      for (int k = k_begin; k < k_end; ++k) {
-        TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-        constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
-        multiply<Element, kN, 4>(acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], 1024, kSwizzle),
-                                 operand(&shared.x[ring.stage][first_row_x * kChannelBlock], 1024, kSwizzle),
-                                 position.steps(p), scale);
-        warpgroup_wait<1>();
-        if (k > k_begin) release(&shared.empty[ring.previous()]);
-        ring.advance();
-        position.advance(p);
-      }
-      warpgroup_wait<0>();
-      release(&shared.empty[ring.previous()]);
-      CUTE_UNROLL
-      for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[i]);
+      float acc[1][kN / 2];
+      main_loop<Traits>(acc, ring, shared, p, release, first_row_w, first_row_x, k_begin, k_end);
+      finish_loop<Traits>(acc, ring, shared, release);
 
       if constexpr (Traits::kSplit) {
-        reduce_and_store<Traits>(acc, pair, params, shared, filter, first, consumer);
+        reduce_and_store<Traits>(acc[0], pair, params, shared, filter, first, consumer);
         break;  // the only tile
       } else {
         store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings>(
-            acc, pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
+            acc[0], pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
               SM90_TMA_STORE_2D::copy(&params.out, from, filter, first + i * Traits::kStoreRows);
             });
       }

@@ -9,6 +9,7 @@
 
 #include "sm90_halo.cuh"
 #include "sm90_im2col.cuh"
+#include "sm90_pingpong.cuh"
 
 namespace cutefuse::concat_conv {
 
@@ -193,7 +194,7 @@ cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, bool 
 }
 
 template <class Element>
-using SplitTraits = Sm90Im2col<Element, 128, 128, true>;
+using SplitTraits = Sm90Im2col<Element, 128, 128, Sm90Schedule::kSplit>;
 
 // room[i]: clusters of i blocks of the split kernel that run at once, each within a GPC; asked of the driver once per
 // device.
@@ -228,6 +229,10 @@ cudaError_t dispatch(Sm90Tile const &tile, Sm90Params const &k, DeviceFacts cons
     using Traits = decltype(traits);
     return launch_kernel<Traits>(&concat_conv_sm90_im2col<Traits>, k, !Traits::kSplit, facts, stream);
   };
+  auto const pingpong = [&](auto traits) {
+    using Traits = decltype(traits);
+    return launch_kernel<Traits>(&concat_conv_sm90_im2col_pingpong<Traits>, k, true, facts, stream);
+  };
   auto const halo = [&](auto traits) {
     using Traits = decltype(traits);
     return launch_kernel<Traits>(&concat_conv_sm90_halo<Traits>, k, true, facts, stream);
@@ -236,7 +241,14 @@ cudaError_t dispatch(Sm90Tile const &tile, Sm90Params const &k, DeviceFacts cons
     if (tile.filters == 64) return halo(Sm90Halo<Element, 64, 32>{});
     return tile.pixels_b == 32 ? halo(Sm90Halo<Element, 128, 32>{}) : halo(Sm90Halo<Element, 128, 16>{});
   }
-  if (tile.split) return im2col(SplitTraits<Element>{});
+  constexpr auto kPingPong = Sm90Schedule::kPingPong;
+  if (tile.schedule == kPingPong) {
+    if (tile.filters == 64) return pingpong(Sm90Im2col<Element, 64, 256, kPingPong>{});
+    if (tile.pixels() == 104) return pingpong(Sm90Im2col<Element, 128, 104, kPingPong>{});
+    return tile.pixels() == 160 ? pingpong(Sm90Im2col<Element, 128, 160, kPingPong>{})
+                                : pingpong(Sm90Im2col<Element, 128, 192, kPingPong>{});
+  }
+  if (tile.schedule == Sm90Schedule::kSplit) return im2col(SplitTraits<Element>{});
   if (tile.filters == 64) return im2col(Sm90Im2col<Element, 64, 256>{});
   switch (tile.pixels()) {
     case 64:
@@ -269,7 +281,7 @@ char const *launch_sm90(int tile_id, Params const &params, void *stream) {
     if (!ParamsCache::holds(entry, tile, params, facts.device)) {
       entry.used = false;
       int room[kMaxSplits + 1] = {};
-      if (tile.split) error = cluster_room<Element>(facts.device, room);
+      if (tile.schedule == Sm90Schedule::kSplit) error = cluster_room<Element>(facts.device, room);
       if (error != cudaSuccess) return launch_failure(tile, error);
       if (CUresult const result =
               make_params(&entry.value, tile, params, sm90_splits(tile, params.problem, facts.sm_count, room))) {
