@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.conv_form import AFTER, BEFORE
 from cutefuse.graph import Graph, attribute
 
 FLOAT_MAX = 3.402823466e38
+Shape = tuple[frozenset[int | str], ...]  # of each axis the numbers and names that its size is known by
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,52 @@ class Affine:
 
 @dataclass(frozen=True)
 class Chain:
-    """What follows a convolution and can be fused with it: affine steps, then at most one activation."""
+    """What follows a convolution and can be fused with it: affine steps, then at most one activation, and a tensor that
+    is added `when` BEFORE or AFTER the activation ("" for none)."""
 
     steps: tuple[Affine, ...]
     suffix: str
     params: dict[str, float]
     nodes: tuple[NodeProto, ...]
     output: str
+    residual: str = ""
+    when: str = ""
 
 
-def chain_after(graph: Graph, tensor: str, channels: int) -> Chain:
-    """The longest chain after the tensor that nothing else reads before its end; it may be empty."""
+def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) -> list[Chain]:
+    """The longest chain after the tensor that nothing else reads before its end, it may be empty; where that has a
+    residual, also the one without. Without the tensor's shape no residual is looked for."""
     steps: list[Affine] = []
     while step := affine_after(graph, tensor, channels):
         steps.append(step)
         tensor = step.output
+    nodes = tuple(s.node for s in steps)
     act = activation_after(graph, tensor) or Activation("", (), tensor, {})
-    return Chain(tuple(steps), act.suffix, act.params, (*(s.node for s in steps), *act.nodes), act.output)
+    plain = Chain(tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output)
+    if added := residual_after(graph, act.output, shape):
+        add, other = added
+        when = AFTER if act.suffix else BEFORE
+        whole = replace(plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when)
+        if when == BEFORE and (last := activation_after(graph, whole.output)):
+            whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
+                            output=last.output)  # fmt: skip
+        return [whole, plain]
+    return [plain]
+
+
+def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, str] | None:
+    """(Add, its other operand) where an Add with a tensor of the same shape is all that reads the tensor.
+
+    The other operand cannot depend on the tensor: what reads that is this Add alone.
+    """
+    node = graph.only_user(tensor)
+    if not graph.is_op(node, "Add") or list(node.input).count(tensor) != 1:
+        return None
+    other = next(name for name in node.input if name != tensor)
+    sizes = graph.symbols(other)
+    if not other or sizes is None or len(sizes) != len(shape) or graph.is_constant(other):
+        return None
+    return (node, other) if all(s in known for s, known in zip(sizes, shape, strict=True)) else None
 
 
 def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:

@@ -1,4 +1,4 @@
-"""The arithmetic of ConcatConv in NumPy and in standard ONNX operators: geometry, packing, reference, test problems."""
+"""The arithmetic of ConcatConv in NumPy and in standard ONNX operators: geometry, packing, views, reference."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cutefuse.body import Body
+from cutefuse.conv_form import AFTER, BEFORE, parse
 from cutefuse.kernels import Call
-from cutefuse.ops.op import Case
 
 CHANNEL_BLOCK = 64  # as kChannelBlock in cutlass_kernels/concat_conv/problem.h
 
@@ -110,16 +110,42 @@ def activate(body: Body, suffix: str, y: str, dtype: str) -> str:
     return body.add(suffix, y)
 
 
+def view(body: Body, x: str, index: int) -> str:
+    """Source `index` of a View form in standard operators: a channel range of x, its pixels repeated (opset >= 12)."""
+
+    def value_of(attr: str) -> str:
+        values = body.add("Constant", refs={"value_ints": attr})
+        return body.add("Slice", values, body.constant([index]), body.constant([index + 1]))
+
+    start, factor = value_of("channel_starts"), body.add("Cast", value_of("upsample"), to=1)  # 1: float32
+    taken = body.add("Slice", x, start, body.add("Add", start, value_of("channels")), body.constant([1]))
+    scales = body.add("Concat", body.constant([1.0, 1.0], "float32"), factor, factor, axis=0)
+    roi = "" if body.opset >= 13 else body.constant([], "float32")
+    rules: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return body.add("Resize", taken, roi, scales, **rules)
+
+
+def seen(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The sources as the convolution sees them: channel ranges taken, pixels repeated."""
+    form, attrs = parse(call.op_type), dict[str, Any](call.attrs)
+    xs = list(operands[: form.sources])
+    if not form.view:
+        return xs
+    ranges = zip(xs, attrs["channel_starts"], attrs["channels"], attrs["upsample"], strict=True)
+    return [x[:, start : start + c].repeat(u, axis=2).repeat(u, axis=3) for x, start, c, u in ranges]
+
+
 def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
-    """conv2d(concat(sources), filter) + bias in float64, without the activation."""
+    """conv2d(concat(sources), filter) + bias in float64 for all K filters: no residual, no activation."""
     attrs: dict[str, Any] = dict(call.attrs)
-    *sources, packed, bias = operands
+    sources = seen(call, operands)
+    packed, bias = operands[len(sources) : len(sources) + 2]
     w = unpacked(packed, attrs["channels"], attrs["kernel_shape"])
     top, left, bottom, right = attrs["pads"]
     x = np.pad(np.concatenate(sources, axis=1), ((0, 0), (0, 0), (top, bottom), (left, right)))
     (sh, sw), (dh, dw) = attrs["strides"], attrs["dilations"]
-    n, k, p, q = call.outputs[0].dims
-    y = np.zeros((n, p, q, k)) + bias
+    n, _, p, q = call.outputs[0].dims
+    y = np.zeros((n, p, q, len(bias))) + bias
     for r in range(w.shape[2]):
         for s in range(w.shape[3]):
             tap = x[:, :, r * dh : r * dh + (p - 1) * sh + 1 : sh, s * dw : s * dw + (q - 1) * sw + 1 : sw]
@@ -127,8 +153,22 @@ def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
     return y.transpose(0, 3, 1, 2)
 
 
-def activation(call: Call, y: np.ndarray) -> np.ndarray:
-    """The activation of the call's op_type in float64."""
+def finish(call: Call, y: np.ndarray, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs in float64 from what `convolve` gives: residual, activation, channel ranges."""
+    form = parse(call.op_type)
+    y = y + operands[-1] if form.residual == BEFORE else y
+    y = activation(call, form.suffix, y)
+    y = y + operands[-1] if form.residual == AFTER else y
+    return split_channels(call, y)
+
+
+def split_channels(call: Call, y: np.ndarray) -> list[np.ndarray]:
+    """The K channels cut into those of each output."""
+    return np.split(y, np.cumsum([t.dims[1] for t in call.outputs])[:-1], axis=1)
+
+
+def activation(call: Call, suffix: str, y: np.ndarray) -> np.ndarray:
+    """The activation of an op_type's suffix in float64."""
     attrs: dict[str, Any] = dict(call.attrs)
     gate = 1 / (1 + np.exp(-np.clip(y, -700, 700)))
     table = {
@@ -136,40 +176,4 @@ def activation(call: Call, y: np.ndarray) -> np.ndarray:
         "Clip": np.clip(y, attrs["lo"][0], attrs["hi"][0]), "Silu": y * gate,
         "HardSwish": y * np.clip(y / 6 + 0.5, 0, 1), "Sigmoid": gate, "Tanh": np.tanh(y),
     }  # fmt: skip
-    return table[call.op_type.removeprefix("CuteConcatConv")[1:]]
-
-
-def cases(suffixes: Sequence[str], max_sources: int) -> list[Case]:
-    """Every op_type on a small problem, then the sizes that break kernels: odd, tiny, empty, strided, dilated, long."""
-    small = [
-        _case(f"{n}_sources_{suffix or 'linear'}", [16, 8, 72, 4, 64, 12, 20, 24][:n], suffix, K=24, H=9, W=7)
-        for n in range(1, max_sources + 1) for suffix in suffixes
-    ]  # fmt: skip
-    return [
-        *small,
-        _case("one_pixel", [8, 8], "Relu", K=8, H=1, W=1, R=1, S=1, pads=(0, 0, 0, 0)),
-        _case("one_filter", [64, 64], "", K=1, H=5, W=5),
-        _case("empty_batch", [16, 16], "Relu", N=0, K=16, H=4, W=4),
-        _case("odd_everything", [13, 77], "Silu", N=3, K=19, H=13, W=11, dtypes=("float16", "bfloat16")),
-        _case("one_channel_each", [1, 1, 1], "Tanh", K=7, H=6, W=5, dtypes=("float16", "bfloat16")),
-        _case("strided", [48, 96], "Relu", N=2, K=40, H=15, W=18, strides=(2, 3)),
-        _case("dilated", [64, 32], "Relu", K=72, H=17, W=16, pads=(2, 3, 2, 3), dilations=(2, 3)),
-        _case("asymmetric_pads", [32, 64], "LeakyRelu", K=64, H=10, W=12, pads=(0, 2, 3, 1)),
-        _case("row_filter", [128, 128, 128], "Sigmoid", K=96, H=9, W=20, R=1, S=5, pads=(0, 2, 0, 2)),
-        _case("column_filter", [24, 40], "Tanh", K=33, H=20, W=9, R=7, S=1, pads=(3, 0, 3, 0)),
-        _case("pads_wider_than_image", [16, 16], "Relu", K=16, H=1, W=2, R=5, S=5, pads=(4, 4, 4, 4)),
-        _case("unet_up", [64, 64], "Relu", K=64, H=32, W=32),
-        _case("bevfusion", [80, 256], "Relu", K=256, H=20, W=20),
-        _case("hrnet_head", [48, 96, 192, 384], "Relu", K=720, H=12, W=16, R=1, S=1, pads=(0, 0, 0, 0)),
-        _case("long_reduction", [512, 512], "Relu", K=64, H=8, W=8),
-    ]
-
-
-def _case(
-    name: str, channels: list[int], suffix: str, *, K: int, H: int, W: int, N: int = 1, R: int = 3, S: int = 3,
-    pads: tuple[int, ...] = (1, 1, 1, 1), dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16"),
-    **attrs: Any,
-) -> Case:  # fmt: skip
-    sizes: dict[str, int | list[int]] = {"N": N, "C": channels, "H": H, "W": W, "K": K, "R": R, "S": S}
-    params = {"LeakyRelu": {"alpha": [0.125]}, "Clip": {"lo": [-0.5], "hi": [0.75]}}.get(suffix, {})
-    return Case(name, f"CuteConcatConv{len(channels)}{suffix}", sizes, {"pads": pads, **attrs, **params}, dtypes)
+    return table[suffix]

@@ -41,7 +41,7 @@ class Facts:
     geometry: Geometry
 
 
-def find_concat(graph: Graph, conv: NodeProto, max_sources: int, flatten_to: int) -> ConcatSite | Refusal | None:
+def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> ConcatSite | Refusal | None:
     """The Concat that feeds a Conv, seen through Identity and inference Dropout.
 
     Nested Concats are flattened while there are at most `flatten_to` sources; 0 leaves them.
@@ -65,10 +65,6 @@ def find_concat(graph: Graph, conv: NodeProto, max_sources: int, flatten_to: int
         axis = attribute(concat, "axis", 1)
         return Refusal(f"Concat joins axis {axis}; only the channel axis (1 or -3) can be fused into a Conv", nodes)
     sources, inner = _flatten(graph, concat, flatten_to)
-    if len(sources) > max_sources:
-        return Refusal(
-            f"Concat joins {len(sources)} tensors, at most {max_sources} can be fused; split the Concat", nodes
-        )
     return ConcatSite(tuple(sources), (*between, concat, *inner), (concat, *inner))
 
 
@@ -283,10 +279,9 @@ class Folded:
 
         return np.dtype(ml_dtypes.bfloat16 if self._facts.dtype == "bfloat16" else self._facts.dtype)
 
-    def packed(self) -> np.ndarray:
-        """The filter matrix [K, columns] in the activation type, packed for the kernel."""
+    def packed(self, channels: Sequence[int]) -> np.ndarray:
+        """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
-        channels = [s[1] for s in self._facts.sources]
         return pack(self._filter(scale).astype(self._numpy_type()), channels)
 
     def bias(self) -> np.ndarray:

@@ -94,6 +94,8 @@ class Graph:
             for body in subgraphs(node):
                 self._captured |= _names_read(body)
         self._infos = {v.name: v for g in (self.proto, shapes or self.proto) for v in _infos(g)}
+        # Shape inference leaves Constants where the graph computes sizes from known sizes.
+        self._sizes = {n.output[0]: n for n in (shapes.node if shapes else ()) if n.op_type == "Constant"}
         self._check_acyclic()
 
     def _check_acyclic(self) -> None:
@@ -176,15 +178,19 @@ class Graph:
             return None
         return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in info.type.tensor_type.shape.dim)
 
-    def symbols(self, tensor: str) -> tuple[int | str, ...] | None:
-        """Sizes as in `dims`, or the names that the model gives them; None when one has neither."""
+    def partial_symbols(self, tensor: str) -> tuple[int | str, ...] | None:
+        """Sizes as in `dims`, or the names that the model gives them, "" for one that has neither."""
         if tensor in self.initializers:
             return tuple(self.initializers[tensor].dims)
         info = self._infos.get(tensor)
         if info is None or not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
             return None
-        sizes = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in info.type.tensor_type.shape.dim]
-        return None if "" in sizes else tuple(sizes)
+        return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in info.type.tensor_type.shape.dim)
+
+    def symbols(self, tensor: str) -> tuple[int | str, ...] | None:
+        """Sizes as in `dims`, or the names that the model gives them; None when one has neither."""
+        sizes = self.partial_symbols(tensor)
+        return None if sizes is None or "" in sizes else sizes
 
     def is_constant(self, tensor: str) -> bool:
         """Whether `constant` can evaluate the tensor; reads no weights."""
@@ -213,6 +219,13 @@ class Graph:
                 return value  # large weights are used once; keeping them would hold a second copy of the model
             self._constants[tensor] = value
         return self._constants[tensor]
+
+    def size_values(self, tensor: str) -> np.ndarray | None:
+        """The value of a constant, or of arithmetic over sizes that are known; None for anything else."""
+        if tensor not in self._sizes:
+            return self.constant(tensor)
+        literal = run_node(self._sizes[tensor], self.opset, [])
+        return literal[0] if literal else None
 
     def _evaluate(self, tensor: str) -> np.ndarray | None:
         if tensor in self.initializers:

@@ -26,10 +26,11 @@ from cutefuse.graph import Graph, op_counts
 from cutefuse.ops import operators
 from cutefuse.output import write_text
 from cutefuse.rewrite import Plan, add_bodies, apply_sites, plan
-from cutefuse.sites import EXCLUDED, FUSED, Site, check_bodies, check_overlaps, find_sites
+from cutefuse.sites import EXCLUDED, FUSED, MERGED, Site, check_bodies, check_overlaps, find_sites, merge_parallel
 from cutefuse.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 
 SCHEMA = 1
+TAKES = ("upsample", "ranges", "residual", "parallel")
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -41,6 +42,7 @@ class Options:
     exclude: Sequence[str] = ()
     include_op: Sequence[str] = ()
     exclude_op: Sequence[str] = ()
+    without: Sequence[str] = ()  # of TAKES
     functions: bool = True
     verify: bool = False
     seed: int = 0
@@ -98,7 +100,9 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32)
     if options.functions:
         check_bodies(graph, sites)
-    check_overlaps(graph, sites)  # last: a site that is excluded claims nothing
+    check_overlaps(graph, sites)  # last of the checks: a site that is excluded claims nothing
+    if "parallel" not in options.without:
+        merge_parallel(graph, sites)
     doomed = plan(graph, sites)
     fused = [s for s in sites if s.status == FUSED]
     digest = sha256_of(source)
@@ -176,6 +180,12 @@ def _select(sites: Sequence[Site], source: Path, options: Options) -> None:
 
         gains = rank.gains(options.profile, source)
     for site in (s for s in sites if s.status == FUSED):
+        while site.match and site.match.takes & set(options.without):
+            if not site.fall_back():
+                site.refuse(EXCLUDED, f"--without {' '.join(sorted(site.match.takes & set(options.without)))}")
+                break
+        if site.status != FUSED:
+            continue
         names = {site.name, *(n.name for n in site.nodes if n.name), *(o for n in site.nodes for o in n.output)}
         if options.profile:
             site.gain_us = max((gains[n] for n in names if n in gains), default=0.0)
@@ -203,6 +213,7 @@ def _summary(sites: Sequence[Site], before: Counter[str], after: Counter[str], s
     return {
         "candidates": len(sites),
         "fused": status[FUSED],
+        "merged": status[MERGED],
         "refused": status["refused"],
         "excluded": status[EXCLUDED],
         "nodes_before": sum(before.values()),
@@ -220,7 +231,8 @@ def show(result: Result, verbose: bool) -> None:
     for s in result.report["sites"]:
         gflop = f"{s['flops'] / 1e9:.3g}" if s["flops"] else ""
         saved = f"{s['bytes_saved'] / 1e6:.3g}" if s["status"] == FUSED else ""
-        verdict = f"fused as {s['op_type']}" if s["status"] == FUSED else f"{s['status']}: {s['reason']}"
+        notes = f" ({'; '.join(s['notes'])})" if s["notes"] else ""
+        verdict = f"fused as {s['op_type']}{notes}" if s["status"] == FUSED else f"{s['status']}: {s['reason']}"
         rows.append([s["name"], s["title"] or s["operator"], s["dtype"] or "", gflop, saved, verdict])
     table.show("candidates", ["site", "problem", "type", "GFLOP", "MB saved", "verdict"], rows, numbers=(3, 4))
     if verbose:
@@ -232,7 +244,7 @@ def show(result: Result, verbose: bool) -> None:
     if changed:
         changed.append(["all nodes", summary["nodes_before"], summary["nodes_after"]])
         table.show("nodes", ["op_type", "before", "after"], changed, numbers=(1, 2))
-    counts = ", ".join(f"{summary[k]} {k}" for k in ("fused", "refused", "excluded") if summary[k] or k == FUSED)
+    counts = ", ".join(f"{summary[k]} {k}" for k in (FUSED, MERGED, "refused", EXCLUDED) if summary[k] or k == FUSED)
     saved = summary["bytes_saved"] / 1e6
     print(f"{summary['candidates']} candidates: {counts}; {saved:.3g} MB of traffic gone; {summary['seconds']} s")
     if proof := result.report["verify"]:
@@ -282,6 +294,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--include-op", action="append", default=[], metavar="OP", help="only this operator (concat_conv, ...)"
     )
     p.add_argument("--exclude-op", action="append", default=[], metavar="OP", help="not this operator")
+    p.add_argument("--without", action="append", default=[], choices=TAKES,
+                   help="leave outside what a fusion could take in: nearest upsampling of a source, sources that are "
+                        "channel ranges, the Add of a residual, or parallel Convs on the same Concat")  # fmt: skip
     p.add_argument("--no-functions", action="store_true", help="leave function bodies out (TensorRT 10.6 and older)")
     p.add_argument(
         "--verify", action="store_true", help="run original and patched model on the same inputs and compare"
@@ -309,8 +324,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of `cutefuse patch` and scripts/patch_onnx.py."""
     args = make_parser().parse_args(argv)
     options = Options(
-        args.include, args.exclude, args.include_op, args.exclude_op, not args.no_functions, args.verify, args.seed,
-        dict(args.input_shape), args.dry_run, args.profile, args.min_gain, DTYPES.get(args.dtype, ""),
+        args.include, args.exclude, args.include_op, args.exclude_op, args.without, not args.no_functions, args.verify,
+        args.seed, dict(args.input_shape), args.dry_run, args.profile, args.min_gain, DTYPES.get(args.dtype, ""),
         args.scope or ("sites" if args.dtype == "bf16" else "model"), args.keep_float32,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.op import Constant
+from cutefuse.ops.op import Constant, Match
 from cutefuse.rewrite import in_order
 from cutefuse.sites import FUSED, Site
 
@@ -58,21 +58,29 @@ def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str]) -> list[str]:
         match = site.match
         if site.status != FUSED or match is None or match.call.inputs[0].dtype != "float32":
             continue
-        moves = [isinstance(i, str) or (isinstance(i, Constant) and i.typed) for i in match.inputs]
-        inputs = [
-            replace(t, dtype=dtype) if move and t.dtype == "float32" else t
-            for t, move in zip(match.call.inputs, moves, strict=True)
-        ]
-        outputs = [replace(t, dtype=dtype) if t.dtype == "float32" else t for t in match.call.outputs]
-        call = replace(match.call, inputs=inputs, outputs=outputs, _keep=[])
-        operands = tuple(replace(i, dtype=dtype) if isinstance(i, Constant) and i.typed else i for i in match.inputs)
-        constants = [i for i in operands if isinstance(i, Constant) and i.typed]
+        lower = _lowered(match, dtype)
+        constants = [i for i in lower.inputs if isinstance(i, Constant) and i.typed] if lower else []
         named = any(fnmatchcase(n.name, p) for n in site.nodes for p in keep)
-        if named or kernels.reject(call) or not all(_fits(c, LARGEST[dtype]) for c in constants):
+        if named or lower is None or not all(_fits(c, LARGEST[dtype]) for c in constants):
             kept.append(site.name)
         else:
-            site.match, site.cast_from = replace(match, call=call, inputs=operands), "float32"
+            site.take(lower)
+            site.cast_from = "float32"
     return kept
+
+
+def _lowered(match: Match, dtype: str) -> Match | None:
+    """The match in another type, or the next smaller one that is legal in it."""
+    smaller = _lowered(match.otherwise, dtype) if match.otherwise else None
+    moves = [isinstance(i, str) or (isinstance(i, Constant) and i.typed) for i in match.inputs]
+    inputs = [
+        replace(t, dtype=dtype) if move and t.dtype == "float32" else t
+        for t, move in zip(match.call.inputs, moves, strict=True)
+    ]
+    outputs = [replace(t, dtype=dtype) if t.dtype == "float32" else t for t in match.call.outputs]
+    call = replace(match.call, inputs=inputs, outputs=outputs, _keep=[])
+    operands = tuple(replace(i, dtype=dtype) if isinstance(i, Constant) and i.typed else i for i in match.inputs)
+    return smaller if kernels.reject(call) else replace(match, call=call, inputs=operands, otherwise=smaller)
 
 
 def _fits(constant: Constant, largest: float) -> bool:

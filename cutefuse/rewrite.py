@@ -22,6 +22,7 @@ from cutefuse.sites import FUSED, Site
 from cutefuse.store import Writer
 
 MIN_BODY_IR = 8  # local functions
+SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
 
 
 @dataclass
@@ -56,7 +57,7 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
             maker = graph.producer(name)
             if maker is None or any(o and (reads[o] or graph.escapes(o)) for o in maker.output):
                 continue
-            if id(maker) in covered or (maker.op_type in FOLDABLE and graph.is_constant(name)):
+            if id(maker) in covered or _computes_operands(graph, maker):
                 pending.append(maker)
     credited: set[str] = set()
     for site in sites:
@@ -78,6 +79,15 @@ def _operand(site: Site, operand: str | Constant | Quantized, constants: _Consta
     if isinstance(operand, str):
         return operand
     return quantised.add(operand) if isinstance(operand, Quantized) else constants.add(site.name, operand)
+
+
+def _computes_operands(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node only prepares what a replaced node took besides its data: constants, or sizes of tensors."""
+    tensor = node.output[0]
+    if graph.is_constant(tensor):
+        return True
+    rank = graph.dims(tensor)
+    return rank is not None and len(rank) <= 1 and node.op_type in SIZE_OPERATORS and node.domain in ("", "ai.onnx")
 
 
 def apply_sites(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from cutefuse.ops import operators
 from cutefuse.ops.op import DOMAIN, Cost, FusedOp, Match, Refusal
 from cutefuse.shapes import inferred
 
-FUSED, REFUSED, EXCLUDED = "fused", "refused", "excluded"
+FUSED, REFUSED, EXCLUDED, MERGED = "fused", "refused", "excluded", "merged"
 CAST_LIKE_OPSET = 15
 
 
@@ -30,7 +30,8 @@ class Site:
     status: str
     reason: str = ""
     match: Match | None = None
-    nodes: list[NodeProto] = field(default_factory=list)
+    nodes: list[NodeProto] = field(default_factory=list)  # in graph order
+    around: list[NodeProto] = field(default_factory=list)  # the nodes of all its matches, in graph order
     bytes_saved: int = 0
     gain_us: float | None = None  # what a profile promises; None without one
     cast_from: str = ""  # the graph's type, when the site computes in another one
@@ -42,6 +43,18 @@ class Site:
     def refuse(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
 
+    def take(self, match: Match) -> None:
+        """Make a match of this site the one that counts."""
+        inside = {id(n) for n in match.nodes}
+        self.match, self.nodes = match, [n for n in self.around if id(n) in inside]
+
+    def fall_back(self) -> bool:
+        """Take the next smaller match; whether there is one."""
+        smaller = self.match.otherwise if self.match else None
+        if smaller is not None:
+            self.take(smaller)
+        return smaller is not None
+
     def as_json(self) -> dict[str, Any]:
         """The site as patch.json holds it; sizes are -1 where unknown, counts take unknown sizes as 1."""
         call = self.match.call if self.match else None
@@ -51,6 +64,7 @@ class Site:
             "op_type": call.op_type if call else None,
             "status": self.status,
             "reason": self.reason,
+            "notes": list(self.match.notes) if self.match else [],
             "title": self.op.title(call) if call else None,
             "nodes": [label(n) for n in self.nodes],
             "inputs": [i for i in self.match.inputs if isinstance(i, str)] if self.match else [],
@@ -95,15 +109,25 @@ def _scan(graph: Graph, order: dict[int, int]) -> Iterator[Site]:
             found = op.match(graph, node) if node.op_type in anchors else None
             if found is None:
                 continue
-            site = Site(op, label(node), FUSED, nodes=sorted(found.nodes or (node,), key=lambda n: order.get(id(n), 0)))
+            site = Site(op, label(node), FUSED)
             if isinstance(found, Refusal):
+                site.nodes = sorted(found.nodes or (node,), key=lambda n: order.get(id(n), 0))
                 site.refuse(REFUSED, found.reason)
             else:
-                site.match = found
+                site.around = sorted(_all_nodes(found), key=lambda n: order.get(id(n), 0))
+                site.take(found)
                 if reason := kernels.reject(found.call):
                     site.refuse(REFUSED, reason)
             yield site
             break
+
+
+def _all_nodes(match: Match | None) -> list[NodeProto]:
+    nodes: dict[int, NodeProto] = {}
+    while match is not None:
+        nodes |= {id(n): n for n in match.nodes}
+        match = match.otherwise
+    return list(nodes.values())
 
 
 def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -120,37 +144,51 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
-    """Refuse what function bodies cannot say in the model's opset; not asked for models without bodies."""
+    """Make smaller, or refuse, what function bodies cannot say in the model's opset; not asked without bodies."""
     written: dict[str, str] = {}
     for site in (s for s in sites if s.status == FUSED):
-        assert site.match is not None
-        call = site.match.call
-        dtype = call.inputs[0].dtype
-        # From opset 15 on one body serves float32 and float16; bfloat16 has its own.
-        kind = dtype if graph.opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float"
-        if graph.opset < site.op.min_body_opset:
-            text = f"opset {graph.opset} is older than {site.op.min_body_opset}"
-            site.refuse(REFUSED, f"{text}; convert the model, or use --no-functions")
-        elif written.setdefault(call.op_type, kind) != kind:
-            site.refuse(
-                REFUSED,
-                f"a site of another type than {dtype} has the same op_type, and one body cannot serve both in opset "
-                f"{graph.opset}; convert the model to opset {CAST_LIKE_OPSET}, or use --no-functions",
-            )
+        while reason := _no_body(graph, site, written):
+            if not site.fall_back():
+                site.refuse(REFUSED, reason)
+                break
+        else:
+            assert site.match is not None
+            written[site.match.call.op_type] = _kind(graph, site.match)
+
+
+def _kind(graph: Graph, match: Match) -> str:
+    dtype = match.call.inputs[0].dtype
+    # From opset 15 on one body serves float32 and float16; bfloat16 has its own.
+    return dtype if graph.opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float"
+
+
+def _no_body(graph: Graph, site: Site, written: Mapping[str, str]) -> str | None:
+    assert site.match is not None
+    op_type = site.match.call.op_type
+    if graph.opset < (oldest := site.op.oldest_opset(op_type)):
+        return f"opset {graph.opset} is older than {oldest}; convert the model, or use --no-functions"
+    kind = _kind(graph, site.match)
+    if written.get(op_type, kind) != kind:
+        return (
+            f"a site of another type than {site.match.call.inputs[0].dtype} has the same op_type, and one body cannot "
+            f"serve both in opset {graph.opset}; convert the model to opset {CAST_LIKE_OPSET}, or use --no-functions"
+        )
+    return None
 
 
 def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
-    """Refuse the later of two sites that would replace the same node; nodes that stay for others may be shared."""
+    """Make smaller, or refuse, the later of two sites that would replace the same node; nodes that stay for others may
+    be shared."""
     claimed: dict[int, Site] = {}
     for site in (s for s in sites if s.status == FUSED):
-        assert site.match is not None
-        own = {id(n) for n in site.match.nodes}
-        rival = next((claimed[i] for i in own if i in claimed), None)
-        if rival is not None:
-            text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
-            site.refuse(REFUSED, text)
-            continue
-        claimed.update((i, site) for i in _goes(graph, site.match))
+        while rival := _rival(site, claimed):
+            if not site.fall_back():
+                text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
+                site.refuse(REFUSED, text)
+                break
+        else:
+            assert site.match is not None
+            claimed.update((i, site) for i in _goes(graph, site.match))
 
 
 def _goes(graph: Graph, match: Match) -> set[int]:
@@ -166,3 +204,28 @@ def _goes(graph: Graph, match: Match) -> set[int]:
         if not kept & going:
             return going
         going -= kept
+
+
+def _rival(site: Site, claimed: Mapping[int, Site]) -> Site | None:
+    assert site.match is not None
+    return next((claimed[id(n)] for n in site.match.nodes if id(n) in claimed), None)
+
+
+def merge_parallel(graph: Graph, sites: Sequence[Site]) -> None:
+    """Let one call compute the sites that an operator can merge: the first of them gets it, the others MERGED."""
+    fused = [s for s in sites if s.status == FUSED and s.match]
+    types = {_kind(graph, s.match) for s in fused if s.match}
+    if graph.opset < CAST_LIKE_OPSET and len(types) > 1:  # one body could not serve the merged op_types of both
+        return
+    order = {id(n): i for i, n in enumerate(graph.nodes)}
+    groups: dict[Hashable, list[Site]] = {}
+    for site in fused:
+        assert site.match is not None
+        if (key := site.op.merge_key(site.match)) is not None:
+            groups.setdefault((site.op.stem, site.cast_from, key), []).append(site)
+    for group in groups.values():
+        for positions, match in group[0].op.merge([s.match for s in group if s.match]):
+            head = group[min(positions)]
+            head.match, head.nodes = match, sorted(match.nodes, key=lambda n: order[id(n)])
+            for other in (group[i] for i in positions if group[i] is not head):
+                other.refuse(MERGED, f"'{head.name}' computes it too")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-NAMES = ("unet_up", "c2f", "gru", "relu6", "leaky_relu", "hardswish", "dropout", "grouped", "pre_activation")
+NAMES = ("unet_up", "yolo_up", "c2f", "elan", "bottleneck", "gru", "relu6", "leaky_relu", "hardswish", "dropout",
+         "grouped", "pre_activation", "llama_block")  # fmt: skip
 TRACING_OPSETS = (11, 13, 14, 17, 20)
+OLDEST_TRACING = {"llama_block": 14}  # scaled_dot_product_attention
 DYNAMO_OPSETS = (18, 21, 23)
 
 
@@ -14,6 +16,8 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
     """name -> (module in eval mode with random weights, input shapes, op_types that must appear once patched)."""
     import torch
     from torch import nn
+
+    from models.llama_block import Block, Config
 
     class Joined(nn.Module):
         def __init__(self, *layers: nn.Module) -> None:
@@ -42,6 +46,35 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
             a, b = self.cv1(x).chunk(2, 1)
             return self.cv2(a, b, self.m(b))
 
+    class YoloUp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Upsample(scale_factor=2, mode="nearest")
+            self.conv = Joined(nn.Conv2d(24, 16, 1, bias=False), nn.BatchNorm2d(16), nn.SiLU())
+
+        def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+            return self.conv(self.up(x), skip)
+
+    class Elan(nn.Module):
+        """A gated join: its two branches read the same pair, and a range of the first is joined again."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cv1, self.cv2 = (Joined(nn.Conv2d(24, 16, 1), nn.SiLU()) for _ in range(2))
+            self.cv3 = Joined(nn.Conv2d(24, 16, 1), nn.SiLU())
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            x, y = self.cv1(a, b), self.cv2(a, b)
+            return self.cv3(x[:, 8:], y)
+
+    class Bottleneck(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = Joined(nn.Conv2d(24, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.conv(a, b) + b)
+
     class Gru(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -66,7 +99,10 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
     pair = [(1, 8, 12, 10), (1, 16, 12, 10)]
     found = {
         "unet_up": (UNetUp(), [(1, 16, 6, 5), (1, 8, 12, 10)], ["CuteConcatConv2Relu"]),
-        "c2f": (C2f(), [(1, 16, 12, 10)], ["CuteConcatConv3Silu"]),
+        "yolo_up": (YoloUp(), [(1, 16, 6, 5), (1, 8, 12, 10)], ["CuteViewConcatConv2Silu"]),
+        "c2f": (C2f(), [(1, 16, 12, 10)], ["CuteConcatConv2Silu"]),
+        "elan": (Elan(), pair, ["CuteConcatConv2x2Silu", "CuteViewConcatConv2Silu"]),
+        "bottleneck": (Bottleneck(), pair, ["CuteConcatConv2AddRelu"]),
         "gru": (Gru(), pair, ["CuteConcatConv2Sigmoid", "CuteConcatConv2Tanh"]),
         "relu6": (Joined(conv(stride=2), nn.ReLU6()), pair, ["CuteConcatConv2Clip"]),
         "leaky_relu": (Joined(conv(dilation=2), nn.LeakyReLU(0.2)), pair, ["CuteConcatConv2LeakyRelu"]),
@@ -74,6 +110,7 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
         "dropout": (Joined(nn.Dropout2d(), conv(padding="same")), pair, ["CuteConcatConv2"]),
         "grouped": (Joined(conv(groups=8), nn.ReLU()), pair, []),
         "pre_activation": (PreActivation(), pair, []),
+        "llama_block": (Block(Config(1, 64, 4, 2, 96)), [(2, 7, 64)], ["CuteRMSNorm", "CuteAddRMSNorm"]),
     }
     for module, _, _ in found.values():
         for norm in (m for m in module.modules() if isinstance(m, nn.BatchNorm2d)):

@@ -14,10 +14,12 @@ from typing import Any
 import onnx
 
 import models
+from cutefuse.conv_match import PARALLEL
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import Host, Input
-from cutefuse.patch import Options, Result, patch
-from cutefuse.store import write_text
+from cutefuse.output import write_text
+from cutefuse.patch import TAKES, Options, Result, patch
+from cutefuse.sites import FUSED
 from cutefuse.unpatch import unpatch
 from cutefuse.verify import verify
 from models import exports, published
@@ -28,14 +30,16 @@ Written by `python -m models.table`. Every model is generated, exported from PyT
 package; weights are random.
 Sizes are the small ones of the generators: they change no verdict but those that depend on sizes.
 
-- sites: candidates / fused / refused, all operators together
+- sites: candidates / fused nodes / refused, all operators together
+- taken in: fused nodes with enlarged sources (upsample), with sources that are channel ranges (ranges), with a
+  residual; candidates that a neighbour on the same Concat computes too (merged)
 - MB gone: traffic of tensors that the fused graph no longer writes and reads, for one image of the small size
 - error: largest difference of any output, and of the result of any site, between original and patched model in ONNX
   Runtime, relative to the largest value of that tensor; `undone`: any output after `cutefuse unpatch`
 - plugin host: fused nodes whose plugin passed the host's builder and runtime checks without a finding
 
-| model | type | opset | nodes | sites | MB gone | error | undone | plugin host |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| model | type | opset | nodes | sites | taken in | MB gone | error | undone | plugin host |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -49,7 +53,8 @@ def sources() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     if importlib.util.find_spec("torch") is None:
         raise CutefuseError("PyTorch is missing, whose exports the table shows; install torch and onnxscript")
     for name in exports.NAMES:
-        for dynamo, opsets in ((False, exports.TRACING_OPSETS), (True, exports.DYNAMO_OPSETS)):
+        tracing = [o for o in exports.TRACING_OPSETS if o >= exports.OLDEST_TRACING.get(name, 0)]
+        for dynamo, opsets in ((False, tracing), (True, exports.DYNAMO_OPSETS)):
             for opset in (opsets[0], opsets[-1]):
                 with tempfile.TemporaryDirectory() as folder:
                     exports.export(name, Path(folder) / "m.onnx", opset, dynamo)
@@ -69,6 +74,13 @@ def accepted(host: Host, patched: onnx.ModelProto, result: Result) -> str:
         inputs = [Input(tuple(dims), types.get(name, site["dtype"])) for name, dims in shapes]
         good += not [f for f in host.build(node, inputs).findings if f.kind != "warning"]
     return f"{good} of {len(sites)}"
+
+
+def taken_in(result: Result) -> str:
+    """What the fused nodes do beyond their plain form."""
+    takes = Counter(t for s in result.sites if s.status == FUSED and s.match for t in s.match.takes)
+    counts = {t: takes[t] for t in TAKES if t != PARALLEL} | {"merged": result.report["summary"]["merged"]}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "-"
 
 
 def worst(proof: dict[str, Any]) -> str:
@@ -97,7 +109,7 @@ def row(host: Host, name: str, dtype: str, model: onnx.ModelProto, reasons: Coun
     nodes = f"{summary['nodes_before']} -> {summary['nodes_after']}"
     sites = f"{summary['candidates']} / {summary['fused']} / {summary['refused']}"
     gone = f"{summary['bytes_saved'] / 1e6:.3g}"
-    cells = [name, dtype, result.report["opset"], nodes, sites, gone, error, undone, plugins]
+    cells = [name, dtype, result.report["opset"], nodes, sites, taken_in(result), gone, error, undone, plugins]
     return f"| {' | '.join(map(str, cells))} |\n"
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
+from cutefuse.conv_form import Form, Source, parse
+from cutefuse.conv_match import make_call
 from cutefuse.conv_math import Geometry, pack, packed_sizes, unpacked
-from cutefuse.ops.concat_conv import OPERATOR, make_call
+from cutefuse.ops.concat_conv import OPERATOR
 from cutefuse.ops.op import Case
 from cutefuse.verify import Runner
 
@@ -44,47 +49,94 @@ def test_packed_columns_stand_where_the_kernel_reads_them() -> None:
         assert matrix[k, column] == w[k, c, r, s]
 
 
-def model_of(case: Case, opset: int, dtype: str = "float32") -> tuple[onnx.ModelProto, dict, np.ndarray, np.ndarray]:
-    """One fused node with its body, its inputs, the float64 truth and its scale."""
+def model_of(
+    case: Case, opset: int, dtype: str = "float32"
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list, list]:
+    """One fused node with its body, its inputs, the float64 truths and their scales."""
     call = OPERATOR.call(case, dtype)
     values = [v.astype(np.float32).astype(dtype) for v in OPERATOR.operands(call, np.random.default_rng(1))]
-    values[-1] = values[-1].astype(np.float32)
-    names = [f"x{i}" for i in range(len(values))]
+    bias = parse(case.op_type).sources + 1
+    values[bias] = values[bias].astype(np.float32)
+    names, results = [f"x{i}" for i in range(len(values))], [f"y{i}" for i in range(len(call.outputs))]
     attrs = {k: list(v) for k, v in call.attrs.items()}
     attrs |= {k: attrs[k][0] for k in ("alpha", "lo", "hi")}
-    node = helper.make_node(call.op_type, names, ["y"], domain="cutefuse", plugin_version="1",
+    node = helper.make_node(call.op_type, names, results, domain="cutefuse", plugin_version="1",
                             plugin_namespace="cutefuse", **attrs)  # fmt: skip
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    feeds = {n: v for i, (n, v) in enumerate(zip(names, values, strict=True)) if i not in (bias - 1, bias)}
     graph = helper.make_graph(
         [node], "one",
-        [helper.make_tensor_value_info(n, kind, t.dims) for n, t in zip(names[:-2], call.inputs, strict=False)],
-        [helper.make_tensor_value_info("y", kind, call.outputs[0].dims)],
-        [numpy_helper.from_array(v, n) for v, n in zip(values[-2:], names[-2:], strict=True)],
+        [helper.make_tensor_value_info(n, kind, v.shape) for n, v in feeds.items()],
+        [helper.make_tensor_value_info(n, kind, t.dims) for n, t in zip(results, call.outputs, strict=True)],
+        [numpy_helper.from_array(values[i], names[i]) for i in (bias - 1, bias)],
     )  # fmt: skip
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("cutefuse", 1)]
     body = OPERATOR.function(call.op_type, opset, dtype)
     model = helper.make_model(graph, opset_imports=imports, functions=[body], ir_version=8 if opset < 21 else 10)
     onnx.checker.check_model(model, full_check=True)
     doubles = [v.astype(np.float64) for v in values]
-    return model, dict(zip(names[:-2], values, strict=False)), OPERATOR.reference(call, doubles)[0], \
-        OPERATOR.magnitude(call, doubles)[0]  # fmt: skip
+    return model, feeds, OPERATOR.reference(call, doubles), OPERATOR.magnitude(call, doubles)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_body_computes_the_reference(name: str, tmp_path) -> None:
-    model, feeds, truth, scale = model_of(CASES[name], 17)
-    y = Runner(model, tmp_path)(feeds)[0]
-    assert y.shape == truth.shape
-    assert np.all(np.abs(y - truth) <= 2e-6 * scale + 1e-6)
+def check(case: Case, opset: int, dtype: str, unit: float, folder: Path) -> None:
+    model, feeds, truths, scales = model_of(case, opset, dtype)
+    for y, truth, scale in zip(Runner(model, folder)(feeds), truths, scales, strict=True):
+        assert y.shape == truth.shape and y.dtype == dtype
+        assert np.all(np.abs(y - truth) <= unit * scale + unit), dtype
+
+
+# Bodies differ by their form and their activation, not by every pair of them.
+PLAIN = [n for n, c in CASES.items() if n != c.op_type.removeprefix("Cute")]
+FORMS = [n for n, c in CASES.items() if n not in PLAIN and (parse(c.op_type).sources, parse(c.op_type).suffix)
+         in ((1, "Clip"), (2, "Silu"), (8, ""), (8, "Relu"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN + FORMS)
+def test_the_body_computes_the_reference(name: str, tmp_path: Path) -> None:
+    check(CASES[name], 17, "float32", 2e-6, tmp_path)
 
 
 @pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 14, 15, 18, 21, 24])
-@pytest.mark.parametrize("name", ["2_sources_Clip", "1_sources_HardSwish", "strided", "asymmetric_pads"])
-def test_the_body_computes_the_reference_in_every_opset(name: str, opset: int, tmp_path) -> None:
+@pytest.mark.parametrize("name", ["2_sources_Clip", "1_sources_HardSwish", "strided", "asymmetric_pads", "inception",
+                                  "bottleneck", "ConcatConv3ClipAdd"])  # fmt: skip
+def test_the_body_computes_the_reference_in_every_opset(name: str, opset: int, tmp_path: Path) -> None:
     for dtype, unit in (("float32", 2e-6), ("float16", 2e-3)):
-        model, feeds, truth, scale = model_of(CASES[name], opset, dtype)
-        y = Runner(model, tmp_path)(feeds)[0]
-        assert np.all(np.abs(y - truth) <= unit * scale + unit), dtype
+        check(CASES[name], opset, dtype, unit, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [12, 13, 15, 18, 19, 21, 24])
+@pytest.mark.parametrize("name", ["enlarged_apart", "c2f", "ViewConcatConv2x3Silu", "ViewConcatConv3TanhAdd"])
+def test_the_body_of_a_view_computes_the_reference_from_opset_12_on(name: str, opset: int, tmp_path: Path) -> None:
+    for dtype, unit in (("float32", 2e-6), ("float16", 2e-3)):
+        check(CASES[name], opset, dtype, unit, tmp_path)
+    assert OPERATOR.oldest_opset(CASES[name].op_type) == 12
+
+
+@pytest.mark.parametrize("name", ["ViewConcatConv3x2Silu", "ViewConcatConv2AddRelu", "odd_residual"])
+def test_bodies_in_bfloat16_compute_in_float32(name: str) -> None:
+    case = next(c for c in OPERATOR.cases() if c.name == name)
+    model, feeds, truths, scales = model_of(case, 22, "bfloat16")
+    results = ReferenceEvaluator(inline_local_functions(model)).run(None, feeds)
+    for y, truth, scale in zip(results, truths, scales, strict=True):
+        assert y.dtype == ml_dtypes.bfloat16
+        assert np.all(np.abs(y.astype(np.float64) - truth) <= 2.0**-8 * np.abs(truth) + 1e-5 * scale + 1e-6)
+
+
+def test_names_of_op_types_are_read_as_they_are_written() -> None:
+    forms = {parse(c.op_type) for c in OPERATOR.cases()}
+    assert len(forms) == 752 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
+    assert parse("CuteViewConcatConv3AddSilu") == Form(3, "Silu", True, 1, "before")
+    assert parse("CuteConcatConv8x4") == Form(8, "", False, 4, "")
+
+
+OTHERS = """CuteConcatConv9 CuteConcatConv2x1 CuteConcatConv2x5Relu CuteConcatConv2AddAdd CuteConcatConv2x2Add
+CuteConcatConv2AddReluAdd CuteConcatConv ConcatConv2 CuteConcatConv2Gelu CuteConcatConv2ReluAdd1""".split()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_names_are_no_op_types(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        parse(name)
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,7 +147,8 @@ def test_the_reference_agrees_with_the_standards_own_convolution(data: st.DataOb
     pair, quad = st.tuples(*[st.integers(1, 3)] * 2), st.tuples(*[st.integers(0, 3)] * 4)
     geometry = Geometry((R, S), data.draw(pair), data.draw(quad), data.draw(pair))
     H, W = (data.draw(st.integers(g, g + 5)) for g in ((R - 1) * 3 + 1, (S - 1) * 3 + 1))
-    call = make_call([(2, c, H, W) for c in channels], 3, geometry, "", "float32", {})
+    sources = [Source((2, c, H, W), c) for c in channels]
+    call = make_call(Form(len(channels)), sources, [3], geometry, "float32", {})
     rng = np.random.default_rng(0)
     operands = OPERATOR.operands(call, rng)
     w = unpacked(operands[-2], channels, (R, S))
@@ -111,13 +164,42 @@ def test_the_reference_agrees_with_the_standards_own_convolution(data: st.DataOb
 
 
 def test_the_cost_counts_multiply_adds_twice_and_every_operand_once() -> None:
-    call = make_call([(2, 64, 8, 8), (2, 32, 8, 8)], 16, Geometry((1, 1)), "Relu", "float16", {})
+    sources = [Source((2, 64, 8, 8), 64), Source((2, 32, 8, 8), 32)]
+    call = make_call(Form(2, "Relu"), sources, [16], Geometry((1, 1)), "float16", {})
     cost = OPERATOR.cost(call)
     assert cost.flops == 2 * 2 * 8 * 8 * 96 * 16
     assert cost.bytes_moved == 2 * (2 * 96 * 64 + 16 * 128 + 2 * 16 * 64) + 4 * 16
 
 
+def test_a_view_costs_what_it_reads_and_a_residual_is_read_too() -> None:
+    sources = [Source((2, 64, 4, 4), 32, 16, 2), Source((2, 32, 8, 8), 32)]
+    cost = OPERATOR.cost(make_call(Form(2, "", True), sources, [16], Geometry((1, 1)), "float16", {}))
+    assert cost.flops == 2 * 2 * 8 * 8 * 64 * 16
+    assert cost.bytes_moved == 2 * (2 * 32 * 16 + 2 * 32 * 64 + 16 * 128 + 2 * 16 * 64) + 4 * 16
+    added = OPERATOR.cost(make_call(Form(2, "", True, 1, "before"), sources, [16], Geometry((1, 1)), "float16", {}))
+    assert added.bytes_moved == cost.bytes_moved + 2 * 2 * 16 * 64 and added.flops == cost.flops
+
+
+def test_several_outputs_cost_as_one_of_all_filters() -> None:
+    sources = [Source((2, 64, 8, 8), 64)]
+    one, two = (
+        OPERATOR.cost(make_call(Form(1, "", outputs=len(k)), sources, k, Geometry((3, 3)), "float32", {}))
+        for k in ([48], [16, 32])
+    )
+    assert one == two
+
+
 def test_unknown_sizes_cost_as_one_and_show_as_question_marks() -> None:
-    call = make_call([(-1, 64, -1, -1), (-1, 32, -1, -1)], 16, Geometry((3, 3)), "", "float32", {})
+    sources = [Source((-1, 64, -1, -1), 64), Source((-1, 32, -1, -1), 32)]
+    call = make_call(Form(2), sources, [16], Geometry((3, 3)), "float32", {})
     assert OPERATOR.cost(call).flops == 2 * math.prod((96, 16, 9))
     assert OPERATOR.title(call) == "64+32->16 3x3 @?x? linear"
+
+
+def test_the_title_shows_ranges_factors_outputs_and_residuals() -> None:
+    by_name = {c.name: OPERATOR.title(OPERATOR.call(c, "float16")) for c in OPERATOR.cases()}
+    assert by_name["c2f"] == "32+[0:16]+[16:32]->32 1x1 @20x20 Silu"
+    assert by_name["enlarged_apart"] == "[8:24]up4+16+[16:24]up2->19 3x3 @9x11 linear"
+    assert by_name["inception"] == "48+16->24|16|40 1x1 @7x9 Relu"
+    assert by_name["bottleneck"].endswith("add Relu") and by_name["odd_residual"].endswith("Silu add")
+    assert by_name["ConcatConv1Add"].endswith("@4x8 add")

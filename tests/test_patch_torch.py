@@ -12,6 +12,12 @@ from cutefuse.patch import Options, patch
 from models import exports
 
 pytestmark = pytest.mark.torch
+# With a dynamic batch nothing proves that attention's output, a Reshape, has the batch of the residual.
+DYNAMIC_BATCH = {"llama_block": ["CuteRMSNorm", "CuteRMSNorm"]}
+BEFORE_VIEWS = {  # a body of a view needs opset 12
+    "yolo_up": ["CuteConcatConv2Silu"],
+    "elan": ["CuteConcatConv2x2Silu", "CuteConcatConv2Silu"],
+}
 
 
 def check(path: Path, types: list[str]) -> None:
@@ -27,7 +33,10 @@ def check(path: Path, types: list[str]) -> None:
 @pytest.mark.parametrize("name", exports.NAMES)
 def test_the_tracing_exporters_graphs_are_fused(name: str, opset: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    check(tmp_path / "m.onnx", exports.export(name, tmp_path / "m.onnx", opset, dynamo=False))
+    if opset < exports.OLDEST_TRACING.get(name, 0):
+        pytest.skip("the exporter has no form of it in this opset")
+    types = DYNAMIC_BATCH.get(name, exports.export(name, tmp_path / "m.onnx", opset, dynamo=False))
+    check(tmp_path / "m.onnx", BEFORE_VIEWS.get(name, types) if opset < 12 else types)
 
 
 @pytest.mark.parametrize("opset", exports.DYNAMO_OPSETS)

@@ -141,6 +141,30 @@ def test_int8_plugins_cost_what_their_packed_weights_say(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("op_type", "inputs", "outputs", "flops"),
+    [
+        ("CuteConcatConv2x2Relu", [[1, 64, 8, 8], [1, 32, 8, 8], [48, 1152], [48]], [[1, 16, 8, 8], [1, 32, 8, 8]],
+         2 * 64 * 48 * 96 * 9),
+        ("CuteConcatConv2AddRelu", [[48, 64, 8, 8], [48, 64, 8, 8], [48, 128], [48], [48, 48, 8, 8]],
+         [[48, 48, 8, 8]], 2 * 48 * 64 * 48 * 128),
+        ("CuteViewConcatConv2", [[1, 256, 4, 4], [1, 32, 8, 8], [48, 128], [48]], [[1, 48, 8, 8]],
+         2 * 64 * 48 * 128),  # 40 of 256 channels, and 32: both padded to 64
+        ("CuteConcatConv2x2Relu", [[1, 64, 8, 8], [1, 32, 8, 8], [48, 1152], [48]], [[1, 16, 8, 8]], None),
+    ],
+)  # fmt: skip
+def test_the_plugins_other_forms_are_counted_from_the_packed_weights_too(
+    tmp_path: Path, op_type: str, inputs: list[list[int]], outputs: list[list[int]], flops: int | None
+) -> None:
+    tensors = {
+        "Inputs": [ef.tensor(f"x{i}", d) for i, d in enumerate(inputs)],
+        "Outputs": [ef.tensor(f"y{i}", d) for i, d in enumerate(outputs)],
+    }
+    layer = {**ef.PLUGIN, "PluginType": op_type, **tensors}
+    engine = read_engine(find_engines(ef.write_engine(tmp_path, "n", [layer]))[0])
+    assert layer_cost(engine, engine.layers[0]).flops == flops
+
+
+@pytest.mark.parametrize(
     ("a", "b", "out", "flops"),
     [
         ([4, 32], [32, 8], [4, 8], 2 * 4 * 8 * 32),

@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto
 
-from cutefuse import conv_math, conv_site, kernels
+from cutefuse import conv_cases, conv_form, conv_match, conv_math
 from cutefuse.body import Body
-from cutefuse.chain import FLOAT_MAX, chain_after
+from cutefuse.conv_form import AFTER, BEFORE, Source
 from cutefuse.graph import Graph
-from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
-from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
+from cutefuse.kernels import Call
+from cutefuse.ops.op import Case, Cost, FusedOp, Match, Refusal
 from cutefuse.quant_site import is_quantised
 
-MAX_SOURCES = 8
-SUFFIXES = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi",
     "channel_starts", "upsample", "output_channels",
 ]  # fmt: skip
-SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-def make_call(
-    sources: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, dtype: str,
-    params: dict[str, float],
-) -> Call:  # fmt: skip
-    """The call of N,C,H,W sources and K filters, every attribute written."""
-    channels = [s[1] for s in sources]
-    sizes = conv_math.packed_sizes(channels, geometry.kernel_shape)
-    first = sources[0]
-    y = (first[0], filters, *(geometry.output_size(i, first[2 + i]) for i in range(2)))
-    attrs: dict[str, Any] = {
-        "channels": channels, **geometry.attrs(), "packed_sizes": sizes,
-        "alpha": [0.01], "lo": [-FLOAT_MAX], "hi": [FLOAT_MAX], **{k: [v] for k, v in params.items()},
-        "channel_starts": [0], "upsample": [1], "output_channels": [0],
-    }  # fmt: skip
-    inputs = [Tensor(s, dtype, CHANNELS_LAST) for s in sources]
-    inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
-    return Call(f"CuteConcatConv{len(sources)}{suffix}", inputs, [Tensor(y, dtype, CHANNELS_LAST)], attrs)
 
 
 class ConcatConv(FusedOp):
@@ -50,95 +28,91 @@ class ConcatConv(FusedOp):
     anchors = frozenset({"Conv"})
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        if is_quantised(graph, node):
-            return None
-        found = self._match(graph, node, MAX_SOURCES)
-        if isinstance(found, Match) and kernels.reject(found.call):
-            # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
-            joined = self._match(graph, node, 0)
-            found = joined if isinstance(joined, Match) and not kernels.reject(joined.call) else found
-        return found
+        return None if is_quantised(graph, node) else conv_match.match(graph, node)
 
-    def _match(self, graph: Graph, node: NodeProto, flatten_to: int) -> Match | Refusal | None:
-        site = conv_site.find_concat(graph, node, MAX_SOURCES, flatten_to)
-        if site is None or isinstance(site, Refusal):
-            return site
-        facts = conv_site.read(graph, node, site)
-        if isinstance(facts, Refusal):
-            return facts
-        tail = chain_after(graph, node.output[0], facts.weight_dims[0])
-        folded = conv_site.Folded(graph, facts, tail.steps)
-        nodes = (node, *site.nodes, *tail.nodes)
-        if reason := folded.reject():
-            return Refusal(reason, nodes)
-        call = make_call(facts.sources, facts.weight_dims[0], facts.geometry, tail.suffix, facts.dtype, tail.params)
-        w, b = call.inputs[-2:]
-        constants = (
-            Constant("packed_weight", tuple(w.dims), w.dtype, folded.packed, typed=True),
-            Constant("bias", tuple(b.dims), b.dtype, folded.bias),
-        )
-        saved = conv_site.bytes_saved(graph, site, facts, SIZES[facts.dtype])
-        return Match(call, nodes, (*site.sources, *constants), (tail.output,), saved)
+    def merge_key(self, match: Match) -> Hashable | None:
+        return conv_match.merge_key(match)
+
+    def merge(self, matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
+        return conv_match.merge(matches)
+
+    def oldest_opset(self, op_type: str) -> int:
+        # Before opset 12 a list attribute cannot become a tensor, and views slice and resize by such.
+        return 12 if conv_form.parse(op_type).view else super().oldest_opset(op_type)
 
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
-        rest = op_type.removeprefix("CuteConcatConv")
-        count, suffix = int(rest[0]), rest[1:]
-        body = Body(opset, dtype)
-        formals, w, b = [body.formal(f"x{i}") for i in range(count)], body.formal("w"), body.formal("b")
+        form, body = conv_form.parse(op_type), Body(opset, dtype)
+        formals = [body.formal(name) for name in (*(f"x{i}" for i in range(form.sources)), "w", "b")]
+        formals += [body.formal("z")] if form.residual else []
         # Few runtimes convolve bfloat16 and before opset 22 the standard has no such Conv: compute it in float32.
         widen = dtype == "bfloat16"
-        xs = [body.add("Cast", x, to=TensorProto.FLOAT) for x in formals] if widen else formals
-        filters = conv_math.unpack(body, body.add("Cast", w, to=TensorProto.FLOAT) if widen else w, xs)
-        concat = body.add("Concat", *xs, axis=1) if count > 1 else xs[0]
+        wide = [body.add("Cast", f, to=TensorProto.FLOAT) if widen and f != body.formal("b") else f for f in formals]
+        xs, (w, b, *z) = wide[: form.sources], wide[form.sources :]
+        xs = [conv_math.view(body, x, i) for i, x in enumerate(xs)] if form.view else xs
+        filters = conv_math.unpack(body, w, xs)
+        concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
         refs = {name: name for name in ("kernel_shape", "strides", "pads", "dilations")}
         y = body.add("Conv", concat, filters, b if widen else body.cast_like(b, xs[0]), refs=refs)
-        y = conv_math.activate(body, suffix, y, "float32" if widen else dtype)
+        y = body.add("Add", y, *z) if form.residual == BEFORE else y
+        y = conv_math.activate(body, form.suffix, y, "float32" if widen else dtype)
+        y = body.add("Add", y, *z) if form.residual == AFTER else y
         y = body.cast_like(y, formals[0]) if widen else y
-        return body.finish(op_type, [*formals, w, b], [y], ATTRS)
+        return body.finish(op_type, formals, body.split(y, "output_channels", form.outputs, axis=1), ATTRS)
 
     def cases(self) -> list[Case]:
-        return conv_math.cases(SUFFIXES, MAX_SOURCES)
+        return conv_cases.cases()
 
     def call(self, case: Case, dtype: str) -> Call:
-        sizes: dict[str, Any] = dict(case.sizes)
-        attrs: dict[str, Any] = dict(case.attrs)
+        form, sizes, attrs = conv_form.parse(case.op_type), dict[str, Any](case.sizes), dict[str, Any](case.attrs)
         params: dict[str, float] = {k: attrs.pop(k)[0] for k in ("alpha", "lo", "hi") if k in attrs}
+        starts, factors, outputs = (
+            attrs.pop(name, default)
+            for name, default in (("channel_starts", [0] * 8), ("upsample", [1] * 8), ("output_channels", ()))
+        )
+        sources = []
+        for i, c in enumerate(sizes["C"]):
+            width = sizes["widths"][i] if "widths" in sizes else starts[i] + c
+            dims = (sizes["N"], width, sizes["H"] // factors[i], sizes["W"] // factors[i])
+            sources.append(Source(dims, c, starts[i], factors[i]))
         geometry = conv_math.Geometry((sizes["R"], sizes["S"]), **{k: tuple(v) for k, v in attrs.items()})
-        sources = [(sizes["N"], c, sizes["H"], sizes["W"]) for c in sizes["C"]]
-        suffix = case.op_type.removeprefix(f"CuteConcatConv{len(sources)}")
-        return make_call(sources, sizes["K"], geometry, suffix, dtype, params)
+        return conv_match.make_call(form, sources, outputs or (sizes["K"],), geometry, dtype, params)
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
-        shape: Any = call.attrs["kernel_shape"]
-        channels: Any = call.attrs["channels"]
-        fan_in = sum(channels) * math.prod(shape)
-        xs = [rng.standard_normal(t.dims) for t in call.inputs[:-2]]
-        w = rng.standard_normal((call.inputs[-1].dims[0], sum(channels), *shape)) / math.sqrt(fan_in)
-        return [*xs, conv_math.pack(w, channels), rng.standard_normal(call.inputs[-1].dims)]
+        form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
+        values = [rng.standard_normal(t.dims) for t in call.inputs]
+        channels, shape, filters = attrs["channels"], attrs["kernel_shape"], call.inputs[form.sources].dims[0]
+        w = rng.standard_normal((filters, sum(channels), *shape)) / math.sqrt(sum(channels) * math.prod(shape))
+        values[form.sources] = conv_math.pack(w, channels)
+        return values
 
     def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [conv_math.activation(call, conv_math.convolve(call, operands))]
+        return conv_math.finish(call, conv_math.convolve(call, operands), operands)
 
     def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [conv_math.convolve(call, [np.abs(o) for o in operands])]
+        absolute = [np.abs(o) for o in operands]
+        total = conv_math.convolve(call, absolute)
+        return conv_math.split_channels(call, total + absolute[-1] if conv_form.parse(call.op_type).residual else total)
 
     def tolerance(self, dtype: str) -> float:
         return {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2}[dtype]
 
     def cost(self, call: Call) -> Cost:
-        sizes = [math.prod(max(1, d) for d in t.dims) * SIZES[t.dtype] for t in (*call.inputs, *call.outputs)]
-        channels: Any = call.attrs["channels"]
-        shape: Any = call.attrs["kernel_shape"]
-        y = math.prod(max(1, d) for d in call.outputs[0].dims)
-        return Cost(2 * y * sum(channels) * math.prod(shape), sum(sizes))
+        form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
+        elements = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
+        for i, (tensor, channels) in enumerate(zip(call.inputs, attrs["channels"], strict=False)):
+            elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor only what is read
+        sizes = [n * conv_match.SIZES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)]
+        y = sum(elements[form.inputs :])
+        return Cost(2 * y * sum(attrs["channels"]) * math.prod(attrs["kernel_shape"]), sum(sizes))
 
     def title(self, call: Call) -> str:
-        shape: Any = call.attrs["kernel_shape"]
-        channels: Any = call.attrs["channels"]
-        k, p, q = call.outputs[0].dims[1:]
-        suffix = call.op_type.removeprefix(f"CuteConcatConv{len(channels)}")
-        size = "x".join("?" if d < 0 else str(d) for d in (p, q))
-        return f"{'+'.join(map(str, channels))}->{k} {shape[0]}x{shape[1]} @{size} {suffix or 'linear'}"
+        form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
+        r, s = attrs["kernel_shape"]
+        sources = [str(source) for source in conv_match.sources_of(call)]
+        outputs = "|".join(str(t.dims[1]) for t in call.outputs)
+        size = "x".join("?" if d < 0 else str(d) for d in call.outputs[0].dims[2:])
+        tail = {BEFORE: f"add {form.suffix}".strip(), AFTER: f"{form.suffix} add", "": form.suffix or "linear"}
+        return f"{'+'.join(sources)}->{outputs} {r}x{s} @{size} {tail[form.residual]}"
 
 
 OPERATOR = ConcatConv()

@@ -7,7 +7,7 @@ that of cutlass_kernels/<stem>/ and plugins/<stem>.cpp. Legality is not here: th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,9 @@ class Match:
     outputs: tensor names that the new node produces in their stead; "" for one that the graph does not use.
     call: shapes (-1 unknown), types, layouts and every attribute; what `kernels.reject` is asked.
     bytes_saved: intermediate tensor -> bytes of traffic that end when the graph no longer computes it.
+    takes: what the match takes in beyond the operator's plain form ('upsample', ...); `--without` names it.
+    otherwise: the next smaller match of the same site, for where this one cannot be had.
+    notes: sentences about what was left outside, and why.
     """
 
     call: Call
@@ -61,6 +64,9 @@ class Match:
     inputs: tuple[str | Constant | Quantized, ...]
     outputs: tuple[str, ...]
     bytes_saved: Mapping[str, int] = field(default_factory=dict)
+    takes: frozenset[str] = frozenset()
+    otherwise: Match | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,18 @@ class FusedOp(ABC):
     @abstractmethod
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         """The site around an anchor node: a Match, a Refusal, or None when it is no candidate at all."""
+
+    def merge_key(self, match: Match) -> Hashable | None:
+        """Equal for matches that one call may compute together; None for one that must stay alone."""
+        return None
+
+    def merge(self, matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
+        """Matches of equal key as fewer calls: (positions, one match with their outputs); others stay as they are."""
+        return []
+
+    def oldest_opset(self, op_type: str) -> int:
+        """The first opset in which `function` can write the body of an op_type."""
+        return self.min_body_opset
 
     @abstractmethod
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, NodeProto
 
-from cutefuse import conv_math, quant_site
+from cutefuse import conv_match, conv_math, quant_site
 from cutefuse.body import Body
-from cutefuse.chain import chain_after
+from cutefuse.chain import chains_after
+from cutefuse.conv_form import MAX_SOURCES, Form, Source
 from cutefuse.graph import ELEM_TYPES, Graph
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops import concat_conv
@@ -41,9 +42,14 @@ def plain_call(call: Call) -> Call:
     geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
     params = {k: attrs[k][0] for k in ("alpha", "lo", "hi")}
     sources = [t.dims for t in call.inputs[:-3]]
-    return concat_conv.make_call(
-        sources, call.inputs[-1].dims[0], geometry, parts(call.op_type)[1], "float32", params
-    )  # fmt: skip
+    return _plain(sources, call.inputs[-1].dims[0], geometry, parts(call.op_type)[1], params)
+
+
+def _plain(
+    dims: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, params: dict[str, float]
+) -> Call:
+    sources = [Source(d, d[1]) for d in dims]
+    return conv_match.make_call(Form(len(sources), suffix), sources, [filters], geometry, "float32", params)
 
 
 def make_call(plain: Call, scales: Sequence[float], dtype: str, output_scale: float | None) -> Call:
@@ -68,11 +74,11 @@ class QuantConcatConv(FusedOp):
     min_body_opset = 13  # DequantizeLinear along an axis
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        site = quant_site.find(graph, node, concat_conv.MAX_SOURCES)
+        site = quant_site.find(graph, node, MAX_SOURCES)
         if site is None or isinstance(site, Refusal):
             return site
         K = site.weight.dims[0]
-        tail = chain_after(graph, node.output[0], K)
+        (tail,) = chains_after(graph, node.output[0], K)
         factor, bias = site.weight.scale, site.bias
         for step in tail.steps:  # affine steps per channel move into the filter's scales and the bias
             scale, shift = step.make()
@@ -86,7 +92,7 @@ class QuantConcatConv(FusedOp):
         dtype = graph.dtype(tail.output) or graph.dtype(node.output[0]) or "float32"
         if dtype not in self.dtypes:
             return Refusal(f"quantised site: the Conv gives {dtype}; only {', '.join(self.dtypes)} can be fused", nodes)
-        plain = concat_conv.make_call(site.dims, K, site.geometry, tail.suffix, "float32", tail.params)
+        plain = _plain(site.dims, K, site.geometry, tail.suffix, tail.params)
         call = make_call(plain, site.scales, dtype, None if last is None else last.value)
         channels = [d[1] for d in site.dims]
         constants = (

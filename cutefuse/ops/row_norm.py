@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from onnx import FunctionProto, NodeProto
@@ -25,6 +26,14 @@ class RowNorm(FusedOp):
         norm = norm_site.find(graph, node)
         if norm is None or isinstance(norm, Refusal):
             return norm
+        found = self._match(graph, norm)
+        if isinstance(found, Match) and norm.total is not None:  # another operator may want the Add for itself
+            alone = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
+            smaller = self._match(graph, alone)
+            found = replace(found, otherwise=smaller if isinstance(smaller, Match) else None)
+        return found
+
+    def _match(self, graph: Graph, norm: norm_site.Norm) -> Match | Refusal:
         dtype, dims = graph.dtype(norm.x), graph.dims(norm.x)
         if dtype not in self.dtypes or graph.dtype(norm.y) not in (dtype, None):
             return Refusal(f"the norm of {dtype} into {graph.dtype(norm.y)} is not supported; both must be one of "

@@ -176,24 +176,29 @@ def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     return 2 * volume * math.sqrt(sizes[0] * sizes[1] / volume / max(batch, 1))
 
 
-_SOURCES = re.compile(r"CuteQ?ConcatConv(\d+)")
+_SOURCES = re.compile(r"Cute(?P<view>View)?Q?ConcatConv(?P<sources>\d+)")
 
 
 def _plugin_flops(layer: Layer, out: Tensor) -> float | None:
-    """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest]; row norms by volume."""
+    """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest]; row norms by volume.
+
+    The sources of a view may be parts of wider tensors: for them the padded channels count.
+    """
     text = f"{layer.name} {layer.raw.get('PluginType', '')} {layer.raw.get('ParameterType', '')}"
     found = _SOURCES.search(text)
     if not found:
         volume = _volume(out)
         return 5 * volume if volume and "Norm" in text else None
-    count = int(found[1])
+    count = int(found["sources"])
     sources, rest = layer.inputs[:count], layer.inputs[count:]
-    if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in sources):
+    if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in (*sources, *layer.outputs)):
         return None
-    packed = next((t.elements for t in rest if t.elements and len(t.dims) >= 2 and t.dims[0] == out.dims[1]), None)
+    filters = sum(t.dims[1] for t in layer.outputs)
+    packed = next((t.elements for t in rest if t.elements and len(t.dims) == 2 and t.dims[0] == filters), None)
+    elements = [t.elements for t in layer.outputs]
     channels = [t.dims[1] for t in sources]
     padded = sum(-(-c // 64) * 64 for c in channels)
-    if not packed or not padded or out.elements is None:
+    if not packed or not padded or None in elements:
         return None
-    taps = packed / out.dims[1] / padded
-    return 2.0 * out.elements * sum(channels) * taps
+    columns = packed / filters
+    return 2.0 * sum(e for e in elements if e) * (columns if found["view"] else columns / padded * sum(channels))
