@@ -64,6 +64,7 @@ class Site:
             "op_type": call.op_type if call else None,
             "status": self.status,
             "reason": self.reason,
+            "takes": sorted(self.match.takes) if self.match else [],
             "notes": list(self.match.notes) if self.match else [],
             "title": self.op.title(call) if call else None,
             "nodes": [label(n) for n in self.nodes],

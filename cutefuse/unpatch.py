@@ -86,9 +86,13 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
     constants: dict[str, TensorProto] = {}
     nodes: list[NodeProto] = []
     consumed: set[str] = set()
+    same: dict[str, str] = {}  # what nodes that change nothing give -> what they take
     for node in graph.nodes:
+        node.input[:] = [same.get(name, name) for name in node.input]
         results = None if kept & set(node.output) else _evaluate(graph, node, values)
-        if results is None:
+        if results is None and _changes_nothing(graph, node, values):
+            same[node.output[0]] = node.input[0]
+        elif results is None:
             for name in node.input:
                 if name in values and name not in constants:
                     constants[name] = out.tensor(name, values[name], values[name].dtype.name)
@@ -127,6 +131,19 @@ def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -
     if node.op_type == "Gather" and operands[0].dtype == np.int64 and np.any(operands[0][operands[1]] < 0):
         return None  # asks for a size that is not known
     return run_node(node, graph.opset, operands)
+
+
+def _changes_nothing(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -> bool:
+    """Whether a body's Slice takes all channels, or its Resize repeats every pixel once."""
+    if not node.output[0].startswith(FORMAL) or any(n and n not in values for n in node.input[1:]):
+        return False
+    if node.op_type == "Resize":
+        return bool(np.all(values[node.input[2]] == 1)) if len(node.input) == 3 else False
+    dims = graph.dims(node.input[0])
+    if node.op_type != "Slice" or dims is None or len(dims) != 4 or len(node.input) != 4:
+        return False
+    starts, ends, axes = (values[n].tolist() for n in node.input[1:])
+    return (starts, axes) == ([0], [1]) and 0 <= dims[1] <= ends[0]
 
 
 def _known_shape(graph: Graph, tensor: str) -> np.ndarray | None:

@@ -21,6 +21,35 @@ TWO = (
 )
 
 
+AROUND = {
+    "enlarged": ("u = Resize(a, , s) c = Concat<axis=1>(u, b) x = Conv(c, w) y = Relu(x)",
+                 ["Resize", "Concat", "Conv", "Relu"]),
+    "a range": ("p, q = Split<axis=1>(b, z) u = Resize(a, , s) c = Concat<axis=1>(u, q) x = Conv(c, v) y = Relu(x)",
+                ["Resize", "Slice", "Concat", "Conv", "Relu"]),
+    "a residual": ("u = Resize(a, , s) c = Concat<axis=1>(u, b) x = Conv(c, w3) t = Add(x, e) y = Tanh(t)",
+                   ["Resize", "Concat", "Conv", "Add", "Tanh"]),
+    "side by side": ("c = Concat<axis=1>(e, b) p = Conv(c, w3) r = Relu(p) q = Conv(c, w3) t = Relu(q) y = Sub(r, t)",
+                     ["Concat", "Conv", "Relu", "Split", "Sub"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("name", AROUND)
+def test_what_a_site_took_in_comes_back_and_nothing_that_changes_nothing(name: str, opset: int, tmp_path: Path) -> None:
+    body, ops = AROUND[name]
+    sizes = {"s": np.float32([1, 1, 2, 2]), "z": np.int64([8, 8])}
+    values = weights(w=(8, 24, 3, 3), w3=(8, 24, 1, 1), v=(8, 16, 3, 3)) | sizes
+    inputs = {"a": "n,8,4,3", "b": "n,16,8,6", "e": "n,8,8,6"}
+    onnx.save(graph(body, values, opset=opset, inputs=inputs), str(tmp_path / "m.onnx"))
+    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--verify"]) == 0
+    assert unpatch(tmp_path / "m.cutefuse.onnx", tmp_path / "plain.onnx") == 1
+    plain = onnx.load(str(tmp_path / "plain.onnx"))
+    assert sorted(n.op_type for n in plain.graph.node) == sorted(ops)
+    assert verify(tmp_path / "m.onnx", plain, tmp_path, 1e-5, {})["passed"]
+    read = {name for n in plain.graph.node for name in n.input}
+    assert {t.name for t in plain.graph.initializer} - read <= {*values}, "what was superfluous before, nothing new"
+
+
 @pytest.mark.parametrize("functions", [[], ["--no-functions"]])
 @pytest.mark.parametrize("opset", [9, 11, 13, 17, 21])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

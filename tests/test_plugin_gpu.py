@@ -99,9 +99,13 @@ def test_every_tactic_gives_the_convolution(host: Host, dtype: str, channels: li
         case.assert_right(y)
 
 
-# What float64 on the CPU can follow in a blink.
+# What float64 on the CPU can follow in a blink. Cases that are there for their op_type alone are 700: every fifth runs,
+# which still is every form, every number of sources and every activation, though not every combination of the three.
 CASES = [
-    (op, case) for op in operators() for case in op.cases() if op.cost(op.call(case, case.dtypes[0])).flops < 50_000_000
+    (op, case)
+    for op in operators()
+    for i, case in enumerate(op.cases())
+    if op.cost(op.call(case, case.dtypes[0])).flops < 50_000_000 and (f"Cute{case.name}" != case.op_type or i % 5 == 0)
 ]
 
 
