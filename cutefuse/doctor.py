@@ -67,12 +67,27 @@ def check_gpu() -> list[Finding]:
     driver.cuDriverGetVersion(ctypes.byref(version))
     found = [Finding("driver", OK, f"CUDA {version.value // 1000}.{version.value % 1000 // 10}")]
     for index in range(count.value):
-        name, major, minor = ctypes.create_string_buffer(256), ctypes.c_int(0), ctypes.c_int(0)
+        name = ctypes.create_string_buffer(256)
         driver.cuDeviceGetName(name, 256, index)
-        for attribute, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
-        found.append(judge_device(name.value.decode(), major.value, minor.value, built_archs()))
+        found.append(judge_device(name.value.decode(), *_capability(driver, index), built_archs()))
     return found
+
+
+def _capability(driver: ctypes.CDLL, index: int) -> tuple[int, int]:
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    for attribute, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
+    return major.value, minor.value
+
+
+def local_sm() -> int:
+    """Compute capability * 10 of the first GPU of this machine; 0 without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    major, minor = _capability(driver, 0) if driver.cuInit(0) == 0 else (0, 0)
+    return 10 * major + minor
 
 
 def built_archs() -> list[str]:

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cutefuse import plugin_path
@@ -182,6 +182,12 @@ def configs(call: Call) -> list[int]:
     ids = (ctypes.c_int32 * 256)()
     count = library().cutefuse_configs(op_id, ctypes.byref(raw), ids, len(ids))
     return list(ids[:count])
+
+
+def made_for(call: Call, sm: int) -> bool:
+    """Whether a tile that was written for exactly this compute capability can run the call, built or not."""
+    tiles = {c["id"] for c in operator_of(call.op_type)["configs"] if c["min_sm"] == sm}
+    return any(i in tiles for i in configs(replace(call, sm=0, _keep=[])))
 
 
 def run(call: Call) -> None:

@@ -21,12 +21,23 @@ import onnx
 
 import cutefuse
 from cutefuse import table
+from cutefuse.doctor import local_sm
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import Graph, op_counts
 from cutefuse.ops import operators
 from cutefuse.output import write_text
 from cutefuse.rewrite import Plan, add_bodies, apply_sites, plan
-from cutefuse.sites import EXCLUDED, FUSED, MERGED, Site, check_bodies, check_overlaps, find_sites, merge_parallel
+from cutefuse.sites import (
+    EXCLUDED,
+    FUSED,
+    MERGED,
+    Site,
+    check_bodies,
+    check_overlaps,
+    find_sites,
+    merge_parallel,
+    suit_device,
+)
 from cutefuse.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 
 SCHEMA = 1
@@ -43,6 +54,7 @@ class Options:
     include_op: Sequence[str] = ()
     exclude_op: Sequence[str] = ()
     without: Sequence[str] = ()  # of TAKES
+    sm: int = 0  # compute capability * 10 of the GPU that will run the model; 0 for any
     functions: bool = True
     verify: bool = False
     seed: int = 0
@@ -98,11 +110,12 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         from cutefuse.retype import retype
 
         conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32)
+    suit_device(sites, options.sm)
     if options.functions:
         check_bodies(graph, sites)
     check_overlaps(graph, sites)  # last of the checks: a site that is excluded claims nothing
     if "parallel" not in options.without:
-        merge_parallel(graph, sites)
+        merge_parallel(graph, sites, options.sm)
     doomed = plan(graph, sites)
     fused = [s for s in sites if s.status == FUSED]
     digest = sha256_of(source)
@@ -112,6 +125,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         "input": {"path": str(source), "sha256": digest},
         "output": {"path": str(output)},
         "opset": graph.opset,
+        "sm": options.sm,
         "conversion": conversion,
         "sites": [],
         "verify": None,
@@ -297,6 +311,9 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--without", action="append", default=[], choices=TAKES,
                    help="leave outside what a fusion could take in: nearest upsampling of a source, sources that are "
                         "channel ranges, the Add of a residual, or parallel Convs on the same Concat")  # fmt: skip
+    p.add_argument("--sm", type=int, metavar="90",
+                   help="compute capability of the GPU that will run the model, to leave outside what only an older "
+                        "generation's kernels can take in; default: that of this machine's GPU; 0: any")  # fmt: skip
     p.add_argument("--no-functions", action="store_true", help="leave function bodies out (TensorRT 10.6 and older)")
     p.add_argument(
         "--verify", action="store_true", help="run original and patched model on the same inputs and compare"
@@ -324,7 +341,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of `cutefuse patch` and scripts/patch_onnx.py."""
     args = make_parser().parse_args(argv)
     options = Options(
-        args.include, args.exclude, args.include_op, args.exclude_op, args.without, not args.no_functions, args.verify,
+        args.include, args.exclude, args.include_op, args.exclude_op, args.without,
+        local_sm() if args.sm is None else args.sm, not args.no_functions, args.verify,
         args.seed, dict(args.input_shape), args.dry_run, args.profile, args.min_gain, DTYPES.get(args.dtype, ""),
         args.scope or ("sites" if args.dtype == "bf16" else "model"), args.keep_float32,
     )  # fmt: skip

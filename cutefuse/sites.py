@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +212,24 @@ def _rival(site: Site, claimed: Mapping[int, Site]) -> Site | None:
     return next((claimed[id(n)] for n in site.match.nodes if id(n) in claimed), None)
 
 
-def merge_parallel(graph: Graph, sites: Sequence[Site]) -> None:
-    """Let one call compute the sites that an operator can merge: the first of them gets it, the others MERGED."""
+def suit_device(sites: Sequence[Site], sm: int) -> None:
+    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not."""
+    for site in (s for s in sites if s.status == FUSED and s.op.own_tiles_first):
+        smaller = site.match
+        while smaller is not None and not kernels.made_for(smaller.call, sm):
+            smaller = smaller.otherwise
+        if smaller is None or smaller is site.match or site.match is None:
+            continue
+        left = ", ".join(sorted(site.match.takes - smaller.takes))
+        note = f"{left} left outside: compute capability {sm // 10}.{sm % 10} has faster kernels without; see --sm"
+        site.take(replace(smaller, notes=(*smaller.notes, note)))
+
+
+def merge_parallel(graph: Graph, sites: Sequence[Site], sm: int) -> None:
+    """Let one call compute the sites that an operator can merge: the first of them gets it, the others MERGED.
+
+    Sites with tiles of the GPU's own generation stay alone when their merged call has none.
+    """
     fused = [s for s in sites if s.status == FUSED and s.match]
     types = {_kind(graph, s.match) for s in fused if s.match}
     if graph.opset < CAST_LIKE_OPSET and len(types) > 1:  # one body could not serve the merged op_types of both
@@ -225,7 +241,10 @@ def merge_parallel(graph: Graph, sites: Sequence[Site]) -> None:
         if (key := site.op.merge_key(site.match)) is not None:
             groups.setdefault((site.op.stem, site.cast_from, key), []).append(site)
     for group in groups.values():
-        for positions, match in group[0].op.merge([s.match for s in group if s.match]):
+        alone = [s.match for s in group if s.match]
+        for positions, match in group[0].op.merge(alone):
+            if group[0].op.own_tiles_first and kernels.made_for(alone[0].call, sm) > kernels.made_for(match.call, sm):
+                continue
             head = group[min(positions)]
             head.match, head.nodes = match, sorted(match.nodes, key=lambda n: order[id(n)])
             for other in (group[i] for i in positions if group[i] is not head):

@@ -24,6 +24,7 @@ import numpy as np
 
 import cutefuse
 from cutefuse import engine, host_memory, kernels, plugin_path
+from cutefuse.doctor import local_sm
 from cutefuse.engine import trtexec
 from cutefuse.engine.files import Artifacts, write_json
 from cutefuse.errors import CutefuseError, run_command
@@ -171,7 +172,7 @@ def make_models(name: str, dtype: str, outdir: Path, small: bool) -> tuple[Path,
     plain = outdir / f"{name}_{dtype}.onnx"
     onnx.save(models.build(name, dtype, small), plain)
     patched = outdir / f"{name}_{dtype}.cutefuse.onnx"
-    result = patch(plain, patched, Options(verify=True))
+    result = patch(plain, patched, Options(verify=True, sm=local_sm()))
     if result.exit_code:
         raise CutefuseError(f"{plain.name} could not be patched (exit code {result.exit_code}); see its patch.json")
     return plain, patched

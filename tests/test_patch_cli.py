@@ -132,6 +132,15 @@ def test_a_wrong_packing_fails_verification_and_leaves_no_model(
     assert not proof["passed"] and proof["first_wrong_site"] == "Conv_1"
 
 
+def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutefuse import patch as command
+
+    monkeypatch.setattr(command, "local_sm", lambda: 89)
+    for options, sm in (([], 89), (["--sm", "90"], 90), (["--sm", "0"], 0)):
+        assert main([str(source), *options]) == 0
+        assert json.loads(source.with_name("model.patch.json").read_text())["sm"] == sm
+
+
 def test_verification_needs_no_function_bodies_in_the_written_file(source: Path) -> None:
     assert main([str(source), "--no-functions", "--verify"]) == 0
     patched = onnx.load(str(source.with_name("model.cutefuse.onnx")))

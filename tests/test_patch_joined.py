@@ -213,3 +213,38 @@ def test_merged_sites_can_be_lowered_and_undone(tmp_path: Path) -> None:
     assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 1
     plain = onnx.load(str(tmp_path / "plain.onnx"))
     assert {"Conv", "Split"} <= {n.op_type for n in plain.graph.node} and not fused_types(plain)
+
+
+# Hopper's own kernels take ranges, neither float32 nor the rest; which of them are built does not matter here.
+ON_HOPPER = {
+    "residual": (CONV + "s = Add(x, z) y = Relu(s)", ["CuteConcatConv2"], "residual left outside"),
+    "upsample": ("u = Resize(q, , t) c = Concat<axis=1>(u, b) x = Conv(c, w, k) y = Relu(x)", ["CuteConcatConv2Relu"],
+                 "upsample left outside"),
+    "a range": ("p, r = Split<axis=1>(b, h) c = Concat<axis=1>(r, a) x = Conv(c, v, k) y = Relu(x)",
+                ["CuteViewConcatConv2Relu"], ""),
+    "a range and upsample": (
+        "p, r = Split<axis=1>(b, h) u = Resize(q, , t) c = Concat<axis=1>(r, u) x = Conv(c, v, k) y = Relu(x)",
+        ["CuteViewConcatConv2Relu"], "upsample left outside"),
+    "side by side": (JOIN + "x = Conv(c, w, k) t1 = Relu(x) x2 = Conv(c, w) t2 = Relu(x2) y = Sub(t1, t2)",
+                     ["CuteConcatConv2Relu"] * 2, ""),
+    "plain": (CONV + "y = Relu(x)", ["CuteConcatConv2Relu"], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_HOPPER)
+def test_what_hoppers_own_kernels_cannot_take_in_is_left_outside_for_hopper(name: str, tmp_path: Path) -> None:
+    body, op_types, note = ON_HOPPER[name]
+    values = weights(dtype="float16", w=(16, 24, 3, 3), v=(16, 16, 3, 3), k=(16,))
+    values |= {"t": np.float32([1, 1, 2, 2]), "h": np.int64([8, 8])}
+    inputs = {"a": "n,8,8,6", "b": "n,16,8,6", "q": "n,8,4,3", "z": "n,16,8,6"}
+    model = graph(body, values, dtype="float16", inputs=inputs)
+    result, patched = run_patch(model, tmp_path, sm=90)
+    assert fused_types(patched) == op_types and result.report["verify"]["passed"] and result.report["sm"] == 90
+    notes = " ".join(result.report["sites"][0]["notes"])
+    assert notes.startswith(note) and ("compute capability 9.0" in notes) == bool(note)
+    same_elsewhere = name in ("a range", "plain", "a range and upsample")  # the last by its op_type alone
+    for sm in (0, 80, 86):
+        (tmp_path / "model.cutefuse.onnx").unlink()
+        result, patched = run_patch(model, tmp_path, sm=sm, verify=False)
+        assert len(fused_types(patched)) == 1 and (fused_types(patched) == op_types) == same_elsewhere
+        assert result.report["sites"][0]["notes"] == []

@@ -26,6 +26,7 @@ ATTRS = [
 class ConcatConv(FusedOp):
     stem = "concat_conv"
     anchors = frozenset({"Conv"})
+    own_tiles_first = True
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         return None if is_quantised(graph, node) else conv_match.match(graph, node)

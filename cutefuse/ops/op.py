@@ -104,6 +104,10 @@ class FusedOp(ABC):
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     min_body_opset: int = 9  # ConstantOfShape; older opsets cannot express the unpacking of weights
 
+    # Whether a smaller match with tiles of the GPU's own generation beats a larger one without: so where the work is
+    # arithmetic, not where it is traffic.
+    own_tiles_first: bool = False
+
     @abstractmethod
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         """The site around an anchor node: a Match, a Refusal, or None when it is no candidate at all."""
