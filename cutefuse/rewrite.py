@@ -17,7 +17,7 @@ import cutefuse
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph import ELEM_TYPES, FOLDABLE, Graph, label, subgraphs
-from cutefuse.ops.op import DOMAIN, PLUGIN_VERSION, Constant, Quantized
+from cutefuse.ops.op import DOMAIN, PLUGIN_VERSION, Constant, FusedOp, Quantized
 from cutefuse.sites import FUSED, Site
 from cutefuse.store import Writer
 
@@ -151,12 +151,22 @@ def add_bodies(model: ModelProto, sites: Sequence[Site], opset: int) -> None:
         if site.match is not None and site.match.call.op_type not in known:
             call = site.match.call
             known.add(call.op_type)
-            model.functions.append(site.op.function(call.op_type, opset, call.inputs[0].dtype))
+            model.functions.append(body_of(site.op, call.op_type, opset, call.inputs[0].dtype))
     if model.ir_version < MIN_BODY_IR:
         if model.ir_version < 4:  # keep initializers constant: from IR 4 on a listed one may be overridden
             stored = {t.name for t in model.graph.initializer}
             _remove(model.graph.input, lambda v: v.name in stored)
         model.ir_version = MIN_BODY_IR
+
+
+def body_of(op: FusedOp, op_type: str, opset: int, dtype: str) -> onnx.FunctionProto:
+    """The body of an op_type. Raises CutefuseError where the opset cannot express it."""
+    if opset < (oldest := op.oldest_opset(op_type)):
+        raise CutefuseError(
+            f"{op_type} has no standard form before opset {oldest}, the model has opset {opset}; convert the model "
+            "before it is patched"
+        )
+    return op.function(op_type, opset, dtype)
 
 
 def _remove(items: Any, doomed: Callable[[Any], bool]) -> None:

@@ -21,7 +21,7 @@ from cutefuse.errors import CutefuseError, NothingToPatch, run_command
 from cutefuse.graph import Graph, read_tensor, run_node
 from cutefuse.ops import operators
 from cutefuse.ops.op import DOMAIN, FORMAL
-from cutefuse.rewrite import fresh
+from cutefuse.rewrite import body_of, fresh
 from cutefuse.shapes import inferred
 from cutefuse.store import Writer, load_model, uses_external_data, writer
 
@@ -73,7 +73,7 @@ def _complete_bodies(graph: Graph, fused: list[NodeProto]) -> None:
         if node.op_type not in known:
             op = stems[kernels.operator_of(node.op_type)["name"]]
             dtype = next((d for name in node.input if (d := graph.dtype(name))), "float32")
-            model.functions.append(op.function(node.op_type, graph.opset, dtype))
+            model.functions.append(body_of(op, node.op_type, graph.opset, dtype))
             known.add(node.op_type)
     model.ir_version = max(model.ir_version, 8)
 

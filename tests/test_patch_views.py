@@ -11,6 +11,9 @@ from graphs import FILTER, fused_types, graph, run_patch, weights
 from onnx import helper
 
 from cutefuse.conv_views import repeats_pixels
+from cutefuse.errors import CutefuseError
+from cutefuse.patch import Options, patch
+from cutefuse.unpatch import unpatch
 from cutefuse.verify import Runner
 
 SMALL = {"a": "n,8,4,3", "b": "n,16,8,6"}
@@ -146,6 +149,18 @@ def test_old_opsets_have_no_body_for_a_view_and_fuse_the_concat_only(opset: int,
     _, patched = run_patch(model, tmp_path, verify=False, functions=False)
     node, attrs = patched_node(patched)
     assert node.op_type == "CuteViewConcatConv2Relu" and attrs["upsample"] == [2, 1]
+
+
+def test_without_bodies_an_old_opset_can_neither_be_verified_nor_undone(tmp_path: Path) -> None:
+    values = weights(w=FILTER, k=(12,)) | {"s": SCALES, "r": np.zeros(0, np.float32)}
+    onnx.save(graph(OLD[11] + CONV.format("u, b"), values, opset=11, inputs=SMALL), str(tmp_path / "m.onnx"))
+    output = tmp_path / "p.onnx"
+    with pytest.raises(CutefuseError, match="CuteViewConcatConv2Relu has no standard form before opset 12"):
+        patch(tmp_path / "m.onnx", output, Options(functions=False, verify=True))
+    assert not output.exists()
+    assert patch(tmp_path / "m.onnx", output, Options(functions=False)).exit_code == 0
+    with pytest.raises(CutefuseError, match="convert the model before it is patched"):
+        unpatch(output, tmp_path / "plain.onnx")
 
 
 @pytest.mark.parametrize("opset", [9, 10, 11])
