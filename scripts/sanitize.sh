@@ -3,8 +3,9 @@
 #
 #     scripts/sanitize.sh [-o logs] [-j jobs] [memcheck racecheck initcheck synccheck]
 #
-# Exit code 1 when a tool reports an error, a test fails, a run ends early or no test of a file ran. The tests see CUTEFUSE_SANITIZED=1: they
-# crop their images, as every access costs up to a hundred times more here, and leave out what measures time.
+# Exit code 1 when a tool reports an error, a test fails, a run ends early or no test of a file ran. The tests see
+# CUTEFUSE_SANITIZED=1: they crop their images, as every access costs up to a hundred times more here, and leave out
+# what measures time.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
