@@ -165,8 +165,16 @@ char const *run(Call const &call) {
   }
 #if CUTEFUSE_WITH_CUDA
   if (find_sm90_tile(id) != nullptr) {
-    return p.type == Type::kFloat16 ? launch_sm90_f16(id, params, call.stream)
-                                    : launch_sm90_bf16(id, params, call.stream);
+    for (int i = 0; i < p.outputs; ++i) {
+      Params part = params;
+      part.problem = output_problem(p, i);
+      part.w = static_cast<char const *>(params.w) + std::int64_t(p.ranges[i].first) * params.columns * size_of(p.type);
+      part.b = params.b + p.ranges[i].first;
+      part.y = params.ys[i];
+      Launch *const launch = p.type == Type::kFloat16 ? launch_sm90_f16 : launch_sm90_bf16;
+      if (char const *reason = launch(id, part, call.stream)) return reason;
+    }
+    return nullptr;
   }
   Tile const &tile = *find_tile(id);
   bool const view = tile.upsamples || tile.any_stride;

@@ -35,9 +35,24 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
   return plan_along(covered(p.P, p.Q) < covered(p.Q, p.P), p, tile);
 }
 
+Problem output_problem(Problem const &p, int output) {
+  Problem part = p;
+  part.outputs = 1;
+  part.K = p.ranges[output].last - p.ranges[output].first;
+  part.ranges[0] = {0, part.K, p.ranges[output].ld};
+  part.ldy = p.ranges[output].ld;
+  return part;
+}
+
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   if (p.type != Type::kFloat16 && p.type != Type::kBFloat16) return false;
-  if (is_upsampled(p) || p.outputs > 1 || p.residual != Residual::kNone) return false;
+  if (is_upsampled(p) || p.residual != Residual::kNone) return false;
+  if (p.outputs > 1) {
+    for (int i = 0; i < p.outputs; ++i) {
+      if (!sm90_can_run(tile, output_problem(p, i))) return false;
+    }
+    return true;
+  }
   if (p.K % 8 != 0 && !owns_pad_lanes(p.type, p.ranges[0])) return false;  // TMA stores whole vectors
   if (tile.cluster_f > 1 && p.K <= tile.filters) return false;             // no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
@@ -73,6 +88,11 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const 
 }
 
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
+  if (p.outputs > 1) {
+    double clocks = 0;
+    for (int i = 0; i < p.outputs; ++i) clocks += sm90_cost(tile, output_problem(p, i), sm_count);
+    return clocks;
+  }
   int room[kMaxSplits + 1];
   for (int i = 1; i <= kMaxSplits; ++i) room[i] = sm_count / (i + 1);  // a cluster lies in one GPC
   int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * tile.cluster_x * splits;

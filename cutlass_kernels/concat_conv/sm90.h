@@ -91,6 +91,9 @@ constexpr bool is_pointwise(Problem const &p) {
 }
 
 // What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.
+// Several outputs are as many convolutions, one launch each: every one then stores whole TMA boxes of its own tensor.
+Problem output_problem(Problem const &p, int output);
+
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
 
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
