@@ -5,7 +5,6 @@
 // and keeps their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
 #pragma once
 
-#include <atomic>
 #include <cute/arch/copy_sm80.hpp>
 
 #include "backward_any.cuh"
@@ -24,19 +23,18 @@ CUTE_DEVICE void wait_copies(int pending) {
   }
 }
 
-// Volatile, or the assembler loads every vector of a row at once and spills.
-CUTE_DEVICE uint4 load_shared(uint4 const *from) {
-  uint4 r;
-  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "r"(cute::cast_smem_ptr_to_uint(from)));
-  return r;
-}
-
 template <class Element, int kVectors>
 using Columns = Values<Element>[kVectors];
 
-// gamma beside vector v; ones where there is none. Read anew for every row: it stays in L1, and registers are scarce.
+// Two ones of a 16-bit type.
+template <class Element>
+CUTE_DEVICE uint32_t ones() {
+  cutlass::AlignedArray<Element, 4 / sizeof(Element)> r;
+  r.fill(Element(1.f));
+  return reinterpret_cast<uint32_t const &>(r);
+}
+
+// gamma beside vector v; ones where there is none.
 template <class Element>
 CUTE_DEVICE Values<Element> gamma_of(BackwardParams const &p, Row<Element, false> const &first, int v) {
   Values<Element> rG;
@@ -88,11 +86,13 @@ CUTE_DEVICE void write_partial(BackwardParams const &p, float *mPartial, float *
 template <class Element, int kVectors, bool kWarp, bool kLayer>
 __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(BackwardParams const p) {
   constexpr int kVec = kVector<Element>;
-  constexpr bool kHeld = kVectors * kVec <= 16;  // gamma fits the registers too
+  constexpr bool kHeld = kVectors * kVec <= 16;  // gamma fits the registers too, else it is in shared memory
+  constexpr int kWarps = kWarp ? 1 : kBackwardThreads / 32 * kMaxCluster;  // that share a row, at most
   extern __shared__ uint4 ring[];  // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied
-  __shared__ float2 slots[2][kMaxCluster * kBackwardThreads / 32];
+  __shared__ RowSlots<kWarps> slots;
+  let_next_start();
   int const cluster = kWarp || !kClusters ? 1 : p.cluster;
-  if (cluster > 1) cute::cluster_arrive_relaxed();
+  if (cluster > 1) slots.announce();
   wait_for_previous();
 
   int const lanes = p.lanes, threads = lanes * cluster, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
@@ -101,15 +101,17 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   uint32_t const columns = uint32_t(p.problem.columns), rows = uint32_t(p.problem.rows);
   uint32_t const step = gridDim.x / cluster * groups;
   uint32_t row = blockIdx.x / cluster * groups + group;
-  auto const has = [&](int i) { return (i * threads + thread) * kVec < int(columns); };
+  int const vectors = (int(columns) / kVec - thread + threads - 1) / threads;  // of a row that are this thread's
+  auto const has = [&](int i) { return i < vectors; };
   // Bytes of this thread's first vector in a row, and on to its next one.
   auto const bytes_of = [&](uint32_t r) { return (int64_t(r) * columns + thread * kVec) * int(sizeof(Element)); };
   int const next_vector = threads * kVectorBytes;
 
-  auto const slot = [&](uint4 *stage, int tensor, int i) -> uint4 & {
-    return stage[(tensor * kVectors + i) * kBackwardThreads];
+  // Stages are indices: pointers take two registers.
+  auto const slot = [&](int stage, int tensor, int i) -> uint4 & {
+    return ring[stage + (tensor * kVectors + i) * kBackwardThreads];
   };
-  auto const fetch = [&](uint32_t from, uint4 *stage) {
+  auto const fetch = [&](uint32_t from, int stage) {
     int64_t const offset = bytes_of(from);
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
@@ -126,31 +128,55 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   };
 
   int const stage_size = tensors * kVectors * kBackwardThreads;
-  uint4 *const first_stage = ring + threadIdx.x, *const end_stage = first_stage + p.stages * stage_size;
+  int const first_stage = threadIdx.x, end_stage = first_stage + p.stages * stage_size;
   for (int s = 0; s < p.stages; ++s) fetch(row + s * step, first_stage + s * stage_size);
-  let_next_start();
   Row<Element, false> const first(0, p.problem);
   Columns<Element, kVectors> rDgamma, rDbeta;
   Columns<Element, kHeld ? kVectors : 1> rHeld;
+  // Packed as in memory, behind the ring: [vector][half][thread], halves where gamma is wider than the row. Ones where
+  // there is no gamma or no column, since zero times what lies in shared memory may be NaN.
+  bool const wide = sizeof(Element) == 2 && p.problem.param_type == Type::kFloat32;
+  int const halves = wide ? 2 : 1;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     rDgamma[i].clear(), rDbeta[i].clear();
-    if constexpr (kHeld) rHeld[i] = gamma_of(p, first, i * threads + thread);
+    if constexpr (kHeld) {
+      rHeld[i] = gamma_of(p, first, i * threads + thread);
+    } else {
+      uint4 const *const mG = static_cast<uint4 const *>(p.gamma) + (i * threads + thread) * halves;
+      uint32_t const one = wide ? 0x3f800000u : ones<Element>();
+      uint4 *const sGamma = ring + end_stage + i * halves * kBackwardThreads;
+      for (int h = 0; h < halves; ++h) {
+        uint4 const r = p.gamma != nullptr && has(i) ? __ldg(mG + h) : make_uint4(one, one, one, one);
+        sGamma[h * kBackwardThreads] = r;
+      }
+    }
   }
   auto const gamma = [&](int i) {
-    if constexpr (kHeld) return rHeld[i];
-    return gamma_of(p, first, i * threads + thread);
+    if constexpr (kHeld) {
+      return rHeld[i];
+    } else {
+      uint4 const *const from = ring + end_stage + i * halves * kBackwardThreads;
+      uint4 const low = load_shared(from);
+      if (!wide) return to_float<Element>(reinterpret_cast<Vector<Element> const &>(low));
+      uint4 const high = load_shared(from + kBackwardThreads);
+      Values<Element> rG;
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j)
+        rG[j] = reinterpret_cast<float const *>(j < kVec / 2 ? &low : &high)[j % (kVec / 2)];
+      return rG;
+    }
   };
   auto const statistic = [&](float const *mS, uint32_t at) { return at < rows ? __ldg(mS + at) : 0.f; };
   float mean = kLayer ? statistic(p.mean, row) : 0.f, rstd = statistic(p.rstd, row);
   float const inverse = 1.f / float(int(columns));
   if (cluster > 1) cute::cluster_wait();
+  RowSum<kWarp, kWarps, true> row_sum{slots, p.log_lanes, group, lanes / 32, cluster};
 
-  int turn = 0;
-  uint4 *stage = first_stage;
+  int stage = first_stage;
   // All lanes of a warp stay in the loop while one has a row.
   for (uint32_t base = row - (kWarp ? threadIdx.x % 32 / lanes : 0); base < rows; base += step, row += step) {
-    bool const valid = row < rows;
+    bool const valid = !kWarp || row < rows;
     float const next_mean = kLayer ? statistic(p.mean, row + step) : 0.f, next_rstd = statistic(p.rstd, row + step);
     wait_copies(p.stages - 1);
     auto const fragment = [&](int tensor, int i) {
@@ -159,20 +185,21 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
       if (valid && has(i)) reinterpret_cast<uint4 &>(r) = load_shared(&slot(stage, tensor, i));
       return to_float<Element>(r);
     };
-    float2 sums = {0.f, 0.f};
+    cutlass::Array<float, kLayer ? 2 : 1> sums;  // of (x - mean) * wdy, and of wdy
+    sums.clear();
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) {
-        float const xhat = (kLayer ? rX[j] - mean : rX[j]) * rstd, wdy = rDy[j] * rG[j];
-        sums.x += xhat * wdy;
-        rDgamma[i][j] += rDy[j] * xhat;
-        if (kLayer) sums.y += wdy, rDbeta[i][j] += rDy[j];
+        float const product = rDy[j] * (kLayer ? rX[j] - mean : rX[j]);
+        sums[0] += product * rG[j];
+        rDgamma[i][j] += product * rstd;
+        if constexpr (kLayer) sums[1] += rDy[j] * rG[j], rDbeta[i][j] += rDy[j];
       }
     }
-    sums = group_sum<kWarp>(sums, slots[turn], p.log_lanes, lanes, cluster);
-    float const c1 = -sums.x * inverse * rstd, c2 = -sums.y * inverse;
+    sums = row_sum(sums);
+    float const c1 = -sums[0] * inverse * rstd * rstd, c2 = kLayer ? -sums[sums.size() - 1] * inverse : 0.f;
     // From shared memory again: keeping the fragments over the reduction would take too many registers.
     auto const write_dx = [&](int i) {
       Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
@@ -199,7 +226,6 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     mean = next_mean, rstd = next_rstd;
     stage += stage_size;
     if (stage == end_stage) stage = first_stage;
-    turn ^= 1;
   }
   cute::cp_async_wait<0>();
   if (p.partial == nullptr) return;
@@ -213,34 +239,11 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 
 // ---- launcher -------------------------------------------------------------------------------------------------------
 
-// Lets a kernel ask for more shared memory than 48 KB, once per device.
-template <class Kernel>
-char const *allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t> &ready) {
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  uint64_t const bit = uint64_t(1) << (device & 63);
-  if (error == cudaSuccess && !(ready.load(std::memory_order_relaxed) & bit)) {
-    int limit = 0;
-    error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaFuncAttributes attributes{};
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
-    int const dynamic = limit - int(attributes.sharedSizeBytes);
-    if (error == cudaSuccess)
-      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
-    ready.fetch_or(error == cudaSuccess ? bit : 0, std::memory_order_relaxed);
-  }
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();
-  return sentence(
-      "row_norm: %d bytes of shared memory were refused (%s); check that the library was built for this GPU", bytes,
-      cudaGetErrorString(error));
-}
-
 template <class Element, int kVectors, bool kWarp, bool kLayer>
 char const *launch_pipelined(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
   static std::atomic<uint64_t> ready{0};  // one bit per device
   auto *const kernel = row_norm_backward<Element, kVectors, kWarp, kLayer>;
-  int const bytes = ring_bytes(params);
+  int const bytes = ring_bytes(params) + gamma_bytes(params);
   if (char const *reason = allow_shared(kernel, bytes, ready)) return reason;
   return start(kernel, params, launch, bytes, sm, stream);
 }

@@ -1,49 +1,11 @@
 // The parts of the backward that take rows of any length and alignment, and the last step of both ways: sums over rows.
 #pragma once
 
-#include <cutlass/arch/barrier.h>
-
 #include "row.cuh"
 
 namespace cutefuse::row_norm {
 
 constexpr int kFinalRows = 16;  // threads that share a column where partial sums are added
-
-// The sums of both values over the row of this thread: 2^log_lanes lanes of a warp (kWarp), or `lanes` threads of a
-// block, a multiple of 32, times `cluster` blocks.
-template <bool kWarp>
-CUTE_DEVICE float2 group_sum(float2 value, float2 *slots, int log_lanes, int lanes, int cluster) {
-  auto const add = [&](int offset) {
-    value.x += __shfl_xor_sync(0xffffffffu, value.x, offset);
-    value.y += __shfl_xor_sync(0xffffffffu, value.y, offset);
-  };
-  if constexpr (kWarp) {
-    for (int i = 0; i < log_lanes; ++i) add(1 << i);
-  } else {
-    CUTE_UNROLL
-    for (int offset = 16; offset > 0; offset /= 2) add(offset);
-    int const lane = threadIdx.x % 32, warps = lanes / 32, group = threadIdx.x / lanes;
-    int const warp = threadIdx.x / 32 - group * warps, all = warps * cluster;
-    float2 *const sums = slots + group * warps;
-    if (kClusters && cluster > 1) {
-      float2 *const mine = &sums[int(cute::block_rank_in_cluster()) * warps + warp];
-      if (lane < cluster) {
-        store_remote(&mine->x, lane, value.x);
-        store_remote(&mine->y, lane, value.y);
-      }
-      cute::cluster_arrive();
-      cute::cluster_wait();
-    } else {
-      if (lane == 0) sums[warp] = value;
-      cutlass::arch::NamedBarrier::sync(lanes, group);
-    }
-    value = lane < all ? sums[lane] : float2{0.f, 0.f};
-    for (int i = lane + 32; i < all; i += 32) value.x += sums[i].x, value.y += sums[i].y;
-    CUTE_UNROLL
-    for (int offset = 16; offset > 0; offset /= 2) add(offset);
-  }
-  return value;
-}
 
 template <class Element>
 CUTE_DEVICE float gamma_at(BackwardParams const &p, int64_t column) {
@@ -56,9 +18,9 @@ CUTE_DEVICE float gamma_at(BackwardParams const &p, int64_t column) {
 template <class Element>
 __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(BackwardParams const p) {
   constexpr int kVec = kVector<Element>;
-  __shared__ float2 slots[kStreamThreads / 32];
-  wait_for_previous();
+  __shared__ RowSlots<kStreamThreads / 32> slots;
   let_next_start();
+  wait_for_previous();
   Row<Element, true> const row(blockIdx.x, p.problem);
   float const mean = p.mean != nullptr ? p.mean[blockIdx.x] : 0.f, rstd = p.rstd[blockIdx.x];
   auto const load = [&](int v, Values<Element> &rXhat, Values<Element> &rWdy) {
@@ -70,14 +32,15 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(Backw
     }
   };
   Values<Element> rXhat, rWdy;
-  float2 sums = {0.f, 0.f};
+  cutlass::Array<float, 2> sums;
+  sums.clear();
   for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
     load(v, rXhat, rWdy);
     CUTE_UNROLL
-    for (int j = 0; j < kVec; ++j) sums.x += rXhat[j] * rWdy[j], sums.y += rWdy[j];
+    for (int j = 0; j < kVec; ++j) sums[0] += rXhat[j] * rWdy[j], sums[1] += rWdy[j];
   }
-  sums = group_sum<false>(sums, slots, 0, kStreamThreads, 1);
-  float const c1 = sums.x / float(p.problem.columns), c2 = p.problem.layer ? sums.y / float(p.problem.columns) : 0.f;
+  sums = RowSum<false, kStreamThreads / 32, false>{slots, 0, 0, kStreamThreads / 32, 1}(sums);
+  float const c1 = sums[0] / float(p.problem.columns), c2 = p.problem.layer ? sums[1] / float(p.problem.columns) : 0.f;
   for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
     load(v, rXhat, rWdy);
     Values<Element> rDx;
@@ -89,25 +52,28 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(Backw
   }
 }
 
-// Adds `mine` over threadIdx.y in order; valid where threadIdx.y is 0. Blocks are 32 columns wide.
-CUTE_DEVICE float column_sum(float mine, float (*slots)[32]) {
+// The shares of dgamma and dbeta that the threads of a block have in 32 columns.
+using ColumnSlots = float[2][kFinalRows][32];
+
+// Adds them in order: warp 0 gets dgamma, warp 1 dbeta, the others nothing.
+CUTE_DEVICE float column_sum(float dgamma, float dbeta, ColumnSlots &slots) {
   int const x = threadIdx.x % 32, y = threadIdx.x / 32;
-  slots[y][x] = mine;
+  slots[0][y][x] = dgamma, slots[1][y][x] = dbeta;
   __syncthreads();
   float sum = 0.f;
-  if (y == 0) {
-    for (int i = 0; i < kFinalRows; ++i) sum += slots[i][x];
+  if (y < 2) {
+    CUTE_UNROLL
+    for (int i = 0; i < kFinalRows; ++i) sum += slots[y][i][x];
   }
-  __syncthreads();
   return sum;
 }
 
 // Partial dgamma and dbeta of 32 columns over every parts-th set of rows.
 template <class Element>
 __global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_columns(BackwardParams const p) {
-  __shared__ float slots[kFinalRows][32];
-  wait_for_previous();
+  __shared__ ColumnSlots slots;
   let_next_start();
+  wait_for_previous();
   int64_t const columns = p.problem.columns, part = blockIdx.x % p.parts;
   int64_t const column = int64_t(blockIdx.x / p.parts) * 32 + threadIdx.x % 32;
   float dgamma = 0.f, dbeta = 0.f;
@@ -119,37 +85,42 @@ __global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_columns(Bac
       dbeta += dy;
     }
   }
-  dgamma = column_sum(dgamma, slots);
-  dbeta = column_sum(dbeta, slots);
-  if (threadIdx.x >= 32 || column >= columns) return;
-  p.partial[part * columns + column] = dgamma;
-  if (p.dbeta != nullptr) p.partial[(p.parts + part) * columns + column] = dbeta;
+  float const sum = column_sum(dgamma, dbeta, slots);
+  int const which = threadIdx.x / 32;
+  if (which > 1 || (which == 1 && p.dbeta == nullptr) || column >= columns) return;
+  p.partial[(which * p.parts + part) * columns + column] = sum;
 }
 
 // dgamma and dbeta from their parts.
 template <class Element>
 __global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_final(BackwardParams const p) {
-  __shared__ float slots[kFinalRows][32];
-  wait_for_previous();
+  __shared__ ColumnSlots slots;
   let_next_start();
+  wait_for_previous();
   int64_t const columns = p.problem.columns, column = int64_t(blockIdx.x) * 32 + threadIdx.x % 32;
-  auto const total = [&](float const *partial) {
-    float sum = 0.f;
-    if (column < columns) {
-      for (int i = threadIdx.x / 32; i < p.parts; i += kFinalRows) sum += partial[i * columns + column];
+  float sums[2] = {0.f, 0.f};
+  // Loads of several parts at once: one after another, their latency would be the kernel's time.
+  constexpr int kAtOnce = 4;
+  for (int i = threadIdx.x / 32; i < p.parts; i += kFinalRows * kAtOnce) {
+    float rP[2][kAtOnce];
+    CUTE_UNROLL
+    for (int k = 0; k < 2 * kAtOnce; ++k) {
+      int const part = i + k / 2 * kFinalRows;
+      bool const there = (k % 2 == 0 ? p.dgamma : p.dbeta) != nullptr && part < p.parts && column < columns;
+      rP[k % 2][k / 2] = there ? __ldcg(p.partial + (k % 2 * p.parts + part) * columns + column) : 0.f;
     }
-    return column_sum(sum, slots);
-  };
-  auto const write = [&](void *mD, float value) {
-    if (threadIdx.x >= 32 || column >= columns) return;
-    if (p.problem.param_type == Type::kFloat32) {
-      static_cast<float *>(mD)[column] = value;
-    } else {
-      static_cast<Element *>(mD)[column] = Element(value);
-    }
-  };
-  if (p.dgamma != nullptr) write(p.dgamma, total(p.partial));
-  if (p.dbeta != nullptr) write(p.dbeta, total(p.partial + p.parts * columns));
+    CUTE_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) sums[0] += rP[0][k], sums[1] += rP[1][k];
+  }
+  float const sum = column_sum(sums[0], sums[1], slots);
+  int const which = threadIdx.x / 32;
+  void *const mD = which == 0 ? p.dgamma : p.dbeta;
+  if (which > 1 || mD == nullptr || column >= columns) return;
+  if (p.problem.param_type == Type::kFloat32) {
+    static_cast<float *>(mD)[column] = sum;
+  } else {
+    static_cast<Element *>(mD)[column] = Element(sum);
+  }
 }
 
 }  // namespace cutefuse::row_norm

@@ -6,72 +6,69 @@
 
 namespace cutefuse::row_norm {
 
-// Sums of kValues values over a row whose threads are 2^log_lanes lanes of a warp (kWarp), or the blocks of a cluster.
-// At most two calls per kernel.
-template <bool kWarp>
-struct RowSum {
-  static constexpr int kSlots = kMaxCluster * 32;  // warps of a cluster
-  float *slots;                                    // shared memory: two turns of two values
-  int log_lanes, cluster;
-  int turn = 0;
-
-  template <int kValues>
-  CUTE_DEVICE cutlass::Array<float, kValues> operator()(cutlass::Array<float, kValues> values) {
-    auto const add = [&](int offset) {
-      CUTE_UNROLL
-      for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(0xffffffffu, values[k], offset);
-    };
-    if constexpr (kWarp) {
-      for (int i = 0; i < log_lanes; ++i) add(1 << i);
-    } else {
-      CUTE_UNROLL
-      for (int offset = 16; offset > 0; offset /= 2) add(offset);
-      float *const sums = slots + turn++ * 2 * kSlots;
-      int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-      CUTE_UNROLL
-      for (int k = 0; k < kValues; ++k) {
-        if (kClusters && cluster > 1) {
-          if (turn == 1 && k == 0) cute::cluster_wait();  // for the arrival at the kernel's start: the peers run
-          float *const mine = &sums[k * kSlots + int(cute::block_rank_in_cluster()) * warps + warp];
-          if (lane < cluster) store_remote(mine, lane, values[k]);
-        } else if (lane == 0) {
-          sums[k * kSlots + warp] = values[k];
-        }
-      }
-      if (kClusters && cluster > 1) {
-        cute::cluster_arrive();
-        cute::cluster_wait();
-      } else {
-        __syncthreads();
-      }
-      CUTE_UNROLL
-      for (int k = 0; k < kValues; ++k) {
-        values[k] = lane < warps * cluster ? sums[k * kSlots + lane] : 0.f;
-        for (int i = lane + 32; i < warps * cluster; i += 32) values[k] += sums[k * kSlots + i];
-      }
-      CUTE_UNROLL
-      for (int offset = 16; offset > 0; offset /= 2) add(offset);
-    }
-    return values;
-  }
+// The mean is the sum `mean + rest`: float32 rows far from zero would show the rounding of a single one.
+struct Statistics {
+  float mean, rest, rstd;
 };
+
+// The values of a thread are its vectors first, first + stride, ... of the row.
+template <bool kLayer, class Element, int kVectors, bool kShifted, bool kPacked, class RowSum>
+CUTE_DEVICE Statistics statistics_of(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
+                                     Fragment<Element, kVectors, kPacked> &rX, RowSum &row_sum) {
+  constexpr int kVec = kVector<Element>;
+  Statistics result = {0.f, 0.f, 0.f};
+  if constexpr (kLayer) {
+    cutlass::Array<float, 1> sum;
+    sum.clear();
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      Values<Element> const values = rX[i];
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) sum[0] += values[j];
+    }
+    result.mean = __fmul_rn(row_sum(sum)[0], p.inverse);  // not contracted with what follows: equal values must cancel
+  }
+  constexpr bool kRest = kLayer && sizeof(Element) == 4;
+  cutlass::Array<float, kRest ? 2 : 1> moments;  // of x - mean: squares, and sum
+  moments.clear();
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) {
+    int const v = i * stride + first;
+    rX.forget(i, p.zero);
+    Values<Element> const values = rX[i];
+    // Outside of the row the values are zero, which is not the mean.
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) {
+      float const centred = kLayer ? row.touches(v) && row.has(v, j) ? values[j] - result.mean : 0.f : values[j];
+      moments[0] += centred * centred;
+      if constexpr (kRest) moments[1] += centred;
+    }
+  }
+  moments = row_sum(moments);
+  if constexpr (kRest) {
+    result.rest = moments[1] * p.inverse;
+    moments[0] -= result.rest * moments[1];
+  }
+  result.rstd = rsqrtf(moments[0] * p.inverse + p.problem.epsilon);
+  return result;
+}
 
 // What a row is multiplied with: nothing, gamma, or gamma and beta, in the memory type Param.
 template <class Element, class Param, bool kLayer, int kVectors, bool kShifted, bool kPacked>
-CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const &row, int thread, int threads,
-                           Fragment<Element, kVectors, kPacked> &rX, float mean, float rest, float rstd) {
+CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
+                           Fragment<Element, kVectors, kPacked> &rX, Statistics const &of) {
   bool const gamma = p.gamma != nullptr, beta = kLayer && p.beta != nullptr;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
-    int const v = i * threads + thread;
+    int const v = i * stride + first;
     if (!row.touches(v)) continue;
     rX.forget(i, p.zero);
     Values<Element> rY = rX[i];
     CUTE_UNROLL
     for (int j = 0; j < rY.size(); ++j) {
-      if (kLayer) rY[j] -= mean;
-      if (kLayer && sizeof(Element) == 4) rY[j] -= rest;
-      rY[j] *= rstd;
+      if (kLayer) rY[j] -= of.mean;
+      if (kLayer && sizeof(Element) == 4) rY[j] -= of.rest;
+      rY[j] *= of.rstd;
     }
     if (gamma) {
       Values<Element> const rG = row.template parameter<Param>(p.gamma, v);
@@ -87,8 +84,23 @@ CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const 
   }
 }
 
+// Statistics that are asked for, and y.
+template <bool kLayer, class Element, int kVectors, bool kShifted, bool kPacked>
+CUTE_DEVICE void finish_row(ForwardParams const &p, Row<Element, kShifted> const &row, int64_t index, int first,
+                            int stride, Fragment<Element, kVectors, kPacked> &rX, Statistics const &of) {
+  if (first == 0 && row.last > 0) {
+    if (p.mean != nullptr) p.mean[index] = of.mean + of.rest;
+    if (p.rstd != nullptr) p.rstd[index] = of.rstd;
+  }
+  if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
+    write_row<Element, float, kLayer>(p, row, first, stride, rX, of);
+  } else {
+    write_row<Element, Element, kLayer>(p, row, first, stride, rX, of);
+  }
+}
+
 // Brings gamma and beta beside vector v to L1 while the row is on its way: their loads would wait for the row's sums.
-// The value must be used after those, or the compiler drops the loads.
+// What it returns must be used after those by an instruction, or the assembler drops the loads.
 template <class Element, bool kShifted>
 CUTE_DEVICE uint32_t touch_parameters(ForwardParams const &p, Row<Element, kShifted> const &row, int v) {
   int const bytes = p.problem.param_type == Type::kFloat32 ? 4 : 2;
@@ -106,10 +118,11 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
                                   kWarp ? forward_warp_blocks(kVectors, kResidual, kLayer)
                                         : forward_blocks(kVectors, kResidual)) row_norm_forward(ForwardParams const p) {
   constexpr int kVec = kVector<Element>;
-  __shared__ float slots[kWarp ? 1 : 4 * RowSum<kWarp>::kSlots];
+  if (p.few) let_next_start();
+  constexpr int kWarps = kWarp ? 1 : 32 * kMaxCluster;  // that share a row, at most
+  __shared__ RowSlots<kWarps> slots;
   int const cluster = kWarp || !kClusters ? 1 : 1 << p.log_cluster;
-  if (cluster > 1) cute::cluster_arrive_relaxed();
-  wait_for_previous();
+  if (cluster > 1) slots.announce();
 
   int const lanes = kWarp ? 1 << p.log_lanes : int(blockDim.x), threads = lanes * cluster;  // of a block, of all
   int const thread = kWarp         ? threadIdx.x & (lanes - 1)
@@ -118,6 +131,7 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
   int64_t const index = kWarp ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes
                               : blockIdx.x >> (kClusters ? p.log_cluster : 0);
   Row<Element, kShifted> const row(index, p.problem);
+  wait_for_previous();
 
   // All loads before the first use: a memory-bound kernel lives on the bytes it has in flight.
   Vector<Element> raw[kVectors], other[kResidual ? kVectors : 1];
@@ -128,8 +142,10 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
     for (int i = 0; i < kVectors; ++i) other[i] = row.load(p.residual, i * threads + thread);
   }
   uint32_t touched = 0;
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) touched ^= touch_parameters(p, row, i * threads + thread);
+  if (kVectors <= 2 && p.few) {  // four vectors leave no register for it
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) touched ^= touch_parameters(p, row, i * threads + thread);
+  }
   Fragment<Element, kVectors, !kResidual> rX;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
@@ -143,55 +159,12 @@ __global__ void __launch_bounds__(kWarp ? kForwardWarpThreads : forward_threads(
       rX.raw[i] = raw[i];
     }
   }
-  let_next_start();
-
-  RowSum<kWarp> row_sum{slots, p.log_lanes, cluster};
-  float const inverse = 1.f / float(p.problem.columns);
-  // The mean is the sum `mean + rest`: float32 rows far from zero would show the rounding of a single one.
-  float mean = 0.f, rest = 0.f;
-  if constexpr (kLayer) {
-    cutlass::Array<float, 1> sum;
-    sum.clear();
-    CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const values = rX[i];
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) sum[0] += values[j];
-    }
-    mean = row_sum(sum)[0] * inverse;
-  }
-  constexpr bool kRest = kLayer && sizeof(Element) == 4;
-  cutlass::Array<float, kRest ? 2 : 1> moments;  // of x - mean: squares, and sum
-  moments.clear();
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    int const v = i * threads + thread;
-    rX.forget(i, p.zero);
-    Values<Element> const values = rX[i];
-    // Outside of the row the values are zero, which is not the mean.
-    CUTE_UNROLL
-    for (int j = 0; j < kVec; ++j) {
-      float const centred = kLayer ? row.touches(v) && row.has(v, j) ? values[j] - mean : 0.f : values[j];
-      moments[0] += centred * centred;
-      if constexpr (kRest) moments[1] += centred;
-    }
-  }
-  moments = row_sum(moments);
-  if constexpr (kRest) {
-    rest = moments[1] * inverse;
-    moments[0] -= rest * moments[1];
-  }
-  float const rstd = __frsqrt_rn(moments[0] * inverse + p.problem.epsilon);
-  if (thread == 0 && row.last > 0) {
-    if (p.mean != nullptr) p.mean[index] = mean + rest;
-    if (p.rstd != nullptr) p.rstd[index] = rstd;
-  }
-  asm volatile("" ::"r"(touched));
-  if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
-    write_row<Element, float, kLayer>(p, row, thread, threads, rX, mean, rest, rstd);
-  } else {
-    write_row<Element, Element, kLayer>(p, row, thread, threads, rX, mean, rest, rstd);
-  }
+  if (!p.few) let_next_start();
+  if (cluster > 1) cute::cluster_wait();  // the peers run, and their barriers are ready
+  RowSum<kWarp, kWarps, false> row_sum{slots, p.log_lanes, 0, lanes / 32, cluster};
+  Statistics of = statistics_of<kLayer>(p, row, thread, threads, rX, row_sum);
+  of.rstd = __uint_as_float(__float_as_uint(of.rstd) ^ (touched & p.zero));
+  finish_row<kLayer>(p, row, index, thread, threads, rX, of);
 }
 
 // ---- rows that fit no register file ---------------------------------------------------------------------------------
@@ -237,8 +210,8 @@ template <class Element>
 __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(ForwardParams const p) {
   constexpr int kVec = kVector<Element>;
   __shared__ Moments slots[kStreamThreads / 32];
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   Row<Element, true> const row(blockIdx.x, p.problem);
   auto const load = [&](int v) {
     Values<Element> rX = to_float<Element>(row.load(p.x, v));
@@ -268,19 +241,20 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
     moments.merge(local.count, local.mean, local.squares);
   }
   moments = block_moments(moments, slots);
-  float const rstd = __frsqrt_rn(moments.squares / float(p.problem.columns) + p.problem.epsilon);
+  float const rstd = rsqrtf(moments.squares * p.inverse + p.problem.epsilon);
+  Statistics const of = {moments.mean, 0.f, rstd};
   if (threadIdx.x == 0) {
-    if (p.mean != nullptr) p.mean[blockIdx.x] = moments.mean;
-    if (p.rstd != nullptr) p.rstd[blockIdx.x] = rstd;
+    if (p.mean != nullptr) p.mean[blockIdx.x] = of.mean;
+    if (p.rstd != nullptr) p.rstd[blockIdx.x] = of.rstd;
   }
   for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
     Fragment<Element, 1, false> rX;
     rX.values[0] = load(v);
     if (p.sum != nullptr) row.store(p.sum, v, from_float<Element>(rX[0]));
     if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32) {
-      write_row<Element, float, true>(p, row, v, 0, rX, moments.mean, 0.f, rstd);
+      write_row<Element, float, true>(p, row, v, 0, rX, of);
     } else {
-      write_row<Element, Element, true>(p, row, v, 0, rX, moments.mean, 0.f, rstd);
+      write_row<Element, Element, true>(p, row, v, 0, rX, of);
     }
   }
 }

@@ -45,6 +45,8 @@ struct ForwardParams {
   float *mean, *rstd;
   int log_lanes;       // two to this: threads of a warp that share a row (kernels for short rows)
   int log_cluster;     // two to this: blocks that share a row
+  float inverse;       // 1 / columns
+  bool few;            // fewer rows than multiprocessors: nothing but latency counts
   std::uint32_t zero;  // 0, which the compiler must not know
 };
 
@@ -66,6 +68,13 @@ constexpr bool is_shifted(Problem const &p) { return p.columns % (kVectorBytes /
 constexpr std::int64_t vectors_of(Problem const &p) {
   int const vector = kVectorBytes / size_of(p.type);
   return is_shifted(p) ? ceil_div(p.columns + vector - 1, vector) : p.columns / vector;
+}
+
+// Dynamic shared memory of the pipelined backward kernel for gamma, where registers cannot hold it.
+constexpr int gamma_bytes(BackwardParams const &p) {
+  int const bytes =
+      p.vectors * kVectorBytes / size_of(p.problem.type) * size_of(p.problem.param_type) * kBackwardThreads;
+  return size_of(p.problem.type) == 2 && p.vectors == 4 ? bytes : 0;
 }
 
 struct Launch {

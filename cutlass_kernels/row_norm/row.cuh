@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <cutlass/arch/barrier.h>
 #include <cutlass/array.h>
 #include <cutlass/numeric_conversion.h>
 #include <cutlass/numeric_types.h>
 
+#include <atomic>
 #include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/util.hpp>
 
 #include "tiles.h"
@@ -59,6 +62,15 @@ struct Fragment<Element, kVectors, true> {
 CUTE_DEVICE uint4 load_vector(void const *from) {
   uint4 r;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from));
+  return r;
+}
+
+// Volatile, or the assembler loads every vector of a row at once and spills.
+CUTE_DEVICE uint4 load_shared(uint4 const *from) {
+  uint4 r;
+  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(cute::cast_smem_ptr_to_uint(from)));
   return r;
 }
 
@@ -145,18 +157,6 @@ struct Row {
   }
 };
 
-// The sum over `lanes` neighbouring lanes (a power of two), in all of them. Every lane of the warp must call it.
-CUTE_DEVICE float lane_sum(float value, int lanes) {
-  for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-  return value;
-}
-
-CUTE_DEVICE float warp_sum(float value) {
-  CUTE_UNROLL
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-  return value;
-}
-
 // Kernels for older devices hold no cluster instruction at all.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 inline constexpr bool kClusters = true;
@@ -164,13 +164,89 @@ inline constexpr bool kClusters = true;
 inline constexpr bool kClusters = false;
 #endif
 
-// Writes to the same shared variable of another block of the cluster.
-CUTE_DEVICE void store_remote(float *shared, uint32_t block, float value) {
+// Where the warps of a row leave their sums: two turns of two values, kWarps warps, and for clusters a barrier a turn.
+template <int kWarps>
+struct RowSlots {
+  float sums[2][2][kWarps];
+  uint64_t arrived[2];
+
+  // Makes the barriers, and tells the other blocks of the cluster; they must be waited for before the first sum.
+  CUTE_DEVICE void announce() {
+    if (threadIdx.x == 0) {
+      cute::initialize_barrier(arrived[0]);
+      cute::initialize_barrier(arrived[1]);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cute::cluster_arrive_relaxed();
+  }
+};
+
+// Writes to the same shared variable of another block of the cluster and counts the bytes at its barrier: no fence, as
+// a cluster barrier would need one that waits for this thread's stores to global memory.
+CUTE_DEVICE void store_remote(float *shared, uint64_t *barrier, uint32_t block, float value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(shared), block);
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+  uint32_t const remote = cute::set_block_rank(cute::cast_smem_ptr_to_uint(barrier), block);
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(value),
+               "r"(remote)
+               : "memory");
 #endif
 }
+
+// Sums of kValues values over a row whose threads are 2^log_lanes lanes of a warp (kWarp), or group number `group` of
+// `warps` warps of a block, times `cluster` blocks. Without kGroups a block is one group: a kernel with numbered
+// barriers gets far fewer blocks on a multiprocessor.
+template <bool kWarp, int kWarps, bool kGroups>
+struct RowSum {
+  RowSlots<kWarps> &slots;
+  int log_lanes, group, warps, cluster;
+  int turn = 0, phase = 0;  // every other call has the other half: its barrier ends the reading of this one
+
+  template <int kValues>
+  CUTE_DEVICE cutlass::Array<float, kValues> operator()(cutlass::Array<float, kValues> values) {
+    auto const add = [&](int offset) {
+      CUTE_UNROLL
+      for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(0xffffffffu, values[k], offset);
+    };
+    if constexpr (kWarp) {
+      for (int i = 0; i < log_lanes; ++i) add(1 << i);
+    } else {
+      CUTE_UNROLL
+      for (int offset = 16; offset > 0; offset /= 2) add(offset);
+      int const lane = threadIdx.x % 32, first = group * warps, warp = threadIdx.x / 32 - first;
+      int const all = warps * cluster;
+      CUTE_UNROLL
+      for (int k = 0; k < kValues; ++k) {
+        float *const mine = slots.sums[turn][k] + first;
+        if (kClusters && cluster > 1) {
+          int const rank = int(cute::block_rank_in_cluster());
+          if (lane < cluster) store_remote(&mine[rank * warps + warp], &slots.arrived[turn], lane, values[k]);
+        } else if (lane == 0) {
+          mine[warp] = values[k];
+        }
+      }
+      if (kClusters && cluster > 1) {
+        if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived[turn], all * kValues * sizeof(float));
+        cute::wait_barrier(slots.arrived[turn], phase);
+      } else if constexpr (kGroups) {
+        cutlass::arch::NamedBarrier::sync(warps * 32, group);
+      } else {
+        __syncthreads();
+      }
+      // Lanes repeat the sums of the fewest, a power of two, that hold all: every step less is latency less.
+      int const lanes = all > 16 ? 32 : 1 << (32 - __clz(all - 1)), mine = first + (lane & (lanes - 1));
+      CUTE_UNROLL
+      for (int k = 0; k < kValues; ++k) {
+        values[k] = mine - first < all ? slots.sums[turn][k][mine] : 0.f;
+        for (int i = mine + 32; i < first + all; i += 32) values[k] += slots.sums[turn][k][i];
+      }
+      for (int offset = lanes / 2; offset > 0; offset /= 2) add(offset);
+      turn ^= 1;
+      phase ^= turn ^ 1;
+    }
+    return values;
+  }
+};
 
 // Nothing below may touch memory that the previous kernel of the stream writes before wait_for_previous(): on Hopper
 // this kernel may start while that one drains.
@@ -186,6 +262,29 @@ CUTE_DEVICE void let_next_start() {
 }
 
 // ---- launch ---------------------------------------------------------------------------------------------------------
+
+// Lets a kernel ask for more shared memory than 48 KB, once per device.
+template <class Kernel>
+char const *allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t> &ready) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  uint64_t const bit = uint64_t(1) << (device & 63);
+  if (error == cudaSuccess && !(ready.load(std::memory_order_relaxed) & bit)) {
+    int limit = 0;
+    error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaFuncAttributes attributes{};
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+    int const dynamic = limit - int(attributes.sharedSizeBytes);
+    if (error == cudaSuccess)
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+    ready.fetch_or(error == cudaSuccess ? bit : 0, std::memory_order_relaxed);
+  }
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  return sentence(
+      "row_norm: %d bytes of shared memory were refused (%s); check that the library was built for this GPU", bytes,
+      cudaGetErrorString(error));
+}
 
 // Starts a kernel with the cluster size and, on Hopper, before the previous kernel has drained.
 template <class Params>

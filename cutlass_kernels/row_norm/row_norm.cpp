@@ -192,14 +192,19 @@ Launch plan_forward(Tile const &tile, ForwardParams *params) {
   return none;
 }
 
+bool is_few(Problem const &p, int sm_count) { return p.rows <= sm_count; }
+
 // The tile that was fastest on an H200 (benchmarks/row_norm.py --every-tile): few rows are bound by latency and want
 // many threads with one vector each; many rows want bytes in flight.
 int favourite(Problem const &p, int sm_count) {
   std::int64_t const vectors = vectors_of(p);
-  bool const few = p.rows <= sm_count;
   if (is_shifted(p)) return vectors <= 128 ? 3 : vectors <= 2048 ? 6 : 9;
-  if (few && vectors <= 1024) return vectors <= 32 ? 1 : 4;
-  if (few) return p.rows * 8 <= sm_count ? 7 : vectors <= 2048 ? 8 : 10;
+  if (is_few(p, sm_count)) {
+    if (vectors <= 256) return vectors <= 32 ? 1 : 4;
+    if (vectors <= 512 || p.rows * 8 <= sm_count) return 7;
+    if (vectors <= 1024) return p.layer ? 4 : 7;
+    return vectors <= 2048 ? 5 : 10;
+  }
   if (vectors <= 64) return p.residual || vectors <= 32 ? 2 : 3;
   if (vectors <= 128 && !p.residual) return 3;
   if (vectors <= 1024 && p.residual) return 5;
@@ -246,6 +251,8 @@ char const *run_forward(char const *op, ForwardParams params, Call const &call) 
   }
   Tile const &tile = *find_tile(id);
   Launch const launch = plan_forward(tile, &params);
+  params.inverse = 1.f / float(p.columns);
+  params.few = is_few(p, sm_count);
   if (launch.blocks > 0x7fffffff) {
     return sentence("%s: %lld rows take more than the 2^31 blocks of one launch; split the batch", op,
                     (long long)p.rows);
@@ -287,11 +294,12 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
   }
   params->stages = 1;
   int const one = ring_bytes(*params);
-  params->stages = std::clamp(limit / one, 1, kMaxStages);
+  int const room = limit - gamma_bytes(*params);
+  params->stages = std::clamp(room / one, 1, kMaxStages);
   // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
   int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
   std::int64_t const most = std::max(1, usable / params->cluster);
-  if (!is_shifted(p) && params->cluster <= (sm >= 90 ? kMaxCluster : 1) && one <= limit) {
+  if (!is_shifted(p) && params->cluster <= (sm >= 90 ? kMaxCluster : 1) && one <= room) {
     params->parts = int(std::min(ceil_div(p.rows, groups * rows_of_group), most));
     return {std::int64_t(params->parts) * params->cluster, int(groups) * group, params->cluster};
   }
