@@ -43,9 +43,10 @@ __device__ __forceinline__ void activate(Tensor &&acc, Problem const &p) {
     float const lo = kind == Activation::kClip ? p.lo : kind == Activation::kRelu ? 0.f : -infinity;
     float const hi = kind == Activation::kClip ? p.hi : infinity;
     each([=](float x) { return min_nan(max_nan(x, lo), hi); });
-  } else if (kind == Activation::kSilu || kind == Activation::kSigmoid) {
-    bool const times_x = kind == Activation::kSilu;
-    each([=](float x) { return (times_x ? x : 1.f) * sigmoid(x); });
+  } else if (kind == Activation::kSilu) {
+    each([](float x) { return x * sigmoid(x); });
+  } else if (kind == Activation::kSigmoid) {
+    each([](float x) { return sigmoid(x); });
   } else if (kind == Activation::kLeakyRelu) {
     each([a = p.alpha](float x) { return x > 0.f ? x : a * x; });
   } else if (kind == Activation::kHardSwish) {

@@ -193,6 +193,7 @@ struct FilterPair {
   int filter;
   float bias[2];
 
+  FilterPair() = default;
   CUTE_DEVICE FilterPair(Sm90Params const &params, int first_filter)
       : filter(first_filter + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {
     CUTE_UNROLL
@@ -202,6 +203,24 @@ struct FilterPair {
   }
 };
 
+// Two values rounded into one register, with ReLU on the way where it is asked for; a NaN stays one.
+template <class Element, bool kRelu>
+CUTE_DEVICE uint32_t pack(float first, float second) {
+  uint32_t packed;
+  if constexpr (cute::is_same_v<Element, cutlass::half_t>) {
+    if constexpr (kRelu) {
+      asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+    } else {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+    }
+  } else if constexpr (kRelu) {
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  }
+  return packed;
+}
+
 // Bias, activation, rounding and transposition of 8-pixel groups: values holds (2,2,kGroups) = (pixel,filter,group).
 // Afterwards pixel i of the staging tile is a row of 64 filters, 16-byte chunks XORed with the row as SWIZZLE_128B
 // does.
@@ -210,24 +229,18 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &p
                                Element *staging) {
   CUTE_UNROLL
   for (int i = 0; i < 4 * kGroups; ++i) values[i] += pair.bias[i / 2 % 2];
-  if (p.activation == Activation::kRelu) {  // the common one, in one instruction
-    CUTE_UNROLL
-    for (int i = 0; i < 4 * kGroups; ++i) values[i] = max_nan(values[i], 0.f);
-  } else {
-    activate(make_tensor(&values[0], Layout<Int<4 * kGroups>>{}), p);
-  }
-  CUTE_UNROLL
-  for (int row = 0; row < 2; ++row) {
-    if (pair.filter + 8 * row < p.K) continue;  // a pad lane is zero, whatever the activation makes of zero
-    CUTE_UNROLL
-    for (int i = 0; i < 4 * kGroups; ++i) values[i] = i / 2 % 2 == row ? 0.f : values[i];
-  }
   uint32_t packed[2 * kGroups];  // two pixels of one filter each
-  CUTE_UNROLL
-  for (int i = 0; i < 2 * kGroups; ++i) {
-    cutlass::NumericArrayConverter<Element, float, 2> const convert;
-    auto const two = convert({values[2 * i], values[2 * i + 1]});
-    packed[i] = reinterpret_cast<uint32_t const &>(two);
+  if (p.activation == Activation::kRelu) {
+    CUTE_UNROLL
+    for (int i = 0; i < 2 * kGroups; ++i) packed[i] = pack<Element, true>(values[2 * i], values[2 * i + 1]);
+  } else {
+    if (p.activation != Activation::kNone) activate(make_tensor(&values[0], Layout<Int<4 * kGroups>>{}), p);
+    CUTE_UNROLL
+    for (int i = 0; i < 2 * kGroups; ++i) packed[i] = pack<Element, false>(values[2 * i], values[2 * i + 1]);
+  }
+  if (__any_sync(~0u, pair.filter + 8 >= p.K)) {  // a pad lane is zero, whatever the activation makes of zero
+    CUTE_UNROLL
+    for (int i = 0; i < 2 * kGroups; ++i) packed[i] = pair.filter + 8 * (i % 2) < p.K ? packed[i] : 0;
   }
   // Matrix lane / 8 of a store: filters 0-7 and 8-15 of the first group, then of the second; each lane names one row.
   int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;

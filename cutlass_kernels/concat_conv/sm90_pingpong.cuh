@@ -40,6 +40,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     ring.skip(consumer * params.k_tiles);
     for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
       int const filter = place.tile_f(tile) * Traits::kFilters, first = place.tile_x(tile) * Traits::kPixels;
+      FilterPair pairs[kRowTiles];
+      CUTE_UNROLL
+      for (int m = 0; m < kRowTiles; ++m) pairs[m] = FilterPair(params, filter + 64 * m);
       if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
       float acc[kRowTiles][kN / 2];
       main_loop<Traits>(acc, ring, shared, p, release, 0, 0, 0, params.k_tiles);
@@ -49,8 +52,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
       CUTE_UNROLL
       for (int m = 0; m < kRowTiles; ++m) {
         store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings>(
-            acc[m], FilterPair(params, filter + 64 * m), p, shared.y[consumer], consumer,
-            [&](int i, Element const *from) {
+            acc[m], pairs[m], p, shared.y[consumer], consumer, [&](int i, Element const *from) {
               SM90_TMA_STORE_2D::copy(&params.out, from, filter + 64 * m, first + i * Traits::kStoreRows);
             });
       }
