@@ -118,7 +118,8 @@ def unpack(packed: np.ndarray, shape: Sequence[int], layout: str) -> np.ndarray:
     if layout in _PIXELS:
         return np.ascontiguousarray(np.moveaxis(whole, -1, 1)[:, : shape[1]])
     wide = np.moveaxis(whole, -1, 2)
-    return np.ascontiguousarray(wide.reshape(shape[0], -1, *shape[2:])[:, : shape[1]])
+    lanes = wide.shape[1] * wide.shape[2]  # not -1: a batch may be empty
+    return np.ascontiguousarray(wide.reshape(shape[0], lanes, *shape[2:])[:, : shape[1]])
 
 
 def pad_lanes(packed: np.ndarray, shape: Sequence[int], layout: str) -> np.ndarray:

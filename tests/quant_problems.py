@@ -34,19 +34,20 @@ def store(buffer: gpu.Buffer, x: Any, layout: str) -> None:
     """Write an NCHW tensor; pad lanes stay garbage."""
     n, c, h, w = x.shape
     if layout == "kHWC16":
-        buffer.view.view(n, h, w, -1)[..., :c] = x.permute(0, 2, 3, 1)
+        buffer.view.view(n, h, w, gpu.padded(c, "int8"))[..., :c] = x.permute(0, 2, 3, 1)
         return
     shape = _blocks32(x.shape)
-    wide = buffer.view.view(shape).permute(0, 1, 4, 2, 3).reshape(n, -1, h, w).clone()
+    wide = buffer.view.view(shape).permute(0, 1, 4, 2, 3).reshape(n, shape[1] * 32, h, w).clone()
     wide[:, :c] = x
-    buffer.view.view(shape).copy_(wide.view(n, -1, 32, h, w).permute(0, 1, 3, 4, 2))
+    buffer.view.view(shape).copy_(wide.view(n, shape[1], 32, h, w).permute(0, 1, 3, 4, 2))
 
 
 def load(buffer: gpu.Buffer, shape: tuple[int, int, int, int], layout: str) -> tuple[Any, Any]:
     """(NCHW values, pad lanes) of an int8 tensor."""
     if layout == "kHWC16":
         return gpu.from_channels_last(buffer, shape, "int8")
-    wide = buffer.view.view(_blocks32(shape)).permute(0, 1, 4, 2, 3).reshape(shape[0], -1, *shape[2:])
+    blocks = _blocks32(shape)
+    wide = buffer.view.view(blocks).permute(0, 1, 4, 2, 3).reshape(shape[0], blocks[1] * 32, *shape[2:])
     return wide[:, : shape[1]], wide[:, shape[1] :]
 
 

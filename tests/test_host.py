@@ -192,7 +192,7 @@ def test_fields_follow_the_parsers_type_mapping() -> None:
 
 
 @pytest.mark.parametrize("layout", ["kLINEAR", "kHWC", "kHWC8", "kHWC16", "kCHW2", "kCHW4", "kCHW32"])
-@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (1, 8, 2, 1), (3, 17, 4)])
+@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (1, 8, 2, 1), (3, 17, 4), (0, 5, 3, 4)])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_a_format_and_back_is_the_same_tensor(layout: str, shape: tuple[int, ...], dtype: str) -> None:
     array = np.random.default_rng(0).integers(-9, 9, shape).astype(memory.numpy_type(dtype))
