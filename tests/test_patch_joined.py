@@ -226,7 +226,7 @@ ON_HOPPER = {
         "p, r = Split<axis=1>(b, h) u = Resize(q, , t) c = Concat<axis=1>(r, u) x = Conv(c, v, k) y = Relu(x)",
         ["CuteViewConcatConv2Relu"], "upsample left outside"),
     "side by side": (JOIN + "x = Conv(c, w, k) t1 = Relu(x) x2 = Conv(c, w) t2 = Relu(x2) y = Sub(t1, t2)",
-                     ["CuteConcatConv2Relu"] * 2, ""),
+                     ["CuteConcatConv2x2Relu"], ""),
     "plain": (CONV + "y = Relu(x)", ["CuteConcatConv2Relu"], ""),
 }  # fmt: skip
 
@@ -242,7 +242,8 @@ def test_what_hoppers_own_kernels_cannot_take_in_is_left_outside_for_hopper(name
     assert fused_types(patched) == op_types and result.report["verify"]["passed"] and result.report["sm"] == 90
     notes = " ".join(result.report["sites"][0]["notes"])
     assert notes.startswith(note) and ("compute capability 9.0" in notes) == bool(note)
-    same_elsewhere = name in ("a range", "plain", "a range and upsample")  # the last by its op_type alone
+    # "a range and upsample" by its op_type alone
+    same_elsewhere = name in ("a range", "plain", "a range and upsample", "side by side")
     for sm in (0, 80, 86):
         (tmp_path / "model.cutefuse.onnx").unlink()
         result, patched = run_patch(model, tmp_path, sm=sm, verify=False)
