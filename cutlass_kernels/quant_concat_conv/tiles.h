@@ -29,7 +29,7 @@ struct Tile {
   // Keeps float32 sums beside the integers, for sources of different scales; the others need one scale for all.
   bool drains;
   // The cost model: one block alone on a multiprocessor takes this long for every 64 channels of the reduction, and at
-  // its start and end. Fitted to an H200 (docs/measured.md).
+  // its start and end. Fitted to an H200 (docs/measured_int8.md).
   double block_ns, block_us;
   constexpr int threads() const { return warps_m * warps_n * 32; }
   constexpr int row_bytes_y() const { return n * 2 + 16; }  // float16 staged for 16-byte stores, free of bank conflicts
