@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import gpu
+import gpu_checks
 import problems
 import pytest
 from problems import ACTIVATIONS, Problem
@@ -23,13 +24,7 @@ def check(problem: Problem, dtype: str, seed: int = 0) -> set[int]:
     """Run every legal tile and return their ids."""
     instance = problems.instantiate(problem, dtype, seed)
     ids = kernels.configs(instance.call)
-    assert ids, kernels.reject(instance.call)
-    for config in ids:
-        instance.run(config)
-        _, pad_lanes = instance.output()
-        assert problems.error_ratio(instance) <= 1, f"tile {config} of {problem} in {dtype}"
-        assert bool((pad_lanes == 0).all()), f"tile {config} leaves the output's pad lanes unwritten"
-        assert all(b.guards_intact() for b in instance.buffers), f"tile {config} wrote outside its output"
+    gpu_checks.assert_every_tile_is_right(instance, ids)
     return set(ids)
 
 
@@ -152,23 +147,10 @@ def test_an_output_may_be_a_range_of_a_wider_tensor(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_graph_replay_equals_eager_with_residual_and_split_reduction(dtype: str) -> None:
-    import torch
-
     problem = Problem(1, 10, 12, (256, 128), 72, **SAME, activation="Relu", residual="before")
     instance = problems.instantiate(problem, dtype)
     assert kernels.workspace_bytes(instance.call) > 0
-    stream = torch.cuda.Stream()
-    for config in kernels.configs(instance.call):
-        instance.run(config)
-        eager = instance.output()[0].clone()
-        launch = kernels.Launcher(replace(instance.call, config=config))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            launch(stream.cuda_stream)
-        instance.buffers[-1].view.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(instance.output()[0], eager), f"tile {config}"
+    gpu_checks.assert_replays_equal_eager(instance)
 
 
 def test_nan_of_a_residual_stays_at_its_pixel() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import gpu
+import gpu_checks
 import problems
 import pytest
 
@@ -18,14 +19,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 def check(problem: problems.Problem, dtype: str, seed: int = 0) -> None:
     problem = problems.affordable(problem)
     instance = problems.instantiate(problem, dtype, seed)
-    ids = kernels.configs(instance.call)
-    assert ids, kernels.reject(instance.call)
-    for config in ids:
-        instance.run(config)
-        _, pad_lanes = instance.output()
-        assert problems.error_ratio(instance) <= 1, f"tile {config} of {problem} in {dtype}"
-        assert bool((pad_lanes == 0).all()), f"tile {config} leaves the output's pad lanes unwritten"
-        assert all(b.guards_intact() for b in instance.buffers), f"tile {config} wrote outside its output"
+    gpu_checks.assert_every_tile_is_right(instance, kernels.configs(instance.call))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,22 +65,9 @@ def test_permuting_sources_with_their_filter_slices_changes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_graph_replay_equals_eager_for_every_tile(dtype: str) -> None:
-    import torch
-
-    instance = problems.instantiate(problems.Problem(1, 17, 23, (64, 40), 72, 3, 3, pads=(1, 1, 1, 1)), dtype)
-    stream = torch.cuda.Stream()
-    for config in kernels.configs(instance.call):
-        instance.run(config)
-        eager = instance.output()[0].clone()
-        launch = kernels.Launcher(replace(instance.call, config=config))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            launch(stream.cuda_stream)
-        for _ in range(3):  # replays must not depend on what an earlier one left behind
-            instance.buffers[-1].view.fill_(float("nan"))
-            graph.replay()
-            torch.cuda.synchronize()
-            assert torch.equal(instance.output()[0], eager), f"tile {config}"
+    gpu_checks.assert_replays_equal_eager(
+        problems.instantiate(problems.Problem(1, 17, 23, (64, 40), 72, 3, 3, pads=(1, 1, 1, 1)), dtype)
+    )
 
 
 def test_two_streams_at_once_give_the_serial_results() -> None:

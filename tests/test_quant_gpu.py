@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import gpu_checks
 import problems
 import pytest
 import quant_problems
@@ -68,22 +69,8 @@ def test_sums_are_exact_integers_where_scales_are_powers_of_two() -> None:
 
 
 def test_graph_replay_equals_eager_for_every_tile() -> None:
-    import torch
-
     problem = problems.Problem(1, 17, 23, (64, 40), 72, 3, 3, pads=(1, 1, 1, 1))
-    instance = quant_problems.instantiate(problem, one_scale=True)
-    stream = torch.cuda.Stream()
-    for config in kernels.configs(instance.call):
-        instance.run(config)
-        eager = instance.output()[0].clone()
-        launch = kernels.Launcher(replace(instance.call, config=config))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            launch(stream.cuda_stream)
-        instance.buffers[-1].view.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(instance.output()[0], eager), f"tile {config}"
+    gpu_checks.assert_replays_equal_eager(quant_problems.instantiate(problem, one_scale=True))
 
 
 @pytest.mark.parametrize("name", ["2_sources_Relu", "odd_everything", "strided_to_int8", "odd_everything_to_int8"])

@@ -1,0 +1,42 @@
+"""What holds for every tile of a convolution on the GPU, whichever operator and form it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import problems
+
+from cutefuse import kernels
+
+
+def assert_every_tile_is_right(instance: Any, tiles: Sequence[int]) -> None:
+    """Each tile within its elementwise bound of float64, pad lanes zero, nothing written beside the output."""
+    assert tiles, kernels.reject(instance.call)
+    for config in tiles:
+        instance.run(config)
+        _, pad_lanes = instance.output()
+        what = f"tile {config} of {instance.problem} in {instance.dtype}"
+        assert problems.error_ratio(instance) <= 1, what
+        assert bool((pad_lanes == 0).all()), f"{what} leaves the output's pad lanes unwritten"
+        assert all(b.guards_intact() for b in instance.buffers), f"{what} wrote outside its output"
+
+
+def assert_replays_equal_eager(instance: Any) -> None:
+    """Every tile, captured in a CUDA graph, gives its eager bits, however often and whatever lay in the output."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    for config in kernels.configs(instance.call):
+        instance.run(config)
+        eager = instance.output()[0].clone()
+        launch = kernels.Launcher(replace(instance.call, config=config))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            launch(stream.cuda_stream)
+        for _ in range(3):  # replays must not depend on what an earlier one left behind
+            instance.buffers[-1].view.fill_(float("nan") if instance.buffers[-1].view.is_floating_point() else -77)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(instance.output()[0], eager), f"tile {config}"
