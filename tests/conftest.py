@@ -1,4 +1,4 @@
-"""Markers: `gpu` tests skip without a CUDA device, without importing torch to find out."""
+"""Markers: `gpu` tests skip without a CUDA device, without importing torch to find out. `--share` cuts a long run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ def has_gpu() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", default="1/1", metavar="I/N", help="only every N-th test, from the I-th on")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, step = map(int, config.getoption("--share").split("/"))
+    items[:] = items[first - 1 :: step]
     if has_gpu():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")
