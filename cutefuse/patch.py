@@ -109,7 +109,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if conversion and options.scope == "sites":
         from cutefuse.retype import retype
 
-        conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32)
+        conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32, graph.opset)
     suit_device(sites, options.sm)
     if options.functions:
         check_bodies(graph, sites)

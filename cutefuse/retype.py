@@ -21,6 +21,8 @@ from cutefuse.ops.op import Constant, Match
 from cutefuse.rewrite import in_order
 from cutefuse.sites import FUSED, Site
 
+BFLOAT16_OPSET = 13  # of its Cast
+HALF_SCALES_OPSET = 19  # of QuantizeLinear and DequantizeLinear with float16 scales
 LARGEST = {"float16": 65504.0, "bfloat16": float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)}
 
 
@@ -34,9 +36,14 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
 
     onnx.external_data_helper.load_external_data_for_model(model, str(folder))
     kept = [n.name for n in model.graph.node if any(fnmatchcase(n.name, p) for p in keep)]
-    sensitive = [n.name for n in model.graph.node if n.op_type in DEFAULT_OP_BLOCK_LIST]
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    quantisers = ["QuantizeLinear", "DequantizeLinear"] if opset < HALF_SCALES_OPSET else []
+    blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers]
+    sensitive = [n.name for n in model.graph.node if n.op_type in blocked]
     try:
-        converted: ModelProto = convert_float_to_float16(model, keep_io_types=True, node_block_list=kept)
+        converted: ModelProto = convert_float_to_float16(
+            model, keep_io_types=True, node_block_list=kept, op_block_list=blocked
+        )
     except Exception as error:  # the converter asserts and raises whatever it meets
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CutefuseError(
@@ -48,11 +55,16 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     return converted, sorted({*kept, *sensitive})
 
 
-def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str]) -> list[str]:
+def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -> list[str]:
     """Turn the float32 sites that will be fused into sites of another type.
 
     Returns the names of those that stay in float32: `keep` (patterns) names them, or the type cannot hold them.
+    Raises CutefuseError where the opset has no Cast to the type.
     """
+    if dtype == "bfloat16" and opset < BFLOAT16_OPSET:
+        raise CutefuseError(
+            f"opset {opset} has no Cast to bfloat16; convert the model to opset {BFLOAT16_OPSET}, or use --dtype fp16"
+        )
     kept = []
     for site in sites:
         match = site.match
