@@ -79,7 +79,7 @@ def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, 
         return None
     other = next(name for name in node.input if name != tensor)
     sizes = graph.symbols(other)
-    if not other or sizes is None or len(sizes) != len(shape) or graph.is_constant(other):
+    if not other or not shape or sizes is None or len(sizes) != len(shape) or graph.is_constant(other):
         return None
     return (node, other) if all(s in known for s, known in zip(sizes, shape, strict=True)) else None
 

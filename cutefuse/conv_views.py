@@ -11,11 +11,12 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse.conv_form import Source
-from cutefuse.graph import Graph, attribute, label
+from cutefuse.graph import ELEM_TYPES, Graph, attribute, label
 
 MAX_DEPTH = 16  # of nodes in front of one source: more is no network but an attack
 UPSAMPLE, RANGES = KINDS = ("upsample", "ranges")
 _OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
+_WIDE = frozenset(ELEM_TYPES[name] for name in ("int32", "int64", "float32", "float64"))
 MAX_FACTOR = 64  # float32 coordinates of larger factors are not exact on every runtime
 
 # Output pixel x of an enlargement by u -> coordinate in the input (ONNX, Resize), where that does not hang on sizes.
@@ -210,7 +211,8 @@ def _sizes(graph: Graph, tensor: str, depth: int = 0) -> list[_Size] | None:
     value, node = graph.size_values(tensor), graph.producer(tensor)
     if value is not None:
         return [int(v) for v in value.reshape(-1)] if value.dtype.kind == "i" and value.ndim <= 1 else None
-    if node is None or depth > MAX_DEPTH:
+    # A matrix would be taken for the list of its entries.
+    if node is None or depth > MAX_DEPTH or len(graph.dims(tensor) or ()) > 1:
         return None
     if graph.is_op(node, "Shape") and not node.attribute:
         dims = graph.dims(node.input[0])
@@ -218,7 +220,8 @@ def _sizes(graph: Graph, tensor: str, depth: int = 0) -> list[_Size] | None:
     if graph.is_op(node, "Concat"):
         parts = [_sizes(graph, name, depth + 1) for name in node.input]
         return None if None in parts else [entry for part in parts if part is not None for entry in part]
-    if graph.is_op(node, "Cast", "Unsqueeze", "Squeeze", "Identity", "Floor"):
+    narrow = node.op_type == "Cast" and attribute(node, "to") not in _WIDE  # a size may wrap around or be rounded
+    if not narrow and graph.is_op(node, "Cast", "Unsqueeze", "Squeeze", "Identity", "Floor"):
         entries = _sizes(graph, node.input[0], depth + 1)
         whole = entries is not None and all(isinstance(e, int) or e[2].denominator == 1 for e in entries)
         return entries if whole else None
@@ -231,7 +234,7 @@ def _picked(graph: Graph, node: NodeProto, depth: int) -> list[_Size] | None:
     if node.op_type == "Mul":
         for own, other in (node.input, reversed(node.input)):
             entries, by = _sizes(graph, own, depth + 1), graph.size_values(other)
-            if entries and by is not None and by.size == 1:
+            if entries and by is not None and by.size == 1 and np.isfinite(by).all():
                 factor = Fraction(float(by.reshape(-1)[0]))
                 scaled = [(*e[:2], e[2] * factor) for e in entries if not isinstance(e, int)]
                 return [*scaled] if len(scaled) == len(entries) else None
@@ -242,7 +245,7 @@ def _picked(graph: Graph, node: NodeProto, depth: int) -> list[_Size] | None:
     positions = np.arange(len(entries))
     if node.op_type == "Gather":
         index = graph.size_values(node.input[1])
-        if index is None or not np.all((-len(entries) <= index) & (index < len(entries))):
+        if index is None or index.ndim > 1 or not np.all((-len(entries) <= index) & (index < len(entries))):
             return None
         return [entries[i] for i in np.atleast_1d(positions[index])]
     bounds = _slice_bounds(graph, node)

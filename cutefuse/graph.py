@@ -92,7 +92,7 @@ class Graph:
             for name in filter(None, node.input):
                 self._users[name].append(node)
             for body in subgraphs(node):
-                self._captured |= _names_read(body)
+                self._captured |= names_read(body)
         self._infos = {v.name: v for g in (self.proto, shapes or self.proto) for v in _infos(g)}
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes = {n.output[0]: n for n in (shapes.node if shapes else ()) if n.op_type == "Constant"}
@@ -100,8 +100,7 @@ class Graph:
 
     def _check_acyclic(self) -> None:
         def parents(node: NodeProto) -> set[str]:
-            read = set(node.input).union(*map(_names_read, subgraphs(node)))
-            return read & self._producers.keys()
+            return self._producers.keys() & reads_of(node)
 
         waiting = {id(n): len(parents(n)) for n in self.nodes}
         readers: defaultdict[str, list[NodeProto]] = defaultdict(list)
@@ -273,12 +272,18 @@ def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     yield from graph.output
 
 
-def _names_read(graph: onnx.GraphProto) -> set[str]:
+def reads_of(node: NodeProto) -> list[str]:
+    """The tensors that a node reads, through its inputs or from within its bodies."""
+    return [*node.input, *sorted(set().union(*map(names_read, subgraphs(node))))]
+
+
+def names_read(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that a body reads, its own included."""
     names = {v.name for v in graph.output}
     for node in graph.node:
         names.update(filter(None, node.input))
         for body in subgraphs(node):
-            names |= _names_read(body)
+            names |= names_read(body)
     return names
 
 

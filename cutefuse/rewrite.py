@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, helper
 import cutefuse
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.graph import ELEM_TYPES, FOLDABLE, Graph, label, subgraphs
+from cutefuse.graph import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, subgraphs
 from cutefuse.ops.op import DOMAIN, PLUGIN_VERSION, Constant, FusedOp, Quantized
 from cutefuse.sites import FUSED, Site
 from cutefuse.store import Writer
@@ -133,6 +133,7 @@ def apply_sites(
     proto.initializer.extend(constants.tensors)
     _remove(proto.input, lambda v: v.name in doomed.orphans)
     _remove(proto.value_info, lambda v: v.name in made)
+    proto.value_info.extend(_types(graph, [o for s in sites if s.status == FUSED and s.match for o in s.match.outputs]))
     _remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
     if DOMAIN not in {o.domain for o in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
@@ -142,6 +143,23 @@ def apply_sites(
     for key, value in metadata.items():
         if all(p.key != key for p in model.metadata_props):
             model.metadata_props.add(key=key, value=value)
+
+
+def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
+    """Types and sizes of tensors that the file does not describe, as far as they are known.
+
+    Nothing infers them behind a fused node, and ONNX takes the Shape of a tensor of unknown rank for an empty list.
+    """
+    told = {v.name for v in (*graph.proto.value_info, *graph.proto.output)}
+    # Other names are those of one run of shape inference; the next run may give them to other sizes.
+    names = {d.dim_param for v in graph.proto.input for d in v.type.tensor_type.shape.dim if d.dim_param}
+    found = []
+    for tensor in tensors:
+        dtype, sizes = graph.dtype(tensor), graph.partial_symbols(tensor)
+        if tensor not in told and dtype is not None and sizes is not None:
+            known = [s if isinstance(s, int) or s in names else None for s in sizes]
+            found.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known))
+    return found
 
 
 def add_bodies(model: ModelProto, sites: Sequence[Site], opset: int) -> None:
@@ -256,7 +274,9 @@ class _Quantisers:
         if operand not in self._known:
             output = self._known[operand] = self._names.of_tensor(f"{operand.tensor}.int8")
             name = self._names.of_node(f"{operand.tensor}/to_int8")
-            self._new.append(helper.make_node("QuantizeLinear", _read_by(operand), [output], name=name))
+            # Without a zero point the type is uint8 unless the attribute of opset 21 names another one.
+            typed: dict[str, Any] = {} if operand.zero_point else {"output_dtype": ELEM_TYPES["int8"]}
+            self._new.append(helper.make_node("QuantizeLinear", _read_by(operand), [output], name=name, **typed))
         return self._known[operand]
 
     def added(self) -> list[NodeProto]:
@@ -302,7 +322,7 @@ def _is_in_order(nodes: Sequence[NodeProto]) -> bool:
     made = {o for n in nodes for o in n.output}
     seen: set[str] = set()
     for node in nodes:
-        if any(i in made and i not in seen for i in node.input if i):
+        if any(i in made and i not in seen for i in reads_of(node) if i):
             return False
         seen.update(node.output)
     return True
@@ -319,7 +339,7 @@ def in_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
         stack = [first]
         while stack:
             node = stack[-1]
-            missing = [maker[i] for i in node.input if i in maker and id(maker[i]) not in done]
+            missing = [maker[i] for i in reads_of(node) if i in maker and id(maker[i]) not in done]
             if id(node) in done or not missing:
                 stack.pop()
                 if id(node) not in done:

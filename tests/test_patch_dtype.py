@@ -113,3 +113,30 @@ def test_outside_weights_stay_outside_when_converted(tmp_path: Path) -> None:
               save_as_external_data=True, location="m.bin", size_threshold=512)  # fmt: skip
     assert main([str(tmp_path / "m.onnx"), "--dtype", "fp16", "--verify"]) == 0
     assert (tmp_path / "m.cutefuse.onnx.data").exists()
+
+
+def test_bfloat16_before_its_cast_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, patched = run(tmp_path, graph(CHAIN, VALUES, opset=12), "--dtype", "bf16")
+    assert code == 2 and patched is None
+    assert "opset 12 has no Cast to bfloat16; convert the model to opset 13" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("opset", "kept"), [(17, 3), (19, 0)])
+def test_scales_that_cannot_be_float16_stay_float32(opset: int, kept: int, tmp_path: Path) -> None:
+    body = CHAIN.replace("z = Relu(x)", "r = Relu(x) q = QuantizeLinear(r, s, e) z = DequantizeLinear(q, s, e)")
+    body = body.replace("v = Conv(d, u)", "t = DequantizeLinear(q, s, e) m = Mul(t, t) v = Conv(d, u)") + " o = Neg(m)"
+    values = VALUES | {"s": np.float32(0.03125), "e": np.int8(0)}
+    model = graph(body, values, opset=opset, outputs=("y", "o"))
+    code, report, patched = run(tmp_path, model, "--dtype", "fp16", "--verify")
+    assert code == 0 and report["verify"]["passed"] and len(report["conversion"]["kept_float32"]) == kept
+    onnx.checker.check_model(patched, full_check=True)
+
+
+def test_tensors_that_bodies_read_are_made_before_them(tmp_path: Path) -> None:
+    branches = ", ".join(f"{k}_branch = g_{k} () => (float[n,8,9,7] o_{k}) {{ o_{k} = {op}(a) }}"
+                         for k, op in (("then", "Neg"), ("else", "Exp")))  # fmt: skip
+    body = f"p = If(on) <{branches}> " + CHAIN.replace("(z, b)", "(z, p)")
+    model = graph(body, VALUES | weights(u=(8, 24, 1, 1)) | {"on": np.bool_(True)})
+    code, report, patched = run(tmp_path, model, "--dtype", "fp16", "--verify")
+    assert code == 0 and report["verify"]["passed"]
+    onnx.checker.check_model(patched, full_check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import FILTER, fused_types, graph, run_patch, weights
+from graphs import FILTER, INPUTS, fused_types, graph, run_patch, weights
 from onnx import helper
 
 from cutefuse.conv_views import repeats_pixels
@@ -62,6 +62,17 @@ def test_the_modes_that_repeat_pixels_are_those_of_the_standard(
 
 def test_unknown_modes_repeat_nothing() -> None:
     assert not repeats_pixels("cubic", "floor", 2) and not repeats_pixels("asymmetric", "up", 2)
+
+
+def test_sizes_of_a_fused_tensor_stay_known(tmp_path: Path) -> None:
+    tail = "s = Shape(z) p = Slice(s, zero, two) t = Shape(v) h = Slice(t, two, four) q = Concat<axis=0>(p, h) "
+    body = CONV.format("a, b").replace("y =", "v =") + tail + " y = Resize(z, , , q)"
+    values = {"zero": np.int64([0]), "two": np.int64([2]), "four": np.int64([4])} | weights(w=FILTER, k=(12,))
+    result, patched = run_patch(graph(body, values, inputs=INPUTS | {"z": "n,4,3,3"}), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv2Relu"] and result.report["verify"]["passed"]
+    (info,) = patched.graph.value_info  # type: ignore[union-attr]
+    sizes = [d.dim_value or d.dim_param for d in info.type.tensor_type.shape.dim]
+    assert info.name == "v" and sizes == ["n", 12, 9, 7]
 
 
 SIZES = "s = Shape(a) p = Slice(s, zero, two) "
@@ -198,6 +209,14 @@ STAYS = {
         "t = Shape(b) o = Shape(a) h = Slice(t, two, four) n = Slice(o, zero, two) q = Concat<axis=0>(n, h) "
         + resize(FLOOR, "a, , , q"),
         {"zero": np.int64([0]), "two": np.int64([2]), "four": np.int64([4])}, "are not known"),
+    "sizes that wrap around": (
+        SIZES + "t = Slice(s, two, four) r = Cast<to=2>(t) v = Cast<to=7>(r) h = Mul(v, two) q = Concat<axis=0>(p, h) "
+        + resize(FLOOR, "a, , , q"),
+        {"zero": np.int64([0]), "two": np.int64([2]), "four": np.int64([4])}, "are not known"),
+    "sizes from a matrix": (
+        SIZES + "t = Gather(s, m) v = Squeeze(t, zero) h = Mul(v, two) q = Concat<axis=0>(p, h) "
+        + resize(FLOOR, "a, , , q"),
+        {"zero": np.int64([0]), "two": np.int64([2]), "m": np.int64([[2, 3]])}, "are not known"),
     "a size that keeps the aspect": (
         resize(FLOOR + ', axes=[2,3], keep_aspect_ratio_policy="not_larger"', "a, , , q"),
         {"q": np.int64([8, 6])}, "are not known"),
@@ -207,6 +226,8 @@ STAYS_INPUTS = {
     "smaller": {"a": "n,8,4,4", "b": "n,16,2,2"}, "the batch too": {"a": "1,8,4,3", "b": "2,16,8,6"},
     "channels too": {"a": "n,4,4,3", "b": "n,16,8,6"}, "sizes of another tensor": {"a": "n,8,p,q", "b": "n,16,h,v"},
     "a factor beyond the kernel's": {"a": "n,8,1,1", "b": "n,16,65,65"},
+    "sizes that wrap around": {"a": "n,8,h,v", "b": "n,16,p,q"},
+    "sizes from a matrix": {"a": "n,8,h,v", "b": "n,16,p,q"},
     "a size that keeps the aspect": {"a": "1,8,4,3", "b": "1,16,8,6"},
 }  # fmt: skip
 
@@ -218,7 +239,8 @@ def test_another_resize_stays_with_its_reason_and_the_concat_is_fused(name: str,
     model = graph(body, weights(w=FILTER, k=(12,)) | values, opset=opset, inputs=STAYS_INPUTS.get(name, SMALL))
     if name == "scales of the caller":  # nothing infers what a computed factor gives
         model.graph.value_info.append(helper.make_tensor_value_info("u", 1, ["n", 8, 8, 6]))
-    shapes = {"a": (2, 8, 4, 3), "b": (2, 16, 8, 6)} if name == "sizes of another tensor" else {}
+    shapes = {"a": (2, 8, 4, 3), "b": (2, 16, 8, 6)} if name.startswith("sizes ") else {}
+    shapes = {"a": (1, 8, 4, 257), "b": (1, 16, 8, 2)} if "wrap" in name else shapes
     result, patched = run_patch(model, tmp_path, shapes=shapes)
     assert fused_types(patched) == ["CuteConcatConv2Relu"] and "Resize" in kinds(patched)
     (note,) = result.report["sites"][0]["notes"]

@@ -19,7 +19,7 @@ from cutefuse.host import Host, HostError, Input
 from cutefuse.kernels import BLOCKS32, CHANNELS_LAST, LINEAR
 from cutefuse.ops.quant_concat_conv import OPERATOR
 from cutefuse.unpatch import unpatch
-from cutefuse.verify import Runner, verify
+from cutefuse.verify import Runner, compare, verify
 
 CASES = {c.name: c for c in OPERATOR.cases()}
 SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "strided", "odd_everything"]
@@ -173,6 +173,25 @@ def test_unpatching_gives_quantised_operators_back(name: str, functions: bool, t
     kinds = [n.op_type for n in plain.graph.node]
     assert kinds[:8] == ["QuantizeLinear"] * 2 + ["DequantizeLinear"] * 3 + ["Concat", "Conv", "Relu"]
     assert verify(tmp_path / "model.onnx", plain, tmp_path, 2e-2, {})["passed"]
+
+
+def test_a_type_that_only_an_attribute_names_stays_what_it_is(tmp_path: Path) -> None:
+    whole = WHOLE.replace("(c0, sc, z)", "<output_dtype=3>(c0, sc)").replace("(qc, sc, z)", "(qc, sc)")
+    patched = check_positive(whole + FILTER + CONV + RELU, "CuteQConcatConv2Relu", tmp_path, 21)
+    assert [n.op_type for n in patched.graph.node[:2]] == ["QuantizeLinear"] * 2
+
+
+def test_a_single_number_added_behind_a_site_is_no_residual(tmp_path: Path) -> None:
+    text = SOURCES + FILTER + CONV + "t = ReduceMax<keepdims=0>(b) y = Add(x, t)"
+    result, patched = run_patch(graph(text, CONST), tmp_path)
+    assert fused_types(patched) == ["CuteQConcatConv2"] and result.report["verify"]["passed"]
+
+
+def test_int8_values_may_be_a_step_apart_and_no_more() -> None:
+    values = np.arange(-120, 121, dtype=np.int8)
+    assert compare(values, values + np.int8(1), 2e-2)["passed"]
+    assert not compare(values, values + np.int8(4), 2e-2)["passed"]
+    assert not compare(values.astype(np.int64), values.astype(np.int64) + 1, 2e-2)["passed"]
 
 
 def test_an_opset_without_scales_along_an_axis_is_refused_with_bodies_only(tmp_path: Path) -> None:

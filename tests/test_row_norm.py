@@ -354,6 +354,16 @@ def test_a_bias_add_stays_outside(tmp_path: Path) -> None:
     assert fused_types(patched) == ["CuteLayerNorm"]
 
 
+def test_a_sum_that_a_branch_reads_is_made_before_it(tmp_path: Path) -> None:
+    branches = ", ".join(f"{k}_branch = g_{k} () => (float[n,5,3,8] o_{k}) {{ o_{k} = {op}(s) }}"
+                         for k, op in (("then", "Neg"), ("else", "Exp")))  # fmt: skip
+    body = f"s = Add(a, b) t = If(on) <{branches}> m = Mul(g, g) r = LayerNormalization(s, m) y = Add(r, t)"
+    values = {"g": np.ones(8, np.float32), "on": np.bool_(True)}
+    _, patched = run_patch(graph(body, values, inputs={"a": "n,5,3,8", "b": "n,5,3,8"}), tmp_path)
+    assert fused_types(patched) == ["CuteAddLayerNorm"]
+    onnx.checker.check_model(patched, full_check=True)
+
+
 def test_the_operator_can_be_excluded(tmp_path: Path) -> None:
     result, patched = run_patch(make(LAYER), tmp_path, exclude_op=["row_norm"])
     assert patched is None and "--exclude-op row_norm" in result.sites[0].reason
