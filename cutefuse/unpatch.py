@@ -135,15 +135,15 @@ def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -
 
 def _changes_nothing(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -> bool:
     """Whether a body's Slice takes all channels, or its Resize repeats every pixel once."""
-    if not node.output[0].startswith(FORMAL) or any(n and n not in values for n in node.input[1:]):
+    if not node.output or not node.output[0].startswith(FORMAL) or any(n and n not in values for n in node.input[1:]):
         return False
     if node.op_type == "Resize":
         return bool(np.all(values[node.input[2]] == 1)) if len(node.input) == 3 else False
-    dims = graph.dims(node.input[0])
-    if node.op_type != "Slice" or dims is None or len(dims) != 4 or len(node.input) != 4:
+    if node.op_type != "Slice" or len(node.input) != 4:
         return False
+    dims = graph.dims(node.input[0])
     starts, ends, axes = (values[n].tolist() for n in node.input[1:])
-    return (starts, axes) == ([0], [1]) and 0 <= dims[1] <= ends[0]
+    return dims is not None and len(dims) == 4 and (starts, axes) == ([0], [1]) and 0 <= dims[1] <= ends[0]
 
 
 def _known_shape(graph: Graph, tensor: str) -> np.ndarray | None:

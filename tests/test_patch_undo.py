@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import FILTER, bn_weights, graph, weights
+from graphs import FILTER, bn_weights, graph, run_patch, weights
 from onnx import numpy_helper
 
 from cutefuse import cli
@@ -171,3 +171,11 @@ def test_every_kind_of_change_is_seen(change, part: str, tmp_path: Path, capsys)
     assert cli.main(["diff", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--json"]) == 1
     changes = json.loads(capsys.readouterr().out)
     assert [k for k, v in changes.items() if v] == [part]
+
+
+def test_nodes_without_results_are_passed_over(tmp_path: Path) -> None:
+    _, patched = run_patch(graph("c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)"), tmp_path)
+    assert patched is not None
+    patched.graph.node.append(onnx.helper.make_node("Relu", ["a"], []))
+    onnx.save(patched, str(tmp_path / "odd.onnx"))
+    assert unpatch(tmp_path / "odd.onnx", tmp_path / "plain.onnx") == 1
