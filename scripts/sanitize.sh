@@ -35,7 +35,7 @@ one() {
   SECONDS=0
   CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((SLOT % gpus))} CUTEFUSE_SANITIZED=1 PYTHONPATH=.:tests timeout "$limit" \
     compute-sanitizer --tool "$tool" "${follow[@]}" --print-limit 5 --error-exitcode 3 \
-    "${PYTHON:-python3}" -m pytest -v -m gpu -p no:cacheprovider --share "$share" "$file" >"$logs/$name.log" 2>&1
+    "${PYTHON:-python3}" -m pytest -v -m gpu -p no:cacheprovider --durations=10 --share "$share" "$file" >"$logs/$name.log" 2>&1
   local code=$? counts
   counts=$(grep -oE '[0-9]+ (passed|failed|skipped).* in' "$logs/$name.log" | tail -1)
   [[ $code -eq 0 && $counts != *passed* ]] && code=4 # nothing ran
@@ -48,7 +48,7 @@ export logs limit gpus
 
 # shellcheck disable=SC2068
 for tool in ${tools[@]}; do
-  for file in ${SANITIZE_FILES:-$(grep -ln 'mark.gpu' tests/test_*.py)}; do
+  for file in ${SANITIZE_FILES:-$(grep -lE '^(pytestmark = |@)pytest.mark.gpu' tests/test_*.py)}; do
     for share in $(seq "$shares"); do printf '%s %s %s/%s\n' "$tool" "$file" "$share" "$shares"; done
   done
 done | xargs -P "$jobs" --process-slot-var=SLOT -L 1 bash -c 'one "$@"' _ || exit 1

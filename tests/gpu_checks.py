@@ -6,21 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import problems
-
 from cutefuse import kernels
 
 
 def assert_every_tile_is_right(instance: Any, tiles: Sequence[int]) -> None:
     """Each tile within its elementwise bound of float64, pad lanes zero, nothing written beside the output."""
+    import torch
+
     assert tiles, kernels.reject(instance.call)
     for config in tiles:
         instance.run(config)
         _, pad_lanes = instance.output()
-        what = f"tile {config} of {instance.problem} in {instance.dtype}"
-        assert problems.error_ratio(instance) <= 1, what
-        assert bool((pad_lanes == 0).all()), f"{what} leaves the output's pad lanes unwritten"
-        assert all(b.guards_intact() for b in instance.buffers), f"{what} wrote outside its output"
+        ratio = instance.error_ratio()
+        guards = [buffer.guards_intact() for buffer in instance.buffers]
+        # One wait for all: where many processes share the GPU, under compute-sanitizer, waiting is what takes time.
+        right, lanes, intact = torch.stack([ratio <= 1, (pad_lanes == 0).all(), torch.stack(guards).all()]).tolist()
+        what = f"tile {config} of {instance}"
+        assert right, f"{what}: error {float(ratio):.3g} times its bound"
+        assert lanes, f"{what} leaves the output's pad lanes unwritten"
+        assert intact, f"{what} wrote outside its output"
 
 
 def assert_replays_equal_eager(instance: Any) -> None:

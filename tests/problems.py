@@ -168,6 +168,9 @@ class Instance:
     truth: tuple[Any, Any] | None = None
     z: Any = None
 
+    def __str__(self) -> str:
+        return f"{self.problem} in {self.dtype}"
+
     def output(self) -> tuple[Any, Any]:
         """(NCHW values, pad lanes) of the output; several outputs are joined along the channels."""
         from torch import cat
@@ -179,6 +182,10 @@ class Instance:
             for buffer, c in zip(self.buffers[-len(widths) :], widths, strict=True)
         ]
         return parts[0] if len(parts) == 1 else (cat([v for v, _ in parts], 1), cat([pad for _, pad in parts], -1))
+
+    def error_ratio(self) -> Any:
+        """Largest elementwise error over its bound, on the device."""
+        return worst_ratio(self.output()[0], *reference(self))
 
     def run(self, config: int = 0) -> None:
         """Poison the output with NaN, run one tile and wait."""
@@ -289,9 +296,7 @@ def reference(instance: Instance) -> tuple[Any, Any]:
     return instance.truth
 
 
-def error_ratio(instance: Instance) -> float:
-    """Largest elementwise |y - truth| over its bound; NaN or infinity when an element was never written."""
-    truth, bound = reference(instance)
-    values, _ = instance.output()
+def worst_ratio(values: Any, truth: Any, bound: Any) -> Any:
+    """Largest elementwise |values - truth| over its bound, on the device; infinity where nobody wrote."""
     ratio = ((values.double() - truth).abs() / bound).nan_to_num(nan=float("inf"))
-    return float(ratio.max()) if ratio.numel() else 0.0
+    return ratio.max() if ratio.numel() else ratio.new_zeros(())

@@ -25,18 +25,12 @@ def check(
         instance.call = replace(instance.call, workspace=0)
     ids = kernels.configs(instance.call)
     assert set(ids) == (DRAINS | ONE_SCALE if one_scale or len(problem.C) == 1 else DRAINS)
-    for config in ids:
-        instance.run(config)
-        _, pad_lanes = instance.output()
-        what = f"tile {config} of {problem} to {output_type} in {layout}"
-        assert instance.error_ratio() <= 1, f"{what}: {instance.error_ratio()}"
-        assert bool((pad_lanes == 0).all()), f"{what} leaves the output's pad lanes unwritten"
-        assert all(b.guards_intact() for b in instance.buffers), f"{what} wrote outside its output"
+    gpu_checks.assert_every_tile_is_right(instance, ids)
 
 
 @pytest.mark.parametrize("problem", problems.benchmark_shapes(), ids=lambda p: p.name)
 def test_benchmark_shapes_match_float64(problem: problems.Problem) -> None:
-    small = replace(problem, N=min(problem.N, 2), H=min(problem.H, 128), W=min(problem.W, 128))
+    small = problems.affordable(replace(problem, N=min(problem.N, 2), H=min(problem.H, 128), W=min(problem.W, 128)))
     check(small, "float16", "kHWC16", one_scale=True)
     check(small, "int8", "kCHW32", one_scale=False)
 

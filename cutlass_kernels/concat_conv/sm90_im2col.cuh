@@ -70,7 +70,11 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
   for (int g = 0; g < kGroups; ++g) {
     parts[g * kThreads + slot] = make_float4(acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
   }
-  cluster_sync();
+  if (params.splits > 1) {
+    cluster_sync();
+  } else {  // without a cluster that barrier is the block's own, and the producer is not here
+    cutlass::arch::NamedBarrier::sync(kThreads, 0);
+  }
 
   Element *const staging = shared.y[consumer];
   int const pixels = p.N * p.P * p.Q, row = thread / 8, chunk = thread % 8;
@@ -271,7 +275,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
   // No block leaves while another may still write to its shared memory, or read from it after a split reduction.
-  if (Traits::kSplit && warpgroup == kConsumers) cluster_sync();  // the consumers' first meeting is in reduce_and_store
+  // The consumers' first meeting is in reduce_and_store.
+  if (Traits::kSplit && params.splits > 1 && warpgroup == kConsumers) cluster_sync();
   cluster_sync();
 #endif
 }
