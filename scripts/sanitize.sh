@@ -5,7 +5,7 @@
 #
 # Jobs take the machine's GPUs in turn; -s cuts every file into shares that run side by side. Exit code 1 when a tool
 # reports an error, a test fails, a run ends early or no test of a file ran. The tests see CUTEFUSE_SANITIZED=1: they
-# crop their images, as every access costs up to a hundred times more here, and leave out what measures time.
+# crop images, channels and rows, as every access costs up to a hundred times more here, and leave out what measures time.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -40,7 +40,11 @@ def form(problem: Problem, rng: random.Random, dtype: str) -> Problem:
             C=tuple(min(c, 72) if step > 1 else c for c in problem.C),
             starts=tuple(vector * rng.randint(0, 3) for _ in problem.C), tail=rng.choice([0, 3, 8]),
         )  # fmt: skip
-        problem = replace(problem, H=min(problem.H, 48), W=min(problem.W, 96))
+        problem = replace(
+            problem,
+            H=min(problem.H, 24 if problems.SANITIZED else 48),
+            W=min(problem.W, 24 if problems.SANITIZED else 96),
+        )
     kind = rng.choice(["", "before", "after", "outputs"])
     if kind == "outputs" and problem.K > vector:
         borders = sorted({vector * rng.randint(1, (problem.K - 1) // vector) for _ in range(rng.randint(1, 3))})
