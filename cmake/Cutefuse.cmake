@@ -77,6 +77,24 @@ function(cutefuse_architectures source)
   set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${options}")
 endfunction()
 
+# The largest kernel file takes the compiler up to 5.5 GB for each architecture: no more of them at once than fit, or the
+# machine swaps for hours. With few cores the files alone keep all busy; with many, two architectures of a file do, too.
+function(cutefuse_compile_jobs target)
+  cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+  cmake_host_system_information(RESULT memory_mb QUERY TOTAL_PHYSICAL_MEMORY)
+  set(threads 1)
+  if(cores GREATER 4)
+    set(threads 2)
+  endif()
+  math(EXPR jobs "${memory_mb} / (6500 * ${threads})")
+  if(jobs LESS 1)
+    set(jobs 1)
+  endif()
+  set_property(GLOBAL APPEND PROPERTY JOB_POOLS cutefuse_compile=${jobs})
+  set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE cutefuse_compile)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-t=${threads}>)
+endfunction()
+
 function(cutefuse_warnings target)
   target_compile_options(
     ${target}
@@ -106,8 +124,8 @@ macro(cutefuse_library)
   if(CUTEFUSE_HAS_CUDA)
     cutefuse_find_cutlass(cutlass_include)
     target_include_directories(cutefuse SYSTEM PRIVATE ${cutlass_include})
-    target_compile_options(
-      cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo;-t=2>")
+    target_compile_options(cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo>")
+    cutefuse_compile_jobs(cutefuse)
     target_link_libraries(cutefuse PRIVATE CUDA::cudart_static)
     string(REPLACE ";" " " archs "${CUTEFUSE_CUDA_ARCHS}")
   endif()
