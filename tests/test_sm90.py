@@ -35,12 +35,15 @@ TILES = {
     123: "sm90_halo_128x8x32_x2",
     124: "sm90_halo_128x8x16",
     125: "sm90_halo_128x8x16_x2",
+    126: "sm90_halo_128x8x15",
     131: "sm90_pp_128x104",
     132: "sm90_pp_128x160",
     133: "sm90_pp_128x192",
     134: "sm90_pp_64x256",
+    141: "sm90_rows_64x224_split",
+    142: "sm90_rows_64x192_split",
 }
-HALO = {i for i, name in TILES.items() if "halo" in name}
+HALO = {i for i, name in TILES.items() if "halo" in name or "rows" in name}
 IM2COL = set(TILES) - HALO
 SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
 
@@ -220,6 +223,8 @@ CORNERS = [
     problems.Problem(2, 40, 36, (48, 80), 96, 7, 7, pads=(3, 3, 3, 3), activation="Silu"),
     problems.Problem(2, 30, 36, (64,), 200, 5, 1, pads=(2, 0, 2, 0), activation="Tanh"),
     problems.Problem(1, 40, 40, (72,), 64, 3, 3, pads=(5, 0, 1, 4), dilations=(3, 2)),
+    problems.Problem(2, 31, 200, (64, 40), 136, **SAME, activation="Relu"),  # rows wider than a tile
+    problems.Problem(1, 9, 300, (24,), 64, 1, 5, pads=(0, 2, 0, 2)),
     problems.Problem(1, 37, 41, (24, 130), 320, 3, 3, strides=(3, 2), pads=(2, 1, 0, 1), activation="LeakyRelu"),
 ]
 
@@ -232,12 +237,13 @@ class TestOnHopper:
     def test_corner_sizes_match_float64(self, index: int, dtype: str) -> None:
         check(CORNERS[index], dtype, seed=index)
 
-    def test_a_split_reduction_gives_the_same_bits_every_time(self) -> None:
+    @pytest.mark.parametrize("config", [108, 141, 142])
+    def test_a_split_reduction_gives_the_same_bits_every_time(self, config: int) -> None:
         instance = problems.instantiate(problems.Problem(1, 20, 20, (512, 512), 256, **SAME), "float16")
-        instance.run(108)
+        instance.run(config)
         first = instance.output()[0].clone()
         for _ in range(20):
-            instance.run(108)
+            instance.run(config)
             assert bool((instance.output()[0] == first).all())
 
     def test_a_chain_of_launches_sees_each_result(self) -> None:
@@ -245,7 +251,7 @@ class TestOnHopper:
         import torch
 
         shape = problems.Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh")
-        for config in (101, 110, 121, 124, 132):
+        for config in (101, 110, 121, 124, 132, 141):
             stages = [problems.instantiate(shape, "float16", seed) for seed in range(6)]
             for previous, stage in zip(stages, stages[1:], strict=False):
                 stage.call.inputs[0] = previous.call.outputs[0]

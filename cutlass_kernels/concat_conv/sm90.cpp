@@ -13,11 +13,12 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   plan.swapped = swapped;
   plan.size_a = swapped ? p.P : p.Q, plan.size_b = swapped ? p.Q : p.P;
+  plan.tile_a = tile.pixels_a, plan.tile_b = tile.pixels_b;
   plan.pitch = tile.pixels_a + (swapped ? reach_h : reach_w);
   plan.rows = tile.pixels_b + (swapped ? reach_w : reach_h);
   plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
-  int const pixel_bytes = 2 * halo_channels(tile.filters), filter_bytes = tile.filters * pixel_bytes;
+  int const pixel_bytes = 2 * halo_channels(tile), filter_bytes = tile.filters * pixel_bytes;
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
   int const region = halo_region_bytes(tile.pixels_b);
@@ -26,9 +27,38 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   return plan;
 }
 
+// Columns x rows of the output that one tile covers: of those whose pixels, halos between them included, fit into the
+// tile and whose patch fits into half of what four filters leave, the ones that need the fewest tiles.
+HaloPlan plan_rows(Problem const &p, Sm90Tile const &tile) {
+  int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
+  int const filter_bytes = tile.filters * kChannelBlock * 2;
+  int const widest = std::min(tile.pixels(), 256 - reach_w), first = ceil_div(p.Q, widest);
+  HaloPlan plan{};
+  std::int64_t fewest = 0;
+  for (int columns = first; columns <= std::max(first + 3, p.Q) && (fewest == 0 || columns <= first + 3); ++columns) {
+    int const width = ceil_div(p.Q, columns), pitch = width + reach_w;
+    int const fit =
+        std::min({1 + (tile.pixels() - width) / pitch, kRowsStagePixels / pitch - reach_h, 256 - reach_h, p.P});
+    if (fit < 1) continue;
+    std::int64_t const tiles = std::int64_t(columns) * ceil_div(p.P, fit);
+    if (fewest != 0 && tiles >= fewest) continue;
+    fewest = tiles;
+    plan.tile_a = width, plan.tile_b = ceil_div(p.P, ceil_div(p.P, fit)), plan.pitch = pitch;
+  }
+  plan.size_a = p.Q, plan.size_b = p.P;
+  plan.rows = plan.tile_b + reach_h;
+  plan.step_r = p.dilation_h * plan.pitch, plan.step_s = p.dilation_w;
+  plan.stage_bytes = ceil_div(plan.pitch * plan.rows * kChannelBlock * 2, 1024) * 1024;
+  plan.halo_stages = 2;
+  plan.filter_stages =
+      std::min(kFilterMaxStages, (kRowsRegionBytes - plan.halo_stages * plan.stage_bytes) / filter_bytes);
+  return plan;
+}
+
 }  // namespace
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
+  if (tile.schedule == Sm90Schedule::kRows) return plan_rows(p, tile);
   auto const covered = [&](int size_a, int size_b) {
     return double(ceil_div(size_a, tile.pixels_a) * tile.pixels_a) * ceil_div(size_b, tile.pixels_b) * tile.pixels_b;
   };
@@ -59,6 +89,7 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (tile.halo) {
     if (p.R * p.S == 1 || p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
+    if (tile.schedule == Sm90Schedule::kRows) return (reach_h + 1) * (reach_w + 1) <= kRowsStagePixels;
     for (bool const swapped : {false, true}) {
       HaloPlan const plan = plan_along(swapped, p, tile);
       if (plan.filter_stages < kFilterMinStages || plan.pitch > 256 || plan.rows > 256) return false;
@@ -74,9 +105,19 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
          corner(p.pad_top, p.pad_bottom, reach_h) && corner(p.pad_left, p.pad_right, reach_w);
 }
 
+namespace {
+
+int output_tiles(Sm90Tile const &tile, Problem const &p) {
+  if (!tile.halo) return ceil_div(p.N * p.P * p.Q, tile.pixels());
+  HaloPlan const plan = halo_plan(p, tile);
+  return p.N * ceil_div(plan.size_a, plan.tile_a) * ceil_div(plan.size_b, plan.tile_b);
+}
+
+}  // namespace
+
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]) {
-  if (tile.schedule != Sm90Schedule::kSplit) return 1;
-  int const tiles = ceil_div(p.N * p.P * p.Q, tile.pixels()) * ceil_div(p.K, tile.filters);
+  if (!divides_reduction(tile)) return 1;
+  int const tiles = output_tiles(tile, p) * ceil_div(p.K, tile.filters);
   int const length = k_tiles<kChannelBlock>(p);
   // k-tiles that a multiprocessor gets to do, and what adding up the parts costs beside them
   auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
@@ -94,13 +135,12 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
     return clocks;
   }
   int room[kMaxSplits + 1];
-  for (int i = 1; i <= kMaxSplits; ++i) room[i] = sm_count / (i + 1);  // a cluster lies in one GPC
+  for (int i = 1; i <= kMaxSplits; ++i) room[i] = sm_count / i - i / 2;  // a cluster lies in one GPC
   int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * tile.cluster_x * splits;
-  double tiles_x = ceil_div(p.N * p.P * p.Q, tile.pixels());
+  double const tiles_x = output_tiles(tile, p);
   double load_bytes = 2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + tile.pixels() / tile.cluster_f);
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
-    tiles_x = double(p.N) * ceil_div(plan.size_a, tile.pixels_a) * ceil_div(plan.size_b, tile.pixels_b);
     load_bytes =
         2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + double(plan.pitch) * plan.rows / (p.R * p.S));
   }
@@ -108,7 +148,11 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 16)) * p.R * p.S;
   int const n = tile.pixels_per_warpgroup();  // width of one wgmma
   // 128 clocks for 64 x 256 x 16; narrow ones wait for shared memory, and L2 delivers some 50 bytes a clock.
-  double const slow = n >= 160 ? 1.0 : n >= 128 ? 1.15 : n > 64 ? 1.1 : 1.6;
+  double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
+                      : tile.halo && n >= 120 ? 1.02
+                      : n >= 128              ? 1.15
+                      : n > 64                ? 1.1
+                                              : 1.6;
   double const multiply = tile.filters * tile.pixels() / 128.0 * slow;
   double const load = load_bytes / 4 / 50.0;
   // The epilogue of 128 x 256 outputs takes 3500 clocks, twice that with an exponential. Nothing hides it, unless the

@@ -44,7 +44,12 @@ struct alignas(128) Sm90Params {
   HaloPlan halo;
   int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
   int cluster_f, cluster_x, splits;
-  int k_tiles;
+  int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
+  int cluster_tiles;                     // tiles of one block of a cluster
+  // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
+  Divider by_f, by_a, by_b;  // clusters side by side along the filters, tiles_a, tiles_b
+  Divider by_image, by_row;  // P*Q and Q
+  Divider by_taps, by_s;     // R*S and S
   bool pointwise;
 
   CUTE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
@@ -78,23 +83,22 @@ struct Ring {
 // parts of one reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are in L2.
 struct ClusterPlace {
   int cluster_f, cluster_x, rank_f, rank_x, part;
-  int wide_f, tiles, first_tile, clusters;
+  int tiles, first_tile, clusters;
   uint16_t mask_x, mask_w;  // blocks that share this block's pixels, filters
+  Divider by_f;
 
   CUTE_DEVICE explicit ClusterPlace(Sm90Params const &params)
-      : cluster_f(params.cluster_f), cluster_x(params.cluster_x) {
-    int const rank = int(block_rank_in_cluster()), blocks = cluster_f * cluster_x * params.splits;
+      : cluster_f(params.cluster_f), cluster_x(params.cluster_x), by_f(params.by_f) {
+    int const rank = int(block_rank_in_cluster());
     part = params.splits > 1 ? rank : 0;
-    rank_f = params.splits > 1 ? 0 : rank % cluster_f, rank_x = params.splits > 1 ? 0 : rank / cluster_f;
-    wide_f = ceil_div(params.tiles_f, cluster_f);
-    tiles = wide_f * ceil_div(params.tiles_x(), cluster_x);
-    first_tile = blockIdx.x / blocks, clusters = gridDim.x / blocks;
-    mask_x = uint16_t(((1 << cluster_f) - 1) << (rank_x * cluster_f));
-    mask_w = 0;
-    for (int i = 0; i < cluster_x; ++i) mask_w |= uint16_t(1 << (rank_f + cluster_f * i));
+    rank_f = cluster_f > 1 ? rank : 0, rank_x = cluster_x > 1 ? rank : 0;  // of cluster_f and cluster_x one is 1
+    tiles = params.cluster_tiles;
+    first_tile = int(cluster_id_in_grid().x), clusters = int(cluster_grid_dims().x);
+    mask_x = uint16_t(((1 << cluster_f) - 1) << rank_x);
+    mask_w = uint16_t(((1 << cluster_x) - 1) << rank_f);
   }
-  CUTE_DEVICE int tile_f(int tile) const { return tile % wide_f * cluster_f + rank_f; }
-  CUTE_DEVICE int tile_x(int tile) const { return tile / wide_f * cluster_x + rank_x; }
+  CUTE_DEVICE int tile_f(int tile) const { return (tile - by_f.divide(tile) * by_f.divisor) * cluster_f + rank_f; }
+  CUTE_DEVICE int tile_x(int tile) const { return by_f.divide(tile) * cluster_x + rank_x; }
   CUTE_DEVICE int readers() const { return cluster_f + cluster_x - 1; }  // blocks that read what this one loads
 };
 
@@ -125,9 +129,15 @@ CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
 }
 
 // Programmatic dependent launch: set-up runs beside the previous kernel, its results are touched only after the wait.
-CUTE_DEVICE void wait_for_previous_kernel() {
+// The producers wait as late as their first load: a cold instruction and constant cache makes the way there long.
+CUTE_DEVICE void let_next_kernel_start() {
 #if CUTEFUSE_SM90A
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+CUTE_DEVICE void wait_for_previous_kernel() {
+#if CUTEFUSE_SM90A
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

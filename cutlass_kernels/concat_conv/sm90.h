@@ -10,15 +10,16 @@ enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
   kSplit,        // likewise, and the blocks of a cluster divide the reduction among them
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
+  kRows,         // sm90_rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
 };
 
 // A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups.
 struct Sm90Tile {
   int id;
   char const *name;
-  bool halo;  // sm90_halo.cuh; otherwise sm90_im2col.cuh
+  bool halo;  // sm90_halo.cuh or sm90_rows.cuh; otherwise sm90_im2col.cuh
   int filters;
-  int pixels_a, pixels_b;  // im2col: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 pixels along `a`
+  int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   int cluster_x;           // blocks with different pixels that share their filters by multicast
   Sm90Schedule schedule;
@@ -52,11 +53,18 @@ constexpr Sm90Tile kSm90Tiles[] = {
     {123, "sm90_halo_128x8x32_x2", true, 128, 8, 32, 1, 2, Sm90Schedule::kCooperative},
     {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, 1, Sm90Schedule::kCooperative},
     {125, "sm90_halo_128x8x16_x2", true, 128, 8, 16, 1, 2, Sm90Schedule::kCooperative},
+    {126, "sm90_halo_128x8x15", true, 128, 8, 15, 1, 1, Sm90Schedule::kCooperative},
     {131, "sm90_pp_128x104", false, 128, 1, 104, 1, 1, Sm90Schedule::kPingPong},
     {132, "sm90_pp_128x160", false, 128, 1, 160, 1, 1, Sm90Schedule::kPingPong},
     {133, "sm90_pp_128x192", false, 128, 1, 192, 1, 1, Sm90Schedule::kPingPong},
     {134, "sm90_pp_64x256", false, 64, 1, 256, 1, 1, Sm90Schedule::kPingPong},
+    {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, 1, Sm90Schedule::kRows},
+    {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, 1, Sm90Schedule::kRows},
 };
+constexpr bool divides_reduction(Sm90Tile const &tile) {
+  return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kRows;
+}
+
 constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
 
 constexpr Sm90Tile const *find_sm90_tile(int id) {
@@ -70,15 +78,25 @@ constexpr Sm90Tile const *find_sm90_tile(int id) {
 
 // Input channels of one halo stage: half a block where a whole one would leave no room for a second stage.
 constexpr int halo_channels(int filters) { return filters == 64 ? 32 : 64; }
+constexpr int halo_channels(Sm90Tile const &tile) {
+  return tile.schedule == Sm90Schedule::kRows ? kChannelBlock : halo_channels(tile.filters);
+}
 
 // Halo stages and filter stages together: what the outputs on their way to memory leave of 226 KB.
 constexpr int halo_region_bytes(int pixels_b) { return 226 * 1024 - 2 * 8 * pixels_b * 128; }
+
+// The rows' kernel keeps room for the other blocks' parts of the sums that its block finishes: 8 KB for 16 pixels of
+// each warpgroup and for each other block, at most 10 of them with 7 such pairs and up to 8 blocks.
+constexpr int kRowsPartBytes = 8 * 1024, kRowsParts = 10;
+constexpr int kRowsRegionBytes = 226 * 1024 - kRowsParts * kRowsPartBytes - 2 * 2 * 16 * 128;
+constexpr int kRowsStagePixels = (kRowsRegionBytes - 4 * 8 * 1024) / 2 / 1024 * 8;  // two stages beside four filters
 constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
 
-// How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage.
+// How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage. It
+// serves size_a / tile_a x size_b / tile_b tiles of an image.
 struct HaloPlan {
   bool swapped;  // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
-  int size_a, size_b, pitch, rows, step_r, step_s, stage_bytes, halo_stages, filter_stages;
+  int size_a, size_b, tile_a, tile_b, pitch, rows, step_r, step_s, stage_bytes, halo_stages, filter_stages;
 };
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);

@@ -35,10 +35,11 @@ struct Sm90Halo {
 // First output pixel of a tile along the patch's axes.
 struct Patch {
   int a, b, n;
-  CUTE_DEVICE Patch(Sm90Params const &params, int tile_x, int pixels_a, int pixels_b)
-      : a(tile_x % params.tiles_a * pixels_a),
-        b(tile_x / params.tiles_a % params.tiles_b * pixels_b),
-        n(tile_x / params.tiles_a / params.tiles_b) {}
+  CUTE_DEVICE Patch(Sm90Params const &params, int tile_x, int pixels_a, int pixels_b) {
+    int const column = params.by_a.divide(tile_x);
+    n = params.by_b.divide(column);
+    a = (tile_x - column * params.tiles_a) * pixels_a, b = (column - n * params.tiles_b) * pixels_b;
+  }
 };
 
 // Calls f(source, channel, column of tap 0) for every channel chunk of the reduction.
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
   }
   prefetch_maps(params);
   cluster_sync();
-  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   if (warpgroup == kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
@@ -97,6 +98,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
           uint64_t *const full = &shared.halo_full[ring.stage];
           Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
           TransactionBarrier::arrive_and_expect_tx(full, bytes);
+          if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
           SM90_TMA_LOAD_4D::copy(&params.x[source], full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
                                  shared.stages + ring.stage * plan.stage_bytes, channel, patch.a - pad_a,
                                  patch.b - pad_b, patch.n);
@@ -114,6 +116,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
             uint64_t *const full = &shared.filter_full[ring.stage];
             Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
             TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
+            if (ring.stage == 0) wait_for_previous_kernel();
             load_filters(params, column + tap * kChannelBlock, filter, full,
                          filter_stages + ring.stage * Traits::kFilterBytes + place.rank_x * share * Traits::kPixelBytes,
                          place);
@@ -126,6 +129,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
   } else {
     // ---- consumers: each warpgroup has 64 filters x (8 x kPixelsB) pixels of the patch ----
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    wait_for_previous_kernel();
     constexpr bool kShareFilters = Traits::kPixelGroups == 2;
     int const consumer = warpgroup, thread = threadIdx.x % 128;
     int const first_row_w = kShareFilters ? 0 : consumer * 64, first_a = kShareFilters ? consumer * 8 : 0;

@@ -39,12 +39,14 @@ struct Sm90Im2col {
 };
 
 // The k-tile `k` of the reduction.
-CUTE_DEVICE KCursor<kChannelBlock> cursor_at(Problem const &p, int k) {
+CUTE_DEVICE KCursor<kChannelBlock> cursor_at(Sm90Params const &params, int k) {
   KCursor<kChannelBlock> cursor;
-  int const taps = p.R * p.S;
+  if (k == 0) return cursor;
+  Problem const &p = params.problem;
   cursor.column = int64_t(k) * kChannelBlock;
-  cursor.block = k / taps;
-  cursor.r = k % taps / p.S, cursor.s = k % taps % p.S;
+  cursor.block = params.by_taps.divide(k);
+  int const tap = k - cursor.block * params.by_taps.divisor;
+  cursor.r = params.by_s.divide(tap), cursor.s = tap - cursor.r * p.S;
   while (cursor.source + 1 < p.sources && cursor.block >= blocks_of(p.C[cursor.source])) {
     cursor.block -= blocks_of(p.C[cursor.source++]);
   }
@@ -173,12 +175,13 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     int const filter = place.tile_f(tile) * kFilters + place.rank_x * share_w;
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
-    Pixel const pixel = pixel_of(p, first);
-    auto cursor = cursor_at(p, k_begin);
+    Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
+    auto cursor = cursor_at(params, k_begin);
     for (int k = k_begin; k < k_end; ++k) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
       TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
+      if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
       load_pixels(params, cursor, first, pixel, full, &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock],
                   place);
       load_filters(params, int(cursor.column), filter, full,
@@ -189,24 +192,32 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   }
 }
 
-// Issues the k-tiles [k_begin, k_end) of one tile; the last one's steps are still on their way when it returns.
+// Issues the k-tiles [k_begin, k_end) of one tile; the last one's steps are still on their way when it returns. What
+// the next one needs is made ready while two are under way: the tensor cores may finish one in less time than that
+// takes.
 template <class Traits>
 CUTE_DEVICE void main_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
-                           typename Traits::SharedStorage &shared, Problem const &p, Release const &release,
+                           typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
                            int first_row_w, int first_row_x, int k_begin, int k_end) {
   auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
-  KSteps position(p, cursor_at(p, k_begin));
+  Problem const &p = params.problem;
+  KSteps position(p, cursor_at(params, k_begin));
+  bool arrived = false;  // the next one's loads, as seen already
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
-    TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+    if (!arrived) TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
     constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
     multiply<typename Traits::Element, Traits::kN, 4>(
         acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], 1024, kSwizzle),
         operand(&shared.x[ring.stage][first_row_x * kChannelBlock], 1024, kSwizzle), position.steps(p), scale);
-    warpgroup_wait<1>();
-    if (k > k_begin) release(&shared.empty[ring.previous()]);
+    int const previous = ring.previous();
     ring.advance();
     position.advance(p);
+    if (!Traits::kPingPong) {  // whose tiles last long enough
+      arrived = TransactionBarrier::test_wait(&shared.full[ring.stage], ring.phase, 1);
+    }
+    warpgroup_wait<1>();
+    if (k > k_begin) release(&shared.empty[previous]);
   }
 }
 
@@ -232,13 +243,12 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
   Problem const &p = params.problem;
   int const warpgroup = cutlass::canonical_warp_group_idx();
   ClusterPlace const place(params);
-  int const k_begin = params.k_tiles * place.part / params.splits;
-  int const k_end = params.k_tiles * (place.part + 1) / params.splits;
+  int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
 
   init_ring<Traits>(shared, place);
   prefetch_maps(params);
   cluster_sync();
-  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   if (warpgroup == kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
@@ -247,6 +257,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
   } else {
     // ---- consumers: each warpgroup has 64 filters x kN pixels of the tile ----
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    wait_for_previous_kernel();
     constexpr int kN = Traits::kN;
     constexpr bool kShareFilters = Traits::kPixelGroups == 2;
     int const consumer = warpgroup;
@@ -259,7 +270,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
       int const first = place.tile_x(tile) * kPixels + first_row_x;
       FilterPair const pair(params, filter);
       float acc[1][kN / 2];
-      main_loop<Traits>(acc, ring, shared, p, release, first_row_w, first_row_x, k_begin, k_end);
+      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
       finish_loop<Traits>(acc, ring, shared, release);
 
       if constexpr (Traits::kSplit) {

@@ -10,6 +10,7 @@
 #include "sm90_halo.cuh"
 #include "sm90_im2col.cuh"
 #include "sm90_pingpong.cuh"
+#include "sm90_rows.cuh"
 
 namespace cutefuse::concat_conv {
 
@@ -59,7 +60,7 @@ inline CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, Params const 
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = 2 * p.ldx[i];
   if (tile.halo) {
-    cuuint32_t const channels = halo_channels(tile.filters), pitch = k.halo.pitch, rows = k.halo.rows;
+    cuuint32_t const channels = halo_channels(tile), pitch = k.halo.pitch, rows = k.halo.rows;
     if (k.halo.swapped) {
       return encode_tiled<4>(&k.x[i], p.type, params.x[i], {C, H, W, N}, {pixel * W, pixel, pixel * W * H},
                              {channels, pitch, rows, 1});
@@ -88,7 +89,7 @@ inline CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile, Params const &p
     if (CUresult const result = encode_source(k, tile, params, i)) return result;
   }
   cuuint64_t const columns = packed_columns(p), filters = p.K;
-  cuuint32_t const channels = tile.halo ? halo_channels(tile.filters) : kChannelBlock;
+  cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock;
   cuuint32_t const share = tile.filters / k.cluster_x;
   CUresult const result = encode_tiled<2>(&k.w, p.type, params.w, {columns, filters}, {2 * columns}, {channels, share});
   if (result != CUDA_SUCCESS) return result;
@@ -112,10 +113,15 @@ inline CUresult make_params(Sm90Params *k, Sm90Tile const &tile, Params const &p
   k->y = params.y;
   k->halo = tile.halo ? halo_plan(p, tile) : HaloPlan{};
   k->tiles_f = ceil_div(p.K, tile.filters);
-  k->tiles_a = tile.halo ? ceil_div(k->halo.size_a, tile.pixels_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
-  k->tiles_b = tile.halo ? ceil_div(k->halo.size_b, tile.pixels_b) : 1;
+  k->tiles_a = tile.halo ? ceil_div(k->halo.size_a, k->halo.tile_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
+  k->tiles_b = tile.halo ? ceil_div(k->halo.size_b, k->halo.tile_b) : 1;
   k->cluster_f = tile.cluster_f, k->cluster_x = tile.cluster_x, k->splits = splits;
+  k->cluster_tiles = ceil_div(k->tiles_f, k->cluster_f) * ceil_div(k->tiles_x(), k->cluster_x);
   k->k_tiles = k_tiles<kChannelBlock>(p);
+  for (int i = 0; i <= splits; ++i) k->k_begin[i] = k->k_tiles * i / splits;
+  k->by_f = Divider(ceil_div(k->tiles_f, k->cluster_f)), k->by_a = Divider(k->tiles_a), k->by_b = Divider(k->tiles_b);
+  k->by_image = params.by_image, k->by_row = params.by_row;
+  k->by_taps = Divider(p.R * p.S), k->by_s = Divider(p.S);
   k->pointwise = is_pointwise(p);
   if (MapEncoder::get().tiled == nullptr || MapEncoder::get().im2col == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   return encode_maps(*k, tile, params);
@@ -175,8 +181,7 @@ cudaError_t launch_kernel(void (*kernel)(Sm90Params), Sm90Params const &k, bool 
   cudaError_t const error = prepare(reinterpret_cast<void const *>(kernel), kBytes, facts.device, ready);
   if (error != cudaSuccess) return error;
   int const cluster = k.cluster_f * k.cluster_x * k.splits;
-  int const tiles = ceil_div(k.tiles_f, k.cluster_f) * ceil_div(k.tiles_x(), k.cluster_x);
-  int const clusters = persistent ? std::min(tiles, std::max(1, facts.sm_count / cluster)) : tiles;
+  int const clusters = persistent ? std::min(k.cluster_tiles, std::max(1, facts.sm_count / cluster)) : k.cluster_tiles;
 
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -197,7 +202,7 @@ template <class Element>
 using SplitTraits = Sm90Im2col<Element, 128, 128, Sm90Schedule::kSplit>;
 
 // room[i]: clusters of i blocks of the split kernel that run at once, each within a GPC; asked of the driver once per
-// device.
+// device. Any other kernel that fills a multiprocessor has the same room.
 template <class Element>
 cudaError_t cluster_room(int device, int (&room)[kMaxSplits + 1]) {
   using Traits = SplitTraits<Element>;
@@ -237,8 +242,16 @@ cudaError_t dispatch(Sm90Tile const &tile, Sm90Params const &k, DeviceFacts cons
     using Traits = decltype(traits);
     return launch_kernel<Traits>(&concat_conv_sm90_halo<Traits>, k, true, facts, stream);
   };
+  auto const rows = [&](auto traits) {
+    using Traits = decltype(traits);
+    return launch_kernel<Traits>(&concat_conv_sm90_rows<Traits>, k, false, facts, stream);
+  };
+  if (tile.schedule == Sm90Schedule::kRows) {
+    return tile.pixels() == 192 ? rows(Sm90Rows<Element, 192>{}) : rows(Sm90Rows<Element, 224>{});
+  }
   if (tile.halo) {
     if (tile.filters == 64) return halo(Sm90Halo<Element, 64, 32>{});
+    if (tile.pixels_b == 15) return halo(Sm90Halo<Element, 128, 15>{});
     return tile.pixels_b == 32 ? halo(Sm90Halo<Element, 128, 32>{}) : halo(Sm90Halo<Element, 128, 16>{});
   }
   constexpr auto kPingPong = Sm90Schedule::kPingPong;
@@ -281,7 +294,7 @@ char const *launch_sm90(int tile_id, Params const &params, void *stream) {
     if (!ParamsCache::holds(entry, tile, params, facts.device)) {
       entry.used = false;
       int room[kMaxSplits + 1] = {};
-      if (tile.schedule == Sm90Schedule::kSplit) error = cluster_room<Element>(facts.device, room);
+      if (divides_reduction(tile)) error = cluster_room<Element>(facts.device, room);
       if (error != cudaSuccess) return launch_failure(tile, error);
       if (CUresult const result =
               make_params(&entry.value, tile, params, sm90_splits(tile, params.problem, facts.sm_count, room))) {

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   init_ring<Traits>(shared, place);
   prefetch_maps(params);
   cluster_sync();
-  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   if (warpgroup == kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<kPingPongProducerRegisters>();
@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     __syncwarp();
   } else {
     cutlass::arch::warpgroup_reg_alloc<kPingPongConsumerRegisters>();
+    wait_for_previous_kernel();
     // ---- consumers: every second tile each, all of it ----
     int const consumer = warpgroup, my_turn = kConsumers + consumer, other_turn = kConsumers + (consumer ^ 1);
     Release const release(place);
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
       for (int m = 0; m < kRowTiles; ++m) pairs[m] = FilterPair(params, filter + 64 * m);
       if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
       float acc[kRowTiles][kN / 2];
-      main_loop<Traits>(acc, ring, shared, p, release, 0, 0, 0, params.k_tiles);
+      main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
       if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
       finish_loop<Traits>(acc, ring, shared, release);
 

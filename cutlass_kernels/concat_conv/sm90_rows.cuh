@@ -1,0 +1,242 @@
+// ConcatConv on Hopper for stride-1 RxS filters on small images: a tile is whole rows of one image, and the blocks of a
+// cluster divide its reduction. The rows lie one behind the other with their halo, so that an operand of any width is
+// one run of pixels, read from another start for every tap; the columns between two rows are computed and dropped.
+// Against im2col it loads each pixel once instead of R*S times, and against patches of 8 pixels a side it fits images
+// that are no multiple of 8.
+#pragma once
+
+#include "sm90_halo.cuh"
+#include "sm90_im2col.cuh"
+
+namespace cutefuse::concat_conv {
+
+// ---- types ----------------------------------------------------------------------------------------------------------
+
+template <class Element_, int kPixels_>
+struct Sm90Rows {
+  using Element = Element_;
+  static constexpr int kFilters = 64, kPixels = kPixels_, kN = kPixels / kConsumers;  // pixels of one warpgroup
+  static constexpr int kPairs = kN / 16;  // of 8-pixel groups: what one block of a cluster finishes at a time
+  static constexpr int kPixelBytes = kChannelBlock * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
+  static constexpr int kPartBytes = 2 * kConsumers * 128 * int(sizeof(float4));
+  static_assert(kN % 16 == 0 && kPairs <= kRowsParts && kPartBytes == kRowsPartBytes);
+
+  struct SharedStorage {
+    alignas(1024) unsigned char stages[kRowsRegionBytes];         // the plan's halo stages, then its filter stages
+    float4 parts[kRowsParts * kPartBytes / int(sizeof(float4))];  // (thread,group,other block,pair)
+    Element y[kConsumers][2][16 * kStoreColumns];
+    alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
+    uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
+    uint64_t parts_full;
+  };
+  static_assert(sizeof(SharedStorage) <= kSharedBytes && kRowsRegionBytes % 1024 == 0);
+};
+
+// ---- reduction ------------------------------------------------------------------------------------------------------
+
+// Sends each 16 pixels of this warpgroup to the block that finishes them, where that is another. The pairs start at
+// this block's rank, so that the blocks do not all write to the same one.
+template <class Traits>
+CUTE_DEVICE void send_parts(float (&acc)[Traits::kN / 2], Sm90Params const &params,
+                            typename Traits::SharedStorage &shared) {
+  int const rank = int(block_rank_in_cluster()), splits = params.splits;
+  uint32_t const mine = cast_smem_ptr_to_uint(&shared.parts[threadIdx.x]);
+  uint32_t const full = cast_smem_ptr_to_uint(&shared.parts_full);
+  CUTE_NO_UNROLL
+  for (int i = 0; i < Traits::kPairs; ++i) {
+    int const chosen = (i + rank) % Traits::kPairs, owner = chosen % splits;
+    if (owner == rank) continue;
+    uint32_t const to = mine + (chosen / splits * (splits - 1) + rank - (rank > owner)) * Traits::kPartBytes;
+    uint32_t const there = set_block_rank(to, owner), barrier = set_block_rank(full, owner);
+    CUTE_UNROLL
+    for (int pair = 0; pair < Traits::kPairs; ++pair) {
+      if (pair != chosen) continue;
+      CUTE_UNROLL
+      for (int group = 0; group < 2; ++group) {
+        float const *const v = acc + 8 * pair + 4 * group;
+        constexpr int kGroupBytes = Traits::kPartBytes / 2;
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                there + group * kGroupBytes),
+            "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+            : "memory");
+      }
+    }
+  }
+}
+
+// Adds up this block's share of the sums in the order of the blocks, so that results never depend on timing.
+template <class Traits>
+CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
+                               typename Traits::SharedStorage &shared, Patch const &tile, int filter, int consumer) {
+  using Element = typename Traits::Element;
+  Problem const &p = params.problem;
+  HaloPlan const &plan = params.halo;
+  constexpr int kGroupSize = kConsumers * 128;
+  int const splits = params.splits, rank = int(block_rank_in_cluster()), thread = threadIdx.x % 128, pixel = thread / 8,
+            chunk = thread % 8;
+  float4 const *parts = &shared.parts[threadIdx.x];
+  CUTE_NO_UNROLL
+  for (int part = rank, turn = 0; part < Traits::kPairs; part += splits, turn ^= 1) {
+    Element *const staging = shared.y[consumer][turn];
+    float own[8] = {}, values[8] = {};
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kN / 2; ++i) own[i % 8] = i / 8 == part ? acc[i] : own[i % 8];
+    CUTE_UNROLL
+    for (int block = 0; block < kMaxSplits; ++block) {
+      if (block >= splits) continue;
+      CUTE_UNROLL
+      for (int group = 0; group < 2; ++group) {
+        float4 v = make_float4(own[4 * group], own[4 * group + 1], own[4 * group + 2], own[4 * group + 3]);
+        if (block != rank) v = parts[((block - (block > rank)) * 2 + group) * kGroupSize];
+        values[4 * group] += v.x, values[4 * group + 1] += v.y;
+        values[4 * group + 2] += v.z, values[4 * group + 3] += v.w;
+      }
+    }
+    parts += (splits - 1) * 2 * kGroupSize;
+    stage_outputs<Element, 2>(values, pair, p, staging);
+    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
+    int const position = consumer * Traits::kN + part * 16 + pixel, k = filter + chunk * 8;
+    int const row = position / plan.pitch, column = position - row * plan.pitch;
+    int const h = tile.b + row, w = tile.a + column;
+    if (row < plan.tile_b && column < plan.tile_a && h < p.P && w < p.Q && k < p.K) {
+      auto const *const from =
+          reinterpret_cast<uint4 const *>(staging + pixel * kStoreColumns + (chunk ^ pixel % 8) * 8);
+      int const m = (tile.n * p.P + h) * p.Q + w;
+      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.y) + m * p.ldy + k) = *from;
+    }
+  }
+}
+
+// ---- kernel ---------------------------------------------------------------------------------------------------------
+
+// Multiplies the k-tiles [k_begin, k_end) as they arrive; what the next one needs is made ready as in main_loop.
+template <class Traits>
+CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kN / 2], Sm90Params const &params,
+                               typename Traits::SharedStorage &shared, unsigned char const *filter_stages, int consumer,
+                               int k_begin, int k_end) {
+  Problem const &p = params.problem;
+  HaloPlan const &plan = params.halo;
+  int const taps = params.by_taps.divisor;
+  bool const signals = threadIdx.x % 128 == 0;
+  constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
+  auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
+  Ring halo(plan.halo_stages), filters(plan.filter_stages);
+  bool arrived = false;
+  auto cursor = cursor_at(params, k_begin);
+  int tap = cursor.r * p.S + cursor.s, row_of_tap = cursor.r * plan.step_r + cursor.s * plan.step_s;
+  for (int k = k_begin; k < k_end; tap = 0, row_of_tap = 0) {  // channel blocks
+    int const first = k, last = cute::min(k_end, k + taps - tap), left = p.C[cursor.source] - cursor.channel();
+    int const steps = left < kChannelBlock ? ceil_div(left, 16) : kChannelBlock / 16;
+    TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
+    uint64_t const pixels = operand(
+        shared.stages + halo.stage * plan.stage_bytes + consumer * Traits::kN * Traits::kPixelBytes, 1024, kSwizzle);
+    CUTE_NO_UNROLL
+    for (; k < last; ++k) {
+      if (!arrived) TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
+      uint64_t const weights = operand(filter_stages + filters.stage * Traits::kFilterBytes, 1024, kSwizzle);
+      multiply<typename Traits::Element, Traits::kN, 4>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16,
+                                                        steps, scale);
+      int const previous = filters.previous();
+      filters.advance();
+      bool const next_row = ++cursor.s == p.S;
+      row_of_tap += next_row ? plan.step_r - (p.S - 1) * plan.step_s : plan.step_s;
+      cursor.s = next_row ? 0 : cursor.s;
+      arrived = TransactionBarrier::test_wait(&shared.filter_full[filters.stage], filters.phase, 1);
+      warpgroup_wait<1>();
+      if (k > k_begin && signals) {
+        Barrier::arrive(&shared.filter_empty[previous]);
+        if (k == first) Barrier::arrive(&shared.halo_empty[halo.previous()]);
+      }
+    }
+    halo.advance();
+    cursor.s = 0;
+    if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
+  }
+  warpgroup_wait<0>();
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_rows(Sm90Params const __grid_constant__ params) {
+#if CUTEFUSE_SM90A
+  extern __shared__ __align__(1024) unsigned char raw[];
+  auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
+  Problem const &p = params.problem;
+  HaloPlan const &plan = params.halo;
+  int const warpgroup = cutlass::canonical_warp_group_idx(), taps = params.by_taps.divisor;
+  ClusterPlace const place(params);
+  int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
+  int const filter = place.tile_f(place.first_tile) * Traits::kFilters;  // this block's only tile
+  Patch const tile(params, place.tile_x(place.first_tile), plan.tile_a, plan.tile_b);
+  unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kHaloMaxStages; ++i) {
+      TransactionBarrier::init(&shared.halo_full[i], 1);
+      Barrier::init(&shared.halo_empty[i], kConsumers);
+    }
+    for (int i = 0; i < kFilterMaxStages; ++i) {
+      TransactionBarrier::init(&shared.filter_full[i], 1);
+      Barrier::init(&shared.filter_empty[i], kConsumers);
+    }
+    TransactionBarrier::init(&shared.parts_full, 1);
+    cutlass::arch::fence_barrier_init();
+    int const rank = int(block_rank_in_cluster());
+    int const pairs = rank < Traits::kPairs ? ceil_div(Traits::kPairs - rank, params.splits) : 0;  // that it finishes
+    TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, pairs * (params.splits - 1) * Traits::kPartBytes);
+  }
+  prefetch_maps(params);
+  __syncthreads();
+  if (params.splits > 1) cluster_arrive();  // and waits before it sends
+  let_next_kernel_start();
+
+  if (warpgroup == kConsumers) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (threadIdx.x == 128 * kConsumers) {
+      // ---- halo producer ----
+      int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
+      Ring ring(plan.halo_stages);
+      auto cursor = cursor_at(params, k_begin);
+      for (int k = k_begin - cursor.r * p.S - cursor.s; k < k_end; k += taps) {
+        uint64_t *const full = &shared.halo_full[ring.stage];
+        Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
+        TransactionBarrier::arrive_and_expect_tx(full, bytes);
+        if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
+        SM90_TMA_LOAD_4D::copy(&params.x[cursor.source], full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                               shared.stages + ring.stage * plan.stage_bytes, cursor.channel(), tile.a - p.pad_left,
+                               tile.b - p.pad_top, tile.n);
+        ring.advance();
+        if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
+      }
+    } else if (threadIdx.x == 128 * kConsumers + 32) {
+      // ---- filter producer ----
+      Ring ring(plan.filter_stages);
+      for (int k = k_begin; k < k_end; ++k) {
+        uint64_t *const full = &shared.filter_full[ring.stage];
+        Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
+        TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
+        if (ring.stage == 0) wait_for_previous_kernel();
+        load_filters(params, k * kChannelBlock, filter, full, filter_stages + ring.stage * Traits::kFilterBytes, place);
+        ring.advance();
+      }
+    }
+    __syncwarp();
+    if (params.splits > 1) cluster_wait();
+  } else {
+    // ---- consumers: each warpgroup has 64 filters x kN pixels ----
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    wait_for_previous_kernel();
+    FilterPair const pair(params, filter);
+    float acc[1][Traits::kN / 2];
+    multiply_rows<Traits>(acc, params, shared, filter_stages, warpgroup, k_begin, k_end);
+    if (params.splits > 1) cluster_wait();  // every block is there and has its barrier
+    send_parts<Traits>(acc[0], params, shared);
+    TransactionBarrier::wait(&shared.parts_full, 0);  // no other block writes to this one any more
+    add_and_store<Traits>(acc[0], pair, params, shared, tile, filter, warpgroup);
+  }
+#endif
+}
+
+}  // namespace cutefuse::concat_conv
