@@ -15,7 +15,9 @@ namespace cutefuse::concat_conv {
 template <class Element_, int kPixels_>
 struct Sm90Rows {
   using Element = Element_;
-  static constexpr int kFilters = 64, kPixels = kPixels_, kN = kPixels / kConsumers;  // pixels of one warpgroup
+  // Each warpgroup multiplies all pixels with half of the channels, since a wgmma narrower than 120 takes as long as
+  // one of 120, and finishes half of the pixels.
+  static constexpr int kFilters = 64, kPixels = kPixels_, kN = kPixels / kConsumers;
   static constexpr int kPairs = kN / 16;  // of 8-pixel groups: what one block of a cluster finishes at a time
   static constexpr int kPixelBytes = kChannelBlock * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr int kPartBytes = 2 * kConsumers * 128 * int(sizeof(float4));
@@ -30,6 +32,7 @@ struct Sm90Rows {
     uint64_t parts_full;
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kRowsRegionBytes % 1024 == 0);
+  static_assert(kFilters * kPixels * int(sizeof(float)) <= kRowsRegionBytes);  // halves exchanged where the ring was
 };
 
 // ---- reduction ------------------------------------------------------------------------------------------------------
@@ -112,7 +115,7 @@ CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair co
 
 // Multiplies the k-tiles [k_begin, k_end) as they arrive; what the next one needs is made ready as in main_loop.
 template <class Traits>
-CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kN / 2], Sm90Params const &params,
+CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params const &params,
                                typename Traits::SharedStorage &shared, unsigned char const *filter_stages, int consumer,
                                int k_begin, int k_end) {
   Problem const &p = params.problem;
@@ -127,16 +130,19 @@ CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kN / 2], Sm90Params const
   int tap = cursor.r * p.S + cursor.s, row_of_tap = cursor.r * plan.step_r + cursor.s * plan.step_s;
   for (int k = k_begin; k < k_end; tap = 0, row_of_tap = 0) {  // channel blocks
     int const first = k, last = cute::min(k_end, k + taps - tap), left = p.C[cursor.source] - cursor.channel();
-    int const steps = left < kChannelBlock ? ceil_div(left, 16) : kChannelBlock / 16;
+    // Of the block's up to four k-steps the first two or the last two; channels that do not exist are zeros.
+    int const steps = cute::max(1, cute::min(2, ceil_div(left, 16) - 2 * consumer));
     TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
     uint64_t const pixels = operand(
-        shared.stages + halo.stage * plan.stage_bytes + consumer * Traits::kN * Traits::kPixelBytes, 1024, kSwizzle);
+        shared.stages + halo.stage * plan.stage_bytes + consumer * Traits::kPixelBytes / kConsumers, 1024, kSwizzle);
     CUTE_NO_UNROLL
     for (; k < last; ++k) {
       if (!arrived) TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
-      uint64_t const weights = operand(filter_stages + filters.stage * Traits::kFilterBytes, 1024, kSwizzle);
-      multiply<typename Traits::Element, Traits::kN, 4>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16,
-                                                        steps, scale);
+      uint64_t const weights =
+          operand(filter_stages + filters.stage * Traits::kFilterBytes + consumer * Traits::kPixelBytes / kConsumers,
+                  1024, kSwizzle);
+      multiply<typename Traits::Element, Traits::kPixels, 2>(
+          acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps, scale);
       int const previous = filters.previous();
       filters.advance();
       bool const next_row = ++cursor.s == p.S;
@@ -155,7 +161,34 @@ CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kN / 2], Sm90Params const
   }
   warpgroup_wait<0>();
   CUTE_UNROLL
-  for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+  for (int i = 0; i < Traits::kPixels / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+}
+
+// sums(kN) = this warpgroup's half of the pixels, both warpgroups' halves of the channels added up.
+template <class Traits>
+CUTE_DEVICE void add_halves(float const (&acc)[Traits::kPixels / 2], float (&sums)[Traits::kN / 2], int consumer,
+                            typename Traits::SharedStorage &shared) {
+  constexpr int kCount = Traits::kN / 2, kThreads = kConsumers * 128;
+  auto *const exchange = reinterpret_cast<float4 *>(shared.stages);  // (thread,group)
+  int const other = int(threadIdx.x) ^ 128;
+  bool const second = consumer == 1;
+  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // nobody reads the ring any more
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    float const *const first_half = acc + i, *const second_half = acc + kCount + i;
+    float4 give;
+    give.x = second ? first_half[0] : second_half[0], give.y = second ? first_half[1] : second_half[1];
+    give.z = second ? first_half[2] : second_half[2], give.w = second ? first_half[3] : second_half[3];
+    exchange[i / 4 * kThreads + other] = give;
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) sums[i + j] = second ? second_half[j] : first_half[j];
+  }
+  cutlass::arch::NamedBarrier::sync(kThreads, 0);
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    float4 const got = exchange[i / 4 * kThreads + threadIdx.x];
+    sums[i] += got.x, sums[i + 1] += got.y, sums[i + 2] += got.z, sums[i + 3] += got.w;
+  }
 }
 
 template <class Traits>
@@ -225,16 +258,17 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_rows(Sm90Par
     __syncwarp();
     if (params.splits > 1) cluster_wait();
   } else {
-    // ---- consumers: each warpgroup has 64 filters x kN pixels ----
+    // ---- consumers ----
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     wait_for_previous_kernel();
     FilterPair const pair(params, filter);
-    float acc[1][Traits::kN / 2];
+    float acc[1][Traits::kPixels / 2], sums[Traits::kN / 2];
     multiply_rows<Traits>(acc, params, shared, filter_stages, warpgroup, k_begin, k_end);
+    add_halves<Traits>(acc[0], sums, warpgroup, shared);
     if (params.splits > 1) cluster_wait();  // every block is there and has its barrier
-    send_parts<Traits>(acc[0], params, shared);
+    send_parts<Traits>(sums, params, shared);
     TransactionBarrier::wait(&shared.parts_full, 0);  // no other block writes to this one any more
-    add_and_store<Traits>(acc[0], pair, params, shared, tile, filter, warpgroup);
+    add_and_store<Traits>(sums, pair, params, shared, tile, filter, warpgroup);
   }
 #endif
 }
