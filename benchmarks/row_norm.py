@@ -1,10 +1,11 @@
 """Row norms beside PyTorch eager, torch.compile, Liger and QuACK: one run, interleaved, inputs beyond the L2 cache.
 
     python benchmarks/row_norm.py --out row_norm.json                    # forward and backward against every peer found
-    python benchmarks/row_norm.py --every-tile --out tiles.json          # our tiles against each other
+    python benchmarks/row_norm.py --every-tile --large                   # and our other tiles, and tensors of 256 MB
 
 Time is the median over rounds of CUDA graph replays; every variant replays once per round, so that clocks and
-temperature hit all alike. Bytes are the least that the operation must move: each operand read or written once.
+temperature hit all alike. Bytes are the least that the operation must move: each operand read or written once. *copy*
+is torch.neg into another buffer, one read and one write of the tensor; the share of it is of its bytes per second.
 """
 
 from __future__ import annotations
@@ -86,13 +87,17 @@ def describe(t: Any) -> Tensor:
     return Tensor(tuple(t.shape), str(t.dtype).removeprefix("torch."), data=t.data_ptr())
 
 
+def device_facts(torch: Any) -> dict[str, int]:
+    properties = torch.cuda.get_device_properties(0)
+    return {"sm": properties.major * 10 + properties.minor, "sm_count": properties.multi_processor_count}
+
+
 Launch = Callable[[int], Any]  # enqueues set i on the current stream, returns what it made
 
 
 def ours(o: Operands, tile: int = 0) -> Launch:
     torch, p = o.torch, o.problem
-    properties = torch.cuda.get_device_properties(0)
-    device = {"sm": properties.major * 10 + properties.minor, "sm_count": properties.multi_processor_count}
+    device = device_facts(torch)
     launchers, keep = [], []
     for i in range(o.sets):
         if p.direction == "forward":
@@ -148,6 +153,10 @@ def norm_function(torch: Any, p: Problem) -> Callable[..., Any]:
         return norm(total, gamma, beta), total
 
     return with_residual if p.residual else norm
+
+
+def copy(o: Operands) -> Launch:
+    return lambda i: o.torch.neg(o.x[i], out=o.y[i])
 
 
 def peer(o: Operands, function: Callable[..., Any]) -> Launch:
@@ -274,8 +283,9 @@ def geometric_means(rows: list[dict[str, Any]]) -> list[str]:
     for direction in ("forward", "backward"):
         for kind in ("rms", "layer", "add_rms", "add_layer"):
             chosen = [r for r in rows if r["direction"] == direction and r["kind"] == kind and not r["large"]]
-            for name in sorted({n for r in chosen for n in r["time_us"]} - {"ours"}):
-                ratios = [r["time_us"]["ours"] / r["time_us"][name] for r in chosen if name in r["time_us"]]
+            timed = [set(r["time_us"]) for r in chosen]
+            for name in sorted(set.intersection(*timed) - {"ours"} if timed else ()):
+                ratios = [r["time_us"]["ours"] / r["time_us"][name] for r in chosen]
                 mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
                 lines.append(f"{direction} {kind}: ours / {name} = {mean:.3f} (geometric mean of {len(ratios)} shapes)")
     return lines
@@ -290,7 +300,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
     parser.add_argument("--directions", nargs="+", default=["forward", "backward"])
     parser.add_argument("--large", action="store_true", help="add tensors of 256 MB")
-    parser.add_argument("--every-tile", action="store_true", help="time our tiles instead of the peers")
+    parser.add_argument("--every-tile", action="store_true", help="time our other tiles too")
     parser.add_argument("--triton-peers", action="store_true", help="add Liger and QuACK where they are installed")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--rounds", type=int, default=11)
@@ -302,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     begin = time.perf_counter()
-    compiled = not args.every_tile and not args.no_compile
+    compiled = not args.no_compile
     if compiled and not args.compile_only and args.workers > 0:
         warm_compile_cache(sys.argv[1:] if argv is None else argv, args.workers)
         print(f"torch.compile warmed in {time.perf_counter() - begin:.0f} s")
@@ -327,27 +337,27 @@ def main(argv: list[str] | None = None) -> int:
             break
         torch.compiler.reset()
         o = Operands(torch, p)
-        launches: dict[str, Launch] = {"ours": ours(o)}
+        launches: dict[str, Launch] = {"ours": ours(o), "copy": copy(o)}
         if args.every_tile and p.direction == "forward":
             inputs = [Tensor((p.rows, p.columns), p.dtype)] * (1 + p.residual)
             inputs += [Tensor((p.columns,), p.dtype)] * (1 + p.layer)
             name = f"Cute{'Add' if p.residual else ''}{'Layer' if p.layer else 'RMS'}Norm"
-            call = Call(name, inputs, inputs[: 1 + p.residual], {}, sm=90, sm_count=132)
+            call = Call(name, inputs, inputs[: 1 + p.residual], {}, **device_facts(torch))
             names = {c["id"]: c["name"] for c in kernels.operator_of(name)["configs"]}
             launches |= {names[tile]: ours(o, tile) for tile in kernels.configs(call)}
-        elif not args.every_tile:
-            function = norm_function(torch, p)
-            launches["eager"] = peer(o, function)
-            if compiled:
-                launches["compile"] = peer(o, torch.compile(function, dynamic=False))
-            if args.triton_peers:
-                launches |= {name: peer(o, f) for name, f in optional_peers(torch, p)}
+        function = norm_function(torch, p)
+        launches["eager"] = peer(o, function)
+        if compiled:
+            launches["compile"] = peer(o, torch.compile(function, dynamic=False))
+        if args.triton_peers:
+            launches |= {name: peer(o, f) for name, f in optional_peers(torch, p)}
         times = measure(torch, launches, o.sets, args.rounds)
-        rate = p.bytes_moved / times["ours"] * 1e6
-        rows.append({**p.__dict__, "bytes": p.bytes_moved, "time_us": times, "of_copy": rate / bandwidth})
+        copied = 2 * o.x[0].numel() * o.x[0].element_size()
+        of_copy = times["copy"] / times["ours"] * p.bytes_moved / copied
+        rows.append({**p.__dict__, "bytes": p.bytes_moved, "time_us": times, "of_copy": of_copy})
         text = "  ".join(f"{n} {t:.2f}" for n, t in times.items())
         print(
-            f"{p.direction} {p.kind} {p.dtype} {p.rows}x{p.columns}: {text}  [{rate / bandwidth:.0%} of copy]",
+            f"{p.direction} {p.kind} {p.dtype} {p.rows}x{p.columns}: {text}  [{of_copy:.1%} of copy]",
             flush=True,
         )
         del o, launches

@@ -26,23 +26,12 @@ CUTE_DEVICE void wait_copies(int pending) {
 template <class Element, int kVectors>
 using Columns = Values<Element>[kVectors];
 
-// Two ones of a 16-bit type.
-template <class Element>
-CUTE_DEVICE uint32_t ones() {
-  cutlass::AlignedArray<Element, 4 / sizeof(Element)> r;
-  r.fill(Element(1.f));
-  return reinterpret_cast<uint32_t const &>(r);
-}
-
 // gamma beside vector v; ones where there is none.
 template <class Element>
 CUTE_DEVICE Values<Element> gamma_of(BackwardParams const &p, Row<Element, false> const &first, int v) {
-  Values<Element> rG;
-  rG.fill(1.f);
-  if (p.gamma == nullptr || !first.touches(v)) return rG;
   if (sizeof(Element) == 4 || p.problem.param_type == Type::kFloat32)
-    return first.template parameter<float>(p.gamma, v);
-  return first.template parameter<Element>(p.gamma, v);
+    return Parameter<Element, float, false>(p.gamma, first, v, ones<float>()).values();
+  return Parameter<Element, Element, false>(p.gamma, first, v, ones<Element>()).values();
 }
 
 // Writes one of the block's sums over its rows, dgamma or dbeta, to the workspace. Groups of threads that walked over
@@ -239,16 +228,22 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 
 // ---- launcher -------------------------------------------------------------------------------------------------------
 
+// Lowers params.parts to the clusters that run at once.
 template <class Element, int kVectors, bool kWarp, bool kLayer>
-char const *launch_pipelined(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
+char const *launch_pipelined(BackwardParams &params, Launch launch, int sm, void *stream) {
   static std::atomic<uint64_t> ready{0};  // one bit per device
   auto *const kernel = row_norm_backward<Element, kVectors, kWarp, kLayer>;
   int const bytes = ring_bytes(params) + gamma_bytes(params);
   if (char const *reason = allow_shared(kernel, bytes, ready)) return reason;
+  // A cluster more than those would run after the others, as long as they did.
+  if (launch.cluster > 2) {
+    params.parts = std::min(params.parts, most_clusters(kernel, launch, bytes));
+    launch.blocks = std::int64_t(params.parts) * launch.cluster;
+  }
   return start(kernel, params, launch, bytes, sm, stream);
 }
 
-using PipelinedLaunch = char const *(*)(BackwardParams const &, Launch const &, int, void *);
+using PipelinedLaunch = char const *(*)(BackwardParams &, Launch, int, void *);
 
 template <class Element, int kVectors>
 PipelinedLaunch pick_pipelined(bool warp, bool layer) {
@@ -258,7 +253,7 @@ PipelinedLaunch pick_pipelined(bool warp, bool layer) {
 }
 
 template <class Element>
-char const *launch_backward(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
+char const *launch_backward(BackwardParams params, Launch const &launch, int sm, void *stream) {
   bool const sums = params.dgamma != nullptr || params.dbeta != nullptr, warp = params.lanes <= 32;
   int64_t const column_blocks = ceil_div(params.problem.columns, 32);
   char const *reason = nullptr;

@@ -10,20 +10,21 @@ namespace cutefuse::row_norm {
 constexpr std::int64_t kMaxColumns = 262144;
 constexpr int kVectorBytes = 16;
 constexpr int kMaxCluster = 8;  // the largest cluster that every Hopper part accepts
-constexpr int kForwardWarpThreads = 256;
+constexpr int kForwardWarpThreads = 128;
+constexpr int kSharedThreads = 256;
+constexpr int kSharedBlocks = 6;               // of a multiprocessor, when their rows have this many bytes:
+constexpr int kSharedBytes = 32 * 1024;        // beyond it a row takes another block of a cluster
+constexpr int kSharedBytesAtMost = 96 * 1024;  // every GPU with clusters lets one block have this much
 constexpr int kStreamThreads = 512;
 constexpr int kBackwardThreads = 512;
 constexpr int kMaxStages = 3;
 
-// The largest block of a forward kernel, and how many blocks should fit a multiprocessor: a memory-bound kernel lives
-// on what it has in flight, which is threads times vectors. Two operands of four vectors keep their sum in float32, and
-// LayerNorm has a pass more: both take registers.
-constexpr int forward_threads(int vectors, bool residual, bool layer) {
-  return vectors < 4 ? 1024 : residual ? 768 : layer ? 576 : 640;
-}
-constexpr int forward_blocks(int vectors, bool residual) { return vectors == 4 && !residual ? 2 : 1; }
-constexpr int forward_warp_blocks(int vectors, bool residual, bool layer) {
-  return vectors < 4 || layer ? residual && vectors == 4 ? 3 : 4 : residual ? 3 : 5;
+// The largest block of a forward kernel, and how many should fit a multiprocessor: one and two vectors per thread leave
+// registers for gamma and beta, four do not. `roomy` kernels get more registers: the sum of two operands is kept in
+// float32, and GPUs before Hopper spill LayerNorm's.
+constexpr int forward_threads(bool warp, int vectors) { return warp ? kForwardWarpThreads : vectors < 4 ? 1024 : 512; }
+constexpr int forward_blocks(bool warp, int vectors, bool roomy) {
+  return warp ? (vectors == 4 && roomy ? 5 : 8) : vectors == 4 && !roomy ? 2 : 1;
 }
 
 // y = (s - mean) * rstd * gamma + beta over each row of s = x + residual, all in float32; y and `sum` are rounded once.
@@ -45,8 +46,9 @@ struct ForwardParams {
   float *mean, *rstd;
   int log_lanes;       // two to this: threads of a warp that share a row (kernels for short rows)
   int log_cluster;     // two to this: blocks that share a row
+  int slice;           // vectors of a row that one of them keeps in shared memory
   float inverse;       // 1 / columns
-  bool few;            // fewer rows than multiprocessors: nothing but latency counts
+  bool full;           // all threads have equally many values, and threads are a power of two
   std::uint32_t zero;  // 0, which the compiler must not know
 };
 

@@ -37,6 +37,14 @@ CUTE_DEVICE Vector<Element> from_float(Values<Element> const &rX) {
   return result;
 }
 
+// Four bytes of ones.
+template <class Element>
+CUTE_DEVICE uint32_t ones() {
+  cutlass::AlignedArray<Element, 4 / sizeof(Element)> r;
+  r.fill(Element(1.f));
+  return reinterpret_cast<uint32_t const &>(r);
+}
+
 // A row between the passes over it: float32 values, or the loaded vectors themselves where that takes half of the
 // registers and loses nothing.
 template <class Element, int kVectors, bool kPacked>
@@ -98,6 +106,11 @@ struct Row {
   CUTE_DEVICE bool whole(int v) const { return !kShifted || (v * kVec >= first && (v + 1) * kVec <= last); }
   CUTE_DEVICE bool has(int v, int j) const { return !kShifted || (v * kVec + j >= first && v * kVec + j < last); }
   CUTE_DEVICE int column(int v) const { return v * kVec - first; }
+  // How many of vector v are the row's.
+  CUTE_DEVICE int elements(int v) const {
+    if (!touches(v)) return 0;
+    return kShifted ? min(last, (v + 1) * kVec) - max(first, v * kVec) : kVec;
+  }
 
   // The row's start is the same for a whole block, and a 32-bit offset from there needs one register, not two.
   template <class T>
@@ -133,25 +146,38 @@ struct Row {
       }
     }
   }
-  // gamma or beta beside vector v, from memory of type Param.
-  template <class Param>
-  CUTE_DEVICE Values<Element> parameter(void const *mP, int v) const {
-    Values<Element> r;
-    if constexpr (kShifted) {
-      Param const *const from = static_cast<Param const *>(mP) + column(v);
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) r[j] = has(v, j) ? float(from[j]) : 0.f;
-    } else {
-      Param const *const from = static_cast<Param const *>(mP) + uint32_t(v) * kVec;
-      constexpr int kLoads = kVec / kVector<Param>;
-      CUTE_UNROLL
-      for (int i = 0; i < kLoads; ++i) {
-        Vector<Param> raw;
-        reinterpret_cast<uint4 &>(raw) = __ldg(reinterpret_cast<uint4 const *>(from) + i);
-        Values<Param> const values = to_float<Param>(raw);
+};
+
+// gamma or beta beside a vector, as in memory, which may be wider than the row.
+template <class Element, class Param, bool kShifted>
+struct Parameter {
+  static constexpr int kLoads = int(sizeof(Param) / sizeof(Element));
+  uint4 raw[kLoads];
+
+  // `absent`, two elements or one, is where there is no such operand or no column: no branch in the way of the loads.
+  CUTE_DEVICE Parameter(void const *mP, Row<Element, kShifted> const &row, int v, uint32_t absent) {
+    CUTE_UNROLL
+    for (int k = 0; k < kLoads; ++k) {
+      raw[k] = make_uint4(absent, absent, absent, absent);
+      if constexpr (kShifted) {
+        Param *const to = reinterpret_cast<Param *>(&raw[k]);
+        int const first = k * kVector<Param>;
         CUTE_UNROLL
-        for (int j = 0; j < kVector<Param>; ++j) r[i * kVector<Param> + j] = values[j];
+        for (int j = 0; j < kVector<Param>; ++j) {
+          if (mP != nullptr && row.has(v, first + j)) to[j] = static_cast<Param const *>(mP)[row.column(v) + first + j];
+        }
+      } else if (mP != nullptr && row.touches(v)) {
+        raw[k] = __ldg(static_cast<uint4 const *>(mP) + v * kLoads + k);
       }
+    }
+  }
+  CUTE_DEVICE Values<Element> values() const {
+    Values<Element> r;
+    CUTE_UNROLL
+    for (int k = 0; k < kLoads; ++k) {
+      Values<Param> const some = to_float<Param>(reinterpret_cast<Vector<Param> const &>(raw[k]));
+      CUTE_UNROLL
+      for (int j = 0; j < kVector<Param>; ++j) r[k * kVector<Param> + j] = some[j];
     }
     return r;
   }
@@ -286,6 +312,31 @@ char const *allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t> &ready)
       cudaGetErrorString(error));
 }
 
+inline cudaLaunchAttribute cluster_of(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = unsigned(blocks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+// Clusters of this launch that the device runs at once: how many depends on how its multiprocessors are grouped.
+template <class Params>
+int most_clusters(void (*kernel)(Params), Launch const &launch, int shared_bytes) {
+  cudaLaunchAttribute attribute = cluster_of(launch.cluster);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(launch.blocks));
+  config.blockDim = dim3(unsigned(launch.threads));
+  config.dynamicSmemBytes = std::size_t(shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  cudaError_t const error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  if (error == cudaSuccess && clusters > 0) return clusters;
+  cudaGetLastError();
+  return int(launch.blocks) / launch.cluster;
+}
+
 // Starts a kernel with the cluster size and, on Hopper, before the previous kernel has drained.
 template <class Params>
 char const *start(void (*kernel)(Params), Params const &params, Launch const &launch, int shared_bytes, int sm,
@@ -301,12 +352,7 @@ char const *start(void (*kernel)(Params), Params const &params, Launch const &la
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (launch.cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim.x = unsigned(launch.cluster);
-    attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
-    ++config.numAttrs;
-  }
+  if (launch.cluster > 1) attributes[config.numAttrs++] = cluster_of(launch.cluster);
   cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();

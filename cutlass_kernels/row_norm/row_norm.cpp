@@ -161,30 +161,41 @@ char const *check_pointers(char const *op, void const *const *pointers, int coun
   return nullptr;
 }
 
-Launch plan_forward(Tile const &tile, ForwardParams *params) {
+bool is_power_of_two(std::int64_t n) { return (n & (n - 1)) == 0; }
+
+Launch plan_forward(Tile const &tile, int sm_count, ForwardParams *params) {
   Problem const &p = params->problem;
   std::int64_t const vectors = vectors_of(p), shares = ceil_div(vectors, tile.vectors);  // shares: threads of a row
-  int const most = forward_threads(tile.vectors, p.residual, p.layer);
   Launch const none{};
   params->log_lanes = params->log_cluster = 0;
-  if (tile.scope != Scope::kStream && is_shifted(p) && tile.vectors != 4) return none;  // built for four alone
+  bool const registers = tile.scope == Scope::kWarp || tile.scope == Scope::kBlock;
+  if (registers && is_shifted(p) && tile.vectors != 4) return none;  // built for four alone
   switch (tile.scope) {
     case Scope::kWarp: {
       if (shares > 32) return none;
       while ((1 << params->log_lanes) < shares) ++params->log_lanes;
+      params->full = !is_shifted(p) && vectors == std::int64_t(tile.vectors) << params->log_lanes;
       return {ceil_div(p.rows, kForwardWarpThreads >> params->log_lanes), kForwardWarpThreads, 1};
     }
-    case Scope::kBlock:
-      if (shares > most) return none;
-      return {p.rows, whole_warps(shares), 1};
-    case Scope::kCluster: {
-      if (shares > most * kMaxCluster || shares < 64) return none;
-      params->log_cluster = 1;
-      while ((1 << params->log_cluster) < kMaxCluster && shares > (tile.threads << params->log_cluster)) {
-        ++params->log_cluster;
-      }
-      int const cluster = 1 << params->log_cluster;
-      return {p.rows * cluster, whole_warps(ceil_div(shares, cluster)), cluster};
+    case Scope::kBlock: {
+      int const threads = whole_warps(shares);
+      if (threads > forward_threads(false, tile.vectors)) return none;
+      params->full = !is_shifted(p) && vectors == std::int64_t(tile.vectors) * threads && is_power_of_two(threads);
+      return {p.rows, threads, 1};
+    }
+    case Scope::kShared: {
+      std::int64_t const bytes = vectors * kVectorBytes * (p.residual ? 2 : 1);
+      if (vectors < 2 * kSharedThreads) return none;
+      // Few rows spread over more blocks than they need.
+      int &log = params->log_cluster;
+      auto const more = [&] {
+        return bytes > std::int64_t(kSharedBytes) << log ||
+               (p.rows << (log + 1) <= sm_count && vectors >> log >= 2 * kSharedThreads);
+      };
+      while ((1 << log) < kMaxCluster && more()) ++log;
+      params->slice = int(ceil_div(vectors, 1 << log));
+      if (ceil_div(bytes, 1 << log) > kSharedBytesAtMost - kVectorBytes) return none;
+      return {p.rows << log, kSharedThreads, 1 << log};
     }
     case Scope::kStream:
       return {p.rows, kStreamThreads, 1};
@@ -192,24 +203,20 @@ Launch plan_forward(Tile const &tile, ForwardParams *params) {
   return none;
 }
 
-bool is_few(Problem const &p, int sm_count) { return p.rows <= sm_count; }
-
 // The tile that was fastest on an H200 (benchmarks/row_norm.py --every-tile): few rows are bound by latency and want
 // many threads with one vector each; many rows want bytes in flight.
 int favourite(Problem const &p, int sm_count) {
   std::int64_t const vectors = vectors_of(p);
-  if (is_shifted(p)) return vectors <= 128 ? 3 : vectors <= 2048 ? 6 : 9;
-  if (is_few(p, sm_count)) {
-    if (vectors <= 256) return vectors <= 32 ? 1 : 4;
-    if (vectors <= 512 || p.rows * 8 <= sm_count) return 7;
-    if (vectors <= 1024) return p.layer ? 4 : 7;
-    return vectors <= 2048 ? 5 : 10;
+  if (vectors > 2048) return 12;
+  if (is_shifted(p)) return vectors <= 128 ? 3 : 6;
+  if (p.rows <= sm_count) {
+    if (vectors <= 64) return vectors <= 32 ? 1 : 2;
+    return vectors <= 128 || (p.residual && vectors <= 1024) ? 4 : 5;
   }
-  if (vectors <= 64) return p.residual || vectors <= 32 ? 2 : 3;
-  if (vectors <= 128 && !p.residual) return 3;
-  if (vectors <= 1024 && p.residual) return 5;
-  if (vectors <= 2048) return 6;
-  return p.residual ? 8 : p.layer ? 9 : 10;
+  if (vectors <= 64) return 2;
+  if (vectors <= 128) return p.residual ? 5 : 3;
+  if (p.residual) return vectors <= 1024 ? 5 : 6;
+  return vectors <= 256 && p.rows <= 64 * sm_count ? 5 : 6;
 }
 
 std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity) {
@@ -218,15 +225,16 @@ std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::
   Problem &p = params.problem;
   if (p.columns < 0) return 0;
   if (p.rows < 0) p.rows = 1 << 20;
-  int const first = favourite(p, sm_count > 0 ? sm_count : 108);
+  if (sm_count <= 0) sm_count = 108;
+  int const first = favourite(p, sm_count);
   struct Guess {
     std::int32_t id;
     int rank;
   } guesses[kTileCount];
   int count = 0;
   for (Tile const &tile : kTiles) {
-    if ((sm != 0 && sm < tile.min_sm) || plan_forward(tile, &params).threads == 0) continue;
-    // After the favourite: one block before clusters before two reads, more vectors before fewer.
+    if ((sm != 0 && sm < tile.min_sm) || plan_forward(tile, sm_count, &params).threads == 0) continue;
+    // After the favourite: registers before shared memory before two reads, more vectors before fewer.
     guesses[count++] = {tile.id, tile.id == first ? -100 : 8 * int(tile.scope) - tile.vectors};
   }
   std::stable_sort(guesses, guesses + count, [](Guess const &a, Guess const &b) { return a.rank < b.rank; });
@@ -250,9 +258,8 @@ char const *run_forward(char const *op, ForwardParams params, Call const &call) 
         (long long)p.columns, name_of(p.type), sm / 10, sm % 10);
   }
   Tile const &tile = *find_tile(id);
-  Launch const launch = plan_forward(tile, &params);
+  Launch const launch = plan_forward(tile, sm_count, &params);
   params.inverse = 1.f / float(p.columns);
-  params.few = is_few(p, sm_count);
   if (launch.blocks > 0x7fffffff) {
     return sentence("%s: %lld rows take more than the 2^31 blocks of one launch; split the batch", op,
                     (long long)p.rows);

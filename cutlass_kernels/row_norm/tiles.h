@@ -5,30 +5,25 @@
 
 namespace cutefuse::row_norm {
 
-enum class Scope { kWarp, kBlock, kCluster, kStream };
+enum class Scope { kWarp, kBlock, kShared, kStream };
 
 // Ids are for ever: an engine stores them. `vectors`: 16-byte vectors of a row that one thread keeps in registers.
-// `threads`: blocks of a cluster grow beyond this many only when the cluster cannot.
+// 7 to 10 kept rows in the registers of a cluster, and are retired.
 struct Tile {
   int id;
   char const *name;
   int min_sm;
   Scope scope;
-  int vectors, threads;
+  int vectors;
 };
 
 constexpr Tile kTiles[] = {
-    {1, "warp_v1", 80, Scope::kWarp, 1, 0},  // several rows per block, shuffles only
-    {2, "warp_v2", 80, Scope::kWarp, 2, 0},
-    {3, "warp_v4", 80, Scope::kWarp, 4, 0},
-    {4, "block_v1", 80, Scope::kBlock, 1, 0},  // one row per block
-    {5, "block_v2", 80, Scope::kBlock, 2, 0},
-    {6, "block_v4", 80, Scope::kBlock, 4, 0},
-    {7, "cluster_v1", 90, Scope::kCluster, 1, 512},  // one row per cluster, sums through distributed shared memory
-    {8, "cluster_v2", 90, Scope::kCluster, 2, 256},
-    {9, "cluster_v4", 90, Scope::kCluster, 4, 512},
-    {10, "cluster_v4_small", 90, Scope::kCluster, 4, 256},
-    {11, "stream", 80, Scope::kStream, 1, 0},  // one row per block, read twice: rows that fit nowhere else
+    {1, "warp_v1", 80, Scope::kWarp, 1},  // several rows per block, shuffles only
+    {2, "warp_v2", 80, Scope::kWarp, 2},   {3, "warp_v4", 80, Scope::kWarp, 4},
+    {4, "block_v1", 80, Scope::kBlock, 1},  // one row per block
+    {5, "block_v2", 80, Scope::kBlock, 2}, {6, "block_v4", 80, Scope::kBlock, 4},
+    {11, "stream", 80, Scope::kStream, 1},  // one row per block, read twice: rows that fit nowhere else
+    {12, "shared", 90, Scope::kShared, 1},  // one row per block or cluster, in shared memory
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
@@ -39,8 +34,9 @@ constexpr Tile const *find_tile(int id) {
   return nullptr;
 }
 
-// Threads and blocks of a tile; sets log_lanes and log_cluster. No threads: the tile cannot hold the row.
-Launch plan_forward(Tile const &tile, ForwardParams *params);
+// Threads and blocks of a tile on a device of sm_count multiprocessors; sets log_lanes, log_cluster, slice and full. No
+// threads: the tile cannot hold the row.
+Launch plan_forward(Tile const &tile, int sm_count, ForwardParams *params);
 
 // Launchers, one translation unit per element type; null when done, else one sentence.
 char const *launch_forward_f32(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,

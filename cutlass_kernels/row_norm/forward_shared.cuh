@@ -1,0 +1,179 @@
+// Forward for rows that registers cannot hold: in the shared memory of a block, or of the blocks of a cluster. Copies
+// into shared memory keep more bytes in flight than registers would.
+#pragma once
+
+#include <cute/arch/copy_sm80.hpp>
+
+#include "moments.cuh"
+
+namespace cutefuse::row_norm {
+
+// merge_row over the blocks of a cluster; its warps' moments arrive in every block by st.async.
+template <bool kLayer, int kWarps>
+CUTE_DEVICE Moments merge_cluster(Moments const &mine, int cluster, MomentSlots<kWarps> &slots) {
+  static_assert(kWarps <= 64, "a lane takes two warps at most");
+  Moments const own[1] = {mine};
+  Moments const of_warp = merge_lanes<kLayer>(own, 32);
+  int const warps = blockDim.x / 32, lane = threadIdx.x % 32, all = warps * cluster;
+  int const to = int(cute::block_rank_in_cluster()) * warps + threadIdx.x / 32;
+  if (lane < cluster) {
+    store_remote(&slots.squares[to], &slots.arrived, lane, of_warp.squares);
+    if (kLayer) {
+      store_remote(&slots.mean[to], &slots.arrived, lane, of_warp.mean);
+      store_remote(&slots.rest[to], &slots.arrived, lane, of_warp.rest);
+      store_remote(&slots.count[to], &slots.arrived, lane, of_warp.count);
+    }
+  }
+  if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived, all * (kLayer ? 4 : 1) * int(sizeof(float)));
+  cute::wait_barrier(slots.arrived, 0);
+  Moments part[2];
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    int const from = lane + 32 * i;
+    if (from >= all) continue;
+    part[i].squares = slots.squares[from];
+    if (kLayer) part[i].mean = slots.mean[from], part[i].rest = slots.rest[from], part[i].count = slots.count[from];
+  }
+  return merge_lanes<kLayer>(part, 32);
+}
+
+// Each block takes p.slice vectors of the row. Threads read what they copied themselves, so only sums need a barrier.
+template <class Element, bool kShifted, bool kLayer>
+__global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forward_shared(ForwardParams const p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr int kVec = kVector<Element>, kPieces = 4;  // copies that are waited for one after another
+  extern __shared__ uint4 held[];                      // x, then the residual
+  __shared__ MomentSlots<kSharedThreads / 32 * kMaxCluster> slots;
+  int const cluster = 1 << p.log_cluster, threads = blockDim.x;
+  if (cluster > 1) {
+    if (threadIdx.x == 0) {
+      cute::initialize_barrier(slots.arrived);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cute::cluster_arrive_relaxed();
+  }
+  int const begin = cluster > 1 ? int(cute::block_rank_in_cluster()) * p.slice : 0;
+  int64_t const index = blockIdx.x >> p.log_cluster;
+  Row<Element, kShifted> const row(index, p.problem);
+  bool const residual = p.residual != nullptr;
+  int const size = min(p.slice, (row.last + kVec - 1) / kVec - begin);  // vectors of this block
+  int const turns = (p.slice + threads - 1) / threads, piece = (turns + kPieces - 1) / kPieces;
+  auto const copy = [&](void const *mX, uint4 *to, int t) {
+    if (row.whole(begin + t)) {
+      uint4 const *const from = reinterpret_cast<uint4 const *>(row.at(static_cast<Element const *>(mX), begin + t));
+      cute::SM80_CP_ASYNC_CACHEGLOBAL<uint4>::copy(*from, to[t]);
+    } else {
+      Vector<Element> const r = row.load(mX, begin + t);
+      to[t] = reinterpret_cast<uint4 const &>(r);
+    }
+  };
+  auto const values = [&](int t) {
+    Values<Element> r = to_float<Element>(reinterpret_cast<Vector<Element> const &>(held[t]));
+    if (residual) {
+      Values<Element> const rR = to_float<Element>(reinterpret_cast<Vector<Element> const &>(held[p.slice + t]));
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) r[j] += rR[j];
+    }
+    return r;
+  };
+  wait_for_previous();
+  let_next_start();
+
+  CUTE_UNROLL
+  for (int i = 0; i < kPieces; ++i) {
+    for (int turn = i * piece; turn < (i + 1) * piece; ++turn) {
+      int const t = turn * threads + threadIdx.x;
+      if (t >= size) break;
+      copy(p.x, held, t);
+      if (residual) copy(p.residual, held + p.slice, t);
+    }
+    cute::cp_async_fence();
+  }
+  Deviations<kLayer> of;
+  int count = 0;
+  auto const over = [&](int i, auto visit) {
+    for (int turn = i * piece; turn < (i + 1) * piece; ++turn) {
+      int const t = turn * threads + threadIdx.x;
+      if (t >= size) break;
+      visit(begin + t, values(t));
+    }
+  };
+  auto const collect = [&](int v, Values<Element> const &r) {
+    count += kShifted ? row.elements(v) : kVec;
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) {
+      if (!kLayer || row.has(v, j)) of.add(r[j]);
+    }
+  };
+  cute::cp_async_wait<3>();
+  if constexpr (kLayer) {
+    // The mean of the first piece is close enough to the thread's mean for its squares not to cancel.
+    float sum = 0.f;
+    over(0, [&](int v, Values<Element> const &r) {
+      count += kShifted ? row.elements(v) : kVec;
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) sum += r[j];
+    });
+    of.centre = count > 0 ? __fdividef(sum, float(count)) : 0.f;
+    count = 0;
+  }
+  over(0, collect);
+  cute::cp_async_wait<2>();
+  over(1, collect);
+  cute::cp_async_wait<1>();
+  over(2, collect);
+  cute::cp_async_wait<0>();
+  over(3, collect);
+  if (cluster > 1) cute::cluster_wait();  // the peers run, and their barriers are ready
+  Moments const own = of.moments(float(count));
+  Statistics const statistics =
+      statistics_of<Element>(p, cluster > 1 ? merge_cluster<kLayer>(own, cluster, slots)
+                                            : merge_row<false, kLayer, false>(own, threads, slots));
+  auto const write = [&](auto param) {
+    using Param = decltype(param);
+    constexpr int kAtOnce =
+        kLayer || sizeof(Param) > sizeof(Element) ? 1 : 2;  // vectors whose parameters are on their way
+    for (int base = threadIdx.x; base < size; base += kAtOnce * threads) {
+      Vector<Element> rY[kAtOnce];
+      CUTE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        int const t = min(base + i * threads, size - 1), v = begin + t;
+        Parameter<Element, Param, kShifted> const gamma(p.gamma, row, v, ones<Param>());
+        Parameter<Element, Param, kShifted> const beta(kLayer ? p.beta : nullptr, row, v, 0);
+        rY[i] = from_float<Element>(normalise<kLayer>(values(t), statistics, gamma, beta));
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        int const t = base + i * threads;
+        if (t >= size) break;
+        if (residual) row.store(p.sum, begin + t, from_float<Element>(values(t)));
+        row.store(p.y, begin + t, rY[i]);
+      }
+    }
+  };
+  p.problem.param_type == Type::kFloat32 ? write(0.f) : write(Element());
+  if (begin + threadIdx.x == 0) save_statistics(p, index, statistics);
+#endif
+}
+
+template <class Element, bool kShifted, bool kLayer>
+char const *launch_shared(ForwardParams const &params, Launch const &launch, int sm, void *stream) {
+  static std::atomic<uint64_t> ready{0};  // one bit per device
+  int const bytes = params.slice * kVectorBytes * (params.problem.residual ? 2 : 1);
+  auto *const kernel = row_norm_forward_shared<Element, kShifted, kLayer>;
+  if (char const *reason = allow_shared(kernel, bytes, ready)) return reason;
+  return start(kernel, params, launch, bytes, sm, stream);
+}
+
+template <class Element>
+char const *launch_shared(ForwardParams const &params, Launch const &launch, int sm, void *stream) {
+  bool const layer = params.problem.layer;
+  if (is_shifted(params.problem)) {
+    return layer ? launch_shared<Element, true, true>(params, launch, sm, stream)
+                 : launch_shared<Element, true, false>(params, launch, sm, stream);
+  }
+  return layer ? launch_shared<Element, false, true>(params, launch, sm, stream)
+               : launch_shared<Element, false, false>(params, launch, sm, stream);
+}
+
+}  // namespace cutefuse::row_norm
