@@ -177,13 +177,14 @@ struct KBlock {
 
   // Filter columns from the end of this block's last tap to the start of the next block.
   CUTEFUSE_HOST_DEVICE int filter_step(int taps) const {
+    if (kTileK == kChannelBlock) return 0;
     bool const inside = offset + kTileK < kChannelBlock && left > kTileK;
     return inside ? kTileK - taps * kChannelBlock : -offset;
   }
 
   // Returns true when the source changed.
   CUTEFUSE_HOST_DEVICE bool advance(Problem const &p) {
-    offset = (offset + kTileK) % kChannelBlock;
+    offset = kTileK < kChannelBlock ? (offset + kTileK) & (kChannelBlock - 1) : 0;
     left -= kTileK;
     if (left > 0) return false;
     offset = 0;

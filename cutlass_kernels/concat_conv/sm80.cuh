@@ -18,6 +18,24 @@ __device__ __forceinline__ void round_to_tf32(Tensor<Engine, Shape> &&fragment) 
   for (int i = 0; i < size(r); ++i) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r(i)) : "f"(__uint_as_float(r(i))));
 }
 
+// Where a block and a thread work. Read anew by every call: behind the main loop a second one costs less than registers
+// kept through it.
+struct Place {
+  int thread, split, m0, n0;
+
+  template <class Traits>
+  __device__ __forceinline__ static Place of(Params const &params) {
+    int thread, block;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    // Filter tiles are fastest, so that the blocks which read the same pixels run together.
+    int const tiles_n = ceil_div(params.problem.K, Traits::kN);
+    int const split = params.splits > 1 ? block % params.splits : 0;
+    int const output_tile = params.splits > 1 ? block / params.splits : block;
+    return {thread, split, output_tile / tiles_n * Traits::kM, output_tile % tiles_n * Traits::kN};
+  }
+};
+
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 template <class Traits>
@@ -28,14 +46,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages, kVector = Traits::kVector;
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
-  int const thread = threadIdx.x;
-
-  // Filter tiles are fastest, so that the blocks which read the same pixels run together.
-  int const tiles_n = ceil_div(p.K, kN);
-  int const split = params.splits > 1 ? blockIdx.x % params.splits : 0;
-  int const output_tile = params.splits > 1 ? blockIdx.x / params.splits : blockIdx.x;
-  int const m0 = output_tile / tiles_n * kM, n0 = output_tile % tiles_n * kN;
-  int const pixels = p.N * p.P * p.Q;
+  auto const [thread, split, m0, n0] = Place::of<Traits>(params);
 
   Element *const shared_x = reinterpret_cast<Element *>(shared);
   Element *const shared_w = shared_x + cosize_v<typename Traits::SmemX>;
@@ -43,72 +54,43 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   Tensor sW = make_tensor(make_smem_ptr(shared_w), typename Traits::SmemW{});  // (N,K,stage)
 
   // ---- g2s: each thread copies one column chunk of kRowsX pixels and kRowsW filters ----
-  auto const g2s = typename Traits::G2S{}.get_slice(thread);
-  Tensor tXsX = g2s.partition_D(sX);  // (vector,kRowsX,1,stage)
-  Tensor tWsW = g2s.partition_D(sW);  // (vector,kRowsW,1,stage)
-  int const row = thread / Traits::kChunks, column = thread % Traits::kChunks * kVector;
-
-  SourceRows<Traits> rows;
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kRowsX; ++i) {
-    int const m = m0 + row + i * Traits::kRowsPerPass;
-    rows.set(i, p, pixel_of(p, params.by_image, params.by_row, m < pixels ? m : 0), m < pixels);
-  }
-  int const columns = params.columns, filters_left = p.K - n0 - row;
-  int64_t const pass_bytes = int64_t(Traits::kRowsPerPass) * columns * sizeof(Element);
-
-  // The k-tile to copy next. Everything a row needs is one add and one multiply-add away: these few scalars are all
-  // that changes, so that address arithmetic fits between the mma instructions.
-  KBlock<kK> write(p);
-  int filter_column = column;
+  auto const thread_g2s = typename Traits::G2S{}.get_slice(thread);
+  Tensor tXsX = thread_g2s.partition_D(sX);  // (vector,kRowsX,1,stage)
+  Tensor tWsW = thread_g2s.partition_D(sW);  // (vector,kRowsW,1,stage)
+  int const taps = p.R * p.S;
   int const first_block = params.k_blocks * split / params.splits;
-  for (int i = 0; i < first_block; ++i) {
-    filter_column += p.R * p.S * kChannelBlock + write.filter_step(p.R * p.S);
-    write.advance(p);
-  }
   int const k_blocks = params.k_blocks * (split + 1) / params.splits - first_block;
-  KBlock<kK> read = write;
-  Tap tap;
-  char const *from_x,
-      *from_w = static_cast<char const *>(params.w) + (int64_t(n0 + row) * columns + filter_column) * sizeof(Element);
-  int ld_bytes;
-  auto const enter_source = [&] {
-    int const channel = p.C[write.source] - write.left + column;
-    from_x = static_cast<char const *>(params.x[write.source]) + channel * sizeof(Element);
-    ld_bytes = int(p.ldx[write.source] * sizeof(Element));
-    rows.enter_source(params, write.source);
-  };
-  enter_source();
-  auto const next_tap = [&] {
-    from_w += kChannelBlock * sizeof(Element);
-    if (!tap.advance(p)) return;
-    from_x += kK * sizeof(Element);
-    from_w += write.filter_step(p.R * p.S) * int(sizeof(Element));
-    if (write.advance(p) && write.source < p.sources) enter_source();
-  };
-  // Issues part `part` of `parts` of the k-tile: spread over the mma steps, the copies never form a burst. Channels
-  // past the source's end read as zero: pad lanes may hold anything, and NaN times zero is NaN.
-  auto const load = [&](int stage, int part, int parts) {
-    int const left = write.left - column;
-    int const bytes = !Traits::kTile.any_channels ? 16 : left < kVector ? left * int(sizeof(Element)) : 16;
+  KBlock<kK> read(p);
+  int first_column = 0;
+  CUTE_NO_UNROLL
+  for (int i = 0; i < first_block; ++i) {
+    first_column += taps * kChannelBlock + read.filter_step(taps);
+    read.advance(p);
+  }
+  Loader<Traits> loader(params, thread, m0, n0, read, first_column, k_blocks);
+
+  constexpr int kSteps = kK / Traits::kMmaK;
+  // Part `part` of a k-tile's copies, one for each mma step; `issued` of the step's `all` mma columns are behind it.
+  auto const copy_part = [&](int part, int stage, int issued, int all) {
+    constexpr int kCopies = Loader<Traits>::kCopies;
+    int const begin = part * kCopies / kSteps, count = (part + 1) * kCopies / kSteps - begin;
     CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsX; ++i) {
-      if (i * parts / Traits::kRowsX != part) continue;
-      bool const inside = left > 0 && rows.inside(i, tap);
-      char const *const from = from_x + int64_t(rows.at(i, tap)) * ld_bytes;
-      if constexpr (Traits::kTile.any_stride) {
-        g2s_by_element(&tXsX(0, i, 0, stage), from, inside ? bytes : 0);
-      } else {
-        g2s_activation(&tXsX(0, i, 0, stage), from, inside ? bytes : 0);
-      }
+    for (int i = 0; i < kCopies; ++i) {
+      if (i < begin + (issued - 1) * count / all || i >= begin + issued * count / all) continue;
+      loader.copy(i, tXsX(_, _, _, stage), tWsW(_, _, _, stage));
     }
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsW; ++i) {
-      if (i * parts / Traits::kRowsW != part) continue;
-      g2s_filter(&tWsW(0, i, 0, stage), from_w + i * pass_bytes, i * Traits::kRowsPerPass < filters_left ? 16 : 0);
-    }
-    if (part == parts - 1) next_tap();
   };
+  // kStages k-tiles are in flight. The stage that all warps have read is filled again at once: part 0 of the copies
+  // right behind the barrier, the others between the mma of the next k-tile's steps.
+  CUTE_NO_UNROLL
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    CUTE_UNROLL
+    for (int part = 0; part < kSteps; ++part) copy_part(part, stage, 1, 1);
+    cp_async_fence();
+    loader.advance();
+  }
+  int read_stage = 0, write_stage = kStages - 1;
+  copy_part(0, write_stage, 1, 1);
 
   // ---- s2r: ldmatrix fills the fragments of one mma k-step ----
   typename Traits::Mma mma;
@@ -124,28 +106,37 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   Tensor tSsW = thread_s2r_w.partition_S(sW);  // (copy,N,k_step,stage)
   Tensor tSrX = thread_s2r_x.retile_D(rX);     // (copy,M,k_step)
   Tensor tSrW = thread_s2r_w.retile_D(rW);     // (copy,N,k_step)
-  constexpr int kSteps = kK / Traits::kMmaK;
   auto const fetch = [&](int step, int stage) {
     copy(s2r_x, tSsX(_, _, step, stage), tSrX(_, _, step));
     copy(s2r_w, tSsW(_, _, step, stage), tSrW(_, _, step));
+  };
+
+  // The mma of one step, and between them the copies of a part.
+  auto const multiply = [&](int step, int part, int stage) {
     if constexpr (Traits::kTf32) {
       round_to_tf32(rX(_, _, step));
       round_to_tf32(rW(_, _, step));
     }
+    constexpr int kColumns = size<2>(acc), kRows = size<1>(acc);
+    CUTE_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        int const k = j % 2 ? kRows - 1 - i : i;  // back and forth: the last pixels' fragment is still at hand
+        gemm(mma, rX(_, k, step), rW(_, j, step), acc(_, k, j));
+      }
+      if (part >= 0) copy_part(part, stage, j + 1, kColumns);
+    }
   };
 
-  // ---- main loop: kStages - 1 k-tiles in flight, the next mma step's fragments on their way ----
-  int to_load = k_blocks * p.R * p.S;
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (to_load-- > 0) load(stage, 0, 1);
-    cp_async_fence();  // also when nothing was issued: the groups are counted
-  }
-  int read_stage = 0, write_stage = kStages - 1;
+  // ---- main loop ----
   auto const enter_next_stage = [&] {
+    cp_async_fence();
+    loader.advance();
     cp_async_wait<kStages - 2>();
     __syncthreads();
+    write_stage = read_stage;
     read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
-    write_stage = write_stage == kStages - 1 ? 0 : write_stage + 1;
   };
   // The sums start at the bias, whose loads hide behind those of the first tiles; of several splits, the first has it.
   Tensor tYcY = thread_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
@@ -161,49 +152,51 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   __syncthreads();
   fetch(0, 0);
 
-  for (int to_read = k_blocks; to_read > 0; --to_read, read.advance(p)) {
-    int const steps = ceil_div(read.left, Traits::kMmaK);  // none are spent on channels that do not exist
-    if (steps >= kSteps) {
-      CUTE_NO_UNROLL
-      for (int taps = p.R * p.S; taps > 0; --taps) {
-        bool const more = to_load-- > 0;
-        CUTE_UNROLL
-        for (int step = 0; step < kSteps; ++step) {
-          if (step == kSteps - 1) {
-            cp_async_fence();
-            enter_next_stage();
-          } else if (more) {
-            load(write_stage, step, kSteps - 1);
-          }
-          fetch((step + 1) % kSteps, read_stage);
-          gemm(mma, rX(_, _, step), rW(_, _, step), acc);
-        }
+  for (int to_read = k_blocks; to_read > 0;) {                             // a source at a time
+    int const whole = min((read.left + Traits::kMmaK - 1) / kK, to_read);  // blocks with channels for every mma step
+    CUTE_NO_UNROLL
+    for (int tiles = whole * taps; tiles > 0; --tiles) {
+      CUTE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == kSteps - 1) enter_next_stage();
+        fetch((step + 1) % kSteps, read_stage);
+        multiply(step, (step + 1) % kSteps, write_stage);
       }
-    } else {  // a source's last channels: short, so simple
+    }
+    to_read -= whole, read.left -= whole * kK;
+    if (to_read > 0 && read.left > 0) {  // the source's last channels: no step is spent on those that do not exist
+      int const steps = ceil_div(read.left, Traits::kMmaK);
       CUTE_NO_UNROLL
-      for (int taps = p.R * p.S; taps > 0; --taps) {
-        if (to_load-- > 0) load(write_stage, 0, 1);
-        cp_async_fence();
-        gemm(mma, rX(_, _, 0), rW(_, _, 0), acc);
+      for (int tiles = taps; tiles > 0; --tiles) {
+        CUTE_UNROLL
+        for (int part = 1; part < kSteps; ++part) copy_part(part, write_stage, 1, 1);
+        multiply(0, -1, 0);
         CUTE_UNROLL
         for (int step = 1; step < kSteps - 1; ++step) {
           if (step >= steps) break;
           fetch(step, read_stage);
-          gemm(mma, rX(_, _, step), rW(_, _, step), acc);
+          multiply(step, -1, 0);
         }
         enter_next_stage();
+        copy_part(0, write_stage, 1, 1);
         fetch(0, read_stage);
       }
+      --to_read;
     }
+    if (++read.source < p.sources) read.left = p.C[read.source];
   }
   cp_async_wait<0>();
   __syncthreads();
 
+  Place const place = Place::of<Traits>(params);
+  auto const out_mma = mma.get_slice(place.thread);
+  int const pixels = p.N * p.P * p.Q;
   if (params.splits > 1) {  // leave the sums to concat_conv_sm80_finish: [split][pixel][channel]
-    float *const part = params.partials + int64_t(split) * pixels * split_ld(p);
+    Tensor tYcY = out_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
+    float *const part = params.partials + int64_t(place.split) * pixels * split_ld(p);
     CUTE_UNROLL
     for (int i = 0; i < size(acc); i += 2) {
-      int const m = m0 + get<0>(tYcY(i)), k = n0 + get<1>(tYcY(i));
+      int const m = place.m0 + get<0>(tYcY(i)), k = place.n0 + get<1>(tYcY(i));
       if (m < pixels && k < split_ld(p)) {
         __stcg(reinterpret_cast<float2 *>(part + int64_t(m) * split_ld(p) + k), make_float2(acc(i), acc(i + 1)));
       }
@@ -213,42 +206,43 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
 
   // ---- epilogue: residual and activation in registers, r2s, then 16-byte s2g ----
   Tensor sY = make_tensor(make_smem_ptr(reinterpret_cast<Output *>(shared)), typename Traits::SmemY{});  // (M,N)
-  Tensor tYsY = thread_mma.partition_C(sY);  // (MMA,MMA_M,MMA_N)
-  if (p.residual != Residual::kNone) load_residual<Traits>(params, sY, m0, n0);
-  struct alignas(2 * sizeof(Output)) Pair {
-    Output v[2];
-  };
-  CUTE_UNROLL
-  for (int j = 0; j < size<2>(acc); ++j) {
-    int const k = n0 + get<1>(tYcY(0, 0, j));
-    Tensor column = acc(_, _, j);  // (MMA,MMA_M)
-    auto const pair_of = [&](int i) -> Pair & { return *reinterpret_cast<Pair *>(&tYsY(_, _, j)(i)); };
-    auto const add_residual = [&] {  // each thread reads just the elements that it will overwrite
-      CUTE_UNROLL
-      for (int i = 0; i < size(column); i += 2) {
-        column(i) += float(pair_of(i).v[0]), column(i + 1) += float(pair_of(i).v[1]);
-      }
-    };
-    if (p.residual == Residual::kBefore) add_residual();
-    activate(column, p);
-    if (p.residual == Residual::kAfter) add_residual();
+  Tensor tYsY = out_mma.partition_C(sY);  // (MMA,MMA_M,MMA_N)
+  auto const add_residual = [&] {         // each thread reads just the elements that it will overwrite
     CUTE_UNROLL
-    for (int i = 0; i < size(column); i += 2) {
-      Pair pair;  // pad lanes of the output are zeros
-      pair.v[0] = k < p.K ? Output(column(i)) : Output(0);
-      pair.v[1] = k + 1 < p.K ? Output(column(i + 1)) : Output(0);
-      pair_of(i) = pair;
+    for (int i = 0; i < size(acc); i += 2) {
+      Pair<Output> const z = pair_at(&tYsY(i));
+      acc(i) += float(z.v[0]), acc(i + 1) += float(z.v[1]);
     }
+  };
+  if (p.residual != Residual::kNone) load_residual<Traits>(params, sY, place.m0, place.n0);
+  if (p.residual == Residual::kBefore) add_residual();
+  Clamp<Output> const clamp(p);
+  if (!clamp.is_all) {
+    CUTE_UNROLL
+    for (int j = 0; j < size<2>(acc); ++j) activate(acc(_, _, j), p);  // all at once would need registers beside them
   }
+  if (p.residual == Residual::kAfter) add_residual();
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc); i += 2) pair_at(&tYsY(i)) = clamp(acc(i), acc(i + 1));
   __syncthreads();
 
-  int const n = thread % Traits::kChunksY * kVector, k = n0 + n;
+  int const n = place.thread % Traits::kChunksY * kVector, k = place.n0 + n;
+  int const first_row = place.thread / Traits::kChunksY, first_m = place.m0 + first_row, rows_left = pixels - first_m;
   if (k >= p.K) return;
   Target<Output> const target(params, k);
-  CUTE_UNROLL
-  for (int i = 0; i < kM; i += Traits::kRowsY) {
-    int const m = m0 + i + thread / Traits::kChunksY;
-    if (m < pixels) target.store(m, &sY(i + thread / Traits::kChunksY, n));
+  if (target.whole && !target.padded) {
+    Output *to = target.y + int64_t(first_m) * target.ld;
+    CUTE_UNROLL
+    for (int i = 0; i < kM; i += Traits::kRowsY, to += Traits::kRowsY * target.ld) {
+      if (i < rows_left) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 *>(&sY(i + first_row, n));
+    }
+    return;
+  }
+  CUTE_NO_UNROLL
+  for (int i = 0; i < kM && i < rows_left; i += Traits::kRowsY) {
+    Output *const from = &sY(i + first_row, n);
+    for (int v = target.channels; v < kVector; ++v) from[v] = Output(0);
+    target.store(first_m + i, from);
   }
 }
 

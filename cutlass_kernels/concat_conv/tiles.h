@@ -19,12 +19,13 @@ struct Params {
   int k_blocks;     // channel blocks of the reduction; set by the launcher, whose tile counts them
   int splits;       // of the reduction; > 1 needs partials
   float *partials;  // [splits][N*P*Q][split_ld]
+  bool pointwise;   // pixel m of the output lies over pixel m of every source, and over no other
 };
 
 // Sums of one pixel that a split leaves in the workspace.
 CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 8; }
 
-// Ids are for ever: an engine stores them. A retired tile's id is never used again.
+// Ids are for ever: an engine stores them. A retired tile's id (2, 7, 9) is never used again.
 struct Tile {
   int id;
   char const *name;
@@ -47,14 +48,15 @@ struct Tile {
 constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, any stride,
     // ns per channel, us per block
-    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, false, 12.4, 6.5},
-    {2, "sm80_256x128x32_s4", 80, 2, 256, 128, 32, 4, 4, 2, 1, false, false, false, 18.4, 9.75},
-    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, false, 14.4, 8.5},
-    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, false, 9.2, 4.75},
-    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, false, 7.2, 2.75},
-    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, false, 6.6, 3.5},
-    {7, "sm80_128x128x64_s3", 80, 2, 128, 128, 64, 3, 2, 4, 1, false, false, false, 11.6, 5.25},
-    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, false, 5.3, 2.6},
+    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, false, 13.8, 4.25},
+    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, false, 14.4, 5.25},
+    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, false, 9.5, 3.0},
+    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, false, 6.8, 2.25},
+    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, false, 6.6, 2.75},
+    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, false, 5.3, 2.1},
+    {10, "sm80_128x128x64_w4_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2, false, false, false, 13.6, 4.0},
+    {11, "sm80_128x256x32_s4", 80, 2, 128, 256, 32, 4, 2, 4, 1, false, false, false, 19.2, 7.75},
+    {13, "sm80_128x256x64_s3", 80, 2, 128, 256, 64, 3, 2, 4, 1, false, false, false, 19.2, 7.0},
     {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, false, 50, 6.5},
     {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, false, 37, 4.75},
     {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, false, 29, 2.75},
