@@ -41,9 +41,11 @@ std::int64_t output_tiles(Tile const &tile, Problem const &p) {
   return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
 }
 
-// Parts into which the reduction is cut when the tiles fill less than half of the device; each keeps four k-tiles.
+// Parts into which the reduction is cut when the tiles leave half of the multiprocessors idle; each keeps four k-tiles.
+// One block on a multiprocessor is nearly as fast as two, so more tiles than that gain nothing from a second launch.
 int splits_of(Tile const &tile, Problem const &p, int sm, int sm_count) {
   std::int64_t const slots = std::int64_t(sm_count) * resident_blocks(tile, sm), tiles = output_tiles(tile, p);
+  if (2 * tiles > sm_count) return 1;
   int blocks = 0;
   for (int i = 0; i < p.sources; ++i) blocks += ceil_div(p.C[i], tile.k);
   std::int64_t const longest = std::min(blocks, std::max(1, blocks * p.R * p.S / 4));
@@ -68,9 +70,9 @@ std::int64_t workspace_bytes(Call const &call) {
 }
 
 // Predicted time of a tile in microseconds. Blocks go to the multiprocessors in turn; two or three on one
-// multiprocessor hide each other's latencies and take 1.45 and 1.8 times as long as one alone.
+// multiprocessor hide each other's latencies and take 1.45 and 2.2 times as long as one alone.
 double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
-  constexpr double kTogether[] = {0.0, 1.0, 1.45, 1.8};
+  constexpr double kTogether[] = {0.0, 1.0, 1.45, 2.2};
   int const splits = splits_of(tile, p, sm, sm_count), resident = resident_blocks(tile, sm);
   std::int64_t const blocks = output_tiles(tile, p) * splits, per_sm = (blocks + sm_count - 1) / sm_count;
   double reduction = 0;  // channels times taps, in whole mma steps
