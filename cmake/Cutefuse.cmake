@@ -77,7 +77,7 @@ function(cutefuse_architectures source)
   set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${options}")
 endfunction()
 
-# The largest kernel file takes the compiler up to 5.5 GB for each architecture: no more of them at once than fit, or the
+# The largest kernel file takes the compiler up to 6 GB for each architecture: no more of them at once than fit, or the
 # machine swaps for hours. With few cores the files alone keep all busy; with many, two architectures of a file do, too.
 function(cutefuse_compile_jobs target)
   cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
