@@ -137,7 +137,8 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
       Vector<Element> rY[kAtOnce];
       CUTE_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        int const t = min(base + i * threads, size - 1), v = begin + t;
+        // Always its own. The min changes nothing, but without it ptxas spills in LayerNorm of 16-bit types.
+        int const next = base + i * threads, t = min(next < size ? next : base, size - 1), v = begin + t;
         Parameter<Element, Param, kShifted> const gamma(p.gamma, row, v, ones<Param>());
         Parameter<Element, Param, kShifted> const beta(kLayer ? p.beta : nullptr, row, v, 0);
         rY[i] = from_float<Element>(normalise<kLayer>(values(t), statistics, gamma, beta));
