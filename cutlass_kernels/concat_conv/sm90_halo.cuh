@@ -57,6 +57,19 @@ CUTE_DEVICE void for_each_chunk(Problem const &p, F const &f) {
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
+// Both rings' barriers; `readers` blocks read the filters that this one loads. One thread does it.
+template <class SharedStorage>
+CUTE_DEVICE void init_halo_rings(SharedStorage &shared, int readers) {
+  for (int i = 0; i < kHaloMaxStages; ++i) {
+    TransactionBarrier::init(&shared.halo_full[i], 1);
+    Barrier::init(&shared.halo_empty[i], kConsumers);
+  }
+  for (int i = 0; i < kFilterMaxStages; ++i) {
+    TransactionBarrier::init(&shared.filter_full[i], 1);
+    Barrier::init(&shared.filter_empty[i], kConsumers * readers);
+  }
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
@@ -71,14 +84,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kHaloMaxStages; ++i) {
-      TransactionBarrier::init(&shared.halo_full[i], 1);
-      Barrier::init(&shared.halo_empty[i], kConsumers);
-    }
-    for (int i = 0; i < kFilterMaxStages; ++i) {
-      TransactionBarrier::init(&shared.filter_full[i], 1);
-      Barrier::init(&shared.filter_empty[i], kConsumers * place.readers());
-    }
+    init_halo_rings(shared, place.readers());
     cutlass::arch::fence_barrier_init();
   }
   prefetch_maps(params);

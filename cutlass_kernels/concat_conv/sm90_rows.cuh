@@ -206,14 +206,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_rows(Sm90Par
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kHaloMaxStages; ++i) {
-      TransactionBarrier::init(&shared.halo_full[i], 1);
-      Barrier::init(&shared.halo_empty[i], kConsumers);
-    }
-    for (int i = 0; i < kFilterMaxStages; ++i) {
-      TransactionBarrier::init(&shared.filter_full[i], 1);
-      Barrier::init(&shared.filter_empty[i], kConsumers);
-    }
+    init_halo_rings(shared, 1);
     TransactionBarrier::init(&shared.parts_full, 1);
     cutlass::arch::fence_barrier_init();
     int const rank = int(block_rank_in_cluster());

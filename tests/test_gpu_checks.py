@@ -1,0 +1,63 @@
+"""The check that every GPU test of a convolution rests on goes red for each kind of wrong output, shown on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpu
+import gpu_checks
+import problems
+import pytest
+
+pytestmark = pytest.mark.torch
+
+PIXELS, CHANNELS = 6, 5  # three pad lanes
+
+
+class Ran:
+    """Stands for an instance whose kernel wrote the truth, and then did one thing wrong in tile 2."""
+
+    def __init__(self, wrong: str) -> None:
+        import torch
+
+        guards = torch.full((2 * gpu.GUARD_ELEMENTS + PIXELS * 8,), gpu.GUARD_VALUE)
+        view = guards[gpu.GUARD_ELEMENTS : -gpu.GUARD_ELEMENTS]
+        self.buffers, self.wrong = [gpu.Buffer(guards, view)], wrong
+        self.truth = torch.linspace(-1, 1, PIXELS * CHANNELS, dtype=torch.float64).view(PIXELS, CHANNELS)
+
+    def run(self, config: int) -> None:
+        storage, pixels = self.buffers[0].storage, self.buffers[0].view.view(PIXELS, 8)
+        pixels[:, :CHANNELS], pixels[:, CHANNELS:] = self.truth, 0
+        if config == 2:
+            where: dict[str, tuple[Any, Any, float]] = {
+                "value": (pixels, (3, 2), 0.9), "nan": (pixels, (3, 2), float("nan")), "pad": (pixels, (0, 7), 1e-6),
+                "before": (storage, gpu.GUARD_ELEMENTS - 1, 0.0), "after": (storage, -gpu.GUARD_ELEMENTS, 0.0),
+            }  # fmt: skip
+            for target, index, value in [where[self.wrong]] if self.wrong else []:
+                target[index] = value
+
+    def output(self) -> tuple[Any, Any]:
+        pixels = self.buffers[0].view.view(PIXELS, 8)
+        return pixels[:, :CHANNELS], pixels[:, CHANNELS:]
+
+    def error_ratio(self) -> Any:
+        return problems.worst_ratio(self.output()[0], self.truth, self.truth.abs() * 0 + 1e-6)
+
+
+def test_a_right_output_passes() -> None:
+    gpu_checks.assert_every_tile_is_right(Ran(""), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("value", "times its bound"),
+        ("nan", "error inf times"),
+        ("pad", "pad lanes"),
+        ("before", "wrote outside"),
+        ("after", "wrote outside"),
+    ],
+)
+def test_each_kind_of_wrong_output_is_named_with_its_tile(wrong: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=f"(?s)tile 2 of .*{message}"):
+        gpu_checks.assert_every_tile_is_right(Ran(wrong), [1, 2])
