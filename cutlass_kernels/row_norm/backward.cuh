@@ -163,9 +163,10 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   RowSum<kWarp, kWarps, true> row_sum{slots, p.log_lanes, group, lanes / 32, cluster};
 
   int stage = first_stage;
-  // All lanes of a warp stay in the loop while one has a row.
-  for (uint32_t base = row - (kWarp ? threadIdx.x % 32 / lanes : 0); base < rows; base += step, row += step) {
-    bool const valid = !kWarp || row < rows;
+  // All lanes of a warp, and all groups of a block, stay in the loop while one has a row: groups that pass their named
+  // barrier more often than others make racecheck see hazards across the barrier in write_partial.
+  for (uint32_t base = row - (kWarp ? threadIdx.x % 32 / lanes : group); base < rows; base += step, row += step) {
+    bool const valid = row < rows;
     float const next_mean = kLayer ? statistic(p.mean, row + step) : 0.f, next_rstd = statistic(p.rstd, row + step);
     wait_copies(p.stages - 1);
     auto const fragment = [&](int tensor, int i) {
