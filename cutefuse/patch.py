@@ -269,6 +269,11 @@ def show(result: Result, verbose: bool) -> None:
                 f"verified with {proof['backend']}, {len(proof['outputs'])} outputs and {len(proof['sites'])} sites: "
                 f"worst error {worst:.2g} of a tensor's largest value"
             )
+            if blown_up := max((o.get("max_rel_error", 1.0) for o in proof.get("end_to_end", [])), default=0.0):
+                print(
+                    f"the model itself blows rounding up to {blown_up:.2g} at its outputs; "
+                    "each site is right on the original's own inputs"
+                )
         else:
             why = next((o["why"] for o in (proof, *compared) if "why" in o), f"worst relative error {worst:.2g}")
             where = f", first at site '{proof['first_wrong_site']}'" if proof.get("first_wrong_site") else ""

@@ -1,0 +1,86 @@
+"""Verification of a model that blows rounding up: every site on the original's own inputs, and no wrong one passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import bn_weights, graph, run_patch, weights
+
+from cutefuse import conv_site
+from cutefuse.patch import show
+
+# Folding the BatchNormalization rounds the weights anew; the quantiser behind it makes whole steps of that.
+BLOCK = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w) n = BatchNormalization(x, gamma, beta, mean, var) "
+STEPS = BLOCK + "r = Relu(n) q = QuantizeLinear(r, s, e) y = DequantizeLinear(q, s, e)"
+CHAIN = STEPS.replace("y = Deq", "d = Deq") + " g = Concat<axis=1>(d, a) y = Conv(g, u)"
+INPUTS = {"a": "2,8,40,40", "b": "2,16,40,40"}
+
+
+def stepping_model(body: str = STEPS, **more: np.ndarray) -> onnx.ModelProto:
+    values = weights(dtype="float16", w=(12, 24, 3, 3), u=(4, 20, 1, 1)) | bn_weights(dtype="float16")
+    values |= {"s": np.float16(0.25), "e": np.uint8(0)} | more
+    used = {k: v for k, v in values.items() if f"{k})" in body or f"{k}," in body}
+    return graph(body, used, opset=19, dtype="float16", inputs=INPUTS)
+
+
+def wrong_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = conv_site.pack
+    monkeypatch.setattr(conv_site, "pack", lambda w, channels: right(w[:, ::-1], channels))
+
+
+@pytest.mark.parametrize("body", [STEPS, CHAIN])
+def test_a_step_that_a_quantiser_takes_elsewhere_is_no_fault_of_the_patch(
+    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, patched = run_patch(stepping_model(body), tmp_path)
+    proof: dict[str, Any] = result.report["verify"]
+    assert patched is not None and proof["passed"]
+    assert proof["end_to_end"][0]["max_rel_error"] > proof["outputs"][0]["tolerance"] > 0
+    assert all(r["max_rel_error"] <= r["tolerance"] for r in (*proof["outputs"], *proof["sites"]))
+    show(result, verbose=False)
+    assert "blows rounding up" in capsys.readouterr().out
+
+
+def test_a_model_without_steps_is_judged_end_to_end(tmp_path: Path) -> None:
+    result, _ = run_patch(stepping_model(BLOCK + "y = Relu(n)"), tmp_path)
+    assert result.report["verify"]["passed"] and "end_to_end" not in result.report["verify"]
+
+
+@pytest.mark.parametrize("body", [STEPS, CHAIN, BLOCK + "y = Relu(n)"])
+def test_a_wrong_site_fails_on_its_own_inputs_too(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_packing(monkeypatch)
+    result, patched = run_patch(stepping_model(body), tmp_path)
+    proof = result.report["verify"]
+    assert result.exit_code == 1 and patched is None
+    assert not proof["passed"] and proof["first_wrong_site"] == "Conv_1" and "end_to_end" not in proof
+
+
+def test_a_wrong_site_behind_a_step_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = conv_site.pack
+    monkeypatch.setattr(conv_site, "pack", lambda w, c: right(w if len(w) == 12 else w + np.float16(0.01), c))
+    result, patched = run_patch(stepping_model(CHAIN), tmp_path)
+    assert result.exit_code == 1 and patched is None and "end_to_end" not in result.report["verify"]
+
+
+def test_a_change_outside_of_every_site_fails(tmp_path: Path) -> None:
+    from cutefuse.verify import verify
+
+    model = stepping_model(STEPS)
+    _, patched = run_patch(model, tmp_path)
+    assert patched is not None
+    scale = next(t for t in patched.graph.initializer if t.name == "s")
+    scale.CopyFrom(onnx.numpy_helper.from_array(np.float16(0.375), "s"))
+    report = verify(tmp_path / "model.onnx", patched, tmp_path, 4e-3, {}, probes=[("site", "r")])
+    assert not report["passed"] and "end_to_end" not in report
+
+
+def test_without_a_probe_nothing_is_forgiven(tmp_path: Path) -> None:
+    from cutefuse.verify import verify
+
+    _, patched = run_patch(stepping_model(STEPS), tmp_path)
+    assert patched is not None
+    assert not verify(tmp_path / "model.onnx", patched, tmp_path, 4e-3, {})["passed"]
