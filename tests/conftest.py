@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 
 import pytest
 
@@ -32,3 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    checks = sys.modules.get("gpu_checks")  # imported by the tests of kernels alone
+    if checks is not None and checks.WORST:
+        text = ", ".join(f"{kind} {error:.3f}" for kind, error in sorted(checks.WORST.items()))
+        terminalreporter.write_line(f"largest error of a convolution, over its bound against float64: {text}")

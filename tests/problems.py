@@ -190,6 +190,11 @@ class Instance:
         ]
         return parts[0] if len(parts) == 1 else (cat([v for v, _ in parts], 1), cat([pad for _, pad in parts], -1))
 
+    @property
+    def kind(self) -> str:
+        """What its errors are compared with those of."""
+        return self.dtype
+
     def error_ratio(self) -> Any:
         """Largest elementwise error over its bound, on the device."""
         return worst_ratio(self.output()[0], *reference(self))

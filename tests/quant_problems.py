@@ -80,6 +80,11 @@ class Instance:
         kernels.run(replace(self.call, config=config))
         torch.cuda.synchronize()
 
+    @property
+    def kind(self) -> str:
+        """What its errors are compared with those of."""
+        return f"int8 to {self.output_type}"
+
     def error_ratio(self) -> Any:
         """Largest elementwise error over its bound, on the device; int8 counts in steps, half of one to round."""
         import torch
