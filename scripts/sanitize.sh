@@ -28,6 +28,9 @@ mkdir -p "$logs"
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 gpus=$((gpus > 0 ? gpus : 1))
 
+# References are computed on the CPU, by many jobs side by side: one thread each.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
 # initcheck has to see who wrote a buffer, so it follows every kernel; the other tools follow ours.
 one() {
   local tool=$1 file=$2 share=$3 name=$1_$(basename "$2" .py)_${3%/*} follow=(--kernel-name kernel_substring=cutefuse)
