@@ -18,7 +18,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 SHAPES = [
     (1, 1), (5, 3), (300, 8), (33, 31), (7, 64), (4099, 48), (1000, 100), (65, 256), (3, 257), (130, 512), (9, 760),
     (257, 1024), (5, 1128), (31, 2048), (17, 4095), (8, 4096), (3, 5120), (2, 8200), (3, 16384), (2, 16385), (2, 24584),
-    (2, 32768), (1, 65536), (1, 131072), (1, 200001), (1, 262144),
+    (2, 32768), (1, 65536), (1, 131072), (1, 200001), (1, 262144), (3, 40960), (5, 65536),
 ]  # fmt: skip
 if problems.SANITIZED:  # rows enough for several blocks
     SHAPES = [(min(rows, 40), columns) for rows, columns in SHAPES]
@@ -135,7 +135,9 @@ def test_every_tile_computes_the_norm_of_every_shape(dtype: str, layer: bool, wi
             if total is not None:
                 rounded = s.float().to(x.dtype)
                 assert torch.equal(total, rounded), f"{what}: the sum is not x + residual, rounded once"
-    assert seen == {c["id"] for c in kernels.operator_of("CuteRMSNorm")["configs"]}
+    names = {c["id"]: c["name"] for c in kernels.operator_of("CuteRMSNorm")["configs"]}
+    narrow = dtype != "float32" and not with_residual  # what cluster_v8 takes
+    assert seen == {i for i, name in names.items() if narrow or name != "cluster_v8"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -157,6 +159,7 @@ def test_no_set_of_rows_is_less_accurate_than_in_torch(dtype: str, layer: bool, 
         (16, 5120),
         (9, 16384),
         (3, 65536),
+        *([] if problems.SANITIZED else [(140, 32768)]),  # under a sanitizer every tile sees such rows elsewhere
     ):
         x = make_rows(torch, rows, columns, dtype, kind)
         gamma = (1 + torch.randn(columns, device="cuda")).to(x.dtype)
@@ -215,7 +218,7 @@ def run_backward(torch: Any, dy: Any, dsum: Any, x: Any, gamma: Any, layer: bool
 
 BACKWARD_SHAPES = [
     *SHAPES, (2049, 16), (1500, 40), (3001, 128), (700, 768), (999, 1000), (1027, 1536), (640, 4096), (300, 8192),
-    (300, 12288), (150, 16384), (64, 65536),
+    (300, 12288), (150, 16384), (64, 65536), (400, 5120),
 ]  # fmt: skip
 if problems.SANITIZED:
     BACKWARD_SHAPES = [(min(rows, 200), columns) for rows, columns in BACKWARD_SHAPES]

@@ -2,6 +2,7 @@
 // registers until it is written; and for rows that fit nowhere, read twice.
 #pragma once
 
+#include "forward_even.cuh"
 #include "forward_shared.cuh"
 
 namespace cutefuse::row_norm {
@@ -38,43 +39,6 @@ struct Parameters {
     }
   }
 };
-
-// The values of a thread are its vectors first, first + stride, ... of the row. kEqual: it has all of them.
-template <bool kLayer, bool kEqual, class Element, int kVectors, bool kShifted, bool kPacked>
-CUTE_DEVICE Moments moments_of(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
-                               Fragment<Element, kVectors, kPacked> &rX) {
-  constexpr int kVec = kVector<Element>;
-  Deviations<kLayer> of;
-  int count = kVectors * kVec;
-  if constexpr (kLayer) {
-    float sum = 0.f;
-    CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const values = rX[i];
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) sum += values[j];
-    }
-    of.centre = sum * (1.f / (kVectors * kVec));
-    if constexpr (!kEqual) {
-      count = 0;
-      CUTE_UNROLL
-      for (int i = 0; i < kVectors; ++i) count += row.elements(i * stride + first);
-      of.centre = count > 0 ? __fdividef(sum, float(count)) : 0.f;
-    }
-  }
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    int const v = i * stride + first;
-    if (kLayer && !kEqual && !row.touches(v)) continue;  // zeros, which are not the mean
-    if (kVectors == 4) rX.forget(i, p.zero);
-    Values<Element> const values = rX[i];
-    CUTE_UNROLL
-    for (int j = 0; j < kVec; ++j) {
-      if (!kLayer || kEqual || row.has(v, j)) of.add(values[j]);
-    }
-  }
-  return of.moments(float(count));
-}
 
 template <class Param, bool kLayer, class Element, int kVectors, bool kShifted, bool kPacked, bool kHeld>
 CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
@@ -206,8 +170,6 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
 
 // ---- launcher -------------------------------------------------------------------------------------------------------
 
-using ForwardKernel = void (*)(ForwardParams);
-
 template <class Element, int kVectors, bool kShifted, bool kWarp, bool kResidual, bool kLayer>
 constexpr ForwardKernel forward_kernel() {
   return row_norm_forward<Element, kVectors, kWarp, kShifted, kResidual, kLayer>;
@@ -231,11 +193,15 @@ ForwardKernel pick_forward(int vectors, bool shifted, bool flag, Flags... flags)
 template <class Element>
 char const *launch_forward(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm, void *stream) {
   if (tile.scope == Scope::kShared) return launch_shared<Element>(params, launch, sm, stream);
-  ForwardKernel const kernel =
-      tile.scope == Scope::kStream
-          ? row_norm_forward_stream<Element>
-          : pick_forward<Element>(tile.vectors, is_shifted(params.problem), tile.scope == Scope::kWarp,
-                                  params.residual != nullptr, params.problem.layer);
+  bool const layer = params.problem.layer;
+  ForwardKernel kernel = row_norm_forward_stream<Element>;
+  if (tile.scope == Scope::kWarp || tile.scope == Scope::kBlock) {
+    kernel = pick_forward<Element>(tile.vectors, is_shifted(params.problem), tile.scope == Scope::kWarp,
+                                   params.residual != nullptr, layer);
+  }
+  if constexpr (sizeof(Element) == 2) {
+    if (params.full && is_plain(params.problem)) kernel = pick_even<Element>(tile, layer);
+  }
   return start(kernel, params, launch, 0, sm, stream);
 }
 

@@ -8,35 +8,6 @@
 
 namespace cutefuse::row_norm {
 
-// merge_row over the blocks of a cluster; its warps' moments arrive in every block by st.async.
-template <bool kLayer, int kWarps>
-CUTE_DEVICE Moments merge_cluster(Moments const &mine, int cluster, MomentSlots<kWarps> &slots) {
-  static_assert(kWarps <= 64, "a lane takes two warps at most");
-  Moments const own[1] = {mine};
-  Moments const of_warp = merge_lanes<kLayer>(own, 32);
-  int const warps = blockDim.x / 32, lane = threadIdx.x % 32, all = warps * cluster;
-  int const to = int(cute::block_rank_in_cluster()) * warps + threadIdx.x / 32;
-  if (lane < cluster) {
-    store_remote(&slots.squares[to], &slots.arrived, lane, of_warp.squares);
-    if (kLayer) {
-      store_remote(&slots.mean[to], &slots.arrived, lane, of_warp.mean);
-      store_remote(&slots.rest[to], &slots.arrived, lane, of_warp.rest);
-      store_remote(&slots.count[to], &slots.arrived, lane, of_warp.count);
-    }
-  }
-  if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived, all * (kLayer ? 4 : 1) * int(sizeof(float)));
-  cute::wait_barrier(slots.arrived, 0);
-  Moments part[2];
-  CUTE_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    int const from = lane + 32 * i;
-    if (from >= all) continue;
-    part[i].squares = slots.squares[from];
-    if (kLayer) part[i].mean = slots.mean[from], part[i].rest = slots.rest[from], part[i].count = slots.count[from];
-  }
-  return merge_lanes<kLayer>(part, 32);
-}
-
 // Each block takes p.slice vectors of the row. Threads read what they copied themselves, so only sums need a barrier.
 template <class Element, bool kShifted, bool kLayer>
 __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forward_shared(ForwardParams const p) {
@@ -127,7 +98,7 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
   if (cluster > 1) cute::cluster_wait();  // the peers run, and their barriers are ready
   Moments const own = of.moments(float(count));
   Statistics const statistics =
-      statistics_of<Element>(p, cluster > 1 ? merge_cluster<kLayer>(own, cluster, slots)
+      statistics_of<Element>(p, cluster > 1 ? merge_cluster<kLayer, false>(own, cluster, slots)
                                             : merge_row<false, kLayer, false>(own, threads, slots));
   auto const write = [&](auto param) {
     using Param = decltype(param);

@@ -29,6 +29,64 @@ struct Deviations {
   }
 };
 
+// The values of a thread are its vectors first, first + stride, ... of the row. kEqual: it has all of them.
+template <bool kLayer, bool kEqual, class Element, int kVectors, bool kShifted, bool kPacked>
+CUTE_DEVICE Moments moments_of(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
+                               Fragment<Element, kVectors, kPacked> &rX) {
+  constexpr int kVec = kVector<Element>;
+  Deviations<kLayer> of;
+  int count = kVectors * kVec;
+  if constexpr (kLayer) {
+    float sum = 0.f;
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      Values<Element> const values = rX[i];
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) sum += values[j];
+    }
+    of.centre = sum * (1.f / (kVectors * kVec));
+    if constexpr (!kEqual) {
+      count = 0;
+      CUTE_UNROLL
+      for (int i = 0; i < kVectors; ++i) count += row.elements(i * stride + first);
+      of.centre = count > 0 ? __fdividef(sum, float(count)) : 0.f;
+    }
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) {
+    int const v = i * stride + first;
+    if (kLayer && !kEqual && !row.touches(v)) continue;  // zeros, which are not the mean
+    if (kVectors == 4) rX.forget(i, p.zero);
+    Values<Element> const values = rX[i];
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) {
+      if (!kLayer || kEqual || row.has(v, j)) of.add(values[j]);
+    }
+  }
+  return of.moments(float(count));
+}
+
+// The moments of a thread that has kCount whole vectors; vector(i) gives the values of one. In one pass: the mean of
+// the first vector is close enough to the thread's for its squares not to cancel.
+template <bool kLayer, int kCount, class Get>
+CUTE_DEVICE Moments moments_of_vectors(Get const &vector) {
+  Deviations<kLayer> of;
+  constexpr int kVec = decltype(vector(0))::kElements;
+  if constexpr (kLayer) {
+    auto const values = vector(0);
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) of.centre += values[j];
+    of.centre *= 1.f / kVec;
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    auto const values = vector(i);
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) of.add(values[j]);
+  }
+  return of.moments(float(kCount * kVec));
+}
+
 // Merges what `lanes` neighbouring lanes have, a power of two; all get the same bits. Two passes: the mean first, then
 // deviations from it, so that nothing cancels, and what rounding took from the mean is in `rest`.
 template <bool kLayer, int kParts>
@@ -65,15 +123,20 @@ CUTE_DEVICE Moments merge_lanes(Moments const (&part)[kParts], int lanes) {
   return all;
 }
 
-// The same where every lane has equally many values, by Chan's form of Welford's update: half of the shuffles. The rest
-// of the mean is lost, which a 16-bit result does not show.
+// Adds moments of equally many values, by Chan's form of Welford's update. The rest of the mean is lost, which a 16-bit
+// result does not show.
+CUTE_DEVICE void add_equal(Moments &mine, float mean, float squares) {
+  float const delta = mean - mine.mean;
+  mine.squares = mine.squares + squares + delta * delta * (0.5f * mine.count);
+  mine.mean = 0.5f * (mine.mean + mean);
+  mine.count *= 2.f;
+}
+
+// merge_lanes where every lane has equally many values: half of the shuffles.
 CUTE_DEVICE void merge_equal(Moments &mine, int lanes) {
   for (int offset = 1; offset < lanes; offset *= 2) {
     float const mean = __shfl_xor_sync(0xffffffffu, mine.mean, offset);
-    float const squares = __shfl_xor_sync(0xffffffffu, mine.squares, offset), delta = mean - mine.mean;
-    mine.squares = mine.squares + squares + delta * delta * (0.5f * mine.count);
-    mine.mean = 0.5f * (mine.mean + mean);
-    mine.count *= 2.f;
+    add_equal(mine, mean, __shfl_xor_sync(0xffffffffu, mine.squares, offset));
   }
 }
 
@@ -114,6 +177,49 @@ CUTE_DEVICE Moments merge_row(Moments mine, int lanes, MomentSlots<kWarps> &slot
   if (kLayer && !kEqual) mine.rest = there ? slots.rest[from] : 0.f, mine.count = there ? slots.count[from] : 0.f;
   merge(width);
   return mine;
+}
+
+// merge_row over the blocks of a cluster; its warps' moments arrive in every block by st.async.
+template <bool kLayer, bool kEqual, int kWarps>
+CUTE_DEVICE Moments merge_cluster(Moments mine, int cluster, MomentSlots<kWarps> &slots) {
+  static_assert(kWarps <= 64, "a lane takes two warps at most");
+  constexpr bool kChan = kLayer && kEqual;
+  int const warps = blockDim.x / 32, lane = threadIdx.x % 32, all = warps * cluster;
+  int const to = int(cute::block_rank_in_cluster()) * warps + threadIdx.x / 32;
+  if constexpr (kChan) {
+    mine.mean += mine.rest, mine.rest = 0.f;
+    merge_equal(mine, 32);
+  } else {
+    Moments const own[1] = {mine};
+    mine = merge_lanes<kLayer>(own, 32);
+  }
+  if (lane < cluster) {
+    store_remote(&slots.squares[to], &slots.arrived, lane, mine.squares);
+    if (kLayer) store_remote(&slots.mean[to], &slots.arrived, lane, mine.mean);
+    if (kLayer && !kEqual) {
+      store_remote(&slots.rest[to], &slots.arrived, lane, mine.rest);
+      store_remote(&slots.count[to], &slots.arrived, lane, mine.count);
+    }
+  }
+  constexpr int kNumbers = !kLayer ? 1 : kEqual ? 2 : 4;
+  if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived, all * kNumbers * int(sizeof(float)));
+  cute::wait_barrier(slots.arrived, 0);
+  if constexpr (kChan) {
+    int const lanes = min(all, 32), from = lane & (lanes - 1);
+    mine.squares = slots.squares[from], mine.mean = slots.mean[from];
+    if (all > 32) add_equal(mine, slots.mean[from + 32], slots.squares[from + 32]);
+    merge_equal(mine, lanes);
+    return mine;
+  }
+  Moments part[2];
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    int const from = lane + 32 * i;
+    if (from >= all) continue;
+    part[i].squares = slots.squares[from];
+    if (kLayer) part[i].mean = slots.mean[from], part[i].rest = slots.rest[from], part[i].count = slots.count[from];
+  }
+  return merge_lanes<kLayer>(part, 32);
 }
 
 // The mean of a row and what its deviations are multiplied with.

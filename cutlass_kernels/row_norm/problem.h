@@ -12,12 +12,15 @@ constexpr int kVectorBytes = 16;
 constexpr int kMaxCluster = 8;  // the largest cluster that every Hopper part accepts
 constexpr int kForwardWarpThreads = 128;
 constexpr int kSharedThreads = 256;
-constexpr int kSharedBlocks = 6;               // of a multiprocessor, when their rows have this many bytes:
-constexpr int kSharedBytes = 32 * 1024;        // beyond it a row takes another block of a cluster
-constexpr int kSharedBytesAtMost = 96 * 1024;  // every GPU with clusters lets one block have this much
+constexpr int kSharedBlocks = 6;                          // of a multiprocessor, when their rows have this many bytes:
+constexpr int kSharedBytes = 32 * 1024;                   // beyond it a row takes another block of a cluster
+constexpr int kSharedBytesAtMost = 96 * 1024;             // every GPU with clusters lets one block have this much
+constexpr int kClusterThreads = 256, kClusterBlocks = 4;  // of a block, and on a multiprocessor: 64 registers
+constexpr int kClusterVectors = 8;
 constexpr int kStreamThreads = 512;
 constexpr int kBackwardThreads = 512;
 constexpr int kMaxStages = 3;
+constexpr int kMostGroups = 2;  // rows side by side in the blocks of a cluster
 
 // The largest block of a forward kernel, and how many should fit a multiprocessor: one and two vectors per thread leave
 // registers for gamma and beta, four do not. `roomy` kernels get more registers: the sum of two operands is kept in
@@ -34,6 +37,7 @@ struct Problem {
   Type param_type;  // of gamma, beta and their gradients: `type` or float32
   bool layer;       // LayerNorm, else RMSNorm
   bool residual;    // s = x + residual, else s = x; backward: the sum has a gradient of its own
+  bool affine;      // gamma exists, and beta with LayerNorm (forward)
   std::int64_t rows;
   std::int64_t columns;
   float epsilon;
@@ -67,6 +71,10 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 
 // Rows whose length is no multiple of a vector start anywhere inside one, and touch up to one vector more.
 constexpr bool is_shifted(Problem const &p) { return p.columns % (kVectorBytes / size_of(p.type)) != 0; }
+// What the kernels without run-time cases take, forward.
+constexpr bool is_plain(Problem const &p) {
+  return size_of(p.type) == 2 && p.param_type == p.type && p.affine && !p.residual && !is_shifted(p);
+}
 constexpr std::int64_t vectors_of(Problem const &p) {
   int const vector = kVectorBytes / size_of(p.type);
   return is_shifted(p) ? ceil_div(p.columns + vector - 1, vector) : p.columns / vector;

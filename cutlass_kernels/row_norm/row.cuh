@@ -190,17 +190,17 @@ inline constexpr bool kClusters = true;
 inline constexpr bool kClusters = false;
 #endif
 
-// Where the warps of a row leave their sums: two turns of two values, kWarps warps, and for clusters a barrier a turn.
+// Where the warps of a row leave their sums: two turns of two values, kWarps warps, and for clusters a barrier a turn
+// of each group.
 template <int kWarps>
 struct RowSlots {
   float sums[2][2][kWarps];
-  uint64_t arrived[2];
+  uint64_t arrived[kMostGroups][2];
 
   // Makes the barriers, and tells the other blocks of the cluster; they must be waited for before the first sum.
   CUTE_DEVICE void announce() {
     if (threadIdx.x == 0) {
-      cute::initialize_barrier(arrived[0]);
-      cute::initialize_barrier(arrived[1]);
+      for (int i = 0; i < 2 * kMostGroups; ++i) cute::initialize_barrier(arrived[i / 2][i % 2]);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     cute::cluster_arrive_relaxed();
@@ -239,21 +239,24 @@ struct RowSum {
     } else {
       CUTE_UNROLL
       for (int offset = 16; offset > 0; offset /= 2) add(offset);
-      int const lane = threadIdx.x % 32, first = group * warps, warp = threadIdx.x / 32 - first;
-      int const all = warps * cluster;
+      int const all = warps * cluster, first = group * all;
+      int const lane = threadIdx.x % 32, warp = threadIdx.x / 32 - group * warps;
+      uint64_t *const arrived = slots.arrived[kClusters && cluster > 1 ? group : 0];
       CUTE_UNROLL
       for (int k = 0; k < kValues; ++k) {
         float *const mine = slots.sums[turn][k] + first;
         if (kClusters && cluster > 1) {
           int const rank = int(cute::block_rank_in_cluster());
-          if (lane < cluster) store_remote(&mine[rank * warps + warp], &slots.arrived[turn], lane, values[k]);
+          if (lane < cluster) store_remote(&mine[rank * warps + warp], &arrived[turn], lane, values[k]);
         } else if (lane == 0) {
           mine[warp] = values[k];
         }
       }
       if (kClusters && cluster > 1) {
-        if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived[turn], all * kValues * sizeof(float));
-        cute::wait_barrier(slots.arrived[turn], phase);
+        if (warp == 0 && lane == 0) {
+          cute::set_barrier_transaction_bytes(arrived[turn], all * kValues * sizeof(float));
+        }
+        cute::wait_barrier(arrived[turn], phase);
       } else if constexpr (kGroups) {
         cutlass::arch::NamedBarrier::sync(warps * 32, group);
       } else {

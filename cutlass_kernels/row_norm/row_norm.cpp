@@ -43,6 +43,7 @@ char const *problem_of(Call const &call, Problem *problem) {
     if (char const *reason = check_like(kName, "the sum", call.outputs[1], x)) return reason;
   }
   p.param_type = call.inputs[gamma].type;
+  p.affine = true;
   if (char const *reason = check_parameter(kName, "gamma", call.inputs[gamma], &p)) return reason;
   if (p.layer) {
     if (char const *reason = check_parameter(kName, "beta", call.inputs[gamma + 1], &p)) return reason;
@@ -168,6 +169,7 @@ Launch plan_forward(Tile const &tile, int sm_count, ForwardParams *params) {
   std::int64_t const vectors = vectors_of(p), shares = ceil_div(vectors, tile.vectors);  // shares: threads of a row
   Launch const none{};
   params->log_lanes = params->log_cluster = 0;
+  params->full = false;
   bool const registers = tile.scope == Scope::kWarp || tile.scope == Scope::kBlock;
   if (registers && is_shifted(p) && tile.vectors != 4) return none;  // built for four alone
   switch (tile.scope) {
@@ -197,6 +199,13 @@ Launch plan_forward(Tile const &tile, int sm_count, ForwardParams *params) {
       if (ceil_div(bytes, 1 << log) > kSharedBytesAtMost - kVectorBytes) return none;
       return {p.rows << log, kSharedThreads, 1 << log};
     }
+    case Scope::kCluster: {
+      int &log = params->log_cluster;
+      while ((kClusterThreads * kClusterVectors << log) < vectors && 1 << log < kMaxCluster) ++log;
+      params->full = log > 0 && kClusterThreads * kClusterVectors << log == vectors;
+      if (!params->full || !is_plain(p)) return none;
+      return {p.rows << log, kClusterThreads, 1 << log};
+    }
     case Scope::kStream:
       return {p.rows, kStreamThreads, 1};
   }
@@ -207,7 +216,7 @@ Launch plan_forward(Tile const &tile, int sm_count, ForwardParams *params) {
 // many threads with one vector each; many rows want bytes in flight.
 int favourite(Problem const &p, int sm_count) {
   std::int64_t const vectors = vectors_of(p);
-  if (vectors > 2048) return 12;
+  if (vectors > 2048) return p.rows * vectors >= (p.layer ? 32 : 64) * 1024 ? 13 : 12;
   if (is_shifted(p)) return vectors <= 128 ? 3 : 6;
   if (p.rows <= sm_count) {
     if (vectors <= 64) return vectors <= 32 ? 1 : 2;
@@ -216,7 +225,7 @@ int favourite(Problem const &p, int sm_count) {
   if (vectors <= 64) return 2;
   if (vectors <= 128) return p.residual ? 5 : 3;
   if (p.residual) return vectors <= 1024 ? 5 : 6;
-  return vectors <= 256 && p.rows <= 64 * sm_count ? 5 : 6;
+  return vectors <= 256 && (p.rows <= 64 * sm_count || !p.layer) ? 5 : 6;
 }
 
 std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity) {
@@ -284,9 +293,22 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
   int const limit = (sm == 86 || sm == 89 || sm >= 120 ? 99 : sm >= 90 ? 227 : 163) * 1024 - 3 * 1024;
   // Sixteen columns leave registers for gamma; longer rows of 16-bit types take 32 before they take clusters.
   params->vectors = size_of(p.type) == 2 && vectors_of(p) <= 2 * kBackwardThreads ? 2 : 4;
-  std::int64_t const shares = ceil_div(vectors_of(p), params->vectors);
+  std::int64_t shares = ceil_div(vectors_of(p), params->vectors);
   params->cluster = 1, params->log_lanes = 0;
-  while (shares > std::int64_t(kBackwardThreads) * params->cluster) params->cluster *= 2;
+  auto const fit = [&](int threads) {
+    while (shares > std::int64_t(threads) * params->cluster) params->cluster *= 2;
+  };
+  fit(kBackwardThreads);
+  // A row on half of a block, beside another row that works while it waits for its sums: LayerNorm up to 16384 columns,
+  // and both norms where the cluster is of four already. Of two, it would become one that leaves multiprocessors idle.
+  int const halves = params->cluster * 2;
+  bool const beside = sm >= 90 && size_of(p.type) == 2 && vectors_of(p) > kBackwardThreads &&
+                      p.rows * halves >= 2 * sm_count && (params->cluster == 1 ? p.layer : params->cluster == 4);
+  if (beside) {
+    params->vectors = 4;
+    shares = ceil_div(vectors_of(p), params->vectors);
+    fit(kBackwardThreads / 2);
+  }
   params->lanes = whole_warps(ceil_div(shares, params->cluster));
   if (shares <= 32) {
     while ((1 << params->log_lanes) < shares) ++params->log_lanes;
@@ -295,6 +317,7 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
   int const group = std::max(params->lanes, 32);  // threads that start together: a block holds whole warps
   int const rows_of_group = group / params->lanes;
   std::int64_t groups = 1;
+  if (beside && params->cluster > 1) groups = 2;
   if (params->cluster == 1) {
     // Rows side by side share one sum of dgamma at the end, but only when there are enough to fill the chip.
     groups = std::clamp<std::int64_t>(p.rows / (std::int64_t(sm_count) * rows_of_group), 1, kBackwardThreads / group);

@@ -5,10 +5,10 @@
 
 namespace cutefuse::row_norm {
 
-enum class Scope { kWarp, kBlock, kShared, kStream };
+enum class Scope { kWarp, kBlock, kCluster, kShared, kStream };
 
 // Ids are for ever: an engine stores them. `vectors`: 16-byte vectors of a row that one thread keeps in registers.
-// 7 to 10 kept rows in the registers of a cluster, and are retired.
+// 7 to 10 were other tiles for clusters, and are retired.
 struct Tile {
   int id;
   char const *name;
@@ -19,11 +19,14 @@ struct Tile {
 
 constexpr Tile kTiles[] = {
     {1, "warp_v1", 80, Scope::kWarp, 1},  // several rows per block, shuffles only
-    {2, "warp_v2", 80, Scope::kWarp, 2},   {3, "warp_v4", 80, Scope::kWarp, 4},
+    {2, "warp_v2", 80, Scope::kWarp, 2},
+    {3, "warp_v4", 80, Scope::kWarp, 4},
     {4, "block_v1", 80, Scope::kBlock, 1},  // one row per block
-    {5, "block_v2", 80, Scope::kBlock, 2}, {6, "block_v4", 80, Scope::kBlock, 4},
+    {5, "block_v2", 80, Scope::kBlock, 2},
+    {6, "block_v4", 80, Scope::kBlock, 4},
     {11, "stream", 80, Scope::kStream, 1},  // one row per block, read twice: rows that fit nowhere else
     {12, "shared", 90, Scope::kShared, 1},  // one row per block or cluster, in shared memory
+    {13, "cluster_v8", 90, Scope::kCluster, kClusterVectors},  // one row per cluster: 16-bit rows that fill it
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 

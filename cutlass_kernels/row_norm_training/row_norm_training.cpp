@@ -40,6 +40,7 @@ char const *check_statistics(char const *what, Tensor const &given, Problem cons
 }
 char const *check_parameters(Tensor const &gamma, Tensor const &beta, Problem *p) {
   p->param_type = absent(gamma) ? absent(beta) ? p->type : beta.type : gamma.type;
+  p->affine = !absent(gamma) && (!p->layer || !absent(beta));
   if (!p->layer && !absent(beta)) return sentence("%s: RMSNorm has no beta; pass an empty vector", kName);
   if (!absent(gamma)) {
     if (char const *reason = check_parameter(kName, "gamma", gamma, p)) return reason;
