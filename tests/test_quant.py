@@ -285,8 +285,8 @@ def swapped(call: kernels.Call, index: int, **changes: Any) -> kernels.Call:
 def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> None:
     for variant in ("CuteQConcatConv2Relu", "CuteQConcatConv2ReluQ"):
         assert kernels.reject(good(variant, layout)) is None
-        assert set(kernels.configs(good(variant, layout))) == {11, 12, 13}
-        assert set(kernels.configs(good(variant, layout, input_scales=(0.1, 0.1)))) == {1, 2, 3, 11, 12, 13}
+        assert set(kernels.configs(good(variant, layout))) == {11, 12, 13, 14}
+        assert set(kernels.configs(good(variant, layout, input_scales=(0.1, 0.1)))) == {1, 2, 3, 11, 12, 13, 14}
 
 
 REFUSED = {
@@ -332,7 +332,7 @@ def test_long_reductions_of_several_sources_leave_the_tiles_that_drain() -> None
                 input_scales=(0.1, 0.1))  # fmt: skip
     inputs = [kernels.Tensor((2, c, 20, 20), "int8", CHANNELS_LAST) for c in channels]
     call = replace(call, inputs=[*inputs, kernels.Tensor((32, 140032), "int8", LINEAR), *call.inputs[3:]])
-    assert kernels.reject(call) is None and set(kernels.configs(call)) == {11, 12, 13}
+    assert kernels.reject(call) is None and set(kernels.configs(call)) == {11, 12, 13, 14}
 
 
 # ---- the plugin ----

@@ -14,7 +14,7 @@ from cutefuse import kernels
 pytestmark = pytest.mark.gpu
 
 OUTPUTS = ("float16", "float32", "bfloat16", "int8")
-DRAINS, ONE_SCALE = {11, 12, 13}, {1, 2, 3}
+DRAINS, ONE_SCALE = {11, 12, 13, 14}, {1, 2, 3}
 
 
 def check(

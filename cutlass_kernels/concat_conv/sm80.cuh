@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   Loader<Traits> loader(params, thread, m0, n0, read, first_column, k_blocks);
 
   constexpr int kSteps = kK / Traits::kMmaK;
-  // Part `part` of a k-tile's copies, one for each mma step; `issued` of the step's `all` mma columns are behind it.
+  // Part `part` of a k-tile's copies, one for each mma step; `issued` of the step's `all` mma rows or columns are
+  // behind it.
   auto const copy_part = [&](int part, int stage, int issued, int all) {
     constexpr int kCopies = Loader<Traits>::kCopies;
     int const begin = part * kCopies / kSteps, count = (part + 1) * kCopies / kSteps - begin;
@@ -118,14 +119,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
       round_to_tf32(rW(_, _, step));
     }
     constexpr int kColumns = size<2>(acc), kRows = size<1>(acc);
+    constexpr int kOuter = Traits::kRowsFirst ? kRows : kColumns, kInner = Traits::kRowsFirst ? kColumns : kRows;
     CUTE_UNROLL
-    for (int j = 0; j < kColumns; ++j) {
+    for (int outer = 0; outer < kOuter; ++outer) {
       CUTE_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        int const k = j % 2 ? kRows - 1 - i : i;  // back and forth: the last pixels' fragment is still at hand
-        gemm(mma, rX(_, k, step), rW(_, j, step), acc(_, k, j));
+      for (int inner = 0; inner < kInner; ++inner) {
+        int const back = outer % 2 ? kInner - 1 - inner : inner;  // and forth: the last fragment is still at hand
+        int const i = Traits::kRowsFirst ? outer : back, j = Traits::kRowsFirst ? back : outer;
+        gemm(mma, rX(_, i, step), rW(_, j, step), acc(_, i, j));
       }
-      if (part >= 0) copy_part(part, stage, j + 1, kColumns);
+      if (part >= 0) copy_part(part, stage, outer + 1, kOuter);
     }
   };
 

@@ -68,8 +68,9 @@ struct SourceRows {
   int H, W;                            // of the source, before it is enlarged
   uint32_t multiplier;
 
-  // Row i stands for output pixel first + i * kRowsPerPass.
-  __device__ __forceinline__ void set(Params const &params, int first) {
+  // Row i stands for output pixel first + i * kRowsPerPass. The int8 operator has Params of its own.
+  template <class AnyParams>
+  __device__ __forceinline__ void set(AnyParams const &params, int first) {
     Problem const &p = params.problem;
     int const pixels = p.N * p.P * p.Q;
     if (!kUpsamples && params.pointwise) {

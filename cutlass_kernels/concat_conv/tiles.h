@@ -48,7 +48,7 @@ struct Tile {
 constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, any stride,
     // ns per channel, us per block
-    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, false, 13.2, 4.5},
+    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, false, 13.1, 4.25},
     {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, false, 14.2, 5.0},
     {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, false, 8.8, 3.25},
     {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, false, 4.8, 2.25},
@@ -56,7 +56,7 @@ constexpr Tile kTiles[] = {
     {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, false, 3.8, 2.0},
     {10, "sm80_128x128x64_w4_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2, false, false, false, 12.8, 4.5},
     {11, "sm80_128x256x32_s4", 80, 2, 128, 256, 32, 4, 2, 4, 1, false, false, false, 19.8, 7.5},
-    {13, "sm80_128x256x64_s3", 80, 2, 128, 256, 64, 3, 2, 4, 1, false, false, false, 19.6, 7.25},
+    {13, "sm80_128x256x64_s3", 80, 2, 128, 256, 64, 3, 2, 4, 1, false, false, false, 18.1, 8.5},
     {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, false, 50, 6.5},
     {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, false, 37, 4.75},
     {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, false, 29, 2.75},

@@ -127,9 +127,8 @@ char const *check_sources(Call const &call, Problem &p) {
     Tensor const &x = call.inputs[i], &first = call.inputs[0];
     if (x.rank != 4 || x.type != Type::kInt8 || x.layout != p.layout || x.layout == Layout::kLinear) {
       return sentence(
-          "quant_concat_conv: source %d is %s of rank %d; sources must be int8 NCHW tensors of rank 4, all in kHWC16 "
-          "or "
-          "all in kCHW32",
+          "quant_concat_conv: source %d is %s of rank %d; sources must be int8 NCHW tensors of rank 4, all in "
+          "kHWC16 or all in kCHW32",
           i, name_of(x.type), x.rank);
     }
     for (int d = 0; d < 4; ++d) {
@@ -137,19 +136,19 @@ char const *check_sources(Call const &call, Problem &p) {
       if (!known(x.dims[d]) || !known(wanted) || x.dims[d] == wanted) continue;
       return sentence(
           "quant_concat_conv: dimension %d of source %d is %lld and must be %lld (channels as the attribute says, "
-          "other "
-          "sizes as those of source 0); repair the model",
+          "other sizes as those of source 0); repair the model",
           d, i, (long long)x.dims[d], (long long)wanted);
     }
-    bool const dense = p.layout == Layout::kBlocks32;
     p.ldx[i] = x.ld != 0 ? x.ld : padded_channels(Type::kInt8, p.C[i]);
-    if (p.ldx[i] < p.C[i] || p.ldx[i] % kVector != 0 || p.ldx[i] > (1 << 28) || (dense && x.ld != 0)) {
+    if (p.ldx[i] < p.C[i] || p.ldx[i] % kVector != 0 || p.ldx[i] > (1 << 28) ||
+        (x.ld != 0 && p.layout == Layout::kBlocks32)) {
       return sentence(
           "quant_concat_conv: source %d has %d channels in pixels of %lld; the pixel stride must be a multiple of 16 "
-          "and "
-          "hold them, and kCHW32 has none",
+          "and hold them, and kCHW32 has none",
           i, p.C[i], (long long)p.ldx[i]);
     }
+    if (p.ldx[i] * p.dilation_w > kInt32Max)
+      return "quant_concat_conv: a dilation over 2^31 bytes; make pixels smaller";
     if (largest_sum(p, i) > kInt32Max) {
       return sentence(
           "quant_concat_conv: %d channels under a %dx%d filter can overflow 32-bit sums; at most %d products each are "
@@ -168,8 +167,7 @@ char const *check_size(Call const &call, Problem &p) {
                       (long long)W);
     }
   }
-  if (N > kInt32Max)
-    return sentence("quant_concat_conv: %lld images are more than 2^31; split the batch", (long long)N);
+  if (N > kInt32Max) return sentence("quant_concat_conv: %lld images are more than 2^31; split them", (long long)N);
   p.N = int(N), p.H = int(H), p.W = int(W);
   p.P = H < 0 ? -1 : output_size(p.H, p.R, p.stride_h, p.pad_top + p.pad_bottom, p.dilation_h);
   p.Q = W < 0 ? -1 : output_size(p.W, p.S, p.stride_w, p.pad_left + p.pad_right, p.dilation_w);
@@ -180,6 +178,12 @@ char const *check_size(Call const &call, Problem &p) {
   bool const sized = N >= 0 && H >= 0 && W >= 0;
   if (sized && (double(N) * p.H * p.W > kInt32Max || double(N) * p.P * p.Q > kInt32Max)) {
     return sentence("quant_concat_conv: %dx%dx%d (NHW) are more than 2^31 pixels; split the batch", p.N, p.H, p.W);
+  }
+  int const widest = *std::max_element(p.C, p.C + p.sources);
+  if (sized && p.layout == Layout::kBlocks32 && double(N) * p.H * p.W * ceil_div(widest, kLayoutBlock) > kInt32Max) {
+    return sentence(
+        "quant_concat_conv: %dx%dx%d (NHW) of %d channels are more than 2^31 blocks of kCHW32; split the batch", p.N,
+        p.H, p.W, widest);
   }
   return nullptr;
 }
@@ -265,7 +269,8 @@ int shared_limit(int sm) {
 }
 
 int resident_blocks(Tile const &tile, int sm) {
-  return std::max(1, std::min(tile.blocks_per_sm, shared_limit(sm) / (tile.shared_bytes() + 1024)));
+  // A block may have 1 KiB less than the multiprocessor, which takes 1 KiB for every block.
+  return std::max(1, std::min(tile.blocks_per_sm, (shared_limit(sm) + 1024) / (tile.shared_bytes() + 1024)));
 }
 
 int all_blocks(Problem const &p) {
@@ -291,7 +296,7 @@ bool runs(Tile const &tile, Problem const &p, int sm) {
   bool equal = true;
   for (int i = 0; i < p.sources; ++i) sum += largest_sum(p, i), equal = equal && p.scale[i] == p.scale[0];
   return (sm == 0 || sm >= 80) && tile.shared_bytes() <= shared_limit(sm) &&
-         (tile.drains || (equal && sum <= kInt32Max));
+         (tile.drains() || (equal && sum <= kInt32Max));
 }
 
 // A bound for every larger image too, since TensorRT asks at a profile's corners only: a split launch never has more
@@ -352,6 +357,7 @@ char const *run(Call const &call) {
   params.y = call.outputs[0].data;
   params.by_image = Divider(p.P * p.Q), params.by_row = Divider(p.Q);
   params.columns = static_cast<int>(packed_columns(p));
+  params.set_steps();
   params.k_blocks = all_blocks(p);
   std::int32_t ids[kTileCount];
   std::int32_t const count = configs(call, ids, kTileCount), id = call.config != 0 ? call.config : ids[0];
@@ -363,7 +369,7 @@ char const *run(Call const &call) {
   params.splits = call.workspace != nullptr ? splits_of(tile, p, call.sm, device_count(call)) : 1;
   params.partials = static_cast<float *>(call.workspace);
 #if CUTEFUSE_WITH_CUDA
-  return tile.drains ? launch_drain(id, params, call.stream) : launch_one_scale(id, params, call.stream);
+  return tile.drains() ? launch_drain(id, params, call.stream) : launch_one_scale(id, params, call.stream);
 #else
   return sentence("quant_concat_conv: this library has no kernels, it was built without CUDA; install nvcc and build");
 #endif

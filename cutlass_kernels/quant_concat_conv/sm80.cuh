@@ -2,18 +2,10 @@
 // M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles of 64 bytes.
 #pragma once
 
-#include <cute/tensor.hpp>
-
 #include "epilogue.cuh"
+#include "sm80_copy.cuh"
 
 namespace cutefuse::quant_concat_conv {
-
-using namespace cute;
-using concat_conv::KBlock;
-using concat_conv::kMaxTaps;
-using concat_conv::Pixel;
-using cute::Layout;  // here the names mean CuTe's, not those of op.h
-using cute::Tensor;
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
@@ -21,7 +13,7 @@ template <int kTileId>
 struct Sm80 {
   static constexpr quant_concat_conv::Tile kTile = *find_tile(kTileId);
   static constexpr int kM = kTile.m, kN = kTile.n, kK = kChannelBlock, kStages = kTile.stages;
-  static constexpr int kThreads = kTile.threads(), kMmaK = 32, kSteps = kK / kMmaK;
+  static constexpr int kThreads = kTile.threads(), kMmaK = 32;
 
   // 16 columns a warp, two mma wide: one ldmatrix.x4 then fills the filter fragments of both.
   using Mma = TiledMMA<MMA_Atom<SM80_16x8x32_S32S8S8S32_TN>, Layout<Shape<Int<kTile.warps_m>, Int<kTile.warps_n>, _1>>,
@@ -44,117 +36,18 @@ struct Sm80 {
   using S2R = Copy_Atom<SM75_U32x4_LDSM_N, int8_t>;
 };
 
-// Copies 16 bytes, or writes zeros: halo, channels past the source's end and rows past the last. Activations go through
-// L1 (.ca), where the other taps of a filter find them; filters bypass it (.cg).
-template <bool kThroughL1>
-__device__ __forceinline__ void g2s_chunk(void *shared, void const *global, bool inside) {
-  uint32_t const to = cast_smem_ptr_to_uint(shared);
-  int const bytes = inside ? 16 : 0;
-  if constexpr (kThroughL1) {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
-  } else {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
-  }
-}
-
-// ---- g2s: what one thread copies, k-tile after k-tile ---------------------------------------------------------------
-
-// Column chunk `column` of kRowsX pixels and kRowsW filters; `at` is the k-tile to copy next.
-template <class Traits>
-struct Loader {
-  Params const &params;
-  Problem const &p;
-  int const m0, row, column;
-  int64_t offset[Traits::kRowsX];  // bytes from the source's start to the pixel under tap (0,0); may lie in the halo
-  uint32_t valid[Traits::kRowsX];  // bit r: filter row r falls inside the image; bit 16 + s: filter column s does
-  KBlock<Traits::kK> at;
-  int filters_left;
-  int8_t const *from_x = nullptr, *from_w;
-  int64_t block_bytes = 0, filter_pass;
-  int pixel_bytes = 0, r = 0, s = 0, tap = 0;
-  uint32_t tap_bits = 1u | 1u << kMaxTaps;
-
-  __device__ __forceinline__ Loader(Params const &params, int m0, int n0, int thread)
-      : params(params),
-        p(params.problem),
-        m0(m0),
-        row(thread / Traits::kChunks),
-        column(thread % Traits::kChunks * kVector),
-        at(p),
-        filters_left(p.K - n0 - row),
-        from_w(params.w + int64_t(n0 + row) * params.columns + column),
-        filter_pass(int64_t(Traits::kRowsPerPass) * params.columns) {
-    for_rows([&](int i, Pixel const &pixel, bool exists) {
-      valid[i] = exists ? concat_conv::valid_taps(pixel.h0, p.R, p.dilation_h, p.H) : 0;
-      valid[i] |= concat_conv::valid_taps(pixel.w0, p.S, p.dilation_w, p.W) << kMaxTaps;
-    });
-  }
-
-  template <class Body>
-  __device__ __forceinline__ void for_rows(Body const &body) {
-    int const pixels = p.N * p.P * p.Q;
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsX; ++i) {
-      int const m = m0 + row + i * Traits::kRowsPerPass;
-      body(i, pixel_of(p, params.by_image, params.by_row, m < pixels ? m : 0), m < pixels);
-    }
-  }
-
-  // Skips channel blocks that belong to another split.
-  __device__ __forceinline__ void skip(int blocks) {
-    for (int i = 0; i < blocks; ++i) at.advance(p);
-    from_w += int64_t(blocks) * p.R * p.S * Traits::kK;
-    enter_source();
-  }
-
-  __device__ __forceinline__ void enter_source() {
-    int const source = at.source, block = (p.C[source] - at.left) / Traits::kK;
-    Strides const to = strides_of(p.layout, p.ldx[source], p.C[source], int64_t(p.H) * p.W);
-    block_bytes = Traits::kK / kLayoutBlock * to.block, pixel_bytes = to.pixel;
-    from_x = params.x[source] + block * block_bytes + column / kLayoutBlock * to.block + column % kLayoutBlock;
-    for_rows([&](int i, Pixel const &pixel, bool) {
-      offset[i] = pixel.n * to.image + (int64_t(pixel.h0) * p.W + pixel.w0) * to.pixel;
-    });
-  }
-
-  // Issues the copies of one k-tile into a stage and steps to the next k-tile.
-  template <class TXsX, class TWsW>
-  __device__ __forceinline__ void load(TXsX const &tXsX, TWsW const &tWsW, int stage) {
-    int8_t const *const from = from_x + int64_t(tap) * pixel_bytes;
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsX; ++i) {
-      bool const inside = column < at.left && (valid[i] & tap_bits) == tap_bits;
-      g2s_chunk<true>(&tXsX(0, i, 0, stage), from + offset[i], inside);
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kRowsW; ++i) {
-      g2s_chunk<false>(&tWsW(0, i, 0, stage), from_w + i * filter_pass, i * Traits::kRowsPerPass < filters_left);
-    }
-    from_w += Traits::kK;
-    tap += p.dilation_w, tap_bits += tap_bits & 0xffff0000u;
-    if (++s < p.S) return;
-    s = 0, tap = ++r * p.dilation_h * p.W, tap_bits = 1u << r | 1u << kMaxTaps;
-    if (r < p.R) return;
-    r = 0, tap = 0, tap_bits = 1u | 1u << kMaxTaps;
-    from_x += block_bytes;
-    if (at.advance(p) && at.source < p.sources) enter_source();
-  }
-};
-
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     quant_concat_conv_sm80(Params const __grid_constant__ params) {
-  constexpr int kM = Traits::kM, kN = Traits::kN, kStages = Traits::kStages, kThreads = Traits::kThreads;
-  constexpr bool kDrains = Traits::kTile.drains;
+  constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages,
+                kThreads = Traits::kThreads;
+  constexpr Sums kSums = Traits::kTile.sums;
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
-  int const thread = threadIdx.x;
-
-  // Filter tiles are fastest, so that the blocks which read the same pixels run together.
-  int const tiles_n = ceil_div(p.K, kN), split = blockIdx.x % params.splits, tile = blockIdx.x / params.splits;
-  int const m0 = tile / tiles_n * kM, n0 = tile % tiles_n * kN, pixels = p.N * p.P * p.Q;
+  Place const place = Place::of<Traits>(params);
+  int const thread = place.thread;
 
   int8_t *const shared_x = reinterpret_cast<int8_t *>(shared), *const shared_w =
                                                                    shared_x + cosize_v<typename Traits::SmemX>;
@@ -162,18 +55,43 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   Tensor sW = make_tensor(make_smem_ptr(shared_w), typename Traits::SmemW{});                             // (N,K,stage)
   float2 *const scale_and_bias = reinterpret_cast<float2 *>(shared + Traits::kTile.shared_bytes()) - kN;  // (N)
   for (int n = thread; n < kN; n += kThreads) {
-    bool const exists = n0 + n < p.K;
-    scale_and_bias[n] = exists ? make_float2(__ldg(params.w_scale + n0 + n), __ldg(params.b + n0 + n)) : float2{};
+    bool const exists = place.n0 + n < p.K;
+    scale_and_bias[n] =
+        exists ? make_float2(__ldg(params.w_scale + place.n0 + n), __ldg(params.b + place.n0 + n)) : float2{};
   }
 
   auto const g2s = typename Traits::G2S{}.get_slice(thread);
   Tensor tXsX = g2s.partition_D(sX);  // (vector,kRowsX,1,stage)
   Tensor tWsW = g2s.partition_D(sW);  // (vector,kRowsW,1,stage)
-  int const first_block = params.k_blocks * split / params.splits;
-  int const k_blocks = params.k_blocks * (split + 1) / params.splits - first_block;
-  Loader<Traits> loader(params, m0, n0, thread);
-  loader.skip(first_block);
-  KBlock<Traits::kK> read = loader.at;
+  int const first_block = params.k_blocks * place.split / params.splits;
+  int const k_blocks = params.k_blocks * (place.split + 1) / params.splits - first_block;
+  KBlock<kK> read(p);
+  CUTE_NO_UNROLL
+  for (int i = 0; i < first_block; ++i) read.advance(p);
+  Loader<Traits> loader(params, place, read, first_block, k_blocks);
+
+  constexpr int kSteps = kK / Traits::kMmaK;
+  // Part `part` of a k-tile's copies, one for each mma step; `issued` of the step's `all` mma rows are behind it.
+  auto const copy_part = [&](int part, int stage, int issued, int all) {
+    constexpr int kCopies = Loader<Traits>::kCopies;
+    int const begin = part * kCopies / kSteps, count = (part + 1) * kCopies / kSteps - begin;
+    CUTE_UNROLL
+    for (int i = 0; i < kCopies; ++i) {
+      if (i < begin + (issued - 1) * count / all || i >= begin + issued * count / all) continue;
+      loader.copy(i, tXsX(_, _, _, stage), tWsW(_, _, _, stage));
+    }
+  };
+  // As in the float kernel: kStages k-tiles are in flight, and the stage that all warps have read is filled again at
+  // once, part 0 of the copies right behind the barrier, the others between the mma of the next k-tile's steps.
+  CUTE_NO_UNROLL
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    CUTE_UNROLL
+    for (int part = 0; part < kSteps; ++part) copy_part(part, stage, 1, 1);
+    cp_async_fence();
+    loader.advance();
+  }
+  int read_stage = 0, write_stage = kStages - 1;
+  copy_part(0, write_stage, 1, 1);
 
   // ---- s2r: ldmatrix fills the fragments of one mma k-step ----
   typename Traits::Mma mma;
@@ -192,51 +110,107 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     copy(s2r_w, tSsW(_, _, step, stage), tSrW(_, _, step));
   };
 
-  // ---- drain: at a source's end its integers, times its scale, join the float32 sums ----
-  auto sum = make_tensor<float>(shape(acc));  // as acc; only tiles that drain keep it through the main loop
-  clear(acc);
-  clear(sum);
-  auto const drain = [&](int source) {
+  // The mma of one step, each row's behind the one before and back again, and between them the copies of a part.
+  auto const multiply = [&](int step, int part, int stage) {
+    constexpr int kColumns = size<2>(acc), kRows = size<1>(acc);
     CUTE_UNROLL
-    for (int i = 0; i < size(acc); ++i) sum(i) = fmaf(float(acc(i)), p.scale[source], sum(i)), acc(i) = 0;
+    for (int i = 0; i < kRows; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < kColumns; ++j) {
+        int const k = i % 2 ? kColumns - 1 - j : j;
+        gemm(mma, rX(_, i, step), rW(_, k, step), acc(_, i, k));
+      }
+      if (part >= 0) copy_part(part, stage, i + 1, kRows);
+    }
   };
 
-  // ---- main loop: kStages - 1 k-tiles in flight, the next mma step's fragments on their way ----
-  int to_load = k_blocks * p.R * p.S, read_stage = 0, write_stage = kStages - 1;
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (to_load-- > 0) loader.load(tXsX, tWsW, stage);
-    cp_async_fence();  // also when nothing was issued: the groups are counted
-  }
+  // ---- drain: at a source's end its integers, times its scale, join the float32 sums ----
+  auto sum = make_tensor<float>(shape(acc));  // as acc; beside it in the main loop only where Sums::kRegisters says so
+  clear(acc);
+  if constexpr (kSums == Sums::kRegisters) clear(sum);
+  // Those in shared memory lie as [four accumulators][thread]: neighbouring threads touch neighbouring banks.
+  auto const kept = [&] {
+    return reinterpret_cast<float4 *>(shared + Traits::kTile.stages_bytes()) + Place::of<Traits>(params).thread;
+  };
+  bool any_kept = false;
+  auto const drain = [&](int source) {
+    float const scale = p.scale[source];
+    if constexpr (kSums == Sums::kRegisters) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc); ++i) sum(i) = fmaf(float(acc(i)), scale, sum(i)), acc(i) = 0;
+    } else if constexpr (kSums == Sums::kShared) {
+      float4 *const at = kept();
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc); i += 4) {
+        float4 x = any_kept ? at[i / 4 * kThreads] : float4{};
+        x.x = fmaf(float(acc(i)), scale, x.x), x.y = fmaf(float(acc(i + 1)), scale, x.y);
+        x.z = fmaf(float(acc(i + 2)), scale, x.z), x.w = fmaf(float(acc(i + 3)), scale, x.w);
+        at[i / 4 * kThreads] = x;
+      }
+      clear(acc);
+      any_kept = true;
+    }
+  };
+
+  // ---- main loop ----
+  auto const enter_next_stage = [&] {
+    cp_async_fence();
+    loader.advance();
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    write_stage = read_stage;
+    read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
+  };
   cp_async_wait<kStages - 2>();
   __syncthreads();
   fetch(0, 0);
-  for (int to_read = k_blocks; to_read > 0; --to_read) {
-    bool const second = read.left > Traits::kMmaK;  // no mma is spent on channels that do not exist
+  for (int to_read = k_blocks;;) {                                         // a source at a time
+    int const whole = min((read.left + Traits::kMmaK - 1) / kK, to_read);  // blocks with channels for every mma step
     CUTE_NO_UNROLL
-    for (int taps = p.R * p.S; taps > 0; --taps) {
-      if (to_load-- > 0) loader.load(tXsX, tWsW, write_stage);
-      cp_async_fence();
-      fetch(1, read_stage);
-      gemm(mma, rX(_, _, 0), rW(_, _, 0), acc);
-      cp_async_wait<kStages - 2>();
-      __syncthreads();
-      read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
-      write_stage = write_stage == kStages - 1 ? 0 : write_stage + 1;
-      fetch(0, read_stage);
-      if (second) gemm(mma, rX(_, _, 1), rW(_, _, 1), acc);
+    for (int tiles = whole * params.taps; tiles > 0; --tiles) {
+      CUTE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == kSteps - 1) enter_next_stage();
+        fetch((step + 1) % kSteps, read_stage);
+        multiply(step, (step + 1) % kSteps, write_stage);
+      }
     }
-    int const source = read.source;
-    bool const ends = read.advance(p);
-    if (kDrains && (ends || to_read == 1)) drain(source);
+    to_read -= whole, read.left -= whole * kK;
+    if (to_read > 0 && read.left > 0) {  // the source's last channels: no step is spent on those that do not exist
+      CUTE_NO_UNROLL
+      for (int tiles = params.taps; tiles > 0; --tiles) {
+        multiply(0, 1, write_stage);
+        enter_next_stage();
+        copy_part(0, write_stage, 1, 1);
+        fetch(0, read_stage);
+      }
+      --to_read;
+    }
+    if (to_read == 0) break;
+    drain(read.source);
+    ++read.source, read.left = p.C[read.source];
   }
-  if constexpr (!kDrains) drain(0);
+  float4 const *const at = kept();
+  float const last_scale = p.scale[kSums == Sums::kNone ? 0 : read.source];
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc); i += 4) {
+    float4 const x = kSums == Sums::kShared && any_kept ? at[i / 4 * kThreads] : float4{};
+    float const before[4] = {x.x, x.y, x.z, x.w};
+    CUTE_UNROLL
+    for (int v = i; v < i + 4; ++v) {
+      sum(v) = fmaf(float(acc(v)), last_scale, kSums == Sums::kRegisters ? sum(v) : before[v - i]);
+    }
+  }
   cp_async_wait<0>();
   __syncthreads();
 
   // ---- epilogue ----
-  Tensor tYcY = thread_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
+  Place const out = Place::of<Traits>(params);
+  int const m0 = out.m0, n0 = out.n0, pixels = p.N * p.P * p.Q;
+  auto const out_mma = mma.get_slice(out.thread);
+  Tensor tYcY = out_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
   if (params.splits > 1) {  // leave the sums to quant_concat_conv_finish: [split][pixel][channel]
-    float *const part = params.partials + int64_t(split) * pixels * split_ld(p);
+    float *const part = params.partials + int64_t(out.split) * pixels * split_ld(p);
     CUTE_UNROLL
     for (int i = 0; i < size(sum); i += 2) {
       int const m = m0 + get<0>(tYcY(i)), k = n0 + get<1>(tYcY(i));
@@ -280,7 +254,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
       int const end = stored_channels(p);
       CUTE_UNROLL
       for (int i = 0; i < kM * kChunksY; i += kThreads) {
-        int const m = (i + thread) / kChunksY, n = (i + thread) % kChunksY * kVectorY;
+        int const m = (i + out.thread) / kChunksY, n = (i + out.thread) % kChunksY * kVectorY;
         if (m0 + m >= pixels || n0 + n >= end) continue;
         *reinterpret_cast<uint4 *>(output_at<Output>(params, m0 + m, n0 + n)) =
             *reinterpret_cast<uint4 const *>(shared + m * kRowBytes + n * int(sizeof(Output)));
