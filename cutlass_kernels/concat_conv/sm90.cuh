@@ -16,6 +16,7 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/mma_sm90.hpp>
 #include <cute/tensor.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "epilogue.cuh"
@@ -231,27 +232,78 @@ CUTE_DEVICE uint32_t pack(float first, float second) {
   return packed;
 }
 
-// Bias, activation, rounding and transposition of 8-pixel groups: values holds (2,2,kGroups) = (pixel,filter,group).
-// Afterwards pixel i of the staging tile is a row of 64 filters, 16-byte chunks XORed with the row as SWIZZLE_128B
-// does.
-template <class Element, int kGroups>
-CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &pair, Problem const &p,
-                               Element *staging) {
-  CUTE_UNROLL
-  for (int i = 0; i < 4 * kGroups; ++i) values[i] += pair.bias[i / 2 % 2];
-  uint32_t packed[2 * kGroups];  // two pixels of one filter each
-  if (p.activation == Activation::kRelu) {
-    CUTE_UNROLL
-    for (int i = 0; i < 2 * kGroups; ++i) packed[i] = pack<Element, true>(values[2 * i], values[2 * i + 1]);
+// Activations with straight code of their own for a whole tile. kOther, the rest, branches on the kind for every slice,
+// kAny does among all: such branches jump over instructions that nobody runs, and each costs as much as some ten
+// values.
+enum class Finish { kNone, kRelu, kSilu, kSigmoid, kOther, kAny };
+
+template <class Body>
+CUTE_DEVICE void with_finish(Activation kind, Body const &body) {
+  if (kind == Activation::kSilu) {
+    body(std::integral_constant<Finish, Finish::kSilu>{});
+  } else if (kind == Activation::kSigmoid) {
+    body(std::integral_constant<Finish, Finish::kSigmoid>{});
+  } else if (kind == Activation::kRelu) {
+    body(std::integral_constant<Finish, Finish::kRelu>{});
+  } else if (kind == Activation::kNone) {
+    body(std::integral_constant<Finish, Finish::kNone>{});
   } else {
-    if (p.activation != Activation::kNone) activate(make_tensor(&values[0], Layout<Int<4 * kGroups>>{}), p);
-    CUTE_UNROLL
-    for (int i = 0; i < 2 * kGroups; ++i) packed[i] = pack<Element, false>(values[2 * i], values[2 * i + 1]);
+    body(std::integral_constant<Finish, Finish::kOther>{});
   }
-  if (__any_sync(~0u, pair.filter + 8 >= p.K)) {  // a pad lane is zero, whatever the activation makes of zero
+}
+
+// Bias, activation and rounding: values holds (2,2,kGroups) = (pixel,filter,group), packed two pixels of one filter
+// each.
+template <Finish kFinish, class Element, int kValues>
+CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 2], FilterPair const &pair,
+                         Problem const &p) {
+  CUTE_UNROLL
+  for (int i = 0; i < kValues; ++i) values[i] += pair.bias[i / 2 % 2];
+  bool relu = kFinish == Finish::kRelu;
+  if constexpr (kFinish == Finish::kSilu) {
     CUTE_UNROLL
-    for (int i = 0; i < 2 * kGroups; ++i) packed[i] = pair.filter + 8 * (i % 2) < p.K ? packed[i] : 0;
+    for (int i = 0; i < kValues; i += 2) silu_pair(values[i], values[i + 1]);
+  } else if constexpr (kFinish == Finish::kSigmoid) {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues; ++i) values[i] = sigmoid(values[i]);
+  } else if constexpr (kFinish == Finish::kOther) {
+    activate<false>(make_tensor(&values[0], Layout<Int<kValues>>{}), p);
+  } else if constexpr (kFinish == Finish::kAny) {
+    relu = p.activation == Activation::kRelu;
+    if (!relu && p.activation != Activation::kNone) activate(make_tensor(&values[0], Layout<Int<kValues>>{}), p);
   }
+  if (relu) {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues / 2; ++i) packed[i] = pack<Element, true>(values[2 * i], values[2 * i + 1]);
+  } else {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues / 2; ++i) packed[i] = pack<Element, false>(values[2 * i], values[2 * i + 1]);
+  }
+}
+
+// Whether a thread of this warp has a pad lane, which is zero whatever the activation makes of zero.
+CUTE_DEVICE bool holds_pad_lanes(FilterPair const &pair, Problem const &p) {
+  return __any_sync(~0u, pair.filter + 8 >= p.K);
+}
+
+// The same biases, but not before `after` is known: otherwise the compiler starts on more values than registers hold.
+CUTE_DEVICE FilterPair biases_after(uint32_t after, FilterPair pair, Problem const &p) {
+  uint32_t const zero = after & uint32_t(p.outputs >> 16);  // only the host knows
+  CUTE_UNROLL
+  for (int row = 0; row < 2; ++row) pair.bias[row] = __uint_as_float(__float_as_uint(pair.bias[row]) ^ zero);
+  return pair;
+}
+
+template <int kPacked>
+CUTE_DEVICE void clear_pad_lanes(uint32_t (&packed)[kPacked], FilterPair const &pair, Problem const &p) {
+  CUTE_UNROLL
+  for (int i = 0; i < kPacked; ++i) packed[i] = pair.filter + 8 * (i % 2) < p.K ? packed[i] : 0;
+}
+
+// Transposes 8-pixel groups: pixel i of the staging tile becomes a row of 64 filters, 16-byte chunks XORed with the row
+// as SWIZZLE_128B does.
+template <class Element, int kGroups>
+CUTE_DEVICE void stage(uint32_t const *packed, Element *staging) {
   // Matrix lane / 8 of a store: filters 0-7 and 8-15 of the first group, then of the second; each lane names one row.
   int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   int const row = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
@@ -268,31 +320,62 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &p
   }
 }
 
+// All of it for a few groups.
+template <class Element, int kGroups>
+CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &pair, Problem const &p,
+                               Element *staging) {
+  uint32_t packed[2 * kGroups];
+  convert<Finish::kAny, Element>(values, packed, pair, p);
+  if (holds_pad_lanes(pair, p)) clear_pad_lanes(packed, pair, p);
+  stage<Element, kGroups>(packed, staging);
+}
+
 // Writes acc(64 filters, kPixels) by TMA stores of kRows pixels, kStagings of them converted at once: fences, barriers
-// and the wait for the last stores cost more than the conversion. store(tile, pointer) issues one; one thread calls it.
-template <class Element, int kPixels, int kRows, int kStagings, class Store>
+// and the wait for the last stores cost more than the conversion, which comes first, while those stores still read.
+// store(tile, pointer) issues one; one thread calls it.
+template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, class Store>
 CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair, Problem const &p, Element *staging,
                                int warpgroup, Store const &store) {
-  constexpr int kTiles = kPixels / kRows;
-  static_assert(kTiles % kStagings == 0);
+  static_assert(kPixels / kRows % kStagings == 0);
   bool const issues = threadIdx.x % 128 == 0;
-  CUTE_UNROLL
-  for (int first = 0; first < kTiles; first += kStagings) {
-    if (issues) tma_store_wait<0>();  // the last stores have read the staging tiles
-    cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  with_finish(p.activation, [&](auto finish) {
+    constexpr Finish kFinish = decltype(finish)::value;
+    constexpr int kTiles = kPixels / kRows, kValues = kRows / 2;
+    // The stores of the other half may still read, where there is one; conversion needs registers beside the sums.
+    constexpr bool kExponential = kFinish == Finish::kSilu || kFinish == Finish::kSigmoid;
+    constexpr bool kConvertFirst = kFinish != Finish::kOther && (kRowTiles > 1 || kTiles > kStagings) &&
+                                   kRowTiles * kPixels <= 320 && !(kExponential && kPixels == 256);
+    auto const wait = [&] {
+      if (issues) tma_store_wait<0>();  // the last stores have read the staging tiles
+      cutlass::arch::NamedBarrier::sync(128, warpgroup);
+    };
     CUTE_UNROLL
-    for (int i = 0; i < kStagings; ++i) {
-      stage_outputs<Element, kRows / 8>(reinterpret_cast<float (&)[kRows / 2]>(acc[kRows / 2 * (first + i)]), pair, p,
-                                        staging + i * kRows * kStoreColumns);
-    }
-    tma_store_fence();
-    cutlass::arch::NamedBarrier::sync(128, warpgroup);
-    if (issues) {
+    for (int first = 0; first < kTiles; first += kStagings) {
+      uint32_t packed[kStagings][kValues / 2];
+      FilterPair next = pair;
+      if (!kConvertFirst) wait();
       CUTE_UNROLL
-      for (int i = 0; i < kStagings; ++i) store(first + i, staging + i * kRows * kStoreColumns);
-      tma_store_arrive();
+      for (int i = 0; i < kStagings; ++i) {
+        auto &values = reinterpret_cast<float (&)[kValues]>(acc[kValues * (first + i)]);
+        convert<kFinish, Element>(values, packed[i], next, p);
+        if (kExponential) next = biases_after(packed[i][kValues / 2 - 1], next, p);
+        if (holds_pad_lanes(pair, p)) clear_pad_lanes(packed[i], pair, p);
+        if (!kConvertFirst) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);
+      }
+      if (kConvertFirst) {
+        wait();
+        CUTE_UNROLL
+        for (int i = 0; i < kStagings; ++i) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);
+      }
+      tma_store_fence();
+      cutlass::arch::NamedBarrier::sync(128, warpgroup);
+      if (issues) {
+        CUTE_UNROLL
+        for (int i = 0; i < kStagings; ++i) store(first + i, staging + i * kRows * kStoreColumns);
+        tma_store_arrive();
+      }
     }
-  }
+  });
 }
 
 }  // namespace cutefuse::concat_conv

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
 
       CUTE_UNROLL
       for (int m = 0; m < kRowTiles; ++m) {
-        store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings>(
+        store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings, kRowTiles>(
             acc[m], pairs[m], p, shared.y[consumer], consumer, [&](int i, Element const *from) {
               SM90_TMA_STORE_2D::copy(&params.out, from, filter + 64 * m, first + i * Traits::kStoreRows);
             });
