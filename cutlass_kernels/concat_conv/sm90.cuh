@@ -254,13 +254,16 @@ CUTE_DEVICE void with_finish(Activation kind, Body const &body) {
 
 // Bias, activation and rounding: values holds (2,2,kGroups) = (pixel,filter,group), packed two pixels of one filter
 // each.
-template <Finish kFinish, class Element, int kValues>
+template <Finish kFinish, class Element, bool kBesideLoop = false, int kValues>
 CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 2], FilterPair const &pair,
                          Problem const &p) {
   CUTE_UNROLL
   for (int i = 0; i < kValues; ++i) values[i] += pair.bias[i / 2 % 2];
   bool relu = kFinish == Finish::kRelu;
-  if constexpr (kFinish == Finish::kSilu) {
+  if constexpr (kFinish == Finish::kSilu && kBesideLoop) {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues; ++i) values[i] *= sigmoid(values[i]);
+  } else if constexpr (kFinish == Finish::kSilu) {
     CUTE_UNROLL
     for (int i = 0; i < kValues; i += 2) silu_pair(values[i], values[i + 1]);
   } else if constexpr (kFinish == Finish::kSigmoid) {
@@ -332,8 +335,11 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &p
 
 // Writes acc(64 filters, kPixels) by TMA stores of kRows pixels, kStagings of them converted at once: fences, barriers
 // and the wait for the last stores cost more than the conversion, which comes first, while those stores still read.
-// store(tile, pointer) issues one; one thread calls it.
-template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, class Store>
+// store(tile, pointer) issues one; one thread calls it. kRowTiles: the warpgroup's sums are as many times kPixels wide.
+// Beside another warpgroup's main loop the fewest instructions win; where both convert, the special-function unit
+// limits.
+template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, bool kBesideLoop = false,
+          class Store>
 CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair, Problem const &p, Element *staging,
                                int warpgroup, Store const &store) {
   static_assert(kPixels / kRows % kStagings == 0);
@@ -357,7 +363,7 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair
       CUTE_UNROLL
       for (int i = 0; i < kStagings; ++i) {
         auto &values = reinterpret_cast<float (&)[kValues]>(acc[kValues * (first + i)]);
-        convert<kFinish, Element>(values, packed[i], next, p);
+        convert<kFinish, Element, kBesideLoop>(values, packed[i], next, p);
         if (kExponential) next = biases_after(packed[i][kValues / 2 - 1], next, p);
         if (holds_pad_lanes(pair, p)) clear_pad_lanes(packed[i], pair, p);
         if (!kConvertFirst) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);

@@ -50,9 +50,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
       if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
       finish_loop<Traits>(acc, ring, shared, release);
 
+      constexpr bool kBesideLoop = kRowTiles > 1;  // with 64 filters, thus 256 pixels, it spills
       CUTE_UNROLL
       for (int m = 0; m < kRowTiles; ++m) {
-        store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings, kRowTiles>(
+        store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings, kRowTiles, kBesideLoop>(
             acc[m], pairs[m], p, shared.y[consumer], consumer, [&](int i, Element const *from) {
               SM90_TMA_STORE_2D::copy(&params.out, from, filter + 64 * m, first + i * Traits::kStoreRows);
             });
