@@ -174,6 +174,13 @@ class TestFiles:
         assert timing.clocks() == expected
 
 
+def test_every_round_times_every_variant_in_an_order_of_its_own() -> None:
+    names = [f"tile {i}" for i in range(12)]
+    orders = [timing.shuffled(names, r) for r in range(5)]
+    assert all(sorted(o) == sorted(names) for o in orders) and len({tuple(o) for o in orders}) == 5
+    assert orders == [timing.shuffled(names, r) for r in range(5)]
+
+
 class TestTiles:
     NAMES = {101: "sm90_128x256", 110: "sm90_128x64", 1: "sm80_128x128x32_s4", 5: "sm80_64x64x64_s4"}
     IDS = [110, 5, 101, 1]

@@ -1,15 +1,17 @@
 """Timing of device work: CUDA-graph replays over operands that do not fit into the L2 cache, variants interleaved.
 
 One graph holds several launches that rotate through copies of the operands, so every launch finds its inputs in DRAM.
-Variants of one problem are replayed in turn, round after round, so that clocks and temperature are the same for all.
+Variants of one problem are replayed in turn, round after round and in another order each time, so that clocks and
+temperature are the same for all: at its power limit a GPU runs a kernel up to a tenth slower behind hungry ones.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +62,13 @@ def capture(launch: Launch, sets: int) -> tuple[Any, int]:
     return graph, launches
 
 
+def shuffled(names: Iterable[str], round_: int) -> list[str]:
+    """The names in this round's order, the same in every run."""
+    order = list(names)
+    random.Random(round_).shuffle(order)
+    return order
+
+
 def interleaved(variants: Mapping[str, Launch], sets: int, rounds: int) -> dict[str, Timing | str]:
     """Times every variant in turn, `rounds` times; a variant that cannot run maps to its reason."""
     import torch
@@ -74,7 +83,8 @@ def interleaved(variants: Mapping[str, Launch], sets: int, rounds: int) -> dict[
             torch.cuda.synchronize()
             result[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     for round_ in range(rounds + 1):
-        for name, (graph, launches) in graphs.items():
+        for name in shuffled(graphs, round_):
+            graph, launches = graphs[name]
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             graph.replay()
