@@ -281,6 +281,15 @@ def swapped(call: kernels.Call, index: int, **changes: Any) -> kernels.Call:
     return replace(call, inputs=inputs)
 
 
+def big_batch(images: int) -> kernels.Call:
+    """Fewer than 2^31 pixels, but not in blocks of 32 channels, of which the first source has two."""
+    call = good("CuteQConcatConv2ReluQ", BLOCKS32)
+    call = replace(call, outputs=[replace(call.outputs[0], dims=(images, 32, 20, 20))])
+    for i, channels in enumerate((64, 24)):
+        call = swapped(call, i, dims=(images, channels, 20, 20))
+    return call
+
+
 @pytest.mark.parametrize("layout", [CHANNELS_LAST, BLOCKS32])
 def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> None:
     for variant in ("CuteQConcatConv2Relu", "CuteQConcatConv2ReluQ"):
@@ -314,6 +323,8 @@ REFUSED = {
     "clip": (good("CuteQConcatConv2Clip", lo=1.0, hi=0.0), "nothing between lo=1 and hi=0"),
     "big filter": (good(kernel_shape=(16, 16), pads=(0, 0, 0, 0), packed_sizes=(16384, 16384), dilations=(2, 2)),
                    "larger than the padded image"),
+    "dilation": (swapped(good(dilations=(1, 16)), 0, ld=1 << 28), "a dilation over 2^31 bytes"),
+    "blocks": (big_batch(4_000_000), "more than 2^31 blocks of kCHW32"),
     "overflow": (swapped(good(channels=(131072, 24)), 0, dims=(2, 131072, 20, 20)), "overflow 32-bit sums"),
 }  # fmt: skip
 

@@ -147,8 +147,7 @@ char const *check_sources(Call const &call, Problem &p) {
           "and hold them, and kCHW32 has none",
           i, p.C[i], (long long)p.ldx[i]);
     }
-    if (p.ldx[i] * p.dilation_w > kInt32Max)
-      return "quant_concat_conv: a dilation over 2^31 bytes; make pixels smaller";
+    if (p.ldx[i] * p.dilation_w > kInt32Max) return "quant_concat_conv: a dilation over 2^31 bytes; make it smaller";
     if (largest_sum(p, i) > kInt32Max) {
       return sentence(
           "quant_concat_conv: %d channels under a %dx%d filter can overflow 32-bit sums; at most %d products each are "
