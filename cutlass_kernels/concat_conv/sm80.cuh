@@ -18,24 +18,6 @@ __device__ __forceinline__ void round_to_tf32(Tensor<Engine, Shape> &&fragment) 
   for (int i = 0; i < size(r); ++i) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r(i)) : "f"(__uint_as_float(r(i))));
 }
 
-// Where a block and a thread work. Read anew by every call: behind the main loop a second one costs less than registers
-// kept through it.
-struct Place {
-  int thread, split, m0, n0;
-
-  template <class Traits>
-  __device__ __forceinline__ static Place of(Params const &params) {
-    int thread, block;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    // Filter tiles are fastest, so that the blocks which read the same pixels run together.
-    int const tiles_n = ceil_div(params.problem.K, Traits::kN);
-    int const split = params.splits > 1 ? block % params.splits : 0;
-    int const output_tile = params.splits > 1 ? block / params.splits : block;
-    return {thread, split, output_tile / tiles_n * Traits::kM, output_tile % tiles_n * Traits::kN};
-  }
-};
-
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 template <class Traits>

@@ -46,6 +46,24 @@ __device__ __forceinline__ void g2s_by_element(void *shared, void const *global,
   }
 }
 
+// Where a block and a thread work. Read anew by every call: behind the main loop a second one costs less than registers
+// kept through it.
+struct Place {
+  int thread, split, m0, n0;
+
+  template <class Traits, class Params>
+  __device__ __forceinline__ static Place of(Params const &params) {
+    int thread, block;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    // Filter tiles are fastest, so that the blocks which read the same pixels run together.
+    int const tiles_n = ceil_div(params.problem.K, Traits::kN);
+    int const split = params.splits > 1 ? block % params.splits : 0;
+    int const output_tile = params.splits > 1 ? block / params.splits : block;
+    return {thread, split, output_tile / tiles_n * Traits::kM, output_tile % tiles_n * Traits::kN};
+  }
+};
+
 // A filter tap: its row, and its distance from tap (0,0) in input pixels.
 struct Tap {
   int r = 0, h = 0, w = 0;

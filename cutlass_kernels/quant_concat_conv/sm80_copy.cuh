@@ -10,25 +10,9 @@ namespace cutefuse::quant_concat_conv {
 using namespace cute;
 using concat_conv::KBlock;
 using concat_conv::kMaxTaps;
+using concat_conv::Place;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
 using cute::Tensor;
-
-// Where a block and a thread work. Read anew by every call: that costs less than registers kept through the main loop.
-struct Place {
-  int thread, split, m0, n0;
-
-  template <class Traits>
-  __device__ __forceinline__ static Place of(Params const &params) {
-    int thread, block;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    // Filter tiles are fastest, so that the blocks which read the same pixels run together.
-    int const tiles_n = ceil_div(params.problem.K, Traits::kN);
-    int const split = params.splits > 1 ? block % params.splits : 0;
-    int const tile = params.splits > 1 ? block / params.splits : block;
-    return {thread, split, tile / tiles_n * Traits::kM, tile % tiles_n * Traits::kN};
-  }
-};
 
 // Column chunk `column` of kRowsX pixels and kRowsW filters. The filters of k-tiles that follow each other lie side by
 // side; the pixels are stepped by a tap, and at a filter row's end by selects: only the next channel block is a branch.
