@@ -294,8 +294,37 @@ def big_batch(images: int) -> kernels.Call:
 def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> None:
     for variant in ("CuteQConcatConv2Relu", "CuteQConcatConv2ReluQ"):
         assert kernels.reject(good(variant, layout)) is None
-        assert set(kernels.configs(good(variant, layout))) == {11, 12, 13, 14}
-        assert set(kernels.configs(good(variant, layout, input_scales=(0.1, 0.1)))) == {1, 2, 3, 11, 12, 13, 14}
+        assert set(kernels.configs(good(variant, layout))) == {12, 13, 14, 19}
+        assert set(kernels.configs(good(variant, layout, input_scales=(0.1, 0.1)))) == {1, 12, 13, 14, 15, 17, 19}
+
+
+def of_width(width: int, **changes: Any) -> kernels.Call:
+    """A good call on images of that width; -1: not known yet."""
+    call = good(**changes)
+    call = replace(call, outputs=[replace(call.outputs[0], dims=(2, 32, 20, width))])
+    for i, channels in enumerate((64, 24)):
+        call = swapped(call, i, dims=(2, channels, 20, width))
+    return call
+
+
+def test_tiles_over_filter_rows_need_wide_images_and_neighbouring_pixels() -> None:
+    rows = {15, 16, 18, 19}
+    same = {"input_scales": (0.1, 0.1)}
+    for width, tiles in ((19, {15, 19}), (18, set()), (37, rows), (36, {15, 19}), (-1, rows)):
+        assert rows & set(kernels.configs(of_width(width, **same))) == tiles, width
+    for wrong in ({"strides": (1, 2)}, {"dilations": (1, 2), "pads": (1, 2, 1, 2)}):
+        call = of_width(-1, **same, **wrong)
+        assert kernels.reject(call) is None and not rows & set(kernels.configs(call))
+    with pytest.raises(kernels.KernelError, match="a narrow image"):
+        call = of_width(17)
+        data = [replace(t, data=4096) for t in (*call.inputs, *call.outputs)]
+        kernels.run(replace(call, inputs=data[:-1], outputs=data[-1:], config=19))
+
+
+def test_the_workspace_of_a_narrow_image_serves_a_wide_one() -> None:
+    # TensorRT asks at a profile's corners; between them a tile may run that the narrow image does not allow.
+    for narrow, wide in ((8, 43), (17, 64)):
+        assert kernels.workspace_bytes(of_width(narrow)) >= kernels.workspace_bytes(of_width(wide)) > 0
 
 
 REFUSED = {
@@ -343,7 +372,7 @@ def test_long_reductions_of_several_sources_leave_the_tiles_that_drain() -> None
                 input_scales=(0.1, 0.1))  # fmt: skip
     inputs = [kernels.Tensor((2, c, 20, 20), "int8", CHANNELS_LAST) for c in channels]
     call = replace(call, inputs=[*inputs, kernels.Tensor((32, 140032), "int8", LINEAR), *call.inputs[3:]])
-    assert kernels.reject(call) is None and set(kernels.configs(call)) == {11, 12, 13, 14}
+    assert kernels.reject(call) is None and set(kernels.configs(call)) == {12, 13, 14}
 
 
 # ---- the plugin ----

@@ -20,6 +20,7 @@ REQUIRED = {
     "16concat_conv_sm80I": {"LDGSTS", "LDSM", "HMMA", "STG"},
     "concat_conv_sm80_finishI": {"LDG", "STG"},
     "quant_concat_conv_sm80I": {"LDGSTS", "LDSM", "IMMA", "STG"},
+    "quant_concat_conv_rows_sm80I": {"LDGSTS", "LDSM", "IMMA", "STG"},
     "concat_conv_sm90_im2colI": {"UTMALDG", "HGMMA"},
     "concat_conv_sm90_im2col_pingpongI": {"UTMALDG", "HGMMA"},
     "concat_conv_sm90_haloI": {"UTMALDG", "HGMMA"},

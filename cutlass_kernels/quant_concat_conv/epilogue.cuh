@@ -5,6 +5,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "../concat_conv/epilogue.cuh"
+#include "../concat_conv/sm80_store.cuh"
 #include "tiles.h"
 
 namespace cutefuse::quant_concat_conv {

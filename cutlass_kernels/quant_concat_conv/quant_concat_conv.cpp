@@ -118,9 +118,6 @@ char const *check_attributes(Call const &call, Problem &p) {
   return nullptr;
 }
 
-// Largest |sum of products| of a source; beyond 2^31 - 1 the integers could overflow.
-std::int64_t largest_sum(Problem const &p, int source) { return std::int64_t(p.C[source]) * p.R * p.S * kMaxProduct; }
-
 char const *check_sources(Call const &call, Problem &p) {
   p.layout = call.inputs[0].layout;
   for (int i = 0; i < p.sources; ++i) {
@@ -262,44 +259,8 @@ char const *reject(Call const &call) {
 
 int device_count(Call const &call) { return call.sm_count > 0 ? call.sm_count : 108; }
 
-// Shared memory of a multiprocessor that blocks may use, by compute capability.
-int shared_limit(int sm) {
-  return sm == 86 || sm == 89 || sm >= 120 ? 99 << 10 : sm >= 90 || sm == 0 ? 227 << 10 : 163 << 10;
-}
-
-int resident_blocks(Tile const &tile, int sm) {
-  // A block may have 1 KiB less than the multiprocessor, which takes 1 KiB for every block.
-  return std::max(1, std::min(tile.blocks_per_sm, (shared_limit(sm) + 1024) / (tile.shared_bytes() + 1024)));
-}
-
-int all_blocks(Problem const &p) {
-  int blocks = 0;
-  for (int i = 0; i < p.sources; ++i) blocks += blocks_of(p.C[i]);
-  return blocks;
-}
-
-std::int64_t output_tiles(Tile const &tile, Problem const &p) {
-  return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
-}
-
-// Parts into which the reduction is cut when the tiles fill less than half of the device; each keeps four k-tiles.
-int splits_of(Tile const &tile, Problem const &p, int sm, int sm_count) {
-  std::int64_t const tiles = std::max<std::int64_t>(1, output_tiles(tile, p)), blocks = all_blocks(p);
-  std::int64_t const parts = std::min(std::int64_t(sm_count) * resident_blocks(tile, sm) / tiles,
-                                      std::min(blocks, std::max<std::int64_t>(1, blocks * p.R * p.S / 4)));
-  return static_cast<int>(std::clamp<std::int64_t>(parts, 1, 16));
-}
-
-bool runs(Tile const &tile, Problem const &p, int sm) {
-  std::int64_t sum = 0;
-  bool equal = true;
-  for (int i = 0; i < p.sources; ++i) sum += largest_sum(p, i), equal = equal && p.scale[i] == p.scale[0];
-  return (sm == 0 || sm >= 80) && tile.shared_bytes() <= shared_limit(sm) &&
-         (tile.drains() || (equal && sum <= kInt32Max));
-}
-
 // A bound for every larger image too, since TensorRT asks at a profile's corners only: a split launch never has more
-// blocks than the device has slots, and an image that needs no split is followed by none that does.
+// blocks than the device has multiprocessors, and an image that needs no split is followed by none that does.
 std::int64_t workspace_bytes(Call const &call) {
   Problem p;
   if (problem_of(call, &p) != nullptr) return -1;
@@ -307,20 +268,10 @@ std::int64_t workspace_bytes(Call const &call) {
   std::int64_t bytes = 0;
   int const sm_count = device_count(call);
   for (Tile const &tile : kTiles) {
-    if (!runs(tile, p, call.sm) || (sized && splits_of(tile, p, call.sm, sm_count) == 1)) continue;
-    bytes = std::max(bytes, std::int64_t(sm_count) * resident_blocks(tile, call.sm) * tile.m * tile.n * 4);
+    if (!runs(tile, p, call.sm) || (sized && splits_of(tile, p, sm_count) == 1)) continue;
+    bytes = std::max(bytes, std::int64_t(sm_count) * tile.m * tile.n * 4);
   }
   return bytes;
-}
-
-// Predicted time of a tile in microseconds; blocks that share a multiprocessor hide each other's latencies.
-double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
-  constexpr double kTogether[] = {0.0, 1.0, 1.45, 1.8, 2.2};
-  int const splits = splits_of(tile, p, sm, sm_count), resident = resident_blocks(tile, sm);
-  std::int64_t const per_sm = (output_tiles(tile, p) * splits + sm_count - 1) / sm_count;
-  double const rounds = double(per_sm / resident) * kTogether[resident] + kTogether[per_sm % resident];
-  double const block_us = double(all_blocks(p)) * p.R * p.S / splits * tile.block_ns * 1e-3 + tile.block_us;
-  return rounds * block_us + (splits > 1 ? 3.0 + 0.1 * splits : 0.0);
 }
 
 std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity) {
@@ -330,7 +281,8 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity)
   int count = 0;
   for (Tile const &tile : kTiles) {
     bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
-    if (runs(tile, p, call.sm)) legal[count++] = {sized ? cost(tile, p, call.sm, device_count(call)) : 0.0, tile.id};
+    if (!runs(tile, p, call.sm) || !fits(tile, p)) continue;
+    legal[count++] = {sized ? cost(tile, p, call.sm, device_count(call)) : 0.0, tile.id};
   }
   std::stable_sort(legal.begin(), legal.begin() + count);
   count = std::min(count, int(capacity));
@@ -355,20 +307,26 @@ char const *run(Call const &call) {
   params.b = static_cast<float const *>(call.inputs[p.sources + 2].data);
   params.y = call.outputs[0].data;
   params.by_image = Divider(p.P * p.Q), params.by_row = Divider(p.Q);
+  params.by_padded_row = Divider(p.Q + kRowTaps - 1);
   params.columns = static_cast<int>(packed_columns(p));
   params.set_steps();
   params.k_blocks = all_blocks(p);
   std::int32_t ids[kTileCount];
   std::int32_t const count = configs(call, ids, kTileCount), id = call.config != 0 ? call.config : ids[0];
   if (std::find(ids, ids + count, id) == ids + count) {
-    return sentence("quant_concat_conv: tile %d cannot run this call (other scales, or a small device); ask configs()",
-                    id);
+    return sentence(
+        "quant_concat_conv: tile %d cannot run this call (other scales, a narrow image, or a small device); ask "
+        "configs()",
+        id);
   }
   Tile const &tile = *find_tile(id);
-  params.splits = call.workspace != nullptr ? splits_of(tile, p, call.sm, device_count(call)) : 1;
+  params.splits = call.workspace != nullptr ? splits_of(tile, p, device_count(call)) : 1;
   params.partials = static_cast<float *>(call.workspace);
 #if CUTEFUSE_WITH_CUDA
-  return tile.drains() ? launch_drain(id, params, call.stream) : launch_one_scale(id, params, call.stream);
+  auto const launch = tile.rows       ? (tile.drains() ? launch_rows_drain : launch_rows)
+                      : tile.drains() ? launch_drain
+                                      : launch_one_scale;
+  return launch(id, params, call.stream);
 #else
   return sentence("quant_concat_conv: this library has no kernels, it was built without CUDA; install nvcc and build");
 #endif

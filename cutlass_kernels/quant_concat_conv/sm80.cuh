@@ -2,8 +2,8 @@
 // M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles of 64 bytes.
 #pragma once
 
-#include "epilogue.cuh"
 #include "sm80_copy.cuh"
+#include "sm80_sums.cuh"
 
 namespace cutefuse::quant_concat_conv {
 
@@ -41,9 +41,7 @@ struct Sm80 {
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     quant_concat_conv_sm80(Params const __grid_constant__ params) {
-  constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages,
-                kThreads = Traits::kThreads;
-  constexpr Sums kSums = Traits::kTile.sums;
+  constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages;
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
   Place const place = Place::of<Traits>(params);
@@ -51,14 +49,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
 
   int8_t *const shared_x = reinterpret_cast<int8_t *>(shared), *const shared_w =
                                                                    shared_x + cosize_v<typename Traits::SmemX>;
-  Tensor sX = make_tensor(make_smem_ptr(shared_x), typename Traits::SmemX{});                             // (M,K,stage)
-  Tensor sW = make_tensor(make_smem_ptr(shared_w), typename Traits::SmemW{});                             // (N,K,stage)
-  float2 *const scale_and_bias = reinterpret_cast<float2 *>(shared + Traits::kTile.shared_bytes()) - kN;  // (N)
-  for (int n = thread; n < kN; n += kThreads) {
-    bool const exists = place.n0 + n < p.K;
-    scale_and_bias[n] =
-        exists ? make_float2(__ldg(params.w_scale + place.n0 + n), __ldg(params.b + place.n0 + n)) : float2{};
-  }
+  Tensor sX = make_tensor(make_smem_ptr(shared_x), typename Traits::SmemX{});  // (M,K,stage)
+  Tensor sW = make_tensor(make_smem_ptr(shared_w), typename Traits::SmemW{});  // (N,K,stage)
+  load_scales_and_biases<Traits>(params, place, shared);
 
   auto const g2s = typename Traits::G2S{}.get_slice(thread);
   Tensor tXsX = g2s.partition_D(sX);  // (vector,kRowsX,1,stage)
@@ -120,37 +113,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
         int const k = i % 2 ? kColumns - 1 - j : j;
         gemm(mma, rX(_, i, step), rW(_, k, step), acc(_, i, k));
       }
-      if (part >= 0) copy_part(part, stage, i + 1, kRows);
+      copy_part(part, stage, i + 1, kRows);
     }
   };
 
   // ---- drain: at a source's end its integers, times its scale, join the float32 sums ----
   auto sum = make_tensor<float>(shape(acc));  // as acc; beside it in the main loop only where Sums::kRegisters says so
   clear(acc);
-  if constexpr (kSums == Sums::kRegisters) clear(sum);
-  // Those in shared memory lie as [four accumulators][thread]: neighbouring threads touch neighbouring banks.
-  auto const kept = [&] {
-    return reinterpret_cast<float4 *>(shared + Traits::kTile.stages_bytes()) + Place::of<Traits>(params).thread;
-  };
-  bool any_kept = false;
-  auto const drain = [&](int source) {
-    float const scale = p.scale[source];
-    if constexpr (kSums == Sums::kRegisters) {
-      CUTE_UNROLL
-      for (int i = 0; i < size(acc); ++i) sum(i) = fmaf(float(acc(i)), scale, sum(i)), acc(i) = 0;
-    } else if constexpr (kSums == Sums::kShared) {
-      float4 *const at = kept();
-      CUTE_UNROLL
-      for (int i = 0; i < size(acc); i += 4) {
-        float4 x = any_kept ? at[i / 4 * kThreads] : float4{};
-        x.x = fmaf(float(acc(i)), scale, x.x), x.y = fmaf(float(acc(i + 1)), scale, x.y);
-        x.z = fmaf(float(acc(i + 2)), scale, x.z), x.w = fmaf(float(acc(i + 3)), scale, x.w);
-        at[i / 4 * kThreads] = x;
-      }
-      clear(acc);
-      any_kept = true;
-    }
-  };
+  if constexpr (Traits::kTile.sums == Sums::kRegisters) clear(sum);
+  bool first = true;
 
   // ---- main loop ----
   auto const enter_next_stage = [&] {
@@ -187,111 +158,19 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
       --to_read;
     }
     if (to_read == 0) break;
-    drain(read.source);
+    drain<Traits>(params, shared, read.source, first, acc, sum);
+    first = false;
     ++read.source, read.left = p.C[read.source];
   }
-  float4 const *const at = kept();
-  float const last_scale = p.scale[kSums == Sums::kNone ? 0 : read.source];
-  CUTE_UNROLL
-  for (int i = 0; i < size(acc); i += 4) {
-    float4 const x = kSums == Sums::kShared && any_kept ? at[i / 4 * kThreads] : float4{};
-    float const before[4] = {x.x, x.y, x.z, x.w};
-    CUTE_UNROLL
-    for (int v = i; v < i + 4; ++v) {
-      sum(v) = fmaf(float(acc(v)), last_scale, kSums == Sums::kRegisters ? sum(v) : before[v - i]);
-    }
-  }
+  if constexpr (Traits::kTile.drains()) drain_last<Traits>(params, shared, read.source, first, acc, sum);
   cp_async_wait<0>();
   __syncthreads();
 
-  // ---- epilogue ----
-  Place const out = Place::of<Traits>(params);
-  int const m0 = out.m0, n0 = out.n0, pixels = p.N * p.P * p.Q;
-  auto const out_mma = mma.get_slice(out.thread);
-  Tensor tYcY = out_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
-  if (params.splits > 1) {  // leave the sums to quant_concat_conv_finish: [split][pixel][channel]
-    float *const part = params.partials + int64_t(out.split) * pixels * split_ld(p);
-    CUTE_UNROLL
-    for (int i = 0; i < size(sum); i += 2) {
-      int const m = m0 + get<0>(tYcY(i)), k = n0 + get<1>(tYcY(i));
-      if (m >= pixels || k >= split_ld(p)) continue;
-      __stcg(reinterpret_cast<float2 *>(part + int64_t(m) * split_ld(p) + k), make_float2(sum(i), sum(i + 1)));
-    }
-    return;
+  if constexpr (Traits::kTile.drains()) {
+    store<Traits>(params, shared, 1.f, sum);
+  } else {
+    store<Traits>(params, shared, p.scale[0], acc);
   }
-  CUTE_UNROLL
-  for (int j = 0; j < size<2>(sum); ++j) {
-    Tensor column = sum(_, _, j);  // (MMA,MMA_M)
-    float2 const even = scale_and_bias[get<1>(tYcY(0, 0, j))], odd = scale_and_bias[get<1>(tYcY(1, 0, j))];
-    CUTE_UNROLL
-    for (int i = 0; i < size(column); ++i) {
-      column(i) = i % 2 == 0 ? fmaf(column(i), even.x, even.y) : fmaf(column(i), odd.x, odd.y);
-    }
-    concat_conv::activate(column, p);
-  }
-  with_output_type(p, [&](auto type) {
-    using Output = decltype(type);
-    constexpr int kRowBytes = kN * int(sizeof(Output)) + 16;  // 16: rows start in different banks
-    float const inverse = 1.f / p.output_scale;
-    CUTE_UNROLL
-    for (int i = 0; i < size(sum); i += 2) {
-      int const m = get<0>(tYcY(i)), n = get<1>(tYcY(i)), k = n0 + n;
-      Output const pair[2] = {k < p.K ? output_of<Output>(sum(i), inverse) : Output(0),
-                              k + 1 < p.K ? output_of<Output>(sum(i + 1), inverse) : Output(0)};
-      if constexpr (sizeof(Output) == 4) {  // whole sectors already: four neighbouring threads hold eight channels
-        if (m0 + m >= pixels) continue;
-        Output *const to = output_at<Output>(params, m0 + m, k);
-        if (k < p.K) to[0] = pair[0];
-        if (k + 1 < p.K) to[1] = pair[1];
-      } else {
-        auto *const to = reinterpret_cast<Output *>(shared + m * kRowBytes) + n;
-        to[0] = pair[0], to[1] = pair[1];  // the compiler joins both stores
-      }
-    }
-    if constexpr (sizeof(Output) < 4) {
-      __syncthreads();
-      constexpr int kVectorY = 16 / int(sizeof(Output)), kChunksY = kN / kVectorY;
-      int const end = stored_channels(p);
-      CUTE_UNROLL
-      for (int i = 0; i < kM * kChunksY; i += kThreads) {
-        int const m = (i + out.thread) / kChunksY, n = (i + out.thread) % kChunksY * kVectorY;
-        if (m0 + m >= pixels || n0 + n >= end) continue;
-        *reinterpret_cast<uint4 *>(output_at<Output>(params, m0 + m, n0 + n)) =
-            *reinterpret_cast<uint4 const *>(shared + m * kRowBytes + n * int(sizeof(Output)));
-      }
-    }
-  });
-}
-
-// ---- launcher -------------------------------------------------------------------------------------------------------
-
-// Null when the kernel was enqueued, else one sentence.
-template <class Traits>
-char const *launch_sm80(Params const &params, cudaStream_t stream) {
-  constexpr quant_concat_conv::Tile kTile = Traits::kTile;
-  Problem const &p = params.problem;
-  int64_t const tiles = int64_t(ceil_div(p.N * p.P * p.Q, kTile.m)) * ceil_div(p.K, kTile.n) * params.splits;
-  if (tiles > 0x7fffffff) {
-    return sentence("quant_concat_conv: %lld blocks do not fit into one launch; split the batch", (long long)tiles);
-  }
-  auto *const kernel = &quant_concat_conv_sm80<Traits>;
-  // Set at every launch: it holds for one device only and costs less than a record of who has it.
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTile.shared_bytes());
-  if (error == cudaSuccess) {
-    kernel<<<unsigned(tiles), kTile.threads(), kTile.shared_bytes(), stream>>>(params);
-    error = cudaGetLastError();
-  }
-  if (error == cudaSuccess) return params.splits > 1 ? launch_finish(params, stream) : nullptr;
-  return sentence("quant_concat_conv: tile %s failed to launch (%s); was the library built for this GPU?", kTile.name,
-                  cudaGetErrorString(error));
-}
-
-template <int... kTileIds>
-char const *launch_tile(int id, Params const &params, void *stream) {
-  char const *reason = "quant_concat_conv: this tile is not built";
-  ((id == kTileIds ? (void)(reason = launch_sm80<Sm80<kTileIds>>(params, static_cast<cudaStream_t>(stream))) : (void)0),
-   ...);
-  return reason;
 }
 
 }  // namespace cutefuse::quant_concat_conv

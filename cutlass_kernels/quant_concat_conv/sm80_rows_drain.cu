@@ -1,0 +1,9 @@
+#include "sm80_launch.cuh"
+
+namespace cutefuse::quant_concat_conv {
+
+char const *launch_rows_drain(int tile_id, Params const &params, void *stream) {
+  return launch_tile<18, 19>(tile_id, params, stream);
+}
+
+}  // namespace cutefuse::quant_concat_conv

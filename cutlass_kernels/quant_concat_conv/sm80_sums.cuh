@@ -1,0 +1,216 @@
+// From the integers of the main loop to the output: earlier sources' sums, filter scale, bias, activation, store.
+// Shared by the int8 kernels.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "epilogue.cuh"
+
+namespace cutefuse::quant_concat_conv {
+
+using namespace cute;
+using concat_conv::Place;
+using cute::Layout;  // here the names mean CuTe's, not those of op.h
+using cute::Tensor;
+
+// The scales of the block's filters, at the end of shared memory; behind them their biases.
+template <class Traits>
+__device__ __forceinline__ float *filter_scales(unsigned char *shared) {
+  return reinterpret_cast<float *>(shared + Traits::kTile.shared_bytes()) - 2 * Traits::kN;
+}
+
+// Four bytes, or zeros.
+__device__ __forceinline__ void g2s_word(float *to, float const *from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes));
+}
+
+// Asks for both; they arrive with the first stage.
+template <class Traits>
+__device__ __forceinline__ void load_scales_and_biases(Params const &params, Place const &place,
+                                                       unsigned char *shared) {
+  for (int n = place.thread; n < Traits::kN; n += Traits::kThreads) {
+    int const k = place.n0 + n, bytes = k < params.problem.K ? 4 : 0;
+    float *const to = filter_scales<Traits>(shared) + n;
+    g2s_word(to, params.w_scale + (bytes != 0 ? k : 0), bytes);
+    g2s_word(to + Traits::kN, params.b + (bytes != 0 ? k : 0), bytes);
+  }
+}
+
+// Float32 sums of earlier sources in shared memory, as [four accumulators][thread]: neighbouring threads touch
+// neighbouring banks.
+template <class Traits>
+__device__ __forceinline__ float4 *kept_sums(Params const &params, unsigned char *shared) {
+  return reinterpret_cast<float4 *>(shared + Traits::kTile.stages_bytes()) + Place::of<Traits>(params).thread;
+}
+
+// At a source's end its integers, times its scale, join the float32 sums; `first`: there are none in shared memory yet.
+template <class Traits, class Acc, class Sum>
+__device__ __forceinline__ void drain(Params const &params, unsigned char *shared, int source, bool first, Acc &acc,
+                                      Sum &sum) {
+  float const scale = params.problem.scale[source];
+  if constexpr (Traits::kTile.sums == Sums::kRegisters) {
+    CUTE_UNROLL
+    for (int i = 0; i < size(acc); ++i) sum(i) = fmaf(float(acc(i)), scale, sum(i)), acc(i) = 0;
+  } else if constexpr (Traits::kTile.sums == Sums::kShared) {
+    float4 *const at = kept_sums<Traits>(params, shared);
+    CUTE_UNROLL
+    for (int i = 0; i < size(acc); i += 4) {
+      float4 x = first ? float4{} : at[i / 4 * Traits::kThreads];
+      x.x = fmaf(float(acc(i)), scale, x.x), x.y = fmaf(float(acc(i + 1)), scale, x.y);
+      x.z = fmaf(float(acc(i + 2)), scale, x.z), x.w = fmaf(float(acc(i + 3)), scale, x.w);
+      at[i / 4 * Traits::kThreads] = x;
+    }
+    clear(acc);
+  }
+}
+
+// The same behind the last source, into registers.
+template <class Traits, class Acc, class Sum>
+__device__ __forceinline__ void drain_last(Params const &params, unsigned char *shared, int source, bool first,
+                                           Acc const &acc, Sum &sum) {
+  float const scale = params.problem.scale[source];
+  float4 const *const at = kept_sums<Traits>(params, shared);
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc); i += 4) {
+    float4 const x = Traits::kTile.sums == Sums::kShared && !first ? at[i / 4 * Traits::kThreads] : float4{};
+    float const before[4] = {x.x, x.y, x.z, x.w};
+    CUTE_UNROLL
+    for (int v = i; v < i + 4; ++v) {
+      sum(v) = fmaf(float(acc(v)), scale, Traits::kTile.sums == Sums::kRegisters ? sum(v) : before[v - i]);
+    }
+  }
+}
+
+// Four neighbouring channels of a pixel: what one thread finishes at a time.
+constexpr int kFinished = 4;
+template <class T>
+struct alignas(kFinished * sizeof(T)) Finished {
+  T v[kFinished];
+};
+
+// Rounds them; ReLU, Clip and none are done here, since rounding is monotonic.
+template <class Output>
+struct Round {
+  concat_conv::Clamp<Output> clamp;
+  __device__ __forceinline__ explicit Round(Problem const &p) : clamp(p) {}
+  template <class Y>
+  __device__ __forceinline__ Finished<Output> operator()(Y const &y) const {
+    concat_conv::Pair<Output> const a = clamp(y(0), y(1)), b = clamp(y(2), y(3));
+    return {a.v[0], a.v[1], b.v[0], b.v[1]};
+  }
+};
+
+template <>
+struct Round<int8_t> {
+  Round<float> round;
+  float inverse_scale;
+  __device__ __forceinline__ explicit Round(Problem const &p) : round(p), inverse_scale(1.f / p.output_scale) {}
+  template <class Y>
+  __device__ __forceinline__ Finished<int8_t> operator()(Y const &y) const {
+    Finished<float> const x = round(y);
+    Finished<int8_t> z;
+    CUTE_UNROLL
+    for (int v = 0; v < kFinished; ++v) z.v[v] = output_of<int8_t>(x.v[v], inverse_scale);
+    return z;
+  }
+};
+
+// Which of them exist; pad lanes become zeros.
+template <class Output>
+struct Lanes {
+  static constexpr int kWords = kFinished * sizeof(Output) / 4;
+  uint32_t mask[kWords] = {};
+  __device__ __forceinline__ explicit Lanes(int exist) {
+    CUTE_UNROLL
+    for (int byte = 0; byte < 4 * kWords; ++byte) {
+      mask[byte / 4] |= byte / int(sizeof(Output)) < exist ? 0xffu << byte % 4 * 8 : 0;
+    }
+  }
+  __device__ __forceinline__ Finished<Output> keep(Finished<Output> x) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kWords; ++i) reinterpret_cast<uint32_t *>(&x)[i] &= mask[i];
+    return x;
+  }
+};
+
+// The outputs of the block from its sums, integers or float32 ones times `unit`. They pass through shared memory, which
+// is free again: all copies have arrived and all warps have read them. What follows is a short loop: code that runs
+// once costs more to fetch than to execute, and unrolled over a thread's sums this was a quarter of a short block's
+// time.
+template <class Traits, class Sum>
+__device__ __forceinline__ void store(Params const &params, unsigned char *shared, float unit, Sum const &sum) {
+  using Word = typename Sum::value_type;
+  constexpr int kM = Traits::kM, kN = Traits::kN, kRowWords = Traits::kTile.row_bytes_y() / 4;
+  constexpr int kVectors = kN / kFinished, kRowsY = Traits::kThreads / kVectors;
+  static_assert(Traits::kThreads % kVectors == 0 && kM % kRowsY == 0);
+  Problem const &p = params.problem;
+  Place const out = Place::of<Traits>(params);
+  Word *const staged = reinterpret_cast<Word *>(shared);
+  Tensor tYcY = typename Traits::Mma{}
+                    .get_slice(out.thread)
+                    .partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
+  CUTE_UNROLL
+  for (int i = 0; i < size(sum); i += 2) {
+    concat_conv::pair_at(staged + get<0>(tYcY(i)) * kRowWords + get<1>(tYcY(i))) = {sum(i), sum(i + 1)};
+  }
+  __syncthreads();
+
+  int const row = out.thread / kVectors, n = out.thread % kVectors * kFinished, k = out.n0 + n;
+  int const first = out.m0 + row, rows_left = p.N * p.P * p.Q - first, exist = p.K - k;
+  Finished<Word> const *const from = reinterpret_cast<Finished<Word> const *>(staged + row * kRowWords + n);
+  if (params.splits > 1) {  // leave the sums to quant_concat_conv_finish: [split][pixel][channel]
+    if (k >= split_ld(p)) return;
+    float *const to = params.partials + (int64_t(out.split) * (p.N * p.P * p.Q) + first) * split_ld(p) + k;
+#pragma unroll 4
+    for (int i = 0; i < kM; i += kRowsY) {
+      Finished<Word> const x = from[i * kRowWords / kFinished];
+      float4 const y = {float(x.v[0]) * unit, float(x.v[1]) * unit, float(x.v[2]) * unit, float(x.v[3]) * unit};
+      if (i < rows_left) __stcg(reinterpret_cast<float4 *>(to + int64_t(i) * split_ld(p)), y);
+    }
+    return;
+  }
+  if (k >= stored_channels(p)) return;
+  Finished<float> scale = *reinterpret_cast<Finished<float> const *>(filter_scales<Traits>(shared) + n);
+  Finished<float> const bias = *reinterpret_cast<Finished<float> const *>(filter_scales<Traits>(shared) + kN + n);
+  CUTE_UNROLL
+  for (int v = 0; v < kFinished; ++v) scale.v[v] *= unit;
+  bool const rounding_clamps = concat_conv::Clamp<float>(p).is_all;
+  with_output_type(p, [&](auto type) {
+    using Output = decltype(type);
+    constexpr int kBatch = 4;  // rows at once: as many as hide the latency of an exponential
+    static_assert(kM % (kBatch * kRowsY) == 0);
+    Round<Output> const round(p);
+    Lanes<Output> const lanes(exist);
+    bool const linear = sizeof(Output) > 1 || p.layout == cutefuse::Layout::kChannelsLast;
+    bool const whole = sizeof(Output) < 4 || (exist >= kFinished && p.ldy % kFinished == 0);
+    Output *to = linear ? static_cast<Output *>(params.y) + first * p.ldy + k : nullptr;
+    CUTE_NO_UNROLL
+    for (int i = 0; i < kM; i += kBatch * kRowsY) {
+      Tensor y = make_tensor<float>(Shape<Int<kFinished>, Int<kBatch>>{});
+      CUTE_UNROLL
+      for (int j = 0; j < kBatch; ++j) {
+        Finished<Word> const x = from[(i + j * kRowsY) * kRowWords / kFinished];
+        CUTE_UNROLL
+        for (int v = 0; v < kFinished; ++v) y(v, j) = fmaf(float(x.v[v]), scale.v[v], bias.v[v]);
+      }
+      if (!rounding_clamps) concat_conv::activate(y, p);
+      CUTE_UNROLL
+      for (int j = 0; j < kBatch; ++j) {
+        Finished<Output> const z = lanes.keep(round(y(_, j)));
+        Output *const at = linear ? to + j * kRowsY * p.ldy : output_at<Output>(params, first + i + j * kRowsY, k);
+        if (i + j * kRowsY >= rows_left) continue;
+        if (whole) {
+          *reinterpret_cast<Finished<Output> *>(at) = z;
+        } else {
+          CUTE_UNROLL
+          for (int v = 0; v < kFinished; ++v) {
+            if (v < exist) at[v] = z.v[v];
+          }
+        }
+      }
+      to += kBatch * kRowsY * p.ldy;
+    }
+  });
+}
+
+}  // namespace cutefuse::quant_concat_conv
