@@ -4,12 +4,15 @@
 
 Peers, both channels-last on the same operands: `eager`, as a user writes it (interpolate, cat, convolution, activation,
 add), and `cudnn`, where one cuDNN plan takes bias, ReLU and residual after interpolate and cat (ReLU or no activation).
+With `--cutlass` also `cutlass2`: CUTLASS 2.x behind interpolate and cat, the instructions of the sm_80 tiles, without
+the residual; nvcc builds its tiles first, which takes minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +22,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import gpu  # noqa: E402
 import problems  # noqa: E402
 from problems import Problem  # noqa: E402
 
-from benchmarks.lib import timing  # noqa: E402
+from benchmarks.lib import cutlass_peers, forms_cutlass, timing  # noqa: E402
 from cutefuse import kernels  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
@@ -58,22 +62,34 @@ def sources_of(instance: problems.Instance) -> list[Any]:
     return found
 
 
+def enlarged(instances: list[problems.Instance]) -> Callable[[int], list[Any]]:
+    """The parts of a set's concatenation; enlarging is part of what is timed."""
+    import torch.nn.functional as F
+
+    p, x = instances[0].problem, [sources_of(i) for i in instances]
+    factors = p.upsample or (1,) * len(p.C)
+
+    def parts(i: int) -> list[Any]:
+        return [F.interpolate(t, scale_factor=u, mode="nearest") if u > 1 else t
+                for t, u in zip(x[i], factors, strict=True)]  # fmt: skip
+
+    return parts
+
+
 def peers(instances: list[problems.Instance]) -> dict[str, Callable[[int], Any]]:
     """Launches of one operand set as PyTorch runs them."""
     import torch
     import torch.nn.functional as F
 
-    p = instances[0].problem
-    x = [sources_of(i) for i in instances]
+    p, parts = instances[0].problem, enlarged(instances)
     w = instances[0].w.to(memory_format=torch.channels_last)
     b = instances[0].b.to(w.dtype)
     z = [None if i.z is None else i.z.to(memory_format=torch.channels_last) for i in instances]
-    pads, factors = p.pads[:2], p.upsample or (1,) * len(p.C)
+    pads = p.pads[:2]
 
     def joined(i: int) -> Any:
-        parts = [F.interpolate(t, scale_factor=u, mode="nearest") if u > 1 else t
-                 for t, u in zip(x[i], factors, strict=True)]  # fmt: skip
-        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        found = parts(i)
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
 
     def eager(i: int) -> Any:
         y = F.conv2d(joined(i), w, b, p.strides, pads, p.dilations)
@@ -91,7 +107,7 @@ def peers(instances: list[problems.Instance]) -> dict[str, Callable[[int], Any]]
     return {"eager": eager} | ({"cudnn": cudnn} if fused else {})
 
 
-def measure(problem: Problem, dtype: str, rounds: int, forced: bool) -> list[dict[str, Any]]:
+def measure(problem: Problem, dtype: str, rounds: int, forced: bool, cutlass: bool) -> list[dict[str, Any]]:
     """Rows of one shape: every tile of ours (with `forced` the sm_80 ones alone) and the peers."""
     import torch
 
@@ -105,25 +121,32 @@ def measure(problem: Problem, dtype: str, rounds: int, forced: bool) -> list[dic
             continue
         launchers = [kernels.Launcher(replace(i.call, config=tile)) for i in instances]
         variants[table[tile]["name"]] = lambda i, made=launchers: made[i](torch.cuda.current_stream().cuda_stream)
+    guess, failures = next(iter(variants)), {}
+    variants |= peers(instances)
+    if cutlass:
+        try:
+            variants["cutlass2"] = forms_cutlass.launch(instances, enlarged(instances), rounds=3)
+        except CutefuseError as error:
+            failures["cutlass2"] = str(error)
     rows = []
-    for name, result in timing.interleaved(variants | peers(instances), sets, rounds).items():
+    for name, result in (timing.interleaved(variants, sets, rounds) | failures).items():
         row: dict[str, Any] = {"shape": problem.name, "dtype": dtype, "variant": name}
         if isinstance(result, str):
             rows.append(row | {"failure": result})
         else:
             row |= {"time_us": result.median_us, "tflops": problem.flops / result.median_us / 1e6}
-            rows.append(row | {"guess": name == next(iter(variants))})
+            rows.append(row | {"guess": name == guess})
     del instances
     torch.cuda.empty_cache()
     return rows
 
 
 def line(rows: list[dict[str, Any]]) -> str:
-    """One line of the table: best tile, first guess, peers."""
+    """One line of the table: best tile, first guess, peers, and ours over the faster of PyTorch's."""
     timed = {r["variant"]: r["time_us"] for r in rows if "time_us" in r}
     ours = {k: v for k, v in timed.items() if k.startswith("sm")}
     best, guess = min(ours, key=ours.__getitem__), next(r["variant"] for r in rows if r.get("guess"))
-    peer = min(v for k, v in timed.items() if k not in ours)
+    peer = min(v for k, v in timed.items() if k in ("eager", "cudnn"))
     tail = "  ".join(f"{k} {v:.1f}" for k, v in timed.items() if k not in ours)
     return (
         f"{rows[0]['shape']:26} {ours[best]:8.1f} {best:30} guess {ours[guess]:8.1f}  {tail}  {ours[best] / peer:.2f}"
@@ -136,6 +159,7 @@ def run(argv: list[str] | None) -> int:
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds; default 10")
     parser.add_argument("--sm80", action="store_true", help="leave the Hopper tiles out")
+    parser.add_argument("--cutlass", action="store_true", help="CUTLASS 2.x behind cat as a peer; builds it with nvcc")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args(argv)
     import torch
@@ -147,11 +171,17 @@ def run(argv: list[str] | None) -> int:
     known = {p.name: p for p in SHAPES}
     if unknown := sorted(set(args.shapes or []) - set(known)):
         raise CutefuseError(f"shape '{unknown[0]}' does not exist; choose from {', '.join(known)}")
+    if args.cutlass:
+        arch = forms_cutlass.arch(gpu.device_facts()[0])
+        if (peer := forms_cutlass.PEERS.get(args.dtype)) is None:
+            raise CutefuseError(f"--cutlass knows {' and '.join(forms_cutlass.PEERS)}, not {args.dtype}; leave it out")
+        for tile, text in cutlass_peers.build(peer, arch, os.cpu_count() or 1).items():
+            print(f"cutlass2 {tile} was not built: {text}", file=sys.stderr)
     device = timing.device_row()
     print(f"{device['gpu']}, torch {device['torch']}, cuDNN {device['cudnn']}, {args.dtype}, microseconds, best / peer")
     rows = []
     for name in args.shapes or known:
-        found = measure(known[name], args.dtype, args.rounds, args.sm80)
+        found = measure(known[name], args.dtype, args.rounds, args.sm80, args.cutlass)
         rows += [row | device for row in found]
         print(line(found), flush=True)
     if args.json:

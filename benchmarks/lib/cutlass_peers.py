@@ -42,11 +42,17 @@ class Tile:
     @property
     def name(self) -> str:
         m, n, k, *rest = self.numbers
-        return f"{m}x{n}x{k}_" + (f"s{rest[2]}" if self.peer == "cutlass2" else f"c{rest[0]}x{rest[1]}")
+        return f"{m}x{n}x{k}_" + (f"c{rest[0]}x{rest[1]}" if self.peer == "cutlass3" else f"s{rest[2]}")
+
+    @property
+    def unit(self) -> str:
+        """What the tile's library is compiled from."""
+        tf32 = "#define PEER_TF32\n" if self.peer == "cutlass2_tf32" else ""
+        return f'{tf32}#define PEER_TILE {", ".join(map(str, self.numbers))}\n#include "{self.source}"\n'
 
     def library(self, arch: str) -> Path:
         """Where the tile's shared library lies, or will."""
-        digest = hashlib.sha256(f"{self.numbers} {FLAGS} {arch}".encode())
+        digest = hashlib.sha256(f"{self.unit} {FLAGS} {arch}".encode())
         for file in (SOURCES / self.source, SOURCES / "peer.h"):
             digest.update(file.read_bytes())
         return BUILD / f"{self.peer}_{self.name}_{arch}_{digest.hexdigest()[:12]}.so"
@@ -56,9 +62,14 @@ SM80_TILES = (
     (128, 128, 32, 64, 64, 4), (256, 128, 32, 64, 64, 3), (128, 256, 32, 64, 64, 3), (128, 128, 64, 64, 64, 3),
     (256, 64, 32, 64, 64, 4), (128, 64, 64, 64, 32, 3), (64, 64, 64, 32, 32, 4),
 )  # fmt: skip
+TF32_TILES = (
+    (128, 128, 16, 64, 64, 4), (128, 128, 32, 64, 64, 3), (256, 64, 16, 64, 64, 4), (128, 64, 32, 64, 32, 3),
+    (64, 64, 32, 32, 32, 4),
+)  # fmt: skip
 SM90_TILES = ((128, 128, 64, 2, 1), (64, 256, 64, 2, 1), (64, 128, 64, 2, 1), (128, 64, 64, 2, 1))
 TILES = {
     "cutlass2": tuple(Tile("cutlass2", "cutlass_sm80.cu", numbers) for numbers in SM80_TILES),
+    "cutlass2_tf32": tuple(Tile("cutlass2_tf32", "cutlass_sm80.cu", numbers) for numbers in TF32_TILES),
     "cutlass3": tuple(Tile("cutlass3", "cutlass_sm90.cu", numbers) for numbers in SM90_TILES),
 }
 
@@ -99,7 +110,7 @@ def build_one(tile: Tile, arch: str, nvcc: str, includes: list[Path]) -> str | N
     library = tile.library(arch)
     library.parent.mkdir(parents=True, exist_ok=True)
     unit = library.with_suffix(".cu")
-    unit.write_text(f'#define PEER_TILE {", ".join(map(str, tile.numbers))}\n#include "{tile.source}"\n')
+    unit.write_text(tile.unit)
     partial = library.with_suffix(".part")
     command = [nvcc, *FLAGS, f"-arch=sm_{arch}", *(f"-I{folder}" for folder in [SOURCES, *includes]), str(unit)]
     done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
@@ -151,7 +162,7 @@ class Convolution:
     """One prepared convolution of a tile; calling it enqueues a kernel on the given stream."""
 
     def __init__(self, tile: Tile, arch: str, problem: Any, splits: int, addresses: tuple[int, int, int, int]) -> None:
-        """`addresses` are those of float16 x [N,H,W,C], w [K,R,S,C], b [K] and y [N,P,Q,K]. Raises when refused."""
+        """`addresses` are those of x [N,H,W,C], w [K,R,S,C], b [K] and y [N,P,Q,K]. Raises when refused."""
         self.keep: Any = None  # an operand that must live as long as this
         self.library = _library(tile.library(arch))
         (n, k, p, q), (sh, sw), (dh, dw) = problem.output, problem.strides, problem.dilations
@@ -184,7 +195,7 @@ def splits(tile: Tile, problem: Any, sm_count: int) -> list[int]:
     m_block, n_block, k_block = tile.numbers[:3]
     blocks = -(-n * p * q // m_block) * -(-k // n_block)
     steps = -(-sum(problem.C) // k_block) * problem.R * problem.S
-    if tile.peer != "cutlass2" or blocks >= sm_count:
+    if tile.peer == "cutlass3" or blocks >= sm_count:
         return [1]
     return [1, *(s for s in (2, 4, 8) if steps >= 4 * s)]
 

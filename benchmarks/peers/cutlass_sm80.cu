@@ -1,5 +1,6 @@
 // Peer: CUTLASS 2.x implicit GEMM (mma.sync, cp.async), bias as a source of stride 0, activation in its stock epilogue.
-// PEER_TILE is M, N, K of the block, M, N of the warp, stages.
+// PEER_TILE is M, N, K of the block, M, N of the warp, stages. With PEER_TF32 the tensors are float32 and the tensor
+// cores take them as tf32, rounded to nearest.
 #include "cutlass/conv/conv2d_problem_size.h"
 #include "cutlass/conv/device/implicit_gemm_convolution.h"
 #include "cutlass/conv/kernel/default_conv2d_fprop.h"
@@ -12,9 +13,15 @@
 
 namespace {
 
-using Half = cutlass::half_t;
+#ifdef PEER_TF32
+using Element = float;
+using Instruction = cutlass::gemm::GemmShape<16, 8, 8>;
+#else
+using Element = cutlass::half_t;
+using Instruction = cutlass::gemm::GemmShape<16, 8, 16>;
+#endif
 using Nhwc = cutlass::layout::TensorNHWC;
-constexpr int kVector = 8;  // elements of one 16-byte access
+constexpr int kVector = 16 / sizeof(Element);  // elements of one 16-byte access
 
 template <int kBlockM, int kBlockN, int kBlockK, int kWarpM, int kWarpN, int kStageCount>
 struct Tile {
@@ -26,8 +33,8 @@ using PeerTile = Tile<PEER_TILE>;
 
 template <class Epilogue>
 using Convolution = cutlass::conv::device::ImplicitGemmConvolution<typename cutlass::conv::kernel::DefaultConv2dFprop<
-    Half, Nhwc, Half, Nhwc, Half, Nhwc, float, cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80, PeerTile::Block,
-    PeerTile::Warp, cutlass::gemm::GemmShape<16, 8, 16>, Epilogue,
+    Element, Nhwc, Element, Nhwc, Element, Nhwc, float, cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
+    PeerTile::Block, PeerTile::Warp, Instruction, Epilogue,
     cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<4>, PeerTile::kStages, cutlass::arch::OpMultiplyAdd,
     cutlass::conv::IteratorAlgorithm::kOptimized, cutlass::conv::StrideSupport::kStrided, kVector, kVector>::Kernel>;
 
@@ -43,7 +50,7 @@ class Sm80Peer : public Peer {
                                                 {p.dilation_h, p.dilation_w}, Extent(p.N, p.P, p.Q, p.K),
                                                 cutlass::conv::Mode::kCrossCorrelation, p.splits, 1);
     auto const tensor = [](void const *data, Nhwc layout) {
-      return cutlass::TensorRef<Half, Nhwc>(static_cast<Half *>(const_cast<void *>(data)), layout);
+      return cutlass::TensorRef<Element, Nhwc>(static_cast<Element *>(const_cast<void *>(data)), layout);
     };
     typename Device::Arguments const arguments(size, tensor(operands.x, Nhwc::packed(size.activation_extent())),
                                                tensor(operands.w, Nhwc::packed(size.filter_extent())),
@@ -71,15 +78,15 @@ std::unique_ptr<Peer> make_peer(PeerProblem const &problem, PeerOperands const &
   namespace thread = cutlass::epilogue::thread;
   switch (problem.activation) {
     case PeerActivation::kNone:
-      return Sm80Peer<thread::LinearCombination<Half, kVector, float, float>>::make(problem, operands);
+      return Sm80Peer<thread::LinearCombination<Element, kVector, float, float>>::make(problem, operands);
     case PeerActivation::kRelu:
       // LinearCombinationRelu gives wrong sums with a split reduction; this one leaves the activation to the last part.
-      return Sm80Peer<thread::LinearCombinationGeneric<thread::ReLu, Half, kVector, float, float>>::make(problem,
-                                                                                                         operands);
+      return Sm80Peer<thread::LinearCombinationGeneric<thread::ReLu, Element, kVector, float, float>>::make(problem,
+                                                                                                            operands);
     case PeerActivation::kSilu:
-      return Sm80Peer<thread::LinearCombinationSilu<Half, kVector, float, float>>::make(problem, operands);
+      return Sm80Peer<thread::LinearCombinationSilu<Element, kVector, float, float>>::make(problem, operands);
     case PeerActivation::kSigmoid:
-      return Sm80Peer<thread::LinearCombinationSigmoid<Half, kVector, float, float>>::make(problem, operands);
+      return Sm80Peer<thread::LinearCombinationSigmoid<Element, kVector, float, float>>::make(problem, operands);
   }
   return nullptr;
 }

@@ -12,7 +12,7 @@
 // Activations, in the order of the Python side (benchmarks/lib/cutlass_peers.py).
 enum class PeerActivation : std::int32_t { kNone, kRelu, kSilu, kSigmoid };
 
-// float16 x[N][H][W][C], w[K][R][S][C], b[K], y[N][P][Q][K]; pads are symmetric.
+// x[N][H][W][C], w[K][R][S][C], b[K], y[N][P][Q][K] in the type the peer is built for; pads are symmetric.
 struct PeerProblem {
   std::int32_t N, H, W, C, K, R, S, P, Q;
   std::int32_t pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
