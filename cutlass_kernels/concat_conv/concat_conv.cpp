@@ -69,31 +69,39 @@ std::int64_t workspace_bytes(Call const &call) {
   return bytes;
 }
 
+bool whole_vectors(Problem const &p) {
+  return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
+}
+
 // Predicted time of a tile in microseconds. Blocks go to the multiprocessors in turn; two or three on one
 // multiprocessor hide each other's latencies and take 1.45 and 2.2 times as long as one alone.
 double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
   constexpr double kTogether[] = {0.0, 1.0, 1.45, 2.2};
   int const splits = splits_of(tile, p, sm, sm_count), resident = resident_blocks(tile, sm);
   std::int64_t const blocks = output_tiles(tile, p) * splits, per_sm = (blocks + sm_count - 1) / sm_count;
-  double reduction = 0;  // channels times taps, in whole mma steps
-  for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], 16)) * 16 * p.R * p.S / splits;
+  int const step = whole_vectors(p) ? 16 : tile.k;  // where tails are masked, one takes about as long as a whole k-tile
+  double reduction = 0;                             // channels times taps
+  for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], step)) * step * p.R * p.S / splits;
   double const rounds = double(per_sm / resident) * kTogether[resident] + kTogether[per_sm % resident];
   double const sum_us = splits > 1 ? 3.0 + 0.1 * splits : 0.0;  // a second launch, and its reads
   return rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
 }
 
-bool whole_vectors(Problem const &p) {
-  return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
-}
-
-bool whole_pixels(Problem const &p) {
-  return std::all_of(p.ldx, p.ldx + p.sources, [&](std::int64_t ld) { return ld * size_of(p.type) % 16 == 0; });
+// The largest copy at most 16 bytes of which every source's pixels and channels are whole numbers; 16 where pixels are
+// whole vectors, since a tail of channels is then masked.
+int copy_bytes(Problem const &p) {
+  std::int64_t strides = 16, sizes = 16;
+  for (int i = 0; i < p.sources; ++i) {
+    strides |= p.ldx[i] * size_of(p.type), sizes |= (p.ldx[i] | p.C[i]) * size_of(p.type);
+  }
+  return strides % 16 == 0 ? 16 : int(sizes & -sizes);
 }
 
 bool runs(Tile const &tile, Problem const &p, int sm) {
   return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) &&
          tile.shared_bytes() <= shared_limit(sm) && (tile.any_channels || whole_vectors(p)) &&
-         tile.upsamples == is_upsampled(p) && tile.any_stride != whole_pixels(p);
+         tile.upsamples == is_upsampled(p) && tile.copy_bytes <= copy_bytes(p) &&
+         (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
 }
 
 // Hopper code (sm_90a) runs on compute capability 9.0 alone, where the library was built for it.
@@ -181,10 +189,10 @@ char const *run(Call const &call) {
     return nullptr;
   }
   Tile const &tile = *find_tile(id);
-  bool const view = tile.upsamples || tile.any_stride;
-  Launch *const launch = p.type == Type::kFloat16    ? (view ? launch_sm80_view_f16 : launch_sm80_f16)
-                         : p.type == Type::kBFloat16 ? (view ? launch_sm80_view_bf16 : launch_sm80_bf16)
-                                                     : (view ? launch_sm80_view_f32 : launch_sm80_f32);
+  Launch *const launch = tile.copy_bytes < 16        ? launch_sm80_any_f32
+                         : p.type == Type::kFloat16  ? (tile.upsamples ? launch_sm80_view_f16 : launch_sm80_f16)
+                         : p.type == Type::kBFloat16 ? (tile.upsamples ? launch_sm80_view_bf16 : launch_sm80_bf16)
+                                                     : (tile.upsamples ? launch_sm80_view_f32 : launch_sm80_f32);
   return launch(id, params, call.stream);
 #else
   return sentence("concat_conv: this library was built without CUDA; install nvcc and build again to run kernels");

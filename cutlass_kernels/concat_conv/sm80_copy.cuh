@@ -46,6 +46,30 @@ __device__ __forceinline__ void g2s_by_element(void *shared, void const *global,
   }
 }
 
+// The same 16 bytes in pieces of 16, 8 or, if `kSmallest` is 4, of 4 bytes, as `piece` says. Of every piece all bytes
+// exist or none, the first `bytes` of the chunk. No branch: it would stand between the mma.
+template <int kSmallest>
+__device__ __forceinline__ void g2s_pieces(void *shared, void const *global, int bytes, int piece) {
+  uint32_t const to = cast_smem_ptr_to_uint(shared);
+  asm volatile(
+      "{.reg .pred p, q, w, h; .reg .b32 a, b, c;\n"
+      "setp.gt.s32 p, %2, 0; setp.gt.s32 q, %2, 8; setp.eq.s32 w, %3, 16; setp.eq.s32 h, %3, 8;\n"
+      "selp.b32 a, 16, 0, p; selp.b32 b, 8, 0, p; selp.b32 c, 8, 0, q;\n"
+      "@w cp.async.cg.shared.global.L2::128B [%0], [%1], 16, a;\n"
+      "@h cp.async.ca.shared.global [%0], [%1], 8, b;\n"
+      "@h cp.async.ca.shared.global [%0+8], [%1+8], 8, c;}" ::"r"(to),
+      "l"(global), "r"(bytes), "r"(piece));
+  if constexpr (kSmallest == 4) {
+    CUTE_UNROLL
+    for (int at = 0; at < 16; at += 4) {
+      asm volatile(
+          "{.reg .pred p, s; .reg .b32 n; setp.eq.s32 s, %3, 4; setp.gt.s32 p, %2, 0; selp.b32 n, 4, 0, p;\n"
+          "@s cp.async.ca.shared.global [%0], [%1], 4, n;}" ::"r"(to + at),
+          "l"(static_cast<char const *>(global) + at), "r"(bytes - at), "r"(piece));
+    }
+  }
+}
+
 // Where a block and a thread work. Read anew by every call: behind the main loop a second one costs less than registers
 // kept through it.
 struct Place {
@@ -82,8 +106,9 @@ struct SourceRows {
   int pixel[kRows];  // linear index of the pixel under tap (0,0), maybe in the halo; upsampled: index of its image
   uint32_t outside[kRows];  // bit r: filter row r falls outside the image; bit 16 + s: filter column s does
   static_assert(2 * kMaxTaps <= 32);
-  int corner[kUpsamples ? kRows : 1];  // h0 and w0 in the enlarged image, 16 bits each
-  int H, W;                            // of the source, before it is enlarged
+  int corner[kUpsamples ? kRows : 1];     // h0 and w0 in the enlarged image, 16 bits each
+  int row_start[kUpsamples ? kRows : 1];  // linear index of the source row under the tap's
+  int H, W;                               // of the source, before it is enlarged
   uint32_t multiplier;
 
   // Row i stands for output pixel first + i * kRowsPerPass. The int8 operator has Params of its own.
@@ -132,12 +157,21 @@ struct SourceRows {
     }
   }
 
+  // Once for a filter row and not at every tap: the division of the enlarged row.
+  __device__ __forceinline__ void enter_row(Tap const &tap) {
+    if constexpr (kUpsamples) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        row_start[i] = (pixel[i] * H + source_coordinate((corner[i] >> 16) + tap.h, multiplier)) * W;
+      }
+    }
+  }
+
   // Linear index in the source, of the pixel under tap (0,0) unless upsampled; without meaning where the tap is
   // outside.
   __device__ __forceinline__ int at(int i, Tap const &tap) const {
     if constexpr (!kUpsamples) return pixel[i];
-    int const h = (corner[i] >> 16) + tap.h, w = int(int16_t(corner[i])) + tap.w;
-    return (pixel[i] * H + source_coordinate(h, multiplier)) * W + source_coordinate(w, multiplier);
+    return row_start[i] + source_coordinate(int(int16_t(corner[i])) + tap.w, multiplier);
   }
 };
 
@@ -162,6 +196,7 @@ struct Loader {
   char const *from_x;      // these channels of the source's pixel 0, moved by the tap unless upsampled
   char const *from_w;
   int ld_bytes, bytes;  // of a pixel; of the chunk, that exist
+  int piece = 16;       // bytes that are copied at once
   int step_x;           // from one k-tile of a run to the next
   int const step_w;
   uint32_t const step_bits;
@@ -184,8 +219,8 @@ struct Loader {
     filters = 0;
     CUTE_UNROLL
     for (int i = 0; i < kRowsW; ++i) filters |= uint32_t(n0 + row + i * Traits::kRowsPerPass < params.problem.K) << i;
-    enter_source();
     rows.set(params, m0 + row);
+    enter_source();
   }
 
   __device__ __forceinline__ void enter_source() {
@@ -194,6 +229,10 @@ struct Loader {
     ld_bytes = int(params.problem.ldx[block.source] * kBytes);
     step_x = taps == 1 ? kK * kBytes : kUpsamples ? 0 : params.problem.dilation_w * ld_bytes;
     rows.enter_source(params, block.source);
+    if constexpr (Traits::kTile.copy_bytes < 16) {
+      int const sizes = (params.problem.C[block.source] * kBytes) | ld_bytes;
+      piece = min(16, sizes & -sizes);
+    }
     enter_block();
   }
 
@@ -201,6 +240,7 @@ struct Loader {
   __device__ __forceinline__ void enter_block() {
     int const left = block.left - column;
     closed = left > 0 ? 0u : ~0u;
+    rows.enter_row(tap);
     bytes = !Traits::kTile.any_channels || left >= kVector ? 16 : left * kBytes;
     run = params.problem.S;
     if (taps == 1) {  // up to the last of the source's whole blocks
@@ -222,7 +262,10 @@ struct Loader {
       tap.next_row(p);
       if (!kUpsamples) from_x += int64_t(p.dilation_h * p.W - p.S * p.dilation_w) * ld_bytes;
       run = p.S;
-      if (tap.r < p.R) return;
+      if (tap.r < p.R) {
+        rows.enter_row(tap);
+        return;
+      }
       from_x += kK * kBytes - (kUpsamples ? 0 : int64_t(p.R * p.dilation_h * p.W) * ld_bytes);
       tap = Tap{};
     }
@@ -243,8 +286,8 @@ struct Loader {
     if (i < kRowsX) {
       char const *const from = address_of(from_x, rows.at(i, tap), ld_bytes);
       uint32_t const outside = (rows.outside[i] & tap.bits) | closed;
-      if constexpr (Traits::kTile.any_stride) {
-        g2s_by_element(&to_x(0, i, 0), from, outside == 0 ? bytes : 0);
+      if constexpr (Traits::kTile.copy_bytes < 16) {
+        g2s_pieces<Traits::kTile.copy_bytes>(&to_x(0, i, 0), from, outside == 0 ? bytes : 0, piece);
       } else if constexpr (Traits::kTile.any_channels) {
         g2s(&to_x(0, i, 0), from, outside == 0 ? bytes : 0);
       } else {

@@ -85,6 +85,14 @@ struct Target {
     Output *const to = y + m * ld;
     if (whole) {
       *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 const *>(from);
+    } else if (sizeof(Output) == 4 && ld % 2 == 0) {
+      for (int v = 0; v < kVector && v < channels; v += 2) {
+        if (v + 1 < channels) {
+          *reinterpret_cast<uint2 *>(to + v) = *reinterpret_cast<uint2 const *>(from + v);
+        } else {
+          to[v] = from[v];
+        }
+      }
     } else {
       for (int v = 0; v < kVector && v < channels; ++v) to[v] = from[v];
     }

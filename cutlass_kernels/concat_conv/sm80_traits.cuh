@@ -40,7 +40,7 @@ struct Sm80 {
   // The order of a step's mma. By rows the pixels' fragment of four registers stays at the operand port, by columns the
   // filters' of two: a GPU at its power limit is 1 to 4 % faster with fewer reads of registers. By columns the copies
   // stand further apart, which is worth 1 to 2 % to short reductions under the tile that is best at them.
-  static constexpr bool kRowsFirst = !kTf32 && !kTile.upsamples && !(kM == 128 && kN == 128 && kK == 64);
+  static constexpr bool kRowsFirst = !(kM == 128 && kN == 128 && kK == 64);
 
   using Atom = MMA_Atom<typename MmaOf<Element>::Op>;
   static constexpr int kMmaK = size<2>(typename Atom::Shape_MNK{});

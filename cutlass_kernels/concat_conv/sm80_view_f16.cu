@@ -3,7 +3,7 @@
 namespace cutefuse::concat_conv {
 
 char const *launch_sm80_view_f16(int tile_id, Params const &params, void *stream) {
-  return launch_sm80_tile<cutlass::half_t, 31, 32, 33>(tile_id, params, stream);
+  return launch_sm80_tile<cutlass::half_t, 31, 33, 37>(tile_id, params, stream);
 }
 
 }  // namespace cutefuse::concat_conv

@@ -3,7 +3,7 @@
 namespace cutefuse::concat_conv {
 
 char const *launch_sm80_view_f32(int tile_id, Params const &params, void *stream) {
-  return launch_sm80_tile<cutlass::tfloat32_t, 34, 35, 36>(tile_id, params, stream);
+  return launch_sm80_tile<cutlass::tfloat32_t, 34, 38, 39>(tile_id, params, stream);
 }
 
 }  // namespace cutefuse::concat_conv

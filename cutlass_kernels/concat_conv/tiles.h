@@ -25,7 +25,7 @@ struct Params {
 // Sums of one pixel that a split leaves in the workspace.
 CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 8; }
 
-// Ids are for ever: an engine stores them. A retired tile's id (2, 7, 9) is never used again.
+// Ids are for ever: an engine stores them. A retired tile's id (2, 7, 9, 32) is never used again.
 struct Tile {
   int id;
   char const *name;
@@ -33,10 +33,13 @@ struct Tile {
   int type_bytes;  // 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
   int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors, and pays for it
-  bool upsamples;     // for enlarged sources, and for these alone: two divisions for every pixel it copies
-  bool any_stride;    // for pixels that are no whole number of vectors, and for these alone: copies single elements
+  bool upsamples;     // for enlarged sources, and for these alone: a division for every pixel it copies
+  // The smallest piece that it copies of a pixel. 16, or for pixels that are no whole number of vectors, and for these
+  // alone, 8 or 4; every source is copied in the largest pieces that its pixels and channels allow.
+  int copy_bytes;
   // The cost model: one block alone on a multiprocessor takes this long for every channel of the reduction, and at its
-  // start and end. Fitted to 21 shapes on an H200 (docs/measured.md); the float32 rows follow from the 16-bit ones.
+  // start and end. Fitted on an H200 to 21 shapes (docs/measured.md), for float32 and the forms to 34
+  // (docs/measured_ampere.md).
   double channel_ns, block_us;
   constexpr int threads() const { return warps_m * warps_n * 32; }
   constexpr int shared_bytes() const {
@@ -46,29 +49,45 @@ struct Tile {
 };
 
 constexpr Tile kTiles[] = {
-    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, any stride,
+    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
     // ns per channel, us per block
-    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, false, 13.1, 4.25},
-    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, false, 14.2, 5.0},
-    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, false, 8.8, 3.25},
-    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, false, 4.8, 2.25},
-    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, false, 5.0, 2.5},
-    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, false, 3.8, 2.0},
-    {10, "sm80_128x128x64_w4_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2, false, false, false, 12.8, 4.5},
-    {11, "sm80_128x256x32_s4", 80, 2, 128, 256, 32, 4, 2, 4, 1, false, false, false, 19.8, 7.5},
-    {13, "sm80_128x256x64_s3", 80, 2, 128, 256, 64, 3, 2, 4, 1, false, false, false, 18.1, 8.5},
-    {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, false, 50, 6.5},
-    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, false, 37, 4.75},
-    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, false, 29, 2.75},
-    {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false, false, false, 26, 3.5},
-    {31, "sm80_up_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, true, false, 13.5, 6.5},
-    {32, "sm80_up_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, true, false, 10.4, 4.75},
-    {33, "sm80_up_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, true, false, 5.3, 2.25},
-    {34, "sm80_up_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, false, 31, 2.75},
-    {35, "sm80_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, true, 35, 2.75},
-    {36, "sm80_up_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, true, 37, 2.75},
+    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, 16, 13.1, 4.25},
+    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, 16, 14.2, 5.0},
+    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, 16, 8.8, 3.25},
+    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, 16, 4.8, 2.25},
+    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, 16, 5.0, 2.5},
+    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, 16, 3.8, 2.0},
+    {10, "sm80_128x128x64_w4_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2, false, false, 16, 12.8, 4.5},
+    {11, "sm80_128x256x32_s4", 80, 2, 128, 256, 32, 4, 2, 4, 1, false, false, 16, 19.8, 7.5},
+    {13, "sm80_128x256x64_s3", 80, 2, 128, 256, 64, 3, 2, 4, 1, false, false, 16, 18.1, 8.5},
+    {18, "sm80_64x128x32_s4", 80, 2, 64, 128, 32, 4, 2, 2, 3, true, false, 16, 9.2, 2.5},
+    {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, 16, 30.3, 6.5},
+    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 16, 21, 4.5},
+    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, 16, 11.5, 2.25},
+    {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false, false, 16, 12.7, 3.25},
+    {25, "sm80_tf32_256x64x16_s4", 80, 4, 256, 64, 16, 4, 4, 1, 2, false, false, 16, 36.4, 7.5},
+    {31, "sm80_up_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, true, 16, 11.75, 5.0},
+    {33, "sm80_up_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, true, 16, 4.65, 2.75},
+    {34, "sm80_up_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, 16, 12.4, 3.0},
+    {35, "sm80_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, 4, 14.5, 3.25},
+    {36, "sm80_up_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, 4, 15.5, 3.25},
+    {37, "sm80_up_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, true, 16, 13.95, 5.5},
+    {38, "sm80_up_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, true, 16, 31.3, 9.5},
+    {39, "sm80_up_tf32_256x64x16_s4", 80, 4, 256, 64, 16, 4, 4, 1, 2, false, true, 16, 34.6, 10.5},
+    {40, "sm80_any_tf32_64x128x32_s3", 80, 4, 64, 128, 32, 3, 2, 2, 3, true, false, 4, 20.9, 3.5},
+    {41, "sm80_even_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 8, 17.85, 5.75},
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+// Pixels of 16-bit types are whole vectors.
+constexpr bool copies_whole_pieces() {
+  for (Tile const &tile : kTiles) {
+    bool const small = tile.type_bytes == 4 && (tile.copy_bytes == 4 || tile.copy_bytes == 8);
+    if (!small && tile.copy_bytes != 16) return false;
+  }
+  return true;
+}
+static_assert(copies_whole_pieces());
 
 constexpr Tile const *find_tile(int id) {
   for (Tile const &tile : kTiles) {
@@ -78,9 +97,9 @@ constexpr Tile const *find_tile(int id) {
 }
 
 // Launchers, one translation unit each so that they compile in parallel; null when done, else one sentence. `view` ones
-// hold the tiles that upsample or take any stride.
+// hold the tiles that upsample, `any` those that take pixels of any stride.
 using Launch = char const *(int tile_id, Params const &params, void *stream);
 Launch launch_sm80_f16, launch_sm80_bf16, launch_sm80_f32;
-Launch launch_sm80_view_f16, launch_sm80_view_bf16, launch_sm80_view_f32;
+Launch launch_sm80_view_f16, launch_sm80_view_bf16, launch_sm80_view_f32, launch_sm80_any_f32;
 
 }  // namespace cutefuse::concat_conv
