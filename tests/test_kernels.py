@@ -128,6 +128,44 @@ def test_float32_pixels_of_any_stride_have_tiles_of_their_own() -> None:
     assert odd < even, "some copy pairs of channels"
 
 
+def taps_tiles(
+    q: int,
+    sm: int = 80,
+    dtype: str = "float16",
+    channels: int = 64,
+    s: int = 3,
+    strides: tuple[int, int] = (1, 1),
+    dilations: tuple[int, int] = (1, 1),
+) -> set[str]:
+    """The tiles whose taps share pixels, of those that a 3 x s filter may use for 20 x q outputs."""
+    columns = -(-channels // 64) * 64 * 3 * s
+    w = -1 if q < 0 else (q - 1) * strides[1] + dilations[1] * (s - 1) + 1
+    attrs = {"channels": (channels,), "kernel_shape": (3, s), "pads": (1, 0, 1, 0), "packed_sizes": [columns]}
+    attrs |= {"strides": strides, "dilations": dilations}
+    h = 20 * strides[0] + 1 - strides[0]
+    inputs = [
+        Tensor((1, channels, h, w), dtype, CHANNELS_LAST),
+        Tensor((32, columns), dtype),
+        Tensor((32,), "float32"),
+    ]
+    call = Call("CuteConcatConv1Relu", inputs, [Tensor((1, 32, 20, q), dtype, CHANNELS_LAST)], attrs, sm=sm)
+    assert kernels.reject(call) is None
+    names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
+    return {names[i].removeprefix("sm80_taps_") for i in kernels.configs(call) if "taps" in names[i]}
+
+
+def test_taps_share_pixels_where_a_stage_holds_what_a_tile_reads() -> None:
+    both = {"256x128x64_s3", "256x64x64_s3"}
+    assert taps_tiles(128) == taps_tiles(128, dtype="bfloat16") == taps_tiles(128, sm=87) == both
+    assert taps_tiles(128, sm=86) == taps_tiles(128, sm=89) == {"256x64x64_s3"}  # 99 KB a block
+    assert taps_tiles(17) == both and not taps_tiles(16)  # 256 outputs in up to 16 image rows, two pixels beyond each
+    assert taps_tiles(37, dilations=(1, 2)) == both and not taps_tiles(36, dilations=(1, 2))  # 8 rows, four pixels each
+    assert taps_tiles(-1) == both  # not known yet: asked again when it is
+    assert taps_tiles(128, strides=(2, 1)) == both and not taps_tiles(128, strides=(1, 2))
+    assert not taps_tiles(128, s=1) and not taps_tiles(128, s=2) and not taps_tiles(128, s=5)
+    assert not taps_tiles(128, channels=60) and not taps_tiles(128, dtype="float32")
+
+
 def test_an_empty_clip_range_is_refused() -> None:
     call = replace(concat_conv(lo=1.0, hi=-1.0), op_type="CuteConcatConv2Clip")
     assert "lo must not exceed hi" in (kernels.reject(call) or "")

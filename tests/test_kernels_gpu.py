@@ -35,6 +35,31 @@ def test_random_problems_match_float64(dtype: str, seed: int) -> None:
         check(problem, dtype, seed=100 * seed + i)
 
 
+SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1), "activation": "Relu"}
+TAPS = [
+    problems.Problem(1, 40, 17, (64,), 64, **SAME),  # a tile spans 16 image rows
+    problems.Problem(5, 3, 19, (72, 8), 65, **SAME),  # several images in a tile, a vector of channels in a block
+    problems.Problem(2, 33, 129, (16, 200), 136, **SAME),  # one, two and four mma steps in a source's last block
+    problems.Problem(1, 64, 64, (512,), 256, **SAME),  # one source, no tail, splits
+    problems.Problem(1, 30, 30, (24, 320, 8), 300, **SAME),  # splits that start inside a source
+    problems.Problem(1, 50, 300, (64, 64), 19, 1, 3, pads=(0, 2, 0, 0)),  # one filter row, pads on one side
+    problems.Problem(2, 31, 70, (40,), 64, 5, 3, pads=(2, 3, 1, 3), activation="Silu"),
+    problems.Problem(1, 41, 45, (64, 48), 128, 3, 3, (2, 1), (2, 2, 2, 2), (2, 2)),  # rows strided, taps apart
+    problems.Problem(1, 20, 130, (64,), 64, 2, 3, pads=(0, 4, 1, 4), dilations=(3, 4)),
+    problems.Problem(1, 1, 700, (64, 64), 64, 3, 3, pads=(1, 1, 1, 1)),  # two of three filter rows are halo
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("problem", TAPS, ids=lambda p: f"{p.H}x{p.W}")
+def test_taps_that_share_pixels_match_float64(problem: problems.Problem, dtype: str) -> None:
+    instance = problems.instantiate(problem, dtype)
+    names = {c["id"]: c["name"] for c in kernels.operator_of(instance.call.op_type)["configs"]}
+    sharing = [i for i in kernels.configs(instance.call) if "taps" in names[i]]
+    gpu_checks.assert_every_tile_is_right(instance, sharing)
+    gpu_checks.assert_replays_equal_eager(instance, sharing)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", problems.ACTIVATIONS)
 def test_activations_pass_nan_on_and_keep_infinities(dtype: str, activation: str) -> None:

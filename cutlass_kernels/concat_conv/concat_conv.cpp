@@ -97,11 +97,18 @@ int copy_bytes(Problem const &p) {
   return strides % 16 == 0 ? 16 : int(sizes & -sizes);
 }
 
+// The taps of a filter row can share pixels where those lie side by side, and a stage holds what a tile reads of them.
+bool shares_taps(Tile const &tile, Problem const &p) {
+  if (p.S != 3 || p.stride_w != 1) return false;
+  int const image_rows = p.Q > 0 ? (tile.m + p.Q - 2) / p.Q + 1 : 1;
+  return image_rows * halo_of(p) <= tile.halo_rows;
+}
+
 bool runs(Tile const &tile, Problem const &p, int sm) {
   return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) &&
          tile.shared_bytes() <= shared_limit(sm) && (tile.any_channels || whole_vectors(p)) &&
-         tile.upsamples == is_upsampled(p) && tile.copy_bytes <= copy_bytes(p) &&
-         (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
+         (tile.halo_rows == 0 || shares_taps(tile, p)) && tile.upsamples == is_upsampled(p) &&
+         tile.copy_bytes <= copy_bytes(p) && (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
 }
 
 // Hopper code (sm_90a) runs on compute capability 9.0 alone, where the library was built for it.
@@ -189,10 +196,11 @@ char const *run(Call const &call) {
     return nullptr;
   }
   Tile const &tile = *find_tile(id);
-  Launch *const launch = tile.copy_bytes < 16        ? launch_sm80_any_f32
-                         : p.type == Type::kFloat16  ? (tile.upsamples ? launch_sm80_view_f16 : launch_sm80_f16)
-                         : p.type == Type::kBFloat16 ? (tile.upsamples ? launch_sm80_view_bf16 : launch_sm80_bf16)
-                                                     : (tile.upsamples ? launch_sm80_view_f32 : launch_sm80_f32);
+  bool const up = tile.upsamples, taps = tile.halo_rows > 0;
+  Launch *const f16 = up ? launch_sm80_view_f16 : taps ? launch_sm80_taps_f16 : launch_sm80_f16;
+  Launch *const bf16 = up ? launch_sm80_view_bf16 : taps ? launch_sm80_taps_bf16 : launch_sm80_bf16;
+  Launch *const f32 = tile.copy_bytes < 16 ? launch_sm80_any_f32 : up ? launch_sm80_view_f32 : launch_sm80_f32;
+  Launch *const launch = p.type == Type::kFloat16 ? f16 : p.type == Type::kBFloat16 ? bf16 : f32;
   return launch(id, params, call.stream);
 #else
   return sentence("concat_conv: this library was built without CUDA; install nvcc and build again to run kernels");

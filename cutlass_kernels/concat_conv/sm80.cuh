@@ -2,10 +2,8 @@
 // M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles.
 #pragma once
 
-#include "epilogue.cuh"
 #include "sm80_copy.cuh"
-#include "sm80_split.cuh"
-#include "sm80_store.cuh"
+#include "sm80_epilogue.cuh"
 #include "sm80_traits.cuh"
 
 namespace cutefuse::concat_conv {
@@ -29,8 +27,7 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     concat_conv_sm80(Params const __grid_constant__ params) {
   using Element = typename Traits::Element;
-  using Output = typename Traits::Output;
-  constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages, kVector = Traits::kVector;
+  constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages;
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
   auto const [thread, split, m0, n0] = Place::of<Traits>(params);
@@ -128,16 +125,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     write_stage = read_stage;
     read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
   };
-  // The sums start at the bias, whose loads hide behind those of the first tiles; of several splits, the first has it.
-  Tensor tYcY = thread_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
-  CUTE_UNROLL
-  for (int j = 0; j < size<2>(acc); ++j) {
-    int const k = n0 + get<1>(tYcY(0, 0, j));  // this thread holds channels k and k + 1
-    float const bias[2] = {split == 0 && k < p.K ? __ldg(params.b + k) : 0.f,
-                           split == 0 && k + 1 < p.K ? __ldg(params.b + k + 1) : 0.f};
-    CUTE_UNROLL
-    for (int i = 0; i < size(acc(_, _, 0)); ++i) acc(_, _, j)(i) = bias[i % 2];
-  }
+  start_at_bias<Traits>(params, split, n0, thread_mma, acc);
   cp_async_wait<kStages - 2>();
   __syncthreads();
   fetch(0, 0);
@@ -177,63 +165,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   }
   cp_async_wait<0>();
   __syncthreads();
-
-  Place const place = Place::of<Traits>(params);
-  auto const out_mma = mma.get_slice(place.thread);
-  int const pixels = p.N * p.P * p.Q;
-  if (params.splits > 1) {  // leave the sums to concat_conv_sm80_finish: [split][pixel][channel]
-    Tensor tYcY = out_mma.partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
-    float *const part = params.partials + int64_t(place.split) * pixels * split_ld(p);
-    CUTE_UNROLL
-    for (int i = 0; i < size(acc); i += 2) {
-      int const m = place.m0 + get<0>(tYcY(i)), k = place.n0 + get<1>(tYcY(i));
-      if (m < pixels && k < split_ld(p)) {
-        __stcg(reinterpret_cast<float2 *>(part + int64_t(m) * split_ld(p) + k), make_float2(acc(i), acc(i + 1)));
-      }
-    }
-    return;
-  }
-
-  // ---- epilogue: residual and activation in registers, r2s, then 16-byte s2g ----
-  Tensor sY = make_tensor(make_smem_ptr(reinterpret_cast<Output *>(shared)), typename Traits::SmemY{});  // (M,N)
-  Tensor tYsY = out_mma.partition_C(sY);  // (MMA,MMA_M,MMA_N)
-  auto const add_residual = [&] {         // each thread reads just the elements that it will overwrite
-    CUTE_UNROLL
-    for (int i = 0; i < size(acc); i += 2) {
-      Pair<Output> const z = pair_at(&tYsY(i));
-      acc(i) += float(z.v[0]), acc(i + 1) += float(z.v[1]);
-    }
-  };
-  if (p.residual != Residual::kNone) load_residual<Traits>(params, sY, place.m0, place.n0);
-  if (p.residual == Residual::kBefore) add_residual();
-  Clamp<Output> const clamp(p);
-  if (!clamp.is_all) {
-    CUTE_UNROLL
-    for (int j = 0; j < size<2>(acc); ++j) activate(acc(_, _, j), p);  // all at once would need registers beside them
-  }
-  if (p.residual == Residual::kAfter) add_residual();
-  CUTE_UNROLL
-  for (int i = 0; i < size(acc); i += 2) pair_at(&tYsY(i)) = clamp(acc(i), acc(i + 1));
-  __syncthreads();
-
-  int const n = place.thread % Traits::kChunksY * kVector, k = place.n0 + n;
-  int const first_row = place.thread / Traits::kChunksY, first_m = place.m0 + first_row, rows_left = pixels - first_m;
-  if (k >= p.K) return;
-  Target<Output> const target(params, k);
-  if (target.whole && !target.padded) {
-    Output *to = target.y + int64_t(first_m) * target.ld;
-    CUTE_UNROLL
-    for (int i = 0; i < kM; i += Traits::kRowsY, to += Traits::kRowsY * target.ld) {
-      if (i < rows_left) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 *>(&sY(i + first_row, n));
-    }
-    return;
-  }
-  CUTE_NO_UNROLL
-  for (int i = 0; i < kM && i < rows_left; i += Traits::kRowsY) {
-    Output *const from = &sY(i + first_row, n);
-    for (int v = target.channels; v < kVector; ++v) from[v] = Output(0);
-    target.store(first_m + i, from);
-  }
+  store_tile<Traits>(params, mma, acc, shared);
 }
 
 }  // namespace cutefuse::concat_conv

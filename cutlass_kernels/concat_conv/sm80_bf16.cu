@@ -3,7 +3,7 @@
 namespace cutefuse::concat_conv {
 
 char const *launch_sm80_bf16(int tile_id, Params const &params, void *stream) {
-  return launch_sm80_tile<cutlass::bfloat16_t, 1, 3, 4, 5, 6, 8, 10, 11, 13, 18>(tile_id, params, stream);
+  return launch_sm80_tile<cutlass::bfloat16_t, 1, 3, 4, 5, 6, 8, 10, 13, 18>(tile_id, params, stream);
 }
 
 }  // namespace cutefuse::concat_conv

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "sm80.cuh"
+#include "sm80_taps.cuh"
 
 namespace cutefuse::concat_conv {
 
@@ -11,7 +12,13 @@ namespace cutefuse::concat_conv {
 template <class Traits>
 char const *launch_sm80(Params params, void *stream) {
   params.k_blocks = k_blocks<Traits::kK>(params.problem);
-  auto *const kernel = &concat_conv_sm80<Traits>;
+  auto *const kernel = [] {
+    if constexpr (Traits::kSharesTaps) {
+      return &concat_conv_sm80_taps<Traits>;
+    } else {
+      return &concat_conv_sm80<Traits>;
+    }
+  }();
   static std::atomic<uint64_t> ready{0};  // one bit per device
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);

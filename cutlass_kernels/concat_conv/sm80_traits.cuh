@@ -34,7 +34,7 @@ struct Sm80 {
   using Element = Element_;
   static constexpr Tile kTile = *find_tile(kTileId);
   static constexpr int kM = kTile.m, kN = kTile.n, kK = kTile.k, kStages = kTile.stages, kThreads = kTile.threads();
-  static constexpr bool kTf32 = sizeof(Element) == 4;
+  static constexpr bool kTf32 = sizeof(Element) == 4, kSharesTaps = kTile.halo_rows > 0;
   using Output = std::conditional_t<kTf32, float, Element>;
   static_assert(kTile.type_bytes == sizeof(Element));
   // The order of a step's mma. By rows the pixels' fragment of four registers stays at the operand port, by columns the
@@ -57,12 +57,15 @@ struct Sm80 {
   using SwizzleAtom = decltype(composition(Swizzle<(kColumns * sizeof(Element) >= 128 ? 3 : 2), kVectorBits, 3>{},
                                            Layout<Shape<_8, Int<kColumns>>, Stride<Int<kColumns>, _1>>{}));
   using SmemAtom = SwizzleAtom<kK>;
-  using SmemX = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kM>, Int<kK>, Int<kStages>>{}));  // (M,K,stage)
-  using SmemW = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kN>, Int<kK>, Int<kStages>>{}));  // (N,K,stage)
+  // Rows of a stage of pixels, and stages: where taps share them, one stage is being read, the other one filled.
+  static constexpr int kRowsHalo = kM + kTile.halo_rows, kStagesX = kSharesTaps ? 2 : kStages;
+  using SmemX = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kRowsHalo>, Int<kK>, Int<kStagesX>>{}));  // (M,K,stage)
+  using SmemW = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kN>, Int<kK>, Int<kStages>>{}));          // (N,K,stage)
   static constexpr int kColumnsY = kN < 128 / int(sizeof(Element)) ? kN : 128 / int(sizeof(Element));
   using SmemY = decltype(tile_to_shape(SwizzleAtom<kColumnsY>{}, Shape<Int<kM>, Int<kN>>{}));  // (M,N)
   static constexpr int kSharedBytes =
-      int(sizeof(Element)) * cute::max(int(cosize_v<SmemX> + cosize_v<SmemW>), int(cosize_v<SmemY>));
+      cute::max(int(sizeof(Element)) * int(cosize_v<SmemX> + cosize_v<SmemW>) + (kSharesTaps ? kRowsHalo * 8 : 0),
+                int(sizeof(Element)) * int(cosize_v<SmemY>));
   static_assert(kSharedBytes == kTile.shared_bytes(), "the host's table must agree with the kernel");
 
   static constexpr int kChunks = kK / kVector;             // 16-byte chunks in a row of a k-tile

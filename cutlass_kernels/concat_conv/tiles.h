@@ -22,10 +22,13 @@ struct Params {
   bool pointwise;   // pixel m of the output lies over pixel m of every source, and over no other
 };
 
+// Pixels that the taps of a filter row reach beyond those under its first one.
+CUTEFUSE_HOST_DEVICE int halo_of(Problem const &p) { return (p.S - 1) * p.dilation_w; }
+
 // Sums of one pixel that a split leaves in the workspace.
 CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 8; }
 
-// Ids are for ever: an engine stores them. A retired tile's id (2, 7, 9, 32) is never used again.
+// Ids are for ever: an engine stores them. A retired tile's id (2, 7, 9, 11, 32) is never used again.
 struct Tile {
   int id;
   char const *name;
@@ -41,9 +44,13 @@ struct Tile {
   // start and end. Fitted on an H200 to 21 shapes (docs/measured.md), for float32 and the forms to 34
   // (docs/measured_ampere.md).
   double channel_ns, block_us;
+  int halo_rows = 0;  // > 0: the taps of a filter row share their pixels, of which a stage holds up to m + halo_rows
   constexpr int threads() const { return warps_m * warps_n * 32; }
   constexpr int shared_bytes() const {
-    int const mainloop = (m + n) * k * stages * type_bytes, epilogue = m * n * type_bytes;
+    // Where taps share pixels there are two stages of those, and 8 bytes on where each of them lies.
+    int const x_bytes = halo_rows > 0 ? (m + halo_rows) * (2 * k * type_bytes + 8) : m * k * stages * type_bytes;
+    int const mainloop = x_bytes + n * k * stages * type_bytes;
+    int const epilogue = m * n * type_bytes;
     return mainloop > epilogue ? mainloop : epilogue;
   }
 };
@@ -58,8 +65,9 @@ constexpr Tile kTiles[] = {
     {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, 16, 5.0, 2.5},
     {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, 16, 3.8, 2.0},
     {10, "sm80_128x128x64_w4_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2, false, false, 16, 12.8, 4.5},
-    {11, "sm80_128x256x32_s4", 80, 2, 128, 256, 32, 4, 2, 4, 1, false, false, 16, 19.8, 7.5},
     {13, "sm80_128x256x64_s3", 80, 2, 128, 256, 64, 3, 2, 4, 1, false, false, 16, 18.1, 8.5},
+    {14, "sm80_taps_256x128x64_s3", 80, 2, 256, 128, 64, 3, 4, 2, 1, false, false, 16, 16.6, 9.75, 32},
+    {15, "sm80_taps_256x64x64_s3", 80, 2, 256, 64, 64, 3, 4, 1, 2, false, false, 16, 11.1, 8.0, 32},
     {18, "sm80_64x128x32_s4", 80, 2, 64, 128, 32, 4, 2, 2, 3, true, false, 16, 9.2, 2.5},
     {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, 16, 30.3, 6.5},
     {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 16, 21, 4.5},
@@ -97,9 +105,9 @@ constexpr Tile const *find_tile(int id) {
 }
 
 // Launchers, one translation unit each so that they compile in parallel; null when done, else one sentence. `view` ones
-// hold the tiles that upsample, `any` those that take pixels of any stride.
+// hold the tiles that upsample, `any` those that take pixels of any stride, `taps` those whose taps share pixels.
 using Launch = char const *(int tile_id, Params const &params, void *stream);
-Launch launch_sm80_f16, launch_sm80_bf16, launch_sm80_f32;
+Launch launch_sm80_f16, launch_sm80_bf16, launch_sm80_f32, launch_sm80_taps_f16, launch_sm80_taps_bf16;
 Launch launch_sm80_view_f16, launch_sm80_view_bf16, launch_sm80_view_f32, launch_sm80_any_f32;
 
 }  // namespace cutefuse::concat_conv
