@@ -18,6 +18,7 @@ from cutefuse.errors import CutefuseError
 # Start of a kernel's mangled name, up to its template arguments -> opcodes that must stand in every instance of it.
 REQUIRED = {
     "16concat_conv_sm80I": {"LDGSTS", "LDSM", "HMMA", "STG"},
+    "concat_conv_sm80_tapsI": {"LDGSTS", "LDSM", "HMMA", "STG"},
     "concat_conv_sm80_finishI": {"LDG", "STG"},
     "quant_concat_conv_sm80I": {"LDGSTS", "LDSM", "IMMA", "STG"},
     "quant_concat_conv_rows_sm80I": {"LDGSTS", "LDSM", "IMMA", "STG"},
