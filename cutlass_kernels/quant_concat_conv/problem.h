@@ -39,6 +39,11 @@ CUTEFUSE_HOST_DEVICE Strides strides_of(Layout layout, std::int64_t ld, int chan
   return {ceil_div(channels, kLayoutBlock) * pixels * kLayoutBlock, pixels * kLayoutBlock, kLayoutBlock};
 }
 
+// Of source i.
+CUTEFUSE_HOST_DEVICE Strides strides_of(Problem const &p, int i) {
+  return strides_of(p.layout, p.ldx[i], p.C[i], std::int64_t(p.H) * p.W);
+}
+
 // Channels of the output that exist in memory, pad lanes included.
 CUTEFUSE_HOST_DEVICE int stored_channels(Problem const &p) {
   int const step = p.output_type != Type::kInt8        ? size_of(p.output_type) == 2 ? 8 : 1

@@ -2,8 +2,7 @@
 // M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles of 64 bytes.
 #pragma once
 
-#include "sm80_copy.cuh"
-#include "sm80_sums.cuh"
+#include "sm80_loop.cuh"
 
 namespace cutefuse::quant_concat_conv {
 
@@ -103,25 +102,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     copy(s2r_w, tSsW(_, _, step, stage), tSrW(_, _, step));
   };
 
-  // The mma of one step, each row's behind the one before and back again, and between them the copies of a part.
   auto const multiply = [&](int step, int part, int stage) {
-    constexpr int kColumns = size<2>(acc), kRows = size<1>(acc);
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      CUTE_UNROLL
-      for (int j = 0; j < kColumns; ++j) {
-        int const k = i % 2 ? kColumns - 1 - j : j;
-        gemm(mma, rX(_, i, step), rW(_, k, step), acc(_, i, k));
-      }
-      copy_part(part, stage, i + 1, kRows);
-    }
+    multiply_step(mma, rX, rW, acc, step, [&](int issued, int all) { copy_part(part, stage, issued, all); });
   };
 
   // ---- drain: at a source's end its integers, times its scale, join the float32 sums ----
   auto sum = make_tensor<float>(shape(acc));  // as acc; beside it in the main loop only where Sums::kRegisters says so
   clear(acc);
   if constexpr (Traits::kTile.sums == Sums::kRegisters) clear(sum);
-  bool first = true;
 
   // ---- main loop ----
   auto const enter_next_stage = [&] {
@@ -135,10 +123,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   cp_async_wait<kStages - 2>();
   __syncthreads();
   fetch(0, 0);
-  for (int to_read = k_blocks;;) {                                         // a source at a time
-    int const whole = min((read.left + Traits::kMmaK - 1) / kK, to_read);  // blocks with channels for every mma step
+  auto const whole_blocks = [&](int blocks) {
     CUTE_NO_UNROLL
-    for (int tiles = whole * params.taps; tiles > 0; --tiles) {
+    for (int tiles = blocks * params.taps; tiles > 0; --tiles) {
       CUTE_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         if (step == kSteps - 1) enter_next_stage();
@@ -146,31 +133,17 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
         multiply(step, (step + 1) % kSteps, write_stage);
       }
     }
-    to_read -= whole, read.left -= whole * kK;
-    if (to_read > 0 && read.left > 0) {  // the source's last channels: no step is spent on those that do not exist
-      CUTE_NO_UNROLL
-      for (int tiles = params.taps; tiles > 0; --tiles) {
-        multiply(0, 1, write_stage);
-        enter_next_stage();
-        copy_part(0, write_stage, 1, 1);
-        fetch(0, read_stage);
-      }
-      --to_read;
+  };
+  auto const last_channels = [&] {  // no step is spent on those that do not exist
+    CUTE_NO_UNROLL
+    for (int tiles = params.taps; tiles > 0; --tiles) {
+      multiply(0, 1, write_stage);
+      enter_next_stage();
+      copy_part(0, write_stage, 1, 1);
+      fetch(0, read_stage);
     }
-    if (to_read == 0) break;
-    drain<Traits>(params, shared, read.source, first, acc, sum);
-    first = false;
-    ++read.source, read.left = p.C[read.source];
-  }
-  if constexpr (Traits::kTile.drains()) drain_last<Traits>(params, shared, read.source, first, acc, sum);
-  cp_async_wait<0>();
-  __syncthreads();
-
-  if constexpr (Traits::kTile.drains()) {
-    store<Traits>(params, shared, 1.f, sum);
-  } else {
-    store<Traits>(params, shared, p.scale[0], acc);
-  }
+  };
+  walk_sources<Traits>(params, shared, read, k_blocks, acc, sum, whole_blocks, last_channels);
 }
 
 }  // namespace cutefuse::quant_concat_conv

@@ -47,15 +47,10 @@ struct Loader {
     enter_source(1);
   }
 
-  __device__ __forceinline__ Strides strides() const {
-    Problem const &p = params.problem;
-    return strides_of(p.layout, p.ldx[block.source], p.C[block.source], int64_t(p.H) * p.W);
-  }
-
   // Images of kCHW32 lie all the source's blocks apart; `before`: those that rows.pixel reckons with.
   __device__ __forceinline__ void enter_source(int before) {
     Problem const &p = params.problem;
-    Strides const to = strides();
+    Strides const to = strides_of(p, block.source);
     int const chunk = (p.C[block.source] - block.left + column) / kVector;
     from_x = reinterpret_cast<char const *>(params.x[block.source]) + chunk / 2 * to.block + chunk % 2 * kVector;
     pixel_bytes = to.pixel;
@@ -91,7 +86,7 @@ struct Loader {
     tap_bits = row_ends ? 2 * (tap_bits & 0xffffu) + (1u << kMaxTaps) : tap_bits + (tap_bits & params.step_bits);
     run = row_ends ? p.S : run, rows_left -= row_ends;
     if (rows_left > 0) return;
-    if (params.run_step == 0) from_x += kK / kLayoutBlock * strides().block;
+    if (params.run_step == 0) from_x += kK / kLayoutBlock * strides_of(p, block.source).block;
     from_x -= int64_t(params.block_step) * pixel_bytes;
     int const before = ceil_div(p.C[block.source], kLayoutBlock);
     bool const changed = block.advance(p);

@@ -3,8 +3,8 @@
 // traffic that three k-tiles make, and one barrier instead of three.
 #pragma once
 
+#include "sm80_loop.cuh"
 #include "sm80_rows_copy.cuh"
-#include "sm80_sums.cuh"
 
 namespace cutefuse::quant_concat_conv {
 
@@ -113,24 +113,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     copy(s2r_w, tSsW(_, _, half, stage * kRowTaps + tap), tSrW(_, _, half));
   };
 
-  // The mma of one step, each row's behind the one before and back again, and between them the copies of a part.
   auto const multiply = [&](int half, int part, int stage) {
-    constexpr int kColumns = size<2>(acc), kRows = size<1>(acc);
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      CUTE_UNROLL
-      for (int j = 0; j < kColumns; ++j) {
-        int const k = i % 2 ? kColumns - 1 - j : j;
-        gemm(mma, rX(_, i, half), rW(_, k, half), acc(_, i, k));
-      }
-      if (part >= 0) copy_part(part, stage, i + 1, kRows);
-    }
+    multiply_step(mma, rX, rW, acc, half, [&](int issued, int all) {
+      if (part >= 0) copy_part(part, stage, issued, all);
+    });
   };
 
   auto sum = make_tensor<float>(shape(acc));  // as acc; beside it in the main loop only where Sums::kRegisters says so
   clear(acc);
   if constexpr (Traits::kTile.sums == Sums::kRegisters) clear(sum);
-  bool first = true;
 
   // ---- main loop ----
   auto const enter_next_stage = [&] {
@@ -144,10 +135,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   cp_async_wait<kStages - 2>();
   __syncthreads();
   fetch(0, 0);
-  for (int to_read = k_blocks;;) {                                         // a source at a time
-    int const whole = min((read.left + Traits::kMmaK - 1) / kK, to_read);  // blocks with channels for every mma step
+  auto const whole_blocks = [&](int blocks) {
     CUTE_NO_UNROLL
-    for (int rows = whole * p.R; rows > 0; --rows) {
+    for (int rows = blocks * p.R; rows > 0; --rows) {
       CUTE_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         if (step == kSteps - 1) enter_next_stage();
@@ -155,38 +145,25 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
         multiply(step % kTapSteps, (step + 1) % kSteps, write_stage);
       }
     }
-    to_read -= whole, read.left -= whole * kK;
-    if (to_read > 0 && read.left > 0) {  // the source's last channels: no step is spent on those that do not exist
-      CUTE_NO_UNROLL
-      for (int rows = p.R; rows > 0; --rows) {
+  };
+  auto const last_channels = [&] {  // no step is spent on those that do not exist
+    CUTE_NO_UNROLL
+    for (int rows = p.R; rows > 0; --rows) {
+      CUTE_UNROLL
+      for (int tap = 0; tap < kRowTaps; ++tap) {
+        if (tap > 0) fetch(tap * kTapSteps, read_stage);
         CUTE_UNROLL
-        for (int tap = 0; tap < kRowTaps; ++tap) {
-          if (tap > 0) fetch(tap * kTapSteps, read_stage);
-          CUTE_UNROLL
-          for (int part = 1; part < kSteps; ++part) {
-            if (part * kRowTaps / kSteps == tap) copy_part(part, write_stage, 1, 1);
-          }
-          multiply(0, -1, 0);
+        for (int part = 1; part < kSteps; ++part) {
+          if (part * kRowTaps / kSteps == tap) copy_part(part, write_stage, 1, 1);
         }
-        enter_next_stage();
-        copy_part(0, write_stage, 1, 1);
-        fetch(0, read_stage);
+        multiply(0, -1, 0);
       }
-      --to_read;
+      enter_next_stage();
+      copy_part(0, write_stage, 1, 1);
+      fetch(0, read_stage);
     }
-    if (to_read == 0) break;
-    drain<Traits>(params, shared, read.source, first, acc, sum);
-    first = false;
-    ++read.source, read.left = p.C[read.source];
-  }
-  if constexpr (Traits::kTile.drains()) drain_last<Traits>(params, shared, read.source, first, acc, sum);
-  cp_async_wait<0>();
-  __syncthreads();
-  if constexpr (Traits::kTile.drains()) {
-    store<Traits>(params, shared, 1.f, sum);
-  } else {
-    store<Traits>(params, shared, p.scale[0], acc);
-  }
+  };
+  walk_sources<Traits>(params, shared, read, k_blocks, acc, sum, whole_blocks, last_channels);
 }
 
 }  // namespace cutefuse::quant_concat_conv

@@ -81,15 +81,10 @@ struct RowLoader {
     enter_source(1);
   }
 
-  __device__ __forceinline__ Strides strides() const {
-    Problem const &p = params.problem;
-    return strides_of(p.layout, p.ldx[block.source], p.C[block.source], int64_t(p.H) * p.W);
-  }
-
   // Images of kCHW32 lie all the source's blocks apart; `before`: those that `pixel` reckons with.
   __device__ __forceinline__ void enter_source(int before) {
     Problem const &p = params.problem;
-    Strides const to = strides();
+    Strides const to = strides_of(p, block.source);
     int const chunk = (p.C[block.source] - block.left + column) / kVector;
     from_x = reinterpret_cast<char const *>(params.x[block.source]) + chunk / 2 * to.block + chunk % 2 * kVector;
     pixel_bytes = to.pixel;
@@ -119,7 +114,7 @@ struct RowLoader {
     from_x = concat_conv::address_of(from_x, params.row_step + kRowTaps, pixel_bytes);
     tap_bits += tap_bits & 0xffffu;
     if (--rows_left > 0) return;
-    from_x += kK / kLayoutBlock * strides().block - int64_t(params.block_step) * pixel_bytes;
+    from_x += kK / kLayoutBlock * strides_of(p, block.source).block - int64_t(params.block_step) * pixel_bytes;
     int const before = ceil_div(p.C[block.source], kLayoutBlock);
     bool const changed = block.advance(p);
     if (blocks_left <= 0) {
