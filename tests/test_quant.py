@@ -375,19 +375,15 @@ def test_long_reductions_of_several_sources_leave_the_tiles_that_drain() -> None
     assert kernels.reject(call) is None and set(kernels.configs(call)) == {12, 13, 14}
 
 
-# ---- the plugin ----
-
-
 @pytest.mark.parametrize("name", ["2_sources_Relu", "8_sources_Silu", "2_sources_Relu_to_int8"])
 def test_plugins_offer_both_int8_formats_and_never_mix_them(name: str) -> None:
     call = OPERATOR.call(CASES[name], CASES[name].dtypes[-1])
     plugin = Host().build((call.op_type, call.attrs), [Input(t.dims, t.dtype) for t in call.inputs]).check()
     assert plugin.findings == []
-    sources = len(call.inputs) - 3
-    quantised = call.op_type.endswith("Q")
     floats = {"float32": "kHWC", "bfloat16": "kHWC8"}.get(call.outputs[0].dtype, "")
     assert [c["formats"] for c in plugin.report["combinations"]] == [
-        [f] * sources + ["kLINEAR"] * 3 + [f if quantised else floats] for f in ("kCHW32", "kHWC16")
+        [f] * (len(call.inputs) - 3) + ["kLINEAR"] * 3 + [f if call.op_type.endswith("Q") else floats]
+        for f in ("kCHW32", "kHWC16")
     ]
     for i in range(2):
         plugin.context(combination=i).set_shapes([t.dims for t in call.inputs])
