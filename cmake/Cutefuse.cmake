@@ -114,8 +114,10 @@ function(cutefuse_tensorrt_headers target)
 endfunction()
 
 macro(cutefuse_library)
-  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp plugins/attributes.cpp
-                              plugins/fused_plugin.cpp plugins/entry.cpp)
+  file(GLOB conv_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*.cpp
+       ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*/*.cpp)
+  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp ${conv_sources}
+                              plugins/attributes.cpp plugins/fused_plugin.cpp plugins/entry.cpp)
   cutefuse_warnings(cutefuse)
   cutefuse_tensorrt_headers(cutefuse)
   target_include_directories(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/cutlass_kernels ${CMAKE_SOURCE_DIR}/plugins

@@ -3,10 +3,10 @@
 #include <array>
 #include <cstring>
 
-#include "problem.h"
-#include "sm90.h"
-#include "tiles.h"
-#include "variants.h"
+#include "concat_conv/tiles.h"
+#include "concat_conv/variants.h"
+#include "conv/problem.h"
+#include "conv/sm90/tiles.h"
 
 namespace cutefuse::concat_conv {
 namespace {

@@ -1,7 +1,7 @@
 // What ConcatConv accepts: attributes and tensors of a call become a Problem, or one sentence. No CUDA header.
-#include "problem.h"
+#include "conv/problem.h"
 
-#include "variants.h"
+#include "concat_conv/variants.h"
 
 namespace cutefuse::concat_conv {
 namespace {

@@ -1,4 +1,4 @@
-#include "sm80_launch.cuh"
+#include "conv/sm80/launch.cuh"
 
 namespace cutefuse::concat_conv {
 

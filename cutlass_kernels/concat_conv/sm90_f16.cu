@@ -1,4 +1,4 @@
-#include "sm90_launch.cuh"
+#include "conv/sm90/launch.cuh"
 
 namespace cutefuse::concat_conv {
 

@@ -1,7 +1,7 @@
 // The table of tiles: one row serves dispatch, TensorRT's tactics, tests, benchmarks and the cost model.
 #pragma once
 
-#include "problem.h"
+#include "conv/problem.h"
 
 namespace cutefuse::concat_conv {
 

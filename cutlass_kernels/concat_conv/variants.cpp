@@ -1,4 +1,4 @@
-#include "variants.h"
+#include "concat_conv/variants.h"
 
 #include <cstdio>
 

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "problem.h"
+#include "conv/problem.h"
 
 namespace cutefuse::concat_conv {
 

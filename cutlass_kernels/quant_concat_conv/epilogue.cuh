@@ -4,9 +4,9 @@
 
 #include <cutlass/numeric_types.h>
 
-#include "../concat_conv/epilogue.cuh"
-#include "../concat_conv/sm80_store.cuh"
-#include "tiles.h"
+#include "conv/epilogue.cuh"
+#include "conv/sm80/store.cuh"
+#include "quant_concat_conv/tiles.h"
 
 namespace cutefuse::quant_concat_conv {
 

@@ -2,7 +2,7 @@
 // memory layouts.
 #pragma once
 
-#include "../concat_conv/problem.h"
+#include "conv/problem.h"
 
 namespace cutefuse::quant_concat_conv {
 

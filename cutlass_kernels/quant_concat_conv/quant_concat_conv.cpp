@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "tiles.h"
+#include "quant_concat_conv/tiles.h"
 
 namespace cutefuse::quant_concat_conv {
 namespace {

@@ -2,7 +2,7 @@
 // M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles of 64 bytes.
 #pragma once
 
-#include "sm80_loop.cuh"
+#include "quant_concat_conv/sm80_loop.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

@@ -2,8 +2,8 @@
 // pixels, taps and cp.async in two memory layouts; pad lanes of activations meet zeros of the packed filter.
 #pragma once
 
-#include "../concat_conv/sm80_copy.cuh"
-#include "tiles.h"
+#include "conv/sm80/copy.cuh"
+#include "quant_concat_conv/tiles.h"
 
 namespace cutefuse::quant_concat_conv {
 

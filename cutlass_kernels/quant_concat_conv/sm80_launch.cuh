@@ -1,8 +1,8 @@
 // Host side of the int8 kernels: shared-memory limit, grid, and the dispatch over the table's tiles.
 #pragma once
 
-#include "sm80.cuh"
-#include "sm80_rows.cuh"
+#include "quant_concat_conv/sm80.cuh"
+#include "quant_concat_conv/sm80_rows.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

@@ -1,8 +1,8 @@
 // What the main loops of the int8 kernels share: the mma of a step, and the walk over the sources.
 #pragma once
 
-#include "sm80_copy.cuh"
-#include "sm80_sums.cuh"
+#include "quant_concat_conv/sm80_copy.cuh"
+#include "quant_concat_conv/sm80_sums.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

@@ -1,4 +1,4 @@
-#include "sm80_launch.cuh"
+#include "quant_concat_conv/sm80_launch.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

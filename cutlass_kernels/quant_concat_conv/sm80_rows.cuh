@@ -3,8 +3,8 @@
 // traffic that three k-tiles make, and one barrier instead of three.
 #pragma once
 
-#include "sm80_loop.cuh"
-#include "sm80_rows_copy.cuh"
+#include "quant_concat_conv/sm80_loop.cuh"
+#include "quant_concat_conv/sm80_rows_copy.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

@@ -1,7 +1,7 @@
 // How the kernel over filter rows reaches global memory: one thread's share of a stage's pixels and filters.
 #pragma once
 
-#include "sm80_copy.cuh"
+#include "quant_concat_conv/sm80_copy.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

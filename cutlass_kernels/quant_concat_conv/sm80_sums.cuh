@@ -4,7 +4,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "epilogue.cuh"
+#include "quant_concat_conv/epilogue.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

@@ -1,5 +1,5 @@
 // The second half of split-K: adds the parts that the blocks left in the workspace, always in the same order.
-#include "epilogue.cuh"
+#include "quant_concat_conv/epilogue.cuh"
 
 namespace cutefuse::quant_concat_conv {
 

@@ -1,5 +1,5 @@
 // Which tiles can run a problem, in how many parts, and how long they take. No CUDA header.
-#include "tiles.h"
+#include "quant_concat_conv/tiles.h"
 
 #include <algorithm>
 

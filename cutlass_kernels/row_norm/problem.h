@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../op.h"
+#include "op.h"
 
 namespace cutefuse::row_norm {
 

@@ -4,9 +4,9 @@
 #include <tuple>
 #include <vector>
 
-#include "concat_conv/problem.h"
-#include "concat_conv/sm90.h"
 #include "concat_conv/tiles.h"
+#include "conv/problem.h"
+#include "conv/sm90/tiles.h"
 #include "quant_concat_conv/tiles.h"
 
 namespace cc = cutefuse::concat_conv;

@@ -2,7 +2,7 @@
 // walk over the reduction.
 #pragma once
 
-#include "sm80_traits.cuh"
+#include "conv/sm80/traits.cuh"
 
 namespace cutefuse::concat_conv {
 

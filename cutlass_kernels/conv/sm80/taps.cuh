@@ -3,9 +3,9 @@
 // are the three taps. So a third of the pixels is copied, and a loop over a filter row knows every stage beforehand.
 #pragma once
 
-#include "sm80_copy.cuh"
-#include "sm80_epilogue.cuh"
-#include "sm80_traits.cuh"
+#include "conv/sm80/copy.cuh"
+#include "conv/sm80/epilogue.cuh"
+#include "conv/sm80/traits.cuh"
 
 namespace cutefuse::concat_conv {
 

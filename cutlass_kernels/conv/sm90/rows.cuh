@@ -5,8 +5,8 @@
 // that are no multiple of 8.
 #pragma once
 
-#include "sm90_halo.cuh"
-#include "sm90_im2col.cuh"
+#include "conv/sm90/halo.cuh"
+#include "conv/sm90/im2col.cuh"
 
 namespace cutefuse::concat_conv {
 

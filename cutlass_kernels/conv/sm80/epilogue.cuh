@@ -1,9 +1,9 @@
 // The sums of a tile on the Ampere path: where they start, and how they leave, for the outputs or for the workspace.
 #pragma once
 
-#include "epilogue.cuh"
-#include "sm80_split.cuh"
-#include "sm80_store.cuh"
+#include "conv/epilogue.cuh"
+#include "conv/sm80/split.cuh"
+#include "conv/sm80/store.cuh"
 
 namespace cutefuse::concat_conv {
 

@@ -1,5 +1,5 @@
 // Host side of the Hopper tiles: shared-memory plan of the halo path, legality, and the cost model.
-#include "sm90.h"
+#include "conv/sm90/tiles.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 // sm90_im2col.cuh: one ring serves both, whose tiles follow each other in it.
 #pragma once
 
-#include "sm90_im2col.cuh"
+#include "conv/sm90/im2col.cuh"
 
 namespace cutefuse::concat_conv {
 

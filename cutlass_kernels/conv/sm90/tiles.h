@@ -2,7 +2,7 @@
 // Host code without CUDA headers, shared by configs() and the launchers.
 #pragma once
 
-#include "tiles.h"
+#include "concat_conv/tiles.h"
 
 namespace cutefuse::concat_conv {
 

@@ -4,7 +4,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "problem.h"
+#include "conv/problem.h"
 
 namespace cutefuse::concat_conv {
 

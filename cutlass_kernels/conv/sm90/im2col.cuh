@@ -2,7 +2,7 @@
 // Warp-specialised and persistent: one warp loads, two warpgroups multiply. Strides, dilations, asymmetric pads.
 #pragma once
 
-#include "sm90.cuh"
+#include "conv/sm90/core.cuh"
 
 namespace cutefuse::concat_conv {
 

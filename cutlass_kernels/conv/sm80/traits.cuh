@@ -5,7 +5,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "tiles.h"
+#include "concat_conv/tiles.h"
 
 namespace cutefuse::concat_conv {
 

@@ -7,10 +7,10 @@
 #include <atomic>
 #include <cstring>
 
-#include "sm90_halo.cuh"
-#include "sm90_im2col.cuh"
-#include "sm90_pingpong.cuh"
-#include "sm90_rows.cuh"
+#include "conv/sm90/halo.cuh"
+#include "conv/sm90/im2col.cuh"
+#include "conv/sm90/pingpong.cuh"
+#include "conv/sm90/rows.cuh"
 
 namespace cutefuse::concat_conv {
 

@@ -3,8 +3,8 @@
 
 #include <atomic>
 
-#include "sm80.cuh"
-#include "sm80_taps.cuh"
+#include "conv/sm80/main_loop.cuh"
+#include "conv/sm80/taps.cuh"
 
 namespace cutefuse::concat_conv {
 

@@ -5,8 +5,8 @@
 
 #include <cute/tensor.hpp>
 
-#include "epilogue.cuh"
-#include "sm80_store.cuh"
+#include "conv/epilogue.cuh"
+#include "conv/sm80/store.cuh"
 
 namespace cutefuse::concat_conv {
 

@@ -1,7 +1,7 @@
 // How the Ampere path leaves: where a vector of output channels goes, and how a residual comes in.
 #pragma once
 
-#include "sm80_copy.cuh"
+#include "conv/sm80/copy.cuh"
 
 namespace cutefuse::concat_conv {
 

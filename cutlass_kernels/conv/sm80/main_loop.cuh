@@ -2,9 +2,9 @@
 // M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles.
 #pragma once
 
-#include "sm80_copy.cuh"
-#include "sm80_epilogue.cuh"
-#include "sm80_traits.cuh"
+#include "conv/sm80/copy.cuh"
+#include "conv/sm80/epilogue.cuh"
+#include "conv/sm80/traits.cuh"
 
 namespace cutefuse::concat_conv {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../op.h"
+#include "op.h"
 
 #ifdef __CUDACC__
 #define CUTEFUSE_HOST_DEVICE __host__ __device__ __forceinline__

@@ -19,8 +19,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "epilogue.cuh"
-#include "sm90.h"
+#include "conv/epilogue.cuh"
+#include "conv/sm90/tiles.h"
 
 // The kernels are written for sm_90a alone; in a library for more architectures the others get an empty body.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

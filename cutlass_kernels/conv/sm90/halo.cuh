@@ -4,7 +4,7 @@
 // one row of the patch further). im2col would fetch each pixel R*S times from L2.
 #pragma once
 
-#include "sm90.cuh"
+#include "conv/sm90/core.cuh"
 
 namespace cutefuse::concat_conv {
 
