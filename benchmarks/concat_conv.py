@@ -3,12 +3,13 @@
     python benchmarks/concat_conv.py --json rows.json --plot rows.svg
     python benchmarks/concat_conv.py --shapes unet_up4_b1 pan_p5_b1 --variants ours,cudnn_precat --tiles all
     python benchmarks/concat_conv.py --variants ours,ours_sm80,cutlass2,cat_cutlass2 --tiles all
+    python benchmarks/concat_conv.py --set latency --variants ours,cudnn_precat --tiles all
     python benchmarks/concat_conv.py --from rows.json --markdown
 
 Every variant of a shape is timed in the same interleaved rounds of CUDA-graph replays over inputs that do not fit into
-the L2 cache. JSON: one row per (shape, variant, tile). `ours_sm80` is the Ampere path (cp.async, mma.sync) on whatever
-device this is. `--from` draws and tabulates a file of rows without a GPU. A peer that cannot be built on this machine
-is named in one line and left out.
+the L2 cache, or with `--warm` stay in it. JSON: one row per (shape, variant, tile). `ours_sm80` is the Ampere path
+(cp.async, mma.sync) on whatever device this is. `--from` draws and tabulates a file of rows without a GPU. A peer that
+cannot be built on this machine is named in one line and left out.
 """
 
 from __future__ import annotations
@@ -29,19 +30,25 @@ from benchmarks.lib import markdown, plots, table  # noqa: E402
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
+SETS = ("conv", "latency", "single_source")
+WARM_SETS = 2  # of operands: a network's tensors are in the L2 cache, but the same launch does not find its own output
 OURS = {"ours": "", "ours_sm80": "sm80"}  # variant -> what the names of its tiles begin with
 DEFAULT_VARIANTS = "ours,ours_sm80,eager,cat_cudnn,compile,cudnn_precat,cutlass2,cat_cutlass2,cutlass3"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of conv_shapes.json; default: all")
+    parser.add_argument(
+        "--set", default="conv", choices=SETS, help="file <set>_shapes.json that the shapes come from; default conv"
+    )
+    parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of shapes of the set; default: all")
     parser.add_argument("--variants", default=DEFAULT_VARIANTS, help=f"comma list; default {DEFAULT_VARIANTS}")
     parser.add_argument(
         "--tiles",
         default="guess",
         help="of our variants: 'guess', 'all', 'sm80' (all of ours_sm80, the guess of ours), or a comma list of ids",
     )
+    parser.add_argument("--warm", action="store_true", help="operands stay in the L2 cache, as inside a network")
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds; default 10")
     parser.add_argument("--autotune-s", type=float, default=60, help="seconds that compile_max may tune in all; 60")
@@ -80,7 +87,8 @@ def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any]) -> l
 
     bytes_moved = problem.bytes_moved(4 if args.dtype == "float32" else 2)
     floor_us = max(problem.flops / PEAK_FLOPS, bytes_moved / PEAK_BYTES) * 1e6
-    work = peers.Workload.of(problem, args.dtype, timing.rotation_sets(bytes_moved, timing.l2_bytes()))
+    sets = WARM_SETS if args.warm else timing.rotation_sets(bytes_moved, timing.l2_bytes())
+    work = peers.Workload.of(problem, args.dtype, sets)
     call = work.instances[0].call
     names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
     legal = kernels.configs(call)
@@ -114,6 +122,7 @@ def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any]) -> l
         row = {
             "shape": problem.name, "variant": name.split(":")[0], "dtype": args.dtype, "floor_us": floor_us,
             "gflop": problem.flops / 1e9, "mbytes": bytes_moved / 1e6, "K": problem.K, "R": problem.R, "S": problem.S,
+            "warm": args.warm,
         }  # fmt: skip
         row |= facts.get(name, {})
         if isinstance(result, str):
@@ -146,9 +155,9 @@ def run(argv: list[str] | None) -> int:
         import torch
 
         torch.backends.cudnn.benchmark = True
-        known = {p.name: p for p in problems.benchmark_shapes()}
+        known = {p.name: p for p in problems.benchmark_shapes(args.set)}
         if unknown := sorted(set(args.shapes or []) - set(known)):
-            raise CutefuseError(f"shape '{unknown[0]}' is not in conv_shapes.json; choose from {', '.join(known)}")
+            raise CutefuseError(f"'{unknown[0]}' is not in {args.set}_shapes.json; choose from {', '.join(known)}")
         missing = peers.build_cutlass(args.variants, args.jobs)
         for name, reason in missing.items():
             print(f"# without {name}: {reason}", file=sys.stderr)

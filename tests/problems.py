@@ -79,9 +79,9 @@ class Problem:
         return element_bytes * (pixels + k * sum(self.C) * self.R * self.S) + 4 * k
 
 
-def benchmark_shapes() -> list[Problem]:
-    """The shapes of benchmarks/conv_shapes.json, named after the layer of the model they come from."""
-    path = Path(__file__).parent.parent / "benchmarks" / "conv_shapes.json"
+def benchmark_shapes(name: str = "conv") -> list[Problem]:
+    """The shapes of benchmarks/<name>_shapes.json, named after the layer of the model they come from."""
+    path = Path(__file__).parent.parent / "benchmarks" / f"{name}_shapes.json"
     names = {"none": "", "relu": "Relu", "silu": "Silu", "sigmoid": "Sigmoid"}
     return [
         Problem(
