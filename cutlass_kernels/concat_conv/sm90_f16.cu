@@ -1,3 +1,4 @@
+#include "concat_conv/tiles.h"
 #include "conv/sm90/launch.cuh"
 
 namespace cutefuse::concat_conv {

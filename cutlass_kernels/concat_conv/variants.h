@@ -7,6 +7,8 @@
 
 namespace cutefuse::concat_conv {
 
+using namespace conv;
+
 // What an op_type says. `view`: a source may be a channel range of a wider tensor and may be enlarged.
 struct Form {
   bool view;
@@ -53,5 +55,8 @@ constexpr AttrSpec kAttrSpecs[kAttrs] = {
     {"upsample", AttrKind::kInts, 1, kMaxSources, 1, 1.0},        // View: nearest enlargement of each source
     {"output_channels", AttrKind::kInts, 1, kMaxOutputs, 1, 0.0}  // x<m>: channels of each output
 };
+
+// Fills *problem from the call, or returns why the operator refuses it. Sizes that are -1 in the call stay -1.
+char const *problem_of(Call const &call, Problem *problem);
 
 }  // namespace cutefuse::concat_conv

@@ -6,7 +6,7 @@
 
 #include "conv/problem.h"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // min/max that hand a NaN on, as PyTorch's relu and clamp do (fmaxf would hide it).
 __device__ __forceinline__ float max_nan(float a, float b) {
@@ -69,4 +69,4 @@ __device__ __forceinline__ void activate(Tensor &&acc, Problem const &p) {
   }
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -11,7 +11,7 @@
 #define CUTEFUSE_HOST_DEVICE inline
 #endif
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 constexpr int kMaxSources = 8;
 constexpr int kMaxOutputs = 4;
@@ -207,7 +207,4 @@ CUTEFUSE_HOST_DEVICE int k_tiles(Problem const &p) {
   return tiles;
 }
 
-// Fills *problem from the call, or returns why the operator refuses it. Sizes that are -1 in the call stay -1.
-char const *problem_of(Call const &call, Problem *problem);
-
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

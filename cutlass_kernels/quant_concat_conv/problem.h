@@ -6,13 +6,13 @@
 
 namespace cutefuse::quant_concat_conv {
 
-using concat_conv::Activation;
-using concat_conv::ceil_div;
-using concat_conv::Divider;
-using concat_conv::kActivationNames;
-using concat_conv::kActivations;
-using concat_conv::kChannelBlock;
-using concat_conv::kMaxSources;
+using conv::Activation;
+using conv::ceil_div;
+using conv::Divider;
+using conv::kActivationNames;
+using conv::kActivations;
+using conv::kChannelBlock;
+using conv::kMaxSources;
 
 constexpr int kVector = 16;           // channels of one 16-byte copy
 constexpr int kLayoutBlock = 32;      // channels of one block of Layout::kBlocks32
@@ -21,7 +21,7 @@ constexpr int kMaxProduct = 1 << 14;  // |x * w| of two int8
 // y[n,k,p,q] = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The inner sums are
 // exact integers; the outer one is float32, so that each source keeps a scale of its own. int8 outputs are y /
 // output_scale, rounded to nearest even and saturated. `type` is that of the sources, int8.
-struct Problem : concat_conv::Problem {
+struct Problem : conv::Problem {
   float scale[kMaxSources];
   float output_scale;
   Type output_type;

@@ -9,9 +9,9 @@
 namespace cutefuse::quant_concat_conv {
 namespace {
 
-using concat_conv::blocks_of;
-using concat_conv::kMaxTaps;
-using concat_conv::output_size;
+using conv::blocks_of;
+using conv::kMaxTaps;
+using conv::output_size;
 
 enum Attr {
   kChannels,

@@ -8,9 +8,9 @@
 namespace cutefuse::quant_concat_conv {
 
 using namespace cute;
-using concat_conv::KBlock;
-using concat_conv::kMaxTaps;
-using concat_conv::Place;
+using conv::KBlock;
+using conv::kMaxTaps;
+using conv::Place;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
 using cute::Tensor;
 
@@ -22,7 +22,7 @@ struct Loader {
   static constexpr int kK = Traits::kK, kRowsX = Traits::kRowsX, kRowsW = Traits::kRowsW, kCopies = kRowsX + kRowsW;
   static_assert(kK == kChannelBlock && kRowsW <= 32);
   Params const &params;
-  concat_conv::SourceRows<Traits> rows;
+  conv::SourceRows<Traits> rows;
   KBlock<kK> block;
   int const column;
   int blocks_left;
@@ -82,7 +82,7 @@ struct Loader {
     Problem const &p = params.problem;
     bool const row_ends = --run == 0;
     from_w += kK, from_x += step_x;
-    from_x = concat_conv::address_of(from_x, row_ends ? params.row_step : 0, pixel_bytes);
+    from_x = conv::address_of(from_x, row_ends ? params.row_step : 0, pixel_bytes);
     tap_bits = row_ends ? 2 * (tap_bits & 0xffffu) + (1u << kMaxTaps) : tap_bits + (tap_bits & params.step_bits);
     run = row_ends ? p.S : run, rows_left -= row_ends;
     if (rows_left > 0) return;
@@ -103,12 +103,12 @@ struct Loader {
   template <class ToX, class ToW>
   __device__ __forceinline__ void copy(int i, ToX const &to_x, ToW const &to_w) const {
     if (i < kRowsX) {
-      concat_conv::g2s_unless(&to_x(0, i, 0), concat_conv::address_of(from_x, rows.pixel[i], pixel_bytes),
-                              (rows.outside[i] & tap_bits) | closed);
+      conv::g2s_unless(&to_x(0, i, 0), conv::address_of(from_x, rows.pixel[i], pixel_bytes),
+                       (rows.outside[i] & tap_bits) | closed);
     } else {
       int const j = i - kRowsX;
-      concat_conv::g2s_if(&to_w(0, j, 0), concat_conv::address_of(from_w, j * Traits::kRowsPerPass, params.columns),
-                          filters & 1u << j);
+      conv::g2s_if(&to_w(0, j, 0), conv::address_of(from_w, j * Traits::kRowsPerPass, params.columns),
+                   filters & 1u << j);
     }
   }
 };

@@ -111,7 +111,7 @@ struct RowLoader {
   __device__ __forceinline__ void advance() {
     Problem const &p = params.problem;
     from_w += kRowTaps * kK;
-    from_x = concat_conv::address_of(from_x, params.row_step + kRowTaps, pixel_bytes);
+    from_x = conv::address_of(from_x, params.row_step + kRowTaps, pixel_bytes);
     tap_bits += tap_bits & 0xffffu;
     if (--rows_left > 0) return;
     from_x += kK / kLayoutBlock * strides_of(p, block.source).block - int64_t(params.block_step) * pixel_bytes;
@@ -132,7 +132,7 @@ struct RowLoader {
     if (i < kRowsX) {
       uint32_t const to = to_x + stage * Traits::kStageX + i * Traits::kRowsPerPass * kRowPitch;
       uint32_t const skip = (outside[i] & tap_bits) | closed;
-      char const *const from = concat_conv::address_of(from_x, pixel[i], pixel_bytes);
+      char const *const from = conv::address_of(from_x, pixel[i], pixel_bytes);
       if (Traits::kPixels % Traits::kRowsPerPass == 0 || i < kRowsX - 1) {
         g2s_unless_at(to, from, skip, 1);
       } else {
@@ -140,9 +140,8 @@ struct RowLoader {
       }
     } else {
       int const j = (i - kRowsX) / kRowTaps, tap = (i - kRowsX) % kRowTaps;
-      concat_conv::g2s_if(&to_w(0, j, 0, stage * kRowTaps + tap),
-                          concat_conv::address_of(from_w, j * Traits::kRowsPerPass, params.columns) + tap * kK,
-                          filters & 1u << j);
+      conv::g2s_if(&to_w(0, j, 0, stage * kRowTaps + tap),
+                   conv::address_of(from_w, j * Traits::kRowsPerPass, params.columns) + tap * kK, filters & 1u << j);
     }
   }
 };

@@ -9,7 +9,7 @@
 namespace cutefuse::quant_concat_conv {
 
 using namespace cute;
-using concat_conv::Place;
+using conv::Place;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
 using cute::Tensor;
 
@@ -91,11 +91,11 @@ struct alignas(kFinished * sizeof(T)) Finished {
 // Rounds them; ReLU, Clip and none are done here, since rounding is monotonic.
 template <class Output>
 struct Round {
-  concat_conv::Clamp<Output> clamp;
+  conv::Clamp<Output> clamp;
   __device__ __forceinline__ explicit Round(Problem const &p) : clamp(p) {}
   template <class Y>
   __device__ __forceinline__ Finished<Output> operator()(Y const &y) const {
-    concat_conv::Pair<Output> const a = clamp(y(0), y(1)), b = clamp(y(2), y(3));
+    conv::Pair<Output> const a = clamp(y(0), y(1)), b = clamp(y(2), y(3));
     return {a.v[0], a.v[1], b.v[0], b.v[1]};
   }
 };
@@ -151,7 +151,7 @@ __device__ __forceinline__ void store(Params const &params, unsigned char *share
                     .partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
   CUTE_UNROLL
   for (int i = 0; i < size(sum); i += 2) {
-    concat_conv::pair_at(staged + get<0>(tYcY(i)) * kRowWords + get<1>(tYcY(i))) = {sum(i), sum(i + 1)};
+    conv::pair_at(staged + get<0>(tYcY(i)) * kRowWords + get<1>(tYcY(i))) = {sum(i), sum(i + 1)};
   }
   __syncthreads();
 
@@ -174,7 +174,7 @@ __device__ __forceinline__ void store(Params const &params, unsigned char *share
   Finished<float> const bias = *reinterpret_cast<Finished<float> const *>(filter_scales<Traits>(shared) + kN + n);
   CUTE_UNROLL
   for (int v = 0; v < kFinished; ++v) scale.v[v] *= unit;
-  bool const rounding_clamps = concat_conv::Clamp<float>(p).is_all;
+  bool const rounding_clamps = conv::Clamp<float>(p).is_all;
   with_output_type(p, [&](auto type) {
     using Output = decltype(type);
     constexpr int kBatch = 4;  // rows at once: as many as hide the latency of an exponential
@@ -193,7 +193,7 @@ __device__ __forceinline__ void store(Params const &params, unsigned char *share
         CUTE_UNROLL
         for (int v = 0; v < kFinished; ++v) y(v, j) = fmaf(float(x.v[v]), scale.v[v], bias.v[v]);
       }
-      if (!rounding_clamps) concat_conv::activate(y, p);
+      if (!rounding_clamps) conv::activate(y, p);
       CUTE_UNROLL
       for (int j = 0; j < kBatch; ++j) {
         Finished<Output> const z = lanes.keep(round(y(_, j)));

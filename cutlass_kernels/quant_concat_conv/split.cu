@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kFinishThreads)
     int const k = min(k0 + i, p.K - 1);
     y(i) = fmaf(y(i), __ldg(params.w_scale + k), __ldg(params.b + k));
   }
-  concat_conv::activate(y, p);
+  conv::activate(y, p);
   with_output_type(p, [&](auto type) {
     using Output = decltype(type);
     Output *const to = output_at<Output>(params, m, k0);

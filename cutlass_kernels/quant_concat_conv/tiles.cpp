@@ -24,7 +24,7 @@ std::int64_t output_tiles(Tile const &tile, Problem const &p) {
 
 int all_blocks(Problem const &p) {
   int blocks = 0;
-  for (int i = 0; i < p.sources; ++i) blocks += concat_conv::blocks_of(p.C[i]);
+  for (int i = 0; i < p.sources; ++i) blocks += conv::blocks_of(p.C[i]);
   return blocks;
 }
 

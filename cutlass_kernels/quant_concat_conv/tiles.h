@@ -36,7 +36,7 @@ struct Params {
     row_step = one_tap ? 0 : p.dilation_h * p.W - p.S * p.dilation_w;
     block_step = one_tap ? 0 : p.R * p.dilation_h * p.W;
     run_step = one_tap && side_by_side ? kChannelBlock : 0;
-    step_bits = one_tap ? 0 : ~0u << concat_conv::kMaxTaps;
+    step_bits = one_tap ? 0 : ~0u << conv::kMaxTaps;
     pointwise = one_tap && side_by_side && p.P == p.H && p.Q == p.W && p.stride_h == 1 && p.stride_w == 1 &&
                 p.pad_top == 0 && p.pad_left == 0;
   }

@@ -4,7 +4,7 @@
 
 #include "conv/sm80/traits.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // Copies 16 bytes past L1, of which `bytes` are read and the rest becomes zero: halo, channel tails and rows past the
 // end. Through L1 (.ca) the taps of a filter find each other's pixels, but every chunk passes L1's banks twice.
@@ -300,4 +300,4 @@ struct Loader {
   }
 };
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -5,7 +5,7 @@
 #include "conv/sm80/split.cuh"
 #include "conv/sm80/store.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // The sums start at the bias, whose loads hide behind those of the first tiles; of several splits, the first has it.
 template <class Traits, class ThreadMma, class Sums>
@@ -86,4 +86,4 @@ __device__ __forceinline__ void store_tile(Params const &params, Mma const &mma,
   }
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

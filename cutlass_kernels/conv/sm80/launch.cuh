@@ -6,7 +6,7 @@
 #include "conv/sm80/main_loop.cuh"
 #include "conv/sm80/taps.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // Null when the kernel was enqueued, else one sentence. Raises the kernel's shared-memory limit once per device.
 template <class Traits>
@@ -46,12 +46,12 @@ char const *launch_sm80(Params params, void *stream) {
 }
 
 // One switch per element type over the tiles of the table that it can run.
-template <class Element, int... kTileIds>
+template <class Element, class... Rows>
 char const *launch_sm80_tile(int tile_id, Params const &params, void *stream) {
   char const *reason = nullptr;
   bool const found =
-      ((tile_id == kTileIds && (reason = launch_sm80<Sm80<Element, kTileIds>>(params, stream), true)) || ...);
+      ((tile_id == Rows::kTile.id && (reason = launch_sm80<Sm80<Element, Rows>>(params, stream), true)) || ...);
   return found ? reason : sentence("concat_conv: tile %d is not built for this type", tile_id);
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

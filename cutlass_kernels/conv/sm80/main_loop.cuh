@@ -6,7 +6,7 @@
 #include "conv/sm80/epilogue.cuh"
 #include "conv/sm80/traits.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // float32 bits -> float32 bits that the tensor core truncates to the nearest tf32, ties away from zero; without it the
 // error doubles. Half of tf32's last place is the value's own power of two times 2^-11, and NaN and infinity stay what
@@ -168,4 +168,4 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   store_tile<Traits>(params, mma, acc, shared);
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -8,7 +8,7 @@
 #include "conv/epilogue.cuh"
 #include "conv/sm80/store.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 constexpr int kFinishThreads = 128;
 constexpr int kFinishChannels = 8;  // of one pixel, by one thread
@@ -60,4 +60,4 @@ cudaError_t launch_finish(Params const &params, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -3,7 +3,7 @@
 
 #include "conv/sm80/copy.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // Two neighbouring channels of one pixel, as one thread holds them.
 template <class Output>
@@ -122,4 +122,4 @@ __device__ __forceinline__ void load_residual(Params const &params, Staging cons
   __syncthreads();
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

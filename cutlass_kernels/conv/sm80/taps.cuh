@@ -7,7 +7,7 @@
 #include "conv/sm80/epilogue.cuh"
 #include "conv/sm80/traits.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 constexpr int kTaps = 3;
 
@@ -297,4 +297,4 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   store_tile<Traits>(params, mma, acc, shared);
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -5,9 +5,9 @@
 
 #include <cute/tensor.hpp>
 
-#include "concat_conv/tiles.h"
+#include "conv/params.h"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 using namespace cute;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
@@ -28,11 +28,12 @@ struct MmaOf<cutlass::tfloat32_t> {
   using Op = SM80_16x8x8_F32TF32TF32F32_TN;
 };
 
-// Element is the type the tensor cores read; memory holds the same bits (float32 is rounded to tf32 in registers).
-template <class Element_, int kTileId>
+// Element is the type the tensor cores read; memory holds the same bits (float32 is rounded to tf32 in registers). Row
+// is a row of the operator's table as a type: its `kTile` says what to instantiate.
+template <class Element_, class Row>
 struct Sm80 {
   using Element = Element_;
-  static constexpr Tile kTile = *find_tile(kTileId);
+  static constexpr Tile kTile = Row::kTile;
   static constexpr int kM = kTile.m, kN = kTile.n, kK = kTile.k, kStages = kTile.stages, kThreads = kTile.threads();
   static constexpr bool kTf32 = sizeof(Element) == 4, kSharesTaps = kTile.halo_rows > 0;
   using Output = std::conditional_t<kTf32, float, Element>;
@@ -80,4 +81,4 @@ struct Sm80 {
   using S2R = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
 };
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -27,7 +27,7 @@
 #define CUTEFUSE_SM90A 1
 #endif
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 using namespace cute;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
@@ -384,4 +384,4 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair
   });
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -6,7 +6,7 @@
 
 #include "conv/sm90/core.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
@@ -192,4 +192,4 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
 #endif
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

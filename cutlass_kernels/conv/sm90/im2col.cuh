@@ -4,7 +4,7 @@
 
 #include "conv/sm90/core.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
@@ -292,4 +292,4 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
 #endif
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

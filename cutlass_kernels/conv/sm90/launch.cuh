@@ -12,7 +12,7 @@
 #include "conv/sm90/pingpong.cuh"
 #include "conv/sm90/rows.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // ---- tensor maps ----------------------------------------------------------------------------------------------------
 
@@ -309,4 +309,4 @@ char const *launch_sm90(int tile_id, Params const &params, void *stream) {
   return error == cudaSuccess ? nullptr : launch_failure(tile, error);
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

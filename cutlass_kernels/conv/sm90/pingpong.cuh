@@ -5,7 +5,7 @@
 
 #include "conv/sm90/im2col.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 constexpr int kPingPongProducerRegisters = 40, kPingPongConsumerRegisters = 232;  // up to 192 of them are accumulators
 
@@ -66,4 +66,4 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
 #endif
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -8,7 +8,7 @@
 #include "conv/sm90/halo.cuh"
 #include "conv/sm90/im2col.cuh"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
@@ -266,4 +266,4 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_rows(Sm90Par
 #endif
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

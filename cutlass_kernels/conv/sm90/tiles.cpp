@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 namespace {
 
@@ -171,4 +171,4 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but never quite
 }
 
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv

@@ -2,9 +2,9 @@
 // Host code without CUDA headers, shared by configs() and the launchers.
 #pragma once
 
-#include "concat_conv/tiles.h"
+#include "conv/params.h"
 
-namespace cutefuse::concat_conv {
+namespace cutefuse::conv {
 
 enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
@@ -123,7 +123,4 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const 
 // Predicted clocks; every size must be known.
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count);
 
-char const *launch_sm90_f16(int tile_id, Params const &params, void *stream);
-char const *launch_sm90_bf16(int tile_id, Params const &params, void *stream);
-
-}  // namespace cutefuse::concat_conv
+}  // namespace cutefuse::conv
