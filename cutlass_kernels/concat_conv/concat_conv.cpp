@@ -161,9 +161,7 @@ char const *run(Call const &call) {
       params.x[i] = static_cast<char const *>(tensor.data) + std::int64_t(p.start[i]) * size_of(p.type);
     }
   }
-  params.by_image = Divider(p.P * p.Q), params.by_row = Divider(p.Q);
-  params.pointwise = p.R * p.S == 1 && p.P == p.H && p.Q == p.W && p.stride_h == 1 && p.stride_w == 1 &&
-                     p.pad_top == 0 && p.pad_left == 0;
+  params.set_steps();
   params.columns = static_cast<int>(packed_columns(p));
   params.w = call.inputs[p.sources].data;
   params.b = static_cast<float const *>(call.inputs[p.sources + 1].data);

@@ -211,7 +211,8 @@ char const *problem_of(Call const &call, Problem *problem) {
   Form const &form = kForms[call.variant];
   p.sources = form.sources, p.outputs = form.outputs;
   p.activation = form.activation, p.residual = form.residual;
-  p.type = call.inputs[0].type;
+  p.type = p.output_type = call.inputs[0].type;
+  p.layout = Layout::kChannelsLast;
   if (p.type != Type::kFloat32 && p.type != Type::kFloat16 && p.type != Type::kBFloat16) {
     return sentence("concat_conv: %s is not supported; use float32, float16 or bfloat16", name_of(p.type));
   }

@@ -1,25 +1,46 @@
-// What a launch hands to the float kernels, and a row of the Ampere path's table of tiles.
+// What a launch hands to the convolution kernels, and a row of the Ampere path's table of tiles.
 #pragma once
 
 #include "conv/problem.h"
 
 namespace cutefuse::conv {
 
+constexpr int kRowTaps = 3;     // filter columns that tiles with shared taps take
+constexpr int kInt8Pitch = 80;  // bytes between pixels whose taps are shared: ldmatrix then touches every bank once
+
 struct Params {
   Problem problem;
   void const *x[kMaxSources];  // at each source's first channel
   void const *w;
+  float const *w_scale;  // of int8 filters
   float const *b;
-  void const *z;             // residual, null without one
-  void *y;                   // the first output
-  void *ys[kMaxOutputs];     // every output
-  Divider by_image, by_row;  // P*Q and Q
+  void const *z;                            // residual, null without one
+  void *y;                                  // the first output
+  void *ys[kMaxOutputs];                    // every output
+  Divider by_image, by_row, by_padded_row;  // P*Q; Q; Q and the pixels that a filter row reaches beyond it
   std::uint32_t upsample_multiplier[kMaxSources];
   int columns;      // of the packed filter
   int k_blocks;     // channel blocks of the reduction; set by the launcher, whose tile counts them
   int splits;       // of the reduction; > 1 needs partials
   float *partials;  // [splits][N*P*Q][split_ld]
-  bool pointwise;   // pixel m of the output lies over pixel m of every source, and over no other
+
+  // What the copies step by; follows from the problem.
+  int taps;                  // R * S
+  int row_step, block_step;  // input pixels from a filter row's end to the next one's start; back from the last row's
+  bool side_by_side;  // a 1x1 filter whose channel blocks lie side by side: all of a source's are one run of k-tiles
+  bool pointwise;     // pixel m of the output lies over pixel m of every source, and over no other
+
+  void set_steps() {
+    Problem const &p = problem;
+    taps = p.R * p.S;
+    bool const one_tap = taps == 1;
+    row_step = one_tap ? 0 : p.dilation_h * p.W - p.S * p.dilation_w;
+    block_step = one_tap ? 0 : p.R * p.dilation_h * p.W;
+    side_by_side = one_tap && p.layout == Layout::kChannelsLast;
+    pointwise = side_by_side && p.P == p.H && p.Q == p.W && p.stride_h == 1 && p.stride_w == 1 && p.pad_top == 0 &&
+                p.pad_left == 0;
+    by_image = Divider(p.P * p.Q), by_row = Divider(p.Q), by_padded_row = Divider(p.Q + (p.S - 1) * p.dilation_w);
+  }
 };
 
 // Pixels that the taps of a filter row reach beyond those under its first one.
@@ -28,11 +49,17 @@ CUTEFUSE_HOST_DEVICE int halo_of(Problem const &p) { return (p.S - 1) * p.dilati
 // Sums of one pixel that a split leaves in the workspace.
 CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 8; }
 
+// Where the float32 sums of earlier sources wait while a source's products are added up as integers. Nowhere: all
+// sources must have one scale. In registers they halve the warp tile; in shared memory they cost a pass over it at each
+// source's end.
+enum class Sums { kNone, kRegisters, kShared };
+
+// A row of an operator's table of tiles.
 struct Tile {
   int id;
   char const *name;
   int min_sm;
-  int type_bytes;  // 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
+  int type_bytes;  // 1: int8; 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
   int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors, and pays for it
   bool upsamples;     // for enlarged sources, and for these alone: a division for every pixel it copies
@@ -41,16 +68,25 @@ struct Tile {
   int copy_bytes;
   // The cost model: one block alone on a multiprocessor takes this long for every channel of the reduction, and at its
   // start and end. Fitted on an H200 to 21 shapes (docs/measured.md), for float32 and the forms to 34
-  // (docs/measured_ampere.md).
+  // (docs/measured_ampere.md), for int8 in docs/measured_int8.md.
   double channel_ns, block_us;
   int halo_rows = 0;  // > 0: the taps of a filter row share their pixels, of which a stage holds up to m + halo_rows
+  Sums sums = Sums::kNone;
+  constexpr bool drains() const { return sums != Sums::kNone; }
   constexpr int threads() const { return warps_m * warps_n * 32; }
+  // Bytes of a pixel's sums or outputs in shared memory; those of int8 wait there as 32-bit sums, each pixel's 32 bytes
+  // further so that rows touch other banks.
+  constexpr int row_bytes_y() const { return type_bytes == 1 ? n * 4 + 32 : n * type_bytes; }
+  constexpr int stages_bytes() const {
+    if (halo_rows == 0) return (m + n) * k * type_bytes * stages;
+    // int8: a stage is a filter row, its pixels and the filters of its taps. Else there are two stages of pixels, 8
+    // bytes on where each of them lies, and a stage of filters for each tap.
+    return type_bytes == 1 ? ((m + halo_rows) * kInt8Pitch + n * k * kRowTaps) * stages
+                           : (m + halo_rows) * (2 * k * type_bytes + 8) + n * k * type_bytes * stages;
+  }
   constexpr int shared_bytes() const {
-    // Where taps share pixels there are two stages of those, and 8 bytes on where each of them lies.
-    int const x_bytes = halo_rows > 0 ? (m + halo_rows) * (2 * k * type_bytes + 8) : m * k * stages * type_bytes;
-    int const mainloop = x_bytes + n * k * stages * type_bytes;
-    int const epilogue = m * n * type_bytes;
-    return mainloop > epilogue ? mainloop : epilogue;
+    int const mainloop = stages_bytes() + (sums == Sums::kShared ? m * n * 4 : 0), epilogue = m * row_bytes_y();
+    return (mainloop > epilogue ? mainloop : epilogue) + (type_bytes == 1 ? 8 * n : 0);  // w_scale and b of int8
   }
 };
 

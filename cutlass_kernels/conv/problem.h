@@ -19,6 +19,7 @@ constexpr int kMaxUpsample = 64;
 constexpr int kMaxUpsampledSide = 1 << 14;  // of an enlarged image: its pixel addresses keep h and w in 16 bits each
 constexpr int kMaxTaps = 16;                // R and S: one validity bit per filter row and column, both in one register
 constexpr int kChannelBlock = 64;           // channels of one packed block: filter columns never straddle two sources
+constexpr int kLayoutBlock = 32;            // channels of one block of Layout::kBlocks32
 
 // The order is that of the suffixes in the op_type (kActivationNames), and must never change.
 enum class Activation : std::int32_t { kNone, kRelu, kLeakyRelu, kClip, kSilu, kHardSwish, kSigmoid, kTanh };
@@ -36,8 +37,12 @@ struct OutputRange {
 };
 
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
+// Over int8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). There the
+// inner sums are exact integers and the outer one is float32, so that each source keeps a scale of its own; an int8
+// output is y / output_scale, rounded to nearest even and saturated.
 struct Problem {
-  Type type;
+  Type type, output_type;
+  Layout layout;  // of all sources, and of an output of their type
   Activation activation;
   Residual residual;
   int sources, outputs;
@@ -50,7 +55,24 @@ struct Problem {
   int N, H, W, K, P, Q, R, S;
   int stride_h, stride_w, pad_top, pad_left, pad_bottom, pad_right, dilation_h, dilation_w;
   float alpha, lo, hi;
+  float scale[kMaxSources], output_scale;  // of int8 tensors
 };
+
+// Where element (n, c, h, w) of a tensor lies: n * image + (h * W + w) * pixel + c / 32 * block + c % 32.
+struct Strides {
+  std::int64_t image, block;
+  int pixel;
+};
+
+CUTEFUSE_HOST_DEVICE Strides strides_of(Layout layout, std::int64_t ld, int channels, std::int64_t pixels) {
+  if (layout == Layout::kChannelsLast) return {pixels * ld, kLayoutBlock, static_cast<int>(ld)};
+  return {(channels + kLayoutBlock - 1) / kLayoutBlock * pixels * kLayoutBlock, pixels * kLayoutBlock, kLayoutBlock};
+}
+
+// Of source i.
+CUTEFUSE_HOST_DEVICE Strides strides_of(Problem const &p, int i) {
+  return strides_of(p.layout, p.ldx[i], p.C[i], std::int64_t(p.H) * p.W);
+}
 
 inline bool is_upsampled(Problem const &p) {
   for (int i = 0; i < p.sources; ++i) {

@@ -301,13 +301,11 @@ char const *run(Call const &call) {
     if (data != nullptr && reinterpret_cast<std::uintptr_t>(data) % 16 == 0) continue;
     return sentence("quant_concat_conv: tensor %d is at address %p; pass device pointers aligned to 16 bytes", i, data);
   }
-  for (int i = 0; i < p.sources; ++i) params.x[i] = static_cast<std::int8_t const *>(call.inputs[i].data);
-  params.w = static_cast<std::int8_t const *>(call.inputs[p.sources].data);
+  for (int i = 0; i < p.sources; ++i) params.x[i] = call.inputs[i].data;
+  params.w = call.inputs[p.sources].data;
   params.w_scale = static_cast<float const *>(call.inputs[p.sources + 1].data);
   params.b = static_cast<float const *>(call.inputs[p.sources + 2].data);
   params.y = call.outputs[0].data;
-  params.by_image = Divider(p.P * p.Q), params.by_row = Divider(p.Q);
-  params.by_padded_row = Divider(p.Q + kRowTaps - 1);
   params.columns = static_cast<int>(packed_columns(p));
   params.set_steps();
   params.k_blocks = all_blocks(p);
@@ -323,9 +321,9 @@ char const *run(Call const &call) {
   params.splits = call.workspace != nullptr ? splits_of(tile, p, device_count(call)) : 1;
   params.partials = static_cast<float *>(call.workspace);
 #if CUTEFUSE_WITH_CUDA
-  auto const launch = tile.rows       ? (tile.drains() ? launch_rows_drain : launch_rows)
-                      : tile.drains() ? launch_drain
-                                      : launch_one_scale;
+  auto const launch = tile.halo_rows > 0 ? (tile.drains() ? launch_rows_drain : launch_rows)
+                      : tile.drains()    ? launch_drain
+                                         : launch_one_scale;
   return launch(id, params, call.stream);
 #else
   return sentence("quant_concat_conv: this library has no kernels, it was built without CUDA; install nvcc and build");

@@ -8,9 +8,6 @@
 namespace cutefuse::quant_concat_conv {
 
 using namespace cute;
-using conv::KBlock;
-using conv::kMaxTaps;
-using conv::Place;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
 using cute::Tensor;
 
@@ -54,7 +51,7 @@ struct Loader {
     int const chunk = (p.C[block.source] - block.left + column) / kVector;
     from_x = reinterpret_cast<char const *>(params.x[block.source]) + chunk / 2 * to.block + chunk % 2 * kVector;
     pixel_bytes = to.pixel;
-    step_x = params.taps > 1 ? p.dilation_w * pixel_bytes : params.run_step;
+    step_x = params.taps > 1 ? p.dilation_w * pixel_bytes : kK;
     if (p.layout == cutefuse::Layout::kBlocks32) {
       int const apart = (ceil_div(p.C[block.source], kLayoutBlock) - before) * (p.H * p.W);
       Place const place = Place::of<Traits>(params);
@@ -71,7 +68,7 @@ struct Loader {
     Problem const &p = params.problem;
     closed = column < block.left ? 0u : ~0u;
     tap_bits = 1u | 1u << kMaxTaps, rows_left = p.R, run = p.S;
-    if (params.run_step != 0) {  // 1x1: up to the last of the source's whole blocks
+    if (params.side_by_side) {  // 1x1: up to the last of the source's whole blocks
       run = max(1, min(block.left / kK, blocks_left));
       blocks_left -= run - 1, block.left -= (run - 1) * kK;
     }
@@ -83,10 +80,11 @@ struct Loader {
     bool const row_ends = --run == 0;
     from_w += kK, from_x += step_x;
     from_x = conv::address_of(from_x, row_ends ? params.row_step : 0, pixel_bytes);
-    tap_bits = row_ends ? 2 * (tap_bits & 0xffffu) + (1u << kMaxTaps) : tap_bits + (tap_bits & params.step_bits);
+    tap_bits = row_ends ? 2 * (tap_bits & 0xffffu) + (1u << kMaxTaps)
+                        : tap_bits + (params.taps > 1 ? tap_bits & ~0u << kMaxTaps : 0);
     run = row_ends ? p.S : run, rows_left -= row_ends;
     if (rows_left > 0) return;
-    if (params.run_step == 0) from_x += kK / kLayoutBlock * strides_of(p, block.source).block;
+    if (!params.side_by_side) from_x += kK / kLayoutBlock * strides_of(p, block.source).block;
     from_x -= int64_t(params.block_step) * pixel_bytes;
     int const before = ceil_div(p.C[block.source], kLayoutBlock);
     bool const changed = block.advance(p);

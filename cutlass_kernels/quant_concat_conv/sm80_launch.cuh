@@ -8,7 +8,7 @@ namespace cutefuse::quant_concat_conv {
 
 template <int kTileId>
 constexpr auto kernel_of() {
-  if constexpr (find_tile(kTileId)->rows) {
+  if constexpr (find_tile(kTileId)->halo_rows > 0) {
     return &quant_concat_conv_rows_sm80<Sm80Rows<kTileId>>;
   } else {
     return &quant_concat_conv_sm80<Sm80<kTileId>>;

@@ -9,7 +9,6 @@
 namespace cutefuse::quant_concat_conv {
 
 using namespace cute;
-using conv::Place;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
 using cute::Tensor;
 

@@ -39,13 +39,13 @@ bool runs(Tile const &tile, Problem const &p, int sm) {
   std::int64_t sum = 0;
   bool equal = true;
   for (int i = 0; i < p.sources; ++i) sum += largest_sum(p, i), equal = equal && p.scale[i] == p.scale[0];
-  bool const right_filter = !tile.rows || (p.S == kRowTaps && p.stride_w == 1 && p.dilation_w == 1);
+  bool const right_filter = tile.halo_rows == 0 || (p.S == kRowTaps && p.stride_w == 1 && p.dilation_w == 1);
   return right_filter && (sm == 0 || sm >= 80) && tile.shared_bytes() <= shared_limit(sm) &&
          (tile.drains() || (equal && sum <= 0x7fffffff));
 }
 
 bool fits(Tile const &tile, Problem const &p) {
-  return !tile.rows || p.Q < 1 || (tile.m - 2) / p.Q + 2 <= kHaloRows / (kRowTaps - 1);
+  return tile.halo_rows == 0 || p.Q < 1 || (tile.m - 2) / p.Q + 2 <= kHaloRows / (kRowTaps - 1);
 }
 
 double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
@@ -53,7 +53,8 @@ double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
   int const splits = splits_of(tile, p, sm_count), resident = resident_blocks(tile, sm);
   std::int64_t const per_sm = (output_tiles(tile, p) * splits + sm_count - 1) / sm_count;
   double const rounds = double(per_sm / resident) * kTogether[resident] + kTogether[per_sm % resident];
-  double const block_us = double(all_blocks(p)) * p.R * p.S / splits * tile.block_ns * 1e-3 + tile.block_us;
+  double const block_us =
+      double(all_blocks(p)) * p.R * p.S / splits * kChannelBlock * tile.channel_ns * 1e-3 + tile.block_us;
   return rounds * block_us + (splits > 1 ? 3.0 + 0.1 * splits : 0.0);
 }
 
