@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm as PyTorch operators with autograd, as modules, and put into a model."""
+"""RMSNorm and LayerNorm as PyTorch operators with autograd, and as modules."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def _statistics(x: Tensor) -> Tensor:
     return x.new_empty(rows, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
-def _forward_reference(
+def forward_reference(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, layer: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, sum, mean, 1 / deviation) in PyTorch; the statistics [rows] and the arithmetic in float32, or float64."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     s = x.to(wide) if residual is None else x.to(wide) + residual.to(wide)
     mean = s.mean(-1, keepdim=True) if layer else torch.zeros_like(s[..., :1])
@@ -34,7 +35,7 @@ def _forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, layer: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not runs_in_library(x):
-        return _forward_reference(x, residual, weight, bias, epsilon, layer)
+        return forward_reference(x, residual, weight, bias, epsilon, layer)
     operands = [aligned(t) for t in (x, residual, weight, bias)]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = None if residual is None else torch.empty_like(y)
@@ -187,44 +188,26 @@ def add_layer_norm(
     return y, total
 
 
+def _default_epsilon(dtype: torch.dtype) -> float:
+    """What torch.nn.RMSNorm adds where eps is None: by version, the machine epsilon of 16-bit types or of float32."""
+    x = torch.full((1,), 2.0**-12, dtype=dtype, device="cpu")
+    y = nn.functional.rms_norm(x, (1,)).double()
+    epsilons = (torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return min(epsilons, key=lambda e: float(y - x.double() * (2.0**-24 + e) ** -0.5) ** 2)
+
+
+DEFAULT_EPSILONS = {t: _default_epsilon(t) for t in (torch.float32, torch.float16, torch.bfloat16, torch.float64)}
+
+
 class RMSNorm(nn.RMSNorm):
-    """Drop-in for torch.nn.RMSNorm over one axis; eps=None is the type's machine epsilon, as there."""
+    """Drop-in for torch.nn.RMSNorm over one axis; eps=None is the machine epsilon that it takes there."""
 
     def forward(self, x: Tensor) -> Tensor:
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        return rms_norm(x, self.weight, eps)
+        return rms_norm(x, self.weight, DEFAULT_EPSILONS[x.dtype] if self.eps is None else self.eps)
 
 
 class LayerNorm(nn.LayerNorm):
     """Drop-in for torch.nn.LayerNorm over one axis, with and without affine parameters."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-
-def replace_norms(model: nn.Module) -> int:
-    """Turn every norm over one axis into ours, in place, parameters and hooks kept; returns how many there were.
-
-    nn.LayerNorm and nn.RMSNorm, and classes named *RMSNorm with a `weight` and `variance_epsilon` or `eps`, as
-    Llama-style models define them. A subclass that overrides forward of nn.LayerNorm is left alone.
-    """
-    replaced = 0
-    module: Any  # the attributes of a foreign norm have no declared types
-    for module in model.modules():
-        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if type(module) in (nn.LayerNorm, nn.RMSNorm) and len(module.normalized_shape) == 1:
-            module.__class__ = LayerNorm if isinstance(module, nn.LayerNorm) else RMSNorm
-        elif _is_llama_norm(module) and isinstance(epsilon, float):
-            module.eps, module.normalized_shape, module.elementwise_affine = epsilon, module.weight.shape, True
-            module.__class__ = RMSNorm
-        else:
-            continue
-        replaced += 1
-    return replaced
-
-
-def _is_llama_norm(module: nn.Module) -> bool:
-    foreign = type(module).__name__.endswith("RMSNorm") and not isinstance(module, nn.RMSNorm)
-    own = [name for name, _ in module.named_parameters(recurse=False)]
-    # Gemma's norm multiplies with 1 + weight: its class has the same name pattern and another meaning.
-    return foreign and own == ["weight"] and "Gemma" not in type(module).__name__
+    def forward(self, input: Tensor) -> Tensor:
+        return layer_norm(input, self.weight, self.bias, self.eps)

@@ -1,7 +1,7 @@
 """PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::concat_conv`.
 
     from cutefuse import torch_ops
-    torch_ops.replace_norms(model)                  # every nn.LayerNorm, nn.RMSNorm and Llama-style RMSNorm
+    print(torch_ops.replace_norms(model))           # every module that computes LayerNorm or RMSNorm; names the others
     y = torch_ops.rms_norm(x, weight)
     y, total = torch_ops.add_rms_norm(x, residual, weight)      # norm(x + residual), x + residual
 
@@ -19,13 +19,14 @@ from cutefuse.torch_norms import (
     add_layer_norm,
     add_rms_norm,
     layer_norm,
-    replace_norms,
     rms_norm,
 )
+from cutefuse.torch_replace import NormReport, replace_norms
 
 __all__ = [
     "ACTIVATIONS",
     "LayerNorm",
+    "NormReport",
     "RMSNorm",
     "add_layer_norm",
     "add_rms_norm",

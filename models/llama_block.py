@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     for training in (False, True):
         plain = make().cuda().bfloat16()
         fused = make().cuda().bfloat16()
-        count = torch_ops.replace_norms(fused)
+        count = len(torch_ops.replace_norms(fused).replaced)
         before, after = measure(plain, tokens, training), measure(fused, tokens, training)
         print(
             f"{'training step' if training else 'inference'}, {count} norms replaced, {torch.cuda.get_device_name(0)}"
