@@ -116,6 +116,17 @@ def operator_of(op_type: str) -> dict[str, Any]:
     raise KernelError(f"op_type {op_type} is not in the library; its operators are {names}; build the matching version")
 
 
+@functools.cache
+def facts(op_type: str) -> dict[str, Any]:
+    """What an op_type is, as the library says it; nobody reads names.
+
+    inputs, outputs (counts), kind ("convolution", "norm", "norm_backward"), sources, activation ("" for none; the
+    others are `describe()["activations"]`), residual (None, "before" or "after" the activation), view, quantised,
+    layer, types, output_types. Raises KernelError for an unknown op_type.
+    """
+    return dict(next(v for v in operator_of(op_type)["variants"] if v["op_type"] == op_type))
+
+
 def _values(op: str, spec: Mapping[str, Any], given: Any) -> list[Any]:
     if given is None:
         if spec["default_count"] == 0:

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 namespace cutefuse {
 
@@ -42,26 +43,62 @@ std::string number(double value) {
   return text;
 }
 
+std::string quoted(char const *text) { return std::string("\"") + text + "\""; }
+
+// What joins the texts of a list.
+template <class Items, class Text>
+std::string joined(Items const &items, Text const &text) {
+  std::string list;
+  for (auto const &item : items) list += (list.empty() ? "" : ", ") + text(item);
+  return "[" + list + "]";
+}
+
+std::string types_of(std::uint32_t mask) {
+  std::vector<Type> types;
+  for (Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16, Type::kInt8}) {
+    if (mask & bit_of(type)) types.push_back(type);
+  }
+  return joined(types, [](Type type) { return quoted(name_of(type)); });
+}
+
+std::string describe_variant(Variant const &v) {
+  Facts const &f = v.facts;
+  constexpr char const *kKinds[] = {"convolution", "norm", "norm_backward"};
+  constexpr char const *kResiduals[] = {"null", "\"before\"", "\"after\""};
+  auto const yes = [](bool value) { return value ? "true" : "false"; };
+  std::string const types = types_of(f.quantised ? bit_of(Type::kInt8) : kFloatTypes);
+  std::string const output_types = types_of(f.quantised_output ? bit_of(Type::kInt8) : kFloatTypes);
+  return "{\"op_type\": " + quoted(v.op_type) + ", \"inputs\": " + std::to_string(v.inputs) +
+         ", \"outputs\": " + std::to_string(v.outputs) + ", \"kind\": " + quoted(kKinds[static_cast<int>(f.kind)]) +
+         ", \"sources\": " + std::to_string(f.sources) +
+         ", \"activation\": " + quoted(kActivationNames[static_cast<int>(f.activation)]) +
+         ", \"residual\": " + kResiduals[static_cast<int>(f.residual)] + ", \"view\": " + yes(f.view) +
+         ", \"quantised\": " + yes(f.quantised) + ", \"layer\": " + yes(f.layer) + ", \"types\": " + types +
+         ", \"output_types\": " + output_types + "}";
+}
+
+std::string describe_config(Config const &c) {
+  return "{\"id\": " + std::to_string(c.id) + ", \"name\": " + quoted(c.name) +
+         ", \"min_sm\": " + std::to_string(c.min_sm) + ", \"kind\": " + quoted(c.kind) +
+         ", \"types\": " + types_of(c.type_mask) + "}";
+}
+
+std::string describe_retired(Retired const &r) {
+  return "{\"id\": " + std::to_string(r.id) + ", \"heir\": " + std::to_string(r.heir) + "}";
+}
+
+std::string describe_attribute(AttrSpec const &a) {
+  return "{\"name\": " + quoted(a.name) + ", \"kind\": " + quoted(a.kind == AttrKind::kInts ? "ints" : "floats") +
+         ", \"min_count\": " + std::to_string(a.min_count) + ", \"max_count\": " + std::to_string(a.max_count) +
+         ", \"default_count\": " + std::to_string(a.default_count) + ", \"default_value\": " + number(a.default_value) +
+         "}";
+}
+
 std::string describe_op(Op const &op) {
-  std::string json = std::string("{\"name\": \"") + op.name + "\", \"attributes\": [";
-  for (AttrSpec const &a : op.attrs) {
-    json += (&a == op.attrs.begin() ? "" : ", ") + std::string("{\"name\": \"") + a.name + "\", \"kind\": \"" +
-            (a.kind == AttrKind::kInts ? "ints" : "floats") + "\", \"min_count\": " + std::to_string(a.min_count) +
-            ", \"max_count\": " + std::to_string(a.max_count) +
-            ", \"default_count\": " + std::to_string(a.default_count) +
-            ", \"default_value\": " + number(a.default_value) + "}";
-  }
-  json += "], \"variants\": [";
-  for (Variant const &v : op.variants) {
-    json += (&v == op.variants.begin() ? "" : ", ") + std::string("{\"op_type\": \"") + v.op_type +
-            "\", \"inputs\": " + std::to_string(v.inputs) + ", \"outputs\": " + std::to_string(v.outputs) + "}";
-  }
-  json += "], \"configs\": [";
-  for (Config const &c : op.configs_table) {
-    json += (&c == op.configs_table.begin() ? "" : ", ") + std::string("{\"id\": ") + std::to_string(c.id) +
-            ", \"name\": \"" + c.name + "\", \"min_sm\": " + std::to_string(c.min_sm) + "}";
-  }
-  return json + "]}";
+  return "{\"name\": " + quoted(op.name) + ", \"attributes\": " + joined(op.attrs, describe_attribute) +
+         ", \"variants\": " + joined(op.variants, describe_variant) +
+         ", \"configs\": " + joined(op.configs_table, describe_config) +
+         ", \"retired\": " + joined(op.retired, describe_retired) + "}";
 }
 
 // Shared checks of the interface itself, so that an operator may index its arrays without fear.
@@ -110,12 +147,10 @@ using cutefuse::operators;
 
 char const *cutefuse_describe() {
   static std::string const kText = [] {
-    std::string json = "{\"abi\": 1, \"version\": \"" CUTEFUSE_VERSION "\", \"cuda\": " CUTEFUSE_HAS_CUDA
-                       ", \"archs\": \"" CUTEFUSE_ARCHS "\", \"ops\": [";
-    for (cutefuse::Op const *const &op : operators()) {
-      json += (&op == operators().begin() ? "" : ", ") + cutefuse::describe_op(*op);
-    }
-    return json + "]}";
+    return "{\"abi\": 2, \"version\": \"" CUTEFUSE_VERSION "\", \"cuda\": " CUTEFUSE_HAS_CUDA
+           ", \"archs\": \"" CUTEFUSE_ARCHS "\", \"activations\": " +
+           cutefuse::joined(cutefuse::kActivationNames, cutefuse::quoted) + ", \"ops\": " +
+           cutefuse::joined(operators(), [](cutefuse::Op const *op) { return cutefuse::describe_op(*op); }) + "}";
   }();
   return kText.c_str();
 }

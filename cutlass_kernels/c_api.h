@@ -7,8 +7,8 @@
 
 #define CUTEFUSE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// JSON text, valid for ever: {"abi", "version", "cuda", "archs", "ops": [{"name", "attributes", "variants",
-// "configs"}]}.
+// JSON text, valid for ever: {"abi", "version", "cuda", "archs", "activations", "ops": [{"name", "attributes",
+// "variants", "configs", "retired"}]}. A variant carries its Facts, a config what it is and takes.
 CUTEFUSE_EXPORT char const *cutefuse_describe();
 
 // Operator id of an ONNX op_type for the calls below, or -1; *variant receives the value for Call::variant.

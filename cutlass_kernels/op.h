@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "facts.h"
+
 namespace cutefuse {
 
 constexpr std::int32_t kMaxRank = 8;
@@ -49,6 +51,7 @@ struct Variant {
   char op_type[48];
   std::int32_t inputs;
   std::int32_t outputs;
+  Facts facts;
 };
 
 // One tile of the table: `id` is positive, stable for ever (engines store it) and also the TensorRT tactic.
@@ -56,6 +59,16 @@ struct Config {
   std::int32_t id;
   std::int32_t min_sm;  // compute capability * 10 from which it runs
   char const *name;
+  char const *kind;         // how it works, one word: what tiles of an operator differ in beside their size
+  std::uint32_t type_mask;  // of the activations it takes: bit of each Type
+};
+
+constexpr std::uint32_t bit_of(Type type) { return 1u << static_cast<std::int32_t>(type); }
+constexpr std::uint32_t kFloatTypes = bit_of(Type::kFloat32) | bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
+
+// A tile that left the table, and the one that takes its place where an engine asks for it.
+struct Retired {
+  std::int32_t id, heir;
 };
 
 struct Call {
@@ -90,6 +103,7 @@ struct Op {
   Span<Variant> variants;
   Span<AttrSpec> attrs;
   Span<Config> configs_table;
+  Span<Retired> retired;
   char const *(*reject)(Call const &call);
   std::int64_t (*workspace_bytes)(Call const &call);
   // Writes the ids of the legal tiles, best guess first; returns how many there are (never more than configs_table).

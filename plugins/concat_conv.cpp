@@ -9,12 +9,8 @@ extern Op const op;
 
 namespace {
 
-std::int32_t sources_of(Variant const &variant) {
-  return kForms[static_cast<std::size_t>(&variant - kVariantTable.data())].sources;
-}
-
 Port port(Variant const &variant, std::int32_t pos) {
-  std::int32_t const filter = sources_of(variant), bias = filter + 1;
+  std::int32_t const filter = variant.facts.sources, bias = filter + 1;
   if (pos == filter) return {TypeRule::kActivation, Layout::kLinear};
   if (pos == bias) return {TypeRule::kFloat32, Layout::kLinear};
   return {TypeRule::kActivation, Layout::kChannelsLast};
@@ -28,7 +24,7 @@ Expr output_size(ShapeCall const &call, int axis) {
 }
 
 char const *shapes(ShapeCall const &call) {
-  std::int32_t const filter = sources_of(call.variant);
+  std::int32_t const filter = call.variant.facts.sources;
   for (std::int32_t i = 0; i <= filter; ++i) {
     std::int32_t const rank = i < filter ? 4 : 2;
     if (call.inputs[i].nbDims != rank) {

@@ -1,7 +1,5 @@
 // The TensorRT side of the int8 ConcatConv: int8 sources in kHWC16 or kCHW32, the packed filter, its scales and the
 // bias as plain inputs, and an output that is int8 in the sources' format or float channels-last.
-#include <cstring>
-
 #include "fused_plugin.h"
 
 namespace cutefuse::quant_concat_conv {
@@ -11,16 +9,16 @@ extern Op const op;
 namespace {
 
 Port port(Variant const &variant, std::int32_t pos) {
-  std::int32_t const filter = variant.inputs - 3;
+  std::int32_t const filter = variant.facts.sources;
   if (pos < filter) return {TypeRule::kInt8, Layout::kChannelsLast, true};
   if (pos == filter) return {TypeRule::kInt8, Layout::kLinear};
   if (pos < variant.inputs) return {TypeRule::kFloat32, Layout::kLinear};
-  bool const quantised = variant.op_type[std::strlen(variant.op_type) - 1] == 'Q';
-  return quantised ? Port{TypeRule::kInt8, Layout::kChannelsLast, true} : Port{TypeRule::kNamed, Layout::kChannelsLast};
+  return variant.facts.quantised_output ? Port{TypeRule::kInt8, Layout::kChannelsLast, true}
+                                        : Port{TypeRule::kNamed, Layout::kChannelsLast};
 }
 
 char const *shapes(ShapeCall const &call) {
-  std::int32_t const filter = call.variant.inputs - 3;
+  std::int32_t const filter = call.variant.facts.sources;
   for (std::int32_t i = 0; i <= filter; ++i) {
     if (call.inputs[i].nbDims == (i < filter ? 4 : 2)) continue;
     return sentence("quant_concat_conv: input %d has rank %d; sources have rank 4 and the packed filter 2", i,

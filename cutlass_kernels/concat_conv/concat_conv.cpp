@@ -15,8 +15,20 @@ constexpr int kAllTiles = kTileCount + kSm90TileCount;
 
 std::array<Config, kAllTiles> const kConfigTable = [] {
   std::array<Config, kAllTiles> table{};
-  for (int i = 0; i < kTileCount; ++i) table[i] = {kTiles[i].id, kTiles[i].min_sm, kTiles[i].name};
-  for (int i = 0; i < kSm90TileCount; ++i) table[kTileCount + i] = {kSm90Tiles[i].id, 90, kSm90Tiles[i].name};
+  for (int i = 0; i < kTileCount; ++i) {
+    Tile const &tile = kTiles[i];
+    char const *const kind = tile.upsamples ? "enlarged" : tile.halo_rows > 0 ? "taps" : "plain";
+    std::uint32_t const narrow = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
+    table[i] = {tile.id, tile.min_sm, tile.name, kind, tile.type_bytes == 2 ? narrow : bit_of(Type::kFloat32)};
+  }
+  for (int i = 0; i < kSm90TileCount; ++i) {
+    Sm90Tile const &tile = kSm90Tiles[i];
+    char const *const kind = tile.schedule == Sm90Schedule::kRows       ? "rows"
+                             : tile.halo                                ? "halo"
+                             : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
+                                                                        : "im2col";
+    table[kTileCount + i] = {tile.id, 90, tile.name, kind, bit_of(Type::kFloat16) | bit_of(Type::kBFloat16)};
+  }
   return table;
 }();
 
@@ -212,6 +224,7 @@ Op const op = {"concat_conv",
                {kVariantTable.data(), kVariants},
                {kAttrSpecs, kAttrs},
                {kConfigTable.data(), kAllTiles},
+               {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
                reject,
                workspace_bytes,
                configs,

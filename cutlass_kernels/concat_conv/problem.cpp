@@ -14,15 +14,15 @@ bool known(std::int64_t size) { return size >= 0; }
 std::int64_t enlarged(std::int64_t size, int factor) { return size < 0 || size > (1 << 24) ? size : size * factor; }
 
 // channel_starts and upsample: one value for each source of a view, the default otherwise.
-char const *check_views(Call const &call, Form const &form, Problem &p) {
+char const *check_views(Call const &call, Facts const &facts, Problem &p) {
   for (Attr const attr : {kChannelStarts, kUpsample}) {
     AttrValue const &given = call.attrs[attr];
     std::int64_t const neutral = attr == kUpsample, most = attr == kUpsample ? kMaxUpsample : kInt32Max / 2;
     bool const is_default = given.count == 1 && given.ints[0] == neutral;
-    if (!is_default && (!form.view || given.count != p.sources)) {
+    if (!is_default && (!facts.view || given.count != p.sources)) {
       return sentence("concat_conv: attribute %s has %d values, the first %lld, for %d sources; %s",
                       kAttrSpecs[attr].name, given.count, (long long)given.ints[0], p.sources,
-                      form.view ? "write one for each" : "only CuteView op_types take other values than the default");
+                      facts.view ? "write one for each" : "only CuteView op_types take other values than the default");
     }
     for (int i = 0; i < p.sources; ++i) {
       std::int64_t const value = is_default ? neutral : given.ints[i];
@@ -42,17 +42,17 @@ char const *check_views(Call const &call, Form const &form, Problem &p) {
   return nullptr;
 }
 
-char const *check_channels(Call const &call, Form const &form, Problem &p, int i) {
+char const *check_channels(Call const &call, Facts const &facts, Problem &p, int i) {
   Tensor const &x = call.inputs[i];
   std::int64_t const channels = call.attrs[kChannels].ints[i], start = p.start[i];
-  bool const inside = form.view ? x.dims[1] >= start + channels : x.dims[1] == channels;
+  bool const inside = facts.view ? x.dims[1] >= start + channels : x.dims[1] == channels;
   if (channels < 1 || channels > kInt32Max / 2 || (known(x.dims[1]) && !inside)) {
     return sentence("concat_conv: source %d has %lld channels, attribute channels says %lld from channel %lld on; %s",
                     i, (long long)x.dims[1], (long long)channels, (long long)start,
-                    form.view ? "they must be positive and lie inside" : "they must be equal and positive");
+                    facts.view ? "they must be positive and lie inside" : "they must be equal and positive");
   }
   p.C[i] = static_cast<int>(channels);
-  std::int64_t const width = form.view && known(x.dims[1]) ? x.dims[1] : start + channels;
+  std::int64_t const width = facts.view && known(x.dims[1]) ? x.dims[1] : start + channels;
   if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : padded_channels(p.type, width);
   int const vector = size_of(p.type) == 2 ? 8 : 1;  // of which a pixel is a multiple
   if (p.ldx[i] < start + channels || p.ldx[i] % vector != 0 || p.ldx[i] > (1 << 28)) {
@@ -64,9 +64,9 @@ char const *check_channels(Call const &call, Form const &form, Problem &p, int i
   return nullptr;
 }
 
-char const *check_sources(Call const &call, Form const &form, Problem &p) {
+char const *check_sources(Call const &call, Facts const &facts, Problem &p) {
   Tensor const &first = call.inputs[0];
-  if (char const *reason = check_views(call, form, p)) return reason;
+  if (char const *reason = check_views(call, facts, p)) return reason;
   for (int i = 0; i < p.sources; ++i) {
     Tensor const &x = call.inputs[i];
     if (x.rank != 4) {
@@ -92,7 +92,7 @@ char const *check_sources(Call const &call, Form const &form, Problem &p) {
             (long long)first.dims[0], (long long)first.dims[2], (long long)first.dims[3], p.upsample[0]);
       }
     }
-    if (char const *reason = check_channels(call, form, p, i)) return reason;
+    if (char const *reason = check_channels(call, facts, p, i)) return reason;
   }
   return nullptr;
 }
@@ -208,9 +208,10 @@ char const *check_outputs(Call const &call, Problem &p) {
 char const *problem_of(Call const &call, Problem *problem) {
   Problem &p = *problem;
   p = Problem{};
-  Form const &form = kForms[call.variant];
-  p.sources = form.sources, p.outputs = form.outputs;
-  p.activation = form.activation, p.residual = form.residual;
+  Variant const &variant = kVariantTable[call.variant];
+  Facts const &facts = variant.facts;
+  p.sources = facts.sources, p.outputs = variant.outputs;
+  p.activation = facts.activation, p.residual = facts.residual;
   p.type = p.output_type = call.inputs[0].type;
   p.layout = Layout::kChannelsLast;
   if (p.type != Type::kFloat32 && p.type != Type::kFloat16 && p.type != Type::kBFloat16) {
@@ -226,7 +227,7 @@ char const *problem_of(Call const &call, Problem *problem) {
   if (p.activation == Activation::kClip && !(p.lo <= p.hi)) {
     return sentence("concat_conv: clip from %g to %g is empty; lo must not exceed hi", p.lo, p.hi);
   }
-  if (char const *reason = check_sources(call, form, p)) return reason;
+  if (char const *reason = check_sources(call, facts, p)) return reason;
   if (char const *reason = check_geometry(call, p)) return reason;
   if (char const *reason = check_filter(call, p)) return reason;
 

@@ -7,7 +7,7 @@ namespace cutefuse::concat_conv {
 
 using namespace conv;
 
-// Ids are for ever: an engine stores them. A retired tile's id (2, 7, 9, 11, 32) is never used again.
+// Ids are for ever: an engine stores them. A retired tile's id is never used again: kRetired.
 constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
     // ns per channel, us per block
@@ -38,6 +38,9 @@ constexpr Tile kTiles[] = {
     {40, "sm80_any_tf32_64x128x32_s3", 80, 4, 64, 128, 32, 3, 2, 2, 3, true, false, 4, 20.9, 3.5},
     {41, "sm80_even_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 8, 17.85, 5.75},
 };
+// An engine may ask for a tile that left the table: the heir is the one that won its shapes.
+constexpr Retired kRetired[] = {{2, 13}, {7, 10}, {9, 24}, {11, 13}, {32, 33}};
+
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
 // Pixels of 16-bit types are whole vectors.

@@ -6,7 +6,7 @@ namespace cutefuse::concat_conv {
 
 namespace {
 
-// Calls visit(form) for every op_type in the order of the table.
+// Calls visit(facts, outputs) for every op_type in the order of the table.
 template <class Visit>
 void each_form(Visit &&visit) {
   auto const sources_and_activations = [&](bool view, Residual residual, int outputs) {
@@ -15,7 +15,7 @@ void each_form(Visit &&visit) {
         Activation const activation = static_cast<Activation>(a);
         // Without an activation a residual after it is one before it.
         if (residual == Residual::kAfter && activation == Activation::kNone) continue;
-        visit(Form{view, residual, sources, outputs, activation});
+        visit(Facts{Kind::kConvolution, sources, activation, residual, view}, outputs);
       }
     }
   };
@@ -30,25 +30,20 @@ void each_form(Visit &&visit) {
 
 }  // namespace
 
-std::array<Form, kVariants> const kForms = [] {
-  std::array<Form, kVariants> table{};
-  std::size_t i = 0;
-  each_form([&](Form const &form) { table.at(i++) = form; });
-  return table;
-}();
-
 std::array<Variant, kVariants> const kVariantTable = [] {
   std::array<Variant, kVariants> table{};
   std::size_t i = 0;
-  each_form([&](Form const &form) {
+  each_form([&](Facts const &facts, int outputs) {
     Variant &variant = table.at(i++);
-    char outputs[16] = "";
-    if (form.outputs > 1) std::snprintf(outputs, sizeof(outputs), "x%d", form.outputs);
-    std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s", form.view ? "View" : "",
-                  form.sources, outputs, form.residual == Residual::kBefore ? "Add" : "",
-                  kActivationNames[static_cast<int>(form.activation)], form.residual == Residual::kAfter ? "Add" : "");
-    variant.inputs = form.sources + 2 + (form.residual != Residual::kNone);
-    variant.outputs = form.outputs;
+    char several[16] = "";
+    if (outputs > 1) std::snprintf(several, sizeof(several), "x%d", outputs);
+    std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s", facts.view ? "View" : "",
+                  facts.sources, several, facts.residual == Residual::kBefore ? "Add" : "",
+                  kActivationNames[static_cast<int>(facts.activation)],
+                  facts.residual == Residual::kAfter ? "Add" : "");
+    variant.inputs = facts.sources + 2 + (facts.residual != Residual::kNone);  // filter, bias
+    variant.outputs = outputs;
+    variant.facts = facts;
   });
   return table;
 }();

@@ -9,19 +9,10 @@ namespace cutefuse::concat_conv {
 
 using namespace conv;
 
-// What an op_type says. `view`: a source may be a channel range of a wider tensor and may be enlarged.
-struct Form {
-  bool view;
-  Residual residual;
-  int sources, outputs;
-  Activation activation;
-};
-
 // 64 plain ones, 312 with a residual or several outputs, and 376 of both kinds with views.
 constexpr int kVariants = 752;
 
-// An index into either means the same op_type for ever: engines hold names, callers of the C interface hold indices.
-extern std::array<Form, kVariants> const kForms;
+// An index means the same op_type for ever: engines hold names, callers of the C interface hold indices.
 extern std::array<Variant, kVariants> const kVariantTable;
 
 enum Attr {

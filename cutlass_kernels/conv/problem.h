@@ -21,15 +21,6 @@ constexpr int kMaxTaps = 16;                // R and S: one validity bit per fil
 constexpr int kChannelBlock = 64;           // channels of one packed block: filter columns never straddle two sources
 constexpr int kLayoutBlock = 32;            // channels of one block of Layout::kBlocks32
 
-// The order is that of the suffixes in the op_type (kActivationNames), and must never change.
-enum class Activation : std::int32_t { kNone, kRelu, kLeakyRelu, kClip, kSilu, kHardSwish, kSigmoid, kTanh };
-constexpr int kActivations = 8;
-constexpr char const *kActivationNames[kActivations] = {"",     "Relu",      "LeakyRelu", "Clip",
-                                                        "Silu", "HardSwish", "Sigmoid",   "Tanh"};
-
-// A tensor z like the output: y = act(conv + b + z), or act(conv + b) + z.
-enum class Residual : std::int32_t { kNone, kBefore, kAfter };
-
 // Channels [first, last) of the K, in pixels of `ld` elements.
 struct OutputRange {
   int first, last;

@@ -51,17 +51,28 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   std::array<Variant, kVariants> table{};
   for (int i = 0; i < kVariants; ++i) {
     int const sources = i % kFloatVariants / kActivations + 1;
+    bool const int8 = i >= kFloatVariants;
     std::snprintf(table[i].op_type, sizeof(table[i].op_type), "CuteQConcatConv%d%s%s", sources,
-                  kActivationNames[i % kActivations], i < kFloatVariants ? "" : "Q");
+                  kActivationNames[i % kActivations], int8 ? "Q" : "");
     table[i].inputs = sources + 3;  // sources, packed filter, its scales, bias
     table[i].outputs = 1;
+    table[i].facts = {Kind::kConvolution,
+                      sources,
+                      static_cast<Activation>(i % kActivations),
+                      Residual::kNone,
+                      false,
+                      true,
+                      int8,
+                      false};
   }
   return table;
 }();
 
 std::array<Config, kTileCount> const kConfigTable = [] {
   std::array<Config, kTileCount> table{};
-  for (int i = 0; i < kTileCount; ++i) table[i] = {kTiles[i].id, 80, kTiles[i].name};
+  for (int i = 0; i < kTileCount; ++i) {
+    table[i] = {kTiles[i].id, 80, kTiles[i].name, kTiles[i].halo_rows > 0 ? "rows" : "plain", bit_of(Type::kInt8)};
+  }
   return table;
 }();
 
@@ -221,7 +232,7 @@ Type named_type(std::int64_t number) {
 
 char const *check_output(Call const &call, Problem &p) {
   Tensor const &y = call.outputs[0];
-  bool const quantised = call.variant >= kFloatVariants;
+  bool const quantised = kVariantTable[call.variant].facts.quantised_output;
   p.output_type = quantised ? Type::kInt8 : named_type(call.attrs[kOutputType].ints[0]);
   if (!quantised && p.output_type == Type::kInt8) {
     return sentence("quant_concat_conv: output_type %lld is none of 1 (float32), 10 (float16), 16 (bfloat16)",
@@ -335,8 +346,8 @@ char const *run(Call const &call) {
 char const *problem_of(Call const &call, Problem *problem) {
   Problem &p = *problem = Problem{};
   p.type = Type::kInt8;
-  p.sources = call.variant % kFloatVariants / kActivations + 1;
-  p.activation = static_cast<Activation>(call.variant % kActivations);
+  Facts const &facts = kVariantTable[call.variant].facts;
+  p.sources = facts.sources, p.activation = facts.activation;
   for (auto check : {check_attributes, check_sources, check_size, check_parameters, check_output}) {
     if (char const *reason = check(call, p)) return reason;
   }
@@ -348,6 +359,7 @@ Op const op = {"quant_concat_conv",
                {kVariantTable.data(), kVariants},
                {kAttrSpecs, kAttrs},
                {kConfigTable.data(), kTileCount},
+               {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
                reject,
                workspace_bytes,
                configs,

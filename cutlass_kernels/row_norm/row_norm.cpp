@@ -12,27 +12,25 @@ namespace {
 
 constexpr AttrSpec kAttrSpecs[] = {{"epsilon", AttrKind::kFloats, 1, 1, 1, 1e-5}};
 
-enum VariantIndex { kRms, kAddRms, kLayer, kAddLayer };
+constexpr Facts norm(bool layer, Residual residual) {
+  return {Kind::kNorm, 0, Activation::kNone, residual, false, false, false, layer};
+}
 constexpr Variant kVariantTable[] = {
-    {"CuteRMSNorm", 2, 1},       // x, gamma -> y
-    {"CuteAddRMSNorm", 3, 2},    // x, residual, gamma -> y, sum
-    {"CuteLayerNorm", 3, 1},     // x, gamma, beta -> y
-    {"CuteAddLayerNorm", 4, 2},  // x, residual, gamma, beta -> y, sum
+    {"CuteRMSNorm", 2, 1, norm(false, Residual::kNone)},        // x, gamma -> y
+    {"CuteAddRMSNorm", 3, 2, norm(false, Residual::kBefore)},   // x, residual, gamma -> y, sum
+    {"CuteLayerNorm", 3, 1, norm(true, Residual::kNone)},       // x, gamma, beta -> y
+    {"CuteAddLayerNorm", 4, 2, norm(true, Residual::kBefore)},  // x, residual, gamma, beta -> y, sum
 };
 
-std::array<Config, kTileCount> const kConfigTable = [] {
-  std::array<Config, kTileCount> table{};
-  for (int i = 0; i < kTileCount; ++i) table[i] = {kTiles[i].id, kTiles[i].min_sm, kTiles[i].name};
-  return table;
-}();
+std::array<Config, kTileCount> const kConfigTable = config_table();
 
 int whole_warps(std::int64_t threads) { return int(ceil_div(threads, 32) * 32); }
 
 char const *problem_of(Call const &call, Problem *problem) {
   constexpr char const *kName = "row_norm";
   Problem &p = *problem;
-  p.layer = call.variant == kLayer || call.variant == kAddLayer;
-  p.residual = call.variant == kAddRms || call.variant == kAddLayer;
+  Facts const &facts = kVariantTable[call.variant].facts;
+  p.layer = facts.layer, p.residual = facts.residual != Residual::kNone;
   p.epsilon = call.attrs[0].floats[0];
   if (char const *reason = check_epsilon(kName, p.epsilon)) return reason;
   Tensor const &x = call.inputs[0];
@@ -83,6 +81,15 @@ char const *run(Call const &call) {
 }
 
 }  // namespace
+
+std::array<Config, kTileCount> config_table() {
+  std::array<Config, kTileCount> table{};
+  for (int i = 0; i < kTileCount; ++i) {
+    Tile const &tile = kTiles[i];
+    table[i] = {tile.id, tile.min_sm, tile.name, kScopeNames[static_cast<int>(tile.scope)], kFloatTypes};
+  }
+  return table;
+}
 
 char const *read_activation(char const *op, Tensor const &x, Problem *problem) {
   Problem &p = *problem;
@@ -339,7 +346,14 @@ Launch plan_backward(int sm, int sm_count, BackwardParams *params) {
 }
 
 extern Op const op;
-Op const op = {"row_norm", {kVariantTable, 4}, {kAttrSpecs, 1}, {kConfigTable.data(), kTileCount},
-               reject,     workspace_bytes,    configs,         run};
+Op const op = {"row_norm",
+               {kVariantTable, 4},
+               {kAttrSpecs, 1},
+               {kConfigTable.data(), kTileCount},
+               {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
+               reject,
+               workspace_bytes,
+               configs,
+               run};
 
 }  // namespace cutefuse::row_norm

@@ -1,14 +1,16 @@
 // The table of forward tiles and the launchers behind it: one row serves dispatch, TensorRT's tactics and the tests.
 #pragma once
 
+#include <array>
+
 #include "problem.h"
 
 namespace cutefuse::row_norm {
 
 enum class Scope { kWarp, kBlock, kCluster, kShared, kStream };
 
-// Ids are for ever: an engine stores them. `vectors`: 16-byte vectors of a row that one thread keeps in registers.
-// 7 to 10 were other tiles for clusters, and are retired.
+// Ids are for ever: an engine stores them. A retired tile's id is never used again: kRetired. `vectors`: 16-byte
+// vectors of a row that one thread keeps in registers.
 struct Tile {
   int id;
   char const *name;
@@ -29,6 +31,15 @@ constexpr Tile kTiles[] = {
     {13, "cluster_v8", 90, Scope::kCluster, kClusterVectors},  // one row per cluster: 16-bit rows that fill it
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
+
+// An engine may ask for a tile that left the table: those were tiles for clusters with other widths.
+constexpr Retired kRetired[] = {{7, 12}, {8, 12}, {9, 12}, {10, 12}};
+
+// The names of `scope` in its order.
+constexpr char const *kScopeNames[] = {"warp", "block", "cluster", "shared", "stream"};
+
+// The table as TensorRT, tests and the autotuner read it.
+std::array<Config, kTileCount> config_table();
 
 constexpr Tile const *find_tile(int id) {
   for (Tile const &tile : kTiles) {

@@ -19,15 +19,11 @@ constexpr AttrSpec kAttrSpecs[] = {{"epsilon", AttrKind::kFloats, 1, 1, 1, 1e-5}
 
 enum VariantIndex { kForward, kBackward };
 constexpr Variant kVariantTable[] = {
-    {"CuteRowNormForward", 4, 4},   // x, residual, gamma, beta -> y, sum, mean, rstd
-    {"CuteRowNormBackward", 6, 3},  // dy, dsum, x, gamma, mean, rstd -> dx, dgamma, dbeta
+    {"CuteRowNormForward", 4, 4, {Kind::kNorm}},           // x, residual, gamma, beta -> y, sum, mean, rstd
+    {"CuteRowNormBackward", 6, 3, {Kind::kNormBackward}},  // dy, dsum, x, gamma, mean, rstd -> dx, dgamma, dbeta
 };
 
-std::array<Config, kTileCount> const kConfigTable = [] {
-  std::array<Config, kTileCount> table{};
-  for (int i = 0; i < kTileCount; ++i) table[i] = {kTiles[i].id, kTiles[i].min_sm, kTiles[i].name};
-  return table;
-}();
+std::array<Config, kTileCount> const kConfigTable = config_table();
 
 bool absent(Tensor const &t) { return t.rank == 1 && t.dims[0] == 0; }
 
@@ -197,6 +193,7 @@ Op const op = {"row_norm_training",
                {kVariantTable, 2},
                {kAttrSpecs, 2},
                {kConfigTable.data(), kTileCount},
+               {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
                reject,
                workspace_bytes,
                configs,

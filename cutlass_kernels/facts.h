@@ -1,0 +1,30 @@
+// What an op_type and a tile are, so that nobody has to read their names.
+#pragma once
+
+#include <cstdint>
+
+namespace cutefuse {
+
+// The order is that of the tables of op_types, and must never change.
+enum class Activation : std::int32_t { kNone, kRelu, kLeakyRelu, kClip, kSilu, kHardSwish, kSigmoid, kTanh };
+constexpr int kActivations = 8;
+constexpr char const *kActivationNames[kActivations] = {"",     "Relu",      "LeakyRelu", "Clip",
+                                                        "Silu", "HardSwish", "Sigmoid",   "Tanh"};
+
+// A tensor z like the output. Convolutions: y = act(conv + b + z), or act(conv + b) + z. Norms: y = norm(x + z).
+enum class Residual : std::int32_t { kNone, kBefore, kAfter };
+
+enum class Kind : std::int32_t { kConvolution, kNorm, kNormBackward };
+
+struct Facts {
+  Kind kind = Kind::kConvolution;
+  std::int32_t sources = 0;  // tensors that a convolution concatenates; 0 for a norm
+  Activation activation = Activation::kNone;
+  Residual residual = Residual::kNone;
+  bool view = false;              // a source may be a channel range of a wider tensor and may be enlarged
+  bool quantised = false;         // int8 sources and filter, with scales
+  bool quantised_output = false;  // int8 output
+  bool layer = false;             // LayerNorm, else RMSNorm
+};
+
+}  // namespace cutefuse

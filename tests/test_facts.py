@@ -1,0 +1,72 @@
+"""What the library says about op_types and tiles: every name follows from the facts, and facts from no name."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutefuse import kernels
+
+OPS = {op["name"]: op for op in kernels.describe()["ops"]}
+
+
+def conv_name(v: dict) -> str:
+    """The op_type that a convolution's facts spell."""
+    prefix = "CuteQConcatConv" if v["quantised"] else "CuteViewConcatConv" if v["view"] else "CuteConcatConv"
+    several = f"x{v['outputs']}" if v["outputs"] > 1 else ""
+    before, after = ("Add" if v["residual"] == place else "" for place in ("before", "after"))
+    int8 = "Q" if v["output_types"] == ["int8"] else ""
+    return f"{prefix}{v['sources']}{several}{before}{v['activation']}{after}{int8}"
+
+
+@pytest.mark.parametrize("stem", ["concat_conv", "quant_concat_conv"])
+def test_the_facts_of_a_convolution_spell_its_op_type_and_count_its_tensors(stem: str) -> None:
+    for v in OPS[stem]["variants"]:
+        assert conv_name(v) == v["op_type"] and v["kind"] == "convolution"
+        assert v["inputs"] == v["sources"] + 2 + v["quantised"] + (v["residual"] is not None), v
+        assert v["types"] == (["int8"] if v["quantised"] else ["float32", "float16", "bfloat16"])
+    spelled = {v["op_type"] for v in OPS[stem]["variants"]}
+    assert len(spelled) == len(OPS[stem]["variants"])
+
+
+def test_the_facts_of_the_norms() -> None:
+    found = {v["op_type"]: (v["kind"], v["layer"], v["residual"]) for v in OPS["row_norm"]["variants"]}
+    assert found == {
+        "CuteRMSNorm": ("norm", False, None), "CuteAddRMSNorm": ("norm", False, "before"),
+        "CuteLayerNorm": ("norm", True, None), "CuteAddLayerNorm": ("norm", True, "before"),
+    }  # fmt: skip
+    kinds = {v["op_type"]: v["kind"] for v in OPS["row_norm_training"]["variants"]}
+    assert kinds == {"CuteRowNormForward": "norm", "CuteRowNormBackward": "norm_backward"}
+
+
+def test_every_activation_of_the_list_is_used_and_no_other() -> None:
+    listed = kernels.describe()["activations"]
+    assert listed[0] == "" and len(set(listed)) == len(listed) == 8
+    for stem in ("concat_conv", "quant_concat_conv"):
+        assert {v["activation"] for v in OPS[stem]["variants"]} == set(listed)
+
+
+def test_facts_finds_an_op_type_and_refuses_an_unknown_one() -> None:
+    facts = kernels.facts("CuteConcatConv3x2Silu")
+    assert (facts["sources"], facts["outputs"], facts["activation"]) == (3, 2, "Silu")
+    with pytest.raises(kernels.KernelError, match="CuteConcatConv9 is not in the library"):
+        kernels.facts("CuteConcatConv9")
+
+
+@pytest.mark.parametrize("stem", OPS)
+def test_a_retired_tile_is_in_no_table_and_its_heir_is(stem: str) -> None:
+    living = {c["id"]: c for c in OPS[stem]["configs"]}
+    assert len(living) == len(OPS[stem]["configs"]) and min(living) > 0
+    assert OPS[stem]["retired"], "every operator has lost tiles"
+    for retired in OPS[stem]["retired"]:
+        assert retired["id"] not in living and retired["heir"] in living, retired
+    assert len({r["id"] for r in OPS[stem]["retired"]}) == len(OPS[stem]["retired"])
+
+
+def test_every_tile_says_how_it_works_and_what_it_takes() -> None:
+    kinds = {stem: {c["kind"] for c in op["configs"]} for stem, op in OPS.items()}
+    assert kinds["concat_conv"] == {"plain", "taps", "enlarged", "im2col", "pingpong", "halo", "rows"}
+    assert kinds["quant_concat_conv"] == {"plain", "rows"}
+    assert kinds["row_norm"] == {"warp", "block", "cluster", "shared", "stream"} == kinds["row_norm_training"]
+    for c in OPS["concat_conv"]["configs"]:
+        assert c["types"] == (["float32"] if "tf32" in c["name"] else ["float16", "bfloat16"]), c
+        assert (c["min_sm"] == 90) == (c["kind"] in {"im2col", "pingpong", "halo", "rows"}), c
