@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# GPU architectures to compile kernels for; `none` builds the library without kernels.
+GIVEN_ARCHS := $(ARCHS)
 ARCHS ?= 80;90a
 JOBS ?= $(shell nproc)
 # torch is wanted by the tests marked `torch` alone; its CPU build exists for this interpreter where pip finds 2.13.0.
@@ -11,7 +13,13 @@ TORCH ?= torch==2.13.0
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: setup build demo test gpu-test sanitize trt-check bench wheel lint format clean
+# Runs `make build` with the architectures that scripts/build_archs.py chooses, unless ARCHS is given.
+define build_chosen
+archs="$(or $(GIVEN_ARCHS),$$($(PYTHON) scripts/build_archs.py $(1)))" && \
+  $(MAKE) --no-print-directory build ARCHS="$$archs"
+endef
+
+.PHONY: setup build demo test test-fast gpu-test sanitize trt-check bench wheel lint format clean
 
 setup: $(VENV)/.ready build
 
@@ -23,17 +31,26 @@ $(VENV)/.ready: pyproject.toml Makefile
 	touch $@
 
 build: $(VENV)/.ready
-	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build -G Ninja -DCUTEFUSE_CUDA_ARCHS="$(ARCHS)" \
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build -G Ninja \
+	  $(if $(filter none,$(ARCHS)),-DCUTEFUSE_CUDA=OFF,-DCUTEFUSE_CUDA=ON -DCUTEFUSE_CUDA_ARCHS="$(ARCHS)") \
 	  -DPython3_EXECUTABLE=$(abspath $(BIN))/python >build.log 2>&1 || { cat build.log; exit 1; }
+	@sed -n 's/^-- \(no CUDA compiler found.*\)/\1/p' build.log
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build -j $(JOBS) 2>&1 | sed -u '/(C7519)/d'  # ptxas's notes on wgmma loops
 
-demo: setup
+demo: $(VENV)/.ready
+	$(call build_chosen,--gpu)
 	$(BIN)/python scripts/demo.py
 
 test: setup lint
 	build/test_problem
 	$(BIN)/python -m pytest -q -m "not torch"
 	$(BIN)/python scripts/torch_tests.py "$(TORCH)"
+
+# The tests that take seconds: no kernels, no compiler, no torch.
+test-fast: $(VENV)/.ready
+	$(call build_chosen)
+	build/test_problem
+	$(BIN)/python -m pytest -q -m "not slow and not torch and not gpu"
 
 gpu-test: setup
 	$(BIN)/python -m pytest -q -m gpu

@@ -9,6 +9,10 @@ endif()
 set(CUTEFUSE_HAS_CUDA OFF)
 if(CUTEFUSE_CUDA)
   include(CheckLanguage)
+  # check_language() never looks again once it found nothing: forget that, nvcc may have been installed since.
+  if(NOT CMAKE_CUDA_COMPILER)
+    unset(CMAKE_CUDA_COMPILER CACHE)
+  endif()
   # The architectures are set per target below; OFF keeps CMake from adding its own.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   check_language(CUDA)
