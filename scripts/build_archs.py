@@ -1,8 +1,8 @@
 """Print the GPU architectures to build kernels for, as `make build ARCHS=...` takes them: "90a", "80;90a", "none".
 
 `make demo` and `make test-fast` ask this script. A build folder that holds kernels keeps its architectures. Otherwise
-`--gpu` chooses the architecture of this machine's GPU, and without a GPU the answer is "none": a library without kernels.
-What was chosen, and how to get something else, goes to stderr in one sentence.
+`--gpu` chooses the architecture of this machine's GPU; "none" is a library without kernels. What was chosen, and how to
+get something else, goes to stderr in one sentence.
 """
 
 from __future__ import annotations

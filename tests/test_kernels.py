@@ -29,15 +29,26 @@ def with_input(call: Call, index: int, tensor: Tensor) -> Call:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("sm", [0, 80, 86, 87, 89, 90])
+@pytest.mark.parametrize("sm", [80, 86, 87, 89, 90])
 def test_a_legal_call_has_tiles_on_every_architecture(dtype: str, sm: int) -> None:
     call = replace(concat_conv(dtype), sm=sm)
     table = {c["id"]: c for c in kernels.operator_of(call.op_type)["configs"]}
     assert kernels.reject(call) is None
     ids = kernels.configs(call)
     assert len(ids) >= 4 and len(set(ids)) == len(ids)
-    assert all(sm == 0 or table[i]["min_sm"] <= sm for i in ids)
-    assert kernels.workspace_bytes(call) >= 0
+    assert all(table[i]["min_sm"] <= sm for i in ids)
+    assert set(ids) <= set(kernels.configs(replace(call, sm=0))), "an unknown architecture is offered every tile"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_only_a_reduction_that_is_split_needs_a_workspace(dtype: str) -> None:
+    few = replace(concat_conv(dtype), sm=80, sm_count=108)
+    one_share = 2 * 32 * 20 * 20 * 4  # float32 sums of every output
+    assert kernels.workspace_bytes(few) >= 2 * one_share
+    inputs = [replace(t, dims=(64, *t.dims[1:])) for t in few.inputs[:2]]
+    outputs = [replace(few.outputs[0], dims=(64, 32, 20, 20))]
+    many = replace(few, inputs=[*inputs, *few.inputs[2:]], outputs=outputs)
+    assert kernels.reject(many) is None and kernels.workspace_bytes(many) == 0
 
 
 def test_dynamic_sizes_are_not_refused_before_they_are_known() -> None:

@@ -137,7 +137,7 @@ def test_an_output_may_be_a_range_of_a_wider_tensor(
     aligned = out.data % 16 == 0
     call: Any = replace(instance.call, outputs=[out])
     truth, bound = problems.reference(instance)
-    for config in kernels.configs(call):
+    for config in gpu_checks.tiles_of(call):
         buffer.view.fill_(7.0)
         if not aligned:
             with pytest.raises(kernels.KernelError, match="aligned to 16 bytes"):
@@ -166,7 +166,7 @@ def test_graph_replay_equals_eager_with_residual_and_split_reduction(dtype: str)
 def test_nan_of_a_residual_stays_at_its_pixel() -> None:
     instance = problems.instantiate(Problem(1, 5, 6, (16, 8), 8, activation="Relu", residual="after"), "float16")
     instance.buffers[4].view.view(5, 6, 8)[2, 3, 1] = float("nan")  # x0, x1, w, b, z
-    for config in kernels.configs(instance.call):
+    for config in gpu_checks.tiles_of(instance.call):
         instance.run(config)
         values, _ = instance.output()
         assert bool(values[0, 1, 2, 3].isnan()) and int(values.isnan().sum()) == 1

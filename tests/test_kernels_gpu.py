@@ -67,7 +67,7 @@ def test_activations_pass_nan_on_and_keep_infinities(dtype: str, activation: str
 
     instance = problems.instantiate(problems.Problem(1, 3, 5, (8, 8), 8, activation=activation), dtype)
     instance.buffers[0].view.view(-1, 8)[0, 0] = float("nan")  # one pixel of source 0
-    for config in kernels.configs(instance.call):
+    for config in gpu_checks.tiles_of(instance.call):
         instance.run(config)
         values, _ = instance.output()
         assert bool(values[0, :, 0, 0].isnan().all())

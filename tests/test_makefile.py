@@ -1,4 +1,4 @@
-"""What the Makefile builds: kernels for `make test`, for the GPU at hand in `make demo`, none where nobody needs them."""
+"""What the Makefile builds: kernels for `make test`, for the GPU at hand in `make demo`, else none."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def dry_run(*arguments: str, **environment: str) -> str:
 def cache(folder: Path, cuda: str = "ON", archs: str = "80;90a", compiler: str = sys.executable) -> Path:
     """A CMakeCache.txt; any file stands for the compiler."""
     path = folder / "CMakeCache.txt"
-    entries = ("CUTEFUSE_CUDA:BOOL", cuda), ("CUTEFUSE_CUDA_ARCHS:STRING", archs), ("CMAKE_CUDA_COMPILER:PATH", compiler)
-    path.write_text("# cache\n" + "\n".join(f"{key}={value}" for key, value in entries) + "\n")
+    entries = f"CUTEFUSE_CUDA:BOOL={cuda}\nCUTEFUSE_CUDA_ARCHS:STRING={archs}\nCMAKE_CUDA_COMPILER:PATH={compiler}\n"
+    path.write_text(f"# cache\n{entries}")
     return path
 
 
@@ -90,10 +90,10 @@ class TestChoice:
             (["86"], 80, "86;80"),
         ],
     )
-    def test_the_folders_kernels_stay_and_the_gpus_are_added(self, built: list[str], sm: int | None, archs: str) -> None:
+    def test_kernels_stay_and_the_gpus_are_added(self, built: list[str], sm: int | None, archs: str) -> None:
         assert build_archs.choose(built, sm)[0] == archs
 
-    @pytest.mark.parametrize(("sm", "reason"), [(0, "There is no GPU"), (None, "need no kernels"), (75, "capability 7.5")])
+    @pytest.mark.parametrize(("sm", "reason"), [(0, "There is no GPU"), (None, "need no kernels"), (75, "ability 7.5")])
     def test_without_kernels_one_sentence_says_how_to_get_them(self, sm: int | None, reason: str) -> None:
         sentence = build_archs.choose([], sm)[1]
         assert reason in sentence and '`make build ARCHS="80;90a"`' in sentence and sentence.count(". ") == 0

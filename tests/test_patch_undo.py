@@ -116,11 +116,12 @@ def test_a_fused_node_of_an_unknown_kind_is_an_error(tmp_path: Path, capsys: pyt
     assert not (tmp_path / "f.plain.onnx").exists()
 
 
-@pytest.mark.parametrize("argument", ["missing.onnx", "."])
-def test_inputs_that_are_no_models_are_one_sentence(argument: str, tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize(("argument", "reason"), [("missing.onnx", "does not exist"), (".", "is a folder")])
+def test_inputs_that_are_no_models_are_one_sentence(argument: str, reason: str, tmp_path: Path, capsys) -> None:
     assert cli.main(["unpatch", str(tmp_path / argument)]) == 2
     assert cli.main(["diff", str(tmp_path / argument), str(tmp_path / argument)]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"error: {tmp_path / argument} {reason}; give an ONNX file"] * 2
 
 
 def test_diff_names_what_patching_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -283,8 +283,8 @@ def test_backward_gives_the_same_bits_every_time(layer: bool) -> None:
         first = run_backward(torch, dy, None, x, gamma, layer, layer)
         for _ in range(3):
             again = run_backward(torch, dy, None, x, gamma, layer, layer)
-            for name in ("dx", "dgamma", "dbeta"):
-                assert first[name] is None or torch.equal(first[name], again[name]), f"{name} {rows}x{columns}"
+            for name in ("dx", "dgamma", "dbeta") if layer else ("dx", "dgamma"):
+                assert torch.equal(first[name], again[name]), f"{name} {rows}x{columns}"
 
 
 def test_no_rows_are_no_work_and_zero_gradients() -> None:
