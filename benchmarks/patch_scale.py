@@ -65,7 +65,7 @@ def many_bytes(path: Path, gigabytes: float) -> None:
 # ru_maxrss would start at the parent's own size; VmHWM starts anew with the program.
 CHILD = """
 import re, sys, time
-from cutefuse.patch import main
+from cutefuse.commands.patch import main
 code = main([sys.argv[1], "--json"])
 peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())
 print(peak[1], time.process_time(), file=sys.stderr)

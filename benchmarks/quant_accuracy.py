@@ -17,8 +17,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutefuse.conv_math import Geometry, pack  # noqa: E402
 from cutefuse.ops import concat_conv, quant_concat_conv  # noqa: E402
+from cutefuse.ops.conv_math import Geometry, pack  # noqa: E402
 
 CHANNELS, FILTERS, SIZE = (64, 64), 64, 24
 

@@ -9,20 +9,23 @@ import cutefuse
 
 # command -> (module, help). Each module has main(argv: list[str] | None) -> int.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "patch": ("cutefuse.patch", "rewrite an ONNX model to use the fused operators"),
-    "unpatch": ("cutefuse.unpatch", "turn fused nodes back into standard operators"),
-    "diff": ("cutefuse.diff", "show what changed between two ONNX models"),
-    "doctor": ("cutefuse.doctor", "what this machine has, what is missing, and what to do about it"),
-    "build": ("cutefuse.engine", "build an engine with trtexec or TensorRT's Python API"),
-    "process": ("cutefuse.process", "build, profile and draw an engine, and write a report"),
-    "report": ("cutefuse.report", "write an HTML report of a folder of engine JSON files"),
+    "patch": ("cutefuse.commands.patch", "rewrite an ONNX model to use the fused operators"),
+    "unpatch": ("cutefuse.rewrite.unpatch", "turn fused nodes back into standard operators"),
+    "diff": ("cutefuse.graph.diff", "show what changed between two ONNX models"),
+    "doctor": ("cutefuse.commands.doctor", "what this machine has, what is missing, and what to do about it"),
+    "build": ("cutefuse.engine.build", "build an engine with trtexec or TensorRT's Python API"),
+    "process": ("cutefuse.commands.process", "build, profile and draw an engine, and write a report"),
+    "report": ("cutefuse.report.write", "write an HTML report of a folder of engine JSON files"),
     "compare": ("cutefuse.report.compare", "compare two or more engines, layer by layer"),
-    "accuracy": ("cutefuse.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),
+    "accuracy": ("cutefuse.commands.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),
     "rank": ("cutefuse.report.rank", "rank what to fuse next from the profile of an engine"),
-    "roofline": ("cutefuse.roofline", "peaks of GPUs, measured peaks, and language models under the roof"),
-    "profile-torch": ("cutefuse.profile_torch", "profile a PyTorch module and show what our operators would remove"),
-    "profile-kernels": ("cutefuse.profile_kernels", "Nsight Compute metrics of our kernels, side by side"),
-    "trt-check": ("cutefuse.trt_check", "check the plugins on a machine with TensorRT and write a report"),
+    "roofline": ("cutefuse.commands.roofline", "peaks of GPUs, measured peaks, and language models under the roof"),
+    "profile-torch": (
+        "cutefuse.commands.profile_torch",
+        "profile a PyTorch module; what our operators would remove",
+    ),
+    "profile-kernels": ("cutefuse.commands.profile_kernels", "Nsight Compute metrics of our kernels, side by side"),
+    "trt-check": ("cutefuse.commands.trt_check", "check the plugins on a machine with TensorRT and write a report"),
 }
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cutefuse import torch_ops  # noqa: E402
+from cutefuse.torch import replace_norms  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     for training in (False, True):
         plain = make().cuda().bfloat16()
         fused = make().cuda().bfloat16()
-        count = len(torch_ops.replace_norms(fused).replaced)
+        count = len(replace_norms(fused).replaced)
         before, after = measure(plain, tokens, training), measure(fused, tokens, training)
         print(
             f"{'training step' if training else 'inference'}, {count} norms replaced, {torch.cuda.get_device_name(0)}"

@@ -14,14 +14,14 @@ from typing import Any
 import onnx
 
 import models
-from cutefuse.conv_match import PARALLEL
+from cutefuse.commands.patch import TAKES, Options, Result, patch
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.graph.verify import verify
 from cutefuse.host import Host, Input
 from cutefuse.output import write_text
-from cutefuse.patch import TAKES, Options, Result, patch
-from cutefuse.sites import FUSED
-from cutefuse.unpatch import unpatch
-from cutefuse.verify import verify
+from cutefuse.rewrite.unpatch import unpatch
+from cutefuse.sites.conv import PARALLEL
+from cutefuse.sites.find import FUSED
 from models import exports, published
 
 HEADER = """# What is fused in which model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutefuse.host import Host, Input, Raw
-from cutefuse.host_abi import CDesc, dynamic_desc
+from cutefuse.host.abi import CDesc, dynamic_desc
 
 CHANNELS = (64, 24, 8, 72, 16, 40, 136, 32)
 FILTERS = 48

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from cutefuse import accuracy
+from cutefuse.commands import accuracy
 
 pytest.importorskip("polygraphy")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cutefuse import doctor
+from cutefuse.commands import doctor
 
 
 def test_every_finding_is_one_line_and_what_is_not_ok_has_advice() -> None:

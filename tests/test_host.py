@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cutefuse import host_memory as memory
 from cutefuse.errors import CutefuseError
-from cutefuse.host import Host, HostError, Input, field_of, reference_ops
+from cutefuse.host import Host, HostError, Input, field_of, memory, reference_ops
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUT = Input((-1, 8, 2, 2), "float32", (1, 8, 2, 2), (4, 8, 2, 2), (16, 8, 2, 2))

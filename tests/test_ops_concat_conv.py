@@ -15,12 +15,12 @@ from onnx import helper, numpy_helper
 from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
-from cutefuse.conv_form import Form, Source, parse
-from cutefuse.conv_match import make_call
-from cutefuse.conv_math import Geometry, pack, packed_sizes, unpacked
+from cutefuse.graph.verify import Runner
 from cutefuse.ops.concat_conv import OPERATOR
+from cutefuse.ops.conv_call import make_call
+from cutefuse.ops.conv_form import Form, Source, parse
+from cutefuse.ops.conv_math import Geometry, pack, packed_sizes, unpacked
 from cutefuse.ops.op import Case
-from cutefuse.verify import Runner
 
 CASES = {c.name: c for c in OPERATOR.cases() if "float32" in c.dtypes}
 

@@ -16,8 +16,8 @@ from graphs import FILTER, fused_types, graph, weights
 from onnx import TensorProto, helper, numpy_helper
 
 import cutefuse
-from cutefuse import rewrite
-from cutefuse.patch import Options, main, patch
+from cutefuse.commands.patch import Options, main, patch
+from cutefuse.rewrite import apply as rewrite
 
 ROOT = Path(__file__).parent.parent
 TWO = (
@@ -121,10 +121,10 @@ def test_min_gain_skips_sites_that_the_profile_calls_cheap(
 def test_a_wrong_packing_fails_verification_and_leaves_no_model(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cutefuse import conv_site
+    from cutefuse.sites import conv_facts
 
-    right = conv_site.pack
-    monkeypatch.setattr(conv_site, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    right = conv_facts.pack
+    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
     assert main([str(source), "--verify"]) == 1
     assert "verification failed" in capsys.readouterr().err
     assert {p.name for p in source.parent.iterdir()} == {"model.onnx", "model.patch.json"}
@@ -133,7 +133,7 @@ def test_a_wrong_packing_fails_verification_and_leaves_no_model(
 
 
 def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse import patch as command
+    from cutefuse.commands import patch as command
 
     monkeypatch.setattr(command, "local_sm", lambda: 89)
     for options, sm in (([], 89), (["--sm", "90"], 90), (["--sm", "0"], 0)):
@@ -348,19 +348,23 @@ def test_a_missing_library_is_one_sentence(source: Path, tmp_path: Path, monkeyp
 def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excluded(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse import patch as patch_module
-    from cutefuse import sites
-    from cutefuse.ops.concat_conv import OPERATOR, ConcatConv
+    from cutefuse.commands import patch as command
+    from cutefuse.ops.concat_conv import ConcatConv
+    from cutefuse.sites import find
+    from cutefuse.sites.conv import ConvSites
 
-    class Rival(ConcatConv):
+    class RivalOp(ConcatConv):
         stem = "rival"
+
+    class Rival(ConvSites):
+        op = RivalOp()
         anchors = frozenset({"Relu"})
 
         def match(self, graph, node):  # type: ignore[no-untyped-def]
-            return OPERATOR.match(graph, graph.producer(node.input[0]))
+            return super().match(graph, graph.producer(node.input[0]))
 
-    for module in (sites, patch_module):
-        monkeypatch.setattr(module, "operators", lambda: (OPERATOR, Rival()))
+    monkeypatch.setattr(find, "FINDERS", (ConvSites(), Rival()))
+    monkeypatch.setattr(command, "operators", lambda: (ConvSites.op, Rival.op))
     assert main([str(source), "--verify"]) == 0
     found = json.loads(source.with_name("model.patch.json").read_text())["sites"]
     assert [(s["name"], s["status"]) for s in found] == [

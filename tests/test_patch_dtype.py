@@ -12,7 +12,7 @@ from graphs import FILTER, fused_types, graph, weights
 from onnx import TensorProto
 
 import models
-from cutefuse.patch import main
+from cutefuse.commands.patch import main
 
 CHAIN = (
     "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) z = Relu(x) "

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
+from cutefuse.commands.patch import Options, patch
 from cutefuse.errors import CutefuseError, VerificationError
-from cutefuse.patch import Options, patch
-from cutefuse.unpatch import unpatch
+from cutefuse.rewrite.unpatch import unpatch
 
 BODY = (
     "d = Concat<axis=1>(a, b) c = Concat<axis=1>(d, a) t = Transpose<perm=[0,1,2,3]>(w) "

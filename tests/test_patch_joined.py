@@ -205,7 +205,7 @@ def test_two_types_before_cast_like_are_not_merged(tmp_path: Path) -> None:
 
 
 def test_merged_sites_can_be_lowered_and_undone(tmp_path: Path) -> None:
-    from cutefuse.unpatch import unpatch
+    from cutefuse.rewrite.unpatch import unpatch
 
     model = graph(pair("(c, w)", "(c, v)"), PARALLEL, outputs=("y1", "y2"))
     result, patched = run_patch(model, tmp_path, dtype="float16", scope="sites")

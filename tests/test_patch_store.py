@@ -12,10 +12,10 @@ import pytest
 from graphs import fused_types, graph, weights
 from onnx import TensorProto, numpy_helper
 
-from cutefuse import store
-from cutefuse.patch import main
-from cutefuse.unpatch import unpatch
-from cutefuse.verify import Runner
+from cutefuse.commands.patch import main
+from cutefuse.graph import store
+from cutefuse.graph.verify import Runner
+from cutefuse.rewrite.unpatch import unpatch
 
 BODY = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) z = Relu(x) v = Conv(z, u) y = Add(v, s)"
 
@@ -92,7 +92,7 @@ def test_unpatching_streams_too(tmp_path: Path) -> None:
 def test_a_model_that_outgrows_protobuf_moves_its_weights_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse import patch
+    from cutefuse.commands import patch
 
     monkeypatch.setattr(patch, "EXTERNAL_LIMIT", 10_000)
     values = weights(w=(40, 24, 3, 3), k=(40,), u=(12, 40, 1, 1), s=(1, 12, 1, 1))

@@ -12,8 +12,8 @@ import pytest
 from graphs import fused_types
 
 import models
-from cutefuse.patch import Options, patch
-from cutefuse.verify import Runner
+from cutefuse.commands.patch import Options, patch
+from cutefuse.graph.verify import Runner
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from graphs import FILTER, bn_weights, graph, run_patch, weights
 from onnx import numpy_helper
 
 from cutefuse import cli
-from cutefuse.unpatch import unpatch
-from cutefuse.verify import verify
+from cutefuse.graph.verify import verify
+from cutefuse.rewrite.unpatch import unpatch
 
 TWO = (
     "c = Concat<axis=1>(a, b) x1 = Conv<pads=[1,1,1,1]>(c, w, k) y1 = LeakyRelu(x1) "

@@ -10,11 +10,11 @@ import pytest
 from graphs import FILTER, INPUTS, fused_types, graph, run_patch, weights
 from onnx import helper
 
-from cutefuse.conv_views import repeats_pixels
+from cutefuse.commands.patch import Options, patch
 from cutefuse.errors import CutefuseError
-from cutefuse.patch import Options, patch
-from cutefuse.unpatch import unpatch
-from cutefuse.verify import Runner
+from cutefuse.graph.verify import Runner
+from cutefuse.rewrite.unpatch import unpatch
+from cutefuse.sites.views import repeats_pixels
 
 SMALL = {"a": "n,8,4,3", "b": "n,16,8,6"}
 CONV = "c = Concat<axis=1>({}) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"

@@ -14,7 +14,7 @@ from plugin_nodes import ACTIVATIONS, CHANNELS, FILTERS, attributes, build, crea
 
 from cutefuse import kernels, plugin_path
 from cutefuse.host import RUNTIME, Field, Host, HostError, Input
-from cutefuse.host_abi import CDims, dynamic_desc
+from cutefuse.host.abi import CDims, dynamic_desc
 from cutefuse.ops import operators
 from cutefuse.ops.op import Case, FusedOp
 

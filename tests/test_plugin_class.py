@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cutefuse.host import Host, HostError, Input, Raw, field_of
-from cutefuse.host_abi import CDynamicDesc, dynamic_desc
+from cutefuse.host.abi import CDynamicDesc, dynamic_desc
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cutefuse import host_memory as memory
-from cutefuse.host import Host, HostError, Input, Plugin, reference_ops
+from cutefuse.host import Host, HostError, Input, Plugin, memory, reference_ops
 from cutefuse.ops import operators
 from cutefuse.ops.op import Case as OpCase
 from cutefuse.ops.op import FusedOp

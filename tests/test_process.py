@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from trtexec_stub import STUB
 
-from cutefuse.engine import ort
+from cutefuse.commands.process import main
+from cutefuse.engine import onnxruntime
 from cutefuse.errors import CutefuseError
-from cutefuse.process import main
 from cutefuse.report.reader import find_engines, read_engine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,7 +207,7 @@ def test_function_bodies_are_traced_to_the_fused_node(
 
 
 def test_unnamed_dynamic_axes_are_filled(tmp_path: Path) -> None:
-    files = ort.profile(
+    files = onnxruntime.profile(
         make_model(tmp_path / "m.onnx"), tmp_path / "out", ["--iterations=1", "--duration=0.01", "--warmUp=1"]
     )
     shapes = json.loads(files.profile_metadata.read_text())["inference_options"]["Input inference shapes"]
@@ -219,7 +219,7 @@ def test_a_plugin_without_body_cannot_run_in_onnxruntime(tmp_path: Path) -> None
     del model.functions[:]
     onnx.save(model, str(tmp_path / "m.onnx"))
     with pytest.raises(CutefuseError, match="ONNX Runtime cannot run"):
-        ort.profile(tmp_path / "m.onnx", tmp_path / "out", [])
+        onnxruntime.profile(tmp_path / "m.onnx", tmp_path / "out", [])
     assert not any((tmp_path / "out").iterdir())
 
 
@@ -227,13 +227,13 @@ def test_options_of_tensorrts_builder_are_said_to_have_no_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--fp16", "--iterations=1", "--duration=0.01", "--warmUp=1"]
-    ort.profile(make_model(tmp_path / "m.onnx"), tmp_path / "out", words)
+    onnxruntime.profile(make_model(tmp_path / "m.onnx"), tmp_path / "out", words)
     assert "no effect on ONNX Runtime, which runs the model as it is: --fp16\n" in capsys.readouterr().out
 
 
 def test_onnxruntime_refuses_an_input_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CutefuseError, match="--shapes names z"):
-        ort.profile(make_model(tmp_path / "m.onnx"), tmp_path / "out", ["--shapes=z:1"])
+        onnxruntime.profile(make_model(tmp_path / "m.onnx"), tmp_path / "out", ["--shapes=z:1"])
 
 
 def test_the_script_runs_from_anywhere(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cutefuse.commands.profile_kernels import METRICS, main, ncu_command, nsys_commands, parse_csv
 from cutefuse.errors import CutefuseError
-from cutefuse.profile_kernels import METRICS, main, ncu_command, nsys_commands, parse_csv
 
 HEAD = ["ID", "Process ID", "Kernel Name", *(m[0] for m in METRICS)]
 
@@ -111,7 +111,7 @@ def test_wrong_arguments_are_one_sentence(
 def test_without_ncu_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cutefuse.profile_kernels.shutil.which", lambda name: None)
+    monkeypatch.setattr("cutefuse.commands.profile_kernels.shutil.which", lambda name: None)
     assert main(["--command", "x", "-o", str(tmp_path)]) == 2
     assert "install Nsight Compute" in capsys.readouterr().err
 

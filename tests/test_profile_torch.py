@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cutefuse.errors import CutefuseError
-from cutefuse.profile_torch import (
+from cutefuse.commands.profile_torch import (
     REGION,
     Event,
     by_operator,
@@ -22,6 +21,7 @@ from cutefuse.profile_torch import (
     parse_shapes,
     write,
 )
+from cutefuse.errors import CutefuseError
 
 
 def event(

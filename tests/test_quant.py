@@ -14,12 +14,12 @@ from graphs import fused_types, graph, run_patch
 from onnx import helper, numpy_helper
 
 from cutefuse import kernels
-from cutefuse.conv_math import pack
+from cutefuse.graph.verify import Runner, compare, verify
 from cutefuse.host import Host, HostError, Input
 from cutefuse.kernels import BLOCKS32, CHANNELS_LAST, LINEAR
+from cutefuse.ops.conv_math import pack
 from cutefuse.ops.quant_concat_conv import OPERATOR
-from cutefuse.unpatch import unpatch
-from cutefuse.verify import Runner, compare, verify
+from cutefuse.rewrite.unpatch import unpatch
 
 CASES = {c.name: c for c in OPERATOR.cases()}
 SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "strided", "odd_everything"]
@@ -251,7 +251,7 @@ def test_a_source_that_is_dequantised_beside_a_float_filter_is_an_ordinary_site(
 
 
 def test_filters_from_float_constants_round_as_the_standard_says() -> None:
-    from cutefuse.quant_site import Weight
+    from cutefuse.sites.quant_facts import Weight
 
     scale = np.full(2, 0.5)
 

@@ -109,8 +109,7 @@ def test_graph_replay_equals_eager_for_every_tile() -> None:
 def test_the_plugin_is_right_in_both_formats(name: str) -> None:
     import numpy as np
 
-    from cutefuse import host_memory as memory
-    from cutefuse.host import Host, Input
+    from cutefuse.host import Host, Input, memory
     from cutefuse.ops.quant_concat_conv import OPERATOR
 
     case = next(c for c in OPERATOR.cases() if c.name == name)

@@ -19,7 +19,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from cutefuse.errors import CutefuseError
-from cutefuse.report import gains, main, write, write_compare
 from cutefuse.report.compare import compare
 from cutefuse.report.compare import main as compare_main
 from cutefuse.report.findings import Finding
@@ -28,7 +27,8 @@ from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, layout
 from cutefuse.report.rank import main as rank_main
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.report.tables import analyse
-from cutefuse.roofline import peaks_for
+from cutefuse.report.write import gains, main, write, write_compare
+from cutefuse.roofline.measure import peaks_for
 
 DATA = Path(__file__).parent / "data" / "engines"
 
@@ -143,7 +143,7 @@ BIG = """
 import resource, sys, time
 from pathlib import Path
 import engine_files as ef
-from cutefuse.report import write
+from cutefuse.report.write import write
 folder = Path(sys.argv[1])
 ef.write_engine(folder, "big", ef.chain(10_000), [1 + i % 37 for i in range(10_000)], 5.0)
 start = time.perf_counter()

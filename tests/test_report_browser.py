@@ -11,7 +11,7 @@ from pathlib import Path
 import engine_files as ef
 import pytest
 
-from cutefuse.report import write, write_compare
+from cutefuse.report.write import write, write_compare
 
 DATA = Path(__file__).parent / "data" / "engines"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from cutefuse.errors import CutefuseError
 from cutefuse.report.kinds import kind_of, on_tensor_cores
-from cutefuse.report.peaks import by_name
 from cutefuse.report.reader import find_engines, node_names, read_engine
 from cutefuse.report.sources import loads
 from cutefuse.report.tables import analyse
 from cutefuse.report.tensors import dtype_of, layout_of, tensor_of
+from cutefuse.roofline.peaks import by_name
 
 DATA = Path(__file__).parent / "data" / "engines"
 FOLDERS = sorted(p for p in DATA.iterdir() if p.is_dir())
@@ -386,7 +386,7 @@ json_values = st.recursive(
 def test_json_of_any_structure_goes_through_the_whole_report(
     tmp_path_factory: pytest.TempPathFactory, layers: list[Any], bindings: Any
 ) -> None:
-    from cutefuse.report import write
+    from cutefuse.report.write import write
 
     folder = tmp_path_factory.mktemp("any")
     (folder / "m.engine.graph.json").write_text(json.dumps({"Layers": layers, "Bindings": bindings}))

@@ -8,11 +8,14 @@ from pathlib import Path
 import engine_files as ef
 import pytest
 
+from cutefuse.commands.roofline import main
 from cutefuse.errors import CutefuseError
 from cutefuse.report.cost import Cost, layer_cost, place
-from cutefuse.report.peaks import Peaks, boards, by_device, by_name
 from cutefuse.report.reader import find_engines, read_engine
-from cutefuse.roofline import MODELS, Transformer, crossing, llm_view, main, measure_cpu, peaks_for, transformer_from
+from cutefuse.roofline.intensity import crossing
+from cutefuse.roofline.llm import MODELS, Transformer, llm_view, transformer_from
+from cutefuse.roofline.measure import measure_cpu, peaks_for
+from cutefuse.roofline.peaks import Peaks, boards, by_device, by_name
 
 # Dense TFLOP/s and GB/s as NVIDIA's datasheets and white papers print them.
 PUBLISHED = [

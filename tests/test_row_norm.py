@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from cutefuse import kernels
+from cutefuse.graph.verify import Runner
 from cutefuse.host import Host, Input
 from cutefuse.kernels import Call, Tensor
 from cutefuse.ops.op import Case
 from cutefuse.ops.row_norm import OPERATOR
-from cutefuse.verify import Runner
 
 C = 24  # columns of the little graphs
 PARAMETERS = {

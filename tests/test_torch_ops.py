@@ -14,7 +14,7 @@ DEVICES = [pytest.param("cpu", marks=pytest.mark.torch), pytest.param("cuda", ma
 
 def samples(torch: Any, device: str, dtype: Any = None) -> list[tuple[Any, tuple[Any, ...]]]:
     """Every operator with arguments that need gradients: all optional operands, and none."""
-    import cutefuse.torch_ops  # noqa: F401
+    import cutefuse.torch  # noqa: F401
 
     torch.manual_seed(0)
     kind = dtype or torch.float32
@@ -87,15 +87,15 @@ def test_modules_are_drop_in_replacements(device: str) -> None:
     import torch
     from torch import nn
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     torch.manual_seed(0)
     pairs = [
-        (nn.LayerNorm(96), torch_ops.LayerNorm(96)),
-        (nn.LayerNorm(96, elementwise_affine=False), torch_ops.LayerNorm(96, elementwise_affine=False)),
-        (nn.LayerNorm(96, bias=False), torch_ops.LayerNorm(96, bias=False)),
-        (nn.RMSNorm(96), torch_ops.RMSNorm(96)),
-        (nn.RMSNorm(96, eps=1e-3), torch_ops.RMSNorm(96, eps=1e-3)),
+        (nn.LayerNorm(96), cute.LayerNorm(96)),
+        (nn.LayerNorm(96, elementwise_affine=False), cute.LayerNorm(96, elementwise_affine=False)),
+        (nn.LayerNorm(96, bias=False), cute.LayerNorm(96, bias=False)),
+        (nn.RMSNorm(96), cute.RMSNorm(96)),
+        (nn.RMSNorm(96, eps=1e-3), cute.RMSNorm(96, eps=1e-3)),
     ]
     for theirs, ours in pairs:
         for p in theirs.parameters():
@@ -119,18 +119,18 @@ def test_the_sum_carries_its_own_gradient(device: str) -> None:
     import torch
     import torch.nn.functional as F
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     torch.manual_seed(0)
     x, r, w, b = (torch.randn(*s, device=device, requires_grad=True) for s in ((6, 40), (6, 40), (40,), (40,)))
-    y, total = torch_ops.add_layer_norm(x, r, w, b)
+    y, total = cute.add_layer_norm(x, r, w, b)
     ours = torch.autograd.grad((y * y).sum() + (total * 3).sum(), (x, r, w, b))
     s = x + r
     z = F.layer_norm(s, (40,), w, b)
     theirs = torch.autograd.grad((z * z).sum() + (s * 3).sum(), (x, r, w, b))
     for a, e in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
-    _, total = torch_ops.add_rms_norm(x, r, w)
+    _, total = cute.add_rms_norm(x, r, w)
     (only,) = torch.autograd.grad(total.sum(), x)
     assert bool((only == 1).all()), "a norm whose output nobody uses must not disturb the sum's gradient"
 
@@ -139,11 +139,11 @@ def test_the_sum_carries_its_own_gradient(device: str) -> None:
 def test_compiles_without_a_graph_break(device: str) -> None:
     import torch
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     def step(x: Any, r: Any, w: Any) -> Any:
-        y, total = torch_ops.add_rms_norm(x * 2, r, w)
-        return torch_ops.layer_norm(y, w) + total
+        y, total = cute.add_rms_norm(x * 2, r, w)
+        return cute.layer_norm(y, w) + total
 
     torch.manual_seed(0)
     backend = "inductor" if device == "cuda" else "aot_eager"
@@ -158,17 +158,17 @@ def test_compiles_without_a_graph_break(device: str) -> None:
 def test_strided_misaligned_and_empty_inputs_give_the_same_values(device: str) -> None:
     import torch
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     base = torch.randn(9, 70, device=device)
     w = torch.randn(65, device=device)[1:]
     strided, moved = base[:, 3:67], torch.randn(1 + 9 * 64, device=device)[1:].view(9, 64)
     for x in (strided, moved, base[:, :64].t().contiguous().t(), base[:0, :64]):
         expected = torch.nn.functional.rms_norm(x, (64,), w, 1e-6)
-        torch.testing.assert_close(torch_ops.rms_norm(x, w), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(cute.rms_norm(x, w), expected, rtol=1e-5, atol=1e-5)
     x = base[:0, :64].clone().requires_grad_()
     v = w.clone().requires_grad_()
-    torch_ops.rms_norm(x, v).sum().backward()
+    cute.rms_norm(x, v).sum().backward()
     assert x.grad.shape == (0, 64) and bool((v.grad == 0).all())
 
 
@@ -176,7 +176,7 @@ def test_strided_misaligned_and_empty_inputs_give_the_same_values(device: str) -
 def test_replace_norms_changes_every_norm_and_nothing_else(device: str) -> None:
     import torch
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     sys.path.insert(0, str(ROOT / "models"))
     import llama_block
@@ -187,7 +187,7 @@ def test_replace_norms_changes_every_norm_and_nothing_else(device: str) -> None:
     with torch.no_grad():
         before = model(tokens)
         state = {k: v.clone() for k, v in model.state_dict().items()}
-        report = torch_ops.replace_norms(model)
+        report = cute.replace_norms(model)
         assert len(report.replaced) == 5 and not report.left
         torch.testing.assert_close(model(tokens), before, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
@@ -198,28 +198,28 @@ def test_replace_norms_changes_every_norm_and_nothing_else(device: str) -> None:
 def test_wrong_arguments_are_named() -> None:
     import torch
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
     from cutefuse.errors import CutefuseError
 
     xs = [torch.randn(1, 8, 4, 4), torch.randn(1, 8, 4, 4)]
     with pytest.raises(CutefuseError, match="activation 'Gelu' is unknown"):
-        torch_ops.concat_conv(xs, torch.randn(4, 16, 1, 1), activation="Gelu")
+        cute.concat_conv(xs, torch.randn(4, 16, 1, 1), activation="Gelu")
     with pytest.raises(CutefuseError, match="16 channels, the filter has 12"):
-        torch_ops.concat_conv(xs, torch.randn(4, 12, 1, 1))
+        cute.concat_conv(xs, torch.randn(4, 12, 1, 1))
 
 
 @pytest.mark.gpu
 def test_a_kernel_refusal_reaches_python_as_one_sentence() -> None:
     import torch
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
     from cutefuse.errors import CutefuseError
 
     x = torch.randn(4, 64, device="cuda", dtype=torch.float16)
     with pytest.raises(CutefuseError, match="a vector|vector of 64"):
-        torch_ops.rms_norm(x, torch.randn(32, device="cuda"))
+        cute.rms_norm(x, torch.randn(32, device="cuda"))
     with pytest.raises(CutefuseError, match="bfloat16 beside a float16 input"):
-        torch_ops.rms_norm(x, torch.randn(64, device="cuda", dtype=torch.bfloat16))
+        cute.rms_norm(x, torch.randn(64, device="cuda", dtype=torch.bfloat16))
 
 
 @pytest.mark.gpu
@@ -227,7 +227,7 @@ def test_a_kernel_refusal_reaches_python_as_one_sentence() -> None:
 def test_concat_conv_matches_pytorch_with_any_channels(dtype: str) -> None:
     import torch
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     if not built(torch, "conv"):
         pytest.skip("the library was built with the norms alone")
@@ -237,7 +237,7 @@ def test_concat_conv_matches_pytorch_with_any_channels(dtype: str) -> None:
         xs = [torch.randn(2, c, 20, 14, device="cuda").to(kind) for c in channels]
         w = (torch.randn(filters, sum(channels), 3, 3, device="cuda") / 20).to(kind)
         b = torch.randn(filters, device="cuda")
-        y = torch_ops.concat_conv(xs, w, b, (2, 1), (1, 1, 1, 1), activation="Relu")
+        y = cute.concat_conv(xs, w, b, (2, 1), (1, 1, 1, 1), activation="Relu")
         z = torch.nn.functional.conv2d(torch.cat(xs, 1).double(), w.double(), b.double(), (2, 1), 1).relu()
         scale = {"float32": 2e-3, "float16": 2e-3, "bfloat16": 1.5e-2}[dtype]
         assert float((y.double() - z).abs().max()) <= scale * float(z.abs().max())

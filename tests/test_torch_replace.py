@@ -190,16 +190,16 @@ LEFT = {
 def test_norms_of_model_code_are_taken(name: str, dtype: str, device: str) -> None:
     import torch
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
     module = norms()[name](48).to(device, kind)
     x = (torch.randn(3, 5, 48, device=device) + 1).to(kind)
     before = module(x).double()
-    report = torch_ops.replace_norms(module)
+    report = cute.replace_norms(module)
     assert report.replaced == (name,) and not report.left
-    assert type(module) in (torch_ops.RMSNorm, torch_ops.LayerNorm)
+    assert type(module) in (cute.RMSNorm, cute.LayerNorm)
     step = max(torch.finfo(kind).eps, 1e-7)
     torch.testing.assert_close(module(x).double(), before, rtol=4 * step, atol=8 * step)
 
@@ -212,13 +212,13 @@ def test_a_norm_that_differs_is_left_and_named(name: str, device: str) -> None:
     import torch
     from torch import nn
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     torch.manual_seed(0)
     kind = {"WideRMSNorm": torch.float16, "SampleLayerNorm": torch.bfloat16}.get(name, torch.float32)
     model = nn.Sequential(nn.LayerNorm(48), norms()[name](48)).to(device, kind)
     was = type(model[1])
-    report = torch_ops.replace_norms(model)
+    report = cute.replace_norms(model)
     assert report.replaced == ("0",) and list(report.left) == ["1"] and type(model[1]) is was
     assert re.search(LEFT[name], report.left["1"]), report.left["1"]
     assert report.left["1"].startswith(f"{was.__name__}: ") and f"1, {report.left['1']}" in str(report)
@@ -229,7 +229,7 @@ def test_looking_at_a_module_changes_nothing_in_it(device: str) -> None:
     import torch
     from torch import nn
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     torch.manual_seed(0)
     classes = norms()
@@ -245,7 +245,7 @@ def test_looking_at_a_module_changes_nothing_in_it(device: str) -> None:
     modes = {k: m.training for k, m in model.items()}
     states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
     seen, count = model["RecordingRMSNorm"].seen.copy(), model["CountingRMSNorm"].calls
-    report = torch_ops.replace_norms(model)
+    report = cute.replace_norms(model)
     assert report.replaced == ("LlamaRMSNorm", "plain") and set(report.left) == set(LEFT)
     for now, then in zip([torch.get_rng_state(), *torch.cuda.get_rng_state_all()], states, strict=True):
         assert torch.equal(now, then)
@@ -267,7 +267,7 @@ def test_torchs_own_norms_are_taken(arguments: dict[str, Any], dtype: str, devic
     import torch
     from torch import nn
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     kind = getattr(torch, dtype)
     model = nn.ModuleList([nn.LayerNorm(48, **arguments), nn.RMSNorm(48)])
@@ -276,11 +276,11 @@ def test_torchs_own_norms_are_taken(arguments: dict[str, Any], dtype: str, devic
     model.to(device, kind)
     x = (torch.randn(4, 48, device=device) * 2.0**-10).to(kind)  # so small that epsilon rules the result
     before = [norm(x) for norm in model]
-    report = torch_ops.replace_norms(model)
+    report = cute.replace_norms(model)
     assert len(report.replaced) == len(model) and not report.left
     for norm, expected in zip(model, before, strict=True):
         torch.testing.assert_close(norm(x), expected)
-    again = torch_ops.replace_norms(model)
+    again = cute.replace_norms(model)
     assert not again.replaced and not again.left, "a second time there is nothing to do and nothing to say"
     assert model[0](input=x).dtype == kind, "by the name that nn.LayerNorm gives it"
 
@@ -290,7 +290,7 @@ def test_what_cannot_be_looked_at_is_left_in_words() -> None:
     from torch import nn
     from torch.nn.utils import prune
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     def parametrised(norm: Any) -> Any:
         return nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus())
@@ -311,7 +311,7 @@ def test_what_cannot_be_looked_at_is_left_in_words() -> None:
     cases["are torch.float16 and torch.float32"].bias = nn.Parameter(torch.zeros(8, dtype=torch.float16))
     cases["UninitializedParameter"].weight = nn.UninitializedParameter()
     for text, module in cases.items():
-        before, report = type(module), torch_ops.replace_norms(nn.ModuleDict({"norm": module}))
+        before, report = type(module), cute.replace_norms(nn.ModuleDict({"norm": module}))
         assert not report.replaced and text in report.left["norm"], (text, report)
         assert type(module) is before
 
@@ -319,7 +319,7 @@ def test_what_cannot_be_looked_at_is_left_in_words() -> None:
 def test_what_is_no_such_norm_is_not_named() -> None:
     from torch import nn
 
-    from cutefuse import torch_ops
+    from cutefuse import torch as cute
 
     class BlockWithLayerNorm(nn.Module):
         def __init__(self) -> None:
@@ -327,6 +327,6 @@ def test_what_is_no_such_norm_is_not_named() -> None:
             self.inner, self.dense = nn.LayerNorm(8), nn.Linear(8, 8)
 
     model = nn.Sequential(nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.Linear(8, 8), BlockWithLayerNorm())
-    report = torch_ops.replace_norms(model)
+    report = cute.replace_norms(model)
     assert report.replaced == ("3.inner",) and not report.left
     assert str(report) == "1 norm replaced"

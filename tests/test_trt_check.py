@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cutefuse import trt_check
-from cutefuse.trt_check import FAILED, PASSED, SKIPPED, Check, attempt, main, markdown, worst_error
+from cutefuse.commands import trt_check
+from cutefuse.commands.trt_check import FAILED, PASSED, SKIPPED, Check, attempt, main, markdown, worst_error
 
 # Builds by remembering the model, runs it with ONNX Runtime (the patched model's function bodies), and writes the files
 # that trtexec writes. STUB_WRONG bends the patched outputs, STUB_NO_PLUGINS loses the plugin layers.

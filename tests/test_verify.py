@@ -10,8 +10,8 @@ import onnx
 import pytest
 from graphs import bn_weights, graph, run_patch, weights
 
-from cutefuse import conv_site
-from cutefuse.patch import show
+from cutefuse.commands.patch import show
+from cutefuse.sites import conv_facts
 
 # Folding the BatchNormalization rounds the weights anew; the quantiser behind it makes whole steps of that.
 BLOCK = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w) n = BatchNormalization(x, gamma, beta, mean, var) "
@@ -28,8 +28,8 @@ def stepping_model(body: str = STEPS, **more: np.ndarray) -> onnx.ModelProto:
 
 
 def wrong_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = conv_site.pack
-    monkeypatch.setattr(conv_site, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    right = conv_facts.pack
+    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
 
 
 @pytest.mark.parametrize("body", [STEPS, CHAIN])
@@ -60,14 +60,14 @@ def test_a_wrong_site_fails_on_its_own_inputs_too(body: str, tmp_path: Path, mon
 
 
 def test_a_wrong_site_behind_a_step_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = conv_site.pack
-    monkeypatch.setattr(conv_site, "pack", lambda w, c: right(w if len(w) == 12 else w + np.float16(0.01), c))
+    right = conv_facts.pack
+    monkeypatch.setattr(conv_facts, "pack", lambda w, c: right(w if len(w) == 12 else w + np.float16(0.01), c))
     result, patched = run_patch(stepping_model(CHAIN), tmp_path)
     assert result.exit_code == 1 and patched is None and "end_to_end" not in result.report["verify"]
 
 
 def test_a_change_outside_of_every_site_fails(tmp_path: Path) -> None:
-    from cutefuse.verify import verify
+    from cutefuse.graph.verify import verify
 
     model = stepping_model(STEPS)
     _, patched = run_patch(model, tmp_path)
@@ -79,7 +79,7 @@ def test_a_change_outside_of_every_site_fails(tmp_path: Path) -> None:
 
 
 def test_without_a_probe_nothing_is_forgiven(tmp_path: Path) -> None:
-    from cutefuse.verify import verify
+    from cutefuse.graph.verify import verify
 
     _, patched = run_patch(stepping_model(STEPS), tmp_path)
     assert patched is not None

@@ -5,7 +5,6 @@ Names and schemas are those of trtexec and of NVIDIA's engine explorer, so files
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,9 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from cutefuse.errors import CutefuseError
-from cutefuse.output import write_text
 
 
 @dataclass(frozen=True)
@@ -68,18 +64,6 @@ class Artifacts:
     @property
     def timing_cache(self) -> Path:
         return self.engine.parent / "timing.cache"
-
-
-def write_json(path: Path, data: Any) -> None:
-    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder with its parents."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CutefuseError(f"output folder {path} cannot be made ({error.strerror}); choose another one") from error
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import cutefuse
-from cutefuse.engine.files import write_json
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.output import write_json
 
 DOMAIN = "cutefuse"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.engine.device import Device, open_device
-from cutefuse.engine.files import Artifacts, concat_notes, write_json
+from cutefuse.engine.files import Artifacts, concat_notes
 from cutefuse.errors import CutefuseError
-from cutefuse.output import write_text
+from cutefuse.output import write_json, write_text
 
 _PRECISIONS = {"--fp16": "FP16", "--bf16": "BF16", "--int8": "INT8", "--fp8": "FP8"}
 _SHAPES = ("--minShapes", "--optShapes", "--maxShapes", "--shapes")

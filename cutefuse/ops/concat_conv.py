@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, NodeProto, TensorProto
+from onnx import FunctionProto, TensorProto
 
-from cutefuse import conv_cases, conv_form, conv_match, conv_math
-from cutefuse.body import Body
-from cutefuse.conv_form import AFTER, BEFORE, Source
-from cutefuse.graph import Graph
+from cutefuse.graph.body import Body
 from cutefuse.kernels import Call
-from cutefuse.ops.op import Case, Cost, FusedOp, Match, Refusal
-from cutefuse.quant_site import is_quantised
+from cutefuse.ops import conv_call, conv_cases, conv_form, conv_math
+from cutefuse.ops.conv_form import AFTER, BEFORE, Source
+from cutefuse.ops.op import Case, Cost, FusedOp
 
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi",
@@ -25,17 +23,6 @@ ATTRS = [
 
 class ConcatConv(FusedOp):
     stem = "concat_conv"
-    anchors = frozenset({"Conv"})
-    own_tiles_first = True
-
-    def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        return None if is_quantised(graph, node) else conv_match.match(graph, node)
-
-    def merge_key(self, match: Match) -> Hashable | None:
-        return conv_match.merge_key(match)
-
-    def merge(self, matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
-        return conv_match.merge(matches)
 
     def oldest_opset(self, op_type: str) -> int:
         # Before opset 12 a list attribute cannot become a tensor, and views slice and resize by such.
@@ -76,7 +63,7 @@ class ConcatConv(FusedOp):
             dims = (sizes["N"], width, sizes["H"] // factors[i], sizes["W"] // factors[i])
             sources.append(Source(dims, c, starts[i], factors[i]))
         geometry = conv_math.Geometry((sizes["R"], sizes["S"]), **{k: tuple(v) for k, v in attrs.items()})
-        return conv_match.make_call(form, sources, outputs or (sizes["K"],), geometry, dtype, params)
+        return conv_call.make_call(form, sources, outputs or (sizes["K"],), geometry, dtype, params)
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
         form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
@@ -102,14 +89,16 @@ class ConcatConv(FusedOp):
         elements = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
         for i, (tensor, channels) in enumerate(zip(call.inputs, attrs["channels"], strict=False)):
             elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor only what is read
-        sizes = [n * conv_match.SIZES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)]
+        sizes = [
+            n * conv_call.ELEMENT_BYTES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)
+        ]
         y = sum(elements[form.inputs :])
         return Cost(2 * y * sum(attrs["channels"]) * math.prod(attrs["kernel_shape"]), sum(sizes))
 
     def title(self, call: Call) -> str:
         form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
         r, s = attrs["kernel_shape"]
-        sources = [str(source) for source in conv_match.sources_of(call)]
+        sources = [str(source) for source in conv_call.sources_of(call)]
         outputs = "|".join(str(t.dims[1]) for t in call.outputs)
         size = "x".join("?" if d < 0 else str(d) for d in call.outputs[0].dims[2:])
         tail = {BEFORE: f"add {form.suffix}".strip(), AFTER: f"{form.suffix} add", "": form.suffix or "linear"}

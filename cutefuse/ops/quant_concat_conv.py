@@ -9,16 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, NodeProto
+from onnx import FunctionProto
 
-from cutefuse import conv_match, conv_math, quant_site
-from cutefuse.body import Body
-from cutefuse.chain import chains_after
-from cutefuse.conv_form import MAX_SOURCES, Form, Source
-from cutefuse.graph import ELEM_TYPES, Graph
+from cutefuse.graph.body import Body
+from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
-from cutefuse.ops import concat_conv
-from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
+from cutefuse.ops import concat_conv, conv_call, conv_math
+from cutefuse.ops.conv_form import Form, Source
+from cutefuse.ops.op import Case, Cost, FusedOp
 
 PLAIN = concat_conv.OPERATOR
 NAME = re.compile(r"Cute(Q?)ConcatConv([1-8])(|Relu|LeakyRelu|Clip|Silu|HardSwish|Sigmoid|Tanh)(Q?)")
@@ -42,14 +40,14 @@ def plain_call(call: Call) -> Call:
     geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
     params = {k: attrs[k][0] for k in ("alpha", "lo", "hi")}
     sources = [t.dims for t in call.inputs[:-3]]
-    return _plain(sources, call.inputs[-1].dims[0], geometry, parts(call.op_type)[1], params)
+    return plain_of(sources, call.inputs[-1].dims[0], geometry, parts(call.op_type)[1], params)
 
 
-def _plain(
+def plain_of(
     dims: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, params: dict[str, float]
 ) -> Call:
     sources = [Source(d, d[1]) for d in dims]
-    return conv_match.make_call(Form(len(sources), suffix), sources, [filters], geometry, "float32", params)
+    return conv_call.make_call(Form(len(sources), suffix), sources, [filters], geometry, "float32", params)
 
 
 def make_call(plain: Call, scales: Sequence[float], dtype: str, output_scale: float | None) -> Call:
@@ -70,42 +68,7 @@ def make_call(plain: Call, scales: Sequence[float], dtype: str, output_scale: fl
 
 class QuantConcatConv(FusedOp):
     stem = "quant_concat_conv"
-    anchors = frozenset({"Conv"})
     min_body_opset = 13  # DequantizeLinear along an axis
-
-    def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        site = quant_site.find(graph, node, MAX_SOURCES)
-        if site is None or isinstance(site, Refusal):
-            return site
-        K = site.weight.dims[0]
-        (tail,) = chains_after(graph, node.output[0], K)
-        factor, bias = site.weight.scale, site.bias
-        for step in tail.steps:  # affine steps per channel move into the filter's scales and the bias
-            scale, shift = step.make()
-            factor, bias = factor * scale, bias * scale + shift
-        if not (np.isfinite(factor.astype(np.float32)).all() and np.isfinite(bias.astype(np.float32)).all()):
-            return Refusal("quantised site: the constants after the Conv give NaN or infinity; repair it", site.nodes)
-        output, nodes = tail.output, (*site.nodes, *tail.nodes)
-        last = quant_site.quantiser_after(graph, output)
-        if last is not None:
-            output, nodes = last.node.output[0], (*nodes, last.node)
-        dtype = graph.dtype(tail.output) or graph.dtype(node.output[0]) or "float32"
-        if dtype not in self.dtypes:
-            return Refusal(f"quantised site: the Conv gives {dtype}; only {', '.join(self.dtypes)} can be fused", nodes)
-        plain = _plain(site.dims, K, site.geometry, tail.suffix, tail.params)
-        call = make_call(plain, site.scales, dtype, None if last is None else last.value)
-        channels = [d[1] for d in site.dims]
-        constants = (
-            Constant(
-                "packed_weight", tuple(call.inputs[-3].dims), "int8",
-                lambda: conv_math.pack(site.weight.make(), channels),
-            ),
-            Constant("weight_scale", (K,), "float32", lambda: factor.astype(np.float32)),
-            Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
-        )  # fmt: skip
-        batch, _, height, width = (max(1, d) for d in site.dims[0])
-        saved = {site.concat: 2 * batch * height * width * sum(channels)}
-        return Match(call, nodes, (*site.sources, *constants), (output,), saved)
 
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
         count, suffix, quantised = parts(op_type)

@@ -4,68 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-from onnx import FunctionProto, NodeProto
+from onnx import FunctionProto
 
-from cutefuse import norm_math, norm_site
-from cutefuse.body import Body
-from cutefuse.graph import Graph
+from cutefuse.graph.body import Body
 from cutefuse.kernels import Call
-from cutefuse.ops.op import Case, Constant, Cost, FusedOp, Match, Refusal
+from cutefuse.ops import norm_math
+from cutefuse.ops.op import Case, Cost, FusedOp
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class RowNorm(FusedOp):
     stem = "row_norm"
-    anchors = frozenset({"ReduceMean", *norm_site.SINGLE})
-
-    def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        norm = norm_site.find(graph, node)
-        if norm is None or isinstance(norm, Refusal):
-            return norm
-        found = self._match(graph, norm)
-        if isinstance(found, Match) and norm.total is not None:  # another operator may want the Add for itself
-            alone = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
-            smaller = self._match(graph, alone)
-            found = replace(found, otherwise=smaller if isinstance(smaller, Match) else None)
-        return found
-
-    def _match(self, graph: Graph, norm: norm_site.Norm) -> Match | Refusal:
-        dtype, dims = graph.dtype(norm.x), graph.dims(norm.x)
-        if dtype not in self.dtypes or graph.dtype(norm.y) not in (dtype, None):
-            return Refusal(f"the norm of {dtype} into {graph.dtype(norm.y)} is not supported; both must be one of "
-                           f"{', '.join(self.dtypes)}", norm.nodes)  # fmt: skip
-        if not dims or dims[-1] < 0:
-            return Refusal("the size of the last axis is unknown; set the shapes of the model's inputs", norm.nodes)
-        columns = dims[-1]
-        param = graph.dtype(norm.gamma or norm.beta) or "float32"
-        parameters: list[str | Constant] = []
-        for name, tensor, fill in (("gamma", norm.gamma, 1.0), ("beta", norm.beta, 0.0))[: 1 + norm.layer]:
-            if tensor and graph.dims(tensor) == (columns,) and graph.dtype(tensor) == param:
-                parameters.append(tensor)
-                continue
-            if tensor and not (graph.is_constant(tensor) and math.prod(graph.dims(tensor) or (0,)) in (1, columns)):
-                return Refusal(f"{name} '{tensor}' is {graph.dtype(tensor)} {graph.dims(tensor)}; it must be a vector "
-                               f"of {columns}, all parameters of one type", norm.nodes)  # fmt: skip
-
-            def make(tensor: str = tensor, fill: float = fill) -> np.ndarray:
-                return norm_site.parameter_values(graph, tensor, columns, param, fill)
-
-            parameters.append(Constant(name, (columns,), param, make))
-        call = norm_math.make_call(dims, norm.layer, norm.total is not None, norm.epsilon, dtype, param, columns)
-        inputs: tuple[str | Constant, ...] = (norm.x, *parameters)
-        outputs: tuple[str, ...] = (norm.y,)
-        if norm.total is not None:
-            needed = graph.escapes(norm.x) or any(u not in norm.nodes for u in graph.users(norm.x))
-            inputs, outputs = (*norm.total.input, *parameters), (norm.y, norm.x if needed else "")
-        whole = math.prod(max(1, d) for d in dims)
-        made = [o for n in norm.nodes for o in n.output if o and o not in outputs]
-        wide = [o for o in made if (graph.dims(o) or ())[-1:] == (columns,)]
-        saved = {o: 2 * whole * SIZES.get(graph.dtype(o) or dtype, 4) for o in wide}
-        return Match(call, norm.nodes, inputs, outputs, saved)
 
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
         layer, residual = norm_math.FLAGS[op_type]

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from cutefuse.report.cost import Cost, Placement
-from cutefuse.report.peaks import Peaks
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.svg import number, text
+from cutefuse.roofline.peaks import Peaks
 
 _WIDTH, _HEIGHT = 860, 400
 _DOTS = 1000  # the heaviest layers are drawn, the rest would hide beneath them

@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def command() -> int:
-        from cutefuse.report import write_compare
+        from cutefuse.report.write import write_compare
 
         print(f"comparison: {write_compare(args.sources, args.output)}")
         return 0

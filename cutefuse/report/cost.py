@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from cutefuse.report.peaks import Peaks
 from cutefuse.report.reader import Engine, Layer
-from cutefuse.report.tensors import DTYPE_BITS, Tensor, dtype_of
+from cutefuse.report.tensors import Tensor, dtype_of
+from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.roofline.peaks import Peaks
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from cutefuse.report import charts
 from cutefuse.report.compare import Comparison
 from cutefuse.report.kinds import KINDS
 from cutefuse.report.page import device, middle, render, shares, tile
-from cutefuse.report.peaks import Peaks
+from cutefuse.roofline.peaks import Peaks
 
 _LIMIT = 400  # rows of a comparison in the page; the CSV has all
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engine.files import write_json
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import write_json
 from cutefuse.report.cost import layer_cost
 from cutefuse.report.kinds import copy_origin
-from cutefuse.report.peaks import Peaks, by_device, peaks_from
 from cutefuse.report.reader import Engine, Layer, find_engines, read_engine
+from cutefuse.roofline.peaks import Peaks, by_device, peaks_from
 
 _ACTIVATIONS = ("Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSwish", "Mul")
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",

@@ -13,9 +13,9 @@ from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import Cost, Placement, layer_cost, place
 from cutefuse.report.findings import Finding, findings
 from cutefuse.report.kinds import KINDS
-from cutefuse.report.peaks import Peaks
 from cutefuse.report.rank import Candidate, candidates
 from cutefuse.report.reader import Engine
+from cutefuse.roofline.peaks import Peaks
 
 
 @dataclass

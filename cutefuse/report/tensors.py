@@ -7,11 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-# bits of one element
-DTYPE_BITS = {
-    "FP64": 64, "FP32": 32, "TF32": 32, "FP16": 16, "BF16": 16, "FP8": 8, "FP4": 4, "INT64": 64, "INT32": 32,
-    "INT16": 16, "INT8": 8, "INT4": 4, "UINT8": 8, "BOOL": 8, "E8M0": 8,
-}  # fmt: skip
+from cutefuse.roofline.intensity import DTYPE_BITS
+
 _DTYPE = re.compile(
     r"\b(?:(FP8|FP4|FP16|FP32|FP64|BF16|BFloat16|Half|Float|Double|Bool|UInt8|E8M0|Int4|Int8|Int16|Int32|Int64)"
     r"(?:E\dM\d)?)\b",

@@ -1,0 +1,198 @@
+"""`cutefuse doctor`: what this machine has, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+
+import cutefuse
+from cutefuse import kernels
+from cutefuse.engine import trtexec
+from cutefuse.errors import CutefuseError, run_command
+
+OK, OPTIONAL, MISSING = "ok", "optional", "missing"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for. `advice` says what to do when it is not there, "" when nothing is."""
+
+    name: str
+    status: str  # ok; optional: cutefuse works without it; missing: something the user wants will fail
+    text: str
+    advice: str = ""
+
+
+def check_library() -> list[Finding]:
+    """The plugin library: is it there, does it load, was it built with kernels and for which architectures."""
+    try:
+        path, facts = cutefuse.plugin_path(), kernels.describe()
+    except (CutefuseError, OSError, AttributeError) as error:
+        return [
+            Finding(
+                "library", MISSING, str(error), "run `make setup`, or `pip install` a wheel that was built for Linux"
+            )
+        ]
+    found = [Finding("library", OK, f"{path}, version {facts['version']}")]
+    if facts["version"] != cutefuse.__version__:
+        advice = "build the library again: make setup"
+        found.append(Finding("library version", MISSING, f"package {cutefuse.__version__}", advice))
+    if facts["cuda"]:
+        operators = ", ".join(op["name"] for op in facts["ops"])
+        found.append(Finding("kernels", OK, f"{operators} for architectures {facts['archs']}"))
+    else:
+        advice = "install nvcc 12.4 or newer and build again: make setup"
+        found.append(
+            Finding("kernels", OPTIONAL, "built without CUDA: rewriting and reports work, kernels do not", advice)
+        )
+    return found
+
+
+def check_gpu() -> list[Finding]:
+    """Driver and devices, through the driver's own library; and whether the kernels were built for them."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return [Finding("GPU", OPTIONAL, "no NVIDIA driver", "engines are built and run on a machine that has one")]
+    count, version = ctypes.c_int(0), ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return [Finding("GPU", OPTIONAL, "the driver reports no device", "check nvidia-smi")]
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    found = [Finding("driver", OK, f"CUDA {version.value // 1000}.{version.value % 1000 // 10}")]
+    for index in range(count.value):
+        name = ctypes.create_string_buffer(256)
+        driver.cuDeviceGetName(name, 256, index)
+        found.append(judge_device(name.value.decode(), *_capability(driver, index), built_archs()))
+    return found
+
+
+def _capability(driver: ctypes.CDLL, index: int) -> tuple[int, int]:
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    for attribute, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
+    return major.value, minor.value
+
+
+def local_sm() -> int:
+    """Compute capability * 10 of the first GPU of this machine; 0 without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    major, minor = _capability(driver, 0) if driver.cuInit(0) == 0 else (0, 0)
+    return 10 * major + minor
+
+
+def built_archs() -> list[str]:
+    """Architectures of the library, such as ["80", "90a"]; none without CUDA or library."""
+    try:
+        return [a for a in str(kernels.describe()["archs"]).split() if a != "none"]
+    except (CutefuseError, OSError, AttributeError):
+        return []
+
+
+def judge_device(name: str, major: int, minor: int, archs: list[str]) -> Finding:
+    """Whether machine code of the library runs on a device: same major version, minor no newer; 90a on 9.0 alone."""
+    label, capability = f"{name}, compute capability {major}.{minor}", 10 * major + minor
+    if capability < 80:
+        return Finding("GPU", MISSING, label, "kernels need compute capability 8.0 (Ampere) or newer")
+    plain = [int(a) for a in archs if a.isdigit()]
+    if f"{capability}a" in archs or any(a // 10 == major and a <= capability for a in plain):
+        return Finding("GPU", OK, label)
+    return Finding(
+        "GPU", MISSING, f"{label}, not among the built architectures ({' '.join(archs) or 'none'})",
+        f"build for it: make setup ARCHS='80;90a;{capability}'",
+    )  # fmt: skip
+
+
+def check_tensorrt() -> list[Finding]:
+    """trtexec and the Python package: either builds engines."""
+    found = []
+    path = trtexec.find()
+    if path is None:
+        advice = (
+            "install TensorRT's tar or deb package, or set $TRTEXEC; without it ONNX Runtime is the embedded engine"
+        )
+        found.append(Finding("trtexec", OPTIONAL, "not on PATH and not in $TRTEXEC", advice))
+    else:
+        try:
+            found.append(Finding("trtexec", OK, f"{path}, TensorRT {trtexec.inspect(path).version_text}"))
+        except CutefuseError as error:
+            found.append(Finding("trtexec", MISSING, str(error), "check that it starts: trtexec --help"))
+    found.append(
+        check_package("tensorrt", "pip install tensorrt (builds engines from Python where trtexec is not there)")
+    )
+    return found
+
+
+def check_package(name: str, advice: str) -> Finding:
+    """A Python package by its distribution, without importing it."""
+    try:
+        return Finding(name, OK, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, OPTIONAL, "not installed", advice)
+
+
+def check_program(name: str, option: str, advice: str) -> Finding:
+    """A program on PATH and the last line of what it says of its version."""
+    path = shutil.which(name)
+    if path is None:
+        return Finding(name, OPTIONAL, "not on PATH", advice)
+    try:
+        done = subprocess.run([path, option], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(name, MISSING, f"{path} does not start ({error})", advice)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return Finding(name, OK, lines[-1].strip() if lines else path)
+
+
+def findings() -> list[Finding]:
+    """Everything, in the order in which a deployment needs it."""
+    found = [Finding("Python", OK, f"{platform.python_version()} on {platform.platform()}")]
+    found += check_library() + check_gpu() + check_tensorrt()
+    found.append(check_program("nvcc", "--version", "needed to build kernels only"))
+    found.append(
+        check_program("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own")
+    )
+    found.append(
+        check_program("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only")
+    )
+    for name, advice in (
+        ("onnx", "pip install onnx"),
+        ("onnxruntime", "pip install onnxruntime (needed by --verify and as the embedded engine)"),
+        ("torch", "pip install torch (needed by cutefuse.torch and `cutefuse profile-torch` only)"),
+        ("polygraphy", "pip install polygraphy (comparisons of engines)"),
+    ):
+        found.append(check_package(name, advice))
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `cutefuse doctor`: exit code 0 when nothing is missing, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="cutefuse doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    args = parser.parse_args(argv)
+
+    def command() -> int:
+        found = findings()
+        if args.json:
+            print(json.dumps([asdict(f) for f in found], indent=2))
+        else:
+            width = max(len(f.name) for f in found)
+            for f in found:
+                advice = f"\n{'':<{width + 11}}-> {f.advice}" if f.status != OK and f.advice else ""
+                print(f"{f.status:<9} {f.name:<{width}} {f.text}{advice}")
+        return int(any(f.status == MISSING for f in found))
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""`cutefuse process`: build, profile, draw and report in one go, with the interface of NVIDIA's process_engine.py.
+
+The input is an ONNX model, an engine, or a folder of JSON files that were written elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutefuse.engine import build as engine
+from cutefuse.engine.files import Artifacts
+from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import make_folder
+
+_ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
+
+
+@dataclass(frozen=True)
+class Steps:
+    build: bool
+    profile: bool
+    draw: bool
+
+
+def process(
+    source: Path,
+    outdir: Path,
+    options: list[str],
+    steps: Steps,
+    backend: str = "auto",
+    use_plugins: bool = True,
+    timeout_s: float | None = None,
+    print_only: bool = False,
+    trt_version: str | None = None,
+) -> Path | None:
+    """Run the wanted steps; returns the path of the HTML page when one was drawn.
+
+    Raises CutefuseError for an input that is missing or of no known kind, or when a step fails.
+    """
+    if not source.exists():
+        raise CutefuseError(f"{source} does not exist; give an ONNX model, an engine, or a folder of engine JSON files")
+    if source.is_dir() or source.suffix == ".json":
+        if print_only:
+            print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
+            return None
+        return _draw(source, outdir)
+    if source.suffix not in (*_ONNX, *_ENGINES):
+        kinds = ", ".join((*_ONNX, *_ENGINES))
+        raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
+    if print_only and trt_version:
+        kind = "trtexec"
+    else:
+        kind = engine.choose_backend(backend, allow_onnxruntime=source.suffix in _ONNX)
+    files = Artifacts.of(source, outdir)
+    if kind == "onnxruntime":
+        _with_onnxruntime(source, outdir, options, steps, backend, print_only)
+    else:
+        common = (use_plugins, timeout_s, print_only, trt_version)
+        is_model = source.suffix in _ONNX
+        if steps.build and is_model:
+            files = engine.build(source, outdir, options, kind, *common)
+        if steps.profile:
+            engine.profile(files.engine if is_model else source, outdir, options, kind, *common)
+    model = source if source.suffix in _ONNX else None
+    return _draw(files.graph, outdir, model) if steps.draw and not print_only else None
+
+
+def _with_onnxruntime(
+    model: Path, outdir: Path, options: list[str], steps: Steps, backend: str, print_only: bool
+) -> None:
+    from cutefuse.engine import onnxruntime, plugins
+
+    facts = plugins.read_model(model)
+    if backend == "auto":
+        print("no TensorRT here: ONNX Runtime on the CPU is the embedded engine, its times are not those of a GPU")
+    if facts.fused_nodes:
+        print(
+            f"ONNX Runtime runs the function bodies of {len(facts.fused_nodes)} fused nodes; TensorRT would run plugins"
+        )
+    if print_only:
+        print(f"# ONNX Runtime would profile {model} into {outdir}; there is no command to print")
+    elif steps.build or steps.profile:
+        onnxruntime.profile(model, outdir, options)
+
+
+def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:
+    from cutefuse.report.write import write
+
+    make_folder(outdir)
+    return write(source, outdir, model)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="process_engine.py", allow_abbrev=False,
+        description="Build and profile an engine, draw its graph, and write an HTML report.",
+    )  # fmt: skip
+    parser.add_argument("input", type=Path, help="ONNX model, engine, or folder of engine JSON files")
+    parser.add_argument("outdir", type=Path, help="folder for everything that is written; made when missing")
+    parser.add_argument("trtexec", nargs="*", help="trtexec options, with or without dashes: fp16 shapes=x:1x3x64x64")
+    parser.add_argument(
+        "--print-only", "--print_only", "--dry-run", action="store_true", help="print the commands and stop"
+    )
+    parser.add_argument("-b", "--build-engine", "--build_engine", action="store_true", help="build the engine")
+    parser.add_argument("-p", "--profile-engine", "--profile_engine", action="store_true", help="profile the engine")
+    parser.add_argument(
+        "-d", "--draw-engine", "--draw_engine", action="store_true", help="draw the graph and the report"
+    )
+    engine.add_engine_arguments(parser, engine.BACKENDS)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`process_engine.py input outdir [trtexec options]`; without -b, -p, -d all three steps."""
+    args, rest = make_parser().parse_known_intermixed_args(argv)
+
+    def command() -> int:
+        engine.end_on_sigterm()
+        every = not (args.build_engine or args.profile_engine or args.draw_engine)
+        steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
+        options = engine.trtexec_options([*args.trtexec, *rest])
+        page = process(
+            args.input, args.outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
+            args.print_only, args.trt_version,
+        )  # fmt: skip
+        if page:
+            print(f"report: {page}")
+        return 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,338 @@
+"""`cutefuse trt-check`: what only a machine with TensorRT can show, as one report to attach to an issue.
+
+It loads the plugin library in every way that TensorRT offers, builds the demo models plain and patched, compares what
+both engines compute with ONNX Runtime, and times them. Writes trt_check.json and trt_check.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import cutefuse
+from cutefuse import kernels, plugin_path
+from cutefuse.commands.doctor import local_sm
+from cutefuse.engine import build as engine
+from cutefuse.engine import trtexec
+from cutefuse.engine.files import Artifacts
+from cutefuse.errors import CutefuseError, run_command
+from cutefuse.host import memory
+from cutefuse.output import write_json, write_text
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+PROBE = "CuteConcatConv2Relu"
+# One rounding of the type that the products go through; TF32 and float16 keep 10 bits, bfloat16 keeps 7.
+EPSILON = {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+DTYPES = ("float32", "float16")
+
+LOAD_LIBRARY = """
+import sys, tensorrt as trt
+registry = trt.get_plugin_registry()
+assert registry.load_library(sys.argv[1]) is not None, "load_library returned None"
+assert registry.get_creator(sys.argv[2], "1", "cutefuse") is not None, f"{sys.argv[2]} is not in the registry"
+"""
+SELF_REGISTER = """
+import ctypes, sys, tensorrt as trt
+ctypes.CDLL(sys.argv[1])
+found = trt.get_plugin_registry().get_creator(sys.argv[2], "1", "cutefuse")
+assert found is not None, f"{sys.argv[2]} is not in the registry"
+"""
+
+
+@dataclass
+class Check:
+    """One question and its answer; `text` says what was seen."""
+
+    name: str
+    status: str
+    text: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def attempt(name: str, body: Callable[[], tuple[str, dict[str, float]]]) -> Check:
+    """Run one check; whatever it raises becomes a failed check, so that the others still run."""
+    try:
+        text, numbers = body()
+        return Check(name, PASSED, text, numbers)
+    except CutefuseError as error:
+        return Check(name, FAILED, str(error))
+    except Exception as error:  # a report with a strange failure in it is worth more than a traceback
+        return Check(name, FAILED, f"{type(error).__name__}: {error}")
+
+
+def run_text(command: list[str], environment: Mapping[str, str] | None = None, timeout_s: float = 900) -> str:
+    """Output of a command. Raises CutefuseError with its last lines when it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            env={**os.environ, **(environment or {})},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CutefuseError(f"{command[0]} did not run: {error}") from None
+    text = done.stdout.decode(errors="replace")
+    if done.returncode:
+        raise CutefuseError(
+            f"{Path(command[0]).name} ended with {done.returncode}: {' / '.join(text.split(chr(10))[-6:])}"
+        )
+    return text
+
+
+def facts() -> dict[str, str]:
+    """What this machine is: versions, GPU, and where things were found."""
+    found = {
+        "cutefuse": cutefuse.__version__,
+        "library": str(plugin_path()),
+        "architectures": str(kernels.describe()["archs"]),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+    tool = trtexec.find()
+    if tool:
+        found["trtexec"] = f"{tool} (TensorRT {trtexec.inspect(tool).version_text})"
+    if importlib.util.find_spec("tensorrt"):
+        script = "import tensorrt; print(tensorrt.__version__)"
+        found["tensorrt (Python)"] = run_text([sys.executable, "-c", script]).strip()
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader"]
+        found["GPU"] = run_text(query).strip()
+    except CutefuseError as error:
+        found["GPU"] = f"unknown ({error})"
+    return found
+
+
+def loading_checks(smallest: Path) -> list[Check]:
+    """Every documented way to load the library, each in a process of its own."""
+    register = str(plugin_path("libcutefuse_register.so"))
+    checks = []
+    if importlib.util.find_spec("tensorrt"):
+        for name, script, library in (
+            ("Python load_library", LOAD_LIBRARY, str(plugin_path())),
+            ("Python ctypes with self-registration", SELF_REGISTER, register),
+        ):
+            command = [sys.executable, "-c", script, library, PROBE]
+            checks.append(attempt(name, functools.partial(_quietly, command)))
+    else:
+        checks.append(Check("Python load_library", SKIPPED, "the Python package tensorrt is not installed"))
+    tool = trtexec.find()
+    if tool:
+        command = [tool, f"--onnx={smallest}", "--skipInference", f"--staticPlugins={register}"]
+        checks.append(attempt("trtexec --staticPlugins", functools.partial(_quietly, command)))
+    else:
+        checks.append(Check("trtexec --staticPlugins", SKIPPED, "trtexec was not found"))
+    checks.append(_polygraphy(smallest, register))
+    return checks
+
+
+def _quietly(command: list[str], environment: Mapping[str, str] | None = None) -> tuple[str, dict[str, float]]:
+    run_text(command, environment)
+    return trtexec.quote([part for part in command if "\n" not in part]), {}
+
+
+def _polygraphy(model: Path, register: str) -> Check:
+    name = "polygraphy --plugins"
+    if not (importlib.util.find_spec("polygraphy") and importlib.util.find_spec("tensorrt")):
+        return Check(name, SKIPPED, "polygraphy and the Python package tensorrt are not both installed")
+
+    def body() -> tuple[str, dict[str, float]]:
+        # Polygraphy loads plugin libraries before TensorRT, which therefore must be there from the start.
+        script = (
+            "import tensorrt, os; print([l.split()[-1] for l in open('/proc/self/maps') if 'libnvinfer.so' in l][0])"
+        )
+        library = run_text([sys.executable, "-c", script]).split()[-1]
+        command = [sys.executable, "-m", "polygraphy", "run", str(model), "--trt", f"--plugins={register}"]
+        return _quietly(command, {"LD_PRELOAD": library})
+
+    return attempt(name, body)
+
+
+def make_models(name: str, dtype: str, outdir: Path, small: bool) -> tuple[Path, Path]:
+    """A demo model and its patched twin. Raises CutefuseError when ONNX Runtime sees a difference."""
+    import onnx
+
+    from cutefuse.commands.patch import Options, patch
+
+    try:
+        import models
+    except ImportError:
+        raise CutefuseError("the demo models are not installed; run `make trt-check` in a clone") from None
+    plain = outdir / f"{name}_{dtype}.onnx"
+    onnx.save(models.build(name, dtype, small), plain)
+    patched = outdir / f"{name}_{dtype}.cutefuse.onnx"
+    result = patch(plain, patched, Options(verify=True, sm=local_sm()))
+    if result.exit_code:
+        raise CutefuseError(f"{plain.name} could not be patched (exit code {result.exit_code}); see its patch.json")
+    return plain, patched
+
+
+def infer(
+    files: Artifacts, feed: Mapping[str, np.ndarray], plugins: list[Path], options: list[str], outdir: Path
+) -> dict[str, np.ndarray]:
+    """Outputs of an engine, through trtexec or, where that is missing, TensorRT's Python API."""
+    tool = trtexec.find()
+    if not tool:
+        return _infer_with_python(files, feed, plugins)
+    words = []
+    for name, array in feed.items():
+        raw = outdir / f"{name}.raw"
+        raw.write_bytes(np.ascontiguousarray(array).tobytes())
+        words.append(f"{name}:{raw}")
+    out = outdir / "output.json"
+    command = [
+        tool,
+        f"--loadEngine={files.engine}",
+        *options,
+        f"--loadInputs={','.join(words)}",
+        f"--exportOutput={out}",
+    ]
+    command += ["--iterations=1", "--duration=0", "--warmUp=0", *(f"--dynamicPlugins={p}" for p in plugins)]
+    run_text(command)
+    return {
+        entry["name"]: np.array(entry["values"], np.float64).reshape([int(d) for d in entry["dimensions"].split("x")])
+        for entry in json.loads(out.read_text(encoding="utf-8"))
+    }
+
+
+def _infer_with_python(files: Artifacts, feed: Mapping[str, np.ndarray], plugins: list[Path]) -> dict[str, np.ndarray]:
+    import tensorrt as trt
+
+    runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    for path in plugins:
+        runtime.get_plugin_registry().load_library(str(path))
+    loaded = runtime.deserialize_cuda_engine(files.engine.read_bytes())
+    if loaded is None:
+        raise CutefuseError(f"TensorRT could not load {files.engine}")
+    context = loaded.create_execution_context()
+    names = [loaded.get_tensor_name(i) for i in range(loaded.num_io_tensors)]
+    results: dict[str, np.ndarray] = {}
+    with memory.Session() as session:
+        places: dict[str, int] = {}
+        for name in names:
+            if name in feed:
+                context.set_input_shape(name, feed[name].shape)
+                places[name] = session.upload(np.ascontiguousarray(feed[name]))
+        for name in names:
+            if name not in feed:
+                kind = np.dtype(trt.nptype(loaded.get_tensor_dtype(name)))
+                results[name] = np.zeros(tuple(context.get_tensor_shape(name)), kind)
+                places[name] = session.upload(results[name])
+            context.set_tensor_address(name, places[name])
+        if not context.execute_async_v3(session.stream):
+            raise CutefuseError("TensorRT could not run the engine")
+        for name, array in results.items():
+            session.download(places[name], array)
+    return {name: array.astype(np.float64) for name, array in results.items()}
+
+
+def model_check(name: str, dtype: str, outdir: Path, small: bool) -> Check:
+    """Build, run and time one demo model plain and patched."""
+
+    def body() -> tuple[str, dict[str, float]]:
+        import onnxruntime
+
+        from cutefuse.engine.onnxruntime import seeded_inputs
+
+        plain, patched = make_models(name, dtype, outdir, small)
+        session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])
+        feed = seeded_inputs(session, {})
+        truth = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
+        shapes = [f"--shapes={','.join(f'{k}:' + 'x'.join(map(str, v.shape)) for k, v in feed.items())}"]
+        options = shapes if any(not isinstance(d, int) for i in session.get_inputs() for d in i.shape) else []
+        numbers: dict[str, float] = {}
+        for kind, model, plugins in (("plain", plain, []), ("patched", patched, [plugin_path()])):
+            files = engine.build(model, outdir, options)
+            engine.profile(files.engine, outdir, options)
+            times = json.loads(files.timing.read_text(encoding="utf-8"))
+            numbers[f"{kind}_us"] = 1000 * statistics.median(t["computeMs"] for t in times)
+            numbers[f"{kind}_error"] = worst_error(truth, infer(files, feed, plugins, options, outdir))
+        numbers["speedup"] = numbers["plain_us"] / numbers["patched_us"]
+        allowed = 2 * numbers["plain_error"] + EPSILON[dtype]
+        if not numbers["patched_error"] <= allowed:
+            raise CutefuseError(
+                f"the patched engine's error is {numbers['patched_error']:.3g} of the largest output, "
+                f"{allowed:.3g} is allowed (plain engine: {numbers['plain_error']:.3g})"
+            )
+        return (
+            f"{numbers['plain_us']:.1f} us plain, {numbers['patched_us']:.1f} us patched ({numbers['speedup']:.2f}x), "
+            f"error {numbers['plain_error']:.2g} plain, {numbers['patched_error']:.2g} patched"
+        ), numbers
+
+    return attempt(f"{name} {dtype}", body)
+
+
+def worst_error(truth: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> float:
+    """Largest difference, relative to each output's largest value; infinite when an output is missing or not finite."""
+    worst = 0.0
+    for name, expected in truth.items():
+        got = outputs.get(name)
+        if got is None or got.size != expected.size or not np.isfinite(got).all():
+            return math.inf
+        wide = expected.astype(np.float64)
+        scale = float(np.abs(wide).max()) or 1.0
+        worst = max(worst, float(np.abs(got.reshape(wide.shape) - wide).max()) / scale)
+    return worst
+
+
+def markdown(found: Mapping[str, str], checks: list[Check]) -> str:
+    """The report as Markdown."""
+    lines = ["# cutefuse on TensorRT", "", "| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in found.items()), ""]
+    lines += ["| check | result | |", "|---|---|---|"]
+    lines += [f"| {c.name} | {c.status} | {c.text.replace('|', '/')} |" for c in checks]
+    failed = sum(c.status == FAILED for c in checks)
+    skipped = sum(c.status == SKIPPED for c in checks)
+    lines += ["", f"{len(checks) - failed - skipped} passed, {failed} failed, {skipped} skipped"]
+    return "\n".join(lines) + "\n"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cutefuse trt-check", description=__doc__)
+    parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
+    parser.add_argument("--models", nargs="+", help="demo models to build; all by default")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="types to build them in")
+    parser.add_argument("--full-size", action="store_true", help="real sizes instead of small ones")
+    return parser
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Run every check, print and write the report; 1 when one failed. Raises CutefuseError without TensorRT."""
+    engine.choose_backend("auto")
+    outdir: Path = arguments.outdir
+    outdir.mkdir(parents=True, exist_ok=True)
+    names = arguments.models
+    if names is None:
+        import models
+
+        names = models.names()
+    found = facts()
+    _, smallest = make_models(names[0], arguments.dtypes[0], outdir, True)
+    checks = loading_checks(smallest)
+    for name in names:
+        for dtype in arguments.dtypes:
+            checks.append(model_check(name, dtype, outdir, not arguments.full_size))
+            print(f"{checks[-1].name}: {checks[-1].status}: {checks[-1].text}", flush=True)
+    write_json(outdir / "trt_check.json", {"schema": 1, "facts": found, "checks": [asdict(c) for c in checks]})
+    text = markdown(found, checks)
+    write_text(outdir / "trt_check.md", text)
+    print(f"\n{text}\nattach {outdir / 'trt_check.md'} and {outdir / 'trt_check.json'} to an issue")
+    return 1 if any(c.status == FAILED for c in checks) else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of `cutefuse trt-check`."""
+    arguments = make_parser().parse_args(argv)
+    return run_command(lambda: check(arguments))

@@ -1,0 +1,228 @@
+"""Build and profile engines: trtexec, TensorRT's Python API where only that is installed, or ONNX Runtime.
+
+Every function is path -> path and writes the files that trtexec and NVIDIA's engine explorer write (see `files`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from cutefuse.engine import plugins, trtexec
+from cutefuse.engine.files import Artifacts, build_metadata, profile_metadata, whole_or_nothing
+from cutefuse.errors import CutefuseError, VerificationError, run_command
+from cutefuse.output import make_folder, write_json
+
+BACKENDS = ("auto", "trtexec", "tensorrt", "onnxruntime")
+NO_TENSORRT = (
+    "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
+    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package)"
+)
+
+
+def choose_backend(backend: str, allow_onnxruntime: bool = False) -> str:
+    """The engine that `auto` means on this machine. Raises CutefuseError when the wanted one is missing."""
+    if backend == "onnxruntime" and not allow_onnxruntime:
+        raise CutefuseError(
+            "onnxruntime builds no engine file; use `cutefuse process --backend onnxruntime` to profile with it"
+        )
+    if backend in ("auto", "trtexec") and trtexec.find():
+        return "trtexec"
+    if backend == "trtexec":
+        raise CutefuseError("trtexec was not found; put it on PATH or set $TRTEXEC, or use another --backend")
+    if backend in ("auto", "tensorrt") and importlib.util.find_spec("tensorrt"):
+        return "tensorrt"
+    if backend == "tensorrt":
+        raise CutefuseError(
+            "the Python package tensorrt is not installed; run `pip install tensorrt`, or use another --backend"
+        )
+    if allow_onnxruntime and importlib.util.find_spec("onnxruntime"):
+        return "onnxruntime"
+    raise CutefuseError(
+        NO_TENSORRT + (", or `pip install onnxruntime` to profile on the CPU" if allow_onnxruntime else "")
+    )
+
+
+def build(
+    model: Path,
+    outdir: Path,
+    options: list[str] | None = None,
+    backend: str = "auto",
+    use_plugins: bool = True,
+    timeout_s: float | None = None,
+    dry_run: bool = False,
+    assume_version: str | None = None,
+) -> Artifacts:
+    """Build an engine from an ONNX model and count its plugin layers against the patch report.
+
+    Args:
+        model: ONNX file. outdir: folder for engine, graph JSON, log, metadata and timing cache; made when missing.
+        options: further trtexec options, with their dashes.
+        use_plugins: pass the plugin library when the model has fused nodes; False builds their function bodies.
+        timeout_s: seconds until trtexec is ended. dry_run: print the command, write nothing.
+        assume_version: TensorRT version of a dry run on a machine without trtexec.
+    Raises: CutefuseError (exit 2); VerificationError (exit 1) when fewer fused nodes run as plugins than were patched.
+    """
+    facts = plugins.read_model(model)
+    sites = plugins.fused_sites(model, facts) if use_plugins else {}
+    given = [o.partition("=")[2] for o in options or [] if o.startswith(("--dynamicPlugins=", "--staticPlugins="))]
+    libraries = [] if given else plugins.libraries(bool(sites))
+    files = Artifacts.of(model, outdir)
+    kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
+    if kind == "tensorrt":
+        import cutefuse.engine.tensorrt_api as tensorrt_api
+
+        if dry_run:
+            print(f"# TensorRT's Python API would build {files.engine} from {model}; there is no command to print")
+            return files
+        make_folder(outdir)
+        with whole_or_nothing(files.engine, files.graph, files.build_metadata):
+            tensorrt_api.build(model, files, options or [], libraries or [Path(p) for p in given], facts.low_precision)
+            _report_plugins(files, sites)
+        plugins.keep_report(model, outdir)
+        return files
+    tool = (
+        trtexec.assumed(assume_version) if dry_run and assume_version else trtexec.inspect(trtexec.find() or "trtexec")
+    )
+    command = trtexec.build_command(tool, model, files, options or [], libraries, facts.low_precision)
+    print(trtexec.quote(command))
+    if dry_run:
+        return files
+    make_folder(outdir)
+    with whole_or_nothing(files.engine, files.graph, files.build_metadata):
+        log = trtexec.run(
+            command, files.build_log, timeout_s, f"building {files.engine.name} with TensorRT {tool.version_text}"
+        )
+        _require(files.engine, files.build_log)
+        write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
+        _report_plugins(files, sites)
+    plugins.keep_report(model, outdir)
+    return files
+
+
+def profile(
+    engine: Path,
+    outdir: Path,
+    options: list[str] | None = None,
+    backend: str = "auto",
+    use_plugins: bool = True,
+    timeout_s: float | None = None,
+    dry_run: bool = False,
+    assume_version: str | None = None,
+) -> Artifacts:
+    """Time an engine file as a whole and layer by layer: profile, timing, graph and metadata JSON in `outdir`."""
+    if not dry_run and not engine.is_file():
+        raise CutefuseError(f"engine {engine} does not exist; build it first with `cutefuse build`")
+    files = Artifacts(outdir / engine.name)
+    libraries = plugins.library_if_built() if use_plugins else []
+    kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
+    outputs = (files.profile, files.timing, files.profile_metadata)
+    if kind == "tensorrt":
+        import cutefuse.engine.tensorrt_api as tensorrt_api
+
+        if dry_run:
+            print(f"# TensorRT's Python API would profile {engine}; there is no command to print")
+            return files
+        make_folder(outdir)
+        with whole_or_nothing(*outputs):
+            tensorrt_api.profile(engine, files, options or [], libraries)
+        return files
+    tool = (
+        trtexec.assumed(assume_version) if dry_run and assume_version else trtexec.inspect(trtexec.find() or "trtexec")
+    )
+    command = trtexec.profile_command(tool, engine, files, options or [], libraries)
+    print(trtexec.quote(command))
+    if dry_run:
+        return files
+    make_folder(outdir)
+    with whole_or_nothing(*outputs, files.graph):
+        log = trtexec.run(
+            command, files.profile_log, timeout_s, f"profiling {engine.name} with TensorRT {tool.version_text}"
+        )
+        _require(files.profile, files.profile_log)
+        write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
+    return files
+
+
+def load_json(path: Path) -> Any:
+    """JSON as TensorRT writes it: raw control characters inside strings are allowed."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
+    except (OSError, ValueError) as error:
+        raise CutefuseError(f"{path} cannot be read as JSON ({error}); build or profile the engine again") from None
+
+
+def _require(path: Path, log: Path) -> None:
+    if not path.is_file():
+        raise CutefuseError(f"trtexec ended well but wrote no {path.name}; see {log}")
+
+
+def _report_plugins(files: Artifacts, sites: dict[str, str]) -> None:
+    if not sites:
+        return
+    if not files.graph.is_file():
+        raise VerificationError(
+            f"no layer information was written to {files.graph}, so plugin layers cannot be counted"
+        )
+    print(plugins.verify_plugins(load_json(files.graph), sites))
+
+
+def end_on_sigterm() -> None:
+    """Turn SIGTERM into an exception, so that children end and partial files go."""
+
+    def handler(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+def trtexec_options(words: list[str]) -> list[str]:
+    """trtexec options from the command line: `--fp16`, `fp16` (as NVIDIA's script takes them), never a stray word."""
+    for word in words:
+        if word.startswith("-") and not word.startswith("--"):
+            raise CutefuseError(f"{word} is no option of this command, and trtexec's begin with two dashes; see --help")
+    return [word if word.startswith("--") else f"--{word}" for word in words]
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, ...]) -> None:
+    """Options that `build` and `process` share."""
+    parser.add_argument("--backend", choices=backends, default="auto", help="what builds and runs the engine (auto)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="end trtexec after this many seconds")
+    parser.add_argument("--no-plugins", action="store_true", help="build fused nodes from their function bodies")
+    parser.add_argument(
+        "--trt-version", metavar="V", help="TensorRT version of a dry run without trtexec, such as 10.3"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`cutefuse build model.onnx [outdir] [trtexec options]`."""
+    parser = argparse.ArgumentParser(
+        prog="cutefuse build", allow_abbrev=False, description="Build a TensorRT engine from an ONNX model.",
+        epilog="Every other option goes to trtexec: --fp16 (TensorRT 10), --minShapes=x:1x3x64x64, ...",
+    )  # fmt: skip
+    parser.add_argument("model", type=Path, help="ONNX model")
+    parser.add_argument("outdir", type=Path, nargs="?", help="folder for the engine and its files (<model>.trt)")
+    parser.add_argument("--dry-run", "--print-only", action="store_true", help="print the exact command and stop")
+    add_engine_arguments(parser, BACKENDS[:3])
+    args, rest = parser.parse_known_args(argv)
+
+    def command() -> int:
+        end_on_sigterm()
+        files = build(
+            args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
+            not args.no_plugins, args.timeout, args.dry_run, args.trt_version,
+        )  # fmt: skip
+        if not args.dry_run:
+            print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")
+        return 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

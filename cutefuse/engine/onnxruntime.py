@@ -1,0 +1,340 @@
+"""ONNX Runtime as the embedded engine: profiles a model where no TensorRT is, into the same files and schema.
+
+The optimised graph is what ran; its nodes are traced back to the nodes of the given model through tensor names, and
+nodes inlined from a function body (a fused node of ours) are traced back to the call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cutefuse.engine import plugins
+from cutefuse.engine.files import Artifacts
+from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
+from cutefuse.errors import CutefuseError
+from cutefuse.output import make_folder, write_json
+from cutefuse.progress import spinner
+from cutefuse.roofline.measure import measure_cpu
+
+SEED = 1
+_SPATIAL_DEFAULT = 64  # for an unnamed height or width
+_OTHER_DEFAULT = 8  # for an unnamed length, channel or feature axis
+_LEVELS = {"all": 99, "extended": 2, "basic": 1, "disable": 0}
+_OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--threads", "--optimization")
+_IGNORED = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best", "--stronglyTyped", "--noTF32",
+            "--builderOptimizationLevel", "--memPoolSize", "--verbose", "--useCudaGraph", "--noDataTransfers",
+            "--useSpinWait", "--separateProfileRun", "--dynamicPlugins")  # fmt: skip
+_TYPES = {"float": ("FP32", "float32"), "float16": ("FP16", "float16"), "bfloat16": ("BF16", None),
+          "double": ("FP64", "float64"), "int8": ("Int8", "int8"), "uint8": ("UInt8", "uint8"),
+          "int32": ("Int32", "int32"), "int64": ("Int64", "int64"), "bool": ("Bool", "bool")}  # fmt: skip
+# What TensorRT's inspector calls the parameters of these operators.
+_PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTranspose": "Deconvolution",
+                    "Concat": "Concatenation", "MaxPool": "Pooling", "AveragePool": "Pooling",
+                    "GlobalAveragePool": "Pooling", "Resize": "Resize", "Softmax": "SoftMax",
+                    "Transpose": "Shuffle", "Reshape": "Shuffle", "ReorderInput": "Reformat",
+                    "ReorderOutput": "Reformat", "Slice": "Slice", "Gemm": "MatrixMultiply",
+                    "FusedGemm": "MatrixMultiply", "MatMul": "MatrixMultiply", "FusedMatMul": "MatrixMultiply",
+                    "Cast": "Reformat"}  # fmt: skip
+
+
+# ONNX Runtime names tensors of an inlined body `_inlfunc_<op_type>[_token_<n>]_<name>`.
+_INLINED = re.compile(r"_inlfunc_(\w+?(?:_token_\d+)?)_(?=_)")
+
+
+def options_of(words: list[str]) -> dict[str, str]:
+    """The trtexec options that mean something here; those of TensorRT's builder are passed over, others refused."""
+    options: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in (*_OPTIONS, *_IGNORED):
+            raise CutefuseError(
+                f"{name} means nothing to ONNX Runtime; allowed are {', '.join(_OPTIONS)}; leave it out"
+            )
+        options[name] = value
+        if name in ("--iterations", "--duration", "--warmUp", "--threads") and not value.replace(".", "", 1).isdigit():
+            raise CutefuseError(f"{word} needs a number, such as {name}=3")
+    if options.get("--optimization", "extended") not in _LEVELS:
+        raise CutefuseError(
+            f"--optimization={options['--optimization']} is unknown; choose one of {', '.join(_LEVELS)}"
+        )
+    return options
+
+
+def seeded_inputs(session: Any, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """One array per input: normal floats, zeros and ones for integers; dynamic axes from `wanted`, else filled."""
+    random = np.random.default_rng(SEED)
+    unknown = set(wanted) - {i.name for i in session.get_inputs()}
+    if unknown:
+        names = ", ".join(i.name for i in session.get_inputs())
+        raise CutefuseError(
+            f"--shapes names {', '.join(sorted(unknown))}, the model's inputs are {names}; correct the option"
+        )
+    named: dict[str, int] = {}
+    feed: dict[str, np.ndarray] = {}
+    for tensor in session.get_inputs():
+        dims = wanted.get(tensor.name) or tuple(
+            dim if isinstance(dim, int) and dim > 0 else named.setdefault(str(dim), _default(axis, len(tensor.shape)))
+            for axis, dim in enumerate(tensor.shape)
+        )
+        kind = tensor.type.removeprefix("tensor(").removesuffix(")")
+        dtype = _TYPES.get(kind, ("", None))[1]
+        if dtype is None:
+            raise CutefuseError(
+                f"input {tensor.name} has type {tensor.type}, which cannot be filled here; use TensorRT"
+            )
+        if np.dtype(dtype).kind == "f":
+            feed[tensor.name] = random.standard_normal(dims).astype(dtype)
+        else:
+            feed[tensor.name] = random.integers(0, 2, dims).astype(dtype)
+    return feed
+
+
+def _default(axis: int, rank: int) -> int:
+    if axis == 0:
+        return 1
+    return _SPATIAL_DEFAULT if rank >= 4 and axis >= 2 else _OTHER_DEFAULT
+
+
+def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
+    """Run a model with ONNX Runtime on the CPU and write graph, profile, timing and metadata JSON into `outdir`."""
+    import onnxruntime
+
+    options = options_of(words)
+    idle = [word for word in words if word.partition("=")[0] in _IGNORED]
+    if idle:
+        print(f"no effect on ONNX Runtime, which runs the model as it is: {' '.join(idle)}")
+    files = Artifacts.of(model, outdir)
+    make_folder(outdir)
+    with tempfile.TemporaryDirectory(dir=outdir, prefix=".ort-") as scratch:
+        try:
+            with spinner(f"profiling {model.name} with ONNX Runtime {onnxruntime.__version__}"):
+                feed, latencies, wall_s = _time(onnxruntime, model, options)
+                events = _events(onnxruntime, model, options, feed, Path(scratch), statistics_ms=latencies)
+        except CutefuseError:
+            raise
+        except Exception as error:  # ONNX Runtime's exceptions are built at run time and share no public base
+            text = " ".join(str(error).split())[:400]
+            raise CutefuseError(
+                f"ONNX Runtime cannot run {model} ({text}); check the model, or give --shapes="
+            ) from None
+        layers, times = _layers(model, Path(scratch) / "optimised.onnx", events)
+    write_json(files.graph, {"Layers": layers, "Bindings": _bindings(model)})
+    write_json(files.profile, profile_records(times))
+    write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
+    used = ",".join(f"{name}={'x'.join(map(str, a.shape))}" for name, a in feed.items())
+    metadata = summary(latencies, wall_s, {"Input inference shapes": used, "Engine": "ONNX Runtime"})
+    threads = options.get("--threads", "default")
+    device = {"Selected Device": f"CPU (ONNX Runtime {onnxruntime.__version__})", "Threads": threads}
+    peaks = vars(measure_cpu())
+    write_json(
+        files.profile_metadata,
+        {**metadata, "device_information": device, "backend": "onnxruntime", "peaks": peaks},
+    )
+    plugins.keep_report(model, outdir)
+    build = {"model_options": {"Format": "ONNX", "Model": str(model)}, "device_information": device}
+    level = options.get("--optimization", "extended")
+    write_json(
+        files.build_metadata, {**build, "build_options": {"Graph optimization": level}, "backend": "onnxruntime"}
+    )
+    return files
+
+
+def _session(onnxruntime: Any, model: Path, options: dict[str, str], scratch: Path | None) -> Any:
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel(
+        _LEVELS[options.get("--optimization", "extended")]
+    )
+    if "--threads" in options:
+        settings.intra_op_num_threads = int(options["--threads"])
+    if scratch:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(scratch / "events")
+        settings.optimized_model_filepath = str(scratch / "optimised.onnx")
+        # Weights stay outside of the saved graph: only its structure is read.
+        settings.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+        settings.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    return onnxruntime.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
+
+
+def _time(onnxruntime: Any, model: Path, options: dict[str, str]) -> tuple[dict[str, np.ndarray], list[float], float]:
+    session = _session(onnxruntime, model, options, None)
+    feed = seeded_inputs(session, shapes(options.get("--shapes") or options.get("--optShapes") or ""))
+    least, duration_s = int(options.get("--iterations") or 10), float(options.get("--duration") or 1)
+    end = time.perf_counter() + float(options.get("--warmUp") or 200) / 1000
+    session.run(None, feed)
+    while time.perf_counter() < end:
+        session.run(None, feed)
+    latencies: list[float] = []
+    begin = time.perf_counter()
+    while len(latencies) < least or time.perf_counter() < begin + duration_s:
+        start = time.perf_counter()
+        session.run(None, feed)
+        latencies.append((time.perf_counter() - start) * 1000)
+    return feed, latencies, time.perf_counter() - begin
+
+
+def _events(
+    onnxruntime: Any, model: Path, options: dict[str, str], feed: dict[str, np.ndarray], scratch: Path,
+    statistics_ms: list[float],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Node events of a separate run with the profiler on; the first (cold) inference is left out."""
+    session = _session(onnxruntime, model, options, scratch)
+    session.run(None, feed)
+    cold_end = None
+    for _ in range(min(max(len(statistics_ms), 10), 50)):
+        session.run(None, feed)
+    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    for event in events:
+        if event.get("name") == "model_run":
+            cold_end = event["ts"] + event["dur"]
+            break
+    kernels = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+    return [e for e in kernels if cold_end is None or e["ts"] >= cold_end]
+
+
+def _layers(
+    model: Path, optimised: Path, events: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
+    import onnx
+
+    graph = onnx.load(str(optimised), load_external_data=False).graph
+    origins = _origins(onnx.load(str(model), load_external_data=False), graph)
+    constants = {i.name: i for i in graph.initializer}
+    runs_of = _by_node(graph, events)
+    layers: list[dict[str, Any]] = []
+    times: dict[str, list[float]] = {}
+    for index, node in enumerate(graph.node):
+        name = node.name or f"{node.op_type}_{index}"
+        runs = runs_of.get(index, [])
+        layers.append(_layer(node, name, runs[-1]["args"] if runs else {}, constants, origins[index]))
+        if runs:
+            times[name] = [e["dur"] / 1000 for e in runs]
+    return layers, times
+
+
+def _by_node(graph: Any, events: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Events of each node of the optimised graph: by name, and nameless ones by type in the order of execution."""
+    named: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    nameless: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(dict)
+    known = {node.name for node in graph.node if node.name}
+    for event in events:
+        name = event["name"].removesuffix("_kernel_time")
+        if name in known:
+            named[name].append(event)
+        else:
+            args = event.get("args", {})
+            nameless[args.get("op_name", "")].setdefault(str(args.get("node_index")), []).append(event)
+    queues = {kind: iter(groups.values()) for kind, groups in nameless.items()}
+    result: dict[int, list[dict[str, Any]]] = {}
+    for index, node in enumerate(graph.node):
+        result[index] = named[node.name] if node.name else next(queues.get(node.op_type, iter(())), [])
+    return result
+
+
+def _layer(node: Any, name: str, args: dict[str, Any], constants: dict[str, Any], origin: list[str]) -> dict[str, Any]:
+    import onnx
+
+    layer: dict[str, Any] = {"Name": name, "LayerType": node.op_type}
+    kinds = args.get("input_type_shape") or []
+    # ONNX Runtime lists the inputs that are present; weights are no tensors of the engine graph.
+    present = [i for i in node.input if i]
+    layer["Inputs"] = [
+        _tensor(i, kinds[n] if n < len(kinds) else {}) for n, i in enumerate(present) if i not in constants
+    ]
+    results = args.get("output_type_shape") or []
+    outputs = [o for o in node.output if o]
+    layer["Outputs"] = [_tensor(o, results[n] if n < len(results) else {}) for n, o in enumerate(outputs)]
+    layer["ParameterType"] = _PARAMETER_TYPES.get(node.op_type, node.op_type)
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
+    if layer["ParameterType"] in ("Convolution", "Deconvolution") and len(present) > 1 and present[1] in constants:
+        layer.update(_convolution(attributes, constants[present[1]], layer["ParameterType"], args))
+        layer["HasBias"] = int(len(present) > 2)
+    elif layer["ParameterType"] == "MatrixMultiply":
+        weights = [constants[i] for i in present[:2] if i in constants]
+        if weights:
+            layer["Weights"] = {"Type": "Float", "Count": int(np.prod(weights[0].dims))}
+    activation = attributes.get("activation")
+    if activation:
+        layer["Activation"] = activation.decode().upper() if isinstance(activation, bytes) else str(activation).upper()
+    if layer["ParameterType"] == "Reformat":
+        layer["Origin"] = "CAST" if node.op_type == "Cast" else "REFORMAT"
+    layer["TacticName"] = str(args.get("provider", "CPUExecutionProvider"))
+    layer["TacticValue"] = "0x0000000000000000"
+    layer["StreamId"] = 0
+    layer["Metadata"] = "\x1e".join(f"[ONNX Layer: {o}]" for o in origin)
+    return layer
+
+
+def _convolution(attributes: dict[str, Any], weight: Any, kind: str, args: dict[str, Any]) -> dict[str, Any]:
+    kernel = list(weight.dims[2:])
+    rank = len(kernel)
+    pads = list(attributes.get("pads") or [0] * 2 * rank)
+    groups = int(attributes.get("group", 1))
+    return {
+        "Kernel": kernel,
+        "PrePadding": pads[:rank],
+        "PostPadding": pads[rank:],
+        "Stride": list(attributes.get("strides") or [1] * rank),
+        "Dilation": list(attributes.get("dilations") or [1] * rank),
+        "OutMaps": int(weight.dims[0] if kind == "Convolution" else weight.dims[1] * groups),
+        "Groups": groups,
+        "Weights": {"Type": "Float", "Count": int(np.prod(weight.dims))},
+    }
+
+
+def _tensor(name: str, kind: dict[str, list[int]]) -> dict[str, Any]:
+    dtype, dims = next(iter(kind.items()), ("", []))
+    label = _TYPES.get(dtype, (dtype or "unknown", None))[0]
+    return {"Name": name, "Location": "Host", "Dimensions": dims, "Format/Datatype": f"Row major linear {label}"}
+
+
+def _bindings(model: Path) -> list[str]:
+    import onnx
+
+    graph = onnx.load(str(model), load_external_data=False).graph
+    weights = {i.name for i in graph.initializer}
+    return [i.name for i in graph.input if i.name not in weights] + [o.name for o in graph.output]
+
+
+def _origins(model: Any, optimised: Any) -> list[list[str]]:
+    """For each optimised node the names of the given model's nodes that it computes.
+
+    Backwards from its outputs through the given graph until tensors that the optimised graph still has. Nodes inlined
+    from a function body belong to the call that takes the same tensors from outside.
+    """
+    bodies = {f.name for f in model.functions}
+    calls = [node for node in model.graph.node if node.op_type in bodies]
+    kept = {t for node in optimised.node for t in (*node.input, *node.output)}
+    maker = {out: (i, node) for i, node in enumerate(model.graph.node) for out in node.output if out}
+    inlined: dict[str, list[int]] = defaultdict(list)
+    result: list[list[str]] = []
+    for position, node in enumerate(optimised.node):
+        found: dict[int, str] = {}
+        todo = [o for o in node.output if o in maker]
+        while todo:
+            tensor = todo.pop()
+            index, source = maker[tensor]
+            inside = source.op_type in bodies and tensor not in node.output
+            if index not in found and not inside:
+                found[index] = source.name or source.output[0]
+                todo += [i for i in source.input if i in maker and i not in kept]
+        result.append([found[i] for i in sorted(found)])
+        call = next((m[1] for t in (*node.output, *node.input) if (m := _INLINED.match(t))), None)
+        if call and not result[-1]:
+            inlined[call].append(position)
+    for call, positions in inlined.items():
+        outside = {t for p in positions for t in optimised.node[p].input if t in maker}
+        owner = next((c for c in calls if call.startswith(c.op_type) and outside <= set(c.input)), None)
+        if owner is not None:
+            for position in positions:
+                result[position] = [owner.name or owner.output[0]]
+    return result

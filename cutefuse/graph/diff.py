@@ -1,0 +1,124 @@
+"""`cutefuse diff a.onnx b.onnx`: what changed between two models. Exit codes: 0 same, 1 different, 2 bad input.
+
+Nodes are paired by their first output, which rewriting keeps: a fused node stands where its chain's last node stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from cutefuse.errors import run_command
+from cutefuse.graph.read import TYPE_NAMES, external_fields, op_counts, read_tensor
+from cutefuse.graph.store import load_model
+
+Change = dict[str, Any]  # name, before, after; None where it does not exist
+
+
+def compare(a: ModelProto, b: ModelProto, a_folder: Path, b_folder: Path) -> dict[str, list[Change]]:
+    """The differences of header, formals, functions, op counts, nodes and initializers; empty lists where equal."""
+    return {
+        "header": _changes(_header(a), _header(b)),
+        "inputs": _changes(_formals(a.graph.input), _formals(b.graph.input)),
+        "outputs": _changes(_formals(a.graph.output), _formals(b.graph.output)),
+        "functions": _changes(_functions(a), _functions(b)),
+        "ops": _changes(op_counts(a.graph), op_counts(b.graph)),
+        "nodes": _changes(_nodes(a), _nodes(b)),
+        "initializers": _changes(_initializers(a, a_folder), _initializers(b, b_folder)),
+    }
+
+
+def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    names = dict.fromkeys([*a, *b])
+    return [{"name": n, "before": a.get(n), "after": b.get(n)} for n in names if a.get(n) != b.get(n)]
+
+
+def _header(model: ModelProto) -> dict[str, Any]:
+    fields = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
+    header = {f: getattr(model, f) for f in fields}
+    header |= {f"opset '{o.domain or 'ai.onnx'}'": o.version for o in model.opset_import}
+    return header | {f"metadata '{p.key}'": p.value for p in model.metadata_props}
+
+
+def _formals(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, str]:
+    texts = {}
+    for info in infos:
+        kind = info.type.tensor_type
+        dims = [str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in kind.shape.dim]
+        texts[info.name] = f"{TYPE_NAMES.get(kind.elem_type, info.type.WhichOneof('value'))}[{','.join(dims)}]"
+    return texts
+
+
+def _functions(model: ModelProto) -> dict[str, str]:
+    return {f"{f.domain}.{f.name}": f"{len(f.node)} nodes, {_digest(f.SerializeToString())}" for f in model.functions}
+
+
+def _nodes(model: ModelProto) -> dict[str, str]:
+    return {next(iter(n.output), n.name): _node_text(n) for n in model.graph.node}
+
+
+def _node_text(node: NodeProto) -> str:
+    attrs = ", ".join(_attribute_text(a) for a in sorted(node.attribute, key=lambda a: a.name))
+    kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    origin = f"  [{node.doc_string}]" if node.domain == "cutefuse" and node.doc_string else ""
+    return f"{node.name or '(no name)'}: {kind}({', '.join(node.input)}){' {' + attrs + '}' if attrs else ''}{origin}"
+
+
+def _attribute_text(a: onnx.AttributeProto) -> str:
+    simple = {a.INT, a.INTS, a.FLOAT, a.FLOATS, a.STRING, a.STRINGS}
+    value = helper.get_attribute_value(a) if a.type in simple else _digest(a.SerializeToString())
+    return f"{a.name}={list(value) if a.type in (a.INTS, a.FLOATS, a.STRINGS) else value}"
+
+
+def _initializers(model: ModelProto, folder: Path) -> dict[str, str]:
+    return {t.name: _tensor_text(t, folder) for t in model.graph.initializer}
+
+
+def _tensor_text(tensor: TensorProto, folder: Path) -> str:
+    # The values count, not how they are stored: outside, as raw bytes or as numbers.
+    value = read_tensor(tensor, folder)
+    place = "" if not external_fields(tensor) else " outside"
+    return f"{TYPE_NAMES.get(tensor.data_type, tensor.data_type)}{list(tensor.dims)} {_digest(value.tobytes())}{place}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `cutefuse diff`."""
+    p = argparse.ArgumentParser(prog="cutefuse diff", description="Show what changed between two ONNX models.")
+    p.add_argument("a", type=Path)
+    p.add_argument("b", type=Path)
+    p.add_argument("--json", action="store_true", help="print the differences as JSON")
+    args = p.parse_args(argv)
+
+    def command() -> int:
+        changes = compare(load_model(args.a), load_model(args.b), args.a.parent, args.b.parent)
+        different = any(changes.values())
+        if args.json:
+            print(json.dumps(changes, indent=1, default=str))
+            return int(different)
+        for part, rows in changes.items():
+            if rows:
+                print(f"{part}:")
+            for row in rows:
+                for sign, value in (("-", row["before"]), ("+", row["after"])):
+                    if value is not None:
+                        print(f"  {sign} {value}" if part == "nodes" else f"  {sign} {row['name']}: {value}")
+        print("the models differ" if different else "the models are the same")
+        return int(different)
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

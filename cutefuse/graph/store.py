@@ -1,0 +1,184 @@
+"""Loads and saves ONNX files of any size: weights outside the file are streamed, and nothing is left half written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto
+
+from cutefuse.errors import CutefuseError
+from cutefuse.graph.read import ELEM_TYPES, external_fields, subgraphs
+
+EXTERNAL_LIMIT = 1_800_000_000  # bytes; a protobuf message must stay below 2^31
+INLINE_BYTES = 1024  # smaller tensors stay in the file, so that shape inference sees shape constants
+ALIGNMENT = 4096  # of tensors in a data file, so that runtimes can map them
+CHUNK = 16 << 20
+
+
+def load_model(path: Path) -> ModelProto:
+    """Read an ONNX file without its external weights. Raises CutefuseError when it is missing or not an ONNX model."""
+    if path.is_dir():
+        raise CutefuseError(f"{path} is a folder; give an ONNX file")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError:
+        raise CutefuseError(f"{path} does not exist; give an ONNX file") from None
+    except PermissionError:
+        raise CutefuseError(f"{path} cannot be read; check its permissions") from None
+    except Exception as error:  # protobuf's and onnx's parse errors share no public base class
+        text = " ".join(str(error).split())
+        raise CutefuseError(f"{path} is not an ONNX model or is truncated ({text}); export it again") from None
+    if not model.graph.node:
+        raise CutefuseError(f"{path} holds no ONNX graph with nodes; give an ONNX model")
+    if broken := next((t for t in _texts(model.graph) if isinstance(t, bytes)), None):
+        raise CutefuseError(f"{path} holds the name {broken!r}, which is no UTF-8 text; the file is damaged")
+    return model
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    """Every name that the rewriter may read; protobuf hands out bytes where a text is not valid UTF-8."""
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for a in node.attribute:
+            yield from (a.name, a.ref_attr_name)
+        for body in subgraphs(node):
+            yield from _texts(body)
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        yield info.name
+        yield from (d.dim_param for d in info.type.tensor_type.shape.dim)
+    for t in graph.initializer:
+        yield t.name
+        yield from (text for entry in t.external_data for text in (entry.key, entry.value))
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Every tensor stored in a graph: initializers and node attributes, subgraphs included."""
+    yield from graph.initializer
+    for node in graph.node:
+        for a in node.attribute:
+            if a.HasField("t"):
+                yield a.t
+            yield from a.tensors
+        for body in subgraphs(node):
+            yield from tensors(body)
+
+
+def uses_external_data(model: ModelProto) -> bool:
+    """Whether weights of the model lie in files beside it."""
+    return any(external_fields(t) for t in tensors(model.graph))
+
+
+class Writer:
+    """Collects a model and its weights in a hidden folder beside the target; `commit` moves them into place.
+
+    With `external` all weights go into one data file `<name>.data`, else into the protobuf.
+    """
+
+    def __init__(self, target: Path, external: bool) -> None:
+        self.target, self.external = target, external
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        except OSError as error:
+            raise CutefuseError(f"{target} cannot be written ({error.strerror}); choose another output path") from None
+        self._data_name = f"{target.name}.data"
+        self._data: BinaryIO | None = None
+
+    def tensor(self, name: str, value: np.ndarray, dtype: str) -> TensorProto:
+        """A new initializer; its bytes are on disk at once when the model keeps its weights outside."""
+        raw = np.ascontiguousarray(value, dtype=ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        proto = TensorProto(name=name, data_type=ELEM_TYPES[dtype], dims=value.shape)
+        if self.external and raw.nbytes > INLINE_BYTES:
+            self._append(proto, [raw.view(np.uint8).data])
+        else:
+            proto.raw_data = raw.tobytes()
+        return proto
+
+    def _append(self, proto: TensorProto, chunks: Iterable[bytes | memoryview]) -> None:
+        if self._data is None:
+            self._data = (self.folder / self._data_name).open("wb")
+        offset = -(-self._data.tell() // ALIGNMENT) * ALIGNMENT
+        self._data.seek(offset)
+        for chunk in chunks:
+            self._data.write(chunk)
+        proto.ClearField("raw_data")
+        del proto.external_data[:]
+        proto.data_location = TensorProto.EXTERNAL
+        length = self._data.tell() - offset
+        for key, value in (("location", _NEW), ("offset", str(offset)), ("length", str(length))):
+            proto.external_data.add(key=key, value=value)
+
+    def save(self, model: ModelProto, source_folder: Path) -> Path:
+        """Write the model, copying outside weights piece by piece; returns its path in the hidden folder."""
+        for t in tensors(model.graph) if self.external else ():
+            fields = external_fields(t)
+            if fields and fields["location"] != _NEW:
+                self._append(t, _pieces(t.name, fields, source_folder))
+            elif not fields and len(t.raw_data) > INLINE_BYTES:
+                self._append(t, [t.raw_data])
+            for entry in t.external_data:
+                if entry.key == "location":
+                    entry.value = self._data_name
+        if self._data is not None:
+            self._data.close()
+        path = self.folder / self.target.name
+        try:
+            path.write_bytes(model.SerializeToString())
+        except Exception as error:  # protobuf's EncodeError or a full disk
+            raise CutefuseError(f"{self.target} cannot be written ({error}); free space or save elsewhere") from None
+        return path
+
+    def commit(self) -> None:
+        """Move everything into place, the model last, so that a model never points at data that is not there."""
+        for path in sorted(self.folder.iterdir(), key=lambda p: p.name == self.target.name):
+            os.replace(path, self.target.parent / path.name)
+
+
+_NEW = "\0new"  # location of tensors that this writer has already placed; no file can be named so
+
+
+def _pieces(name: str, fields: dict[str, str], folder: Path) -> Iterator[bytes]:
+    path = (folder / fields["location"]).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise CutefuseError(
+            f"the data of tensor '{name}' lies outside the model's folder ({path}); move it beside the model"
+        )
+    try:
+        with path.open("rb") as file:
+            file.seek(int(fields.get("offset", 0)))
+            left = int(fields["length"]) if "length" in fields else path.stat().st_size
+            while left > 0 and (chunk := file.read(min(left, CHUNK))):
+                left -= len(chunk)
+                yield chunk
+    except (OSError, ValueError) as error:
+        raise CutefuseError(f"the data of tensor '{name}' cannot be read ({error}); repair the model") from None
+    if left > 0 and "length" in fields:
+        raise CutefuseError(f"{path.name} is {left} bytes too short for tensor '{name}'; repair the model")
+
+
+@contextmanager
+def writer(target: Path, external: bool) -> Iterator[Writer]:
+    """A Writer whose hidden folder disappears in any case; nothing reaches the target without `commit`."""
+    result = Writer(target, external)
+    try:
+        yield result
+    finally:
+        shutil.rmtree(result.folder, ignore_errors=True)

@@ -1,0 +1,124 @@
+"""Engine reports: JSON of an engine in, one HTML page with CSV, JSON and SVG beside it out.
+
+`write` makes the report of one engine or of every engine in a folder; `write_compare` puts engines side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import make_folder, write_json, write_text
+from cutefuse.progress import spinner
+from cutefuse.report import svg, tables
+from cutefuse.report.compare import compare
+from cutefuse.report.graph import edges
+from cutefuse.report.layout import layout
+from cutefuse.report.rank import engine_peaks, gains
+from cutefuse.report.reader import Engine, find_engines, read_engine
+
+__all__ = ["gains", "main", "write", "write_compare"]
+
+
+def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str = "auto", quiet: bool = False) -> Path:
+    """Write `<name>.report.html`, `.layers.csv`, `.report.json` and `.graph.json.svg` for each engine of `source`.
+
+    Args:
+        source: folder of engine JSON files, or one graph JSON. outdir: folder of the report; made when missing.
+        onnx_path: the model, for the ranking of what to fuse next.
+        peaks: roof to compare with: auto, measured, a board's name or a JSON file (see `cutefuse roofline`).
+    Returns the page of the first engine. Raises CutefuseError for files that are no engine.
+    """
+    from cutefuse.roofline.measure import peaks_for
+
+    pages = []
+    make_folder(outdir)
+    for files in find_engines(source):
+        engine = read_engine(files)
+        roof = engine_peaks(engine) if peaks == "auto" else peaks_for(peaks, engine.device)
+        # A page of thousands of layers takes seconds; smaller ones are there before a spinner would turn.
+        with (
+            spinner(f"writing the report of {len(engine.layers)} layers")
+            if len(engine.layers) > 2000
+            else nullcontext()
+        ):
+            pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
+    return pages[0]
+
+
+def _model_of(engine: Engine) -> Path | None:
+    """The ONNX model that the build recorded, when it is still there."""
+    recorded = engine.build.get("Model")
+    path = Path(str(recorded)) if recorded else None
+    return path if path and path.suffix == ".onnx" and path.is_file() else None
+
+
+def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: object, quiet: bool) -> Path:
+    from cutefuse.report.page import write_engine_page
+    from cutefuse.roofline.peaks import Peaks
+
+    analysis = tables.analyse(engine, roof if isinstance(roof, Peaks) else None, onnx_path)
+    links = edges(engine)
+    drawing = layout(len(engine.layers), links)
+    stem = engine.files["graph"].name.removesuffix(".graph.json").removesuffix(".json")
+    has_shapes = any(layer.outputs or layer.inputs for layer in engine.layers)
+    page = outdir / f"{stem}.report.html"
+    write_text(outdir / f"{stem}.graph.json.svg", svg.graph(engine, links, drawing, standalone=True))
+    write_text(outdir / f"{stem}.layers.csv", tables.layers_csv(analysis))
+    write_json(outdir / f"{stem}.report.json", tables.report_json(analysis))
+    write_engine_page(analysis, page, svg.graph(engine, links, drawing, standalone=False) if has_shapes else "")
+    if not quiet:
+        print(tables.terminal(analysis))
+    return page
+
+
+def write_compare(sources: list[Path], output: Path) -> Path:
+    """Compare engines (folders or graph JSON files, the baseline first) in one page, with a CSV beside it."""
+    from cutefuse.report.pages import write_compare_page
+
+    if len(sources) < 2:
+        raise CutefuseError("one engine was given; a comparison needs two or more folders or *.graph.json files")
+    engines = [read_engine(_only(source)) for source in sources]
+    for engine, source in zip(engines, sources, strict=True):
+        if not engine.profiled:
+            raise CutefuseError(f"{source} holds no layer times (*.profile.json); profile that engine first")
+        if sum(e.name == engine.name for e in engines) > 1:
+            engine.name = f"{source.name if source.is_dir() else source.parent.name}/{engine.name}"
+    comparison = compare(engines)
+    make_folder(output.parent)
+    write_text(output.with_suffix(".csv"), tables.compare_csv(comparison))
+    write_compare_page(comparison, output)
+    print(tables.compare_terminal(comparison))
+    return output
+
+
+def _only(source: Path) -> dict[str, Path]:
+    found = find_engines(source)
+    if len(found) > 1:
+        names = ", ".join(f["graph"].name for f in found[:4])
+        raise CutefuseError(f"{source} holds {len(found)} engines ({names}); give one of the *.graph.json files")
+    return found[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`cutefuse report folder`: a report of every engine in a folder of JSON files."""
+    parser = argparse.ArgumentParser(prog="cutefuse report", allow_abbrev=False, description=__doc__)
+    parser.add_argument("source", type=Path, help="folder of engine JSON files, or one *.graph.json")
+    parser.add_argument("-o", "--outdir", type=Path, help="folder of the report (the source's own)")
+    parser.add_argument("--onnx", type=Path, help="the ONNX model, to rank what to fuse next")
+    parser.add_argument("--peaks", default="auto", help="auto, measured, a board such as H200, or a JSON file")
+    args = parser.parse_args(argv)
+
+    def command() -> int:
+        folder = args.source if args.source.is_dir() else args.source.parent
+        print(f"report: {write(args.source, args.outdir or folder, args.onnx, args.peaks)}")
+        return 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

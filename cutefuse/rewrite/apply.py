@@ -1,0 +1,352 @@
+"""Puts fused nodes into a model and takes away what they replace; everything else survives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper
+
+import cutefuse
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION
+from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, subgraphs
+from cutefuse.graph.store import Writer
+from cutefuse.ops.op import FusedOp
+from cutefuse.sites.find import FUSED, Site
+from cutefuse.sites.match import Constant, Quantized
+
+MIN_BODY_IR = 8  # local functions
+SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
+
+
+@dataclass
+class Plan:
+    """What a rewriting takes away; made before anything is changed, so that a dry run tells the truth."""
+
+    dead: set[int]  # ids of nodes
+    orphans: set[str]  # initializers that nothing reads any more
+
+
+def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
+    """Which nodes and initializers the fused sites make superfluous; fills in each site's `bytes_saved`."""
+    chosen = [s.match for s in sites if s.status == FUSED and s.match]
+    reads = Counter(name for node in graph.nodes for name in node.input)
+    reads.update(name for match in chosen for operand in match.inputs for name in _read_by(operand))
+    covered = {id(n) for match in chosen for n in match.nodes}
+    outputs = {name for match in chosen for name in match.outputs}
+    pending = [n for match in chosen for n in match.nodes if outputs & set(n.output)]
+    result = Plan(set(), set())
+    while pending:
+        node = pending.pop()
+        if id(node) in result.dead:
+            continue
+        result.dead.add(id(node))
+        for name in filter(None, node.input):
+            reads[name] -= 1
+        for name in filter(None, node.input):
+            if reads[name] or graph.escapes(name):
+                continue
+            if name in graph.initializers:
+                result.orphans.add(name)
+            maker = graph.producer(name)
+            if maker is None or any(o and (reads[o] or graph.escapes(o)) for o in maker.output):
+                continue
+            if id(maker) in covered or _computes_operands(graph, maker):
+                pending.append(maker)
+    credited: set[str] = set()
+    for site in sites:
+        gone = {o for n in site.nodes if id(n) in result.dead for o in n.output} - credited
+        saved = site.match.bytes_saved if site.match and site.status == FUSED else {}
+        site.bytes_saved = sum(saved.get(o, 0) for o in gone)
+        credited |= gone & saved.keys()
+    return result
+
+
+def _read_by(operand: str | Constant | Quantized) -> tuple[str, ...]:
+    """Tensors of the graph that an operand needs."""
+    if isinstance(operand, Quantized):
+        return tuple(filter(None, (operand.tensor, operand.scale, operand.zero_point)))
+    return (operand,) if isinstance(operand, str) else ()
+
+
+def _operand(site: Site, operand: str | Constant | Quantized, constants: _Constants, quantised: _Quantisers) -> str:
+    if isinstance(operand, str):
+        return operand
+    return quantised.add(operand) if isinstance(operand, Quantized) else constants.add(site.name, operand)
+
+
+def _computes_operands(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node only prepares what a replaced node took besides its data: constants, or sizes of tensors."""
+    tensor = node.output[0]
+    if graph.is_constant(tensor):
+        return True
+    rank = graph.dims(tensor)
+    return rank is not None and len(rank) <= 1 and node.op_type in SIZE_OPERATORS and node.domain in ("", "ai.onnx")
+
+
+def apply_sites(
+    graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, with_functions: bool, origin: str
+) -> None:
+    """Put the fused nodes of all sites with status FUSED into `graph.model` and take away what the plan dooms.
+
+    Names, order, shapes, metadata and everything unrelated stay as they are. `origin` goes into the model's metadata.
+    """
+    model, proto = graph.model, graph.proto
+    names = _Names(graph, doomed)
+    position = {id(n): i for i, n in enumerate(graph.nodes)}
+    constants = _Constants(names, writer)
+    casts, quantised = _Casts(names), _Quantisers(names)
+    new: dict[int, list[NodeProto]] = {}
+    for site in sites:
+        match = site.match
+        if site.status != FUSED or match is None:
+            continue
+        site.name = names.of_node(site.name)
+        inputs = [_operand(site, i, constants, quantised) for i in match.inputs]
+        outputs = [o or names.of_tensor(f"{site.name}.unused{i}") for i, o in enumerate(match.outputs)]
+        makers = [position[id(n)] for n in match.nodes if set(n.output) & set(match.outputs)]
+        read_here = [name for operand in match.inputs for name in _read_by(operand)]
+        parents = [position[id(p)] for name in read_here if (p := graph.producer(name)) is not None]
+        group = new.setdefault(max([min(makers), *parents]), [])
+        group += quantised.added()
+        group += casts.around(site, inputs, outputs, model.ir_version)
+    made = {o for n in graph.nodes if id(n) in doomed.dead for o in n.output}
+    made -= {o for nodes in new.values() for n in nodes for o in n.output}
+    nodes: list[NodeProto] = []
+    for i, node in enumerate(graph.nodes):
+        if id(node) not in doomed.dead:
+            nodes.append(node)
+        nodes += new.get(i, [])
+    read = {name for n in nodes for name in n.input}
+    nodes = [n for n in nodes if id(n) not in casts.up or n.output[0] in read or graph.escapes(n.output[0])]
+    if _is_in_order(graph.nodes):
+        nodes = in_order(nodes)
+    del proto.node[:]
+    proto.node.extend(nodes)
+    _remove(proto.initializer, lambda t: t.name in doomed.orphans)
+    proto.initializer.extend(constants.tensors)
+    _remove(proto.input, lambda v: v.name in doomed.orphans)
+    _remove(proto.value_info, lambda v: v.name in made)
+    proto.value_info.extend(_types(graph, [o for s in sites if s.status == FUSED and s.match for o in s.match.outputs]))
+    _remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
+    if DOMAIN not in {o.domain for o in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    if with_functions:
+        add_bodies(model, [s for s in sites if s.status == FUSED], graph.opset)
+    metadata = {"cutefuse.version": cutefuse.__version__, "cutefuse.input_sha256": origin}
+    for key, value in metadata.items():
+        if all(p.key != key for p in model.metadata_props):
+            model.metadata_props.add(key=key, value=value)
+
+
+def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
+    """Types and sizes of tensors that the file does not describe, as far as they are known.
+
+    Nothing infers them behind a fused node, and ONNX takes the Shape of a tensor of unknown rank for an empty list.
+    """
+    told = {v.name for v in (*graph.proto.value_info, *graph.proto.output)}
+    # Other names are those of one run of shape inference; the next run may give them to other sizes.
+    names = {d.dim_param for v in graph.proto.input for d in v.type.tensor_type.shape.dim if d.dim_param}
+    found = []
+    for tensor in tensors:
+        dtype, sizes = graph.dtype(tensor), graph.partial_symbols(tensor)
+        if tensor not in told and dtype is not None and sizes is not None:
+            known = [s if isinstance(s, int) or s in names else None for s in sizes]
+            found.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known))
+    return found
+
+
+def add_bodies(model: ModelProto, sites: Sequence[Site], opset: int) -> None:
+    """Give the model a function body for every op_type of the sites, and the IR version that knows functions."""
+    known = {f.name for f in model.functions if f.domain == DOMAIN}
+    for site in sites:
+        if site.match is not None and site.match.call.op_type not in known:
+            call = site.match.call
+            known.add(call.op_type)
+            model.functions.append(body_of(site.op, call.op_type, opset, call.inputs[0].dtype))
+    if model.ir_version < MIN_BODY_IR:
+        if model.ir_version < 4:  # keep initializers constant: from IR 4 on a listed one may be overridden
+            stored = {t.name for t in model.graph.initializer}
+            _remove(model.graph.input, lambda v: v.name in stored)
+        model.ir_version = MIN_BODY_IR
+
+
+def body_of(op: FusedOp, op_type: str, opset: int, dtype: str) -> onnx.FunctionProto:
+    """The body of an op_type. Raises CutefuseError where the opset cannot express it."""
+    if opset < (oldest := op.oldest_opset(op_type)):
+        raise CutefuseError(
+            f"{op_type} has no standard form before opset {oldest}, the model has opset {opset}; convert the model "
+            "before it is patched"
+        )
+    return op.function(op_type, opset, dtype)
+
+
+def _remove(items: Any, doomed: Callable[[Any], bool]) -> None:
+    for i in reversed(range(len(items))):  # in place: a new list would copy every weight
+        if doomed(items[i]):
+            del items[i]
+
+
+def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> NodeProto:
+    assert site.match is not None
+    call, origins = site.match.call, [label(n) for n in site.nodes]
+    node = helper.make_node(
+        call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
+    )
+    values: dict[str, Any] = dict(call.attrs)
+    for spec in kernels.operator_of(call.op_type)["attributes"]:  # all of them: TensorRT only warns about a missing one
+        value = list(values[spec["name"]])
+        node.attribute.append(helper.make_attribute(spec["name"], value[0] if spec["max_count"] == 1 else value))
+    node.attribute.append(helper.make_attribute("plugin_version", PLUGIN_VERSION))
+    node.attribute.append(helper.make_attribute("plugin_namespace", DOMAIN))
+    if ir_version >= 10:
+        node.metadata_props.add(key="cutefuse.nodes", value=json.dumps(origins))
+    return node
+
+
+class _Names:
+    """Fresh names for nodes and tensors that clash with nothing in the model, subgraphs included."""
+
+    def __init__(self, graph: Graph, doomed: Plan) -> None:
+        self._nodes = {n.name for n in graph.nodes if id(n) not in doomed.dead}
+        self._tensors = {v.name for v in (*graph.proto.input, *graph.proto.output)} | set(graph.initializers)
+        pending = [graph.proto]
+        while pending:
+            body = pending.pop()
+            self._tensors.update(t.name for t in body.initializer)
+            for node in body.node:
+                self._tensors.update(node.input, node.output)
+                pending += subgraphs(node)
+
+    def of_node(self, base: str) -> str:
+        return fresh(base, self._nodes)
+
+    def of_tensor(self, base: str) -> str:
+        return fresh(base, self._tensors)
+
+
+def fresh(base: str, taken: set[str]) -> str:
+    """The base name, numbered when it is taken; the result is taken from now on."""
+    name, i = base, 0
+    while name in taken:
+        i += 1
+        name = f"{base}_{i}"
+    taken.add(name)
+    return name
+
+
+class _Constants:
+    """New initializers; equal contents are stored once, as shared weights were before."""
+
+    def __init__(self, names: _Names, writer: Writer) -> None:
+        self.tensors: list[onnx.TensorProto] = []
+        self._names, self._writer = names, writer
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def add(self, site: str, constant: Constant) -> str:
+        value = np.ascontiguousarray(constant.make())
+        if value.shape != constant.dims:
+            raise CutefuseError(
+                f"'{site}': packed {constant.suffix} is {value.shape}, expected {constant.dims}; report this"
+            )
+        key = (constant.dtype, constant.dims, hashlib.sha256(value.view(np.uint8).data).digest())
+        if key not in self._known:
+            self._known[key] = self._names.of_tensor(f"{site}.{constant.suffix}")
+            self.tensors.append(self._writer.tensor(self._known[key], value, constant.dtype))
+        return self._known[key]
+
+
+class _Quantisers:
+    """QuantizeLinear nodes in front of fused nodes; sites that quantise a tensor alike share one."""
+
+    def __init__(self, names: _Names) -> None:
+        self._names = names
+        self._known: dict[Quantized, str] = {}
+        self._new: list[NodeProto] = []
+
+    def add(self, operand: Quantized) -> str:
+        if operand not in self._known:
+            output = self._known[operand] = self._names.of_tensor(f"{operand.tensor}.int8")
+            name = self._names.of_node(f"{operand.tensor}/to_int8")
+            # Without a zero point the type is uint8 unless the attribute of opset 21 names another one.
+            typed: dict[str, Any] = {} if operand.zero_point else {"output_dtype": ELEM_TYPES["int8"]}
+            self._new.append(helper.make_node("QuantizeLinear", _read_by(operand), [output], name=name, **typed))
+        return self._known[operand]
+
+    def added(self) -> list[NodeProto]:
+        """The nodes made since the last call."""
+        made, self._new = self._new, []
+        return made
+
+
+class _Casts:
+    """Fused nodes with the Casts that a site in another type than its graph needs; neighbours share them."""
+
+    def __init__(self, names: _Names) -> None:
+        self.up: dict[int, NodeProto] = {}  # back to the graph's type; superfluous when only our sites read the result
+        self._names = names
+        self._lowered: dict[tuple[str, str], str] = {}
+
+    def around(self, site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> list[NodeProto]:
+        """The fused node, in the graph's type or between Casts."""
+        assert site.match is not None
+        if not site.cast_from:
+            return [_fused_node(site, inputs, outputs, ir_version)]
+        call = site.match.call
+        before, after, low_inputs, low_outputs = list[NodeProto](), list[NodeProto](), list[str](), list[str]()
+        for name, tensor, operand in zip(inputs, call.inputs, site.match.inputs, strict=True):
+            key = (name, tensor.dtype)
+            if isinstance(operand, str) and tensor.dtype != site.cast_from and key not in self._lowered:
+                self._lowered[key] = self._names.of_tensor(f"{name}.{tensor.dtype}")
+                before.append(self._cast(name, self._lowered[key], tensor.dtype))
+            low_inputs.append(self._lowered.get(key, name) if isinstance(operand, str) else name)
+        for name, tensor in zip(outputs, call.outputs, strict=True):
+            low = self._lowered[name, tensor.dtype] = self._names.of_tensor(f"{name}.{tensor.dtype}")
+            low_outputs.append(low)
+            after.append(self._cast(low, name, site.cast_from))
+        self.up.update((id(n), n) for n in after)
+        return [*before, _fused_node(site, low_inputs, low_outputs, ir_version), *after]
+
+    def _cast(self, source: str, target: str, dtype: str) -> NodeProto:
+        name = self._names.of_node(f"{source}/to_{dtype}")
+        return helper.make_node("Cast", [source], [target], name=name, to=ELEM_TYPES[dtype])
+
+
+def _is_in_order(nodes: Sequence[NodeProto]) -> bool:
+    made = {o for n in nodes for o in n.output}
+    seen: set[str] = set()
+    for node in nodes:
+        if any(i in made and i not in seen for i in reads_of(node) if i):
+            return False
+        seen.update(node.output)
+    return True
+
+
+def in_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """Stable topological order: the given one when that is topological, else every node right after its inputs."""
+    if _is_in_order(nodes):
+        return list(nodes)
+    maker = {o: n for n in nodes for o in n.output if o}
+    done: set[int] = set()
+    result: list[NodeProto] = []
+    for first in nodes:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            missing = [maker[i] for i in reads_of(node) if i in maker and id(maker[i]) not in done]
+            if id(node) in done or not missing:
+                stack.pop()
+                if id(node) not in done:
+                    done.add(id(node))
+                    result.append(node)
+            else:
+                stack += missing
+    return result

@@ -1,0 +1,99 @@
+"""Lower precision before fusing: TensorRT 11 takes types from the ONNX file, so float16 must be in the graph.
+
+The whole model goes through ONNX Runtime's converter; single sites are retyped here, with Casts around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.rewrite.apply import in_order
+from cutefuse.sites.find import FUSED, Site
+from cutefuse.sites.match import Constant, Match
+
+BFLOAT16_OPSET = 13  # of its Cast
+HALF_SCALES_OPSET = 19  # of QuantizeLinear and DequantizeLinear with float16 scales
+LARGEST = {"float16": 65504.0, "bfloat16": float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)}
+
+
+def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[ModelProto, list[str]]:
+    """The model in float16 with float32 inputs and outputs, and the names of the nodes that were kept in float32.
+
+    Those that `keep` (patterns) names stay as they are, besides the operators that the converter knows as sensitive.
+    Raises CutefuseError when the converter cannot handle the model.
+    """
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+    onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+    kept = [n.name for n in model.graph.node if any(fnmatchcase(n.name, p) for p in keep)]
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    quantisers = ["QuantizeLinear", "DequantizeLinear"] if opset < HALF_SCALES_OPSET else []
+    blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers]
+    sensitive = [n.name for n in model.graph.node if n.op_type in blocked]
+    try:
+        converted: ModelProto = convert_float_to_float16(
+            model, keep_io_types=True, node_block_list=kept, op_block_list=blocked
+        )
+    except Exception as error:  # the converter asserts and raises whatever it meets
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CutefuseError(
+            f"ONNX Runtime's float16 converter fails on this model ({reason}); convert it first"
+        ) from None
+    nodes = in_order(list(converted.graph.node))  # the converter appends its Casts at the end
+    del converted.graph.node[:]
+    converted.graph.node.extend(nodes)
+    return converted, sorted({*kept, *sensitive})
+
+
+def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -> list[str]:
+    """Turn the float32 sites that will be fused into sites of another type.
+
+    Returns the names of those that stay in float32: `keep` (patterns) names them, or the type cannot hold them.
+    Raises CutefuseError where the opset has no Cast to the type.
+    """
+    if dtype == "bfloat16" and opset < BFLOAT16_OPSET:
+        raise CutefuseError(
+            f"opset {opset} has no Cast to bfloat16; convert the model to opset {BFLOAT16_OPSET}, or use --dtype fp16"
+        )
+    kept = []
+    for site in sites:
+        match = site.match
+        if site.status != FUSED or match is None or match.call.inputs[0].dtype != "float32":
+            continue
+        lower = _lowered(match, dtype)
+        constants = [i for i in lower.inputs if isinstance(i, Constant) and i.typed] if lower else []
+        named = any(fnmatchcase(n.name, p) for n in site.nodes for p in keep)
+        if named or lower is None or not all(_fits(c, LARGEST[dtype]) for c in constants):
+            kept.append(site.name)
+        else:
+            site.take(lower)
+            site.cast_from = "float32"
+    return kept
+
+
+def _lowered(match: Match, dtype: str) -> Match | None:
+    """The match in another type, or the next smaller one that is legal in it."""
+    smaller = _lowered(match.otherwise, dtype) if match.otherwise else None
+    moves = [isinstance(i, str) or (isinstance(i, Constant) and i.typed) for i in match.inputs]
+    inputs = [
+        replace(t, dtype=dtype) if move and t.dtype == "float32" else t
+        for t, move in zip(match.call.inputs, moves, strict=True)
+    ]
+    outputs = [replace(t, dtype=dtype) if t.dtype == "float32" else t for t in match.call.outputs]
+    call = replace(match.call, inputs=inputs, outputs=outputs, _keep=[])
+    operands = tuple(replace(i, dtype=dtype) if isinstance(i, Constant) and i.typed else i for i in match.inputs)
+    return smaller if kernels.reject(call) else replace(match, call=call, inputs=operands, otherwise=smaller)
+
+
+def _fits(constant: Constant, largest: float) -> bool:
+    return bool(np.all(np.abs(constant.make().astype(np.float32)) <= largest))

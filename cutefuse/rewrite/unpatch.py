@@ -1,0 +1,214 @@
+"""`cutefuse unpatch`: turn fused nodes back into standard operators, with plain filters as constants.
+
+What folding took away (a BatchNormalization) stays folded. Exit codes: 0 done, 2 bad input, 3 nothing to undo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto
+from onnx.inliner import inline_selected_functions
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError, NothingToPatch, run_command
+from cutefuse.graph.body import DOMAIN, FORMAL
+from cutefuse.graph.read import Graph, read_tensor, run_node
+from cutefuse.graph.shapes import inferred
+from cutefuse.graph.store import Writer, load_model, uses_external_data, writer
+from cutefuse.ops import operators
+from cutefuse.rewrite.apply import body_of, fresh
+
+
+def default_output(source: Path) -> Path:
+    """model.cutefuse.onnx -> model.plain.onnx, beside it."""
+    return source.with_name(f"{source.name.removesuffix('.onnx').removesuffix('.cutefuse')}.plain.onnx")
+
+
+def unpatch(source: Path, output: Path) -> int:
+    """Write the model with standard operators only; returns how many nodes were turned back.
+
+    Raises NothingToPatch when it holds no fused node, CutefuseError when it cannot be read or written.
+    """
+    if output.resolve() == source.resolve():
+        raise CutefuseError(f"the output {output} is the input; choose another -o")
+    model = load_model(source)
+    fused = [n for n in model.graph.node if n.domain == DOMAIN]
+    if not fused:
+        raise NothingToPatch(f"{source} holds no fused node; nothing was written")
+    graph = Graph(model, source.parent, inferred(model))
+    _complete_bodies(graph, fused)
+    names = {n.op_type for n in fused}
+    sites = {n.name or n.output[0]: list(n.output) for n in fused}
+    kept = {o for n in model.graph.node for o in n.output}
+    plain = inline_selected_functions(model, [(DOMAIN, n) for n in names], exclude=False)
+    for unused in [f for f in plain.functions if f.domain == DOMAIN]:
+        plain.functions.remove(unused)
+    for i in reversed(range(len(plain.opset_import))):
+        if plain.opset_import[i].domain == DOMAIN:
+            del plain.opset_import[i]
+    for i in reversed(range(len(plain.metadata_props))):
+        if plain.metadata_props[i].key.startswith("cutefuse."):
+            del plain.metadata_props[i]
+    with writer(output, uses_external_data(plain)) as out:
+        _fold(plain, source.parent, kept, out)
+        _rename(plain, sites)
+        out.save(plain, source.parent)
+        out.commit()
+    return len(fused)
+
+
+def _complete_bodies(graph: Graph, fused: list[NodeProto]) -> None:
+    """Give a model that was patched with --no-functions the bodies that it lacks."""
+    model = graph.model
+    known = {f.name for f in model.functions if f.domain == DOMAIN}
+    stems = {op.stem: op for op in operators()}
+    for node in fused:
+        if node.op_type not in known:
+            op = stems[kernels.operator_of(node.op_type)["name"]]
+            dtype = next((d for name in node.input if (d := graph.dtype(name))), "float32")
+            model.functions.append(body_of(op, node.op_type, graph.opset, dtype))
+            known.add(node.op_type)
+    model.ir_version = max(model.ir_version, 8)
+
+
+def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
+    """Evaluate what the bodies compute from constants alone; nodes that make a tensor of `kept` are not theirs."""
+    graph = Graph(model, folder, inferred(model))
+    reads = Counter(name for n in graph.nodes for name in n.input)
+    values: dict[str, np.ndarray] = {}
+    constants: dict[str, TensorProto] = {}
+    nodes: list[NodeProto] = []
+    consumed: set[str] = set()
+    same: dict[str, str] = {}  # what nodes that change nothing give -> what they take
+    for node in graph.nodes:
+        node.input[:] = [same.get(name, name) for name in node.input]
+        results = None if kept & set(node.output) else _evaluate(graph, node, values)
+        if results is None and _changes_nothing(graph, node, values):
+            same[node.output[0]] = node.input[0]
+        elif results is None:
+            for name in node.input:
+                if name in values and name not in constants:
+                    constants[name] = out.tensor(name, values[name], values[name].dtype.name)
+            nodes.append(node)
+        else:
+            values.update(zip(node.output, results, strict=True))
+            consumed.update(name for name in node.input if name in graph.initializers)
+        for name in node.input:
+            reads[name] -= 1
+            if not reads[name]:
+                values.pop(name, None)
+    nodes = _without_dead(nodes, kept, graph)
+    used = {name for n in nodes for name in n.input}
+    for i in reversed(range(len(model.graph.initializer))):
+        name = model.graph.initializer[i].name
+        if name in consumed and name not in used and not graph.escapes(name):
+            del model.graph.initializer[i]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(t for name, t in constants.items() if name in used)
+
+
+def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
+    operands = []
+    for i, name in enumerate(node.input):
+        if name in values:
+            operands.append(values[name])
+        elif name in graph.initializers and name not in graph.overridable:
+            operands.append(read_tensor(graph.initializers[name], graph.folder))
+        elif node.op_type == "CastLike" and i == 1 and (dtype := graph.dtype(name)):
+            operands.append(np.zeros(0, dtype=ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+        elif node.op_type == "Gather" and i == 0 and (shape := _known_shape(graph, name)) is not None:
+            operands.append(shape)
+        else:
+            return None
+    if node.op_type == "Gather" and operands[0].dtype == np.int64 and np.any(operands[0][operands[1]] < 0):
+        return None  # asks for a size that is not known
+    return run_node(node, graph.opset, operands)
+
+
+def _changes_nothing(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -> bool:
+    """Whether a body's Slice takes all channels, or its Resize repeats every pixel once."""
+    if not node.output or not node.output[0].startswith(FORMAL) or any(n and n not in values for n in node.input[1:]):
+        return False
+    if node.op_type == "Resize":
+        return bool(np.all(values[node.input[2]] == 1)) if len(node.input) == 3 else False
+    if node.op_type != "Slice" or len(node.input) != 4:
+        return False
+    dims = graph.dims(node.input[0])
+    starts, ends, axes = (values[n].tolist() for n in node.input[1:])
+    return dims is not None and len(dims) == 4 and (starts, axes) == ([0], [1]) and 0 <= dims[1] <= ends[0]
+
+
+def _known_shape(graph: Graph, tensor: str) -> np.ndarray | None:
+    maker = graph.producer(tensor)
+    dims = graph.dims(maker.input[0]) if maker is not None and maker.op_type == "Shape" else None
+    return None if dims is None else np.array(dims, dtype=np.int64)
+
+
+def _without_dead(nodes: list[NodeProto], kept: set[str], graph: Graph) -> list[NodeProto]:
+    needed: set[str] = set()
+    alive = []
+    for node in reversed(nodes):
+        if any(o in needed or o in kept or graph.escapes(o) for o in node.output) or not node.output:
+            alive.append(node)
+            needed.update(node.input)
+    return alive[::-1]
+
+
+def _rename(model: ModelProto, sites: Mapping[str, Sequence[str]]) -> None:
+    """Name what came from a body after its site (name -> outputs): the convolution itself inherits the site's name."""
+    nodes = list(model.graph.node)
+    makers = {o: i for i, n in enumerate(nodes) for o in n.output}
+    stored = {t.name: t for t in model.graph.initializer}
+    taken = {n.name for n in nodes} | set(stored) | makers.keys()
+    for site, outputs in sites.items():
+        pending, members = [makers[o] for o in outputs if o in makers], set[int]()
+        while pending:
+            members.add(i := pending.pop())
+            pending += [makers[n] for n in nodes[i].input if n.startswith(FORMAL) and n in makers]
+        renamed: dict[str, str] = {}
+        for node in (nodes[i] for i in sorted(members)):
+            node.name = fresh(site if node.op_type in _ANCHORS else f"{site}/{node.op_type}", taken)
+            for i, name in enumerate(node.input):
+                if name.startswith(FORMAL) and name in stored and name not in renamed:
+                    kind = _OPERANDS.get((node.op_type, i), "constant")
+                    renamed[name] = stored[name].name = fresh(f"{site}.{kind}", taken)
+            for i, name in enumerate(node.output):
+                if name.startswith(FORMAL):
+                    renamed[name] = node.output[i] = fresh(f"{node.name}_output_{i}", taken)
+            node.input[:] = [renamed.get(i, i) for i in node.input]
+
+
+_ANCHORS = frozenset({"Conv", "LayerNormalization", "RMSNormalization"})
+_OPERANDS = {("Conv", 1): "weight", ("Conv", 2): "bias"}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="cutefuse unpatch", description="Turn fused nodes back into standard operators.")
+    p.add_argument("model", type=Path, help="a patched ONNX file; it is never changed")
+    p.add_argument("-o", "--output", type=Path, help="default: model.plain.onnx beside the model")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `cutefuse unpatch`."""
+    args = make_parser().parse_args(argv)
+
+    def command() -> int:
+        output = args.output or default_output(args.model)
+        count = unpatch(args.model, output)
+        print(f"{count} fused nodes turned back into standard operators; wrote {output}")
+        return 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,4 @@
+"""Peak rates of devices, arithmetic intensity, and language models under the roof.
+
+May import the base alone.
+"""

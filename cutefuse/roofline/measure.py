@@ -1,0 +1,102 @@
+"""Peaks of the device at hand: measured, read from a JSON file, or looked up by name."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cutefuse.errors import CutefuseError
+from cutefuse.roofline.peaks import Peaks, boards, by_device, by_name, peaks_from
+
+
+def peaks_for(choice: str, device: dict[str, Any] | None = None) -> Peaks | None:
+    """Peaks by choice: `auto` (the device that the profile names), `measured`, a board's name, or a JSON file.
+
+    A JSON file holds {"device": str, "bandwidth_gbs": float, "tflops": {"FP16": float, ...}, "source": str}.
+    Raises CutefuseError for a choice that is none of these.
+    """
+    if choice == "auto":
+        return by_device(device or {})
+    if choice == "measured":
+        return measure()
+    if choice.endswith(".json"):
+        return peaks_from(read_json(Path(choice)), choice)
+    known = by_name(choice)
+    if known is None:
+        names = ", ".join(b.device for b in boards())
+        raise CutefuseError(f"--peaks is {choice}; give auto, measured, a JSON file, or one of {names}")
+    return known
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CutefuseError(f"{path} cannot be read as JSON ({error}); see `cutefuse roofline --help`") from None
+
+
+def measure() -> Peaks:
+    """Measured roofs: the GPU through PyTorch where there is one, else this CPU through numpy."""
+    try:
+        import torch
+    except ImportError:
+        return measure_cpu()
+    return _measure_gpu(torch) if torch.cuda.is_available() else measure_cpu()
+
+
+def _best(work: Callable[[], Any], wait: Callable[[], Any], repeats: int = 7) -> float:
+    """Seconds of the fastest of several runs, after a warm-up."""
+    times = []
+    for _ in range(repeats + 2):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - start)
+    return min(times[2:])
+
+
+def measure_cpu(size_mib: int = 64, edge: int = 1024) -> Peaks:
+    """Copy bandwidth and matrix product rate of this CPU; numpy's BLAS uses all cores, as ONNX Runtime does."""
+    import numpy as np
+
+    source = np.ones(size_mib << 18, np.float32)
+    target = np.empty_like(source)
+    copy_s = _best(lambda: np.copyto(target, source), lambda: None)
+    a = np.ones((edge, edge), np.float32)
+    gemm_s = _best(lambda: a @ a, lambda: None)
+    rates = {"FP32": round(2 * edge**3 / gemm_s / 1e12, 4)}
+    return Peaks("this CPU", round(2 * source.nbytes / copy_s / 1e9, 2), rates, "measured with numpy: copy and SGEMM")
+
+
+def _measure_gpu(torch: Any) -> Peaks:
+    """Copy bandwidth over 1 GiB and matrix products of 8192^3 on the GPU at hand."""
+    wait = torch.cuda.synchronize
+    source = torch.ones(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    copy_s = _best(lambda: [target.copy_(source) for _ in range(4)], wait) / 4
+    edge = 8192
+    rates: dict[str, float] = {}
+    for name, dtype, tf32 in (
+        ("FP32", torch.float32, False),
+        ("TF32", torch.float32, True),
+        ("FP16", torch.float16, False),
+        ("BF16", torch.bfloat16, False),
+    ):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        a = torch.randn(edge, edge, device="cuda").to(dtype)
+        gemm_s = _best(lambda a=a: [a @ a for _ in range(4)], wait) / 4  # type: ignore[misc]
+        rates[name] = round(2 * edge**3 / gemm_s / 1e12, 1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if hasattr(torch, "_int_mm"):
+        b = torch.ones(edge, edge, dtype=torch.int8, device="cuda")
+        gemm_s = _best(lambda: [torch._int_mm(b, b.t()) for _ in range(4)], wait) / 4
+        rates["INT8"] = round(2 * edge**3 / gemm_s / 1e12, 1)
+    name = torch.cuda.get_device_name()
+    size_bytes = source.numel() * source.element_size()
+    return Peaks(
+        name, round(2 * size_bytes / copy_s / 1e9, 1), rates, f"measured with PyTorch {torch.__version__} on {name}"
+    )

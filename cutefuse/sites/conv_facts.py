@@ -1,0 +1,289 @@
+"""Reads the Concat -> Conv part of a graph: every fact that the fused operator needs, or why it cannot be fused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
+from cutefuse.ops.conv_math import Geometry, pack
+from cutefuse.sites.chain import Affine
+from cutefuse.sites.match import Refusal
+
+DTYPES = ("float32", "float16", "bfloat16")
+EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
+LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
+MAX_DEPTH = 16  # of nested concats and pass-through nodes: more is no network but an attack
+
+
+@dataclass(frozen=True)
+class ConcatSite:
+    """The concatenated tensors in order; the nodes between them and the Conv; which of those are Concats."""
+
+    sources: tuple[str, ...]
+    nodes: tuple[NodeProto, ...]
+    concats: tuple[NodeProto, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the convolution computes: sources and input are N,C,H,W with -1 for unknown sizes."""
+
+    dtype: str
+    weight: str
+    weight_dims: tuple[int, int, int, int]
+    bias: str
+    sources: tuple[tuple[int, int, int, int], ...]
+    geometry: Geometry
+
+
+def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> ConcatSite | Refusal | None:
+    """The Concat that feeds a Conv, seen through Identity and inference Dropout.
+
+    Nested Concats are flattened while there are at most `flatten_to` sources; 0 leaves them.
+    """
+    if conv.domain not in ("", "ai.onnx") or not conv.input:
+        return None
+    between, tensor = _pass_through(graph, conv.input[0])
+    concat = graph.producer(tensor)
+    quantised = graph.is_op(concat, "DequantizeLinear")
+    while graph.is_op(concat, "DequantizeLinear", "QuantizeLinear"):
+        concat = graph.producer(concat.input[0])
+    if concat is None or concat.op_type != "Concat" or concat.domain not in ("", "ai.onnx"):
+        return None
+    nodes = (conv, *between, concat)
+    for node in (conv, concat):
+        if fault := graph.fault(node):
+            return Refusal(f"node '{label(node)}' breaks the ONNX standard ({fault}); repair the model", nodes)
+    if quantised:
+        return Refusal("quantised site: Q/DQ nodes stand between Concat and Conv, TensorRT fuses those itself", nodes)
+    if not _joins_channels(graph, concat):
+        axis = attribute(concat, "axis", 1)
+        return Refusal(f"Concat joins axis {axis}; only the channel axis (1 or -3) can be fused into a Conv", nodes)
+    sources, inner = _flatten(graph, concat, flatten_to)
+    return ConcatSite(tuple(sources), (*between, concat, *inner), (concat, *inner))
+
+
+def _pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
+    nodes: list[NodeProto] = []
+    while len(nodes) < MAX_DEPTH:
+        node = graph.producer(tensor)
+        if graph.is_op(node, "Dropout") and tensor == node.output[0]:
+            training = node.input[2] if len(node.input) > 2 else ""
+            off = not training or (graph.constant(training) is not None and not np.any(graph.constant(training)))
+            unused_mask = len(node.output) < 2 or not (graph.users(node.output[1]) or graph.escapes(node.output[1]))
+            if not off or not unused_mask or graph.opset < 7:
+                break
+        elif not graph.is_op(node, "Identity"):
+            break
+        nodes.append(node)
+        tensor = node.input[0]
+    return nodes, tensor
+
+
+def _joins_channels(graph: Graph, concat: NodeProto | None) -> bool:
+    return graph.is_op(concat, "Concat") and attribute(concat, "axis", 1) in (1, -3)
+
+
+def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
+    """Replace a source that is a Concat, needed by nothing else, by its own sources, while they stay few enough."""
+    sources, nodes = list(concat.input), list[NodeProto]()
+    for _ in range(MAX_DEPTH):
+        for i, name in enumerate(sources):
+            inner = graph.producer(name)
+            if inner is None or not _joins_channels(graph, inner) or sources.count(name) > 1:
+                continue
+            if graph.only_user(name) is not None and len(sources) - 1 + len(inner.input) <= limit:
+                sources[i : i + 1] = inner.input
+                nodes.append(inner)
+                break
+        else:
+            break
+    return sources, nodes
+
+
+def bytes_saved(graph: Graph, site: ConcatSite, facts: Facts, element_bytes: int) -> dict[str, int]:
+    """Joined tensor -> bytes of writing it once and reading it once; unknown sizes count as 1."""
+    batch, _, height, width = facts.sources[0]
+    per_channel = 2 * math.prod(max(1, d) for d in (batch, height, width)) * element_bytes
+    outer, *inner = (c.output[0] for c in site.concats)
+    channels = {outer: facts.weight_dims[1], **{t: (graph.dims(t) or (0, 0))[1] for t in inner}}
+    return {tensor: per_channel * max(0, count) for tensor, count in channels.items()}
+
+
+def read(graph: Graph, conv: NodeProto, site: ConcatSite) -> Facts | Refusal:
+    """Every fact about the convolution, or the first reason why it cannot be fused."""
+    nodes = (conv, *site.nodes)
+
+    def no(reason: str) -> Refusal:
+        return Refusal(reason, nodes)
+
+    weight, bias = conv.input[1], conv.input[2] if len(conv.input) > 2 else ""
+    for what, name in (("filter", weight), ("bias", bias)):
+        if name and (reason := _not_constant(graph, what, name)):
+            return no(reason)
+    weight_dims, dtype = _constant_type(graph, weight)
+    if len(weight_dims) != 4:
+        return no(f"the filter has rank {len(weight_dims)}; only 2-D convolutions (rank 4, KCRS) can be fused")
+    if dtype not in DTYPES:
+        return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(DTYPES)} can be fused, convert the model")
+    K, C, R, S = weight_dims
+    if (group := attribute(conv, "group", 1)) != 1:
+        return no(f"the Conv has {group} groups; only group=1 can be fused")
+    if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
+        return no(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the filter's {R}x{S}; repair the model")
+    if bias and _constant_type(graph, bias) != ((K,), dtype):
+        return no(f"the bias is not a {dtype} vector of the filter's {K} outputs; repair the model")
+    sources = source_dims(graph, site, C)
+    if isinstance(sources, str):
+        return no(sources)
+    for name in site.sources:
+        if graph.dtype(name) not in (None, dtype):
+            return no(
+                f"source '{name}' is {graph.dtype(name)}, the filter is {dtype}; types must agree, repair the model"
+            )
+    geometry = geometry_of(conv, (R, S), sources[0][2:])
+    if isinstance(geometry, str):
+        return no(geometry)
+    return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry)
+
+
+def _constant_type(graph: Graph, tensor: str) -> tuple[tuple[int, ...], str | None]:
+    if tensor in graph.initializers:
+        return graph.dims(tensor) or (), graph.dtype(tensor)
+    value = graph.constant(tensor)
+    if value is None:
+        return (), None
+    return value.shape, value.dtype.name if value.dtype.name in ELEM_TYPES else None
+
+
+def _not_constant(graph: Graph, what: str, tensor: str) -> str | None:
+    if tensor in graph.overridable:
+        return f"the {what} '{tensor}' is also a graph input, so callers may replace it; take it off the graph's inputs"
+    if graph.is_op(graph.producer(tensor), "DequantizeLinear"):
+        return f"quantised site: the {what} is dequantised in the graph, TensorRT fuses that itself"
+    if not graph.is_constant(tensor) or (tensor not in graph.initializers and graph.constant(tensor) is None):
+        return f"the {what} '{tensor}' is computed at run time; only constants can be packed"
+    return None
+
+
+def source_dims(graph: Graph, site: ConcatSite, C: int) -> tuple[tuple[int, int, int, int], ...] | str:
+    """N,C,H,W of each source, -1 for unknown sizes; or why they do not suit a filter of C channels."""
+    known = [graph.dims(name) for name in site.sources]
+    whole = graph.dims(site.concats[0].output[0])
+    for name, d in zip(site.sources, known, strict=True):
+        if d is not None and len(d) != 4:
+            return f"source '{name}' has rank {len(d)}; only 2-D convolutions (rank 4, NCHW) can be fused"
+        if d is not None and 0 in d:  # runtimes skip an empty operand of Concat even where its other sizes disagree
+            return f"source '{name}' is empty ({'x'.join(map(str, d))}); take it out of the Concat"
+    channels = [d[1] if d else -1 for d in known]
+    if channels.count(-1) == 1:  # what the filter leaves for it is its channel count
+        channels[channels.index(-1)] = C - sum(c for c in channels if c >= 0)
+    if -1 in channels:
+        name = site.sources[channels.index(-1)]
+        return f"the channel count of source '{name}' is unknown; give the model's inputs static channel counts"
+    if sum(channels) != C:
+        return f"the sources have {'+'.join(map(str, channels))} channels, the filter takes {C}; repair the model"
+    rows = [d for d in (*known, whole) if d is not None and len(d) == 4]
+    dims = []
+    for c, own in zip(channels, known, strict=True):
+        # A Concat along channels needs equal N, H, W, so one source's size is every source's size.
+        n, h, w = (_first_known([own[i] if own else -1, *(r[i] for r in rows)]) for i in (0, 2, 3))
+        dims.append((n, c, h, w))
+    return tuple(dims)
+
+
+def _first_known(sizes: Sequence[int]) -> int:
+    return next((s for s in sizes if s >= 0), -1)
+
+
+def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -> Geometry | str:
+    """The convolution's geometry on images of `size` (H, W); or why it has none."""
+    strides = tuple(attribute(conv, "strides", (1, 1)))
+    dilations = tuple(attribute(conv, "dilations", (1, 1)))
+    pads = tuple(attribute(conv, "pads", (0, 0, 0, 0)))
+    if (len(strides), len(dilations), len(pads)) != (2, 2, 4):
+        return (
+            f"strides {strides}, dilations {dilations} or pads {pads} do not suit a 2-D convolution; repair the model"
+        )
+    auto_pad = attribute(conv, "auto_pad", "NOTSET")
+    if auto_pad == "VALID":
+        pads = (0, 0, 0, 0)
+    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        begins, ends = [], []
+        for i in range(2):
+            extent = dilations[i] * (kernel[i] - 1) + 1
+            if strides[i] == 1:
+                total = extent - 1  # the same for every size
+            elif strides[i] < 1 or size[i] < 0:
+                return (
+                    f"auto_pad={auto_pad} with stride {strides[i]} needs a static input size; export with explicit pads"
+                )
+            else:
+                total = max((-(-size[i] // strides[i]) - 1) * strides[i] + extent - size[i], 0)
+            small, large = total // 2, total - total // 2
+            begins.append(small if auto_pad == "SAME_UPPER" else large)
+            ends.append(large if auto_pad == "SAME_UPPER" else small)
+        pads = (*begins, *ends)
+    elif auto_pad != "NOTSET":
+        return f"auto_pad={auto_pad} is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER; repair the model"
+    return Geometry(kernel, strides, (pads[0], pads[1], pads[2], pads[3]), dilations)
+
+
+class Folded:
+    """The filter and bias with the affine steps after the convolution folded in; evaluated when asked, never kept."""
+
+    def __init__(self, graph: Graph, facts: Facts, steps: Sequence[Affine]) -> None:
+        self._graph, self._facts, self._steps = graph, facts, steps
+
+    def _scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
+        K = self._facts.weight_dims[0]
+        scale, shift = np.ones(K), np.zeros(K)
+        if self._facts.bias:
+            shift = np.asarray(self._graph.constant(self._facts.bias), dtype=np.float64)
+        for step in self._steps:
+            factor, offset = step.make()
+            scale, shift = scale * factor, shift * factor + offset
+        return scale, shift
+
+    def _filter(self, scale: np.ndarray) -> np.ndarray:
+        w = np.asarray(self._graph.constant(self._facts.weight))
+        return w.astype(np.float32) * scale.astype(np.float32)[:, None, None, None] if self._steps else w
+
+    def reject(self) -> str | None:
+        """Why folding would not give the same function; None when it does. Reads no weights when nothing is folded."""
+        if not self._steps:
+            return None
+        with np.errstate(all="ignore"):
+            scale, shift = self._scale_and_shift()
+            if not (np.isfinite(scale).all() and np.isfinite(shift.astype(np.float32)).all()):
+                return "the normalisation's constants give NaN or infinity; repair the model"
+            exact = self._filter(scale)
+            rounded = exact.astype(self._numpy_type()).astype(np.float64)
+            error = np.abs(rounded - exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
+            largest = np.abs(exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
+        allowed = 2 * EPSILONS.get(self._facts.dtype, 2.0**-23)
+        if not np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)):  # false for NaN
+            return (
+                f"folding the normalisation into a {self._facts.dtype} filter overflows or loses precision; "
+                "keep this Conv in float32"
+            )
+        return None
+
+    def _numpy_type(self) -> np.dtype[np.generic]:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16 if self._facts.dtype == "bfloat16" else self._facts.dtype)
+
+    def packed(self, channels: Sequence[int]) -> np.ndarray:
+        """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
+        scale, _ = self._scale_and_shift()
+        return pack(self._filter(scale).astype(self._numpy_type()), channels)
+
+    def bias(self) -> np.ndarray:
+        """The bias vector [K] in float32, zeros when the convolution has none."""
+        return self._scale_and_shift()[1].astype(np.float32)

@@ -1,0 +1,258 @@
+"""Finds the sites of all operators in a model and asks the kernel library about each: fused, or refused and why."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import ModelProto, NodeProto
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.read import Graph, label, subgraphs
+from cutefuse.graph.shapes import inferred
+from cutefuse.ops.op import Cost, FusedOp
+from cutefuse.sites import conv, norm, quant
+from cutefuse.sites.match import Finder, Match, Refusal
+
+FUSED, REFUSED, EXCLUDED, MERGED = "fused", "refused", "excluded", "merged"
+CAST_LIKE_OPSET = 15
+FINDERS: tuple[Finder, ...] = (conv.ConvSites(), quant.QuantSites(), norm.NormSites())
+
+
+@dataclass
+class Site:
+    """One candidate: what was found, and what becomes of it."""
+
+    finder: Finder
+    name: str
+    status: str
+    reason: str = ""
+    match: Match | None = None
+    nodes: list[NodeProto] = field(default_factory=list)  # in graph order
+    around: list[NodeProto] = field(default_factory=list)  # the nodes of all its matches, in graph order
+    bytes_saved: int = 0
+    gain_us: float | None = None  # what a profile promises; None without one
+    cast_from: str = ""  # the graph's type, when the site computes in another one
+
+    @property
+    def op(self) -> FusedOp:
+        return self.finder.op
+
+    @property
+    def cost(self) -> Cost | None:
+        return self.op.cost(self.match.call) if self.match else None
+
+    def refuse(self, status: str, reason: str) -> None:
+        self.status, self.reason = status, reason
+
+    def take(self, match: Match) -> None:
+        """Make a match of this site the one that counts."""
+        inside = {id(n) for n in match.nodes}
+        self.match, self.nodes = match, [n for n in self.around if id(n) in inside]
+
+    def fall_back(self) -> bool:
+        """Take the next smaller match; whether there is one."""
+        smaller = self.match.otherwise if self.match else None
+        if smaller is not None:
+            self.take(smaller)
+        return smaller is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """The site as patch.json holds it; sizes are -1 where unknown, counts take unknown sizes as 1."""
+        call = self.match.call if self.match else None
+        return {
+            "name": self.name,
+            "operator": self.op.stem,
+            "op_type": call.op_type if call else None,
+            "status": self.status,
+            "reason": self.reason,
+            "takes": sorted(self.match.takes) if self.match else [],
+            "notes": list(self.match.notes) if self.match else [],
+            "title": self.op.title(call) if call else None,
+            "nodes": [label(n) for n in self.nodes],
+            "inputs": [i for i in self.match.inputs if isinstance(i, str)] if self.match else [],
+            "outputs": list(self.match.outputs) if self.match else [],
+            "shapes": {
+                "inputs": [list(t.dims) for t in call.inputs] if call else [],
+                "outputs": [list(t.dims) for t in call.outputs] if call else [],
+            },
+            "dtype": call.inputs[0].dtype if call else None,
+            "flops": self.cost.flops if self.cost else None,
+            "bytes_moved": self.cost.bytes_moved if self.cost else None,
+            "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
+            "gain_us": self.gain_us,
+        }
+
+
+def find_sites(model: ModelProto, folder: Path) -> tuple[Graph, list[Site]]:
+    """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
+
+    Raises CutefuseError for a graph that is no graph: a tensor defined twice, a cycle.
+    """
+    graph = Graph(model, folder, inferred(model))
+    order = {id(n): i for i, n in enumerate(graph.nodes)}
+    sites = list(_scan(graph, order))
+    for title, body in _nested(model):
+        inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
+        try:
+            found = list(_scan(Graph(inner, folder), {}))
+        except CutefuseError:  # a body that shadows names is legal ONNX and simply not looked into
+            continue
+        for site in found:
+            site.match = None
+            site.refuse(REFUSED, f"inside {title}; only the main graph is rewritten, inline it first")
+            sites.append(site)
+    return graph, sites
+
+
+def _scan(graph: Graph, order: dict[int, int]) -> Iterator[Site]:
+    for node in graph.nodes:
+        for finder in FINDERS:
+            found = finder.match(graph, node) if node.op_type in finder.anchors else None
+            if found is None:
+                continue
+            site = Site(finder, label(node), FUSED)
+            if isinstance(found, Refusal):
+                site.nodes = sorted(found.nodes or (node,), key=lambda n: order.get(id(n), 0))
+                site.refuse(REFUSED, found.reason)
+            else:
+                site.around = sorted(_all_nodes(found), key=lambda n: order.get(id(n), 0))
+                site.take(found)
+                if reason := kernels.reject(found.call):
+                    site.refuse(REFUSED, reason)
+            yield site
+            break
+
+
+def _all_nodes(match: Match | None) -> list[NodeProto]:
+    nodes: dict[int, NodeProto] = {}
+    while match is not None:
+        nodes |= {id(n): n for n in match.nodes}
+        match = match.otherwise
+    return list(nodes.values())
+
+
+def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    def bodies(nodes: Iterable[NodeProto]) -> Iterator[tuple[str, onnx.GraphProto]]:
+        for node in nodes:
+            for body in subgraphs(node):
+                yield f"the body of {node.op_type} '{label(node)}'", body
+                yield from bodies(body.node)
+
+    yield from bodies(model.graph.node)
+    for function in model.functions:
+        if function.domain != DOMAIN:
+            yield f"the local function '{function.name}'", onnx.GraphProto(node=function.node)
+
+
+def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
+    """Make smaller, or refuse, what function bodies cannot say in the model's opset; not asked without bodies."""
+    written: dict[str, str] = {}
+    for site in (s for s in sites if s.status == FUSED):
+        while reason := _no_body(graph, site, written):
+            if not site.fall_back():
+                site.refuse(REFUSED, reason)
+                break
+        else:
+            assert site.match is not None
+            written[site.match.call.op_type] = _kind(graph, site.match)
+
+
+def _kind(graph: Graph, match: Match) -> str:
+    dtype = match.call.inputs[0].dtype
+    # From opset 15 on one body serves float32 and float16; bfloat16 has its own.
+    return dtype if graph.opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float"
+
+
+def _no_body(graph: Graph, site: Site, written: Mapping[str, str]) -> str | None:
+    assert site.match is not None
+    op_type = site.match.call.op_type
+    if graph.opset < (oldest := site.op.oldest_opset(op_type)):
+        return f"opset {graph.opset} is older than {oldest}; convert the model, or use --no-functions"
+    kind = _kind(graph, site.match)
+    if written.get(op_type, kind) != kind:
+        return (
+            f"a site of another type than {site.match.call.inputs[0].dtype} has the same op_type, and one body cannot "
+            f"serve both in opset {graph.opset}; convert the model to opset {CAST_LIKE_OPSET}, or use --no-functions"
+        )
+    return None
+
+
+def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
+    """Make smaller, or refuse, the later of two sites that would replace the same node; nodes that stay for others may
+    be shared."""
+    claimed: dict[int, Site] = {}
+    for site in (s for s in sites if s.status == FUSED):
+        while rival := _rival(site, claimed):
+            if not site.fall_back():
+                text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
+                site.refuse(REFUSED, text)
+                break
+        else:
+            assert site.match is not None
+            claimed.update((i, site) for i in _goes(graph, site.match))
+
+
+def _goes(graph: Graph, match: Match) -> set[int]:
+    """The ids of a match's nodes that nothing else needs once the fused node stands in their stead."""
+    going = {id(n) for n in match.nodes}
+    while True:  # what a node that stays needs stays too
+        kept = {
+            id(node)
+            for node in match.nodes
+            for o in node.output
+            if o not in match.outputs and (graph.escapes(o) or any(id(u) not in going for u in graph.users(o)))
+        }
+        if not kept & going:
+            return going
+        going -= kept
+
+
+def _rival(site: Site, claimed: Mapping[int, Site]) -> Site | None:
+    assert site.match is not None
+    return next((claimed[id(n)] for n in site.match.nodes if id(n) in claimed), None)
+
+
+def suit_device(sites: Sequence[Site], sm: int) -> None:
+    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not."""
+    for site in (s for s in sites if s.status == FUSED and s.finder.own_tiles_first):
+        smaller = site.match
+        while smaller is not None and not kernels.made_for(smaller.call, sm):
+            smaller = smaller.otherwise
+        if smaller is None or smaller is site.match or site.match is None:
+            continue
+        left = ", ".join(sorted(site.match.takes - smaller.takes))
+        note = f"{left} left outside: compute capability {sm // 10}.{sm % 10} has faster kernels without; see --sm"
+        site.take(replace(smaller, notes=(*smaller.notes, note)))
+
+
+def merge_parallel(graph: Graph, sites: Sequence[Site], sm: int) -> None:
+    """Let one call compute the sites that an operator can merge: the first of them gets it, the others MERGED.
+
+    Sites with tiles of the GPU's own generation stay alone when their merged call has none.
+    """
+    fused = [s for s in sites if s.status == FUSED and s.match]
+    types = {_kind(graph, s.match) for s in fused if s.match}
+    if graph.opset < CAST_LIKE_OPSET and len(types) > 1:  # one body could not serve the merged op_types of both
+        return
+    order = {id(n): i for i, n in enumerate(graph.nodes)}
+    groups: dict[Hashable, list[Site]] = {}
+    for site in fused:
+        assert site.match is not None
+        if (key := site.finder.merge_key(site.match)) is not None:
+            groups.setdefault((site.op.stem, site.cast_from, key), []).append(site)
+    for group in groups.values():
+        finder = group[0].finder
+        alone = [s.match for s in group if s.match]
+        for positions, match in finder.merge(alone):
+            if finder.own_tiles_first and kernels.made_for(alone[0].call, sm) > kernels.made_for(match.call, sm):
+                continue
+            head = group[min(positions)]
+            head.match, head.nodes = match, sorted(match.nodes, key=lambda n: order[id(n)])
+            for other in (group[i] for i in positions if group[i] is not head):
+                other.refuse(MERGED, f"'{head.name}' computes it too")

@@ -1,0 +1,89 @@
+"""What the operators' finders answer about a place in a graph: a match, a refusal, or nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph
+from cutefuse.kernels import Call
+from cutefuse.ops.op import FusedOp
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An operand that the rewriter adds to the model as an initializer; `make` reads and packs it only when needed."""
+
+    suffix: str  # of the initializer's name: "<node name>.<suffix>"
+    dims: tuple[int, ...]
+    dtype: str
+    make: Callable[[], np.ndarray] = field(compare=False)
+    typed: bool = False  # stored in the activation type, whatever that becomes
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An operand that is a float tensor of the graph, quantised to int8 by a node that the rewriter adds."""
+
+    tensor: str
+    scale: str
+    zero_point: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """A site that computes exactly what `call` computes.
+
+    nodes: the nodes it replaces, anchor first; each is removed when nothing else needs its outputs.
+    inputs: tensor names of the graph, constants to add, or tensors to quantise, in the operator's order.
+    outputs: tensor names that the new node produces in their stead; "" for one that the graph does not use.
+    call: shapes (-1 unknown), types, layouts and every attribute; what `kernels.reject` is asked.
+    bytes_saved: intermediate tensor -> bytes of traffic that end when the graph no longer computes it.
+    takes: what the match takes in beyond the operator's plain form ('upsample', ...); `--without` names it.
+    otherwise: the next smaller match of the same site, for where this one cannot be had.
+    notes: sentences about what was left outside, and why.
+    """
+
+    call: Call
+    nodes: tuple[NodeProto, ...]
+    inputs: tuple[str | Constant | Quantized, ...]
+    outputs: tuple[str, ...]
+    bytes_saved: Mapping[str, int] = field(default_factory=dict)
+    takes: frozenset[str] = frozenset()
+    otherwise: Match | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A site that looks like the operator's and must stay as it is. One sentence: given, allowed, what to do."""
+
+    reason: str
+    nodes: tuple[NodeProto, ...] = ()
+
+
+class Finder(ABC):
+    """Finds the sites of one operator. Legality is not here: who asks for sites asks `kernels.reject`."""
+
+    op: FusedOp
+    anchors: frozenset[str]  # op_types at which `match` is tried, standard domain or not
+
+    # Whether a smaller match with tiles of the GPU's own generation beats a larger one without: so where the work is
+    # arithmetic, not where it is traffic.
+    own_tiles_first: bool = False
+
+    @abstractmethod
+    def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
+        """The site around an anchor node: a Match, a Refusal, or None when it is no candidate at all."""
+
+    def merge_key(self, match: Match) -> Hashable | None:
+        """Equal for matches that one call may compute together; None for one that must stay alone."""
+        return None
+
+    def merge(self, matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
+        """Matches of equal key as fewer calls: (positions, one match with their outputs); others stay as they are."""
+        return []

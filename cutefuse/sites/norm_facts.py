@@ -1,0 +1,209 @@
+"""Recognises RMSNorm and LayerNorm in ONNX graphs: single nodes, and the forms into which exporters decompose them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph, attribute, label
+from cutefuse.sites.match import Refusal
+
+SINGLE = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
+HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of `x` over its last axis into `y`. gamma and beta are tensor names, "" where there is none.
+
+    `total` is the Add that made x when it is part of the site. `nodes`: anchor first.
+    """
+
+    layer: bool
+    x: str
+    y: str
+    epsilon: float
+    gamma: str
+    beta: str
+    nodes: tuple[NodeProto, ...]
+    total: NodeProto | None = None
+
+
+def find(graph: Graph, node: NodeProto) -> Norm | Refusal | None:
+    """The norm that an anchor (a single node, or the ReduceMean of squares) belongs to."""
+    norm = _single(graph, node) if node.op_type in SINGLE else _decomposed(graph, node)
+    return _with_sum(graph, norm) if isinstance(norm, Norm) else norm
+
+
+def _single(graph: Graph, node: NodeProto) -> Norm | Refusal | None:
+    # SimplifiedLayerNormalization is ONNX Runtime's; its files carry it in the default domain.
+    if node.domain not in ("", "ai.onnx", "com.microsoft") or len(node.input) < 2 or not node.input[1]:
+        return None
+    if node.op_type != "SimplifiedLayerNormalization" and not graph.is_op(node, node.op_type):
+        return None
+    x, dims = node.input[0], graph.dims(node.input[0])
+    if any(node.output[1:]):
+        return Refusal(f"{node.op_type} also gives its statistics; the fused norm has no such output", (node,))
+    if dims is None or attribute(node, "axis", -1) not in (-1, len(dims) - 1):
+        axis = attribute(node, "axis", -1)
+        return Refusal(f"axis {axis} of {dims}: only the last axis of a known rank is normalised over", (node,))
+    if attribute(node, "stash_type", 1) != 1:
+        return Refusal("stash_type is not float32, in which the fused norm computes", (node,))
+    beta = node.input[2] if len(node.input) > 2 else ""
+    epsilon = float(attribute(node, "epsilon", 1e-5))
+    return Norm(SINGLE[node.op_type], x, node.output[0], epsilon, node.input[1], beta, (node,))
+
+
+def _decomposed(graph: Graph, mean: NodeProto) -> Norm | Refusal | None:
+    square = graph.producer(mean.input[0]) if graph.is_op(mean, "ReduceMean") else None
+    centred = _squared(graph, square)
+    if square is None or not centred:
+        return None
+    tail = _root(graph, mean.output[0])
+    if tail is None:
+        return None
+    root, epsilon, nodes = tail
+    ends = _scaled(graph, centred, root)
+    if ends is None:
+        return None
+    subtraction, x, layer = graph.producer(centred), centred, False
+    inner = [mean, square, *nodes, *ends]
+    if graph.is_op(subtraction, "Sub"):
+        average = graph.producer(subtraction.input[1])
+        if graph.is_op(average, "ReduceMean") and average.input[0] == subtraction.input[0]:
+            layer, x = True, subtraction.input[0]
+            inner += [subtraction, average]
+    dims = graph.dims(x)
+    for reduction in [n for n in inner if n.op_type == "ReduceMean"]:
+        axes = _axes(graph, reduction)
+        if dims is None or axes is None or [a % max(1, len(dims)) for a in axes] != [len(dims) - 1]:
+            where = f"the mean of '{label(reduction)}' goes over axes {axes} of {dims}"
+            return Refusal(f"{where}; only the last axis is normalised over", (mean,))
+        if attribute(reduction, "keepdims", 1) != 1:
+            return None
+    norm = Norm(layer, x, ends[-1].output[0], epsilon, "", "", tuple(inner))
+    return _narrow(graph, _affine(graph, _cast_back(graph, _affine(graph, norm))))
+
+
+def _squared(graph: Graph, node: NodeProto | None) -> str:
+    """The tensor that the node squares, or ""."""
+    if graph.is_op(node, "Mul") and node.input[0] == node.input[1]:
+        return node.input[0]
+    if graph.is_op(node, "Pow") and _scalar(graph, node.input[1]) == 2.0:
+        return node.input[0]
+    return ""
+
+
+def _scalar(graph: Graph, tensor: str) -> float | None:
+    """The value of a constant of one element that broadcasting does not let raise a rank above two."""
+    value = graph.constant(tensor) if tensor else None
+    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.ndim <= 1 else None
+
+
+def _root(graph: Graph, mean: str) -> tuple[str, float, list[NodeProto]] | None:
+    """(deviation, epsilon, nodes) of Sqrt(mean + epsilon)."""
+    add = graph.only_user(mean)
+    if not graph.is_op(add, "Add"):
+        return None
+    epsilon = _scalar(graph, add.input[1] if add.input[0] == mean else add.input[0])
+    root = graph.only_user(add.output[0])
+    if epsilon is None or not epsilon >= 0.0 or not math.isfinite(epsilon) or not graph.is_op(root, "Sqrt"):
+        return None
+    return root.output[0], epsilon, [add, root]
+
+
+def _scaled(graph: Graph, centred: str, root: str) -> list[NodeProto] | None:
+    """The nodes of centred / root: one Div, or a reciprocal and a Mul."""
+    user = graph.only_user(root)
+    if graph.is_op(user, "Div") and list(user.input) == [centred, root]:
+        return [user]
+    inverse = graph.is_op(user, "Reciprocal") or (
+        graph.is_op(user, "Div") and user.input[1] == root and _scalar(graph, user.input[0]) == 1.0
+    )
+    product = graph.only_user(user.output[0]) if user is not None and inverse else None
+    if user is None or not graph.is_op(product, "Mul") or set(product.input) != {centred, user.output[0]}:
+        return None
+    return [user, product]
+
+
+def _axes(graph: Graph, node: NodeProto) -> list[int] | None:
+    axes = attribute(node, "axes")
+    if len(node.input) > 1 and node.input[1]:
+        value = graph.constant(node.input[1])
+        axes = None if value is None else value.reshape(-1).tolist()
+    return None if axes is None else [int(a) for a in axes]
+
+
+def _affine(graph: Graph, norm: Norm) -> Norm:
+    """Takes in the Mul by gamma and the Add of beta that alone follow, where their shapes allow it."""
+    if norm.gamma:
+        return norm
+    mul = graph.only_user(norm.y)
+    gamma = _parameter(graph, mul, norm, "Mul")
+    if mul is None or not gamma:
+        return norm
+    norm = replace(norm, y=mul.output[0], gamma=gamma, nodes=(*norm.nodes, mul))
+    add = graph.only_user(norm.y)
+    beta = _parameter(graph, add, norm, "Add") if norm.layer else ""
+    if add is None or not beta:
+        return norm
+    return replace(norm, y=add.output[0], beta=beta, nodes=(*norm.nodes, add))
+
+
+def _parameter(graph: Graph, node: NodeProto | None, norm: Norm, op_type: str) -> str:
+    """The other operand of the node when it is one value per column."""
+    dims = graph.dims(norm.x)
+    if not graph.is_op(node, op_type) or list(node.input).count(norm.y) != 1 or not dims:
+        return ""
+    other = node.input[1] if node.input[0] == norm.y else node.input[0]
+    shape = graph.dims(other)
+    if not shape or len(shape) > len(dims) or not math.prod(shape) == shape[-1] == dims[-1]:
+        return ""
+    return other if len(shape) == 1 or graph.is_constant(other) else ""
+
+
+def _cast_back(graph: Graph, norm: Norm) -> Norm:
+    """Takes in the Cast to 16 bits that alone follows, when the input was cast up from that type."""
+    up, down = graph.producer(norm.x), graph.only_user(norm.y)
+    if not graph.is_op(up, "Cast") or not graph.is_op(down, "Cast") or graph.dtype(norm.x) != "float32":
+        return norm
+    if graph.dtype(up.input[0]) not in HALVES or graph.dtype(down.output[0]) != graph.dtype(up.input[0]):
+        return norm
+    return replace(norm, x=up.input[0], y=down.output[0], nodes=(*norm.nodes, up, down))
+
+
+def _narrow(graph: Graph, norm: Norm) -> Norm:
+    """A gamma that was cast to float32 from the activation type is read in that type: half of the bytes."""
+
+    def stored(tensor: str) -> str:
+        cast = graph.producer(tensor) if tensor else None
+        if graph.is_op(cast, "Cast") and graph.dtype(cast.input[0]) == graph.dtype(norm.x) in HALVES:
+            return str(cast.input[0])
+        return tensor
+
+    gamma, beta = stored(norm.gamma), stored(norm.beta)
+    same = not beta or graph.dtype(gamma) == graph.dtype(beta)
+    return replace(norm, gamma=gamma, beta=beta) if same else norm
+
+
+def _with_sum(graph: Graph, norm: Norm) -> Norm:
+    """Takes in the Add that made x when both of its operands have the shape of x."""
+    add = graph.producer(norm.x)
+    if not graph.is_op(add, "Add") or any(graph.is_constant(i) for i in add.input):
+        return norm
+    shapes = [graph.symbols(name) for name in (*add.input, norm.x)]
+    if shapes[0] is None or not shapes[0] == shapes[1] == shapes[2]:
+        return norm
+    return replace(norm, total=add, nodes=(*norm.nodes, add))
+
+
+def parameter_values(graph: Graph, tensor: str, columns: int, dtype: str, fill: float) -> np.ndarray:
+    """gamma or beta as a vector of `columns` in a NumPy type; `fill` where there is none."""
+    value = graph.constant(tensor) if tensor else None
+    vector = np.full(columns, fill, np.float32) if value is None else value
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    return np.ascontiguousarray(np.broadcast_to(vector.reshape(-1), (columns,)).astype(kind))

@@ -1,0 +1,175 @@
+"""Concat + convolution + activation as one PyTorch operator with autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.ops import conv_math
+from cutefuse.ops.conv_call import FLOAT_MAX
+from cutefuse.torch.launch import NAMES, device_facts, runs_in_library
+
+ACTIVATIONS = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
+
+
+def _pack(weight: Tensor, channels: Sequence[int]) -> Tensor:
+    """[K, C, R, S] as the kernels read it: [K][source][ceil(C/64)][R][S][64], pads zero."""
+    parts = []
+    for w in weight.split(list(channels), 1):
+        blocks = F.pad(w, (0, 0, 0, 0, 0, -w.shape[1] % 64)).unflatten(1, (-1, 64))
+        parts.append(blocks.permute(0, 1, 3, 4, 2).flatten(1))
+    return torch.cat(parts, 1)
+
+
+def _convolve(xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+              dilation: Sequence[int]) -> Tensor:  # fmt: skip
+    top, left, bottom, right = padding
+    x = F.pad(torch.cat(list(xs), 1), (left, right, top, bottom))
+    return F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), list(stride), 0, list(dilation))
+
+
+def _activate(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
+    functions = {
+        "Relu": F.relu, "LeakyRelu": lambda t: F.leaky_relu(t, alpha), "Clip": lambda t: t.clamp(lo, hi),
+        "Silu": F.silu, "HardSwish": F.hardswish, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "": torch.clone,
+    }  # fmt: skip
+    return functions[activation](z)
+
+
+def _slope(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
+    """The derivative of the activation at z."""
+    if activation == "Relu":
+        return (z > 0).to(z.dtype)
+    if activation == "LeakyRelu":
+        return torch.where(z > 0, 1.0, alpha).to(z.dtype)
+    if activation == "Clip":
+        return ((z >= lo) & (z <= hi)).to(z.dtype)
+    if activation == "HardSwish":
+        return torch.where(z < -3, 0.0, torch.where(z <= 3, z / 3 + 0.5, 1.0)).to(z.dtype)
+    if activation == "Tanh":
+        return 1 - torch.tanh(z).square()
+    if activation in ("Sigmoid", "Silu"):
+        s = torch.sigmoid(z)
+        return s * (1 - s) if activation == "Sigmoid" else s * (1 + z * (1 - s))
+    return torch.ones_like(z)
+
+
+def _output_shape(xs: Sequence[Tensor], weight: Tensor, stride: Sequence[int], padding: Sequence[int],
+                  dilation: Sequence[int]) -> tuple[Any, ...]:  # fmt: skip
+    def size(axis: int) -> Any:
+        room = xs[0].shape[2 + axis] + padding[axis] + padding[axis + 2]
+        return (room - dilation[axis] * (weight.shape[2 + axis] - 1) - 1) // stride[axis] + 1
+
+    return xs[0].shape[0], weight.shape[0], size(0), size(1)
+
+
+@torch.library.custom_op(
+    "cutefuse::concat_conv",
+    mutates_args=(),
+    schema="(Tensor[] xs, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "str activation, float alpha, float lo, float hi) -> Tensor",
+)
+def _concat_conv(
+    xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
+) -> Tensor:  # fmt: skip
+    if not runs_in_library(xs[0]):
+        z = _convolve(xs, weight, bias, stride, padding, dilation)
+        return _activate(z, activation, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
+    step = 16 // xs[0].element_size()
+    channels = [x.shape[1] for x in xs]
+
+    def nhwc(x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % step)) if x.shape[1] % step else x
+        return x.permute(0, 2, 3, 1).contiguous()
+
+    N, K, P, Q = _output_shape(xs, weight, stride, padding, dilation)
+    padded = [nhwc(x) for x in xs]
+    y = torch.empty(N, P, Q, -(-K // step) * step, dtype=xs[0].dtype, device=xs[0].device)
+    b = torch.zeros(K, device=y.device) if bias is None else bias.float()
+    packed = _pack(weight.to(y.dtype), channels)
+    dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])
+
+    def operand(t: Tensor, dims: tuple[int, ...]) -> kernels.Tensor:
+        return kernels.Tensor(dims, dtype, kernels.CHANNELS_LAST, t.data_ptr(), t.shape[-1])
+
+    sm, sm_count = device_facts(y.device.index)
+    inputs = [operand(t, tuple(x.shape)) for t, x in zip(padded, xs, strict=True)]
+    inputs += [kernels.Tensor(tuple(packed.shape), dtype, data=packed.data_ptr())]
+    inputs += [kernels.Tensor((K,), "float32", data=b.data_ptr())]
+    attrs = {
+        "channels": channels, "kernel_shape": filter_shape, "strides": list(stride), "pads": list(padding),
+        "dilations": list(dilation), "packed_sizes": conv_math.packed_sizes(channels, filter_shape),
+        "alpha": [alpha], "lo": [lo], "hi": [hi],
+    }  # fmt: skip
+    call = kernels.Call(
+        f"CuteConcatConv{len(xs)}{activation}", inputs, [operand(y, (N, K, P, Q))], attrs, sm=sm, sm_count=sm_count
+    )
+    size = kernels.workspace_bytes(call)
+    workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=y.device)
+    with torch.cuda.device(y.device):
+        launcher = kernels.Launcher(call)
+        launcher.bind([t.data for t in (*call.inputs, *call.outputs)], workspace.data_ptr())
+        launcher(torch.cuda.current_stream().cuda_stream)
+    return y[..., :K].contiguous().permute(0, 3, 1, 2)
+
+
+@_concat_conv.register_fake
+def _(
+    xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
+) -> Tensor:  # fmt: skip
+    shape = _output_shape(xs, weight, stride, padding, dilation)
+    return torch.empty(shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
+
+
+def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    xs, weight, bias, *rest = inputs
+    ctx.save_for_backward(weight, bias, *xs)
+    ctx.rest = rest
+
+
+def _conv_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    weight, bias, *xs = ctx.saved_tensors
+    stride, padding, dilation, activation, alpha, lo, hi = ctx.rest
+    top, left, bottom, right = padding
+    x = F.pad(torch.cat(xs, 1), (left, right, top, bottom))
+    w = weight.to(x.dtype)
+    z = F.conv2d(x, w, None if bias is None else bias.to(x.dtype), list(stride), 0, list(dilation))
+    dz = dy * _slope(z, activation, alpha, lo, hi)
+    dx, dw, db = torch.ops.aten.convolution_backward(
+        dz, x, w, [w.shape[0]], list(stride), [0, 0], list(dilation), False, [0, 0], 1, [True, True, bias is not None]
+    )
+    dx = dx[:, :, top : x.shape[2] - bottom, left : x.shape[3] - right]
+    dxs = list(dx.split([t.shape[1] for t in xs], 1))
+    return dxs, dw.to(weight.dtype), None if bias is None else db.to(bias.dtype), *[None] * 7
+
+
+_concat_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
+
+
+def concat_conv(
+    xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None, stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0), dilation: Sequence[int] = (1, 1), activation: str = "", *,
+    alpha: float = 0.01, lo: float = -FLOAT_MAX, hi: float = FLOAT_MAX,
+) -> Tensor:  # fmt: skip
+    """activation(conv2d(cat(xs, 1), weight) + bias) without the concatenated tensor; channels-last in and out.
+
+    xs: 1 to 8 tensors [N, C_i, H, W] of one type; weight: [K, sum C_i, R, S]; padding: top, left, bottom, right.
+    activation: one of ACTIVATIONS; alpha is LeakyRelu's slope, lo and hi are Clip's bounds.
+    """
+    if activation not in ACTIVATIONS:
+        raise CutefuseError(f"activation '{activation}' is unknown; choose one of {', '.join(ACTIVATIONS[1:])} or ''")
+    if sum(x.shape[1] for x in xs) != weight.shape[1]:
+        raise CutefuseError(
+            f"the sources have {sum(x.shape[1] for x in xs)} channels, the filter has {weight.shape[1]}"
+        )
+    return torch.ops.cutefuse.concat_conv(
+        list(xs), weight, bias, list(stride), list(padding), list(dilation), activation, alpha, lo, hi
+    )

@@ -1,0 +1,213 @@
+"""RMSNorm and LayerNorm as PyTorch operators with autograd, and as modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cutefuse.torch.launch import aligned, run, runs_in_library
+
+
+def _statistics(x: Tensor) -> Tensor:
+    """An empty float32 value for each row (float64 beside float64)."""
+    rows = x.numel() // max(1, x.shape[-1])
+    return x.new_empty(rows, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def forward_reference(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, layer: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(y, sum, mean, 1 / deviation) in PyTorch; the statistics [rows] and the arithmetic in float32, or float64."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    s = x.to(wide) if residual is None else x.to(wide) + residual.to(wide)
+    mean = s.mean(-1, keepdim=True) if layer else torch.zeros_like(s[..., :1])
+    rstd = ((s - mean).square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    y = (s - mean) * rstd
+    y = y if weight is None else y * weight.to(wide)
+    y = y if bias is None else y + bias.to(wide)
+    total = x.new_empty(0) if residual is None else s.to(x.dtype)
+    return y.to(x.dtype), total, mean.reshape(-1).clone(), rstd.reshape(-1).clone()
+
+
+def _forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, layer: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not runs_in_library(x):
+        return forward_reference(x, residual, weight, bias, epsilon, layer)
+    operands = [aligned(t) for t in (x, residual, weight, bias)]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = None if residual is None else torch.empty_like(y)
+    mean, rstd = _statistics(x), _statistics(x)
+    outputs = [y, total, mean if layer else None, rstd]
+    run("CuteRowNormForward", operands, outputs, {"epsilon": epsilon, "layer": int(layer)})
+    return y, x.new_empty(0) if total is None else total, mean, rstd
+
+
+@torch.library.custom_op(
+    "cutefuse::rms_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? residual, Tensor? weight, float epsilon) -> (Tensor, Tensor, Tensor)",
+)
+def _rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, total, _, rstd = _forward(x, residual, weight, None, epsilon, False)
+    return y, total, rstd
+
+
+@torch.library.custom_op(
+    "cutefuse::layer_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float epsilon)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _forward(x, residual, weight, bias, epsilon, True)
+
+
+@_rms_norm.register_fake
+def _(x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, x.new_empty(0) if residual is None else torch.empty_like(y), _statistics(x)
+
+
+@_layer_norm.register_fake
+def _(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, x.new_empty(0) if residual is None else torch.empty_like(y), _statistics(x), _statistics(x)
+
+
+@torch.library.custom_op(
+    "cutefuse::row_norm_backward",
+    mutates_args=(),
+    schema="(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor? mean, Tensor rstd, ScalarType? bias_dtype)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def _row_norm_backward(
+    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dx, dweight, dbias) of the tensor that was normalised; a mean makes it LayerNorm; unwanted ones are empty."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dweight = None if weight is None else torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    dbias = None if bias_dtype is None else torch.empty(x.shape[-1:], dtype=bias_dtype, device=x.device)
+    if runs_in_library(x):
+        inputs = [aligned(t) for t in (dy, dsum, x, weight, mean, rstd)]
+        attrs = {"epsilon": 0.0, "layer": int(mean is not None)}
+        run("CuteRowNormBackward", inputs, [dx, dweight, dbias], attrs)
+        return dx, x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if dbias is None else dbias
+    wide, column = rstd.dtype, (-1, x.shape[-1])
+    s, d = x.reshape(column).to(wide), dy.reshape(column).to(wide)
+    xhat = (s - (0 if mean is None else mean[:, None])) * rstd[:, None]
+    wdy = d if weight is None else d * weight.to(wide)
+    c2 = 0 if mean is None else wdy.mean(1, keepdim=True)
+    result = (wdy - c2 - xhat * (xhat * wdy).mean(1, keepdim=True)) * rstd[:, None]
+    result = result if dsum is None else result + dsum.reshape(column).to(wide)
+    dx.copy_(result.reshape(x.shape))
+    sums = [x.new_empty(0) if t is None else t.copy_(v.sum(0)) for t, v in ((dweight, d * xhat), (dbias, d))]
+    return dx, sums[0], sums[1]
+
+
+@_row_norm_backward.register_fake
+def _(
+    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dweight = x.new_empty(0) if weight is None else torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    dbias = x.new_empty(0) if bias_dtype is None else torch.empty(x.shape[-1:], dtype=bias_dtype, device=x.device)
+    return dx, dweight, dbias
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...], layer: bool) -> None:
+    x, residual, weight = inputs[:3]
+    normalised = x if residual is None else output[1]
+    ctx.save_for_backward(normalised, weight, output[2] if layer else None, output[-1])
+    ctx.mark_non_differentiable(*output[2:], *(() if residual is not None else (output[1],)))
+    ctx.set_materialize_grads(False)
+    ctx.has_residual = residual is not None
+    ctx.bias_dtype = inputs[3].dtype if layer and inputs[3] is not None else None
+
+
+def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    x, weight, mean, rstd = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy
+    dx, dweight, dbias = torch.ops.cutefuse.row_norm_backward(dy, dsum, x, weight, mean, rstd, ctx.bias_dtype)
+    return dx, None if weight is None else dweight, None if ctx.bias_dtype is None else dbias
+
+
+def _rms_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _save(ctx, inputs, output, False)
+
+
+def _rms_backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    dx, dweight, _unused = _gradients(ctx, dy, dsum)
+    return dx, dx if ctx.has_residual else None, dweight, None
+
+
+def _layer_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _save(ctx, inputs, output, True)
+
+
+def _layer_backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    dx, dweight, dbias = _gradients(ctx, dy, dsum)
+    return dx, dx if ctx.has_residual else None, dweight, dbias, None
+
+
+_rms_norm.register_autograd(_rms_backward, setup_context=_rms_setup)
+_layer_norm.register_autograd(_layer_backward, setup_context=_layer_setup)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, like x; weight: [x.shape[-1]], float32 or x's type."""
+    return torch.ops.cutefuse.rms_norm(x, None, weight, eps)[0]
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """LayerNorm over the last axis, like x; weight and bias: [x.shape[-1]], of one type, float32 or x's."""
+    return torch.ops.cutefuse.layer_norm(x, None, weight, bias, eps)[0]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual); the unrounded float32 sum is what is normalised."""
+    y, total, _ = torch.ops.cutefuse.rms_norm(x, residual, weight, eps)
+    return y, total
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """(layer_norm(x + residual), x + residual); the unrounded float32 sum is what is normalised."""
+    y, total, _, _ = torch.ops.cutefuse.layer_norm(x, residual, weight, bias, eps)
+    return y, total
+
+
+def _default_epsilon(dtype: torch.dtype) -> float:
+    """What torch.nn.RMSNorm adds where eps is None: by version, the machine epsilon of 16-bit types or of float32."""
+    x = torch.full((1,), 2.0**-12, dtype=dtype, device="cpu")
+    y = nn.functional.rms_norm(x, (1,)).double()
+    epsilons = (torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return min(epsilons, key=lambda e: float(y - x.double() * (2.0**-24 + e) ** -0.5) ** 2)
+
+
+DEFAULT_EPSILONS = {t: _default_epsilon(t) for t in (torch.float32, torch.float16, torch.bfloat16, torch.float64)}
+
+
+class RMSNorm(nn.RMSNorm):
+    """Drop-in for torch.nn.RMSNorm over one axis; eps=None is the machine epsilon that it takes there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, DEFAULT_EPSILONS[x.dtype] if self.eps is None else self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Drop-in for torch.nn.LayerNorm over one axis, with and without affine parameters."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return layer_norm(input, self.weight, self.bias, self.eps)

@@ -1,0 +1,96 @@
+"""The rooms of the Python package: which may import which. Imports inside functions count as well."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "cutefuse"
+BASE = ("errors", "progress", "table", "output", "cli", "__init__")
+
+# room -> the rooms that it may import beside itself and the base; each stands above all that it may import.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "kernels": (),
+    "host": (),
+    "roofline": (),
+    "graph": (),
+    "ops": ("kernels", "graph"),
+    "torch": ("kernels", "ops"),
+    "sites": ("kernels", "graph", "ops"),
+    "rewrite": ("kernels", "graph", "ops", "sites"),
+    "engine": ("kernels", "graph", "ops", "torch", "roofline"),
+    "report": ("graph", "ops", "sites", "roofline", "engine"),
+    "commands": ("kernels", "host", "roofline", "graph", "ops", "torch", "sites", "rewrite", "engine", "report"),
+}
+
+
+def room_of(module: str) -> str:
+    """'cutefuse.graph.read' -> 'graph'; of the base: 'base'."""
+    stem = (module.split(".") + ["__init__"])[1]
+    return "base" if stem in BASE or not (PACKAGE / stem).exists() and stem != "kernels" else stem
+
+
+def imported(tree: ast.AST, package: str) -> set[str]:
+    """The modules of ours that a file imports anywhere, as dotted names."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            head = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*head, *([node.module] if node.module else [])])
+            # `from cutefuse import kernels` imports a module of the package, not a name of its __init__.
+            found.update(f"{module}.{alias.name}" if module == "cutefuse" else module for alias in node.names)
+    return {name for name in found if name.split(".")[0] == "cutefuse"}
+
+
+def faults(path: Path, text: str) -> list[str]:
+    """What a file imports against the table, in words."""
+    parts = ("cutefuse", *path.relative_to(PACKAGE).with_suffix("").parts)
+    own = room_of(".".join(parts))
+    found = []
+    for name in sorted(imported(ast.parse(text), ".".join(parts[:-1]))):
+        if (room := room_of(name)) not in ("base", own, *MAY_IMPORT[own]):
+            found.append(f"{'/'.join(parts)} ({own}) imports {name} ({room})")
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_no_file_imports_a_room_that_its_own_may_not() -> None:
+    assert [fault for path in FILES for fault in faults(path, path.read_text())] == []
+
+
+def test_every_room_stands_above_what_it_may_import() -> None:
+    below: set[str] = set()
+    for room, lower in MAY_IMPORT.items():
+        assert set(lower) <= below, f"{room} may import {set(lower) - below}, which stand above it"
+        below.add(room)
+
+
+def test_every_folder_is_a_room_and_says_what_lives_there() -> None:
+    folders = {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(MAY_IMPORT) - {"base", "kernels"}
+    flat = {p.stem for p in PACKAGE.glob("*.py")}
+    assert flat == {*BASE, "kernels"}
+    for folder in folders:
+        text = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text()))
+        assert text and "may import" in text.lower(), f"cutefuse/{folder}/__init__.py says not what it may import"
+
+
+@pytest.mark.parametrize(
+    "text, room",
+    [
+        ("from cutefuse.sites.find import Site", "sites"),
+        ("def f():\n    from cutefuse import kernels", "kernels"),
+        ("def f():\n    import cutefuse.report.rank as rank", "report"),
+        ("if TYPE_CHECKING:\n    from ..engine.files import Artifacts", "engine"),
+    ],
+)
+def test_an_upward_import_is_seen_wherever_it_stands(text: str, room: str) -> None:
+    (fault,) = faults(PACKAGE / "graph/read.py", text)
+    assert room in fault
