@@ -50,7 +50,7 @@ test: setup lint
 test-fast: $(VENV)/.ready
 	$(call build_chosen)
 	build/test_problem
-	$(BIN)/python -m pytest -q -m "not slow and not torch and not gpu"
+	$(BIN)/python -m pytest -q --durations=5 -m "not slow and not torch and not gpu"
 
 gpu-test: setup
 	$(BIN)/python -m pytest -q -m gpu

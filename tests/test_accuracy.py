@@ -23,6 +23,7 @@ def scaled(path: Path, factor: float) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_equal_models_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = [str(scaled(tmp_path / f"{i}.onnx", 2.0)) for i in range(2)]
     assert accuracy.main([*models, "--shapes", "x:3x4"]) == 0

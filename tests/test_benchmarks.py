@@ -329,6 +329,7 @@ class TestMachines:
         assert "unknown variant 'tensorrt'; choose from ours, ours_sm80, eager" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 class TestLaunchCost:
     @pytest.fixture

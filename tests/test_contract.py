@@ -32,6 +32,7 @@ def test_every_stem_has_its_three_files() -> None:
     assert folders - library == {"conv"} and library <= folders  # the core that the convolutions share
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", OPS)
 def test_function_bodies_declare_exactly_the_attributes_of_the_library(stem: str) -> None:
     names = [a["name"] for a in described(stem)["attributes"]]
@@ -46,6 +47,7 @@ def test_function_bodies_declare_exactly_the_attributes_of_the_library(stem: str
             assert all(n.startswith("__cutefuse_") for n in (*body.input, *body.output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", OPS)
 def test_a_body_uses_only_attributes_that_exist(stem: str) -> None:
     known = {a["name"] for a in described(stem)["attributes"]}

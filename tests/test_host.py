@@ -12,6 +12,8 @@ import pytest
 from cutefuse.errors import CutefuseError
 from cutefuse.host import Host, HostError, Input, field_of, memory, reference_ops
 
+pytestmark = pytest.mark.slow  # compiles plugin libraries
+
 ROOT = Path(__file__).resolve().parents[1]
 INPUT = Input((-1, 8, 2, 2), "float32", (1, 8, 2, 2), (4, 8, 2, 2), (16, 8, 2, 2))
 

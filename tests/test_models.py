@@ -73,6 +73,7 @@ def test_the_command_names_the_models_when_asked_for_another(tmp_path: Path, cap
 
 # squeezenet has 5 direct sites and one behind a Dropout.
 # Inception's branches begin with up to four 1x1 convolutions of one Concat.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sites", "count"), [("inception_v1", 18, 6), ("inception_v2", 25, 9), ("squeezenet", 6, 6)]
 )

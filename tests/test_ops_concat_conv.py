@@ -96,6 +96,7 @@ def test_the_body_computes_the_reference(name: str, tmp_path: Path) -> None:
     check(CASES[name], 17, "float32", 2e-6, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 14, 15, 18, 21, 24])
 @pytest.mark.parametrize("name", ["2_sources_Clip", "1_sources_HardSwish", "strided", "asymmetric_pads", "inception",
                                   "bottleneck", "ConcatConv3ClipAdd"])  # fmt: skip
@@ -104,6 +105,7 @@ def test_the_body_computes_the_reference_in_every_opset(name: str, opset: int, t
         check(CASES[name], opset, dtype, unit, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [12, 13, 15, 18, 19, 21, 24])
 @pytest.mark.parametrize("name", ["enlarged_apart", "c2f", "ViewConcatConv2x3Silu", "ViewConcatConv3TanhAdd"])
 def test_the_body_of_a_view_computes_the_reference_from_opset_12_on(name: str, opset: int, tmp_path: Path) -> None:

@@ -223,5 +223,6 @@ def test_files_with_damaged_bytes(base: int, seed: int) -> None:
     attempt(bytes(data), verify=False)
 
 
+@pytest.mark.slow
 def test_the_undamaged_models_are_patched() -> None:
     assert [attempt(b) for b in BASES] == ["patched"] * len(BASES)

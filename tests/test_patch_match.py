@@ -84,6 +84,7 @@ CLIP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", sorted({9, 10, 11, 12, 13, 14, 15, 17, 18, 20, 21, 22, 23, NEWEST}))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_every_opset_has_a_body_that_computes_the_same(opset: int, dtype: str, tmp_path: Path) -> None:

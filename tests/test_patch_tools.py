@@ -45,6 +45,7 @@ def test_graphsurgeon_folds_and_cleans_without_harm(patched: Path) -> None:
     assert_same(gs.export_onnx(graph), patched)
 
 
+@pytest.mark.slow
 def test_polygraphy_sanitizes_without_harm(patched: Path, tmp_path: Path) -> None:
     pytest.importorskip("polygraphy")
     out = tmp_path / "clean.onnx"

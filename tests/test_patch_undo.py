@@ -50,6 +50,7 @@ def test_what_a_site_took_in_comes_back_and_nothing_that_changes_nothing(name: s
     assert {t.name for t in plain.graph.initializer} - read <= {*values}, "what was superfluous before, nothing new"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("functions", [[], ["--no-functions"]])
 @pytest.mark.parametrize("opset", [9, 11, 13, 17, 21])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -115,6 +115,7 @@ def test_output_channels_that_do_not_fit_are_refused(
 CASES = [(op, case) for op in operators() for case in op.cases()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op.stem}-{case.name}" for op, case in CASES])
 def test_every_case_of_every_operator_lives_through_builder_and_runtime(host: Host, op: FusedOp, case: Case) -> None:
     for dtype in case.dtypes:
@@ -249,6 +250,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.slow
 def test_ten_thousand_lives_leave_no_memory_behind(host: Host) -> None:
     node = ("CuteConcatConv3Silu", attributes(CHANNELS[:3]))
     assert host.soak(node, 1000) == 1000

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # compiles against two headers
+
 ROOT = Path(__file__).resolve().parents[1]
 PROBE = ROOT / "tests/cpp/plugin_abi_probe.cpp"
 HEADERS = [Path(p) for p in os.environ.get("TENSORRT_INCLUDE_DIR", "").split(":") if p]

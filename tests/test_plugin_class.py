@@ -10,6 +10,8 @@ import pytest
 from cutefuse.host import Host, HostError, Input, Raw, field_of
 from cutefuse.host.abi import CDynamicDesc, dynamic_desc
 
+pytestmark = pytest.mark.slow  # compiles a plugin
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (
     "cutlass_kernels/c_api.cpp",

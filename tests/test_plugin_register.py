@@ -15,6 +15,8 @@ from test_plugin_abi import HEADERS, cuda_include
 from cutefuse import plugin_path
 from cutefuse.host import Host
 
+pytestmark = pytest.mark.slow  # compiles stand-ins of TensorRT
+
 ROOT = Path(__file__).resolve().parents[1]
 SLOTS = {10: 12, 11: 8}
 SCRIPT = """

@@ -59,11 +59,13 @@ def body_error(name: str, opset: int, dtype: str, folder: Path) -> float:
     return float((np.abs(y - truth) / (unit * scale + unit)).max(initial=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_body_computes_the_reference(name: str, tmp_path: Path) -> None:
     assert body_error(name, 17, "float32", tmp_path) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [13, 15, 19, 21, 24])
 @pytest.mark.parametrize("name", [*SMALL, *(f"{n}_to_int8" for n in SMALL)])
 def test_the_body_computes_the_reference_in_every_opset_and_type(name: str, opset: int, tmp_path: Path) -> None:

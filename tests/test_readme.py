@@ -42,6 +42,7 @@ def lines(start: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_three_scripts_run_as_shown(folder: Path) -> None:
     (patch,) = lines("python scripts/patch_onnx.py")
     done = run(patch, folder)

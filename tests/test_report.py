@@ -152,6 +152,7 @@ print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_m
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_layers_are_reported_quickly_and_small(tmp_path: Path) -> None:
     tests = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}

@@ -327,6 +327,7 @@ snippets = st.one_of(
 edits = st.lists(st.tuples(st.integers(0, 40000), st.integers(0, 60), snippets), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.sampled_from(sorted(SEEDS)), changes=edits)
 def test_mutated_files_give_an_engine_or_one_sentence(
@@ -381,6 +382,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(layers=st.lists(json_values, max_size=5), bindings=json_values)
 def test_json_of_any_structure_goes_through_the_whole_report(

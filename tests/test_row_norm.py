@@ -197,6 +197,7 @@ def test_the_body_computes_the_reference(case: Case, tmp_path: Path) -> None:
         assert y.shape == truth.shape and np.all(np.abs(y - truth) <= 4e-6 * scale + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [9, 11, 12, 13, 15, 17, 18, 21, 23])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_body_computes_the_reference_in_every_opset(opset: int, dtype: str, tmp_path: Path) -> None:

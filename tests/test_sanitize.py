@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # runs pytest under a stand-in many times
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = {
     "passes": "import pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('i', range(5))\ndef test_it(i): pass\n",

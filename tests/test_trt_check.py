@@ -12,6 +12,8 @@ import pytest
 from cutefuse.commands import trt_check
 from cutefuse.commands.trt_check import FAILED, PASSED, SKIPPED, Check, attempt, main, markdown, worst_error
 
+pytestmark = pytest.mark.slow  # builds and profiles several engines
+
 # Builds by remembering the model, runs it with ONNX Runtime (the patched model's function bodies), and writes the files
 # that trtexec writes. STUB_WRONG bends the patched outputs, STUB_NO_PLUGINS loses the plugin layers.
 STUB = """#!{python}
