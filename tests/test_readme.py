@@ -70,6 +70,7 @@ def test_make_targets_exist() -> None:
     assert shown and shown <= targets, shown - targets
 
 
+@pytest.mark.slow
 def test_commands_and_their_options_exist() -> None:
     shown = re.findall(r"`cutefuse ([a-z-]+)([^`]*)`", README)
     assert shown
