@@ -21,14 +21,14 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 
-from models.net import Net  # noqa: E402
+from models.net import Config, Net  # noqa: E402
 
 CHANNELS = 512
 
 
 def many_nodes(path: Path, nodes: int) -> None:
     """Residual blocks of concat, 1x1 and 3x3 convolutions with SiLU, until there are enough nodes."""
-    net = Net("many_nodes")
+    net = Net("many_nodes", Config())
     x = net.input("image", 16, 8, 8)
     y = net.conv(x, 16, 3, "stem", bn=True, act="SiLU")
     while len(net.nodes) < nodes:

@@ -27,8 +27,9 @@ from models import exports, published
 HEADER = """# What is fused in which model
 
 Written by `python -m models.table`. Every model is generated, exported from PyTorch, or comes with the onnx
-package; weights are random.
+package; weights are random. First come parts of networks, then whole networks.
 Sizes are the small ones of the generators: they change no verdict but those that depend on sizes.
+`python -m models yolov8s --batch 8` writes a network at the size it is deployed with.
 
 - sites: candidates / fused nodes / refused, all operators together
 - taken in: fused nodes with enlarged sources (upsample), with sources that are channel ranges (ranges), with a
@@ -43,11 +44,16 @@ Sizes are the small ones of the generators: they change no verdict but those tha
 """
 
 
+def generated(name: str, dtype: str) -> onnx.ModelProto:
+    """A small model of ours: a network for one image, as exporters write it unless told otherwise."""
+    return models.build(name, dtype, small=True, batch=1 if name in models.NETWORKS else None)
+
+
 def sources() -> Iterator[tuple[str, str, onnx.ModelProto]]:
     """(name, type, model) of everything that the table shows."""
-    for name in models.names():
+    for name in (*models.PARTS, *models.NETWORKS):
         for dtype in ("float32", "float16"):
-            yield name, dtype, models.build(name, dtype, small=True)
+            yield name, dtype, generated(name, dtype)
     for name in published.names():
         yield f"{name} (onnx package)", "float32", published.load(name)
     if importlib.util.find_spec("torch") is None:

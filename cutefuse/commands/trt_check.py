@@ -302,7 +302,9 @@ def markdown(found: Mapping[str, str], checks: list[Check]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cutefuse trt-check", description=__doc__)
     parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
-    parser.add_argument("--models", nargs="+", help="demo models to build; all by default")
+    parser.add_argument(
+        "--models", nargs="+", help="models to build; all parts of networks and the demo's models by default"
+    )
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="types to build them in")
     parser.add_argument("--full-size", action="store_true", help="real sizes instead of small ones")
     return parser
@@ -317,7 +319,7 @@ def check(arguments: argparse.Namespace) -> int:
     if names is None:
         import models
 
-        names = models.names()
+        names = sorted({*models.PARTS, *models.DEMO})
     found = facts()
     _, smallest = make_models(names[0], arguments.dtypes[0], outdir, True)
     checks = loading_checks(smallest)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from models.net import Net
+from models.net import Config, Net
 
 
-def build(dtype: str = "float32", small: bool = False) -> Any:
+def build(config: Config) -> Any:
     """197 tokens of 768 numbers, 12 heads; small: 17 tokens of 64, 4 heads."""
-    tokens, width, heads = (17, 64, 4) if small else (197, 768, 12)
-    net = Net("vit_block", dtype)
+    tokens, width, heads = (17, 64, 4) if config.small else (197, 768, 12)
+    net = Net("vit_block", config)
     x = net.tokens("x", tokens, width)
 
     def linear(y: str, filters: int, name: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.net import Net
+from models.net import Config, Net
 
 
-def build(dtype: str = "float32", small: bool = False) -> Any:
+def build(config: Config) -> Any:
     """128 channels at 160x160, then 1/2; small: 16 channels at 20x20."""
-    width, size = (16, 20) if small else (128, 160)
-    net = Net("yolo_elan", dtype)
+    width, size = (16, 20) if config.small else (128, 160)
+    net = Net("yolo_elan", config)
 
     def conv(x: str, filters: int, kernel: int, name: str, stride: int = 1) -> str:
         return net.conv(x, filters, kernel, name, stride=stride, bn=True, act="SiLU")
@@ -26,10 +26,7 @@ def build(dtype: str = "float32", small: bool = False) -> Any:
     def sppcspc(x: str, name: str) -> str:
         c = net.channels[x] // 2
         y = conv(conv(conv(x, c, 1, f"{name}.cv1"), c, 3, f"{name}.cv3"), c, 1, f"{name}.cv4")
-        pools = [
-            net.add("MaxPool", [y], f"/{name}/m.{k}/MaxPool", kernel_shape=[k, k], strides=[1, 1], pads=[k // 2] * 4)
-            for k in (5, 9, 13)
-        ]
+        pools = [net.max_pool(y, f"{name}/m.{k}", k, 1, k // 2) for k in (5, 9, 13)]
         y = conv(conv(net.concat([y, *pools], f"{name}/Concat"), c, 1, f"{name}.cv5"), c, 3, f"{name}.cv6")
         return conv(net.concat([y, conv(x, c, 1, f"{name}.cv2")], f"{name}/Concat_1"), c, 1, f"{name}.cv7")
 

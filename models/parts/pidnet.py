@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.net import Net
+from models.net import Config, Net
 
 
-def build(dtype: str = "float32", small: bool = False) -> Any:
+def build(config: Config) -> Any:
     """1024 channels at 16x32 into 96 a branch; small: 1/16 of the channels, the same pixels."""
-    channels, width = (64, 8) if small else (1024, 96)
-    net = Net("pidnet", dtype)
+    channels, width = (64, 8) if config.small else (1024, 96)
+    net = Net("pidnet", config)
     x = net.input("x", channels, 16, 32)
 
     def process(y: str, name: str, filters: int, kernel: int, group: int = 1) -> str:
@@ -20,10 +20,7 @@ def build(dtype: str = "float32", small: bool = False) -> Any:
     base = process(x, "scale0", width, 1)
     scales = []
     for i, (kernel, stride) in enumerate(((5, 2), (9, 4), (17, 8)), start=1):
-        y = net.add(
-            "AveragePool", [x], f"/scale{i}/AveragePool", kernel_shape=[kernel] * 2, strides=[stride] * 2,
-            pads=[kernel // 2] * 4, count_include_pad=1,
-        )  # fmt: skip
+        y = net.avg_pool(x, f"scale{i}", kernel, stride, kernel // 2)
         y = net.upsample(process(y, f"scale{i}", width, 1), stride, f"scale{i}.up", "linear")
         scales.append(net.add("Add", [y, base], f"/scale{i}/Add"))
     processed = process(net.concat(scales, "scale_process/Concat"), "scale_process", 3 * width, 3, group=3)

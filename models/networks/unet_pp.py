@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.net import Net
+from models.net import Config, Net
 
 
-def build(dtype: str = "float32", small: bool = False) -> Any:
-    """256x256 pixels and 32 to 512 channels; small: 32x32 and 8 to 128."""
-    width, size = (8, 32) if small else (32, 256)
-    net = Net("unet_pp", dtype)
-    filters = [width * 2**i for i in range(5)]
+def build(config: Config) -> Any:
+    """512x512 pixels and 32 to 512 channels; small: 32x32."""
+    size = config.pixels(512, 32, 16)
+    net = Net("unet_pp", config, thin=True)
 
     def block(x: str, level: int, name: str) -> str:
-        x = net.conv(x, filters[level], 3, f"{name}.conv1", bn=True, act="Relu")
-        return net.conv(x, filters[level], 3, f"{name}.conv2", bn=True, act="Relu")
+        for i in (1, 2):
+            x = net.conv(x, 32 << level, 3, f"{name}/conv{i}", act="Relu")
+        return x
 
     x = {(0, 0): block(net.input("image", 3, size, size), 0, "conv0_0")}
     for i in range(1, 5):

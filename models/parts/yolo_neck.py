@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.net import Net
+from models.net import Config, Net
 
 
-def build(dtype: str = "float32", small: bool = False) -> Any:
+def build(config: Config) -> Any:
     """P3, P4, P5 of a 640x640 image with 128 to 512 channels; small: 16x16 pixels and 16 to 64 channels."""
-    width, size = (16, 16) if small else (128, 80)
-    net = Net("yolo_neck", dtype)
+    width, size = (16, 16) if config.small else (128, 80)
+    net = Net("yolo_neck", config)
 
     def conv(x: str, filters: int, kernel: int, name: str, stride: int = 1) -> str:
         return net.conv(x, filters, kernel, name, stride=stride, bn=True, act="SiLU")
 
     def c2f(x: str, filters: int, name: str, blocks: int = 2) -> str:
-        parts = net.split(conv(x, filters, 1, f"{name}.cv1"), 2, name)
+        parts = net.split(conv(x, filters, 1, f"{name}.cv1"), [filters // 2] * 2, name)
         for i in range(blocks):
             inner = conv(parts[-1], filters // 2, 3, f"{name}.m.{i}.cv1")
             parts.append(conv(inner, filters // 2, 3, f"{name}.m.{i}.cv2"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.net import Net
+from models.net import Config, Net
 
 
-def build(dtype: str = "float32", small: bool = False) -> Any:
+def build(config: Config) -> Any:
     """80 + 256 -> 256 channels on 180x180 cells, then the decoder's first convolution; small: 1/4 of both."""
-    scale, size = (4, 45) if small else (1, 180)
-    net = Net("bevfusion_fuser", dtype)
+    scale, size = (4, 45) if config.small else (1, 180)
+    net = Net("bevfusion_fuser", config)
     camera = net.input("camera", 80 // scale, size, size)
     lidar = net.input("lidar", 256 // scale, size, size)
     x = net.concat([camera, lidar], "fuser/Concat")

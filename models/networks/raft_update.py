@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from models.net import Net
+from models.net import Config, Net
 
 
-def build(dtype: str = "float32", small: bool = False) -> Any:
-    """128 hidden channels at 55x128; small: 16 at 11x16."""
-    width, height, columns = (16, 11, 16) if small else (128, 55, 128)
-    net = Net("raft_update", dtype)
+def build(config: Config) -> Any:
+    """128 hidden channels at 55x128, an eighth of 440x1024 pixels; small: 16 at 11x25."""
+    width, height = 16 if config.small else 128, config.pixels(55, 11, 1)
+    columns = height * 128 // 55
+    net = Net("raft_update", config)
     h, context = net.input("hidden", width, height, columns), net.input("context", width, height, columns)
-    corr, flow = net.input("corr", 324 if not small else 36, height, columns), net.input("flow", 2, height, columns)
+    corr, flow = net.input("corr", 36 if config.small else 324, height, columns), net.input("flow", 2, height, columns)
 
     cor = net.conv(net.conv(corr, 2 * width, 1, "encoder.convc1", act="Relu"), width, 3, "encoder.convc2", act="Relu")
     flo = net.conv(net.conv(flow, width, 7, "encoder.convf1", act="Relu"), width // 2, 3, "encoder.convf2", act="Relu")
