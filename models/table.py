@@ -36,7 +36,7 @@ Sizes are the small ones of the generators: they change no verdict but those tha
   residual; candidates that a neighbour on the same Concat computes too (merged)
 - MB gone: traffic of tensors that the fused graph no longer writes and reads, for one image of the small size
 - error: largest difference of any output, and of the result of any site, between original and patched model in ONNX
-  Runtime, relative to the largest value of that tensor; `undone`: any output after `cutefuse unpatch`
+  Runtime, relative to the largest value of its channel; `undone`: any output after `cutefuse unpatch`
 - plugin host: fused nodes whose plugin passed the host's builder and runtime checks without a finding
 
 | model | type | opset | nodes | sites | taken in | MB gone | error | undone | plugin host |

@@ -14,7 +14,8 @@ from graphs import fused_types, graph, run_patch
 from onnx import helper, numpy_helper
 
 from cutefuse import kernels
-from cutefuse.graph.verify import Runner, compare, verify
+from cutefuse.graph.closeness import compare
+from cutefuse.graph.verify import Runner, verify
 from cutefuse.host import Host, HostError, Input
 from cutefuse.kernels import BLOCKS32, CHANNELS_LAST, LINEAR
 from cutefuse.ops.conv_math import pack

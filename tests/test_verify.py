@@ -1,4 +1,4 @@
-"""Verification of a model that blows rounding up: every site on the original's own inputs, and no wrong one passed."""
+"""Verification: by channel, fusion and conversion apart, models that amplify rounding errors; no wrong site passes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_step_that_a_quantiser_takes_elsewhere_is_no_fault_of_the_patch(
     assert proof["end_to_end"][0]["max_rel_error"] > proof["outputs"][0]["tolerance"] > 0
     assert all(r["max_rel_error"] <= r["tolerance"] for r in (*proof["outputs"], *proof["sites"]))
     show(result, verbose=False)
-    assert "blows rounding up" in capsys.readouterr().out
+    assert "amplifies rounding errors" in capsys.readouterr().out
 
 
 def test_a_model_without_steps_is_judged_end_to_end(tmp_path: Path) -> None:
@@ -67,14 +67,14 @@ def test_a_wrong_site_behind_a_step_is_found(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_change_outside_of_every_site_fails(tmp_path: Path) -> None:
-    from cutefuse.graph.verify import verify
+    from cutefuse.graph.verify import Probe, verify
 
     model = stepping_model(STEPS)
     _, patched = run_patch(model, tmp_path)
     assert patched is not None
     scale = next(t for t in patched.graph.initializer if t.name == "s")
     scale.CopyFrom(onnx.numpy_helper.from_array(np.float16(0.375), "s"))
-    report = verify(tmp_path / "model.onnx", patched, tmp_path, 4e-3, {}, probes=[("site", "r")])
+    report = verify(tmp_path / "model.onnx", patched, tmp_path, 4e-3, {}, probes=[Probe("site", "r")])
     assert not report["passed"] and "end_to_end" not in report
 
 

@@ -28,6 +28,7 @@ from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_ext
 from cutefuse.ops import operators
 from cutefuse.output import write_text
 from cutefuse.rewrite.apply import Plan, add_bodies, apply_sites, plan
+from cutefuse.rewrite.prove import failure, probes, words
 from cutefuse.sites.find import (
     EXCLUDED,
     FUSED,
@@ -100,10 +101,14 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     before = op_counts(model.graph)
     external = uses_external_data(model)
     conversion: dict[str, Any] | None = None
+    converted: onnx.ModelProto | None = None
     if options.dtype:
         conversion = {"dtype": options.dtype, "scope": options.scope, "kept_float32": list[str]()}
         if options.scope == "model":
             model, conversion["kept_float32"] = _lowered(model, source, options)
+            if options.verify and not options.dry_run:
+                converted = onnx.ModelProto()
+                converted.CopyFrom(model)
     graph, sites = find_sites(model, source.parent)
     _select(sites, source, options)
     if conversion and options.scope == "sites":
@@ -132,7 +137,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     }
     written = None
     if fused and not options.dry_run:
-        written = _write(source, output, graph, sites, doomed, external, options, report)
+        written = _write(source, output, graph, sites, doomed, external, options, report, converted)
     report["sites"] = [s.as_json() for s in sites]
     after = op_counts(model.graph) if written or report["verify"] else _predicted(graph, sites, doomed)
     report["summary"] = _summary(sites, before, after, time.perf_counter() - started)
@@ -144,12 +149,13 @@ def patch(source: Path, output: Path, options: Options) -> Result:
 
 def _write(
     source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, external: bool, options: Options,
-    report: dict[str, Any],
+    report: dict[str, Any], converted: onnx.ModelProto | None,
 ) -> Path | None:  # fmt: skip
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = sum(s.cost.bytes_moved for s in sites if s.status == FUSED and s.cost) if model.ByteSize() > 1 << 30 else 0
     external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
+    probed = probes(sites)
     with writer(output, external) as out:
         apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
         out.save(model, source.parent)
@@ -164,9 +170,10 @@ def _write(
                 runnable.CopyFrom(model)
                 add_bodies(runnable, fused, graph.opset)
             tolerance = max(s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match)
-            probes = [(s.name, t) for s in fused if s.match for t in s.match.outputs if t]
             with spinner(f"running {source.name} and its patched model on the same inputs"):
-                report["verify"] = verify(source, runnable, out.folder, tolerance, options.shapes, options.seed, probes)
+                report["verify"] = verify(
+                    source, runnable, out.folder, tolerance, options.shapes, options.seed, probed, converted
+                )
             if not report["verify"]["passed"]:
                 return None
         out.commit()
@@ -262,22 +269,10 @@ def show(result: Result, verbose: bool) -> None:
     saved = summary["bytes_saved"] / 1e6
     print(f"{summary['candidates']} candidates: {counts}; {saved:.3g} MB of traffic gone; {summary['seconds']} s")
     if proof := result.report["verify"]:
-        compared = [*proof["outputs"], *proof["sites"]]
-        worst = max((o.get("max_rel_error", 0.0) for o in compared), default=0.0)
         if proof["passed"]:
-            print(
-                f"verified with {proof['backend']}, {len(proof['outputs'])} outputs and {len(proof['sites'])} sites: "
-                f"worst error {worst:.2g} of a tensor's largest value"
-            )
-            if blown_up := max((o.get("max_rel_error", 1.0) for o in proof.get("end_to_end", [])), default=0.0):
-                print(
-                    f"the model itself blows rounding up to {blown_up:.2g} at its outputs; "
-                    "each site is right on the original's own inputs"
-                )
+            print("\n".join(words(proof, (result.report["conversion"] or {}).get("dtype", ""))))
         else:
-            why = next((o["why"] for o in (proof, *compared) if "why" in o), f"worst relative error {worst:.2g}")
-            where = f", first at site '{proof['first_wrong_site']}'" if proof.get("first_wrong_site") else ""
-            print(f"error: verification failed ({why}{where}); no model was written", file=sys.stderr)
+            print(f"error: verification failed ({failure(proof)}); no model was written", file=sys.stderr)
     if result.output:
         print(f"wrote {result.output} and {report_path(result.output)}")
     elif result.exit_code == 3:

@@ -87,6 +87,14 @@ def uses_external_data(model: ModelProto) -> bool:
     return any(external_fields(t) for t in tensors(model.graph))
 
 
+def outside(model: ModelProto, folder: Path) -> ModelProto:
+    """The model itself, its weights moved into a file in `folder` when protobuf could not hold them."""
+    if model.ByteSize() > EXTERNAL_LIMIT:
+        onnx.external_data_helper.convert_model_to_external_data(model, location="weights", size_threshold=INLINE_BYTES)
+        onnx.external_data_helper.write_external_data_tensors(model, str(folder))
+    return model
+
+
 class Writer:
     """Collects a model and its weights in a hidden folder beside the target; `commit` moves them into place.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,14 @@ import numpy as np
 import onnx
 
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.graph.closeness import Judge, compare, passed
 from cutefuse.graph.read import TYPE_NAMES
-from cutefuse.graph.store import load_model
+from cutefuse.graph.store import load_model, outside
 
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
 FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
 MAX_ELEMENTS = 1 << 30
-MAX_PROBES = 64
-INTEGER_MISMATCH = 1e-3  # share of integer outputs that may flip: an argmax between two equal scores is not an error
+MAX_SITES = 256  # compared by themselves; their tensors are in memory twice
 
 
 def seeded_inputs(
@@ -107,8 +109,8 @@ class Runner:
         return list(self._run(dict(feeds)))
 
 
-def original_runner(model: onnx.ModelProto, folder: Path) -> Runner:
-    """The original by ONNX Runtime if that can load it (bfloat16 convolutions and the newest opsets it cannot).
+def unfused_runner(model: onnx.ModelProto, folder: Path) -> Runner:
+    """An unfused model by ONNX Runtime if that can load it (bfloat16 convolutions and the newest opsets it cannot).
 
     Raises VerificationError when nothing here can run it.
     """
@@ -127,104 +129,132 @@ def original_runner(model: onnx.ModelProto, folder: Path) -> Runner:
         ) from None
 
 
-def compare(expected: Any, actual: Any, tolerance: float, same_type: bool = True) -> dict[str, Any]:
-    """Figures of one tensor: errors relative to its largest absolute value, cosine, verdict."""
-    a, b = np.asarray(expected), np.asarray(actual)
-    if a.shape != b.shape or (same_type and a.dtype != b.dtype):
-        return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
-    if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
-        wrong = float(np.mean(a != b)) if a.size else 0.0
-        # int8 is a quantised number: where it was rounded from two neighbours, many values may be one step apart.
-        steps = np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0) if a.dtype == np.int8 else np.inf
-        near = steps <= tolerance * np.abs(a.astype(np.int64)).max(initial=0)
-        return {"passed": bool(wrong <= INTEGER_MISMATCH or near), "mismatch_share": wrong}
-    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    finite = np.isfinite(a)
-    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return {"passed": False, "why": "NaN or infinity appears in one of the two only"}
-    a, b = a[finite], b[finite]
-    scale = float(np.abs(a).max(initial=0.0))
-    error = float(np.abs(a - b).max(initial=0.0))
-    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return {
-        "passed": error <= tolerance * scale if scale else error == 0.0,
-        "max_abs_error": error,
-        "max_rel_error": error / scale if scale else error,
-        "max_abs_value": scale,
-        "cosine": float(a @ b / norm) if norm else 1.0,
-        "tolerance": tolerance,
-    }
+@dataclass(frozen=True)
+class Probe:
+    """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on."""
+
+    site: str
+    tensor: str
+    inner: tuple[str, ...] = ()
 
 
 def verify(
     original: Path, patched: onnx.ModelProto, folder: Path, tolerance: float, shapes: Mapping[str, Sequence[int]],
-    seed: int = 0, probes: Sequence[tuple[str, str]] = (),
+    seed: int = 0, probes: Sequence[Probe] = (), converted: onnx.ModelProto | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare an ONNX file with its patched model (weights in `folder`), on all outputs and on `probes`.
+    """Compare an ONNX file with its patched model (weights in `folder`), on all outputs and on the probed tensors.
 
-    Probes are (site, tensor) in graph order: tensors of both models that become outputs for the comparison, at most
-    MAX_PROBES of them. Rounding that the model itself blows up (a QuantizeLinear takes another step) is no fault of the
-    patch: where the plain comparison fails, every site and output is computed again from the original's values of the
-    probed tensors, and that verdict counts; the plain figures are then under "end_to_end".
+    `converted` is the original after a type conversion and before any fusion, weights inside. The patched model is then
+    judged against it, so that the verdict is about the fusion; what the conversion changed is under "conversion" and
+    fails only where it makes infinities or NaN.
 
-    Raises VerificationError when the original cannot be run: without a truth nothing is proven.
+    The probed tensors, of at most MAX_SITES sites in graph order, become outputs of both models; sites that could not
+    be probed are under "unprobed". If a model amplifies rounding errors (a QuantizeLinear rounds to the next step, a
+    TopK picks another score), the plain comparison fails although every site is right: then every site and output is
+    computed again from the unfused model's values of the probed tensors, and that verdict counts; the plain figures of
+    all tensors are under "end_to_end".
+
+    Raises VerificationError when an unfused model cannot be run: without a truth nothing is proven.
     """
     model = load_model(original)
     outputs = [o.name for o in model.graph.output]
-    shared = _made(model) & _made(patched)
-    probes = [p for p in probes if p[1] in shared][:: -(-len(probes) // MAX_PROBES) or 1]
-    for probed in (
-        [t for _, t in probes if t not in outputs],
-        [],
-    ):  # a tensor whose type ONNX Runtime cannot infer only costs the probes
+    sites = list(dict.fromkeys(p.site for p in probes))
+    with tempfile.TemporaryDirectory() as spill:
+        unfused = model if converted is None else outside(converted, Path(spill))
+        base = original.parent if converted is None else Path(spill)
+        chosen, unprobed = _choose(probes, unfused, patched)
         try:
-            runner = original_runner(_with_outputs(model, probed), original.parent)
-            break
-        except VerificationError:
-            if not probed:
+            runner = unfused_runner(_with_outputs(unfused, _tensors(chosen, outputs)), base)
+        except VerificationError as error:  # a tensor whose type ONNX Runtime cannot infer only costs the probes
+            if not chosen:
                 raise
-    expected, feeds = _truth(runner, model, shapes, seed)
-    report: dict[str, Any] = {
-        "seed": seed, "backend": runner.backend, "inputs": {k: list(v.shape) for k, v in feeds.items()}, "outputs": [],
-        "sites": [],
-    }  # fmt: skip
-    try:
-        actual = Runner(_with_outputs(patched, probed), folder, runner.reference)(feeds)
-    except Exception as error:
-        report.update(passed=False, why=f"the patched model does not run: {' '.join(str(error).split())}")
-        return report
-    names = [*outputs, *probed]
-    results = _compare_all(expected, actual, tolerance, len(outputs))
-    sites = {tensor for _, tensor in probes}
-    if sites and not _passed(results):
-        pairs = zip(names, expected, actual, strict=True)
-        given = {n: np.asarray(a).astype(np.asarray(b).dtype) for n, a, b in pairs if n in sites}
+            unprobed |= {p.site: str(error) for p in chosen}
+            chosen, runner = [], unfused_runner(unfused, base)
+        probed = _tensors(chosen, outputs)
+        plain = runner if converted is None else unfused_runner(model, original.parent)
+        expected, feeds = _truth(plain, model, shapes, seed)
+        report: dict[str, Any] = {
+            "seed": seed, "backend": runner.backend, "inputs": {k: list(v.shape) for k, v in feeds.items()},
+            "tolerance": tolerance, "fused_sites": len(sites),
+            "unprobed": [{"name": s, "why": unprobed[s]} for s in sites if s in unprobed], "outputs": [], "sites": [],
+        }  # fmt: skip
+        if converted is not None:
+            original_outputs, expected = expected, _run_converted(runner, feeds)
+            pairs = zip(outputs, original_outputs, expected, strict=False)
+            report["conversion"] = [{"name": n, **compare(a, b, tolerance)} for n, a, b in pairs]
+
+        def inner(tensors: Sequence[str]) -> list[Any]:
+            return Runner(_with_outputs(unfused, tensors), base, runner.reference)(feeds)[len(outputs) :]
+
+        judge = Judge(
+            [*outputs, *probed], len(outputs), expected, tolerance, {p.tensor: p.inner for p in chosen}, inner
+        )
         try:
-            again = Runner(_with_given(_with_outputs(patched, probed), given), folder, runner.reference)(feeds | given)
-            local = _compare_all(expected, again, tolerance, len(outputs))
-        except Exception:  # ONNX Runtime's exceptions share no public base class; the plain verdict stands
-            local = results
-        if _passed(local):
-            report["end_to_end"] = [{"name": name, **r} for name, r in zip(outputs, results, strict=False)]
-            results = local
-    of_tensor = dict(zip(names, results, strict=True))
-    report["outputs"] = [{"name": name, **of_tensor[name]} for name in outputs]
-    report["sites"] = [{"name": site, **of_tensor[t]} for site, t in probes if t in of_tensor]
-    report["passed"] = _passed(results)
+            actual = Runner(_with_outputs(patched, probed), folder, runner.reference)(feeds)
+        except Exception as error:
+            report.update(passed=False, why=f"the patched model does not run: {' '.join(str(error).split())}")
+            return report
+        results = judge(actual)
+        if chosen and not passed(results):
+            local = _from_given(patched, folder, runner.reference, judge, actual, feeds)
+            if local is not None and passed(local):
+                report["end_to_end"] = [{"name": name, **r} for name, r in results.items()]
+                results = local
+    report["outputs"] = [{"name": name, **results[name]} for name in outputs]
+    report["sites"] = [{"name": s, **_worst(results, chosen, s)} for s in sites if s not in unprobed]
+    report["passed"] = passed(results)
     if wrong := next((s["name"] for s in report["sites"] if not s["passed"]), None):
         report["first_wrong_site"] = wrong
+    if broken := next((r["name"] for r in report.get("conversion", []) if "why" in r), None):
+        why = f"the type conversion makes NaN or infinity of output '{broken}'; keep nodes in float32 (--keep-float32)"
+        report.update(passed=False, why=why)
     return report
 
 
-def _compare_all(
-    expected: Sequence[Any], actual: Sequence[Any], tolerance: float, outputs: int
-) -> list[dict[str, Any]]:
-    pairs = zip(expected, actual, strict=True)
-    return [compare(a, b, tolerance, same_type=i < outputs) for i, (a, b) in enumerate(pairs)]
+def _run_converted(runner: Runner, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+    try:
+        return runner(feeds)
+    except Exception as error:  # ONNX Runtime's exceptions share no public base class
+        reason = " ".join(str(error).split())
+        raise VerificationError(f"the converted model does not run here ({reason}); nothing is proven") from None
 
 
-def _passed(results: Sequence[Mapping[str, Any]]) -> bool:
-    return all(r["passed"] for r in results)
+def _from_given(
+    patched: onnx.ModelProto, folder: Path, reference: bool, judge: Judge, actual: Sequence[Any],
+    feeds: Mapping[str, np.ndarray],
+) -> dict[str, dict[str, Any]] | None:  # fmt: skip
+    """The figures when every site and output is computed from the unfused model's values; None when that cannot run."""
+    pairs = zip(judge.names, judge.expected, actual, strict=True)
+    given = {n: np.asarray(a).astype(np.asarray(b).dtype) for n, a, b in pairs if n in judge.probed}
+    probed = judge.names[judge.outputs :]
+    try:
+        forced = _with_given(_with_outputs(patched, probed), given)
+        return judge(Runner(forced, folder, reference)(dict(feeds) | given))
+    except Exception:  # ONNX Runtime's exceptions share no public base class; the plain verdict stands
+        return None
+
+
+def _choose(
+    probes: Sequence[Probe], unfused: onnx.ModelProto, patched: onnx.ModelProto
+) -> tuple[list[Probe], dict[str, str]]:
+    """The probes of the sites that can be compared, and site -> why for the others."""
+    shared = _made(unfused) & _made(patched)
+    missing = {p.site: "its result is no tensor of both models" for p in probes if p.tensor not in shared}
+    able = [s for s in dict.fromkeys(p.site for p in probes) if s not in missing]
+    taken = set(able[:: -(-len(able) // MAX_SITES) or 1])
+    missing |= {s: f"of many sites only {len(taken)} are compared by themselves" for s in able if s not in taken}
+    return [p for p in probes if p.site in taken], missing
+
+
+def _tensors(probes: Sequence[Probe], outputs: Sequence[str]) -> list[str]:
+    """The probed tensors that are no outputs anyway."""
+    return list(dict.fromkeys(p.tensor for p in probes if p.tensor not in outputs))
+
+
+def _worst(results: Mapping[str, Mapping[str, Any]], probes: Sequence[Probe], site: str) -> dict[str, Any]:
+    tensors = [p.tensor for p in probes if p.site == site]
+    worst = max(tensors, key=lambda t: (not results[t]["passed"], results[t].get("max_rel_error", 0.0)))
+    return {"tensor": worst, **results[worst]}
 
 
 def _made(model: onnx.ModelProto) -> set[str]:

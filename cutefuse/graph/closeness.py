@@ -1,0 +1,139 @@
+"""How far tensors of two models are apart: floats by channel, quantised numbers in steps, other integers by count.
+
+A channel is one index of the second axis (feature maps) or of the last one (features of a token). Against the largest
+value of the whole tensor, a channel of small values could be wrong altogether and the error would still look small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+INTEGER_MISMATCH = 1e-3  # share of integers that may differ: an argmax between two equal scores is not an error
+MIN_CHANNEL = 8  # values; a channel of fewer may be small by chance, so these are judged by the whole tensor
+MIN_SCALE = 1e-6  # of the tensor's largest value: a channel of zeros has no scale of its own
+
+
+def compare(
+    expected: Any, actual: Any, tolerance: float, same_type: bool = True, floor: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Figures of one tensor and its verdict.
+
+    Floats: `max_rel_error` is the largest error of a channel relative to the channel's largest absolute value, and must
+    not pass `tolerance`; `axis` and `channel` say where (absent where the tensor was judged as a whole). `floor`
+    [channels of axis 1] holds values that went into each channel, such as those before an activation: rounding errors
+    are relative to these, so a channel's scale is at least its floor, up to the tensor's largest value.
+    """
+    a, b = np.asarray(expected), np.asarray(actual)
+    if a.shape != b.shape or (same_type and a.dtype != b.dtype):
+        return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
+    if a.dtype == np.int8:
+        return _steps(a.astype(np.int64), b.astype(np.int64), tolerance)
+    if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
+        wrong = float(np.mean(a != b)) if a.size else 0.0
+        return {"passed": wrong <= INTEGER_MISMATCH, "mismatch_share": wrong}
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return {"passed": False, "why": "NaN or infinity appears in one of the two only"}
+    return _floats(np.where(finite, a, 0.0), np.where(finite, b, 0.0), tolerance, floor)
+
+
+def passed(results: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether every tensor was judged to be right."""
+    return all(r["passed"] for r in results.values())
+
+
+class Judge:
+    """Compares what a patched model makes with what the unfused one made, tensor by tensor.
+
+    A channel that an activation leaves almost empty has the rounding errors of the values before it. So where a probed
+    tensor fails, its channels are measured by the tensors inside the site too; `fetch` gets their values from the
+    unfused model.
+    """
+
+    def __init__(
+        self, names: Sequence[str], outputs: int, expected: Sequence[Any], tolerance: float,
+        probed: Mapping[str, Sequence[str]], fetch: Callable[[Sequence[str]], list[Any]],
+    ) -> None:  # fmt: skip
+        """names: the model's outputs, `outputs` many, then other tensors; probed: tensor -> tensors inside its site."""
+        self.names, self.outputs, self.expected, self.probed = names, outputs, expected, probed
+        self._tolerance, self._fetch = tolerance, fetch
+        self._floors: dict[str, np.ndarray | None] = {}
+
+    def __call__(self, actual: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Tensor name -> figures."""
+        results = self._compare(actual)
+        failed = [n for n, r in results.items() if not r["passed"] and n in self.probed and n not in self._floors]
+        if failed:
+            self._measure(failed)
+            results = self._compare(actual)
+        return results
+
+    def _compare(self, actual: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        results = {}
+        for i, (name, a, b) in enumerate(zip(self.names, self.expected, actual, strict=True)):
+            results[name] = compare(a, b, self._tolerance, i < self.outputs, self._floors.get(name))
+        return results
+
+    def _measure(self, failed: Sequence[str]) -> None:
+        tensors = list(dict.fromkeys(t for name in failed for t in self.probed[name]))
+        try:
+            values = dict(zip(tensors, map(np.asarray, self._fetch(tensors)), strict=True))
+        except Exception:  # ONNX Runtime's exceptions share no public base class; without them the verdict is stricter
+            values = {}
+        for name in failed:
+            shape = np.shape(self.expected[self.names.index(name)])
+            alike = [values[t] for t in self.probed[name] if t in values and values[t].shape == shape]
+            self._floors[name] = np.max([_channel_maxima(v) for v in alike], axis=0) if alike else None
+
+
+def _channel_maxima(a: np.ndarray) -> np.ndarray:
+    return _by_channel(np.abs(a.astype(np.float64)), 1).max(axis=1, initial=0.0)
+
+
+def _floats(a: np.ndarray, b: np.ndarray, tolerance: float, floor: np.ndarray | None) -> dict[str, Any]:
+    error, scale = np.abs(a - b), np.abs(a)
+    largest, worst = float(scale.max(initial=0.0)), float(error.max(initial=0.0))
+    relative, where = (worst / largest if largest else worst), {}
+    for axis in _channel_axes(a) if largest else ():
+        scales = _by_channel(scale, axis).max(axis=1)
+        if axis == 1 and floor is not None:
+            scales = np.maximum(scales, np.minimum(floor, largest))
+        ratios = _by_channel(error, axis).max(axis=1) / np.maximum(scales, MIN_SCALE * largest)
+        if ratios.max() > relative:
+            relative, where = float(ratios.max()), {"axis": axis, "channel": int(ratios.argmax())}
+    return {
+        "passed": relative <= tolerance if largest else worst == 0.0,
+        "max_abs_error": worst,
+        "max_rel_error": relative,
+        **where,
+        "max_abs_value": largest,
+        "tolerance": tolerance,
+    }
+
+
+def _steps(a: np.ndarray, b: np.ndarray, tolerance: float) -> dict[str, Any]:
+    """int8 is a quantised number. Where it was rounded from two neighbours, many values may be one step apart: in a
+    channel about as many as its error before rounding is in steps; four deviations more, and one, come by chance."""
+    error, scale = np.abs(a - b), np.abs(a)
+    passed = bool((error <= np.maximum(1, tolerance * scale.max(initial=0))).all())
+    for axis in _channel_axes(a):
+        expected = tolerance * _by_channel(scale, axis).max(axis=1) * (a.size // a.shape[axis])
+        passed &= bool((_by_channel(error, axis).sum(axis=1) <= expected + 4 * np.sqrt(expected) + 1).all())
+    wrong = float(np.mean(a != b)) if a.size else 0.0
+    return {"passed": passed, "mismatch_share": wrong, "max_steps": int(error.max(initial=0))}
+
+
+def _channel_axes(a: np.ndarray) -> Iterator[int]:
+    for axis in sorted({1, a.ndim - 1}) if a.ndim > 1 and a.size else ():
+        if a.size // a.shape[axis] >= MIN_CHANNEL:
+            yield axis
+
+
+def _by_channel(a: np.ndarray, axis: int) -> np.ndarray:
+    """[channels, values]."""
+    return np.moveaxis(a, axis, 0).reshape(a.shape[axis], -1)

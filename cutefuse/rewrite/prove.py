@@ -1,0 +1,79 @@
+"""What `--verify` asks of the fused sites, and what it found, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cutefuse.graph.verify import Probe
+from cutefuse.sites.find import FUSED, Site
+from cutefuse.sites.match import Match
+
+LISTED = 4  # inputs or sites that a line names before it says how many more there are
+
+
+def probes(sites: Sequence[Site]) -> list[Probe]:
+    """Every tensor that a fused site makes for others."""
+    fused = [(s.name, s.match) for s in sites if s.status == FUSED and s.match]
+    return [Probe(name, t, _inner(match, t)) for name, match in fused for t in match.outputs if t]
+
+
+def _inner(match: Match, tensor: str) -> tuple[str, ...]:
+    """What a site's nodes make from its Conv to `tensor`; nothing for a site without a Conv."""
+    maker = {o: n for n in match.nodes for o in n.output}
+    found: list[str] = []
+    ahead, convolved = [tensor], False
+    while ahead:
+        name = ahead.pop()
+        if name in found or name not in maker:
+            continue
+        found.append(name)
+        convolved |= maker[name].op_type == "Conv"
+        if maker[name].op_type != "Conv":
+            ahead += maker[name].input
+    return tuple(n for n in found if n != tensor) if convolved else ()
+
+
+def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
+    """Sentences about a verification that passed; `dtype` is what the model was converted to, if it was."""
+    sizes = _some([f"{name} {'x'.join(map(str, dims))}" for name, dims in proof["inputs"].items()])
+    outputs, compared, fused = len(proof["outputs"]), len(proof["sites"]), proof["fused_sites"]
+    figures = [*proof["outputs"], *proof["sites"]]
+    lines = [
+        f"verified with {proof['backend']} on {sizes}: {outputs} {'output' if outputs == 1 else 'outputs'} and "
+        f"{compared} of {fused} fused {'site' if fused == 1 else 'sites'}; worst error {_worst(figures):.2g} of a "
+        f"channel's largest value ({proof['tolerance']:g} is allowed)"
+    ]
+    reasons: dict[str, list[str]] = {}
+    for site in proof["unprobed"]:
+        reasons.setdefault(site["why"], []).append(site["name"])
+    for why, names in reasons.items():
+        lines.append(f"compared through the outputs alone: {_some(names)} ({why})")
+    if "end_to_end" in proof:
+        lines.append(
+            f"from end to end the model amplifies rounding errors to {_worst(proof['end_to_end']):.2g}; "
+            "computed from the unfused model's own values, every site is right"
+        )
+    if "conversion" in proof:
+        lines.append(
+            f"the conversion to {dtype} itself changes the outputs by up to {_worst(proof['conversion']):.2g} of a "
+            "channel's largest value, with or without fusion"
+        )
+    return lines
+
+
+def failure(proof: Mapping[str, Any]) -> str:
+    """Why a verification failed, and where first."""
+    compared = [*proof["outputs"], *proof["sites"]]
+    why = next((o["why"] for o in (proof, *compared) if "why" in o), "")
+    why = why or f"worst error {_worst(compared):.2g} of a channel's largest value, {proof['tolerance']:g} is allowed"
+    return why + (f", first at site '{proof['first_wrong_site']}'" if proof.get("first_wrong_site") else "")
+
+
+def _worst(figures: Sequence[Mapping[str, Any]]) -> float:
+    return max((f.get("max_rel_error", f.get("mismatch_share", 0.0)) for f in figures), default=0.0)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
