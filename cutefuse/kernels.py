@@ -127,6 +127,16 @@ def facts(op_type: str) -> dict[str, Any]:
     return dict(next(v for v in operator_of(op_type)["variants"] if v["op_type"] == op_type))
 
 
+def facts_in(text: str) -> dict[str, Any] | None:
+    """The facts of the op_type that a text of an engine names; None where it names none, or without the library."""
+    try:
+        known = [v["op_type"] for op in describe()["ops"] for v in op["variants"]]
+    except CutefuseError:
+        return None
+    found = max((op_type for op_type in known if op_type in text), key=len, default=None)
+    return facts(found) if found else None
+
+
 def _values(op: str, spec: Mapping[str, Any], given: Any) -> list[Any]:
     if given is None:
         if spec["default_count"] == 0:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from cutefuse import kernels
 from cutefuse.host import Host, Input, Raw
 from cutefuse.host.abi import CDesc, dynamic_desc
 
 CHANNELS = (64, 24, 8, 72, 16, 40, 136, 32)
 FILTERS = 48
-ACTIVATIONS = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
+ACTIVATIONS = tuple(kernels.describe()["activations"])
 
 
 def attributes(channels: tuple[int, ...], **changes: Any) -> dict[str, Any]:

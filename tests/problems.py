@@ -15,7 +15,7 @@ import gpu
 
 from cutefuse import kernels
 
-ACTIVATIONS = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
+ACTIVATIONS = tuple(kernels.describe()["activations"])
 ALPHA, LO, HI = 0.1, -0.5, 0.75
 # Unit roundoff of the stored type, and of the products: tf32 keeps 10 bits of each factor.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from cutefuse import kernels
+from cutefuse.ops.conv_form import Form, form_of, forms
 
 OPS = {op["name"]: op for op in kernels.describe()["ops"]}
 
@@ -70,3 +74,52 @@ def test_every_tile_says_how_it_works_and_what_it_takes() -> None:
     for c in OPS["concat_conv"]["configs"]:
         assert c["types"] == (["float32"] if "tf32" in c["name"] else ["float16", "bfloat16"]), c
         assert (c["min_sm"] == 90) == (c["kind"] in {"im2col", "pingpong", "halo", "rows"}), c
+
+
+def test_forms_are_the_facts_of_all_convolutions_and_one_that_is_none_is_a_sentence() -> None:
+    assert len(forms()) == sum(len(OPS[stem]["variants"]) for stem in ("concat_conv", "quant_concat_conv"))
+    assert all(form_of(op_type) == form and form.op_type == op_type for form, op_type in forms().items())
+    assert all(form.inputs == kernels.facts(op_type)["inputs"] for form, op_type in forms().items())
+    for form in (Form(9), Form(2, "Gelu"), Form(2, outputs=2, residual="before"), Form(2, to_int8=True)):
+        with pytest.raises(kernels.KernelError, match="no op_type for"):
+            _ = form.op_type
+    with pytest.raises(kernels.KernelError, match="CuteRMSNorm is no convolution"):
+        form_of("CuteRMSNorm")
+
+
+@pytest.mark.torch
+def test_pytorch_computes_every_activation_of_the_list() -> None:
+    pytest.importorskip("torch")
+    from cutefuse.torch import ACTIVATIONS
+
+    assert set(ACTIVATIONS) == set(kernels.describe()["activations"])
+
+
+def read_names(text: str) -> list[int]:
+    """Lines that take an op_type's name apart or put one together: text that holds a part of one, in an expression."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        pieces = []
+        if isinstance(node, ast.JoinedStr):
+            pieces = node.values
+        elif isinstance(node, ast.BinOp):
+            pieces = [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = ("compile", "match", "fullmatch", "search", "startswith", "endswith", "removeprefix", "replace")
+            pieces = node.args if node.func.attr in called else []
+        values = [p.value for p in pieces if isinstance(p, ast.Constant) and isinstance(p.value, str)]
+        found += [node.lineno for v in values if v.startswith("Cute") or "ConcatConv" in v]
+    return found
+
+
+def test_no_file_of_the_package_reads_or_writes_a_name_by_its_parts() -> None:
+    package = Path(__file__).resolve().parent.parent / "cutefuse"
+    assert {p.name: lines for p in package.rglob("*.py") if (lines := read_names(p.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["re.compile(r'Cute(Q?)ConcatConv([1-8])')", "name.startswith('Cute')", "f'CuteConcatConv{n}'", "'CuteQ' + rest"],
+)
+def test_reading_a_name_is_seen(text: str) -> None:
+    assert read_names(text) == [1]

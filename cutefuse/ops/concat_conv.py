@@ -26,10 +26,10 @@ class ConcatConv(FusedOp):
 
     def oldest_opset(self, op_type: str) -> int:
         # Before opset 12 a list attribute cannot become a tensor, and views slice and resize by such.
-        return 12 if conv_form.parse(op_type).view else super().oldest_opset(op_type)
+        return 12 if conv_form.form_of(op_type).view else super().oldest_opset(op_type)
 
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
-        form, body = conv_form.parse(op_type), Body(opset, dtype)
+        form, body = conv_form.form_of(op_type), Body(opset, dtype)
         formals = [body.formal(name) for name in (*(f"x{i}" for i in range(form.sources)), "w", "b")]
         formals += [body.formal("z")] if form.residual else []
         # Few runtimes convolve bfloat16 and before opset 22 the standard has no such Conv: compute it in float32.
@@ -51,7 +51,7 @@ class ConcatConv(FusedOp):
         return conv_cases.cases()
 
     def call(self, case: Case, dtype: str) -> Call:
-        form, sizes, attrs = conv_form.parse(case.op_type), dict[str, Any](case.sizes), dict[str, Any](case.attrs)
+        form, sizes, attrs = conv_form.form_of(case.op_type), dict[str, Any](case.sizes), dict[str, Any](case.attrs)
         params: dict[str, float] = {k: attrs.pop(k)[0] for k in ("alpha", "lo", "hi") if k in attrs}
         starts, factors, outputs = (
             attrs.pop(name, default)
@@ -66,7 +66,7 @@ class ConcatConv(FusedOp):
         return conv_call.make_call(form, sources, outputs or (sizes["K"],), geometry, dtype, params)
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
-        form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
+        form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
         values = [rng.standard_normal(t.dims) for t in call.inputs]
         channels, shape, filters = attrs["channels"], attrs["kernel_shape"], call.inputs[form.sources].dims[0]
         w = rng.standard_normal((filters, sum(channels), *shape)) / math.sqrt(sum(channels) * math.prod(shape))
@@ -79,13 +79,15 @@ class ConcatConv(FusedOp):
     def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         absolute = [np.abs(o) for o in operands]
         total = conv_math.convolve(call, absolute)
-        return conv_math.split_channels(call, total + absolute[-1] if conv_form.parse(call.op_type).residual else total)
+        return conv_math.split_channels(
+            call, total + absolute[-1] if conv_form.form_of(call.op_type).residual else total
+        )
 
     def tolerance(self, dtype: str) -> float:
         return {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2}[dtype]
 
     def cost(self, call: Call) -> Cost:
-        form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
+        form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
         elements = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
         for i, (tensor, channels) in enumerate(zip(call.inputs, attrs["channels"], strict=False)):
             elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor only what is read
@@ -96,7 +98,7 @@ class ConcatConv(FusedOp):
         return Cost(2 * y * sum(attrs["channels"]) * math.prod(attrs["kernel_shape"]), sum(sizes))
 
     def title(self, call: Call) -> str:
-        form, attrs = conv_form.parse(call.op_type), dict[str, Any](call.attrs)
+        form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
         r, s = attrs["kernel_shape"]
         sources = [str(source) for source in conv_call.sources_of(call)]
         outputs = "|".join(str(t.dims[1]) for t in call.outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cutefuse.ops.conv_form import AFTER, BEFORE, MAX_OUTPUTS, MAX_SOURCES, SUFFIXES, Form
+from cutefuse.ops.conv_form import AFTER, BEFORE, Form, forms
 from cutefuse.ops.op import Case
 
 CHANNELS = (16, 8, 72, 4, 64, 12, 20, 24)
@@ -16,8 +16,8 @@ STARTS = (0, 8, 16, 0, 8, 0, 0, 24)
 def cases() -> list[Case]:
     """Every op_type on a small problem, then the sizes that break kernels: odd, tiny, empty, strided, dilated, long."""
     return [
-        *(_case(f"{n}_sources_{suffix or 'linear'}", CHANNELS[:n], suffix, K=24, H=9, W=7)
-          for n in range(1, MAX_SOURCES + 1) for suffix in SUFFIXES),
+        *(_case(f"{f.sources}_sources_{f.suffix or 'linear'}", CHANNELS[: f.sources], f.suffix, K=24, H=9, W=7)
+          for f in forms() if f == Form(f.sources, f.suffix)),
         _case("one_pixel", [8, 8], "Relu", K=8, H=1, W=1, R=1, S=1, pads=(0, 0, 0, 0)),
         _case("one_filter", [64, 64], "", K=1, H=5, W=5),
         _case("empty_batch", [16, 16], "Relu", N=0, K=16, H=4, W=4),
@@ -50,18 +50,14 @@ def cases() -> list[Case]:
 
 def _extended() -> Iterator[Case]:
     """One case for each op_type that is more than sources and an activation."""
-    kinds = [("", 1), (BEFORE, 1), (AFTER, 1), *(("", m) for m in range(2, MAX_OUTPUTS + 1))]
-    for view in (False, True):
-        for residual, outputs in kinds:
-            for n in range(1, MAX_SOURCES + 1):
-                for suffix in SUFFIXES:
-                    form = Form(n, suffix, view, outputs, residual)
-                    if form == Form(n, suffix) or (residual == AFTER and not suffix):
-                        continue
-                    views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if view else {}
-                    parts = (8, 16, 8, 4)[:outputs]
-                    yield _case(form.op_type.removeprefix("Cute"), CHANNELS[:n], suffix, view=view, residual=residual,
-                                outputs=parts, K=sum(parts), H=4, W=8, **views)  # fmt: skip
+    for form, op_type in forms().items():
+        n = form.sources
+        if form.quantised or form == Form(n, form.suffix):
+            continue
+        views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if form.view else {}
+        parts = (8, 16, 8, 4)[: form.outputs]
+        yield _case(op_type, CHANNELS[:n], form.suffix, view=form.view, residual=form.residual, outputs=parts,
+                    K=sum(parts), H=4, W=8, **views)  # fmt: skip
 
 
 def _case(

@@ -1,26 +1,23 @@
-"""The op_types of ConcatConv: what a name says about a node, and the name of what a node does."""
+"""What the op_types of convolutions do, as the library describes them, and what a source of a call is."""
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_SOURCES, MAX_OUTPUTS = 8, 4
-SUFFIXES = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
+from cutefuse import kernels
+
 BEFORE, AFTER = "before", "after"
-_NAME = re.compile(
-    rf"Cute(?P<view>View)?ConcatConv(?P<sources>[1-8])(?:x(?P<outputs>[2-4]))?"
-    rf"(?P<first>Add)?(?P<suffix>{'|'.join(SUFFIXES[1:])})?(?P<last>Add)?"
-)
 
 
 @dataclass(frozen=True)
 class Form:
-    """Cute[View]ConcatConv<sources>[x<outputs>][Add]<suffix>[Add].
+    """The facts that tell the op_types of convolutions apart.
 
-    view: sources may be channel ranges of wider tensors and may be enlarged. residual: whether a tensor of the output's
-    shape is added `before` the activation, `after` it, or not at all ("").
+    suffix: the activation, "" for none. view: sources may be channel ranges of wider tensors and may be enlarged.
+    residual: whether a tensor of the output's shape is added `before` the activation, `after` it, or not at all ("").
+    quantised: sources and filter are int8; to_int8: so is the output.
     """
 
     sources: int
@@ -28,28 +25,57 @@ class Form:
     view: bool = False
     outputs: int = 1
     residual: str = ""
+    quantised: bool = False
+    to_int8: bool = False
 
     @property
     def op_type(self) -> str:
-        view, several = "View" if self.view else "", f"x{self.outputs}" if self.outputs > 1 else ""
-        first, last = ("Add" if self.residual == when else "" for when in (BEFORE, AFTER))
-        return f"Cute{view}ConcatConv{self.sources}{several}{first}{self.suffix}{last}"
+        """The op_type of this form. Raises KernelError for a form that the library does not have."""
+        if self not in forms():
+            raise kernels.KernelError(f"the library has no op_type for {self}; `kernels.describe()` lists its own")
+        return forms()[self]
 
     @property
     def inputs(self) -> int:
-        """Sources, packed filter, bias and the residual."""
-        return self.sources + 2 + bool(self.residual)
+        """Sources, packed filter, the filter's scales where it is int8, bias and the residual."""
+        return self.sources + 2 + self.quantised + bool(self.residual)
 
 
-def parse(op_type: str) -> Form:
-    """The form that an op_type names. Raises ValueError for a name that is none of ConcatConv's."""
-    found = _NAME.fullmatch(op_type)
-    if found is None or (found["last"] and not found["suffix"]) or (found["first"] and found["last"]):
-        raise ValueError(f"{op_type} is no op_type of concat_conv")
-    residual = BEFORE if found["first"] else AFTER if found["last"] else ""
-    if residual and found["outputs"]:
-        raise ValueError(f"{op_type} has both a residual and several outputs")
-    return Form(int(found["sources"]), found["suffix"] or "", bool(found["view"]), int(found["outputs"] or 1), residual)
+@functools.cache
+def forms() -> dict[Form, str]:
+    """Every form of the library with its op_type, in the library's order."""
+    variants = [v for op in kernels.describe()["ops"] for v in op["variants"] if v["kind"] == "convolution"]
+    return {
+        Form(
+            v["sources"], v["activation"], v["view"], v["outputs"], v["residual"] or "", v["quantised"],
+            v["quantised"] and v["output_types"] == ["int8"],
+        ): v["op_type"]
+        for v in variants
+    }  # fmt: skip
+
+
+@functools.cache
+def _by_op_type() -> dict[str, Form]:
+    return {op_type: form for form, op_type in forms().items()}
+
+
+def form_of(op_type: str) -> Form:
+    """The form of an op_type. Raises KernelError for one that is no convolution of the library."""
+    if op_type not in _by_op_type():
+        raise kernels.KernelError(f"{op_type} is no convolution of the library; `kernels.describe()` lists its own")
+    return _by_op_type()[op_type]
+
+
+@functools.cache
+def most_sources(quantised: bool = False) -> int:
+    """How many sources one call may have."""
+    return max(f.sources for f in forms() if f.quantised == quantised)
+
+
+@functools.cache
+def most_outputs() -> int:
+    """How many outputs one call may have."""
+    return max(f.outputs for f in forms())
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cutefuse.graph.body import Body
 from cutefuse.kernels import Call
-from cutefuse.ops.conv_form import AFTER, BEFORE, parse
+from cutefuse.ops.conv_form import AFTER, BEFORE, form_of
 
 CHANNEL_BLOCK = 64  # as kChannelBlock in cutlass_kernels/concat_conv/problem.h
 
@@ -127,7 +127,7 @@ def view(body: Body, x: str, index: int) -> str:
 
 def seen(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The sources as the convolution sees them: channel ranges taken, pixels repeated."""
-    form, attrs = parse(call.op_type), dict[str, Any](call.attrs)
+    form, attrs = form_of(call.op_type), dict[str, Any](call.attrs)
     xs = list(operands[: form.sources])
     if not form.view:
         return xs
@@ -155,7 +155,7 @@ def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 def finish(call: Call, y: np.ndarray, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs in float64 from what `convolve` gives: residual, activation, channel ranges."""
-    form = parse(call.op_type)
+    form = form_of(call.op_type)
     y = y + operands[-1] if form.residual == BEFORE else y
     y = activation(call, form.suffix, y)
     y = y + operands[-1] if form.residual == AFTER else y

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from cutefuse import kernels
 from cutefuse.kernels import Call, Tensor
 from cutefuse.ops.op import Case
-
-VARIANTS = {
-    (False, False): "CuteRMSNorm",
-    (False, True): "CuteAddRMSNorm",
-    (True, False): "CuteLayerNorm",
-    (True, True): "CuteAddLayerNorm",
-}
-FLAGS = {name: flags for flags, name in VARIANTS.items()}  # (layer, residual)
 
 PROBLEMS: dict[str, dict[str, Any]] = {
     "bert": {"leading": (2, 7), "columns": 768},
@@ -30,19 +24,36 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
+def op_types() -> dict[tuple[bool, bool], str]:
+    """(LayerNorm, with a residual) -> op_type, as the library describes them."""
+    (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "row_norm")
+    return {(v["layer"], v["residual"] is not None): v["op_type"] for v in op["variants"]}
+
+
+def flags_of(op_type: str) -> tuple[bool, bool]:
+    """(LayerNorm, with a residual) of an op_type. Raises KernelError for one that the library does not have."""
+    facts = kernels.facts(op_type)
+    return facts["layer"], facts["residual"] is not None
+
+
 def make_call(
     dims: tuple[int, ...], layer: bool, residual: bool, epsilon: float, dtype: str, param: str, columns: int
 ) -> Call:
     """The call of a norm over the last of `dims`, whose parameters are of type `param`."""
     x, vector = Tensor(dims, dtype), Tensor((columns,), param)
     inputs = [x] * (1 + residual) + [vector] * (1 + layer)
-    return Call(VARIANTS[layer, residual], inputs, [x] * (1 + residual), {"epsilon": [epsilon]})
+    return Call(op_types()[layer, residual], inputs, [x] * (1 + residual), {"epsilon": [epsilon]})
 
 
 def cases() -> list[Case]:
     """Every op_type at shapes of models, odd ones, tiny ones, none."""
-    found = [Case(f"{op_type}: {name}", op_type, sizes) for op_type in FLAGS for name, sizes in PROBLEMS.items()]
-    return [*found, Case("large epsilon", "CuteRMSNorm", PROBLEMS["bert"], {"epsilon": [0.5]})]
+    found = [
+        Case(f"{op_type}: {name}", op_type, sizes)
+        for op_type in op_types().values()
+        for name, sizes in PROBLEMS.items()
+    ]
+    return [*found, Case("large epsilon", op_types()[False, False], PROBLEMS["bert"], {"epsilon": [0.5]})]
 
 
 def call_of(case: Case, dtype: str) -> Call:
@@ -51,12 +62,12 @@ def call_of(case: Case, dtype: str) -> Call:
     param = "float32" if sizes.get("float32_parameters") else dtype
     epsilon: Any = case.attrs.get("epsilon", [1e-5])
     dims = (*sizes["leading"], sizes["columns"])
-    return make_call(dims, *FLAGS[case.op_type], epsilon[0], dtype, param, sizes["columns"])
+    return make_call(dims, *flags_of(case.op_type), epsilon[0], dtype, param, sizes["columns"])
 
 
 def _parts(call: Call, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     """(sum, mean, 1 / deviation, gamma, beta)."""
-    layer, residual = FLAGS[call.op_type]
+    layer, residual = flags_of(call.op_type)
     epsilon: Any = call.attrs["epsilon"]
     s = operands[0] + operands[1] if residual else operands[0]
     gamma = operands[1 + residual]

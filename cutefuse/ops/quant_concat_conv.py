@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,23 +14,15 @@ from cutefuse.graph.body import Body
 from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops import concat_conv, conv_call, conv_math
-from cutefuse.ops.conv_form import Form, Source
+from cutefuse.ops.conv_form import Form, Source, form_of, forms
 from cutefuse.ops.op import Case, Cost, FusedOp
 
 PLAIN = concat_conv.OPERATOR
-NAME = re.compile(r"Cute(Q?)ConcatConv([1-8])(|Relu|LeakyRelu|Clip|Silu|HardSwish|Sigmoid|Tanh)(Q?)")
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "input_scales", "output_scale",
     "output_type", "alpha", "lo", "hi",
 ]  # fmt: skip
-
-
-def parts(op_type: str) -> tuple[int, str, bool]:
-    """(sources, activation suffix, whether the output is int8) of an op_type."""
-    found = NAME.fullmatch(op_type)
-    assert found is not None, op_type
-    return int(found[2]), found[3], bool(found[4])
 
 
 def plain_call(call: Call) -> Call:
@@ -40,7 +31,7 @@ def plain_call(call: Call) -> Call:
     geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
     params = {k: attrs[k][0] for k in ("alpha", "lo", "hi")}
     sources = [t.dims for t in call.inputs[:-3]]
-    return plain_of(sources, call.inputs[-1].dims[0], geometry, parts(call.op_type)[1], params)
+    return plain_of(sources, call.inputs[-1].dims[0], geometry, form_of(call.op_type).suffix, params)
 
 
 def plain_of(
@@ -60,10 +51,8 @@ def make_call(plain: Call, scales: Sequence[float], dtype: str, output_scale: fl
     *sources, w, b = plain.inputs
     inputs = [replace(t, dtype="int8") for t in (*sources, w)] + [Tensor(b.dims, "float32", LINEAR), b]
     y = Tensor(plain.outputs[0].dims, dtype if output_scale is None else "int8", CHANNELS_LAST)
-    found = NAME.fullmatch(plain.op_type)
-    assert found is not None, plain.op_type
-    op_type = f"CuteQConcatConv{found[2]}{found[3]}{'' if output_scale is None else 'Q'}"
-    return Call(op_type, inputs, [y], {name: attrs[name] for name in ATTRS})
+    form = replace(form_of(plain.op_type), quantised=True, to_int8=output_scale is not None)
+    return Call(form.op_type, inputs, [y], {name: attrs[name] for name in ATTRS})
 
 
 class QuantConcatConv(FusedOp):
@@ -71,45 +60,43 @@ class QuantConcatConv(FusedOp):
     min_body_opset = 13  # DequantizeLinear along an axis
 
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
-        count, suffix, quantised = parts(op_type)
-        body = Body(opset, "float32")
-        formals = [body.formal(f"x{i}") for i in range(count)]
+        form, body = form_of(op_type), Body(opset, "float32")
+        formals = [body.formal(f"x{i}") for i in range(form.sources)]
         w, w_scale, b = (body.formal(name) for name in ("w", "w_scale", "b"))
         scales = body.add("Constant", refs={"value_floats": "input_scales"})
         xs = [
             body.add("DequantizeLinear", x, body.add("Gather", scales, body.constant(i))) for i, x in enumerate(formals)
         ]
         filters = body.add("DequantizeLinear", conv_math.unpack(body, w, formals), w_scale, axis=0)
-        concat = body.add("Concat", *xs, axis=1) if count > 1 else xs[0]
+        concat = body.add("Concat", *xs, axis=1) if form.sources > 1 else xs[0]
         refs = {name: name for name in ("kernel_shape", "strides", "pads", "dilations")}
-        y = conv_math.activate(body, suffix, body.add("Conv", concat, filters, b, refs=refs), "float32")
-        if quantised:
+        y = conv_math.activate(body, form.suffix, body.add("Conv", concat, filters, b, refs=refs), "float32")
+        if form.to_int8:
             y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), body.constant(0, "int8"))
         else:
             y = body.add("Cast", y, refs={"to": "output_type"})
         return body.finish(op_type, [*formals, w, w_scale, b], [y], ATTRS)
 
     def cases(self) -> list[Case]:
-        plain = [case for case in PLAIN.cases() if NAME.fullmatch(case.op_type)]
-        named = [replace(c, op_type=c.op_type.replace("Cute", "CuteQ")) for c in plain]
-        every = ("float32", "float16", "bfloat16")
-        return [
-            *(replace(c, dtypes=every) for c in named),
-            *(
-                replace(
-                    c, name=f"{c.name}_to_int8", op_type=f"{c.op_type}Q", dtypes=("float32",),
-                    attrs={**c.attrs, "output_scale": [0.0625]},
-                )
-                for c in named
-            ),
-        ]  # fmt: skip
+        found = []
+        for to_int8 in (False, True):
+            for case in PLAIN.cases():
+                form = replace(form_of(case.op_type), quantised=True, to_int8=to_int8)
+                if form not in forms():
+                    continue
+                case = replace(case, op_type=form.op_type, dtypes=("float32", "float16", "bfloat16"))
+                if to_int8:
+                    attrs = {**case.attrs, "output_scale": [0.0625]}
+                    case = replace(case, name=f"{case.name}_to_int8", dtypes=("float32",), attrs=attrs)
+                found.append(case)
+        return found
 
     def call(self, case: Case, dtype: str) -> Call:
-        count, suffix, quantised = parts(case.op_type)
+        form = form_of(case.op_type)
         attrs = {k: v for k, v in case.attrs.items() if k != "output_scale"}
-        plain = replace(case, op_type=f"CuteConcatConv{count}{suffix}", attrs=attrs)
-        scales = [0.015625 * (1 + i % 3) for i in range(count)]
-        output_scale = float(case.attrs.get("output_scale", [1.0])[0]) if quantised else None
+        plain = replace(case, op_type=replace(form, quantised=False, to_int8=False).op_type, attrs=attrs)
+        scales = [0.015625 * (1 + i % 3) for i in range(form.sources)]
+        output_scale = float(case.attrs.get("output_scale", [1.0])[0]) if form.to_int8 else None
         return make_call(PLAIN.call(plain, "float32"), scales, dtype, output_scale)
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
@@ -123,7 +110,7 @@ class QuantConcatConv(FusedOp):
 
     def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         (y,) = PLAIN.reference(plain_call(call), self._dequantised(call, operands))
-        if not parts(call.op_type)[2]:
+        if not form_of(call.op_type).to_int8:
             return [y]
         step: Any = call.attrs["output_scale"]
         return [np.clip(np.rint(y / step[0]), -128, 127)]
@@ -131,7 +118,7 @@ class QuantConcatConv(FusedOp):
     def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         (size,) = PLAIN.magnitude(plain_call(call), self._dequantised(call, operands))
         step: Any = call.attrs["output_scale"]
-        return [size / step[0] if parts(call.op_type)[2] else size]
+        return [size / step[0] if form_of(call.op_type).to_int8 else size]
 
     @staticmethod
     def _dequantised(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -148,7 +135,7 @@ class QuantConcatConv(FusedOp):
         return Cost(PLAIN.cost(plain_call(call)).flops, sum(sizes))
 
     def title(self, call: Call) -> str:
-        return f"{PLAIN.title(plain_call(call))} int8{' to int8' if parts(call.op_type)[2] else ''}"
+        return f"{PLAIN.title(plain_call(call))} int8{' to int8' if form_of(call.op_type).to_int8 else ''}"
 
 
 OPERATOR = QuantConcatConv()

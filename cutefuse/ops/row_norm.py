@@ -20,7 +20,7 @@ class RowNorm(FusedOp):
     stem = "row_norm"
 
     def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
-        layer, residual = norm_math.FLAGS[op_type]
+        layer, residual = norm_math.flags_of(op_type)
         body = Body(opset, dtype)
         names = ["x", *(["residual"] if residual else []), "gamma", *(["beta"] if layer else [])]
         formals = [body.formal(n) for n in names]
@@ -61,12 +61,13 @@ class RowNorm(FusedOp):
     def cost(self, call: Call) -> Cost:
         sizes = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
         bytes_moved = sum(n * SIZES[t.dtype] for n, t in zip(sizes, (*call.inputs, *call.outputs), strict=True))
-        layer, residual = norm_math.FLAGS[call.op_type]
+        layer, residual = norm_math.flags_of(call.op_type)
         return Cost(sizes[0] * (4 + 4 * layer + residual), bytes_moved)
 
     def title(self, call: Call) -> str:
         shape = "x".join("?" if d < 0 else str(d) for d in call.inputs[0].dims)
-        return f"{call.op_type.removeprefix('Cute')} {shape}"
+        layer, residual = norm_math.flags_of(call.op_type)
+        return f"{'Add' if residual else ''}{'LayerNorm' if layer else 'RMSNorm'} {shape}"
 
 
 OPERATOR = RowNorm()

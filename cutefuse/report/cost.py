@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from cutefuse import kernels
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.tensors import Tensor, dtype_of
 from cutefuse.roofline.intensity import DTYPE_BITS
@@ -177,20 +177,17 @@ def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     return 2 * volume * math.sqrt(sizes[0] * sizes[1] / volume / max(batch, 1))
 
 
-_SOURCES = re.compile(r"Cute(?P<view>View)?Q?ConcatConv(?P<sources>\d+)")
-
-
 def _plugin_flops(layer: Layer, out: Tensor) -> float | None:
     """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest]; row norms by volume.
 
     The sources of a view may be parts of wider tensors: for them the padded channels count.
     """
     text = f"{layer.name} {layer.raw.get('PluginType', '')} {layer.raw.get('ParameterType', '')}"
-    found = _SOURCES.search(text)
-    if not found:
+    facts = kernels.facts_in(text)
+    if facts is None or facts["kind"] != "convolution":
         volume = _volume(out)
         return 5 * volume if volume and "Norm" in text else None
-    count = int(found["sources"])
+    count = facts["sources"]
     sources, rest = layer.inputs[:count], layer.inputs[count:]
     if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in (*sources, *layer.outputs)):
         return None
@@ -202,4 +199,4 @@ def _plugin_flops(layer: Layer, out: Tensor) -> float | None:
     if not packed or not padded or None in elements:
         return None
     columns = packed / filters
-    return 2.0 * sum(e for e in elements if e) * (columns if found["view"] else columns / padded * sum(channels))
+    return 2.0 * sum(e for e in elements if e) * (columns if facts["view"] else columns / padded * sum(channels))

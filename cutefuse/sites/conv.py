@@ -15,7 +15,7 @@ from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call
 from cutefuse.ops import concat_conv, conv_form, conv_math
 from cutefuse.ops.conv_call import ELEMENT_BYTES, make_call, sources_of
-from cutefuse.ops.conv_form import MAX_OUTPUTS, MAX_SOURCES, Form, Source
+from cutefuse.ops.conv_form import Form, Source, most_outputs, most_sources
 from cutefuse.sites import conv_facts, views
 from cutefuse.sites.chain import Chain, Shape, chains_after
 from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal
@@ -27,7 +27,7 @@ RESIDUAL, PARALLEL = "residual", "parallel"
 
 def match(graph: Graph, node: NodeProto) -> Match | Refusal | None:
     """The site around a Conv: the match that takes in most, or why there is none."""
-    found = _match(graph, node, MAX_SOURCES)
+    found = _match(graph, node, most_sources())
     if isinstance(found, Match) and kernels.reject(found.call):
         # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
         joined = _match(graph, node, 0)
@@ -49,8 +49,8 @@ def _match(graph: Graph, node: NodeProto, flatten_to: int) -> Match | Refusal | 
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
 
     def rejected(operands: Sequence[Operand]) -> str | None:
-        if len(operands) > MAX_SOURCES:
-            return f"Concat joins {len(operands)} tensors, at most {MAX_SOURCES} can be fused; split the Concat"
+        if len(operands) > most_sources():
+            return f"Concat joins {len(operands)} tensors, at most {most_sources()} can be fused; split the Concat"
         return kernels.reject(_call(facts, operands, chains[-1]))
 
     taken: dict[tuple[str, ...], tuple[Operand, ...]] = {}  # best first, each with other tensors as sources
@@ -59,7 +59,7 @@ def _match(graph: Graph, node: NodeProto, flatten_to: int) -> Match | Refusal | 
         taken.setdefault(tuple(o.tensor for o in operands), operands)
     options = [
         _built(graph, node, site, facts, folded, operands, chain)
-        for operands in taken.values() if len(operands) <= MAX_SOURCES for chain in chains
+        for operands in taken.values() if len(operands) <= most_sources() for chain in chains
     ]  # fmt: skip
     if not options:
         return Refusal(rejected(plain) or "", (node, *site.nodes))
@@ -109,7 +109,7 @@ def _built(
 
 def merge_key(found: Match) -> Hashable | None:
     """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
-    form = conv_form.parse(found.call.op_type)
+    form = conv_form.form_of(found.call.op_type)
     if form.residual or form.outputs > 1:
         return None
     attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def merge(matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
     waiting = sorted(range(len(matches)), key=lambda i: matches[i].call.outputs[0].dims[1] % 8 != 0)
     done = []
     while len(waiting) > 1:
-        for count in range(min(MAX_OUTPUTS, len(waiting)), 1, -1):
+        for count in range(min(most_outputs(), len(waiting)), 1, -1):
             if merged := _merged([matches[i] for i in waiting[:count]]):
                 done.append((waiting[:count], merged))
                 waiting = waiting[count:]
@@ -134,7 +134,7 @@ def merge(matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
 
 def _merged(matches: Sequence[Match]) -> Match | None:
     first = matches[0]
-    form = replace(conv_form.parse(first.call.op_type), outputs=len(matches))
+    form = replace(conv_form.form_of(first.call.op_type), outputs=len(matches))
     attrs: dict[str, Any] = dict(first.call.attrs)
     geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
     params = {name: attrs[name][0] for name in ("alpha", "lo", "hi")}

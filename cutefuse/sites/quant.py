@@ -7,7 +7,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph
 from cutefuse.ops import conv_math, quant_concat_conv
-from cutefuse.ops.conv_form import MAX_SOURCES
+from cutefuse.ops.conv_form import most_sources
 from cutefuse.ops.quant_concat_conv import make_call, plain_of
 from cutefuse.sites import quant_facts
 from cutefuse.sites.chain import chains_after
@@ -21,7 +21,7 @@ class QuantSites(Finder):
     anchors = frozenset({"Conv"})
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        site = quant_facts.find(graph, node, MAX_SOURCES)
+        site = quant_facts.find(graph, node, most_sources(quantised=True))
         if site is None or isinstance(site, Refusal):
             return site
         K = site.weight.dims[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,17 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.ops import conv_math
 from cutefuse.ops.conv_call import FLOAT_MAX
+from cutefuse.ops.conv_form import Form
 from cutefuse.torch.launch import NAMES, device_facts, runs_in_library
 
-ACTIVATIONS = ("", "Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh")
+# name -> function of (z, alpha, lo, hi)
+_FUNCTIONS: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
+    "": lambda z, *_: torch.clone(z), "Relu": lambda z, *_: F.relu(z),
+    "LeakyRelu": lambda z, alpha, *_: F.leaky_relu(z, alpha), "Clip": lambda z, _, lo, hi: z.clamp(lo, hi),
+    "Silu": lambda z, *_: F.silu(z), "HardSwish": lambda z, *_: F.hardswish(z),
+    "Sigmoid": lambda z, *_: torch.sigmoid(z), "Tanh": lambda z, *_: torch.tanh(z),
+}  # fmt: skip
+ACTIVATIONS = tuple(_FUNCTIONS)
 
 
 def _pack(weight: Tensor, channels: Sequence[int]) -> Tensor:
@@ -32,14 +40,6 @@ def _convolve(xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride:
     top, left, bottom, right = padding
     x = F.pad(torch.cat(list(xs), 1), (left, right, top, bottom))
     return F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), list(stride), 0, list(dilation))
-
-
-def _activate(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
-    functions = {
-        "Relu": F.relu, "LeakyRelu": lambda t: F.leaky_relu(t, alpha), "Clip": lambda t: t.clamp(lo, hi),
-        "Silu": F.silu, "HardSwish": F.hardswish, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "": torch.clone,
-    }  # fmt: skip
-    return functions[activation](z)
 
 
 def _slope(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
@@ -81,7 +81,7 @@ def _concat_conv(
 ) -> Tensor:  # fmt: skip
     if not runs_in_library(xs[0]):
         z = _convolve(xs, weight, bias, stride, padding, dilation)
-        return _activate(z, activation, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
+        return _FUNCTIONS[activation](z, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
     step = 16 // xs[0].element_size()
     channels = [x.shape[1] for x in xs]
 
@@ -109,7 +109,7 @@ def _concat_conv(
         "alpha": [alpha], "lo": [lo], "hi": [hi],
     }  # fmt: skip
     call = kernels.Call(
-        f"CuteConcatConv{len(xs)}{activation}", inputs, [operand(y, (N, K, P, Q))], attrs, sm=sm, sm_count=sm_count
+        Form(len(xs), activation).op_type, inputs, [operand(y, (N, K, P, Q))], attrs, sm=sm, sm_count=sm_count
     )
     size = kernels.workspace_bytes(call)
     workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=y.device)
