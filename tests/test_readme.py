@@ -81,7 +81,27 @@ def test_commands_and_their_options_exist() -> None:
             assert option in done.stdout, f"cutefuse {name} has no {option}"
 
 
-def test_links_lead_to_files() -> None:
-    targets = re.findall(r"\]\(([^)#]+)", README)
-    assert "docs/design.md" in targets
-    assert [t for t in targets if not (ROOT / t).exists()] == []
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text())
+    local = [(page.parent / target if target else page, anchor) for target, anchor in links if ":" not in target]
+    assert [str(target) for target, _ in local if not target.exists()] == []
+    assert [anchor for target, anchor in local if anchor and anchor not in anchors(target)] == []
+
+
+def test_pages_of_documents_are_linked_from_the_readme_or_from_each_other() -> None:
+    linked = {(page.parent / t).resolve() for page in PAGES for t in re.findall(r"\]\(([^)#\s]+)", page.read_text())}
+    assert [str(page) for page in PAGES if page.parent != ROOT and page not in linked] == []
+
+
+def test_a_newcomer_reads_it_in_minutes() -> None:
+    assert len(README.split()) <= 1300

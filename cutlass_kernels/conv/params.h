@@ -67,8 +67,7 @@ struct Tile {
   // alone, 8 or 4; every source is copied in the largest pieces that its pixels and channels allow.
   int copy_bytes;
   // The cost model: one block alone on a multiprocessor takes this long for every channel of the reduction, and at its
-  // start and end. Fitted on an H200 to 21 shapes (docs/measured.md), for float32 and the forms to 34
-  // (docs/measured_ampere.md), for int8 in docs/measured_int8.md.
+  // start and end. Fitted on an H200 to the shapes of docs/measured.md.
   double channel_ns, block_us;
   int halo_rows = 0;  // > 0: the taps of a filter row share their pixels, of which a stage holds up to m + halo_rows
   Sums sums = Sums::kNone;
