@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +47,35 @@ OPERATIONS = {
     "yolov8n": 8.7, "yolov8s": 28.6, "yolo11s": 21.5, "googlenet": 3.0, "squeezenet1_1": 0.70, "densenet121": 5.67,
     "inception_v3": 11.43, "vovnet39": 14.18, "dla34": 6.14, "hrnet_ocr": 2 * 1296.8 / 4,
 }  # fmt: skip
+
+
+FOLDER = Path(models.__file__).parent
+# What a file may import beside the standard library: the generators need nothing that a deployment machine lacks.
+IMPORTS = {
+    "": {"numpy", "onnx", "models"},
+    "blocks": {"numpy", "models.net", "models.blocks"},
+    "networks": {"numpy", "models.net", "models.blocks"},
+    "parts": {"numpy", "models.net"},
+}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        FOLDER / "net.py",
+        FOLDER / "moments.py",
+        *(p for f in ("blocks", "networks", "parts") for p in (FOLDER / f).glob("*.py")),
+    ],
+    ids=lambda p: p.stem,
+)
+def test_a_generator_imports_numpy_and_onnx_alone(path: Path) -> None:
+    allowed = IMPORTS["" if path.parent == FOLDER else path.parent.name]
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            standard = name.partition(".")[0] in sys.stdlib_module_names
+            assert standard or any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path} imports {name}"
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
