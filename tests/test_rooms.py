@@ -44,7 +44,7 @@ def imported(tree: ast.AST, package: str) -> set[str]:
             module = ".".join([*head, *([node.module] if node.module else [])])
             # `from cutefuse import kernels` imports a module of the package, not a name of its __init__.
             found.update(f"{module}.{alias.name}" if module == "cutefuse" else module for alias in node.names)
-    return {name for name in found if name.split(".")[0] == "cutefuse"}
+    return {name for name in found if name.split(".")[0] in ("cutefuse", "models")}
 
 
 def faults(path: Path, text: str) -> list[str]:
@@ -53,7 +53,9 @@ def faults(path: Path, text: str) -> list[str]:
     own = room_of(".".join(parts))
     found = []
     for name in sorted(imported(ast.parse(text), ".".join(parts[:-1]))):
-        if (room := room_of(name)) not in ("base", own, *MAY_IMPORT[own]):
+        if name.split(".")[0] == "models":
+            found.append(f"{'/'.join(parts)} imports {name}: the package does not need the demo models")
+        elif (room := room_of(name)) not in ("base", own, *MAY_IMPORT[own]):
             found.append(f"{'/'.join(parts)} ({own}) imports {name} ({room})")
     return found
 
@@ -89,6 +91,7 @@ def test_every_folder_is_a_room_and_says_what_lives_there() -> None:
         ("def f():\n    from cutefuse import kernels", "kernels"),
         ("def f():\n    import cutefuse.report.rank as rank", "report"),
         ("if TYPE_CHECKING:\n    from ..engine.files import Artifacts", "engine"),
+        ("import models", "models"),
     ],
 )
 def test_an_upward_import_is_seen_wherever_it_stands(text: str, room: str) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+import models
 from cutefuse.commands import trt_check
 from cutefuse.commands.trt_check import FAILED, PASSED, SKIPPED, Check, attempt, main, markdown, worst_error
 
+ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow  # builds and profiles several engines
 
 # Builds by remembering the model, runs it with ONNX Runtime (the patched model's function bodies), and writes the files
@@ -74,7 +78,9 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(tmp_path: Path, *words: str) -> tuple[int, list[dict]]:
     out = tmp_path / "report"
-    code = main(["-o", str(out), "--models", "bevfusion_fuser", "--dtypes", "float32", *words])
+    model = tmp_path / "bevfusion_fuser.onnx"
+    onnx.save(models.build("bevfusion_fuser", small=True), model)
+    code = main([str(model), "-o", str(out), *words])
     report = json.loads((out / "trt_check.json").read_text())
     assert (out / "trt_check.md").read_text().startswith("# cutefuse on TensorRT\n")
     return code, report["checks"]
@@ -83,7 +89,7 @@ def run(tmp_path: Path, *words: str) -> tuple[int, list[dict]]:
 def test_a_right_and_faster_engine_passes_with_its_numbers(tmp_path: Path, stub: Path) -> None:
     code, checks = run(tmp_path)
     by_name = {c["name"]: c for c in checks}
-    model = by_name["bevfusion_fuser float32"]
+    model = by_name["bevfusion_fuser"]
     assert model["status"] == PASSED, model["text"]
     assert model["numbers"]["speedup"] == pytest.approx(2.0)
     assert model["numbers"]["patched_error"] < 1e-3
@@ -97,7 +103,7 @@ def test_a_wrong_engine_fails_the_check_and_the_command(
 ) -> None:
     monkeypatch.setenv("STUB_WRONG", "1")
     code, checks = run(tmp_path)
-    [model] = [c for c in checks if c["name"] == "bevfusion_fuser float32"]
+    [model] = [c for c in checks if c["name"] == "bevfusion_fuser"]
     assert code == 1 and model["status"] == FAILED
     assert "the patched engine's error is" in model["text"]
 
@@ -107,7 +113,7 @@ def test_an_engine_that_silently_lost_its_plugins_fails(
 ) -> None:
     monkeypatch.setenv("STUB_NO_PLUGINS", "1")
     code, checks = run(tmp_path)
-    [model] = [c for c in checks if c["name"] == "bevfusion_fuser float32"]
+    [model] = [c for c in checks if c["name"] == "bevfusion_fuser"]
     assert code == 1 and model["status"] == FAILED and "plugin" in model["text"]
 
 
@@ -116,7 +122,7 @@ def test_without_tensorrt_it_says_so_and_exits_with_2(
 ) -> None:
     monkeypatch.setattr(trt_check.trtexec, "find", lambda: None)
     monkeypatch.setattr(trt_check.importlib.util, "find_spec", lambda name: None)
-    assert main(["-o", str(tmp_path / "report")]) == 2
+    assert main(["model.onnx", "-o", str(tmp_path / "report")]) == 2
     assert "no TensorRT was found" in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
 
@@ -140,3 +146,21 @@ def test_the_error_of_missing_or_nan_outputs_is_infinite() -> None:
 def test_the_markdown_counts_what_passed_failed_and_was_skipped() -> None:
     text = markdown({"GPU": "H200"}, [Check("a", PASSED, "ok"), Check("b", FAILED, "x | y"), Check("c", SKIPPED, "no")])
     assert "| b | failed | x / y |" in text and text.endswith("1 passed, 1 failed, 1 skipped\n")
+
+
+def test_the_script_checks_the_demo_models_and_refuses_one_that_is_not_there(tmp_path: Path, stub: Path) -> None:
+    script = [sys.executable, str(ROOT / "scripts/trt_check.py"), "-o", str(tmp_path / "out"), "--models"]
+    done = subprocess.run([*script, "none_such"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no demo model none_such; choose from")
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+    done = subprocess.run([*script, "bevfusion_fuser", "--dtypes", "float16"], capture_output=True, text=True)
+    assert "bevfusion_fuser_float16: passed" in done.stdout, done.stderr
+    assert "| bevfusion_fuser_float16 | passed |" in (tmp_path / "out/trt_check.md").read_text()
+
+
+def test_a_model_without_a_site_is_one_sentence(tmp_path: Path, stub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(n, 1, [2]) for n in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "relu.onnx")
+    assert main([str(tmp_path / "relu.onnx"), "-o", str(tmp_path / "report")]) == 2
+    assert "relu.onnx could not be patched (exit code 3)" in capsys.readouterr().err

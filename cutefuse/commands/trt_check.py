@@ -1,6 +1,6 @@
 """`cutefuse trt-check`: what only a machine with TensorRT can show, as one report to attach to an issue.
 
-It loads the plugin library in every way that TensorRT offers, builds the demo models plain and patched, compares what
+It loads the plugin library in every way that TensorRT offers, builds models plain and patched, compares what
 both engines compute with ONNX Runtime, and times them. Writes trt_check.json and trt_check.md.
 """
 
@@ -16,7 +16,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -30,13 +30,13 @@ from cutefuse.engine import trtexec
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import memory
-from cutefuse.output import write_json, write_text
+from cutefuse.output import make_folder, write_json, write_text
+from cutefuse.sites.find import FUSED
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 PROBE = "CuteConcatConv2Relu"
 # One rounding of the type that the products go through; TF32 and float16 keep 10 bits, bfloat16 keeps 7.
-EPSILON = {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-DTYPES = ("float32", "float16")
+EPSILON = {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7, "int8": 2.0**-7}
 
 LOAD_LIBRARY = """
 import sys, tensorrt as trt
@@ -161,23 +161,15 @@ def _polygraphy(model: Path, register: str) -> Check:
     return attempt(name, body)
 
 
-def make_models(name: str, dtype: str, outdir: Path, small: bool) -> tuple[Path, Path]:
-    """A demo model and its patched twin. Raises CutefuseError when ONNX Runtime sees a difference."""
-    import onnx
-
+def patched_twin(plain: Path, outdir: Path) -> tuple[Path, str]:
+    """The patched model and the type of its fused nodes. Raises CutefuseError when ONNX Runtime sees a difference."""
     from cutefuse.commands.patch import Options, patch
 
-    try:
-        import models
-    except ImportError:
-        raise CutefuseError("the demo models are not installed; run `make trt-check` in a clone") from None
-    plain = outdir / f"{name}_{dtype}.onnx"
-    onnx.save(models.build(name, dtype, small), plain)
-    patched = outdir / f"{name}_{dtype}.cutefuse.onnx"
+    patched = outdir / f"{plain.name.removesuffix('.onnx')}.cutefuse.onnx"
     result = patch(plain, patched, Options(verify=True, sm=local_sm()))
     if result.exit_code:
         raise CutefuseError(f"{plain.name} could not be patched (exit code {result.exit_code}); see its patch.json")
-    return plain, patched
+    return patched, next(s.match.call.outputs[0].dtype for s in result.sites if s.status == FUSED and s.match)
 
 
 def infer(
@@ -239,15 +231,15 @@ def _infer_with_python(files: Artifacts, feed: Mapping[str, np.ndarray], plugins
     return {name: array.astype(np.float64) for name, array in results.items()}
 
 
-def model_check(name: str, dtype: str, outdir: Path, small: bool) -> Check:
-    """Build, run and time one demo model plain and patched."""
+def model_check(plain: Path, outdir: Path) -> Check:
+    """Build, run and time one model plain and patched."""
 
     def body() -> tuple[str, dict[str, float]]:
         import onnxruntime
 
         from cutefuse.engine.onnxruntime import seeded_inputs
 
-        plain, patched = make_models(name, dtype, outdir, small)
+        patched, dtype = patched_twin(plain, outdir)
         session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])
         feed = seeded_inputs(session, {})
         truth = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
@@ -272,7 +264,7 @@ def model_check(name: str, dtype: str, outdir: Path, small: bool) -> Check:
             f"error {numbers['plain_error']:.2g} plain, {numbers['patched_error']:.2g} patched"
         ), numbers
 
-    return attempt(f"{name} {dtype}", body)
+    return attempt(plain.stem, body)
 
 
 def worst_error(truth: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> float:
@@ -301,32 +293,20 @@ def markdown(found: Mapping[str, str], checks: list[Check]) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cutefuse trt-check", description=__doc__)
+    parser.add_argument("models", type=Path, nargs="+", help="ONNX models; `make trt-check` in a clone brings its own")
     parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
-    parser.add_argument(
-        "--models", nargs="+", help="models to build; all parts of networks and the demo's models by default"
-    )
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="types to build them in")
-    parser.add_argument("--full-size", action="store_true", help="real sizes instead of small ones")
     return parser
 
 
-def check(arguments: argparse.Namespace) -> int:
+def check(models: Sequence[Path], outdir: Path) -> int:
     """Run every check, print and write the report; 1 when one failed. Raises CutefuseError without TensorRT."""
     engine.choose_backend("auto")
-    outdir: Path = arguments.outdir
-    outdir.mkdir(parents=True, exist_ok=True)
-    names = arguments.models
-    if names is None:
-        import models
-
-        names = sorted({*models.PARTS, *models.DEMO})
+    make_folder(outdir)
     found = facts()
-    _, smallest = make_models(names[0], arguments.dtypes[0], outdir, True)
-    checks = loading_checks(smallest)
-    for name in names:
-        for dtype in arguments.dtypes:
-            checks.append(model_check(name, dtype, outdir, not arguments.full_size))
-            print(f"{checks[-1].name}: {checks[-1].status}: {checks[-1].text}", flush=True)
+    checks = loading_checks(patched_twin(models[0], outdir)[0])
+    for model in models:
+        checks.append(model_check(model, outdir))
+        print(f"{checks[-1].name}: {checks[-1].status}: {checks[-1].text}", flush=True)
     write_json(outdir / "trt_check.json", {"schema": 1, "facts": found, "checks": [asdict(c) for c in checks]})
     text = markdown(found, checks)
     write_text(outdir / "trt_check.md", text)
@@ -337,4 +317,4 @@ def check(arguments: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Command line of `cutefuse trt-check`."""
     arguments = make_parser().parse_args(argv)
-    return run_command(lambda: check(arguments))
+    return run_command(lambda: check(arguments.models, arguments.outdir))
