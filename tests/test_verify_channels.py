@@ -201,16 +201,40 @@ def test_large_converted_models_are_run_from_a_file(tmp_path: Path, monkeypatch:
 def test_sites_that_were_not_compared_are_counted_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Between the two sites the tensor z stays in float16, under another name.
-    code, proof = patched_by(graph(TWO, VALUES), tmp_path, "--dtype", "fp16", "--scope", "sites")
-    assert code == 0 and [s["name"] for s in proof["sites"]] == ["Conv_4"] and proof["fused_sites"] == 2
-    assert proof["unprobed"] == [{"name": "Conv_1", "why": "its result is no tensor of both models"}]
-    out = capsys.readouterr().out
-    assert "1 of 2 fused sites" in out and "compared through the outputs alone: Conv_1 (its result is no" in out
     monkeypatch.setattr(verify, "MAX_SITES", 1)
     code, proof = patched_by(graph(TWO, VALUES), tmp_path)
     assert code == 0 and [s["name"] for s in proof["sites"]] == ["Conv_1"]
     assert proof["unprobed"] == [{"name": "Conv_4", "why": "of many sites only 1 are compared by themselves"}]
+    out = capsys.readouterr().out
+    assert "1 of 2 fused sites" in out and "compared through the outputs alone: Conv_4 (of many sites" in out
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_results_that_stay_in_another_type_between_sites_are_compared(dtype: str, tmp_path: Path) -> None:
+    code, proof = patched_by(graph(TWO, VALUES), tmp_path, "--dtype", dtype, "--scope", "sites")
+    assert code == 0 and not proof["unprobed"]
+    assert [(s["name"], s["tensor"]) for s in proof["sites"]] == [("Conv_1", "z"), ("Conv_4", "y")]
+    assert all(1e-5 < s["max_rel_error"] for s in proof["sites"])
+    patched = onnx.load(str(tmp_path / "m.cutefuse.onnx"))
+    assert "z" not in {o for n in patched.graph.node for o in n.output}, "the written model has no Cast for it"
+
+
+def test_a_result_that_one_model_lacks_is_named(tmp_path: Path) -> None:
+    _, patched = run_patch(graph(TWO, VALUES), tmp_path)
+    probes = [verify.Probe("first", "z"), verify.Probe("second", "x")]
+    proof = verify.verify(tmp_path / "model.onnx", patched, tmp_path, 1e-3, {}, probes=probes)
+    assert proof["passed"] and [s["name"] for s in proof["sites"]] == ["first"] and proof["fused_sites"] == 2
+    assert proof["unprobed"] == [{"name": "second", "why": "its result is no tensor of both models"}]
+
+
+def test_rounding_that_the_runtime_leaves_out_is_no_fault(tmp_path: Path) -> None:
+    # Between Relu and Sub ONNX Runtime keeps float32, unless someone looks at t1 and t2; their difference is small.
+    body = "c = Concat<axis=1>(a, b) x = Conv(c, w, k) t1 = Relu(x) x2 = Conv(c, w) t2 = Relu(x2) y = Sub(t1, t2)"
+    values = weights(dtype="float16", w=(16, 24, 3, 3), k=(16,))
+    values["k"] *= np.float16(1e-2)
+    result, _ = run_patch(graph(body, values, dtype="float16"), tmp_path)
+    proof = result.report["verify"]
+    assert proof["passed"] and max(r["max_rel_error"] for r in proof["end_to_end"]) > 1e-2
 
 
 def test_probes_that_cannot_be_typed_leave_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

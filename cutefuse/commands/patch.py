@@ -27,8 +27,8 @@ from cutefuse.graph.read import Graph, op_counts
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 from cutefuse.ops import operators
 from cutefuse.output import write_text
-from cutefuse.rewrite.apply import Plan, add_bodies, apply_sites, plan
-from cutefuse.rewrite.prove import failure, probes, words
+from cutefuse.rewrite.apply import Plan, apply_sites, plan
+from cutefuse.rewrite.prove import failure, prove, words
 from cutefuse.sites.find import (
     EXCLUDED,
     FUSED,
@@ -155,25 +155,13 @@ def _write(
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = sum(s.cost.bytes_moved for s in sites if s.status == FUSED and s.cost) if model.ByteSize() > 1 << 30 else 0
     external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
-    probed = probes(sites)
     with writer(output, external) as out:
         apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
         out.save(model, source.parent)
         if options.verify:
-            from cutefuse.graph.verify import verify
-            from cutefuse.progress import spinner
-
-            fused = [s for s in sites if s.status == FUSED and s.match]
-            runnable = model
-            if not options.functions:
-                runnable = onnx.ModelProto()
-                runnable.CopyFrom(model)
-                add_bodies(runnable, fused, graph.opset)
-            tolerance = max(s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match)
-            with spinner(f"running {source.name} and its patched model on the same inputs"):
-                report["verify"] = verify(
-                    source, runnable, out.folder, tolerance, options.shapes, options.seed, probed, converted
-                )
+            report["verify"] = prove(
+                source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed
+            )
             if not report["verify"]["passed"]:
                 return None
         out.commit()

@@ -150,9 +150,9 @@ def verify(
 
     The probed tensors, of at most MAX_SITES sites in graph order, become outputs of both models; sites that could not
     be probed are under "unprobed". If a model amplifies rounding errors (a QuantizeLinear rounds to the next step, a
-    TopK picks another score), the plain comparison fails although every site is right: then every site and output is
-    computed again from the unfused model's values of the probed tensors, and that verdict counts; the plain figures of
-    all tensors are under "end_to_end".
+    TopK picks another score), the plain comparison fails although every site is right: then both models compute every
+    site and output again from the unfused one's values of the probed tensors, and that verdict counts; the plain
+    figures of all tensors are under "end_to_end".
 
     Raises VerificationError when an unfused model cannot be run: without a truth nothing is proven.
     """
@@ -196,7 +196,7 @@ def verify(
             return report
         results = judge(actual)
         if chosen and not passed(results):
-            local = _from_given(patched, folder, runner.reference, judge, actual, feeds)
+            local = _from_given((unfused, base), (patched, folder), runner.reference, judge, actual, feeds)
             if local is not None and passed(local):
                 report["end_to_end"] = [{"name": name, **r} for name, r in results.items()]
                 results = local
@@ -220,18 +220,29 @@ def _run_converted(runner: Runner, feeds: Mapping[str, np.ndarray]) -> list[Any]
 
 
 def _from_given(
-    patched: onnx.ModelProto, folder: Path, reference: bool, judge: Judge, actual: Sequence[Any],
-    feeds: Mapping[str, np.ndarray],
+    unfused: tuple[onnx.ModelProto, Path], patched: tuple[onnx.ModelProto, Path], reference: bool, judge: Judge,
+    actual: Sequence[Any], feeds: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, Any]] | None:  # fmt: skip
-    """The figures when every site and output is computed from the unfused model's values; None when that cannot run."""
-    pairs = zip(judge.names, judge.expected, actual, strict=True)
-    given = {n: np.asarray(a).astype(np.asarray(b).dtype) for n, a, b in pairs if n in judge.probed}
+    """The figures when both models compute every site and output from the unfused one's values of the probed tensors.
+
+    None when that cannot run. The unfused model runs again as well, since a runtime that sees no tensor between two
+    nodes may leave out its rounding.
+    """
+    values = {n: np.asarray(v) for n, v in zip(judge.names, judge.expected, strict=True) if n in judge.probed}
+    types = {n: np.asarray(v).dtype for n, v in zip(judge.names, actual, strict=True)}
+    low = {n: v.astype(types[n]) for n, v in values.items()}
     probed = judge.names[judge.outputs :]
+    made = []
     try:
-        forced = _with_given(_with_outputs(patched, probed), given)
-        return judge(Runner(forced, folder, reference)(dict(feeds) | given))
+        for (model, folder), given in (
+            (unfused, {n: low[n].astype(v.dtype) for n, v in values.items()}),
+            (patched, low),
+        ):
+            forced = _with_given(_with_outputs(model, probed), given)
+            made.append(Runner(forced, folder, reference)(dict(feeds) | given))
     except Exception:  # ONNX Runtime's exceptions share no public base class; the plain verdict stands
         return None
+    return judge.against(made[0])(made[1])
 
 
 def _choose(

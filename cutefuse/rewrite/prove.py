@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from cutefuse.graph.verify import Probe
+from onnx import ModelProto, NodeProto, helper
+
+from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.read import ELEM_TYPES, Graph
+from cutefuse.graph.verify import Probe, verify
+from cutefuse.progress import spinner
+from cutefuse.rewrite.apply import add_bodies
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Match
 
 LISTED = 4  # inputs or sites that a line names before it says how many more there are
 
 
-def probes(sites: Sequence[Site]) -> list[Probe]:
+def prove(
+    source: Path, graph: Graph, folder: Path, sites: Sequence[Site], converted: ModelProto | None, functions: bool,
+    shapes: Mapping[str, Sequence[int]], seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """What `verify` says about a graph that was patched; `functions`: whether the function bodies are in the model."""
+    fused = [s for s in sites if s.status == FUSED and s.match]
+    model, casts = graph.model, _left_out(graph.model, sites)
+    if casts or not functions:
+        model = ModelProto()
+        model.CopyFrom(graph.model)
+        model.graph.node.extend(casts)
+    if not functions:
+        add_bodies(model, fused, graph.opset)
+    tolerance = max(s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match)
+    with spinner(f"running {source.name} and its patched model on the same inputs"):
+        return verify(source, model, folder, tolerance, shapes, seed, _probes(fused), converted)
+
+
+def _probes(sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
-    fused = [(s.name, s.match) for s in sites if s.status == FUSED and s.match]
+    fused = [(s.name, s.match) for s in sites if s.match]
     return [Probe(name, t, _inner(match, t)) for name, match in fused for t in match.outputs if t]
 
 
@@ -32,6 +57,20 @@ def _inner(match: Match, tensor: str) -> tuple[str, ...]:
         if maker[name].op_type != "Conv":
             ahead += maker[name].input
     return tuple(n for n in found if n != tensor) if convolved else ()
+
+
+def _left_out(model: ModelProto, sites: Sequence[Site]) -> list[NodeProto]:
+    """Casts to the results that a patched model does not make: between two sites that compute in another type than the
+    graph's, the rewriter leaves the tensors of the graph's type out."""
+    fused = {n.name: n for n in model.graph.node if n.domain == DOMAIN}
+    made = {o for n in model.graph.node for o in n.output}
+    pairs = [
+        (low, name, ELEM_TYPES[site.cast_from])
+        for site in sites
+        if site.status == FUSED and site.match and site.cast_from
+        for low, name in zip(fused[site.name].output, site.match.outputs, strict=True)
+    ]
+    return [helper.make_node("Cast", [low], [name], to=to) for low, name, to in pairs if name and name not in made]
 
 
 def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
