@@ -166,7 +166,7 @@ def run(argv: list[str] | None) -> int:
         rows, started = [], time.time()
         for name in args.shapes or known:
             rows += measure(known[name], args, device)
-            write(args.json, rows)  # after each shape: a run that is cut off leaves what it measured
+            write(args.json, rows)  # after each shape, so that an interrupted run keeps its figures
             print(f"# {name} done after {time.time() - started:.0f} s", file=sys.stderr, flush=True)
         print(f"{device['gpu']}, torch {device['torch']}, cuDNN {device['cudnn']}, {args.dtype}")
     print(markdown.text(rows) if args.markdown else table.text(rows))

@@ -1,4 +1,4 @@
-"""What one launch costs the host, in microseconds, while the device is never waited for.
+"""What one launch costs the host, in microseconds, without waiting for the device.
 
     python benchmarks/launch_cost.py --json launch.json
 
@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from cutefuse import kernels  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
-BATCH = 300  # launches in flight: the driver's queue holds 1024, and a full one would be waited for
+BATCH = 300  # launches in flight: the driver's queue holds 1024, and a full one makes the host wait
 DISTINCT = 128  # output addresses of the calls that encode, four times what a thread keeps
 SHAPES = ("yolo_neck_p3_b1", "yolov7_elan_p2_b1", "raft_gru_1x5_b1", "lss_up_6cams")
 COLUMNS = ("judge_us", "kept_us", "encode_us", "python_us", "cutlass2_us", "cutlass3_us", "torch_us")

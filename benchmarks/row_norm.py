@@ -4,8 +4,8 @@
     python benchmarks/row_norm.py --every-tile --large                   # and our other tiles, and tensors of 256 MB
 
 Time is the median over rounds of CUDA graph replays; every variant replays once per round, so that clocks and
-temperature hit all alike. Bytes are the least that the operation must move: each operand read or written once. *copy*
-is torch.neg into another buffer, one read and one write of the tensor; the share of it is of its bytes per second.
+temperature are the same for all. Bytes are the least that the operation must move: each operand read or written once.
+*copy* is torch.neg into another buffer, one read and one write of the tensor; shares are of its bytes per second.
 """
 
 from __future__ import annotations

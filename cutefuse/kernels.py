@@ -118,7 +118,7 @@ def operator_of(op_type: str) -> dict[str, Any]:
 
 @functools.cache
 def facts(op_type: str) -> dict[str, Any]:
-    """What an op_type is, as the library says it; nobody reads names.
+    """What an op_type is, according to the library; nobody parses names.
 
     inputs, outputs (counts), kind ("convolution", "norm", "norm_backward"), sources, activation ("" for none; the
     others are `describe()["activations"]`), residual (None, "before" or "after" the activation), view, quantised,

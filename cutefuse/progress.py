@@ -1,4 +1,4 @@
-"""Progress on the terminal: shown only where somebody looks, and silent in logs."""
+"""Progress: shown on a terminal, silent in logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def spinner(title: str) -> Iterator[None]:
-    """A turning sign with the elapsed time around a block of unknown length; one plain line without a terminal."""
+    """A spinner with the elapsed time around a block of unknown length; one plain line without a terminal."""
     if not sys.stderr.isatty():
         print(f"{title} ...", file=sys.stderr)
         yield

@@ -1,4 +1,4 @@
-"""Tables for the terminal: rich where somebody looks, aligned plain text where the output is piped."""
+"""Tables: rich on a terminal, aligned plain text in a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], n
         for i, column in enumerate(columns):
             grid.add_column(column, justify="right" if i in numbers else "left", overflow="fold")
         for row in rows:
-            grid.add_row(*(Text(str(cell)) for cell in row))  # names hold brackets, which are no markup
+            grid.add_row(*(Text(str(cell)) for cell in row))  # brackets in names are not markup
         Console().print(grid)
         return
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]

@@ -1,7 +1,7 @@
 """torch.cat and CUTLASS 2.x as a peer of ConcatConv's forms: the instructions of the Ampere path, tf32 for float32.
 
 CUTLASS's optimised iterator wants whole 16-byte vectors, so channels are padded with zeros while they are joined. A
-residual is left out of its epilogue, which flatters the peer.
+residual is left out of its epilogue, which favours the peer.
 """
 
 from __future__ import annotations

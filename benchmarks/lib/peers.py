@@ -113,7 +113,7 @@ def _convolution(work: Workload) -> Callable[[Any], Any]:
 
 
 def _cudnn(work: Workload) -> Callable[[Any], Any]:
-    """One cuDNN plan for conv + bias + relu; for other activations the bare convolution, which flatters the peer."""
+    """One cuDNN plan for conv + bias + relu; for other activations the bare convolution, which favours the peer."""
     import torch
     import torch.nn.functional as F
 

@@ -2,7 +2,7 @@
 
 One graph holds several launches that rotate through copies of the operands, so every launch finds its inputs in DRAM.
 Variants of one problem are replayed in turn, round after round and in another order each time, so that clocks and
-temperature are the same for all: at its power limit a GPU runs a kernel up to a tenth slower behind hungry ones.
+temperature are the same for all: at its power limit a GPU runs a kernel up to a tenth slower after power-hungry ones.
 """
 
 from __future__ import annotations

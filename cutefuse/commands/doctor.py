@@ -22,7 +22,7 @@ OK, OPTIONAL, MISSING = "ok", "optional", "missing"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for. `advice` says what to do when it is not there, "" when nothing is."""
+    """One check. `advice` says what to do when something is missing, "" when there is nothing to do."""
 
     name: str
     status: str  # ok; optional: cutefuse works without it; missing: something the user wants will fail
@@ -141,7 +141,7 @@ def check_package(name: str, advice: str) -> Finding:
 
 
 def check_program(name: str, option: str, advice: str) -> Finding:
-    """A program on PATH and the last line of what it says of its version."""
+    """A program on PATH and the last line of its version message."""
     path = shutil.which(name)
     if path is None:
         return Finding(name, OPTIONAL, "not on PATH", advice)
@@ -154,7 +154,7 @@ def check_program(name: str, option: str, advice: str) -> Finding:
 
 
 def findings() -> list[Finding]:
-    """Everything, in the order in which a deployment needs it."""
+    """All checks, in the order in which a deployment needs them."""
     found = [Finding("Python", OK, f"{platform.python_version()} on {platform.platform()}")]
     found += check_library() + check_gpu() + check_tensorrt()
     found.append(check_program("nvcc", "--version", "needed to build kernels only"))

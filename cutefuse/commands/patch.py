@@ -118,7 +118,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     suit_device(sites, options.sm)
     if options.functions:
         check_bodies(graph, sites)
-    check_overlaps(graph, sites)  # last of the checks: a site that is excluded claims nothing
+    check_overlaps(graph, sites)  # the last check: an excluded site must claim no nodes
     if "parallel" not in options.without:
         merge_parallel(graph, sites, options.sm)
     doomed = plan(graph, sites)

@@ -176,7 +176,7 @@ def drive_command(op: str, case: str, dtype: str, config: int, repeats: int) -> 
 
 
 def drive(op_name: str, case_name: str, dtype: str, config: int, repeats: int) -> int:
-    """Allocate a case's operands on the GPU and launch it: what runs under ncu. Returns the number of launches."""
+    """Allocate a case's operands on the GPU and launch it; this runs under ncu. Returns the number of launches."""
     from cutefuse import kernels
 
     call = case_call(op_name, case_name, dtype)
@@ -218,7 +218,7 @@ def drive(op_name: str, case_name: str, dtype: str, config: int, repeats: int) -
 
 
 def case_call(op_name: str, case_name: str, dtype: str) -> Any:
-    """The call of a named case. Raises CutefuseError with the names there are."""
+    """The call of a named case. Raises CutefuseError with the known names."""
     from cutefuse.ops import operators
 
     found = {op.stem: op for op in operators()}

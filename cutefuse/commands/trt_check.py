@@ -69,7 +69,7 @@ def attempt(name: str, body: Callable[[], tuple[str, dict[str, float]]]) -> Chec
         return Check(name, PASSED, text, numbers)
     except CutefuseError as error:
         return Check(name, FAILED, str(error))
-    except Exception as error:  # a report with a strange failure in it is worth more than a traceback
+    except Exception as error:  # a report that names an unexpected failure is worth more than a traceback
         return Check(name, FAILED, f"{type(error).__name__}: {error}")
 
 
@@ -94,7 +94,7 @@ def run_text(command: list[str], environment: Mapping[str, str] | None = None, t
 
 
 def facts() -> dict[str, str]:
-    """What this machine is: versions, GPU, and where things were found."""
+    """The machine: versions, GPU, and where things were found."""
     found = {
         "cutefuse": cutefuse.__version__,
         "library": str(plugin_path()),

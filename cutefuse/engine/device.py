@@ -1,4 +1,4 @@
-"""The little of the CUDA runtime that running an engine needs, through whichever binding is installed."""
+"""The few CUDA runtime functions that running an engine needs, through whichever binding is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cutefuse.errors import CutefuseError
 
 
 class Device(ABC):
-    """cudaMalloc, one stream and event timing. `call(name, *args)` returns what the runtime's function writes."""
+    """cudaMalloc, one stream and event timing. `call(name, *args)` returns what the runtime's function wrote."""
 
     name = ""
 

@@ -68,7 +68,7 @@ class Artifacts:
 
 @contextmanager
 def whole_or_nothing(*outputs: Path) -> Iterator[None]:
-    """Outputs of another program: when the block fails, partial files go and earlier ones come back.
+    """Outputs of another program. When the block fails, partial files are removed and earlier ones restored.
 
     trtexec writes under the names that it is given; setting the earlier files aside keeps the command that is run
     equal to the command that is printed.

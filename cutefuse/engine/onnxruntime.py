@@ -1,6 +1,6 @@
-"""ONNX Runtime as the embedded engine: profiles a model where no TensorRT is, into the same files and schema.
+"""ONNX Runtime as the embedded engine: profiles a model without TensorRT, into the same files and schema.
 
-The optimised graph is what ran; its nodes are traced back to the nodes of the given model through tensor names, and
+ONNX Runtime runs its optimised graph; those nodes are traced back to the nodes of the model through tensor names, and
 nodes inlined from a function body (a fused node of ours) are traced back to the call.
 """
 
@@ -35,7 +35,7 @@ _IGNORED = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best"
 _TYPES = {"float": ("FP32", "float32"), "float16": ("FP16", "float16"), "bfloat16": ("BF16", None),
           "double": ("FP64", "float64"), "int8": ("Int8", "int8"), "uint8": ("UInt8", "uint8"),
           "int32": ("Int32", "int32"), "int64": ("Int64", "int64"), "bool": ("Bool", "bool")}  # fmt: skip
-# What TensorRT's inspector calls the parameters of these operators.
+# The names that TensorRT's inspector gives to the parameters of these operators.
 _PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTranspose": "Deconvolution",
                     "Concat": "Concatenation", "MaxPool": "Pooling", "AveragePool": "Pooling",
                     "GlobalAveragePool": "Pooling", "Resize": "Resize", "Softmax": "SoftMax",
@@ -50,7 +50,7 @@ _INLINED = re.compile(r"_inlfunc_(\w+?(?:_token_\d+)?)_(?=_)")
 
 
 def options_of(words: list[str]) -> dict[str, str]:
-    """The trtexec options that mean something here; those of TensorRT's builder are passed over, others refused."""
+    """The trtexec options that apply here; those of TensorRT's builder are ignored, others are refused."""
     options: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")

@@ -16,7 +16,7 @@ DOMAIN = "cutefuse"
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the engine step must know about an ONNX model, read without its external weights."""
+    """Facts about an ONNX model that the engine step needs, read without external weights."""
 
     fused_nodes: dict[str, str]  # node name -> op_type of the nodes in our domain
     low_precision: bool  # float16 or bfloat16 weights, inputs or outputs
@@ -81,7 +81,7 @@ def speaks_of(report: dict[str, Any], *names: str) -> bool:
 def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
     """Name -> op_type of each fused node that the engine must run as a plugin.
 
-    The patch report counts when it speaks of this file; a model that travelled without its report counts by its nodes.
+    The patch report decides when it describes this file; without a report the model's own nodes decide.
     """
     report = patch_report(model)
     if report is None or not speaks_of(report, model.name):
@@ -99,7 +99,7 @@ def libraries(fused: bool) -> list[Path]:
 
 
 def library_if_built() -> list[Path]:
-    """The plugin library for an engine file, whose need for it cannot be read from outside."""
+    """The plugin library for an engine file, which does not say whether it needs one."""
     try:
         return [cutefuse.plugin_path()]
     except CutefuseError:

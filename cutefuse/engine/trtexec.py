@@ -35,7 +35,7 @@ FIRST_SEEN = {
 PRECISION_FLAGS = frozenset("--fp16 --bf16 --fp8 --int8 --int4 --best --stronglyTyped".split())
 # Options that trtexec parses and does not list in its help.
 UNLISTED = frozenset("--plugins --streams --useRuntime --distributiveIndependence --tuningResultFile".split())
-# Options that this tool sets itself: where things come from and where they go.
+# Options that this tool sets itself: the paths of inputs and outputs.
 OWN = frozenset("--onnx --saveEngine --loadEngine --exportLayerInfo --exportProfile --exportTimes --help".split())
 
 
@@ -111,7 +111,7 @@ def inspect(path: str) -> Trtexec:
 
 
 def assumed(text: str) -> Trtexec:
-    """A trtexec that is not here, for --dry-run with --trt-version."""
+    """A trtexec that is not installed here, for --dry-run with --trt-version."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     if not numbers or int(numbers[1]) < 10:
         raise CutefuseError(f"--trt-version is {text}; give a version such as 10.3 or 11.1, 10.0 or newer")
@@ -175,12 +175,12 @@ def _merge(command: list[str], options: list[str]) -> list[str]:
 
 
 def quote(command: list[str]) -> str:
-    """The command as one line that a shell takes back."""
+    """The command as one line to paste into a shell."""
     return " ".join(shlex.quote(part) for part in command)
 
 
 def run(command: list[str], log: Path, timeout_s: float | None, title: str) -> str:
-    """Run trtexec, write all it says to `log`, return the text. A failure keeps the log and raises CutefuseError.
+    """Run trtexec, write its output to `log`, return the text. A failure keeps the log and raises CutefuseError.
 
     On timeout, Ctrl-C or SIGTERM the whole process group is ended: trtexec leaves no orphan on the GPU.
     """

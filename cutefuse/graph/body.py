@@ -56,7 +56,7 @@ class Body:
         return self.add("Neg", self.add("LeakyRelu", self.constant(-1.0, "float32"), refs={"alpha": name}))
 
     def cast_like(self, value: str, like: str, dtype: str = "") -> str:
-        """The value in the type of `like`; before CastLike existed, in `dtype`, else that which the body is for."""
+        """The value in the type of `like`; before CastLike existed, in `dtype`, else in the body's own type."""
         if self.opset >= 15:
             return self.add("CastLike", value, like)
         return self.add("Cast", value, to=ELEM_TYPES[dtype or self.dtype])
@@ -78,7 +78,7 @@ class Body:
         return self.add("Gather", value, self.add("Reshape", rows, self.constant([-1])), axis=axis)
 
     def finish(self, op_type: str, inputs: list[str], outputs: list[str], attrs: list[str]) -> FunctionProto:
-        """The function; `outputs` are different values that nodes of this body make: they become the formal outputs."""
+        """The function. `outputs` are distinct values that nodes of this body make; they become the formal outputs."""
         formals = [self.formal(f"y{i}") for i in range(len(outputs))]
         renamed = dict(zip(outputs, formals, strict=True))
         for node in self.nodes:

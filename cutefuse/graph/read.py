@@ -67,9 +67,7 @@ class Graph:
 
     def __init__(self, model: onnx.ModelProto, folder: Path, shapes: onnx.GraphProto | None = None) -> None:
         self.model, self.proto, self.folder = model, model.graph, folder
-        self.nodes = list(
-            self.proto.node
-        )  # holding them keeps id(node) unique; everything below speaks of these objects
+        self.nodes = list(self.proto.node)  # holding them keeps id(node) unique; everything below uses these objects
         self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
         self.initializers = {t.name: t for t in self.proto.initializer}
         inputs = {v.name for v in self.proto.input}

@@ -88,7 +88,7 @@ class Runner:
 
         options = ort.SessionOptions()
         options.log_severity_level = 4
-        # Beyond, sums and layouts are fused into convolutions, which fails on some valid graphs, the original's too.
+        # Higher levels fuse sums and layouts into convolutions, which fails on some valid graphs, unpatched ones too.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -309,7 +309,7 @@ class Raw:
 def reference_ops(host: Host | None = None) -> list[type]:
     """Operator classes for onnx.reference.ReferenceEvaluator(new_ops=...): plugin nodes run through the real plugin.
 
-    Function bodies in the model are passed over. Running a node without a GPU raises CutefuseError.
+    Function bodies in the model are ignored. Running a node without a GPU raises CutefuseError.
     """
     from onnx.reference.op_run import OpRun
 

@@ -90,7 +90,7 @@ class ConcatConv(FusedOp):
         form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
         elements = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
         for i, (tensor, channels) in enumerate(zip(call.inputs, attrs["channels"], strict=False)):
-            elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor only what is read
+            elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor, the channels read
         sizes = [
             n * conv_call.ELEMENT_BYTES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)
         ]

@@ -49,7 +49,7 @@ def cases() -> list[Case]:
 
 
 def _extended() -> Iterator[Case]:
-    """One case for each op_type that is more than sources and an activation."""
+    """One case for each op_type with more than sources and an activation."""
     for form, op_type in forms().items():
         n = form.sources
         if form.quantised or form == Form(n, form.suffix):

@@ -47,7 +47,7 @@ def make_call(
 
 
 def cases() -> list[Case]:
-    """Every op_type at shapes of models, odd ones, tiny ones, none."""
+    """Every op_type at the shapes of models and at odd, tiny and empty ones."""
     found = [
         Case(f"{op_type}: {name}", op_type, sizes)
         for op_type in op_types().values()

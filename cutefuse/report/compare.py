@@ -85,7 +85,7 @@ def compare(engines: list[Engine]) -> Comparison:
 
 
 def _is_helper(layer: Layer) -> bool:
-    """Copies and no-ops belong to whom they serve, not to the tensor that their name mentions."""
+    """A copy or no-op belongs to the layer that it serves, not to the tensor that its name mentions."""
     return layer.kind in ("copy", "noop") and (not layer.raw.get("Metadata") or layer.name.endswith(" copy"))
 
 
@@ -114,7 +114,7 @@ def _row(engines: list[Engine], layers: list[list[int]]) -> Row:
 
 
 def _change(engines: list[Engine], layers: list[list[int]]) -> str:
-    """In words what became of the layers of the first engine in the last one."""
+    """A sentence about what became of the first engine's layers in the last one."""
     a = [engines[0].layers[i] for i in layers[0] if engines[0].layers[i].kind != "noop"]
     b = [engines[-1].layers[i] for i in layers[-1] if engines[-1].layers[i].kind != "noop"]
     if not a or not b:

@@ -1,4 +1,4 @@
-"""What an experienced engineer would point at in an engine, in words, with its cost and its layers."""
+"""Findings about an engine in words, each with its cost and its layers."""
 
 from __future__ import annotations
 

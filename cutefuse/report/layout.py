@@ -145,7 +145,7 @@ def _coordinates(
 
 
 def _settle(row: list[int], wish: list[float], x: dict[int, float], count: int) -> None:
-    """Nearest positions to the wishes that keep order and distances: blocks of touching nodes share one offset."""
+    """The positions nearest to the wished ones that keep order and distances: touching nodes share one offset."""
     blocks: list[tuple[float, int, list[float], list[int]]] = []  # mean wish, size, offsets, nodes
     for n, w in zip(row, wish, strict=True):
         block = (w, 1, [0.0], [n])

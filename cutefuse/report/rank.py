@@ -1,7 +1,7 @@
 """What to fuse next: from the layer times of an engine back to the nodes of its ONNX model.
 
-A candidate is a convolution that reads a channel concatenation, or a normalisation. What is measured is what would go:
-the copies that build the concatenated tensor and the normalisation and activation layers that run by themselves.
+A candidate is a convolution that reads a channel concatenation, or a normalisation. Its measured time is that of the
+layers that fusing removes: copies that build the concatenated tensor, and normalisations and activations of their own.
 """
 
 from __future__ import annotations

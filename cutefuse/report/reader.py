@@ -1,8 +1,8 @@
 """Engine JSON of TensorRT 8 to 11, trtexec, NVIDIA's engine explorer and our own backends, as plain data.
 
-Only the standard library. Files are read as tolerantly as their writers are careless: control characters and unescaped
-quotes in names, NaN, layers without outputs, object or list roots, layers that are only names. What cannot be an
-engine at all raises CutefuseError with one sentence.
+Only the standard library. The reader tolerates careless writers: control characters and unescaped
+quotes in names, NaN, layers without outputs, object or list roots, layers that are only names. Anything that cannot
+be an engine raises CutefuseError with one sentence.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def read_engine(files: dict[str, Path]) -> Engine:
         engine.size_bytes = files["engine"].stat().st_size
     if "patch" in files:
         report = read_json(files["patch"])
-        # A plain model and its patched one may share a folder: the report speaks of the patched one alone.
+        # A plain model and its patched one may share a folder: the patch report describes the patched one alone.
         if (
             isinstance(report, dict)
             and isinstance(report.get("sites"), list)

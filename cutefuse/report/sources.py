@@ -1,4 +1,4 @@
-"""Finding the files of an engine, and reading JSON as carelessly as it was written."""
+"""Finding the files of an engine, and reading JSON that was written carelessly."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def number(value: float) -> str:
 
 
 def text(value: object) -> str:
-    """Escaped for XML 1.0: TensorRT's control characters have no place in it."""
+    """Escaped for XML 1.0, which allows none of TensorRT's control characters."""
     return escape("".join(c for c in str(value) if c >= " " or c in "\t\n"), quote=True)
 
 
@@ -54,7 +54,7 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
         f'<defs><rect id="gb" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="6"/>'
         f'<rect id="gk" width="4" height="{NODE_HEIGHT}" rx="2"/></defs>'
     )
-    # Titles and edge labels of a huge graph would only weigh: the page shows a clicked layer's tensors anyway.
+    # Titles and edge labels would only make a huge graph heavier: the page shows a clicked layer's tensors anyway.
     rich = len(engine.layers) <= _RICH_LIMIT
     labels: list[str] = []
     for edge, points in zip(edges, drawing.paths, strict=True):
@@ -101,7 +101,7 @@ def _ends(edges: list[Edge], drawing: Drawing) -> list[str]:
 
 def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
     left, top = number(drawing.x[layer.index]), number(drawing.y[layer.index])
-    # Of a fused name the first part, of a path its end, of a copy whom it serves.
+    # The first part of a fused name, the end of a path, the layer that a copy serves.
     own = layer.name.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 25 else f"…{own[-24:]}"
     note = f"{layer.time_us:.1f} µs" if layer.time_us is not None else ""

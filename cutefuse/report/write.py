@@ -39,7 +39,7 @@ def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str 
     for files in find_engines(source):
         engine = read_engine(files)
         roof = engine_peaks(engine) if peaks == "auto" else peaks_for(peaks, engine.device)
-        # A page of thousands of layers takes seconds; smaller ones are there before a spinner would turn.
+        # A page of thousands of layers takes seconds; smaller ones are written before a spinner would show.
         with (
             spinner(f"writing the report of {len(engine.layers)} layers")
             if len(engine.layers) > 2000

@@ -1,4 +1,4 @@
-"""Puts fused nodes into a model and takes away what they replace; everything else survives."""
+"""Puts fused nodes into a model and removes what they replace; everything else stays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
 
 @dataclass
 class Plan:
-    """What a rewriting takes away; made before anything is changed, so that a dry run tells the truth."""
+    """What a rewrite removes, planned before anything changes, so that a dry run reports the same."""
 
     dead: set[int]  # ids of nodes
     orphans: set[str]  # initializers that nothing reads any more
@@ -84,7 +84,7 @@ def _operand(site: Site, operand: str | Constant | Quantized, constants: _Consta
 
 
 def _computes_operands(graph: Graph, node: NodeProto) -> bool:
-    """Whether a node only prepares what a replaced node took besides its data: constants, or sizes of tensors."""
+    """Whether a node only prepares a replaced node's other inputs: constants, or sizes of tensors."""
     tensor = node.output[0]
     if graph.is_constant(tensor):
         return True
@@ -95,7 +95,7 @@ def _computes_operands(graph: Graph, node: NodeProto) -> bool:
 def apply_sites(
     graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, with_functions: bool, origin: str
 ) -> None:
-    """Put the fused nodes of all sites with status FUSED into `graph.model` and take away what the plan dooms.
+    """Put the fused nodes of all sites with status FUSED into `graph.model` and remove what the plan lists.
 
     Names, order, shapes, metadata and everything unrelated stay as they are. `origin` goes into the model's metadata.
     """

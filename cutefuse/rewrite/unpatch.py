@@ -1,6 +1,6 @@
 """`cutefuse unpatch`: turn fused nodes back into standard operators, with plain filters as constants.
 
-What folding took away (a BatchNormalization) stays folded. Exit codes: 0 done, 2 bad input, 3 nothing to undo.
+A BatchNormalization that was folded stays folded. Exit codes: 0 done, 2 bad input, 3 nothing to undo.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
     constants: dict[str, TensorProto] = {}
     nodes: list[NodeProto] = []
     consumed: set[str] = set()
-    same: dict[str, str] = {}  # what nodes that change nothing give -> what they take
+    same: dict[str, str] = {}  # output of a node that changes nothing -> its input
     for node in graph.nodes:
         node.input[:] = [same.get(name, name) for name in node.input]
         results = None if kept & set(node.output) else _evaluate(graph, node, values)

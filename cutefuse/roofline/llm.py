@@ -62,7 +62,7 @@ class Transformer:
         weight_bytes = (self.block_weights + self.head_weights) * DTYPE_BITS[self.weight_type] / 8
         # Keys and values: the context is read, the new ones are written and read back.
         kv_elements = self.layers * 2 * kv * batch * (context + 2 * new)
-        # Between the matrix products activations cross memory once out and once in.
+        # Between the matrix products, activations are written once and read once.
         activations = (
             self.layers * tokens * 2 * (query + 2 * kv + query + self.hidden + 2 * self.intermediate + self.hidden)
         )

@@ -1,7 +1,7 @@
 """Peak rates of GPUs: dense tensor-core and FP32 arithmetic, and memory bandwidth, each with its source.
 
 A board's peak is (operations per multiprocessor and clock of its architecture) x multiprocessors x boost clock, which
-is how NVIDIA's own tables come about; tests compare the products with the published figures. GeForce boards halve
+is how NVIDIA computes its own tables; tests compare the products with the published figures. GeForce boards halve
 FP16 with FP32 accumulation and TF32: FP16 here is the rate with FP16 accumulation, the true upper bound.
 """
 

@@ -1,4 +1,4 @@
-"""What follows a convolution: recognisers for affine steps and activations, each exact or not taken at all."""
+"""What follows a convolution: recognisers for affine steps and activations, each exact or not used at all."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Chain:
 
 
 def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) -> list[Chain]:
-    """The longest chain after the tensor that nothing else reads before its end, it may be empty; where that has a
-    residual, also the one without. Without the tensor's shape no residual is looked for."""
+    """The longest chain after the tensor whose inner tensors have no other reader, possibly empty. Where it has a
+    residual, also the chain without it. Without the tensor's shape no residual is looked for."""
     steps: list[Affine] = []
     while step := affine_after(graph, tensor, channels):
         steps.append(step)
@@ -70,9 +70,9 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) ->
 
 
 def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, str] | None:
-    """(Add, its other operand) where an Add with a tensor of the same shape is all that reads the tensor.
+    """(Add, its other operand) where the tensor's only reader is an Add with a tensor of the same shape.
 
-    The other operand cannot depend on the tensor: what reads that is this Add alone.
+    The other operand cannot depend on the tensor, because nothing but this Add reads the tensor.
     """
     node = graph.only_user(tensor)
     if not graph.is_op(node, "Add") or list(node.input).count(tensor) != 1:
@@ -105,7 +105,7 @@ def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:
 
 def _batch_norm(graph: Graph, node: NodeProto, tensor: str, channels: int) -> Affine | None:
     inference = not attribute(node, "training_mode", 0) and attribute(node, "spatial", 1) == 1
-    modern = graph.opset >= 7  # before, is_test decided about training
+    modern = graph.opset >= 7  # older opsets mark training by is_test
     extra_outputs = any(node.output[1:])
     params = list(node.input[1:])
     if not inference or not modern or extra_outputs or node.input[0] != tensor or len(params) != 4:
@@ -140,7 +140,7 @@ def _channel_dims(graph: Graph, tensor: str, channels: int) -> tuple[int, ...] |
 
 
 def activation_after(graph: Graph, tensor: str) -> Activation | None:
-    """The activation that alone reads the tensor; None when there is none that is exactly one of ours."""
+    """The activation that is the tensor's only reader; None unless it is exactly one of ours."""
     if graph.escapes(tensor):
         return None
     users = {id(n): n for n in graph.users(tensor)}

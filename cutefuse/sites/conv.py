@@ -1,4 +1,4 @@
-"""Turns a Concat -> Conv site into calls of the operator: the one that takes in most, and smaller ones behind it."""
+"""Turns a Concat -> Conv site into calls of the operator: the one that fuses most, then smaller ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESIDUAL, PARALLEL = "residual", "parallel"
 
 
 def match(graph: Graph, node: NodeProto) -> Match | Refusal | None:
-    """The site around a Conv: the match that takes in most, or why there is none."""
+    """The site around a Conv: the match that fuses most, or why there is none."""
     found = _match(graph, node, most_sources())
     if isinstance(found, Match) and kernels.reject(found.call):
         # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
@@ -117,7 +117,7 @@ def merge_key(found: Match) -> Hashable | None:
 
 
 def merge(matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
-    """(positions, match) of convolutions of equal key that are one from now on; the others stay alone."""
+    """(positions, match) of convolutions of equal key that become one; the others stay single."""
     # Vectors must not straddle two outputs: filters in whole vectors come first, and one other may be the last.
     waiting = sorted(range(len(matches)), key=lambda i: matches[i].call.outputs[0].dims[1] % 8 != 0)
     done = []

@@ -17,7 +17,7 @@ from cutefuse.sites.match import Refusal
 DTYPES = ("float32", "float16", "bfloat16")
 EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
-MAX_DEPTH = 16  # of nested concats and pass-through nodes: more is no network but an attack
+MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has more
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def source_dims(graph: Graph, site: ConcatSite, C: int) -> tuple[tuple[int, int,
         if d is not None and 0 in d:  # runtimes skip an empty operand of Concat even where its other sizes disagree
             return f"source '{name}' is empty ({'x'.join(map(str, d))}); take it out of the Concat"
     channels = [d[1] if d else -1 for d in known]
-    if channels.count(-1) == 1:  # what the filter leaves for it is its channel count
+    if channels.count(-1) == 1:  # its channels are the filter's, less those of the others
         channels[channels.index(-1)] = C - sum(c for c in channels if c >= 0)
     if -1 in channels:
         name = site.sources[channels.index(-1)]

@@ -36,7 +36,7 @@ class Site:
     nodes: list[NodeProto] = field(default_factory=list)  # in graph order
     around: list[NodeProto] = field(default_factory=list)  # the nodes of all its matches, in graph order
     bytes_saved: int = 0
-    gain_us: float | None = None  # what a profile promises; None without one
+    gain_us: float | None = None  # the gain that a profile predicts; None without one
     cast_from: str = ""  # the graph's type, when the site computes in another one
 
     @property
@@ -51,7 +51,7 @@ class Site:
         self.status, self.reason = status, reason
 
     def take(self, match: Match) -> None:
-        """Make a match of this site the one that counts."""
+        """Choose one of this site's matches."""
         inside = {id(n) for n in match.nodes}
         self.match, self.nodes = match, [n for n in self.around if id(n) in inside]
 
@@ -92,7 +92,7 @@ class Site:
 def find_sites(model: ModelProto, folder: Path) -> tuple[Graph, list[Site]]:
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
-    Raises CutefuseError for a graph that is no graph: a tensor defined twice, a cycle.
+    Raises CutefuseError for a broken graph: a tensor defined twice, a cycle.
     """
     graph = Graph(model, folder, inferred(model))
     order = {id(n): i for i, n in enumerate(graph.nodes)}
@@ -101,7 +101,7 @@ def find_sites(model: ModelProto, folder: Path) -> tuple[Graph, list[Site]]:
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
             found = list(_scan(Graph(inner, folder), {}))
-        except CutefuseError:  # a body that shadows names is legal ONNX and simply not looked into
+        except CutefuseError:  # a body that shadows names is legal ONNX; it is skipped
             continue
         for site in found:
             site.match = None
@@ -151,7 +151,7 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
-    """Make smaller, or refuse, what function bodies cannot say in the model's opset; not asked without bodies."""
+    """Take a smaller match, or refuse the site, where no function body can be written in the model's opset."""
     written: dict[str, str] = {}
     for site in (s for s in sites if s.status == FUSED):
         while reason := _no_body(graph, site, written):
@@ -184,8 +184,8 @@ def _no_body(graph: Graph, site: Site, written: Mapping[str, str]) -> str | None
 
 
 def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
-    """Make smaller, or refuse, the later of two sites that would replace the same node; nodes that stay for others may
-    be shared."""
+    """Take a smaller match for the later of two sites that would replace the same node, or refuse it; sites may share
+    nodes that stay for others."""
     claimed: dict[int, Site] = {}
     for site in (s for s in sites if s.status == FUSED):
         while rival := _rival(site, claimed):
@@ -199,9 +199,9 @@ def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
 
 
 def _goes(graph: Graph, match: Match) -> set[int]:
-    """The ids of a match's nodes that nothing else needs once the fused node stands in their stead."""
+    """The ids of a match's nodes that nothing else needs once the fused node replaces them."""
     going = {id(n) for n in match.nodes}
-    while True:  # what a node that stays needs stays too
+    while True:  # a node that stays keeps the nodes that it needs
         kept = {
             id(node)
             for node in match.nodes

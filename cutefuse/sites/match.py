@@ -22,7 +22,7 @@ class Constant:
     dims: tuple[int, ...]
     dtype: str
     make: Callable[[], np.ndarray] = field(compare=False)
-    typed: bool = False  # stored in the activation type, whatever that becomes
+    typed: bool = False  # stored in the activation type, also after a conversion
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Match:
     outputs: tensor names that the new node produces in their stead; "" for one that the graph does not use.
     call: shapes (-1 unknown), types, layouts and every attribute; what `kernels.reject` is asked.
     bytes_saved: intermediate tensor -> bytes of traffic that end when the graph no longer computes it.
-    takes: what the match takes in beyond the operator's plain form ('upsample', ...); `--without` names it.
-    otherwise: the next smaller match of the same site, for where this one cannot be had.
+    takes: what the match fuses beyond the operator's plain form ('upsample', ...); `--without` names it.
+    otherwise: the next smaller match of the same site, used where this one is impossible.
     notes: sentences about what was left outside, and why.
     """
 
@@ -67,13 +67,13 @@ class Refusal:
 
 
 class Finder(ABC):
-    """Finds the sites of one operator. Legality is not here: who asks for sites asks `kernels.reject`."""
+    """Finds the sites of one operator. It does not judge legality: callers ask `kernels.reject`."""
 
     op: FusedOp
     anchors: frozenset[str]  # op_types at which `match` is tried, standard domain or not
 
-    # Whether a smaller match with tiles of the GPU's own generation beats a larger one without: so where the work is
-    # arithmetic, not where it is traffic.
+    # Whether a smaller match with tiles of the GPU's own generation beats a larger one without them: true where
+    # arithmetic bounds the work, false where memory traffic does.
     own_tiles_first: bool = False
 
     @abstractmethod

@@ -99,7 +99,7 @@ def _squared(graph: Graph, node: NodeProto | None) -> str:
 
 
 def _scalar(graph: Graph, tensor: str) -> float | None:
-    """The value of a constant of one element that broadcasting does not let raise a rank above two."""
+    """The value of a constant of one element and at most one axis, so that broadcasting never raises the rank."""
     value = graph.constant(tensor) if tensor else None
     return float(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.ndim <= 1 else None
 
@@ -139,7 +139,7 @@ def _axes(graph: Graph, node: NodeProto) -> list[int] | None:
 
 
 def _affine(graph: Graph, norm: Norm) -> Norm:
-    """Takes in the Mul by gamma and the Add of beta that alone follow, where their shapes allow it."""
+    """Adds the Mul by gamma and the Add of beta, where they are the only readers and their shapes allow it."""
     if norm.gamma:
         return norm
     mul = graph.only_user(norm.y)
@@ -167,7 +167,7 @@ def _parameter(graph: Graph, node: NodeProto | None, norm: Norm, op_type: str) -
 
 
 def _cast_back(graph: Graph, norm: Norm) -> Norm:
-    """Takes in the Cast to 16 bits that alone follows, when the input was cast up from that type."""
+    """Adds the Cast to 16 bits that is the only reader, when the input was cast up from that type."""
     up, down = graph.producer(norm.x), graph.only_user(norm.y)
     if not graph.is_op(up, "Cast") or not graph.is_op(down, "Cast") or graph.dtype(norm.x) != "float32":
         return norm
@@ -191,7 +191,7 @@ def _narrow(graph: Graph, norm: Norm) -> Norm:
 
 
 def _with_sum(graph: Graph, norm: Norm) -> Norm:
-    """Takes in the Add that made x when both of its operands have the shape of x."""
+    """Adds the Add that made x when both of its operands have the shape of x."""
     add = graph.producer(norm.x)
     if not graph.is_op(add, "Add") or any(graph.is_constant(i) for i in add.input):
         return norm

@@ -1,4 +1,4 @@
-"""Sees through nearest upsampling and channel ranges: which part of which tensor a source of a Concat is."""
+"""Traces a source of a Concat back through nearest upsampling and channel ranges to a part of a tensor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnx import NodeProto
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.ops.conv_form import Source
 
-MAX_DEPTH = 16  # of nodes in front of one source: more is no network but an attack
+MAX_DEPTH = 16  # nodes in front of one source; no real network has more
 UPSAMPLE, RANGES = KINDS = ("upsample", "ranges")
 _OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
 _WIDE = frozenset(ELEM_TYPES[name] for name in ("int32", "int64", "float32", "float64"))
 MAX_FACTOR = 64  # float32 coordinates of larger factors are not exact on every runtime
 
-# Output pixel x of an enlargement by u -> coordinate in the input (ONNX, Resize), where that does not hang on sizes.
+# Output pixel x of an enlargement by u -> coordinate in the input (ONNX, Resize), where that does not depend on sizes.
 _COORDINATES: dict[str, Callable[[int, int], Fraction]] = {
     "asymmetric": lambda x, u: Fraction(x, u),
     "half_pixel": lambda x, u: Fraction(2 * x + 1, 2 * u) - Fraction(1, 2),
@@ -92,7 +92,7 @@ def merged(operands: Sequence[Operand]) -> tuple[Operand, ...]:
 
 
 def kinds_of(operands: Sequence[Operand]) -> frozenset[str]:
-    """What the operands see through."""
+    """The kinds of views between the operands and their tensors."""
     names = {n.op_type for o in operands for n in o.nodes}
     return frozenset(kind for kind, types in _OPERATORS.items() if names & types)
 

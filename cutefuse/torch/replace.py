@@ -209,7 +209,7 @@ def _agrees(trial: nn.Module, ours: type[nn.Module], x: Tensor, epsilon: float |
     try:
         with _undisturbed(x.device):
             y = type(trial).forward(trial, x.clone())
-    except Exception as error:  # a foreign forward raises what it likes
+    except Exception as error:  # a foreign forward may raise anything
         raise _Left(f"it fails on {list(x.shape)} in {mode} mode ({' '.join(str(error).split())})") from None
     if not isinstance(y, Tensor):
         raise _Left(f"it returns a {type(y).__name__} instead of a tensor")
