@@ -40,7 +40,8 @@ def test_a_whole_model_in_float16_keeps_its_interface_and_its_results(name: str,
     assert code == 0 and report["verify"]["passed"], report.get("verify")
     assert report["conversion"]["dtype"] == "float16" and report["conversion"]["scope"] == "model"
     assert {s["dtype"] for s in report["sites"] if s["status"] == "fused"} == {"float16"}
-    assert 1e-6 < max(o["max_rel_error"] for o in report["verify"]["outputs"]) < 1e-2
+    assert 1e-6 < max(o["max_rel_error"] for o in report["verify"]["conversion"]) < 2e-2
+    assert max(o["max_rel_error"] for o in report["verify"]["outputs"]) < 1e-2
     kinds = {v.type.tensor_type.elem_type for v in (*patched.graph.input, *patched.graph.output)}
     assert kinds == {TensorProto.FLOAT}
     onnx.checker.check_model(patched, full_check=True)
