@@ -98,7 +98,7 @@ def main() -> int:
             print(f"{PROFILED}, {name}: {ms:.2f} ms on {backend}")
         if latency(after)[1] == "onnxruntime":
             print(
-                "(ONNX Runtime runs the function bodies of the fused nodes, so these are alike; TensorRT runs plugins)"
+                "(ONNX Runtime runs the function bodies of the fused nodes: these times say nothing about the plugins)"
             )
         print(f"\nreports: {next(after.glob('*.report.html'))}\n         {page}\n{time.monotonic() - start:.0f} s")
 

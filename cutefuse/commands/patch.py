@@ -297,11 +297,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--exclude-op", action="append", default=[], metavar="OP", help="not this operator")
     p.add_argument("--without", action="append", default=[], choices=TAKES,
-                   help="leave outside what a fusion could take in: nearest upsampling of a source, sources that are "
-                        "channel ranges, the Add of a residual, or parallel Convs on the same Concat")  # fmt: skip
+                   help="do not fuse nearest upsampling of a source, sources that are channel ranges, the Add of a "
+                        "residual, or parallel Convs on the same Concat")  # fmt: skip
     p.add_argument("--sm", type=int, metavar="90",
-                   help="compute capability of the GPU that will run the model, to leave outside what only an older "
-                        "generation's kernels can take in; default: that of this machine's GPU; 0: any")  # fmt: skip
+                   help="compute capability of the GPU that will run the model; operators that only an older "
+                        "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip
     p.add_argument("--no-functions", action="store_true", help="leave function bodies out (TensorRT 10.6 and older)")
     p.add_argument(
         "--verify", action="store_true", help="run original and patched model on the same inputs and compare"
