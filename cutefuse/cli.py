@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("cutefuse.report.write", "write an HTML report of a folder of engine JSON files"),
     "compare": ("cutefuse.report.compare", "compare two or more engines, layer by layer"),
     "accuracy": ("cutefuse.commands.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),
-    "rank": ("cutefuse.report.rank", "rank what to fuse next from the profile of an engine"),
+    "rank": ("cutefuse.commands.rank", "rank what to fuse next from the profile of an engine"),
     "roofline": ("cutefuse.commands.roofline", "peaks of GPUs, measured peaks, and language models under the roof"),
     "profile-torch": (
         "cutefuse.commands.profile_torch",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import engine_files as ef
 import numpy as np
 import onnx
 import pytest
@@ -106,13 +107,11 @@ def test_excluding_everything_is_nothing_to_patch(source: Path, options: list[st
     assert [p.name for p in source.parent.iterdir()] == ["model.onnx"]
 
 
-def test_min_gain_skips_sites_that_the_profile_calls_cheap(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cutefuse.report import rank
-
-    monkeypatch.setattr(rank, "gains", lambda folder, model: {"Conv_1": 12.0, "Concat_3": 2.0}, raising=False)
-    assert main([str(source), "--profile", str(tmp_path), "--min-gain", "0.005ms"]) == 0
+def test_min_gain_skips_sites_that_the_profile_calls_cheap(source: Path, tmp_path: Path) -> None:
+    names = ["Concat_0", "Conv_1", "Concat_3", "Conv_4"]
+    layers = [{"Name": n, "LayerType": n[:-2], "Metadata": f"[ONNX Layer: {n}]"} for n in names]
+    ef.write_engine(tmp_path / "profile", "model.onnx", layers, [12.0, 90.0, 2.0, 90.0])
+    assert main([str(source), "--profile", str(tmp_path / "profile"), "--min-gain", "0.005ms"]) == 0
     first, second = json.loads(source.with_name("model.patch.json").read_text())["sites"]
     assert first["status"] == "fused"
     assert second["status"] == "excluded" and "about 2 us, less than --min-gain 5 us" in second["reason"]

@@ -14,17 +14,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 import engine_files as ef
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from cutefuse.commands.rank import main as rank_main
 from cutefuse.errors import CutefuseError
 from cutefuse.report.compare import compare
 from cutefuse.report.compare import main as compare_main
 from cutefuse.report.findings import Finding
 from cutefuse.report.graph import edges, memory_profile
 from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, layout
-from cutefuse.report.rank import main as rank_main
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.report.tables import analyse
 from cutefuse.report.write import gains, main, write, write_compare
@@ -275,21 +276,22 @@ def net(path: Path, second_reader: bool = False, shared: bool = False) -> Path:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 64, 64])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["s"], name="/stem/Conv"),
+        helper.make_node("Conv", ["x", "w_stem"], ["s"], name="/stem/Conv", pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["s"], ["a"], name="/stem/Relu"),
-        helper.make_node("Conv", ["a", "w"], ["t"], name="/side/Conv"),
+        helper.make_node("Conv", ["a", "w_side"], ["t"], name="/side/Conv", pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["t"], ["b"], name="/side/Relu"),
         helper.make_node("Concat", ["a", "b"], ["cat"], name="/up/Concat", axis=1),
-        helper.make_node("Conv", ["cat", "w"], ["u"], name="/up/Conv"),
+        helper.make_node("Conv", ["cat", "w_up"], ["u"], name="/up/Conv", pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["u"], ["c"], name="/up/Relu"),
-        helper.make_node("Conv", ["c", "w"], ["y"], name="/head/Conv"),
+        helper.make_node("Conv", ["c", "w_head"], ["y"], name="/head/Conv"),
     ]
     if second_reader:
         nodes.append(helper.make_node("GlobalAveragePool", ["cat"], ["z"], name="/pool"))
     if shared:
-        nodes.append(helper.make_node("Conv", ["cat", "w"], ["z"], name="/twin/Conv"))
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [1], [0.0])
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])), str(path))
+        nodes.append(helper.make_node("Conv", ["cat", "w_up"], ["z"], name="/twin/Conv"))
+    dims = {"stem": (64, 8, 3, 3), "side": (64, 64, 3, 3), "up": (64, 128, 3, 3), "head": (2, 64, 1, 1)}
+    weights = [numpy_helper.from_array(np.zeros(d, np.float32), f"w_{name}") for name, d in dims.items()]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights)), str(path))
     return path
 
 
@@ -313,7 +315,7 @@ def test_the_ranking_reaches_the_report_and_the_terminal(tmp_path: Path, capsys:
     plain, _ = ef.write_pair(tmp_path)
     model = net(tmp_path / "net.onnx")
     assert rank_main([str(plain), str(model), "--json", str(tmp_path / "r.json")]) == 0
-    assert re.search(r"20\.0\s+20\.0\s+40\.0 .*ConcatConv\s+/up/Conv", capsys.readouterr().out)
+    assert re.search(r"20\.0\s+20\.0\s+40\.0 .*concat_conv\s+/up/Conv", capsys.readouterr().out)
     assert json.loads((tmp_path / "r.json").read_text())[0]["nodes"] == ["/up/Concat", "/up/Conv", "/up/Relu"]
     text = write(plain, tmp_path / "out", model, quiet=True).read_text()
     assert 'id="next"' in text and "/up/Concat → /up/Conv → /up/Relu" in text

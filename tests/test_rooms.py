@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sites": ("kernels", "graph", "ops"),
     "rewrite": ("kernels", "graph", "ops", "sites"),
     "engine": ("kernels", "graph", "ops", "torch", "roofline"),
-    "report": ("kernels", "graph", "ops", "sites", "roofline", "engine"),
+    "report": ("kernels", "graph", "ops", "sites", "rewrite", "roofline", "engine"),
     "commands": ("kernels", "host", "roofline", "graph", "ops", "torch", "sites", "rewrite", "engine", "report"),
 }
 

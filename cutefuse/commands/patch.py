@@ -110,7 +110,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
                 converted = onnx.ModelProto()
                 converted.CopyFrom(model)
     graph, sites = find_sites(model, source.parent)
-    _select(sites, source, options)
+    _select(graph, sites, source, options)
     if conversion and options.scope == "sites":
         from cutefuse.rewrite.retype import retype
 
@@ -178,16 +178,11 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[on
     return to_float16(model, source.parent, options.keep_float32)
 
 
-def _select(sites: Sequence[Site], source: Path, options: Options) -> None:
+def _select(graph: Graph, sites: Sequence[Site], source: Path, options: Options) -> None:
     stems = [op.stem for op in operators()]
     for stem in (*options.include_op, *options.exclude_op):
         if stem not in stems:
             raise CutefuseError(f"there is no operator '{stem}'; choose one of {', '.join(stems)}")
-    gains: Mapping[str, float] = {}
-    if options.profile:
-        from cutefuse.report import rank
-
-        gains = rank.gains(options.profile, source)
     for site in (s for s in sites if s.status == FUSED):
         while site.match and site.match.takes & set(options.without):
             if not site.fall_back():
@@ -196,8 +191,6 @@ def _select(sites: Sequence[Site], source: Path, options: Options) -> None:
         if site.status != FUSED:
             continue
         names = {site.name, *(n.name for n in site.nodes if n.name), *(o for n in site.nodes for o in n.output)}
-        if options.profile:
-            site.gain_us = max((gains[n] for n in names if n in gains), default=0.0)
         if options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
             site.refuse(EXCLUDED, "no --include pattern names it")
         elif pattern := next((p for p in options.exclude if any(fnmatchcase(n, p) for n in names)), None):
@@ -206,8 +199,21 @@ def _select(sites: Sequence[Site], source: Path, options: Options) -> None:
             site.refuse(EXCLUDED, "no --include-op names its operator")
         elif site.op.stem in options.exclude_op:
             site.refuse(EXCLUDED, f"--exclude-op {site.op.stem}")
-        elif site.gain_us is not None and site.gain_us < options.min_gain_us:
-            text = f"it would save about {site.gain_us:.3g} us, less than --min-gain {options.min_gain_us:g} us"
+    if options.profile:
+        _choose_by_gain(graph, [s for s in sites if s.status == FUSED], source, options.profile, options.min_gain_us)
+
+
+def _choose_by_gain(graph: Graph, sites: Sequence[Site], source: Path, profile: Path, min_gain_us: float) -> None:
+    from cutefuse.report import rank
+
+    engine = rank.profile_of(profile, source)
+    for site, found in zip(sites, rank.price(engine, graph, sites, rank.engine_peaks(engine), source), strict=True):
+        site.gain_us = found.gain_us
+        if found.gain_us is None and min_gain_us > 0:
+            site.refuse(EXCLUDED, f"what it would save is not known: {found.note}; without --min-gain it is fused")
+        elif found.gain_us is not None and found.gain_us < min_gain_us:
+            reason = f" ({found.note})" if found.note else ""
+            text = f"it would save about {found.gain_us:.3g} us{reason}, less than --min-gain {min_gain_us:g} us"
             site.refuse(EXCLUDED, text)
 
 

@@ -1,0 +1,47 @@
+"""`cutefuse rank`: what to fuse next, by the profile of an engine."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+from cutefuse.errors import run_command
+from cutefuse.output import write_json
+from cutefuse.report.rank import candidates, engine_of, engine_peaks
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`cutefuse rank outdir model.onnx`: the ranking as a table."""
+    parser = argparse.ArgumentParser(prog="cutefuse rank", allow_abbrev=False, description="What to fuse next.")
+    parser.add_argument("profile", type=Path, help="folder that `cutefuse process` wrote, or a *.graph.json")
+    parser.add_argument("model", type=Path, help="the ONNX model of that profile")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the ranking as JSON")
+    args = parser.parse_args(argv)
+
+    def command() -> int:
+        engine = engine_of(args.profile, args.model)
+        rows = candidates(engine, args.model, engine_peaks(engine))
+        if args.json:
+            write_json(args.json, [{**vars(c), "measured_us": c.measured_us} for c in rows])
+        if not rows:
+            print("nothing to fuse: no site was found; `cutefuse patch --dry-run` says what is looked for")
+            return 0
+        print(f"{'gain µs':>9}{'copy':>9}{'compute':>9}{'separate':>9}{'roof':>8}  operator           node")
+        for c in rows:
+            roof = f"{c.roof_gain_us:.1f}" if c.roof_gain_us is not None and math.isfinite(c.roof_gain_us) else "-"
+            note = f"  ({c.note})" if c.note else ""
+            gain = "?" if c.gain_us is None else f"{c.gain_us:.1f}"
+            print(f"{gain:>9}{c.copy_us:>9.1f}{c.compute_us:>9.1f}{c.separate_us:>9.1f}{roof:>8}  "
+                  f"{c.operator:<19}{c.node}{note}")  # fmt: skip
+        gain_us = sum(c.gain_us or 0.0 for c in rows)
+        share = 100 * gain_us / engine.total_us if engine.total_us else 0.0
+        print(f"in all {gain_us:.1f} µs, {share:.1f} % of {engine.total_us:.1f} µs in layers")
+        return 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
