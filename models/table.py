@@ -28,18 +28,18 @@ HEADER = """# What is fused in which model
 
 Written by `python -m models.table`. Every model is generated, exported from PyTorch, or comes with the onnx
 package; weights are random. First come parts of networks, then whole networks.
-Sizes are the small ones of the generators: they change no verdict but those that depend on sizes.
+Sizes are the small ones of the generators; only verdicts that depend on sizes change with them.
 `python -m models yolov8s --batch 8` writes a network at the size it is deployed with.
 
 - sites: candidates / fused nodes / refused, all operators together
-- taken in: fused nodes with enlarged sources (upsample), with sources that are channel ranges (ranges), with a
-  residual; candidates that a neighbour on the same Concat computes too (merged)
+- also fused: nodes with enlarged sources (upsample), with sources that are channel ranges (ranges), with a residual;
+  candidates that a neighbour on the same Concat computes too (merged)
 - MB gone: traffic of tensors that the fused graph no longer writes and reads, for one image of the small size
 - error: largest difference of any output, and of the result of any site, between original and patched model in ONNX
   Runtime, relative to the largest value of its channel; `undone`: any output after `cutefuse unpatch`
 - plugin host: fused nodes whose plugin passed the host's builder and runtime checks without a finding
 
-| model | type | opset | nodes | sites | taken in | MB gone | error | undone | plugin host |
+| model | type | opset | nodes | sites | also fused | MB gone | error | undone | plugin host |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 

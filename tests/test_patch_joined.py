@@ -1,4 +1,4 @@
-"""Residual additions, and convolutions side by side on one Concat: taken into one node and proven equal, or not."""
+"""Residual additions, and convolutions side by side on one Concat: fused into one node and proven equal, or not."""
 
 from __future__ import annotations
 

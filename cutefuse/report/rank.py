@@ -1,7 +1,7 @@
 """What to fuse next: the sites that `cutefuse patch` finds, with the layer times of an engine of the same model.
 
 A site saves the time of the layers that fusing it removes: the copies that build a concatenated tensor, and the layers
-of other nodes that the fused node takes in. A norm saves the time of its layers, less one pass over its tensors.
+of other nodes that the fused node computes. A norm saves the time of its layers, less one pass over its tensors.
 """
 
 from __future__ import annotations
