@@ -57,6 +57,8 @@ def process(
     files = Artifacts.of(source, outdir)
     if kind == "onnxruntime":
         _with_onnxruntime(source, outdir, options, steps, backend, print_only)
+    elif kind == "torch":
+        _with_torch(source, outdir, options, steps, backend, use_plugins, print_only)
     else:
         common = (use_plugins, timeout_s, print_only, trt_version)
         is_model = source.suffix in _ONNX
@@ -84,6 +86,18 @@ def _with_onnxruntime(
         print(f"# ONNX Runtime would profile {model} into {outdir}; there is no command to print")
     elif steps.build or steps.profile:
         onnxruntime.profile(model, outdir, options)
+
+
+def _with_torch(
+    source: Path, outdir: Path, options: list[str], steps: Steps, backend: str, use_plugins: bool, print_only: bool
+) -> None:
+    """Profiling loads the model again and writes all that building writes, so a model is loaded once for both."""
+    if backend == "auto":
+        print("no TensorRT here: PyTorch on the GPU is the embedded engine (--mode=compile gives it to torch.compile)")
+    if steps.profile:
+        engine.profile(source, outdir, options, "torch", use_plugins, dry_run=print_only)
+    elif steps.build and source.suffix in _ONNX:
+        engine.build(source, outdir, options, "torch", use_plugins, dry_run=print_only)
 
 
 def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Build and profile engines: trtexec, TensorRT's Python API where only that is installed, or ONNX Runtime.
+"""Build and profile engines: trtexec, TensorRT's Python API where only that is installed, PyTorch, or ONNX Runtime.
 
 Every function is path -> path and writes the files that trtexec and NVIDIA's engine explorer write (see `files`).
 """
@@ -6,6 +6,7 @@ Every function is path -> path and writes the files that trtexec and NVIDIA's en
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import signal
@@ -18,7 +19,7 @@ from cutefuse.engine.files import Artifacts, build_metadata, profile_metadata, w
 from cutefuse.errors import CutefuseError, VerificationError, run_command
 from cutefuse.output import make_folder, write_json
 
-BACKENDS = ("auto", "trtexec", "tensorrt", "onnxruntime")
+BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "onnxruntime")
 NO_TENSORRT = (
     "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
     "(a container or .deb has trtexec; `pip install tensorrt` has the Python package)"
@@ -41,11 +42,28 @@ def choose_backend(backend: str, allow_onnxruntime: bool = False) -> str:
         raise CutefuseError(
             "the Python package tensorrt is not installed; run `pip install tensorrt`, or use another --backend"
         )
+    if backend == "torch" and not importlib.util.find_spec("torch"):
+        raise CutefuseError("PyTorch is not installed; run `pip install torch`, or use another --backend")
+    if backend == "torch" or (backend == "auto" and torch_sees_gpu()):
+        return "torch"
     if allow_onnxruntime and importlib.util.find_spec("onnxruntime"):
         return "onnxruntime"
     raise CutefuseError(
         NO_TENSORRT + (", or `pip install onnxruntime` to profile on the CPU" if allow_onnxruntime else "")
     )
+
+
+def torch_sees_gpu() -> bool:
+    """Whether PyTorch is here and finds a GPU. It is imported only where there is a driver: that takes seconds."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    if not importlib.util.find_spec("torch"):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def build(
@@ -71,9 +89,16 @@ def build(
     facts = plugins.read_model(model)
     sites = plugins.fused_sites(model, facts) if use_plugins else {}
     given = [o.partition("=")[2] for o in options or [] if o.startswith(("--dynamicPlugins=", "--staticPlugins="))]
-    libraries = [] if given else plugins.libraries(bool(sites))
     files = Artifacts.of(model, outdir)
     kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
+    if kind == "torch":
+        if dry_run:
+            print(f"# PyTorch would load {model} and write {files.engine}; there is no command to print")
+            return files
+        from cutefuse.engine import torch_files
+
+        return torch_files.build(model, outdir, options or [], use_plugins)
+    libraries = [] if given else plugins.libraries(bool(sites))
     if kind == "tensorrt":
         import cutefuse.engine.tensorrt_api as tensorrt_api
 
@@ -121,6 +146,13 @@ def profile(
     files = Artifacts(outdir / engine.name)
     libraries = plugins.library_if_built() if use_plugins else []
     kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
+    if kind == "torch":
+        if dry_run:
+            print(f"# PyTorch would profile {engine} into {outdir}; there is no command to print")
+            return files
+        from cutefuse.engine import torch_files
+
+        return torch_files.profile(engine, outdir, options or [], use_plugins)
     outputs = (files.profile, files.timing, files.profile_metadata)
     if kind == "tensorrt":
         import cutefuse.engine.tensorrt_api as tensorrt_api
@@ -202,13 +234,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, .
 def main(argv: list[str] | None = None) -> int:
     """`cutefuse build model.onnx [outdir] [trtexec options]`."""
     parser = argparse.ArgumentParser(
-        prog="cutefuse build", allow_abbrev=False, description="Build a TensorRT engine from an ONNX model.",
+        prog="cutefuse build", allow_abbrev=False, description="Build an engine from an ONNX model.",
         epilog="Every other option goes to trtexec: --fp16 (TensorRT 10), --minShapes=x:1x3x64x64, ...",
     )  # fmt: skip
     parser.add_argument("model", type=Path, help="ONNX model")
     parser.add_argument("outdir", type=Path, nargs="?", help="folder for the engine and its files (<model>.trt)")
     parser.add_argument("--dry-run", "--print-only", action="store_true", help="print the exact command and stop")
-    add_engine_arguments(parser, BACKENDS[:3])
+    add_engine_arguments(parser, BACKENDS[:4])
     args, rest = parser.parse_known_args(argv)
 
     def command() -> int:

@@ -18,15 +18,13 @@ import numpy as np
 
 from cutefuse.engine import plugins
 from cutefuse.engine.files import Artifacts
+from cutefuse.engine.inputs import InputSpec, resolve, seeded
 from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
 from cutefuse.roofline.measure import measure_cpu
 
-SEED = 1
-_SPATIAL_DEFAULT = 64  # for an unnamed height or width
-_OTHER_DEFAULT = 8  # for an unnamed length, channel or feature axis
 _LEVELS = {"all": 99, "extended": 2, "basic": 1, "disable": 0}
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--threads", "--optimization")
 _IGNORED = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best", "--stronglyTyped", "--noTF32",
@@ -69,38 +67,16 @@ def options_of(words: list[str]) -> dict[str, str]:
 
 
 def seeded_inputs(session: Any, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """One array per input: normal floats, zeros and ones for integers; dynamic axes from `wanted`, else filled."""
-    random = np.random.default_rng(SEED)
-    unknown = set(wanted) - {i.name for i in session.get_inputs()}
-    if unknown:
-        names = ", ".join(i.name for i in session.get_inputs())
-        raise CutefuseError(
-            f"--shapes names {', '.join(sorted(unknown))}, the model's inputs are {names}; correct the option"
-        )
-    named: dict[str, int] = {}
-    feed: dict[str, np.ndarray] = {}
+    """One array per input of a session; dynamic axes from `wanted`, else filled (see `inputs`)."""
+    specs = []
     for tensor in session.get_inputs():
-        dims = wanted.get(tensor.name) or tuple(
-            dim if isinstance(dim, int) and dim > 0 else named.setdefault(str(dim), _default(axis, len(tensor.shape)))
-            for axis, dim in enumerate(tensor.shape)
-        )
-        kind = tensor.type.removeprefix("tensor(").removesuffix(")")
-        dtype = _TYPES.get(kind, ("", None))[1]
+        dtype = _TYPES.get(tensor.type.removeprefix("tensor(").removesuffix(")"), ("", None))[1]
         if dtype is None:
             raise CutefuseError(
                 f"input {tensor.name} has type {tensor.type}, which cannot be filled here; use TensorRT"
             )
-        if np.dtype(dtype).kind == "f":
-            feed[tensor.name] = random.standard_normal(dims).astype(dtype)
-        else:
-            feed[tensor.name] = random.integers(0, 2, dims).astype(dtype)
-    return feed
-
-
-def _default(axis: int, rank: int) -> int:
-    if axis == 0:
-        return 1
-    return _SPATIAL_DEFAULT if rank >= 4 and axis >= 2 else _OTHER_DEFAULT
+        specs.append(InputSpec(tensor.name, tuple(tensor.shape), dtype))
+    return seeded(specs, resolve(specs, wanted))
 
 
 def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:

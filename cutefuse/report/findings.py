@@ -77,7 +77,7 @@ def _plugins(engine: Engine) -> list[Finding]:
         for s in (engine.patch or {}).get("sites", [])
         if isinstance(s, dict) and s.get("status") == "fused" and s.get("name")
     }
-    if not sites or engine.backend == "onnxruntime":
+    if not sites or engine.on_cpu:
         return []
     raw = [{**layer.raw, "Name": layer.name} for layer in engine.layers]
     count, missing = count_plugins({"Layers": raw}, sites)
@@ -213,7 +213,7 @@ def _scalar_convs(engine: Engine) -> list[Finding]:
 
 
 def _tiny(engine: Engine) -> list[Finding]:
-    if engine.backend == "onnxruntime":
+    if engine.on_cpu:
         return []
     hits = [lay for lay in engine.layers if lay.time_us is not None and 0 < lay.time_us < TINY_US]
     if len(hits) < 4 or _time(hits) < 0.05 * engine.total_us:

@@ -83,6 +83,8 @@ def device(engine: Engine) -> str:
     parts = [str(engine.device.get("Selected Device", ""))]
     if engine.backend == "onnxruntime":
         parts.append("profiled with ONNX Runtime, not with TensorRT")
+    elif engine.backend == "torch":
+        parts.append("profiled with PyTorch, not with TensorRT")
     elif engine.version:
         parts.append(f"TensorRT {engine.version}")
     shapes = engine.inference.get("Input inference shapes") or engine.inference.get("Input inference shape")

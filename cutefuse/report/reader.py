@@ -86,6 +86,11 @@ class Engine:
         return sum(layer.time_us or 0.0 for layer in self.layers)
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether an embedded engine ran on the CPU, where fused nodes run their function bodies."""
+        return self.backend == "onnxruntime" or str(self.device.get("Selected Device", "")).startswith("CPU")
+
+    @property
     def profiled(self) -> bool:
         return any(layer.time_us is not None for layer in self.layers)
 

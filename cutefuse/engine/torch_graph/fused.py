@@ -1,0 +1,159 @@
+"""Nodes of our own domain: kernel calls through the C interface, images in channels-last memory without copies."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from onnx import FunctionProto
+from torch import Tensor
+
+from cutefuse import kernels
+from cutefuse.engine.torch_graph.node import UnsupportedError
+from cutefuse.ops import operators
+
+DOMAIN = "cutefuse"
+NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
+         torch.int32: "int32"}  # fmt: skip
+_LOOKUP = ("plugin_version", "plugin_namespace")  # how TensorRT finds the plugin, no attributes of the operator
+_ALIGNMENT = 16  # bytes that a kernel loads at once
+_count = itertools.count()
+_nodes: weakref.WeakValueDictionary[int, FusedNode] = weakref.WeakValueDictionary()
+
+
+def body_of(op_type: str, opset: int, dtype: torch.dtype) -> FunctionProto:
+    """The function body of an op_type, for a model that was patched without bodies."""
+    name = kernels.operator_of(op_type)["name"]
+    half = next((op for op in operators() if op.stem == name), None)
+    if half is None:
+        raise UnsupportedError(f"{op_type} belongs to {name}, which no ONNX graph holds; repair the model")
+    return half.function(op_type, max(opset, half.oldest_opset(op_type)), NAMES.get(dtype, "float32"))
+
+
+class FusedNode:
+    """One fused node as a function of its tensors. `config`: the tile, 0 for the kernels' first guess."""
+
+    def __init__(
+        self, name: str, op_type: str, attrs: dict[str, Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        self.name, self.op_type = name, op_type
+        self.attrs = {k: v for k, v in attrs.items() if k not in _LOOKUP}
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self.images = kernels.facts(op_type)["kind"] == "convolution"  # read as NHWC pixels
+        self.config = 0
+        self.workspace: Tensor | None = None
+        self._launchers: dict[tuple[int, ...], kernels.Launcher] = {}
+        self.handle = next(_count)
+        _nodes[self.handle] = self
+
+    # ---------------------------------------------------------------------------------------------------- at load
+    def _describe(self, t: Tensor, pixel: int = 0) -> kernels.Tensor:
+        if t.dtype not in NAMES:
+            raise UnsupportedError(f"{self.op_type} '{self.name}' has an operand of {t.dtype}; the kernels have none")
+        layout = kernels.CHANNELS_LAST if self.images and t.dim() == 4 else kernels.LINEAR
+        return kernels.Tensor(tuple(t.shape), NAMES[t.dtype], layout, 0, pixel)
+
+    def call(self, pixels: Sequence[int] = (), sm: int = 0, sm_count: int = 0) -> kernels.Call:
+        """The node as a kernel call. `pixels`: elements from pixel to pixel of each operand, none for dense ones."""
+        operands = [*self.inputs, *self.outputs]
+        steps = pixels or [0] * len(operands)
+        tensors = [self._describe(t, p) for t, p in zip(operands, steps, strict=True)]
+        count = len(self.inputs)
+        return kernels.Call(
+            self.op_type, tensors[:count], tensors[count:], self.attrs, config=self.config, sm=sm, sm_count=sm_count
+        )
+
+    def reject(self) -> str | None:
+        """Why the kernels cannot run the node; None when they can."""
+        return kernels.reject(self.call(sm=_sm(), sm_count=_sm_count()))
+
+    def results(self) -> list[Tensor]:
+        """The outputs as the node makes them, on `meta`."""
+        return [self._empty(t, "meta") for t in self.outputs]
+
+    def workspace_bytes(self) -> int:
+        return kernels.workspace_bytes(self.call(sm=_sm(), sm_count=_sm_count()))
+
+    # --------------------------------------------------------------------------------------------------- at run time
+    def __call__(self, *xs: Tensor) -> Any:
+        made = torch.ops.cutefuse.fused_node(list(xs), self.handle)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _empty(self, t: Tensor, device: Any) -> Tensor:
+        if not (self.images and t.dim() == 4):
+            return torch.empty(t.shape, dtype=t.dtype, device=device)
+        N, K, P, Q = t.shape
+        return torch.empty(N, P, Q, _padded(K, t), dtype=t.dtype, device=device)[..., :K].permute(0, 3, 1, 2)
+
+    def _operand(self, x: Tensor) -> tuple[Tensor, int]:
+        """The tensor as the kernels can read it, and its elements from pixel to pixel (0: dense, linear)."""
+        if not (self.images and x.dim() == 4):
+            x = x.contiguous()
+            return (x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()), 0
+        pixel = pixel_stride(x)
+        if pixel and pixel % (_ALIGNMENT // x.element_size()) == 0 and x.data_ptr() % _ALIGNMENT == 0:
+            return x, pixel
+        N, C, H, W = x.shape
+        y = torch.zeros(N, H, W, _padded(C, x), dtype=x.dtype, device=x.device)
+        y[..., :C] = x.permute(0, 2, 3, 1)
+        return y.permute(0, 3, 1, 2), y.shape[-1]
+
+    def launch(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Enqueue the kernels on the current stream."""
+        read = [self._operand(x) for x in xs]
+        made = [self._empty(t, xs[0].device) for t in self.outputs]
+        operands = [*(t for t, _ in read), *made]
+        pixels = (*(p for _, p in read), *(_padded(t.shape[1], t) if self._is_image(t) else 0 for t in made))
+        if pixels not in self._launchers:
+            self._launchers[pixels] = kernels.Launcher(self.call(pixels, _sm(), _sm_count()))
+        workspace = 0 if self.workspace is None else self.workspace.data_ptr()
+        launcher = self._launchers[pixels].bind([t.data_ptr() for t in operands], workspace)
+        launcher(torch.cuda.current_stream(xs[0].device).cuda_stream)
+        return made
+
+    def _is_image(self, t: Tensor) -> bool:
+        return self.images and t.dim() == 4
+
+
+def _padded(channels: int, t: Tensor) -> int:
+    step = _ALIGNMENT // t.element_size()
+    return -(-channels // step) * step
+
+
+def pixel_stride(x: Tensor) -> int:
+    """Elements from pixel to pixel of an NCHW tensor that lies as NHWC pixels, perhaps in wider ones; 0 if it does not.
+
+    An axis of one element has no stride that means anything.
+    """
+    (n, c, h, w), (sn, sc, sh, sw) = x.shape, x.stride()
+    if x.numel() == 0:
+        return _padded(c, x)
+    if c > 1 and sc != 1:
+        return 0
+    pixel = sw if w > 1 else sh if h > 1 else sn if n > 1 else _padded(c, x) if c == _padded(c, x) else 0
+    fits = pixel >= c and (h == 1 or sh == w * pixel) and (n == 1 or sn == h * w * pixel)
+    return int(pixel) if fits else 0
+
+
+def _sm() -> int:
+    if not torch.cuda.is_available():
+        return 0
+    major, minor = torch.cuda.get_device_capability()
+    return major * 10 + minor
+
+
+def _sm_count() -> int:
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count if _sm() else 0
+
+
+@torch.library.custom_op("cutefuse::fused_node", mutates_args=(), schema="(Tensor[] xs, int handle) -> Tensor[]")
+def _fused_node(xs: Sequence[Tensor], handle: int) -> list[Tensor]:
+    return _nodes[handle].launch(xs)
+
+
+@_fused_node.register_fake
+def _(xs: Sequence[Tensor], handle: int) -> list[Tensor]:
+    return [_nodes[handle]._empty(t, xs[0].device) for t in _nodes[handle].outputs]
