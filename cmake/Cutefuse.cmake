@@ -1,4 +1,4 @@
-# The build recipe, once: compiler discovery, warnings, and what one line `cutefuse_op(<stem>)` adds.
+# The build recipe: compiler discovery, warnings, and what one line `cutefuse_op(<stem>)` adds.
 
 find_program(CUTEFUSE_CCACHE ccache)
 if(CUTEFUSE_CCACHE)
@@ -42,7 +42,7 @@ function(cutefuse_find_cutlass out)
     set(${out} ${found}/source/include PARENT_SCOPE)
     return()
   endif()
-  # An isolated build does not see the environment's wheel: download it beside the build, with nothing it depends on.
+  # An isolated build does not see the environment's wheel: download it beside the build, without its dependencies.
   set(unpacked ${CMAKE_BINARY_DIR}/cutlass)
   if(NOT EXISTS ${unpacked}/cutlass_library)
     execute_process(COMMAND ${Python3_EXECUTABLE} -m pip download -q --no-deps -d ${unpacked} nvidia-cutlass==4.2.0.0
@@ -64,7 +64,7 @@ function(cutefuse_find_cutlass out)
   set(${out} ${cutlass_SOURCE_DIR}/include PARENT_SCOPE)
 endfunction()
 
-# Machine code for CUTEFUSE_CUDA_ARCHS; a source named sm90* needs those of Hopper alone, where there are any.
+# Machine code for CUTEFUSE_CUDA_ARCHS; a source named sm90* is compiled for those of Hopper alone, if there are any.
 function(cutefuse_architectures source)
   set(archs ${CUTEFUSE_CUDA_ARCHS})
   get_filename_component(name ${source} NAME)
@@ -81,8 +81,9 @@ function(cutefuse_architectures source)
   set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${options}")
 endfunction()
 
-# The largest kernel file takes the compiler up to 6 GB for each architecture: no more of them at once than fit, or the
-# machine swaps for hours. With few cores the files alone keep all busy; with many, two architectures of a file do, too.
+# The compiler takes up to 6 GB for each architecture of the largest kernel file. So no more files are compiled at once
+# than fit into memory, or the machine would swap for hours. With more than four cores, two architectures of a file are
+# compiled at once.
 function(cutefuse_compile_jobs target)
   cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
   cmake_host_system_information(RESULT memory_mb QUERY TOTAL_PHYSICAL_MEMORY)
@@ -176,7 +177,7 @@ function(cutefuse_host_library)
   install(TARGETS cutefuse_host LIBRARY DESTINATION cutefuse/lib COMPONENT cutefuse)
 endfunction()
 
-# For tools that only dlopen a plugin library; knows libcutefuse.so by its place beside this one.
+# For tools that only dlopen a plugin library; it finds libcutefuse.so beside itself.
 function(cutefuse_register_library)
   add_library(cutefuse_register SHARED ${CMAKE_SOURCE_DIR}/plugins/register/register.cpp)
   cutefuse_warnings(cutefuse_register)
