@@ -21,7 +21,7 @@ from cutefuse.graph.store import load_model, outside
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
 FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
 MAX_ELEMENTS = 1 << 30
-MAX_SITES = 256  # compared by themselves; their tensors are in memory twice
+MAX_SITES = 256  # that are compared by themselves; all their tensors are in memory at once
 
 
 def seeded_inputs(
