@@ -108,9 +108,14 @@ class Net:
         """The number of filters of a layer that has `count` at full size."""
         return max(8, count // 64 * 8) if self.thin and count >= 32 else count
 
-    def _filter(self, x: str, shape: tuple[int, ...], fan_in: int, name: str) -> str:
-        scale = self.deviation / math.sqrt(fan_in * self.moments.get(x, Moments()).square)
-        return self.weight(f"{name}.weight", self.rng.standard_normal(shape, np.float32) * np.float32(scale))
+    def _filters(self, x: str, outputs: int, fan_in: int) -> np.ndarray:
+        """Random values [outputs, fan_in] whose sum is zero for each output, as if a BatchNormalization took the mean.
+
+        Otherwise the means of the channels, which no image changes, outgrow all else after a dozen layers.
+        """
+        w = self.rng.standard_normal((outputs, fan_in), np.float32)
+        w -= w.mean(axis=1, keepdims=True)
+        return w * np.float32(self.deviation / math.sqrt(fan_in * self.moments.get(x, Moments()).variance))
 
     def _bias(self, count: int, name: str) -> str:
         return self.weight(f"{name}.bias", 0.1 * self.rng.standard_normal(count))
@@ -136,7 +141,8 @@ class Net:
     ) -> str:  # fmt: skip
         rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
         shape = (filters, self.channels[x] // group, rows, columns)
-        inputs = [x, self._filter(x, shape, math.prod(shape[1:]), name)]
+        w = self._filters(x, filters, math.prod(shape[1:])).reshape(shape)
+        inputs = [x, self.weight(f"{name}.weight", w)]
         if bias and not bn:
             inputs.append(self._bias(filters, name))
         pads = [rows // 2 * dilation, columns // 2 * dilation] if pad is None else [pad, pad]
@@ -149,7 +155,8 @@ class Net:
     def conv_transpose(self, x: str, filters: int, stride: int, name: str) -> str:
         """ConvTranspose whose filter is as large as its stride, without bias."""
         filters = self.filters(filters)
-        inputs = [x, self._filter(x, (self.channels[x], filters, stride, stride), self.channels[x], name)]
+        w = self._filters(x, filters * stride**2, self.channels[x]).T.reshape(-1, filters, stride, stride)
+        inputs = [x, self.weight(f"{name}.weight", w)]
         return self.add(
             "ConvTranspose", inputs, f"/{name}/ConvTranspose", filters, dilations=[1, 1], group=1,
             kernel_shape=[stride, stride], pads=[0] * 4, strides=[stride, stride],
@@ -159,7 +166,8 @@ class Net:
         """Flatten, whose node has the name `flatten`, and a fully connected layer."""
         features = self.filters(features)
         x = self.add("Flatten", [x], f"/{flatten}", axis=1)
-        inputs = [x, self._filter(x, (features, self.channels[x]), self.channels[x], name), self._bias(features, name)]
+        w = self._filters(x, features, self.channels[x])
+        inputs = [x, self.weight(f"{name}.weight", w), self._bias(features, name)]
         return self.add("Gemm", inputs, f"/{name}/Gemm", features, alpha=1.0, beta=1.0, transB=1)
 
     def batch_norm(self, x: str, name: str, epsilon: float = 1e-3) -> str:

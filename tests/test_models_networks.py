@@ -41,13 +41,15 @@ SITES = {
     "centerpoint": {3: 1},
     "raft_update": {2: 5},
 }
-# 10^9 multiplications and additions of one image, as the network's authors or its package publish them;
+# As the authors or the package of a network publish them: parameters, and 10^9 multiplications and additions an image.
 # HRNet's are 1296.8 * 10^9 multiply-adds of 1024x2048 pixels.
-OPERATIONS = {
-    "yolov8n": 8.7, "yolov8s": 28.6, "yolo11s": 21.5, "googlenet": 3.0, "squeezenet1_1": 0.70, "densenet121": 5.67,
-    "inception_v3": 11.43, "vovnet39": 14.18, "dla34": 6.14, "hrnet_ocr": 2 * 1296.8 / 4,
+PUBLISHED = {
+    "yolov8n": (3_151_904, 8.7), "yolov8s": (11_156_544, 28.6), "yolov8m": (25_886_080, 78.9),
+    "yolo11s": (9_443_760, 21.5), "googlenet": (6_624_904, 3.0), "inception_v3": (23_834_568, 11.43),
+    "squeezenet1_1": (1_235_496, 0.70), "densenet121": (7_978_856, 5.67), "vovnet39": (22_600_296, 14.18),
+    "dla34": (15_742_104, 6.14), "hrnet_ocr": (None, 2 * 1296.8 / 4),
 }  # fmt: skip
-
+NOT_FOLDED = ("yolo", "squeezenet")  # published without BatchNormalizations
 
 FOLDER = Path(models.__file__).parent
 # What a file may import beside the standard library: the generators need nothing that a deployment machine lacks.
@@ -101,12 +103,15 @@ def test_no_activation_of_a_network_vanishes_or_explodes(name: str, dtype: str) 
     sums = [n.output[0] for n in model.graph.node if n.op_type in ("Conv", "Gemm", "Add")]
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(s) for s in sums if s not in results)
     ran = session(model)
-    values = dict(zip((o.name for o in ran.get_outputs()), ran.run(None, inputs(model, 1)), strict=True))
+    names = [o.name for o in ran.get_outputs()]
+    values, others = (dict(zip(names, ran.run(None, inputs(model, 1, seed)), strict=True)) for seed in range(2))
     assert all(np.isfinite(v).all() for v in values.values())
     sizes = {s: math.sqrt(np.mean(values[s].astype(np.float64) ** 2)) for s in sums}
     boxes = {s for s in sums if re.search(r"model\.2[23]/(Add|dfl)", s)}  # in cells and bins, not around zero
-    assert all(0.02 < size < 20 for s, size in sizes.items() if s not in boxes), sizes
-    assert all(values[r].astype(np.float64).std() > 1e-3 for r in results)
+    assert all(0.05 < size < 20 for s, size in sizes.items() if s not in boxes), sizes
+    for result in results:
+        first, second = (v[result].astype(np.float64) for v in (values, others))
+        assert np.abs(first - second).mean() > 0.1 * np.abs(first).mean(), f"{result} hardly depends on the input"
 
 
 @pytest.mark.parametrize("name", models.NETWORKS)
@@ -137,12 +142,29 @@ def operations(model: onnx.ModelProto) -> int:
     return 2 * total
 
 
+def parameters(model: onnx.ModelProto, unfold: bool) -> int:
+    """Weights and biases; unfold: those before the exporter folded each BatchNormalization, which has two a channel."""
+    sizes = {t.name: math.prod(t.dims) for t in model.graph.initializer}
+    total = 0
+    for node in model.graph.node:
+        if node.op_type in ("Conv", "Gemm"):
+            total += sum(sizes[name] for name in node.input[1:])
+            if unfold and node.op_type == "Conv" and len(node.input) == 3 and node.name != "/fc/Conv":
+                total += sizes[node.input[2]]
+        elif node.op_type == "BatchNormalization":
+            total += sizes[node.input[1]] + sizes[node.input[2]]
+    return total
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "hrnet_ocr" else n for n in OPERATIONS]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "hrnet_ocr" else n for n in PUBLISHED]
 )
-def test_a_network_at_deployment_size_costs_what_is_published(name: str) -> None:
+def test_a_network_at_deployment_size_is_as_large_as_published(name: str) -> None:
     model = models.build(name, batch=1)
-    assert operations(model) / 1e9 == pytest.approx(OPERATIONS[name], rel=0.01)
+    expected_parameters, expected_operations = PUBLISHED[name]
+    assert operations(model) / 1e9 == pytest.approx(expected_operations, rel=0.01)
+    if expected_parameters is not None:
+        assert parameters(model, not name.startswith(NOT_FOLDED)) == expected_parameters
 
 
 @pytest.mark.parametrize("name", ["yolo11s", "smp_unet", "hrnet_ocr", "bevfusion_neck", "googlenet"])
