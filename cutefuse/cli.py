@@ -10,13 +10,13 @@ import cutefuse
 # command -> (module, help). Each module has main(argv: list[str] | None) -> int.
 COMMANDS: dict[str, tuple[str, str]] = {
     "patch": ("cutefuse.commands.patch", "rewrite an ONNX model to use the fused operators"),
-    "unpatch": ("cutefuse.rewrite.unpatch", "turn fused nodes back into standard operators"),
-    "diff": ("cutefuse.graph.diff", "show what changed between two ONNX models"),
+    "unpatch": ("cutefuse.commands.unpatch", "turn fused nodes back into standard operators"),
+    "diff": ("cutefuse.commands.diff", "show what changed between two ONNX models"),
     "doctor": ("cutefuse.commands.doctor", "what this machine has, what is missing, and what to do about it"),
-    "build": ("cutefuse.engine.build", "build an engine with trtexec or TensorRT's Python API"),
+    "build": ("cutefuse.commands.build", "build an engine with trtexec or TensorRT's Python API"),
     "process": ("cutefuse.commands.process", "build, profile and draw an engine, and write a report"),
-    "report": ("cutefuse.report.write", "write an HTML report of a folder of engine JSON files"),
-    "compare": ("cutefuse.report.compare", "compare two or more engines, layer by layer"),
+    "report": ("cutefuse.commands.report", "write an HTML report of a folder of engine JSON files"),
+    "compare": ("cutefuse.commands.compare", "compare two or more engines, layer by layer"),
     "accuracy": ("cutefuse.commands.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),
     "rank": ("cutefuse.commands.rank", "rank what to fuse next from the profile of an engine"),
     "roofline": ("cutefuse.commands.roofline", "peaks of GPUs, measured peaks, and language models under the roof"),

@@ -14,11 +14,11 @@ from typing import Any
 import onnx
 
 import models
-from cutefuse.commands.patch import TAKES, Options, Result, patch
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.verify import verify
 from cutefuse.host import Host, Input
 from cutefuse.output import write_text
+from cutefuse.rewrite.patch import TAKES, Options, Result, patch
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.sites.conv import PARALLEL
 from cutefuse.sites.find import FUSED

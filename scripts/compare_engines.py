@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cutefuse.report.compare import main  # noqa: E402
+from cutefuse.commands.compare import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

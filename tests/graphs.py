@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from cutefuse.commands.patch import Options, Result, patch, report_path
+from cutefuse.rewrite.patch import Options, Result, patch, report_path
 
 TEXT_TYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16", "float64": "double"}
 IR_OF_OPSET = ((21, 10), (15, 8), (12, 7), (11, 6), (0, 4))

@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper
 from trtexec_stub import STUB
 
+from cutefuse.commands.build import main
 from cutefuse.engine import build as engine
 from cutefuse.engine import plugins, trtexec
-from cutefuse.engine.build import main
 from cutefuse.engine.files import (
     Artifacts,
     concat_notes,

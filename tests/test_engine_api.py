@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto
 from test_engine import make_model
 
+from cutefuse.commands.build import main
 from cutefuse.engine import build as engine
 from cutefuse.engine import device, tensorrt_api
-from cutefuse.engine.build import main
 from cutefuse.errors import CutefuseError
 
 

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from graphs import FILTER, bn_weights, graph, run_patch, weights
 
+from cutefuse.commands.build import main as build
 from cutefuse.commands.process import main as process
 from cutefuse.engine import build as engine
 from cutefuse.errors import CutefuseError
@@ -58,7 +59,7 @@ def test_process_writes_what_the_report_reads(model: Path, capsys: pytest.Captur
 
 def test_an_engine_is_built_and_profiled_later(model: Path) -> None:
     out = model.parent / "out"
-    assert engine.main([str(model), str(out), "--backend", "torch", "--shapes=a:3x8x9x7"]) == 0
+    assert build([str(model), str(out), "--backend", "torch", "--shapes=a:3x8x9x7"]) == 0
     made = json.loads((out / "m.onnx.engine").read_text())
     assert made["model"] == str(model) and made["options"] == ["--shapes=a:3x8x9x7"]
     assert not (out / "m.onnx.engine.profile.json").exists()

@@ -17,8 +17,9 @@ from graphs import FILTER, fused_types, graph, weights
 from onnx import TensorProto, helper, numpy_helper
 
 import cutefuse
-from cutefuse.commands.patch import Options, main, patch
+from cutefuse.commands.patch import main
 from cutefuse.rewrite import apply as rewrite
+from cutefuse.rewrite.patch import Options, patch
 
 ROOT = Path(__file__).parent.parent
 TWO = (
@@ -347,8 +348,8 @@ def test_a_missing_library_is_one_sentence(source: Path, tmp_path: Path, monkeyp
 def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excluded(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.commands import patch as command
     from cutefuse.ops.concat_conv import ConcatConv
+    from cutefuse.rewrite import patch as pipeline
     from cutefuse.sites import find
     from cutefuse.sites.conv import ConvSites
 
@@ -363,7 +364,7 @@ def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excl
             return super().match(graph, graph.producer(node.input[0]))
 
     monkeypatch.setattr(find, "FINDERS", (ConvSites(), Rival()))
-    monkeypatch.setattr(command, "operators", lambda: (ConvSites.op, Rival.op))
+    monkeypatch.setattr(pipeline, "operators", lambda: (ConvSites.op, Rival.op))
     assert main([str(source), "--verify"]) == 0
     found = json.loads(source.with_name("model.patch.json").read_text())["sites"]
     assert [(s["name"], s["status"]) for s in found] == [

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from cutefuse.commands.patch import Options, patch
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 
 BODY = (

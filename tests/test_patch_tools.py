@@ -12,8 +12,8 @@ import pytest
 from graphs import fused_types
 
 import models
-from cutefuse.commands.patch import Options, patch
 from cutefuse.graph.verify import Runner
+from cutefuse.rewrite.patch import Options, patch
 
 
 @pytest.fixture(scope="module")

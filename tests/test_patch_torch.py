@@ -8,7 +8,7 @@ import onnx
 import pytest
 from graphs import fused_types
 
-from cutefuse.commands.patch import Options, patch
+from cutefuse.rewrite.patch import Options, patch
 from models import exports
 
 pytestmark = pytest.mark.torch

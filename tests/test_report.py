@@ -19,16 +19,18 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from cutefuse.commands.compare import main as compare_main
 from cutefuse.commands.rank import main as rank_main
+from cutefuse.commands.report import main
 from cutefuse.errors import CutefuseError
 from cutefuse.report.compare import compare
-from cutefuse.report.compare import main as compare_main
 from cutefuse.report.findings import Finding
 from cutefuse.report.graph import edges, memory_profile
 from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, layout
+from cutefuse.report.rank import gains
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.report.tables import analyse
-from cutefuse.report.write import gains, main, write, write_compare
+from cutefuse.report.write import write, write_compare
 from cutefuse.roofline.measure import peaks_for
 
 DATA = Path(__file__).parent / "data" / "engines"

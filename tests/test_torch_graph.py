@@ -50,7 +50,7 @@ def error_of(model: onnx.ModelProto, engine: Any = None, shapes: dict[str, tuple
 def test_a_network_and_its_patched_form_compute_what_onnx_runtime_computes(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
-    from cutefuse.commands.patch import Options, patch
+    from cutefuse.rewrite.patch import Options, patch
 
     model = models.build(name, dtype, small=True)
     assert error_of(model) < TOLERANCE[dtype]

@@ -1,4 +1,4 @@
-"""One file a command: its arguments, what it prints and its exit code; the work is done in the rooms below.
+"""One file a command: its arguments, what it prints, its exit code, and work that nothing else needs.
 
 May import every room; nothing imports it but `cutefuse.cli`, by name.
 """

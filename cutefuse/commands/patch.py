@@ -9,235 +9,18 @@ import argparse
 import json
 import re
 import sys
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import onnx
-
-import cutefuse
 from cutefuse import table
 from cutefuse.commands.doctor import local_sm
-from cutefuse.errors import CutefuseError, run_command
-from cutefuse.graph.read import Graph, op_counts
-from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
-from cutefuse.ops import operators
-from cutefuse.output import write_text
-from cutefuse.rewrite.apply import Plan, apply_sites, plan
-from cutefuse.rewrite.prove import failure, prove, words
-from cutefuse.sites.find import (
-    EXCLUDED,
-    FUSED,
-    MERGED,
-    Site,
-    check_bodies,
-    check_overlaps,
-    find_sites,
-    merge_parallel,
-    suit_device,
-)
+from cutefuse.errors import run_command
+from cutefuse.graph.read import Graph
+from cutefuse.rewrite.patch import TAKES, Options, Pricing, Result, default_output, patch, report_path
+from cutefuse.rewrite.prove import failure, words
+from cutefuse.sites.find import EXCLUDED, FUSED, MERGED, Site
 
-SCHEMA = 1
-TAKES = ("upsample", "ranges", "residual", "parallel")
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to patch and how; the defaults patch everything that is legal."""
-
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    include_op: Sequence[str] = ()
-    exclude_op: Sequence[str] = ()
-    without: Sequence[str] = ()  # of TAKES
-    sm: int = 0  # compute capability * 10 of the GPU that will run the model; 0 for any
-    functions: bool = True
-    verify: bool = False
-    seed: int = 0
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    dry_run: bool = False
-    profile: Path | None = None
-    min_gain_us: float = 0.0
-    dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
-    scope: str = "model"  # of dtype: the whole model, or the fused sites
-    keep_float32: Sequence[str] = ()
-
-
-@dataclass
-class Result:
-    """The sites, the report that patch.json holds, and what was written."""
-
-    sites: list[Site]
-    report: dict[str, Any]
-    output: Path | None
-    exit_code: int
-
-
-def default_output(source: Path) -> Path:
-    """model.onnx -> model.cutefuse.onnx, beside it."""
-    return source.with_name(f"{source.name.removesuffix('.onnx')}.cutefuse.onnx")
-
-
-def report_path(output: Path) -> Path:
-    """model.cutefuse.onnx and model.onnx -> model.patch.json, beside it."""
-    return output.with_name(f"{output.name.removesuffix('.onnx').removesuffix('.cutefuse')}.patch.json")
-
-
-def patch(source: Path, output: Path, options: Options) -> Result:
-    """Patch an ONNX file. Nothing is written on a dry run, when nothing can be fused, or when the verification fails
-    (then only the report).
-
-    Raises CutefuseError for a model that cannot be read, an unknown filter, or an output that cannot be written.
-    """
-    started = time.perf_counter()
-    if output.resolve() == source.resolve():
-        raise CutefuseError(f"the output {output} is the input; choose another -o")
-    model = load_model(source)
-    before = op_counts(model.graph)
-    external = uses_external_data(model)
-    conversion: dict[str, Any] | None = None
-    converted: onnx.ModelProto | None = None
-    if options.dtype:
-        conversion = {"dtype": options.dtype, "scope": options.scope, "kept_float32": list[str]()}
-        if options.scope == "model":
-            model, conversion["kept_float32"] = _lowered(model, source, options)
-            if options.verify and not options.dry_run:
-                converted = onnx.ModelProto()
-                converted.CopyFrom(model)
-    graph, sites = find_sites(model, source.parent)
-    _select(graph, sites, source, options)
-    if conversion and options.scope == "sites":
-        from cutefuse.rewrite.retype import retype
-
-        conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32, graph.opset)
-    suit_device(sites, options.sm)
-    if options.functions:
-        check_bodies(graph, sites)
-    check_overlaps(graph, sites)  # the last check: an excluded site must claim no nodes
-    if "parallel" not in options.without:
-        merge_parallel(graph, sites, options.sm)
-    doomed = plan(graph, sites)
-    fused = [s for s in sites if s.status == FUSED]
-    digest = sha256_of(source)
-    report: dict[str, Any] = {
-        "schema": SCHEMA,
-        "tool": {"name": "cutefuse", "version": cutefuse.__version__},
-        "input": {"path": str(source), "sha256": digest},
-        "output": {"path": str(output)},
-        "opset": graph.opset,
-        "sm": options.sm,
-        "conversion": conversion,
-        "sites": [],
-        "verify": None,
-    }
-    written = None
-    if fused and not options.dry_run:
-        written = _write(source, output, graph, sites, doomed, external, options, report, converted)
-    report["sites"] = [s.as_json() for s in sites]
-    after = op_counts(model.graph) if written or report["verify"] else _predicted(graph, sites, doomed)
-    report["summary"] = _summary(sites, before, after, time.perf_counter() - started)
-    failed = report["verify"] is not None and not report["verify"]["passed"]
-    if written or failed:
-        write_text(report_path(output), json.dumps(report, indent=1) + "\n")
-    return Result(sites, report, written, 1 if failed else 0 if fused else 3)
-
-
-def _write(
-    source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, external: bool, options: Options,
-    report: dict[str, Any], converted: onnx.ModelProto | None,
-) -> Path | None:  # fmt: skip
-    model = graph.model
-    # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
-    packed = sum(s.cost.bytes_moved for s in sites if s.status == FUSED and s.cost) if model.ByteSize() > 1 << 30 else 0
-    external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
-    with writer(output, external) as out:
-        apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
-        out.save(model, source.parent)
-        if options.verify:
-            report["verify"] = prove(
-                source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed
-            )
-            if not report["verify"]["passed"]:
-                return None
-        out.commit()
-    return output
-
-
-def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[onnx.ModelProto, list[str]]:
-    if options.dtype != "float16":
-        raise CutefuseError(
-            "--dtype bf16 works with --scope sites; for a whole model in bfloat16 run NVIDIA ModelOpt's AutoCast first"
-        )
-    from cutefuse.rewrite.retype import to_float16
-
-    return to_float16(model, source.parent, options.keep_float32)
-
-
-def _select(graph: Graph, sites: Sequence[Site], source: Path, options: Options) -> None:
-    stems = [op.stem for op in operators()]
-    for stem in (*options.include_op, *options.exclude_op):
-        if stem not in stems:
-            raise CutefuseError(f"there is no operator '{stem}'; choose one of {', '.join(stems)}")
-    for site in (s for s in sites if s.status == FUSED):
-        while site.match and site.match.takes & set(options.without):
-            if not site.fall_back():
-                site.refuse(EXCLUDED, f"--without {' '.join(sorted(site.match.takes & set(options.without)))}")
-                break
-        if site.status != FUSED:
-            continue
-        names = {site.name, *(n.name for n in site.nodes if n.name), *(o for n in site.nodes for o in n.output)}
-        if options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
-            site.refuse(EXCLUDED, "no --include pattern names it")
-        elif pattern := next((p for p in options.exclude if any(fnmatchcase(n, p) for n in names)), None):
-            site.refuse(EXCLUDED, f"--exclude '{pattern}' names it")
-        elif options.include_op and site.op.stem not in options.include_op:
-            site.refuse(EXCLUDED, "no --include-op names its operator")
-        elif site.op.stem in options.exclude_op:
-            site.refuse(EXCLUDED, f"--exclude-op {site.op.stem}")
-    if options.profile:
-        _choose_by_gain(graph, [s for s in sites if s.status == FUSED], source, options.profile, options.min_gain_us)
-
-
-def _choose_by_gain(graph: Graph, sites: Sequence[Site], source: Path, profile: Path, min_gain_us: float) -> None:
-    from cutefuse.report import rank
-
-    engine = rank.profile_of(profile, source)
-    for site, found in zip(sites, rank.price(engine, graph, sites, rank.engine_peaks(engine), source), strict=True):
-        site.gain_us = found.gain_us
-        if found.gain_us is None and min_gain_us > 0:
-            site.refuse(EXCLUDED, f"what it would save is not known: {found.note}; without --min-gain it is fused")
-        elif found.gain_us is not None and found.gain_us < min_gain_us:
-            reason = f" ({found.note})" if found.note else ""
-            text = f"it would save about {found.gain_us:.3g} us{reason}, less than --min-gain {min_gain_us:g} us"
-            site.refuse(EXCLUDED, text)
-
-
-def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str]:
-    counts = Counter(n.op_type for n in graph.nodes if id(n) not in doomed.dead)
-    counts.update(s.match.call.op_type for s in sites if s.status == FUSED and s.match)
-    return counts
-
-
-def _summary(sites: Sequence[Site], before: Counter[str], after: Counter[str], seconds: float) -> dict[str, Any]:
-    status = Counter(s.status for s in sites)
-    return {
-        "candidates": len(sites),
-        "fused": status[FUSED],
-        "merged": status[MERGED],
-        "refused": status["refused"],
-        "excluded": status[EXCLUDED],
-        "nodes_before": sum(before.values()),
-        "nodes_after": sum(after.values()),
-        "ops_before": dict(sorted(before.items())),
-        "ops_after": dict(sorted(after.items())),
-        "bytes_saved": sum(s.bytes_saved for s in sites),
-        "seconds": round(seconds, 3),
-    }
 
 
 def show(result: Result, verbose: bool) -> None:
@@ -331,13 +114,27 @@ def make_parser() -> argparse.ArgumentParser:
     return p
 
 
+def _pricing(model: Path, profile: Path | None) -> Pricing | None:
+    if profile is None:
+        return None
+
+    from cutefuse.report import rank
+
+    def price(graph: Graph, sites: Sequence[Site]) -> list[rank.Candidate]:
+        engine = rank.profile_of(profile, model)
+        return rank.price(engine, graph, sites, rank.engine_peaks(engine), model)
+
+    return price
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `cutefuse patch` and scripts/patch_onnx.py."""
     args = make_parser().parse_args(argv)
     options = Options(
         args.include, args.exclude, args.include_op, args.exclude_op, args.without,
         local_sm() if args.sm is None else args.sm, not args.no_functions, args.verify,
-        args.seed, dict(args.input_shape), args.dry_run, args.profile, args.min_gain, DTYPES.get(args.dtype, ""),
+        args.seed, dict(args.input_shape), args.dry_run, _pricing(args.model, args.profile), args.min_gain,
+        DTYPES.get(args.dtype, ""),
         args.scope or ("sites" if args.dtype == "bf16" else "model"), args.keep_float32,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from cutefuse.commands.build import add_engine_arguments, end_on_sigterm, trtexec_options
 from cutefuse.engine import build as engine
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
@@ -123,7 +124,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-d", "--draw-engine", "--draw_engine", action="store_true", help="draw the graph and the report"
     )
-    engine.add_engine_arguments(parser, engine.BACKENDS)
+    add_engine_arguments(parser, engine.BACKENDS)
     return parser
 
 
@@ -132,10 +133,10 @@ def main(argv: list[str] | None = None) -> int:
     args, rest = make_parser().parse_known_intermixed_args(argv)
 
     def command() -> int:
-        engine.end_on_sigterm()
+        end_on_sigterm()
         every = not (args.build_engine or args.profile_engine or args.draw_engine)
         steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
-        options = engine.trtexec_options([*args.trtexec, *rest])
+        options = trtexec_options([*args.trtexec, *rest])
         page = process(
             args.input, args.outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
             args.print_only, args.trt_version,

@@ -163,7 +163,7 @@ def _polygraphy(model: Path, register: str) -> Check:
 
 def patched_twin(plain: Path, outdir: Path) -> tuple[Path, str]:
     """The patched model and the type of its fused nodes. Raises CutefuseError when ONNX Runtime sees a difference."""
-    from cutefuse.commands.patch import Options, patch
+    from cutefuse.rewrite.patch import Options, patch
 
     patched = outdir / f"{plain.name.removesuffix('.onnx')}.cutefuse.onnx"
     result = patch(plain, patched, Options(verify=True, sm=local_sm()))

@@ -5,18 +5,15 @@ Every function is path -> path and writes the files that trtexec and NVIDIA's en
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib.util
 import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 from cutefuse.engine import plugins, trtexec
 from cutefuse.engine.files import Artifacts, build_metadata, profile_metadata, whole_or_nothing
-from cutefuse.errors import CutefuseError, VerificationError, run_command
+from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import make_folder, write_json
 
 BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "onnxruntime")
@@ -202,59 +199,3 @@ def _report_plugins(files: Artifacts, sites: dict[str, str]) -> None:
             f"no layer information was written to {files.graph}, so plugin layers cannot be counted"
         )
     print(plugins.verify_plugins(load_json(files.graph), sites))
-
-
-def end_on_sigterm() -> None:
-    """Turn SIGTERM into an exception, so that children end and partial files go."""
-
-    def handler(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, handler)
-
-
-def trtexec_options(words: list[str]) -> list[str]:
-    """trtexec options from the command line: `--fp16`, `fp16` (as NVIDIA's script takes them), never a stray word."""
-    for word in words:
-        if word.startswith("-") and not word.startswith("--"):
-            raise CutefuseError(f"{word} is no option of this command, and trtexec's begin with two dashes; see --help")
-    return [word if word.startswith("--") else f"--{word}" for word in words]
-
-
-def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, ...]) -> None:
-    """Options that `build` and `process` share."""
-    parser.add_argument("--backend", choices=backends, default="auto", help="what builds and runs the engine (auto)")
-    parser.add_argument("--timeout", type=float, metavar="S", help="end trtexec after this many seconds")
-    parser.add_argument("--no-plugins", action="store_true", help="build fused nodes from their function bodies")
-    parser.add_argument(
-        "--trt-version", metavar="V", help="TensorRT version of a dry run without trtexec, such as 10.3"
-    )
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`cutefuse build model.onnx [outdir] [trtexec options]`."""
-    parser = argparse.ArgumentParser(
-        prog="cutefuse build", allow_abbrev=False, description="Build an engine from an ONNX model.",
-        epilog="Every other option goes to trtexec: --fp16 (TensorRT 10), --minShapes=x:1x3x64x64, ...",
-    )  # fmt: skip
-    parser.add_argument("model", type=Path, help="ONNX model")
-    parser.add_argument("outdir", type=Path, nargs="?", help="folder for the engine and its files (<model>.trt)")
-    parser.add_argument("--dry-run", "--print-only", action="store_true", help="print the exact command and stop")
-    add_engine_arguments(parser, BACKENDS[:4])
-    args, rest = parser.parse_known_args(argv)
-
-    def command() -> int:
-        end_on_sigterm()
-        files = build(
-            args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
-            not args.no_plugins, args.timeout, args.dry_run, args.trt_version,
-        )  # fmt: skip
-        if not args.dry_run:
-            print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,10 +5,7 @@ Nodes are paired by their first output, which rewriting keeps: a fused node stan
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,7 @@ from typing import Any
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from cutefuse.errors import run_command
 from cutefuse.graph.read import TYPE_NAMES, external_fields, op_counts, read_tensor
-from cutefuse.graph.store import load_model
 
 Change = dict[str, Any]  # name, before, after; None where it does not exist
 
@@ -91,34 +86,3 @@ def _tensor_text(tensor: TensorProto, folder: Path) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse diff`."""
-    p = argparse.ArgumentParser(prog="cutefuse diff", description="Show what changed between two ONNX models.")
-    p.add_argument("a", type=Path)
-    p.add_argument("b", type=Path)
-    p.add_argument("--json", action="store_true", help="print the differences as JSON")
-    args = p.parse_args(argv)
-
-    def command() -> int:
-        changes = compare(load_model(args.a), load_model(args.b), args.a.parent, args.b.parent)
-        different = any(changes.values())
-        if args.json:
-            print(json.dumps(changes, indent=1, default=str))
-            return int(different)
-        for part, rows in changes.items():
-            if rows:
-                print(f"{part}:")
-            for row in rows:
-                for sign, value in (("-", row["before"]), ("+", row["after"])):
-                    if value is not None:
-                        print(f"  {sign} {value}" if part == "nodes" else f"  {sign} {row['name']}: {value}")
-        print("the models differ" if different else "the models are the same")
-        return int(different)
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

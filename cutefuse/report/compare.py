@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
-from cutefuse.errors import run_command
 from cutefuse.report.graph import neighbours
 from cutefuse.report.kinds import KINDS
 from cutefuse.report.reader import Engine, Layer
@@ -146,23 +142,3 @@ def _words(layers: list[Layer]) -> str:
 
 def _plural(word: str) -> str:
     return {"copy": "copies", "noop": "no-ops"}.get(word, word if word.endswith("s") else f"{word}s")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`cutefuse compare a/ b/`: engines side by side."""
-    parser = argparse.ArgumentParser(prog="cutefuse compare", allow_abbrev=False, description="Compare engines.")
-    parser.add_argument("sources", type=Path, nargs="+", help="folders or *.graph.json files, the baseline first")
-    parser.add_argument("-o", "--output", type=Path, default=Path("compare.html"), help="page to write (compare.html)")
-    args = parser.parse_args(argv)
-
-    def command() -> int:
-        from cutefuse.report.write import write_compare
-
-        print(f"comparison: {write_compare(args.sources, args.output)}")
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

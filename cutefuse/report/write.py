@@ -5,22 +5,18 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json, write_text
 from cutefuse.progress import spinner
 from cutefuse.report import svg, tables
 from cutefuse.report.compare import compare
 from cutefuse.report.graph import edges
 from cutefuse.report.layout import layout
-from cutefuse.report.rank import engine_peaks, gains
+from cutefuse.report.rank import engine_peaks
 from cutefuse.report.reader import Engine, find_engines, read_engine
-
-__all__ = ["gains", "main", "write", "write_compare"]
 
 
 def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str = "auto", quiet: bool = False) -> Path:
@@ -101,24 +97,3 @@ def _only(source: Path) -> dict[str, Path]:
         names = ", ".join(f["graph"].name for f in found[:4])
         raise CutefuseError(f"{source} holds {len(found)} engines ({names}); give one of the *.graph.json files")
     return found[0]
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`cutefuse report folder`: a report of every engine in a folder of JSON files."""
-    parser = argparse.ArgumentParser(prog="cutefuse report", allow_abbrev=False, description=__doc__)
-    parser.add_argument("source", type=Path, help="folder of engine JSON files, or one *.graph.json")
-    parser.add_argument("-o", "--outdir", type=Path, help="folder of the report (the source's own)")
-    parser.add_argument("--onnx", type=Path, help="the ONNX model, to rank what to fuse next")
-    parser.add_argument("--peaks", default="auto", help="auto, measured, a board such as H200, or a JSON file")
-    args = parser.parse_args(argv)
-
-    def command() -> int:
-        folder = args.source if args.source.is_dir() else args.source.parent
-        print(f"report: {write(args.source, args.outdir or folder, args.onnx, args.peaks)}")
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Turns the chosen sites of a model into fused nodes, lowers types for them, and takes fused nodes back out.
+"""Turns a model into its patched one: sites chosen, types lowered, fused nodes put in, proved, and taken back out.
 
 May import the base, the C interface, graph/, ops/ and sites/.
 """

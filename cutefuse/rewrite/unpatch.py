@@ -5,8 +5,6 @@ A BatchNormalization that was folded stays folded. Exit codes: 0 done, 2 bad inp
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_selected_functions
 
 from cutefuse import kernels
-from cutefuse.errors import CutefuseError, NothingToPatch, run_command
+from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
 from cutefuse.graph.read import Graph, read_tensor, run_node
 from cutefuse.graph.shapes import inferred
@@ -188,27 +186,3 @@ def _rename(model: ModelProto, sites: Mapping[str, Sequence[str]]) -> None:
 
 _ANCHORS = frozenset({"Conv", "LayerNormalization", "RMSNormalization"})
 _OPERANDS = {("Conv", 1): "weight", ("Conv", 2): "bias"}
-
-
-def make_parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="cutefuse unpatch", description="Turn fused nodes back into standard operators.")
-    p.add_argument("model", type=Path, help="a patched ONNX file; it is never changed")
-    p.add_argument("-o", "--output", type=Path, help="default: model.plain.onnx beside the model")
-    return p
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse unpatch`."""
-    args = make_parser().parse_args(argv)
-
-    def command() -> int:
-        output = args.output or default_output(args.model)
-        count = unpatch(args.model, output)
-        print(f"{count} fused nodes turned back into standard operators; wrote {output}")
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

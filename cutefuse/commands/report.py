@@ -1,0 +1,26 @@
+"""`cutefuse report`: an HTML page of every engine in a folder of JSON files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cutefuse.errors import run_command
+from cutefuse.report.write import write
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`cutefuse report folder`: a report of every engine in a folder of JSON files."""
+    parser = argparse.ArgumentParser(prog="cutefuse report", allow_abbrev=False, description=__doc__)
+    parser.add_argument("source", type=Path, help="folder of engine JSON files, or one *.graph.json")
+    parser.add_argument("-o", "--outdir", type=Path, help="folder of the report (the source's own)")
+    parser.add_argument("--onnx", type=Path, help="the ONNX model, to rank what to fuse next")
+    parser.add_argument("--peaks", default="auto", help="auto, measured, a board such as H200, or a JSON file")
+    args = parser.parse_args(argv)
+
+    def command() -> int:
+        folder = args.source if args.source.is_dir() else args.source.parent
+        print(f"report: {write(args.source, args.outdir or folder, args.onnx, args.peaks)}")
+        return 0
+
+    return run_command(command)

@@ -1,0 +1,29 @@
+"""`cutefuse unpatch`: turn fused nodes back into standard operators."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cutefuse.errors import run_command
+from cutefuse.rewrite.unpatch import default_output, unpatch
+
+
+def make_parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="cutefuse unpatch", description="Turn fused nodes back into standard operators.")
+    p.add_argument("model", type=Path, help="a patched ONNX file; it is never changed")
+    p.add_argument("-o", "--output", type=Path, help="default: model.plain.onnx beside the model")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `cutefuse unpatch`."""
+    args = make_parser().parse_args(argv)
+
+    def command() -> int:
+        output = args.output or default_output(args.model)
+        count = unpatch(args.model, output)
+        print(f"{count} fused nodes turned back into standard operators; wrote {output}")
+        return 0
+
+    return run_command(command)
