@@ -123,7 +123,9 @@ def ours(o: Operands, tile: int = 0) -> Launch:
             size = kernels.workspace_bytes(Call("CuteRowNormBackward", *operands, attrs, **device))
             workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
             keep += [mean, rstd, dgamma, dbeta, workspace]
-            call = Call("CuteRowNormBackward", *operands, attrs, workspace=workspace.data_ptr(), **device)
+            call = Call(
+                "CuteRowNormBackward", *operands, attrs, workspace=workspace.data_ptr(), workspace_bytes=size, **device
+            )
         launchers.append(kernels.Launcher(call))
 
     def launch(i: int) -> Any:

@@ -121,12 +121,14 @@ endfunction()
 macro(cutefuse_library)
   file(GLOB conv_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*.cpp
        ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*/*.cpp)
-  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp ${conv_sources}
+  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp cutlass_kernels/op.cpp ${conv_sources}
                               plugins/attributes.cpp plugins/fused_plugin.cpp plugins/entry.cpp)
   cutefuse_warnings(cutefuse)
   cutefuse_tensorrt_headers(cutefuse)
   target_include_directories(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/cutlass_kernels ${CMAKE_SOURCE_DIR}/plugins
                                               ${CMAKE_BINARY_DIR}/generated)
+  # A library without kernels judges for those that a build with them holds.
+  string(REPLACE ";" " " targets "${CUTEFUSE_CUDA_ARCHS}")
   set(archs none)
   if(CUTEFUSE_HAS_CUDA)
     cutefuse_find_cutlass(cutlass_include)
@@ -134,11 +136,12 @@ macro(cutefuse_library)
     target_compile_options(cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo>")
     cutefuse_compile_jobs(cutefuse)
     target_link_libraries(cutefuse PRIVATE CUDA::cudart_static)
-    string(REPLACE ";" " " archs "${CUTEFUSE_CUDA_ARCHS}")
+    set(archs ${targets})
   endif()
   target_compile_definitions(
     cutefuse
-    PRIVATE CUTEFUSE_VERSION="${PROJECT_VERSION}" CUTEFUSE_ARCHS="${archs}" CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
+    PRIVATE CUTEFUSE_VERSION="${PROJECT_VERSION}" CUTEFUSE_ARCHS="${archs}" CUTEFUSE_TARGETS="${targets}"
+            CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
             CUTEFUSE_HAS_CUDA="$<IF:$<BOOL:${CUTEFUSE_HAS_CUDA}>,true,false>")
   set(exports ${CMAKE_SOURCE_DIR}/plugins/exports.map)
   target_link_options(cutefuse PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,--version-script=${exports})

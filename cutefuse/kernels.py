@@ -26,7 +26,6 @@ class KernelError(CutefuseError):
 
 class _Tensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p),
         ("dims", ctypes.c_int64 * MAX_RANK),
         ("ld", ctypes.c_int64),
         ("type", ctypes.c_int32),
@@ -50,10 +49,30 @@ class _Call(ctypes.Structure):
         ("inputs", ctypes.POINTER(_Tensor)),
         ("outputs", ctypes.POINTER(_Tensor)),
         ("attrs", ctypes.POINTER(_AttrValue)),
-        ("workspace", ctypes.c_void_p),
-        ("stream", ctypes.c_void_p),
+        ("workspace_promise", ctypes.c_int64),
         *[(n, ctypes.c_int32) for n in ("variant", "num_inputs", "num_outputs", "num_attrs")],
         *[(n, ctypes.c_int32) for n in ("config", "sm", "sm_count", "reserved")],
+    ]
+
+
+class _Operands(ctypes.Structure):
+    _fields_ = [
+        ("inputs", ctypes.POINTER(ctypes.c_void_p)),
+        ("outputs", ctypes.POINTER(ctypes.c_void_p)),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
+class _PlanHead(ctypes.Structure):
+    """What a plan says of itself; the operator's own state follows."""
+
+    _fields_ = [
+        ("workspace_bytes", ctypes.c_int64),
+        *[(n, ctypes.c_int32) for n in ("op", "variant", "config", "splits", "device", "sm", "sm_count")],
+        *[(n, ctypes.c_int32) for n in ("num_inputs", "num_outputs", "launches")],
+        ("operands", ctypes.c_uint32),
     ]
 
 
@@ -70,13 +89,18 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator. `config` 0 takes the best guess; `sm` is compute capability * 10, 0 for any device."""
+    """One call of an operator. `config` 0 takes the best guess; `sm` is compute capability * 10, 0 for any device.
+
+    workspace, workspace_bytes: address and size of device memory that a run may use; -1 bytes: not known yet, so that
+    `plan` takes as many as it likes, and a run without an address none.
+    """
 
     op_type: str
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     attrs: Mapping[str, int | float | Sequence[int] | Sequence[float]]
     workspace: int = 0
+    workspace_bytes: int = -1
     stream: int = 0
     config: int = 0
     sm: int = 0
@@ -92,10 +116,13 @@ def library() -> ctypes.CDLL:
     lib.cutefuse_describe.restype = ctypes.c_char_p
     lib.cutefuse_find.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]
     lib.cutefuse_reject.argtypes = lib.cutefuse_workspace_bytes.argtypes = [ctypes.c_int32, call]
-    lib.cutefuse_run.argtypes = [ctypes.c_int32, call]
+    lib.cutefuse_reject_device.argtypes = [ctypes.c_int32]
+    lib.cutefuse_plan.argtypes = [ctypes.c_int32, call, ctypes.c_void_p]
+    lib.cutefuse_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Operands)]
     lib.cutefuse_configs.argtypes = [ctypes.c_int32, call, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32]
-    lib.cutefuse_reject.restype = lib.cutefuse_run.restype = ctypes.c_char_p
-    lib.cutefuse_workspace_bytes.restype = ctypes.c_int64
+    for function in (lib.cutefuse_reject, lib.cutefuse_reject_device, lib.cutefuse_plan, lib.cutefuse_run):
+        function.restype = ctypes.c_char_p
+    lib.cutefuse_workspace_bytes.restype = lib.cutefuse_plan_bytes.restype = ctypes.c_int64
     return lib
 
 
@@ -156,7 +183,7 @@ def _lower(call: Call) -> tuple[int, _Call]:
     def tensors(items: Sequence[Tensor]) -> Any:
         array = (_Tensor * len(items))()
         for slot, t in zip(array, items, strict=True):
-            slot.data, slot.ld, slot.layout, slot.rank = t.data or None, t.ld, t.layout, len(t.dims)
+            slot.ld, slot.layout, slot.rank = t.ld, t.layout, len(t.dims)
             slot.type = TYPES.get(t.dtype, -1)
             if slot.type < 0 or len(t.dims) > MAX_RANK:
                 allowed = f"{', '.join(TYPES)} and rank <= {MAX_RANK}"
@@ -176,7 +203,7 @@ def _lower(call: Call) -> tuple[int, _Call]:
         else:
             slot.floats = floats = (ctypes.c_float * max(1, len(items)))(*map(float, items))
             keep.append(floats)
-    raw = _Call(keep[0], keep[1], values, call.workspace or None, call.stream or None)
+    raw = _Call(keep[0], keep[1], values, call.workspace_bytes)
     raw.variant, raw.num_attrs = variant.value, len(known)
     raw.num_inputs, raw.num_outputs = len(call.inputs), len(call.outputs)
     raw.config, raw.sm, raw.sm_count = call.config, call.sm, call.sm_count
@@ -192,7 +219,10 @@ def reject(call: Call) -> str | None:
 
 
 def workspace_bytes(call: Call) -> int:
-    """Bytes of device workspace that serve every tile of the call; -1 when it is rejected."""
+    """Bytes of device workspace with which every tile does its best, for this call and every larger image.
+
+    -1 when the call is rejected.
+    """
     op_id, raw = _lower(call)
     return int(library().cutefuse_workspace_bytes(op_id, ctypes.byref(raw)))
 
@@ -211,34 +241,74 @@ def made_for(call: Call, sm: int) -> bool:
     return any(i in tiles for i in configs(replace(call, sm=0, _keep=[])))
 
 
+def reject_device(sm: int) -> str | None:
+    """None when the library holds code for a compute capability (times 10), else the reason."""
+    reason = library().cutefuse_reject_device(sm)
+    return reason.decode() if reason else None
+
+
+class Plan:
+    """A call worked out once for the device that is current: its tile, its launches and the workspace they need.
+
+    Running it costs one ctypes call. It needs at most `call.workspace_bytes` bytes, or as many as it likes where those
+    are -1. Any number of threads may run one plan. Raises KernelError when the call is refused.
+    """
+
+    def __init__(self, call: Call) -> None:
+        op_id, raw = _lower(call)
+        self._state = ctypes.create_string_buffer(library().cutefuse_plan_bytes())
+        self._run = library().cutefuse_run
+        reason = library().cutefuse_plan(op_id, ctypes.byref(raw), self._state)
+        if reason:
+            raise KernelError(reason.decode())
+        head = _PlanHead.from_buffer(self._state)
+        self.config, self.splits, self.workspace_bytes = head.config, head.splits, head.workspace_bytes
+
+    def run(self, inputs: Any, outputs: Any, workspace: int, workspace_bytes: int, stream: int) -> None:
+        """Enqueue on a stream: ctypes arrays of device addresses in the order of the call's tensors, and a workspace.
+
+        Raises KernelError with the operator's reason.
+        """
+        operands = _Operands(inputs, outputs, workspace or None, workspace_bytes, stream or None)
+        reason = self._run(self._state, ctypes.byref(operands))
+        if reason:
+            raise KernelError(reason.decode())
+
+
+def addresses(data: Sequence[int]) -> Any:
+    """Device addresses as `Plan.run` takes them; 0 for a tensor without elements."""
+    return (ctypes.c_void_p * len(data))(*(address or None for address in data))
+
+
 def run(call: Call) -> None:
-    """Enqueue the operator on the call's stream. Raises KernelError with the operator's reason."""
-    op_id, raw = _lower(call)
-    reason = library().cutefuse_run(op_id, ctypes.byref(raw))
-    if reason:
-        raise KernelError(reason.decode())
+    """Plan the call and enqueue it on its stream. Raises KernelError with the operator's reason."""
+    Launcher(call)()
 
 
 class Launcher:
-    """A call lowered once, for timing and for hot loops: calling it costs one ctypes call."""
+    """A call planned once, for timing and for hot loops: calling it costs one ctypes call.
+
+    Raises KernelError when the call is refused, or gives a workspace without saying how many bytes it has.
+    """
 
     def __init__(self, call: Call) -> None:
-        self._op, self._raw = _lower(call)
-        self._call = call
-        self._run = library().cutefuse_run
+        if call.workspace and call.workspace_bytes < 0:
+            raise KernelError("a workspace was given without its size; set workspace_bytes")
+        given = max(call.workspace_bytes, 0)
+        self.plan = Plan(replace(call, workspace_bytes=given, _keep=[]))
+        self._inputs = addresses([t.data for t in call.inputs])
+        self._outputs = addresses([t.data for t in call.outputs])
+        self._workspace, self._workspace_bytes, self._stream = call.workspace, given, call.stream
 
-    def bind(self, addresses: Sequence[int], workspace: int = 0) -> Launcher:
+    def bind(self, data: Sequence[int], workspace: int = 0) -> Launcher:
         """Replace the device addresses of all inputs and outputs, in this order, and of the workspace."""
-        inputs = len(self._call.inputs)
-        for i, address in enumerate(addresses):
-            operand = self._raw.inputs[i] if i < inputs else self._raw.outputs[i - inputs]
-            operand.data = address or None
-        self._raw.workspace = workspace or None
+        count = len(self._inputs)
+        self._inputs, self._outputs = addresses(data[:count]), addresses(data[count:])
+        self._workspace = workspace
         return self
 
     def __call__(self, stream: int | None = None) -> None:
-        if stream is not None:
-            self._raw.stream = stream or None
-        reason = self._run(self._op, ctypes.byref(self._raw))
-        if reason:
-            raise KernelError(reason.decode())
+        self.plan.run(
+            self._inputs, self._outputs, self._workspace, self._workspace_bytes,
+            self._stream if stream is None else stream,
+        )  # fmt: skip

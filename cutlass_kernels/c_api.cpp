@@ -1,40 +1,13 @@
 #include "c_api.h"
 
-#include <cinttypes>
-#include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "device.h"
+
 namespace cutefuse {
-
-#define CUTEFUSE_OP(stem) \
-  namespace stem {        \
-  extern Op const op;     \
-  }
-#include "op_list.inc"
-#undef CUTEFUSE_OP
-
-Span<Op const *> operators() {
-#define CUTEFUSE_OP(stem) &stem::op,
-  static Op const *const kOps[] = {
-#include "op_list.inc"
-  };
-#undef CUTEFUSE_OP
-  return {kOps, static_cast<std::int32_t>(sizeof(kOps) / sizeof(kOps[0]))};
-}
-
-char const *sentence(char const *format, ...) {
-  thread_local char text[512];
-  std::va_list args;
-  va_start(args, format);
-  std::vsnprintf(text, sizeof(text), format, args);
-  va_end(args);
-  return text;
-}
-
 namespace {
 
 std::string number(double value) {
@@ -148,7 +121,7 @@ using cutefuse::operators;
 char const *cutefuse_describe() {
   static std::string const kText = [] {
     return "{\"abi\": 2, \"version\": \"" CUTEFUSE_VERSION "\", \"cuda\": " CUTEFUSE_HAS_CUDA
-           ", \"archs\": \"" CUTEFUSE_ARCHS "\", \"activations\": " +
+           ", \"archs\": \"" CUTEFUSE_ARCHS "\", \"targets\": \"" CUTEFUSE_TARGETS "\", \"activations\": " +
            cutefuse::joined(cutefuse::kActivationNames, cutefuse::quoted) + ", \"ops\": " +
            cutefuse::joined(operators(), [](cutefuse::Op const *op) { return cutefuse::describe_op(*op); }) + "}";
   }();
@@ -169,8 +142,10 @@ std::int32_t cutefuse_find(char const *op_type, std::int32_t *variant) {
 
 char const *cutefuse_reject(std::int32_t op, Call const *call) {
   if (char const *reason = bad_call(op, call)) return reason;
-  return operators()[op]->reject(*call);
+  return reject(*operators()[op], *call);
 }
+
+char const *cutefuse_reject_device(std::int32_t sm) { return cutefuse::reject_device(sm); }
 
 std::int64_t cutefuse_workspace_bytes(std::int32_t op, Call const *call) {
   if (cutefuse_reject(op, call) != nullptr) return -1;
@@ -182,7 +157,17 @@ std::int32_t cutefuse_configs(std::int32_t op, Call const *call, std::int32_t *i
   return operators()[op]->configs(*call, ids, capacity);
 }
 
-char const *cutefuse_run(std::int32_t op, Call const *call) {
-  if (char const *reason = cutefuse_reject(op, call)) return reason;
-  return operators()[op]->run(*call);
+char const *cutefuse_plan(std::int32_t op, Call const *call, cutefuse::Plan *plan) {
+  if (char const *reason = bad_call(op, call)) return reason;
+  if (plan == nullptr) return "cutefuse: no plan was given to fill; pass cutefuse_plan_bytes() bytes";
+  return cutefuse::plan(*operators()[op], *call, plan);
+}
+
+std::int64_t cutefuse_plan_bytes() { return sizeof(cutefuse::Plan); }
+
+char const *cutefuse_run(cutefuse::Plan const *plan, cutefuse::Operands const *operands) {
+  if (plan == nullptr || operands == nullptr || operands->inputs == nullptr || operands->outputs == nullptr) {
+    return "cutefuse: run needs a plan and the addresses of all inputs and outputs; plan first";
+  }
+  return cutefuse::run(*plan, *operands);
 }

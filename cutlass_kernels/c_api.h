@@ -7,8 +7,9 @@
 
 #define CUTEFUSE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// JSON text, valid for ever: {"abi", "version", "cuda", "archs", "activations", "ops": [{"name", "attributes",
-// "variants", "configs", "retired"}]}. A variant carries its Facts, a config what it is and takes.
+// JSON text, valid for ever: {"abi", "version", "cuda", "archs", "targets", "activations", "ops": [{"name",
+// "attributes", "variants", "configs", "retired"}]}. archs: what the library holds code for, or "none"; targets: what
+// it is judged for. A variant carries its Facts, a config what it is and takes.
 CUTEFUSE_EXPORT char const *cutefuse_describe();
 
 // Operator id of an ONNX op_type for the calls below, or -1; *variant receives the value for Call::variant.
@@ -17,12 +18,20 @@ CUTEFUSE_EXPORT std::int32_t cutefuse_find(char const *op_type, std::int32_t *va
 // Null when legal, else one sentence valid until this thread calls again.
 CUTEFUSE_EXPORT char const *cutefuse_reject(std::int32_t op, cutefuse::Call const *call);
 
-// Bytes of workspace for every tile of the call; -1 when the call is rejected.
+// Null when the library holds code for a compute capability (times 10), else one sentence.
+CUTEFUSE_EXPORT char const *cutefuse_reject_device(std::int32_t sm);
+
+// Bytes of workspace with which every tile does its best, for this call and every larger image; -1 when it is rejected.
 CUTEFUSE_EXPORT std::int64_t cutefuse_workspace_bytes(std::int32_t op, cutefuse::Call const *call);
 
 // Legal tiles, best guess first; returns their number, 0 when the call is rejected.
 CUTEFUSE_EXPORT std::int32_t cutefuse_configs(std::int32_t op, cutefuse::Call const *call, std::int32_t *ids,
                                               std::int32_t capacity);
 
-// Enqueues the operator on call->stream; null when done, else one sentence.
-CUTEFUSE_EXPORT char const *cutefuse_run(std::int32_t op, cutefuse::Call const *call);
+// Works a call out, once per shape, for the current device; null when done, else one sentence. The plan is plain data
+// of cutefuse_plan_bytes() bytes that may be copied, and needs at most call->workspace_promise bytes of workspace.
+CUTEFUSE_EXPORT char const *cutefuse_plan(std::int32_t op, cutefuse::Call const *call, cutefuse::Plan *plan);
+CUTEFUSE_EXPORT std::int64_t cutefuse_plan_bytes();
+
+// Enqueues a plan on operands->stream; null when done, else one sentence. Any number of threads may run one plan.
+CUTEFUSE_EXPORT char const *cutefuse_run(cutefuse::Plan const *plan, cutefuse::Operands const *operands);

@@ -1,27 +1,181 @@
 #include "device.h"
 
+#include <cstdlib>
+#include <cstring>
+
+#include "op.h"
+
 #if CUTEFUSE_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
 
 namespace cutefuse {
 
-bool current_device(std::int32_t *sm, std::int32_t *sm_count) {
-  *sm = *sm_count = 0;
-#if CUTEFUSE_WITH_CUDA
-  int device = 0, major = 0, minor = 0, count = 0;
-  if (cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess) {
-    *sm = 10 * major + minor;
-    *sm_count = count;
-    return true;
+// ---- which GPU can run what -----------------------------------------------------------------------------------------
+
+namespace {
+
+// Shared memory of a block by compute capability (CUDA programming guide, table of technical specifications).
+struct Limit {
+  std::int32_t sm, shared_kib;
+};
+constexpr Limit kLimits[] = {{80, 163},  {86, 99},   {87, 163},  {89, 99},  {90, 227},
+                             {100, 227}, {103, 227}, {110, 227}, {120, 99}, {121, 99}};
+
+// Calls visit(number, exact, name, length) for every architecture that the build is configured for.
+template <class Visit>
+bool any_architecture(Visit const &visit) {
+  for (char const *name = CUTEFUSE_TARGETS; *name != '\0';) {
+    char *end = nullptr;
+    std::int32_t const number = static_cast<std::int32_t>(std::strtol(name, &end, 10));
+    std::size_t const length = std::strcspn(name, " ");
+    if (visit(number, *end == 'a', name, length)) return true;
+    name += length;
+    name += std::strspn(name, " ");
   }
-  // Without this, the application's next check would see an error that it did not cause.
-  cudaGetLastError();
-#endif
   return false;
+}
+
+}  // namespace
+
+bool builds_for(char const *architecture) {
+  return any_architecture([&](std::int32_t, bool, char const *name, std::size_t length) {
+    return std::strlen(architecture) == length && std::strncmp(name, architecture, length) == 0;
+  });
+}
+
+// Machine code runs on its own major version of the compute capability, from its minor version on; that of an
+// architecture whose name ends in `a` on this one alone (CUDA programming guide, binary compatibility).
+char const *reject_device(std::int32_t sm) {
+  bool const runs = sm == 0 || any_architecture([&](std::int32_t number, bool exact, char const *, std::size_t) {
+                      return exact ? number == sm : number / 10 == sm / 10 && number <= sm;
+                    });
+  if (runs) return nullptr;
+  return sentence(
+      "cutefuse: a GPU of compute capability %d.%d is asked for, this library holds code for %s alone; build it with "
+      "-DCUTEFUSE_CUDA_ARCHS naming that architecture if the kernels know it, or leave the model unfused",
+      sm / 10, sm % 10, CUTEFUSE_TARGETS);
+}
+
+std::int32_t shared_limit(std::int32_t sm) {
+  std::int32_t kib = sm == 0 ? 227 : 99;  // an unknown device gets what all have
+  for (Limit const &limit : kLimits) {
+    if (limit.sm == sm) kib = limit.shared_kib;
+  }
+  return kib * 1024;
+}
+
+// ---- the CUDA runtime -----------------------------------------------------------------------------------------------
+
+#if CUTEFUSE_WITH_CUDA
+
+namespace {
+
+char const *text_of(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // without this, the application's next check would see an error that it did not cause
+  return cudaGetErrorString(error);
+}
+
+struct Prepared {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config{};
+
+  Prepared(Launch const &launch, void *stream) {
+    config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+    config.blockDim = dim3(static_cast<unsigned>(launch.kernel.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(launch.kernel.shared_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    if (launch.early) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (launch.cluster > 1) {
+      cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    }
+  }
+  Prepared(Prepared const &) = delete;
+};
+
+}  // namespace
+
+std::int32_t current_device_index() {
+  int index = -1;
+  return text_of(cudaGetDevice(&index)) == nullptr ? index : -1;
+}
+
+Device current_device() {
+  int const index = current_device_index();
+  int major = 0, minor = 0, count = 0;
+  if (index < 0 || text_of(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index)) != nullptr ||
+      text_of(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index)) != nullptr ||
+      text_of(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index)) != nullptr) {
+    return {};
+  }
+  return {index, 10 * major + minor, count};
+}
+
+namespace {
+
+char const *allow_shared(Launch const &launch) {
+  if (launch.kernel.function == nullptr) return "the kernel is not in this library";
+  int device = 0, limit = 0;
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaFuncGetAttributes(&attributes, launch.kernel.function);
+  if (error == cudaSuccess && attributes.maxDynamicSharedSizeBytes < launch.kernel.shared_bytes) {
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    // All that there is: a plan of another shape may have asked for more than this one, and lives on.
+    int const most = limit - static_cast<int>(attributes.sharedSizeBytes);
+    if (error == cudaSuccess) {
+      error = cudaFuncSetAttribute(launch.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    }
+  }
+  return text_of(error);
+}
+
+}  // namespace
+
+std::int32_t clusters_at_once(Kernel const &kernel, std::int32_t cluster) {
+  Launch launch{kernel, std::int64_t(cluster) * 1024, cluster, false};
+  Prepared const prepared(launch, nullptr);
+  int clusters = 0;
+  cudaError_t const error = cudaOccupancyMaxActiveClusters(&clusters, kernel.function, &prepared.config);
+  return text_of(error) == nullptr ? clusters : 0;
+}
+
+char const *start(Launch const &launch, void *params, void *stream) {
+  Prepared const prepared(launch, stream);
+  return text_of(cudaLaunchKernelExC(&prepared.config, launch.kernel.function, &params));
+}
+
+#else
+
+std::int32_t current_device_index() { return -1; }
+
+Device current_device() { return {}; }
+
+std::int32_t clusters_at_once(Kernel const &, std::int32_t) { return 0; }
+
+char const *start(Launch const &, void *, void *) {
+  return "this library was built without CUDA; install nvcc and build it again";
+}
+
+namespace {
+char const *allow_shared(Launch const &) { return nullptr; }
+}  // namespace
+
+#endif
+
+char const *prepare(Launch const &launch, bool here) {
+  if (launch.blocks > 0x7fffffff) return "it takes more than the 2^31 blocks of one launch; split the batch";
+  return here ? allow_shared(launch) : nullptr;
 }
 
 }  // namespace cutefuse

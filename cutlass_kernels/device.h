@@ -1,12 +1,56 @@
-// The one thing that host code asks the CUDA runtime: which device will run the kernels.
+// What host code asks the CUDA runtime, and what it knows about GPUs: which device is current, whether the library
+// holds code for it, and how a kernel starts. No CUDA header: without CUDA there is no device.
 #pragma once
 
 #include <cstdint>
 
 namespace cutefuse {
 
-// Compute capability * 10 and multiprocessors of the calling thread's current device. False without a usable device or
-// in a build without CUDA, and then both are 0, which operators read as "any device". Never leaves a CUDA error behind.
-bool current_device(std::int32_t *sm, std::int32_t *sm_count);
+// `index` is -1 without a usable device or in a build without CUDA; sm and sm_count are then 0: any device.
+struct Device {
+  std::int32_t index = -1;
+  std::int32_t sm = 0;  // compute capability * 10
+  std::int32_t sm_count = 0;
+};
+
+// The calling thread's current device. Never leaves a CUDA error behind.
+Device current_device();
+std::int32_t current_device_index();
+
+// Null when this library, or one that is built as configured, holds code that runs on the compute capability `sm`, or
+// `sm` is 0; else one sentence.
+char const *reject_device(std::int32_t sm);
+
+// Whether the code for an architecture by nvcc's name ("80", "90a") is among it.
+bool builds_for(char const *architecture);
+
+// Dynamic shared memory that one block may ask for, in bytes; for sm 0 the most there is.
+std::int32_t shared_limit(std::int32_t sm);
+
+inline bool is_aligned(void const *data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
+
+// A kernel of one parameter block, passed by value. Without `function` it is not in this library.
+struct Kernel {
+  void const *function = nullptr;
+  std::int32_t threads = 0;
+  std::int32_t shared_bytes = 0;  // dynamic
+};
+
+struct Launch {
+  Kernel kernel;
+  std::int64_t blocks = 0;
+  std::int32_t cluster = 1;  // blocks that share memory
+  bool early = false;        // may start before the stream's previous kernel has ended, and waits for it itself
+};
+
+// Null when done, else what is wrong, in a few words for a sentence.
+// Sees that the grid is one that can be launched and, where the current device will run it (`here`), allows the kernel
+// its shared memory there.
+char const *prepare(Launch const &launch, bool here);
+char const *start(Launch const &launch, void *params, void *stream);
+
+// Clusters of so many blocks that run at once on the current device, which depends on how its multiprocessors are
+// grouped; 0 when it cannot be told.
+std::int32_t clusters_at_once(Kernel const &kernel, std::int32_t cluster);
 
 }  // namespace cutefuse

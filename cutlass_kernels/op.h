@@ -18,7 +18,6 @@ enum class Type : std::int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt
 enum class Layout : std::int32_t { kLinear = 0, kChannelsLast = 1, kBlocks32 = 2 };
 
 struct Tensor {
-  void *data;                   // device pointer; null while only legality is asked
   std::int64_t dims[kMaxRank];  // logical; -1 where a dynamic size is not known yet
   std::int64_t ld;              // elements between neighbouring pixels (kChannelsLast) or rows (kLinear); 0: dense
   Type type;
@@ -71,20 +70,44 @@ struct Retired {
   std::int32_t id, heir;
 };
 
+// Everything but addresses.
 struct Call {
   Tensor const *inputs;
   Tensor const *outputs;
-  AttrValue const *attrs;  // in the order of Op::attrs
-  void *workspace;         // at least workspace_bytes(call) bytes, 256-byte aligned; null when that is 0
-  void *stream;            // cudaStream_t
-  std::int32_t variant;    // index into Op::variants
+  AttrValue const *attrs;          // in the order of Op::attrs
+  std::int64_t workspace_promise;  // bytes of workspace that run will be given; negative: as many as it likes
+  std::int32_t variant;            // index into Op::variants
   std::int32_t num_inputs;
   std::int32_t num_outputs;
   std::int32_t num_attrs;
-  std::int32_t config;    // Config::id; 0: the first of configs(call)
-  std::int32_t sm;        // compute capability * 10 of the device (90 for 9.0); 0: any
-  std::int32_t sm_count;  // multiprocessors of the device; 0: unknown
+  std::int32_t config;    // Config::id, or that of a retired tile; 0: the first of configs(call)
+  std::int32_t sm;        // compute capability * 10 of the device (90 for 9.0); 0: any, for plan the current device's
+  std::int32_t sm_count;  // multiprocessors of the device; 0: unknown, for plan the current device's
   std::int32_t reserved;
+};
+
+// A call worked out once: its tile, how its reduction is divided, every launch. Plain data without a destructor, so
+// that it can be copied with memcpy and kept by value; good in the process that made it, on the device that was
+// current.
+struct Plan {
+  std::int64_t workspace_bytes;  // that run needs: never more than Call::workspace_promise
+  std::int32_t op;               // index into operators()
+  std::int32_t variant;          // index into Op::variants
+  std::int32_t config;           // Config::id; 0 where the operator has no tiles
+  std::int32_t splits;           // parts of the reduction that meet in the workspace; 1: none
+  std::int32_t device;           // that run needs to be current; -1: planned without the GPU that the call names
+  std::int32_t sm, sm_count;
+  std::int32_t num_inputs, num_outputs, launches;  // launches 0: there is nothing to compute
+  std::uint32_t operands;      // bit of each tensor, inputs first, that must be set and aligned to 16 bytes
+  unsigned char state[10240];  // the operator's own
+};
+
+struct Operands {
+  void const *const *inputs;  // device addresses in the order of the call; null for a tensor without elements
+  void *const *outputs;
+  void *workspace;  // 16-byte aligned; null when the plan needs none
+  std::int64_t workspace_bytes;
+  void *stream;  // cudaStream_t
 };
 
 template <class T>
@@ -96,8 +119,9 @@ struct Span {
   constexpr T const &operator[](std::int32_t i) const { return data[i]; }
 };
 
-// Every function is host code, thread-safe, and neither allocates device memory nor synchronises. A returned text is
-// one sentence (given, allowed, what to do), valid until the same thread asks again; null means yes / done.
+// Every function is host code, thread-safe, without global state, and neither allocates device memory nor synchronises.
+// A returned text is one sentence (given, allowed, what to do), valid until the same thread asks again; null means yes
+// / done. Callers use the functions below, which check what all operators have in common.
 struct Op {
   char const *name;
   Span<Variant> variants;
@@ -105,11 +129,26 @@ struct Op {
   Span<Config> configs_table;
   Span<Retired> retired;
   char const *(*reject)(Call const &call);
+  // Bytes with which every tile does its best, for this image and every larger one: what a builder promises.
   std::int64_t (*workspace_bytes)(Call const &call);
   // Writes the ids of the legal tiles, best guess first; returns how many there are (never more than configs_table).
   std::int32_t (*configs)(Call const &call, std::int32_t *ids, std::int32_t capacity);
-  char const *(*run)(Call const &call);
+  // Fills workspace_bytes, splits, launches, operands and state. Every size is known, sm and sm_count are the device's,
+  // and config is a legal tile, or 0 where there is none.
+  char const *(*plan)(Call const &call, Plan &plan);
+  // Enqueues. The operands named by the plan are set and aligned, and the workspace is as large as it says.
+  char const *(*launch)(Plan const &plan, Operands const &operands);
 };
+
+// Whether the call is legal on its device.
+char const *reject(Op const &op, Call const &call);
+// The tile that does the work of one: itself, or its heir when it has been retired; 0 for an unknown id.
+std::int32_t living_config(Op const &op, std::int32_t id);
+// All that costs host time, once for each shape: judging, the choice of a tile, dividers, the kernels' parameters and
+// attributes.
+char const *plan(Op const &op, Call const &call, Plan *plan);
+// Fills in the addresses and enqueues. Refuses a workspace smaller than the plan's.
+char const *run(Plan const &plan, Operands const &operands);
 
 // Formats a sentence into a buffer of the calling thread.
 char const *sentence(char const *format, ...) __attribute__((format(printf, 1, 2)));

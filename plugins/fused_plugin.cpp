@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "device.h"
+#include "promise.h"
 #include "tensor_types.h"
 
 namespace cutefuse {
@@ -54,8 +55,8 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
                           public nvinfer1::IPluginV3OneBuild,
                           public nvinfer1::IPluginV3OneRuntime {
  public:
-  FusedPlugin(PluginRules const &rules, std::int32_t variant, std::shared_ptr<Node const> node)
-      : rules_(rules), op_(*rules.op), variant_index_(variant), node_(std::move(node)) {}
+  FusedPlugin(PluginRules const &rules, std::int32_t variant, std::shared_ptr<Node const> node, Promise const &promise)
+      : rules_(rules), op_(*rules.op), variant_index_(variant), node_(std::move(node)), promise_(promise) {}
 
   // IPluginV3
   nvinfer1::IPluginCapability *getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override {
@@ -142,13 +143,16 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
         PluginTensorDesc shaped[kMaxTensors];
         at_bound(in, num_in, out, num_out, bound, shaped);
         Bound call(*this, shaped, shaped + num_in);
-        if (char const *reason = op_.reject(call.call)) return reason;
+        if (char const *reason = cutefuse::reject(op_, call.call)) return reason;
         std::vector<std::int32_t> const legal = tiles(call.call);
         if (first) tactics_ = legal;
         first = false;
         auto const illegal = [&](std::int32_t id) { return std::count(legal.begin(), legal.end(), id) == 0; };
         tactics_.erase(std::remove_if(tactics_.begin(), tactics_.end(), illegal), tactics_.end());
       }
+      std::int64_t bytes = 0;
+      if (char const *reason = workspace_of(in, num_in, out, num_out, &bytes)) return reason;
+      promise_.configured(formats_of(in, num_in) + formats_of(out, num_out), bytes);
       return nullptr;
     });
   }
@@ -165,32 +169,22 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
 
   std::size_t getWorkspaceSize(DynamicPluginTensorDesc const *in, std::int32_t num_in,
                                DynamicPluginTensorDesc const *out, std::int32_t num_out) const noexcept override {
-    std::size_t bytes = 0;
+    std::int64_t bytes = 0;
     guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
-      for (auto bound : {&DynamicPluginTensorDesc::max, &DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min}) {
-        PluginTensorDesc shaped[kMaxTensors];
-        at_bound(in, num_in, out, num_out, bound, shaped);
-        Bound call(*this, shaped, shaped + num_in);
-        current_device(&call.call.sm, &call.call.sm_count);
-        if (char const *reason = op_.reject(call.call)) return reason;
-        bytes = std::max(bytes, static_cast<std::size_t>(std::max<std::int64_t>(0, op_.workspace_bytes(call.call))));
-      }
-      return nullptr;
+      return workspace_of(in, num_in, out, num_out, &bytes);
     });
-    return bytes;
+    return static_cast<std::size_t>(bytes);
   }
 
   // IPluginV3OneRuntime
   std::int32_t setTactic(std::int32_t tactic) noexcept override {
     return guard(name(), [&]() -> char const * {
-      auto const same = [&](Config const &config) { return config.id == tactic; };
-      if (tactic != 0 && std::none_of(op_.configs_table.begin(), op_.configs_table.end(), same)) {
+      if (tactic != 0 && living_config(op_, tactic) == 0) {
         return sentence("tactic %d is not in this library's table; rebuild the engine with this version", tactic);
       }
       tactic_ = tactic;
-      choose_config();
-      return nullptr;
+      return shape_.empty() ? nullptr : make_plan();
     });
   }
 
@@ -198,12 +192,11 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
                              std::int32_t num_out) noexcept override {
     return guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
-      legal_.clear();
-      if (char const *reason = reject(in, out)) return reason;
-      current_device(&sm_, &sm_count_);
-      legal_ = tiles(Bound(*this, in, out).call);
-      choose_config();
-      return nullptr;
+      shape_.clear(), planned_ = false;
+      if (char const *reason = bad_formats(in, out)) return reason;
+      shape_.assign(in, in + num_in);
+      shape_.insert(shape_.end(), out, out + num_out);
+      return make_plan();
     });
   }
 
@@ -213,18 +206,8 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       if (in == nullptr || out == nullptr || inputs == nullptr || outputs == nullptr) {
         return "enqueue was given a null array of tensors";
       }
-      if (char const *reason = bad_formats(in, out)) return reason;
-      Bound bound(*this, in, out);
-      for (std::int32_t i = 0; i < variant().inputs; ++i) bound.tensors[i].data = const_cast<void *>(inputs[i]);
-      for (std::int32_t i = 0; i < variant().outputs; ++i) bound.tensors[variant().inputs + i].data = outputs[i];
-      bound.call.workspace = workspace;
-      bound.call.stream = stream;
-      bound.call.config = config_;
-      if (char const *reason = op_.reject(bound.call)) return reason;
-      if (workspace == nullptr && op_.workspace_bytes(bound.call) > 0) {
-        return sentence("the workspace is null, %lld bytes are needed", (long long)op_.workspace_bytes(bound.call));
-      }
-      return op_.run(bound.call);
+      if (!planned_) return "enqueue has no plan; call onShapeChange first, and see why it failed";
+      return run(plan_, {inputs, outputs, workspace, promise_.bytes(), stream});
     });
   }
 
@@ -233,6 +216,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
   PluginFieldCollection const *getFieldsToSerialize() noexcept override {
     std::int32_t const failed = guard(name(), [&]() -> char const * {
       fields_ = node_->attributes.serialise(op_);
+      fields_.push_back(promise_.field());
       collection_.nbFields = static_cast<std::int32_t>(fields_.size());
       collection_.fields = fields_.data();
       return nullptr;
@@ -265,8 +249,9 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       call.num_inputs = variant.inputs;
       call.num_outputs = variant.outputs;
       call.num_attrs = plugin.op_.attrs.size;
-      call.sm = plugin.sm_;
-      call.sm_count = plugin.sm_count_;
+      call.workspace_promise = -1;
+      Device const device = current_device();
+      call.sm = device.sm, call.sm_count = device.sm_count;
     }
     Bound(Bound const &) = delete;
     Bound &operator=(Bound const &) = delete;
@@ -309,7 +294,36 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
   template <class Desc>
   char const *reject(Desc const *in, Desc const *out) const {
     if (char const *reason = bad_formats(in, out)) return reason;
-    return op_.reject(Bound(*this, in, out).call);
+    return cutefuse::reject(op_, Bound(*this, in, out).call);
+  }
+
+  // What the builder is told: enough for the whole profile.
+  char const *workspace_of(DynamicPluginTensorDesc const *in, std::int32_t num_in, DynamicPluginTensorDesc const *out,
+                           std::int32_t num_out, std::int64_t *bytes) const {
+    for (auto bound : {&DynamicPluginTensorDesc::max, &DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min}) {
+      PluginTensorDesc shaped[kMaxTensors];
+      at_bound(in, num_in, out, num_out, bound, shaped);
+      Bound const call(*this, shaped, shaped + num_in);
+      if (char const *reason = cutefuse::reject(op_, call.call)) return reason;
+      *bytes = std::max(*bytes, op_.workspace_bytes(call.call));
+    }
+    return nullptr;
+  }
+
+  // For shape_ and tactic_ and within the promise. An engine built for several GPUs may carry a tile that this one
+  // cannot run: then the best guess serves.
+  char const *make_plan() {
+    planned_ = false;  // whatever is thrown
+    Bound bound(*this, shape_.data(), shape_.data() + variant().inputs);
+    bound.call.workspace_promise = promise_.bytes();
+    bound.call.config = tactic_;
+    char const *reason = plan(op_, bound.call, &plan_);
+    if (reason != nullptr && tactic_ != 0) {
+      bound.call.config = 0;
+      reason = plan(op_, bound.call, &plan_);
+    }
+    planned_ = reason == nullptr;
+    return reason;
   }
 
   static void at_bound(DynamicPluginTensorDesc const *in, std::int32_t num_in, DynamicPluginTensorDesc const *out,
@@ -323,25 +337,22 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
   }
 
   // Legal tiles of a call on the current device, best guess first.
-  std::vector<std::int32_t> tiles(Call call) const {
-    current_device(&call.sm, &call.sm_count);
+  std::vector<std::int32_t> tiles(Call const &call) const {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(op_.configs_table.size));
     ids.resize(static_cast<std::size_t>(op_.configs(call, ids.data(), op_.configs_table.size)));
     return ids;
-  }
-
-  // An engine built for several GPUs may carry a tile that this one cannot run: then the best guess serves.
-  void choose_config() {
-    bool const legal = std::count(legal_.begin(), legal_.end(), tactic_) != 0;
-    config_ = legal ? tactic_ : legal_.empty() ? 0 : legal_.front();
   }
 
   PluginRules const &rules_;
   Op const &op_;
   std::int32_t variant_index_;
   std::shared_ptr<Node const> node_;
-  std::vector<std::int32_t> tactics_, legal_;
-  std::int32_t tactic_ = 0, config_ = 0, sm_ = 0, sm_count_ = 0;
+  Promise promise_;
+  std::vector<std::int32_t> tactics_;
+  std::int32_t tactic_ = 0;
+  std::vector<PluginTensorDesc> shape_;  // of the last onShapeChange, inputs first
+  bool planned_ = false;                 // plan_ is for shape_ and tactic_
+  Plan plan_{};
   std::vector<PluginField> fields_;  // rebuilt with collection_ by every getFieldsToSerialize
   PluginFieldCollection collection_{};
 };
@@ -364,15 +375,22 @@ FusedCreator::FusedCreator(PluginRules const &rules, std::int32_t variant) : rul
 char const *FusedCreator::getPluginName() const noexcept { return rules_.op->variants[variant_].op_type; }
 
 nvinfer1::IPluginV3 *FusedCreator::createPlugin(char const *, PluginFieldCollection const *fields,
-                                                nvinfer1::TensorRTPhase) noexcept {
+                                                nvinfer1::TensorRTPhase phase) noexcept {
   nvinfer1::IPluginV3 *plugin = nullptr;
   guard(getPluginName(), [&]() -> char const * {
     if (fields == nullptr) return "createPlugin was given no field collection";
     auto node = std::make_shared<Node>();
-    if (char const *reason = node->attributes.parse(*rules_.op, *fields)) return reason;
+    Promise promise;
+    std::vector<PluginField> own;
+    if (phase == nvinfer1::TensorRTPhase::kRUNTIME) {
+      if (char const *reason = promise.read(*fields, &own)) return reason;
+    }
+    PluginFieldCollection const attributes =
+        own.empty() ? *fields : PluginFieldCollection{static_cast<std::int32_t>(own.size()), own.data()};
+    if (char const *reason = node->attributes.parse(*rules_.op, attributes)) return reason;
     node->values = node->attributes.view(*rules_.op);
     node->identity = std::string(getPluginName()) + " " CUTEFUSE_VERSION " " + node->attributes.text(*rules_.op);
-    plugin = new FusedPlugin(rules_, variant_, std::move(node));
+    plugin = new FusedPlugin(rules_, variant_, std::move(node), promise);
     return nullptr;
   });
   return plugin;

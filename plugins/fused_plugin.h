@@ -1,5 +1,5 @@
 // Every method of TensorRT's V3 plugin interface, written once. An operator's plugin is a PluginRules: which type and
-// layout each tensor may have, and its output shapes; names, attributes, legality, tactics and run() come from its Op.
+// layout each tensor may have, and its output shapes; names, attributes, legality, tactics and plans come from its Op.
 #pragma once
 
 #include <cstdint>

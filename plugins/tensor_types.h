@@ -48,6 +48,15 @@ inline TensorFormat format_of(Layout layout, DataType type) {
                                    : TensorFormat::kHWC8;
 }
 
+// Types and formats in a text that can be compared.
+inline std::string formats_of(nvinfer1::DynamicPluginTensorDesc const *tensors, std::int32_t count) {
+  std::string text;
+  for (std::int32_t i = 0; i < count; ++i) {
+    text += std::to_string(int(tensors[i].desc.type)) + "/" + std::to_string(int(tensors[i].desc.format)) + " ";
+  }
+  return text;
+}
+
 // Whether a tensor of type `given` obeys a port; `first` is the type of the first input, `named` that of kNamed ports.
 inline bool obeys(TypeRule rule, DataType given, DataType first, DataType named) {
   bool const float32 = given == DataType::kFLOAT;

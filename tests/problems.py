@@ -245,7 +245,7 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     if size > 0:  # garbage: an operator may not expect zeros
         workspace = gpu.Buffer.of((size + 3) // 4, "float32", float("nan"))
         operands.append((workspace, None))
-        call = replace(call, workspace=workspace.view.data_ptr())
+        call = replace(call, workspace=workspace.view.data_ptr(), workspace_bytes=size)
     buffers = [buffer for buffer, _ in (*operands, *outputs)]
     enlarged = [t.repeat_interleave(u, 2).repeat_interleave(u, 3) for t, u in zip(x, factors, strict=True)]
     return Instance(problem, dtype, call, buffers, enlarged, w, b, z=z)

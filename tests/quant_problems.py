@@ -145,7 +145,7 @@ def instantiate(
     if size > 0:  # garbage: an operator may not expect zeros
         workspace = gpu.Buffer.of((size + 3) // 4, "float32", float("nan"))
         operands.append((workspace, None))
-        call = replace(call, workspace=workspace.view.data_ptr())
+        call = replace(call, workspace=workspace.view.data_ptr(), workspace_bytes=size)
     real = [v.double() * s for v, s in zip(x, scales, strict=True)]
     exact = problems.Instance(p, "float64", call, [], real, w.double() * w_scale.double().view(-1, 1, 1, 1), b.double())
     return Instance(p, output_type, layout, call, [buffer for buffer, _ in operands] + [output[0]], exact)

@@ -94,10 +94,13 @@ REFUSALS = {
     "packed_sizes": (lambda c: replace(c, attrs={**c.attrs, "packed_sizes": (576, 512)}), "packed_sizes"),
     "one channel count": (lambda c: replace(c, attrs={**c.attrs, "channels": (104,)}), "write one for each"),
     "stride 0": (lambda c: replace(c, attrs={**c.attrs, "strides": (0, 1)}), "within 1..1024"),
-    "negative pad": (lambda c: replace(c, attrs={**c.attrs, "pads": (1, 1, -1, 1)}), "pad -1"),
+    "negative pad": (lambda c: replace(c, attrs={**c.attrs, "pads": (1, 1, -1, 1)}), "pads[2] is -1"),
     "three pads": (lambda c: replace(c, attrs={**c.attrs, "pads": (1, 1, 1)}), "4 to 4 are allowed"),
     "dilation 0": (lambda c: replace(c, attrs={**c.attrs, "dilations": (1, 0)}), "dilation"),
-    "filter 17": (lambda c: replace(c, attrs={**c.attrs, "kernel_shape": (17, 1)}), "filter 17x1"),
+    "filter 17": (
+        lambda c: replace(c, attrs={**c.attrs, "kernel_shape": (17, 1)}),
+        "kernel_shape[0] is 17, it must lie within 1..16",
+    ),
     "filter larger than image": (
         lambda c: replace(c, attrs={**c.attrs, "dilations": (30, 30)}),
         "does not fit",

@@ -143,4 +143,4 @@ def test_the_hopper_tiles_leave_channels_beside_an_output_alone() -> None:
     table = {c["id"]: c["min_sm"] for c in kernels.operator_of("CuteConcatConv2")["configs"]}
     assert all(table[i] == 80 for i in kernels.configs(wide)) and kernels.configs(wide)
     whole = replace(call("CuteConcatConv2", PLAIN, [64, 24], 24, outputs=[24]), sm=90)
-    assert (90 in {table[i] for i in kernels.configs(whole)}) == ("90a" in kernels.describe()["archs"])
+    assert (90 in {table[i] for i in kernels.configs(whole)}) == ("90a" in kernels.describe()["targets"])

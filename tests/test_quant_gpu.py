@@ -30,7 +30,7 @@ def check(
 ) -> None:
     instance = quant_problems.instantiate(problem, output_type, layout, one_scale, seed)
     if not split:
-        instance.call = replace(instance.call, workspace=0)
+        instance.call = replace(instance.call, workspace=0, workspace_bytes=0)
     ids = kernels.configs(instance.call)
     assert set(ids) == expected_tiles(problem, one_scale)
     gpu_checks.assert_every_tile_is_right(instance, ids)

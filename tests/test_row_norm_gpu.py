@@ -208,7 +208,7 @@ def run_backward(torch: Any, dy: Any, dsum: Any, x: Any, gamma: Any, layer: bool
     if workspace is not None:
         call = training_call(
             "CuteRowNormBackward", [dy, dsum, x, gamma, mean, rstd], [dx, dgamma, dbeta], layer=layer,
-            workspace=workspace.view.data_ptr(),
+            workspace=workspace.view.data_ptr(), workspace_bytes=bytes_,
         )  # fmt: skip
     kernels.run(call)
     torch.cuda.synchronize()

@@ -82,7 +82,7 @@ def hopper_tiles(problem: problems.Problem, dtype: str = "float16", sm: int = 90
 
 def archs() -> list[str]:
     library_or_skip()
-    return str(kernels.describe()["archs"]).split()
+    return str(kernels.describe()["targets"]).split()
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ class TestLegality:
     @pytest.mark.parametrize("sm", [80, 86, 89, 100, 120])
     def test_no_other_architecture_runs_them(self, sm: int) -> None:
         assert hopper_tiles(self.base, sm=sm) == set()
-        assert kernels.configs(call(self.base, sm=sm))
+        assert bool(kernels.configs(call(self.base, sm=sm))) == (kernels.reject_device(sm) is None)
 
     def test_an_unknown_device_tries_the_ampere_tiles_first(self) -> None:
         ids = kernels.configs(call(self.base, sm=0))
@@ -188,6 +188,8 @@ def hopper_sass() -> dict[str, str]:
 
 @pytest.mark.usefixtures("hopper_library")
 def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_memory() -> None:
+    if "90a" not in kernels.describe()["archs"]:
+        pytest.skip("the library was built without the code for sm_90a")
     functions = hopper_sass()
     assert len(functions) >= 24
     for name, body in functions.items():

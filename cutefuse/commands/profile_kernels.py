@@ -199,17 +199,12 @@ def drive(op_name: str, case_name: str, dtype: str, config: int, repeats: int) -
         keep.append(data)
         return replace(tensor, data=data.data_ptr())
 
-    major, minor = torch.cuda.get_device_capability()
-    count = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     call = replace(call, inputs=[placed(t) for t in call.inputs], outputs=[placed(t) for t in call.outputs],
-                   config=config, sm=10 * major + minor, sm_count=count)  # fmt: skip
-    size = kernels.workspace_bytes(call)
-    reason = kernels.reject(call)
-    if reason:
-        raise CutefuseError(reason)
+                   config=config)  # fmt: skip
+    size = kernels.Plan(call).workspace_bytes
     if size > 0:
         keep.append(torch.zeros(size, dtype=torch.uint8, device="cuda"))
-        call = replace(call, workspace=keep[-1].data_ptr())
+        call = replace(call, workspace=keep[-1].data_ptr(), workspace_bytes=size)
     launch = kernels.Launcher(replace(call, stream=torch.cuda.current_stream().cuda_stream))
     for _ in range(repeats):
         launch()

@@ -14,7 +14,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.ops import conv_math
 from cutefuse.ops.conv_call import FLOAT_MAX
 from cutefuse.ops.conv_form import Form
-from cutefuse.torch.launch import NAMES, device_facts, runs_in_library
+from cutefuse.torch.launch import NAMES, enqueue, runs_in_library
 
 # name -> function of (z, alpha, lo, hi)
 _FUNCTIONS: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
@@ -96,27 +96,20 @@ def _concat_conv(
     packed = _pack(weight.to(y.dtype), channels)
     dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])
 
-    def operand(t: Tensor, dims: tuple[int, ...]) -> kernels.Tensor:
-        return kernels.Tensor(dims, dtype, kernels.CHANNELS_LAST, t.data_ptr(), t.shape[-1])
+    def pixels(t: Tensor, dims: tuple[int, ...]) -> kernels.Tensor:
+        return kernels.Tensor(dims, dtype, kernels.CHANNELS_LAST, ld=t.shape[-1])
 
-    sm, sm_count = device_facts(y.device.index)
-    inputs = [operand(t, tuple(x.shape)) for t, x in zip(padded, xs, strict=True)]
-    inputs += [kernels.Tensor(tuple(packed.shape), dtype, data=packed.data_ptr())]
-    inputs += [kernels.Tensor((K,), "float32", data=b.data_ptr())]
+    inputs = [pixels(t, tuple(x.shape)) for t, x in zip(padded, xs, strict=True)]
+    inputs += [kernels.Tensor(tuple(packed.shape), dtype), kernels.Tensor((K,), "float32")]
+    outputs = [pixels(y, (N, K, P, Q))]
     attrs = {
         "channels": channels, "kernel_shape": filter_shape, "strides": list(stride), "pads": list(padding),
         "dilations": list(dilation), "packed_sizes": conv_math.packed_sizes(channels, filter_shape),
         "alpha": [alpha], "lo": [lo], "hi": [hi],
     }  # fmt: skip
-    call = kernels.Call(
-        Form(len(xs), activation).op_type, inputs, [operand(y, (N, K, P, Q))], attrs, sm=sm, sm_count=sm_count
-    )
-    size = kernels.workspace_bytes(call)
-    workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=y.device)
-    with torch.cuda.device(y.device):
-        launcher = kernels.Launcher(call)
-        launcher.bind([t.data for t in (*call.inputs, *call.outputs)], workspace.data_ptr())
-        launcher(torch.cuda.current_stream().cuda_stream)
+    op_type = Form(len(xs), activation).op_type
+    key = (op_type, *inputs, *outputs, *map(tuple, attrs.values()))
+    enqueue(key, lambda: kernels.Call(op_type, inputs, outputs, attrs), [*padded, packed, b], [y])
     return y[..., :K].contiguous().permute(0, 3, 1, 2)
 
 

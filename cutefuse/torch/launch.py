@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from cutefuse.errors import CutefuseError
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _ABSENT = kernels.Tensor((0,), "float32")
 _ALIGNMENT = 16
-_local = threading.local()  # launchers are changed by every call, so each thread has its own
+_plans: dict[tuple[Hashable, ...], kernels.Plan] = {}  # never changed once made: every thread may run them
 
 
 def runs_in_library(x: Tensor) -> bool:
@@ -39,29 +38,33 @@ def _describe(t: Tensor | None) -> kernels.Tensor:
     return kernels.Tensor(tuple(t.shape), NAMES[t.dtype])
 
 
-def device_facts(index: int | None) -> tuple[int, int]:
-    """(compute capability * 10, multiprocessors) of a device."""
-    properties = torch.cuda.get_device_properties(index)
-    return properties.major * 10 + properties.minor, properties.multi_processor_count
+def enqueue(
+    key: tuple[Hashable, ...], call: Callable[[], kernels.Call], inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+) -> None:  # fmt: skip
+    """Enqueue on the current stream what `call` describes. `key` says all that the call depends on but the device.
+
+    Plans are kept by key: a second call costs one ctypes call.
+    """
+    device = next(t for t in (*inputs, *outputs) if t is not None).device
+    with torch.cuda.device(device):  # a plan is for the device that is current when it is made
+        at = (device.index, *key)
+        plan = _plans.get(at)
+        if plan is None:
+            if len(_plans) >= 1024:  # shapes that never come back must not fill the memory
+                _plans.clear()
+            plan = _plans[at] = kernels.Plan(call())
+        size = plan.workspace_bytes
+        workspace = torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
+        given, to = (kernels.addresses([0 if t is None else t.data_ptr() for t in ts]) for ts in (inputs, outputs))
+        address = 0 if workspace is None else workspace.data_ptr()
+        plan.run(given, to, address, size, torch.cuda.current_stream().cuda_stream)
 
 
 def run(op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]) -> None:
-    """Enqueue on the current stream. Lowered calls are kept per shape: a second call costs one ctypes call."""
-    operands = (*inputs, *outputs)
-    device = next(t for t in operands if t is not None).device
-    key = (op_type, device.index, *attrs.values(), *(None if t is None else (t.shape, t.dtype) for t in operands))
-    known = _local.__dict__.setdefault("launchers", {})
-    if key not in known:
-        if len(known) >= 1024:  # shapes that never come back must not fill the memory
-            known.clear()
-        sm, sm_count = device_facts(device.index)
-        call = kernels.Call(
-            op_type, list(map(_describe, inputs)), list(map(_describe, outputs)), attrs, sm=sm, sm_count=sm_count
-        )
-        known[key] = kernels.Launcher(call), kernels.workspace_bytes(call)
-    launcher, size = known[key]
-    workspace = torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
-    addresses = [0 if t is None else t.data_ptr() for t in operands]
-    with torch.cuda.device(device):
-        launcher.bind(addresses, 0 if workspace is None else workspace.data_ptr())
-        launcher(torch.cuda.current_stream().cuda_stream)
+    """Enqueue an operator over dense tensors on the current stream; None is an absent operand."""
+    key = (op_type, *attrs.values(), *(None if t is None else (t.shape, t.dtype) for t in (*inputs, *outputs)))
+    enqueue(
+        key, lambda: kernels.Call(op_type, list(map(_describe, inputs)), list(map(_describe, outputs)), attrs),
+        inputs, outputs,
+    )  # fmt: skip

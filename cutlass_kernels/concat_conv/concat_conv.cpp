@@ -1,25 +1,27 @@
-// Host side of ConcatConv: what is legal, which tile to try first, and the dispatch. No CUDA header.
+// Host side of ConcatConv: what is legal, which tile to try first, and which kernel a plan takes. No CUDA header.
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "concat_conv/tiles.h"
 #include "concat_conv/variants.h"
-#include "conv/problem.h"
-#include "conv/sm90/tiles.h"
+#include "conv/plan.h"
+#include "conv/sm90/plan.h"
 
 namespace cutefuse::concat_conv {
+
+extern Op const op;
+
 namespace {
 
 constexpr int kAllTiles = kTileCount + kSm90TileCount;
+constexpr std::uint32_t kHalfTypes = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
 
 std::array<Config, kAllTiles> const kConfigTable = [] {
   std::array<Config, kAllTiles> table{};
   for (int i = 0; i < kTileCount; ++i) {
     Tile const &tile = kTiles[i];
     char const *const kind = tile.upsamples ? "enlarged" : tile.halo_rows > 0 ? "taps" : "plain";
-    std::uint32_t const narrow = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
-    table[i] = {tile.id, tile.min_sm, tile.name, kind, tile.type_bytes == 2 ? narrow : bit_of(Type::kFloat32)};
+    table[i] = {tile.id, tile.min_sm, tile.name, kind, tile.type_bytes == 2 ? kHalfTypes : bit_of(Type::kFloat32)};
   }
   for (int i = 0; i < kSm90TileCount; ++i) {
     Sm90Tile const &tile = kSm90Tiles[i];
@@ -27,15 +29,88 @@ std::array<Config, kAllTiles> const kConfigTable = [] {
                              : tile.halo                                ? "halo"
                              : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
                                                                         : "im2col";
-    table[kTileCount + i] = {tile.id, 90, tile.name, kind, bit_of(Type::kFloat16) | bit_of(Type::kBFloat16)};
+    table[kTileCount + i] = {tile.id, 90, tile.name, kind, kHalfTypes};
   }
   return table;
 }();
 
-// Dynamic shared memory that one block may ask for, by compute capability (CUDA programming guide, table of limits).
-int shared_limit(int sm) {
-  if (sm == 86 || sm == 89 || sm >= 120) return 99 * 1024;
-  return sm >= 90 || sm == 0 ? 227 * 1024 : 163 * 1024;
+char const *check_outputs(Checks const &checks) {
+  Problem &p = checks.p;
+  AttrValue const &given = checks.call.attrs[kOutputChannels];
+  int const vector = 16 / size_of(p.type);
+  std::int64_t sum = 0;
+  bool legal = given.count == p.outputs;
+  for (int j = 0; legal && j < p.outputs; ++j) {
+    std::int64_t const channels = p.outputs == 1 && given.ints[j] == 0 ? p.K : given.ints[j];
+    legal = channels >= 1 && channels <= p.K - sum && (j + 1 == p.outputs || channels % vector == 0);
+    p.ranges[j].first = static_cast<int>(sum);
+    sum += legal ? channels : 0;
+    p.ranges[j].last = static_cast<int>(sum);
+  }
+  if (!legal || sum != p.K) {
+    return sentence(
+        "concat_conv: output_channels has %d values, the first %lld, for %d outputs of %d channels; write one for each "
+        "that add up, all but the last multiples of %d",
+        given.count, (long long)given.ints[0], p.outputs, p.K, vector);
+  }
+  for (int j = 0; j < p.outputs; ++j) {
+    OutputRange &range = p.ranges[j];
+    int const channels = range.last - range.first;
+    if (char const *reason = checks.pixels("output", checks.call.outputs[j], p.type, channels, &range.ld))
+      return reason;
+  }
+  p.ldy = p.ranges[0].ld;
+  if (p.residual == Residual::kNone) return nullptr;
+  return checks.pixels("residual", checks.call.inputs[p.sources + 2], p.type, p.K, &p.ldz);
+}
+
+// channel_starts and upsample: one value for each source of a view, the default otherwise.
+char const *check_views(Checks const &checks) {
+  Problem &p = checks.p;
+  bool const view = kVariantTable[checks.call.variant].facts.view;
+  for (int const attr : {kChannelStarts, kUpsample}) {
+    AttrValue const &given = checks.call.attrs[attr];
+    std::int64_t const neutral = attr == kUpsample, most = attr == kUpsample ? kMaxUpsample : kInt32Max / 2;
+    bool const is_default = given.count == 1 && given.ints[0] == neutral;
+    if (!is_default && (!view || given.count != p.sources)) {
+      return sentence("concat_conv: attribute %s has %d values, the first %lld, for %d sources; %s",
+                      kAttrSpecs[attr].name, given.count, (long long)given.ints[0], p.sources,
+                      view ? "write one for each" : "only CuteView op_types take other values than the default");
+    }
+    for (int i = 0; i < p.sources; ++i) {
+      std::int64_t const value = is_default ? neutral : given.ints[i];
+      if (value < neutral || value > most) {
+        return sentence("concat_conv: %s[%d] is %lld, %lld to %lld are allowed", kAttrSpecs[attr].name, i,
+                        (long long)value, (long long)neutral, (long long)most);
+      }
+      (attr == kUpsample ? p.upsample : p.start)[i] = static_cast<int>(value);
+    }
+  }
+  for (int i = 0; i < p.sources; ++i) {
+    if (std::int64_t(p.start[i]) * size_of(p.type) % 16 == 0) continue;
+    return sentence("concat_conv: source %d starts at channel %d; a range must start at a multiple of %d %s channels",
+                    i, p.start[i], 16 / size_of(p.type), name_of(p.type));
+  }
+  return nullptr;
+}
+
+char const *problem_of(Call const &call, Problem *problem) {
+  Problem &p = *problem = Problem{};
+  Checks const checks{op, call, p};
+  checks.read_op_type();
+  p.type = p.output_type = call.inputs[0].type;
+  p.layout = Layout::kChannelsLast;
+  if ((bit_of(p.type) & kFloatTypes) == 0) {
+    return sentence("concat_conv: %s is not supported; use float32, float16 or bfloat16", name_of(p.type));
+  }
+  if (char const *reason = checks.geometry()) return reason;
+  if (char const *reason = checks.activation(kAlpha)) return reason;
+  if (char const *reason = check_views(checks)) return reason;
+  if (char const *reason = checks.sources()) return reason;
+  if (char const *reason = checks.size()) return reason;
+  if (char const *reason = checks.filter()) return reason;
+  if (char const *reason = checks.vector("bias", call.inputs[p.sources + 1])) return reason;
+  return check_outputs(checks);
 }
 
 char const *reject(Call const &call) {
@@ -43,60 +118,14 @@ char const *reject(Call const &call) {
   return problem_of(call, &problem);
 }
 
-int device_count(Call const &call) { return call.sm_count > 0 ? call.sm_count : call.sm == 90 ? 132 : 108; }
-
-int resident_blocks(Tile const &tile, int sm) {
-  return std::max(1, std::min(tile.blocks_per_sm, shared_limit(sm) / tile.shared_bytes()));
-}
-
-std::int64_t output_tiles(Tile const &tile, Problem const &p) {
-  return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
-}
-
-// Parts into which the reduction is cut when the tiles leave half of the multiprocessors idle; each keeps four k-tiles.
-// One block on a multiprocessor is nearly as fast as two, so more tiles than that gain nothing from a second launch.
-int splits_of(Tile const &tile, Problem const &p, int sm, int sm_count) {
-  std::int64_t const slots = std::int64_t(sm_count) * resident_blocks(tile, sm), tiles = output_tiles(tile, p);
-  if (2 * tiles > sm_count) return 1;
-  int blocks = 0;
-  for (int i = 0; i < p.sources; ++i) blocks += ceil_div(p.C[i], tile.k);
-  std::int64_t const longest = std::min(blocks, std::max(1, blocks * p.R * p.S / 4));
-  return tiles == 0 ? 1
-                    : static_cast<int>(std::max<std::int64_t>(1, std::min({slots / tiles, longest, std::int64_t(16)})));
-}
-
-// A bound that holds for every larger image too, as TensorRT asks at a profile's corners only: a split launch never has
-// more blocks than the device has slots, and an image that needs no split is followed by none that does.
 std::int64_t workspace_bytes(Call const &call) {
   Problem p;
   if (problem_of(call, &p) != nullptr) return -1;
-  bool const sized = p.N >= 0 && p.P >= 0 && p.Q >= 0;
   std::int64_t bytes = 0;
   for (Tile const &tile : kTiles) {
-    if (tile.type_bytes != size_of(p.type)) continue;
-    int const sm_count = device_count(call);
-    if (sized && splits_of(tile, p, call.sm, sm_count) == 1) continue;
-    bytes = std::max(bytes, std::int64_t(sm_count) * resident_blocks(tile, call.sm) * tile.m * tile.n * 4);
+    if (tile.type_bytes == size_of(p.type)) bytes = std::max(bytes, workspace_bound(tile, p, Target(call)));
   }
   return bytes;
-}
-
-bool whole_vectors(Problem const &p) {
-  return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
-}
-
-// Predicted time of a tile in microseconds. Blocks go to the multiprocessors in turn; two or three on one
-// multiprocessor hide each other's latencies and take 1.45 and 2.2 times as long as one alone.
-double cost(Tile const &tile, Problem const &p, int sm, int sm_count) {
-  constexpr double kTogether[] = {0.0, 1.0, 1.45, 2.2};
-  int const splits = splits_of(tile, p, sm, sm_count), resident = resident_blocks(tile, sm);
-  std::int64_t const blocks = output_tiles(tile, p) * splits, per_sm = (blocks + sm_count - 1) / sm_count;
-  int const step = whole_vectors(p) ? 16 : tile.k;  // where tails are masked, one takes about as long as a whole k-tile
-  double reduction = 0;                             // channels times taps
-  for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], step)) * step * p.R * p.S / splits;
-  double const rounds = double(per_sm / resident) * kTogether[resident] + kTogether[per_sm % resident];
-  double const sum_us = splits > 1 ? 3.0 + 0.1 * splits : 0.0;  // a second launch, and its reads
-  return rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
 }
 
 // The largest copy at most 16 bytes of which every source's pixels and channels are whole numbers; 16 where pixels are
@@ -111,7 +140,7 @@ int copy_bytes(Problem const &p) {
 
 // The taps of a filter row can share pixels where those lie side by side, and a stage holds what a tile reads of them.
 bool shares_taps(Tile const &tile, Problem const &p) {
-  if (p.S != 3 || p.stride_w != 1) return false;
+  if (p.S != kRowTaps || p.stride_w != 1) return false;
   int const image_rows = p.Q > 0 ? (tile.m + p.Q - 2) / p.Q + 1 : 1;
   return image_rows * halo_of(p) <= tile.halo_rows;
 }
@@ -123,111 +152,74 @@ bool runs(Tile const &tile, Problem const &p, int sm) {
          tile.copy_bytes <= copy_bytes(p) && (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
 }
 
-// Hopper code (sm_90a) runs on compute capability 9.0 alone, where the library was built for it.
-bool runs_sm90(int sm) { return sm == 0 || (sm == 90 && std::strstr(CUTEFUSE_ARCHS, "90a") != nullptr); }
-
+// The Ampere tiles stand behind Hopper's on Hopper, and before them where the device is not known.
 std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(call, &p) != nullptr) return 0;
-  struct Candidate {
-    int id;
-    bool later;  // the Ampere tiles on Hopper, and the Hopper tiles where the device is not known
-    double cost;
-  } legal[kAllTiles];
+  Candidate legal[kAllTiles];
   int count = 0;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
-  int const sm_count = device_count(call);
+  Target const target(call);
   for (Tile const &tile : kTiles) {
-    if (!runs(tile, p, call.sm)) continue;
-    legal[count++] = {tile.id, call.sm == 90, sized ? cost(tile, p, call.sm, sm_count) : 0};
+    if (runs(tile, p, call.sm)) legal[count++] = {tile.id, call.sm == 90, sized ? cost_us(tile, p, target) : 0};
   }
   for (Sm90Tile const &tile : kSm90Tiles) {
-    if (!runs_sm90(call.sm) || !sm90_can_run(tile, p)) continue;
-    legal[count++] = {tile.id, call.sm != 90, sized ? sm90_cost(tile, p, sm_count) : 0};
+    if ((call.sm != 0 && call.sm != 90) || !builds_for("90a") || !sm90_can_run(tile, p)) continue;
+    legal[count++] = {tile.id, call.sm != 90, sized ? sm90_cost(tile, p, target.sm_count) : 0};
   }
-  std::stable_sort(legal, legal + count, [](Candidate const &a, Candidate const &b) {
-    return a.later != b.later ? b.later : a.cost < b.cost;
-  });
-  count = std::min(count, int(capacity));
-  for (int i = 0; i < count; ++i) ids[i] = legal[i].id;
-  return count;
+  return ranked(legal, count, ids, capacity);
 }
 
-char const *run(Call const &call) {
-  Params params{};
-  if (char const *reason = problem_of(call, &params.problem)) return reason;
-  Problem const &p = params.problem;
-  bool const widths = std::all_of(call.inputs, call.inputs + p.sources, [](Tensor const &x) { return x.dims[1] >= 0; });
-  if (p.N < 0 || p.P < 0 || p.Q < 0 || !widths) {
-    return sentence("concat_conv: run needs every size, one is still dynamic");
-  }
-  if (p.N == 0 || p.P == 0 || p.Q == 0) return nullptr;
-  for (int i = 0; i < call.num_inputs + call.num_outputs; ++i) {
-    Tensor const &tensor = i < call.num_inputs ? call.inputs[i] : call.outputs[i - call.num_inputs];
-    if (tensor.data == nullptr || reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) {
-      return sentence("concat_conv: tensor %d is at address %p; device pointers must be set and aligned to 16 bytes", i,
-                      tensor.data);
-    }
-    if (i < p.sources) {
-      params.upsample_multiplier[i] = upsample_multiplier(p.upsample[i]);
-      params.x[i] = static_cast<char const *>(tensor.data) + std::int64_t(p.start[i]) * size_of(p.type);
-    }
-  }
-  params.set_steps();
-  params.columns = static_cast<int>(packed_columns(p));
-  params.w = call.inputs[p.sources].data;
-  params.b = static_cast<float const *>(call.inputs[p.sources + 1].data);
-  params.z = p.residual != Residual::kNone ? call.inputs[p.sources + 2].data : nullptr;
-  params.y = call.outputs[0].data;
-  for (int j = 0; j < p.outputs; ++j) params.ys[j] = call.outputs[j].data;
-  std::int32_t ids[kAllTiles];
-  std::int32_t const count = configs(call, ids, kAllTiles);
-  std::int32_t const id = call.config != 0 ? call.config : count > 0 ? ids[0] : 0;
-  if (std::find(ids, ids + count, id) == ids + count) {
-    return sentence("concat_conv: tile %d cannot run %s on compute capability %d.%d; ask configs() for the legal ones",
-                    id, name_of(p.type), call.sm / 10, call.sm % 10);
-  }
-  params.splits = 1;
-  if (Tile const *const tile = find_tile(id); tile != nullptr && call.workspace != nullptr) {
-    params.splits = splits_of(*tile, p, call.sm, device_count(call));
-    params.partials = static_cast<float *>(call.workspace);
-  }
+// Which translation unit holds a tile's kernels; null in a library without any.
+Find *kernels_of([[maybe_unused]] Tile const &tile, [[maybe_unused]] Type type) {
 #if CUTEFUSE_WITH_CUDA
-  if (find_sm90_tile(id) != nullptr) {
-    for (int i = 0; i < p.outputs; ++i) {
-      Params part = params;
-      part.problem = output_problem(p, i);
-      part.w = static_cast<char const *>(params.w) + std::int64_t(p.ranges[i].first) * params.columns * size_of(p.type);
-      part.b = params.b + p.ranges[i].first;
-      part.y = params.ys[i];
-      Launch *const launch = p.type == Type::kFloat16 ? launch_sm90_f16 : launch_sm90_bf16;
-      if (char const *reason = launch(id, part, call.stream)) return reason;
-    }
-    return nullptr;
-  }
-  Tile const &tile = *find_tile(id);
-  bool const up = tile.upsamples, taps = tile.halo_rows > 0;
-  Launch *const f16 = up ? launch_sm80_view_f16 : taps ? launch_sm80_taps_f16 : launch_sm80_f16;
-  Launch *const bf16 = up ? launch_sm80_view_bf16 : taps ? launch_sm80_taps_bf16 : launch_sm80_bf16;
-  Launch *const f32 = tile.copy_bytes < 16 ? launch_sm80_any_f32 : up ? launch_sm80_view_f32 : launch_sm80_f32;
-  Launch *const launch = p.type == Type::kFloat16 ? f16 : p.type == Type::kBFloat16 ? bf16 : f32;
-  return launch(id, params, call.stream);
+  bool const up = tile.upsamples, taps = tile.halo_rows > 0, half = type == Type::kFloat16;
+  if (type == Type::kFloat32) return tile.copy_bytes < 16 ? find_sm80_any_f32 : up ? find_sm80_view_f32 : find_sm80_f32;
+  if (up) return half ? find_sm80_view_f16 : find_sm80_view_bf16;
+  if (taps) return half ? find_sm80_taps_f16 : find_sm80_taps_bf16;
+  return half ? find_sm80_f16 : find_sm80_bf16;
 #else
-  return sentence("concat_conv: this library was built without CUDA; install nvcc and build again to run kernels");
+  return nullptr;
 #endif
+}
+
+Find *sm90_kernels_of([[maybe_unused]] Type type) {
+#if CUTEFUSE_WITH_CUDA
+  return type == Type::kFloat16 ? find_sm90_f16 : find_sm90_bf16;
+#else
+  return nullptr;
+#endif
+}
+
+char const *plan(Call const &call, Plan &plan) {
+  Problem p;
+  if (char const *reason = problem_of(call, &p)) return reason;
+  if (p.N == 0) return nullptr;
+  if (Tile const *const tile = find_tile(call.config)) {
+    return plan_sm80(op, *tile, call, p, kernels_of(*tile, p.type), plan);
+  }
+  if (Sm90Tile const *const tile = find_sm90_tile(call.config)) {
+    return plan_sm90(op, *tile, call, p, sm90_kernels_of(p.type), plan);
+  }
+  return sentence("concat_conv: no tile runs these sources on compute capability %d.%d; skip this fusion", call.sm / 10,
+                  call.sm % 10);
+}
+
+char const *launch(Plan const &plan, Operands const &operands) {
+  return find_sm90_tile(plan.config) != nullptr ? launch_sm90(op, plan, operands) : launch_sm80(op, plan, operands);
 }
 
 }  // namespace
 
-extern Op const op;
 Op const op = {"concat_conv",
                {kVariantTable.data(), kVariants},
-               {kAttrSpecs, kAttrs},
+               {kAttrSpecs.data(), kAttrs},
                {kConfigTable.data(), kAllTiles},
                {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
                reject,
                workspace_bytes,
                configs,
-               run};
+               plan,
+               launch};
 
 }  // namespace cutefuse::concat_conv

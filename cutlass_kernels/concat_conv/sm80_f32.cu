@@ -3,8 +3,8 @@
 
 namespace cutefuse::concat_conv {
 
-char const *launch_sm80_f32(int tile_id, Params const &params, void *stream) {
-  return launch_sm80_tile<cutlass::tfloat32_t, Row<21>, Row<22>, Row<23>, Row<24>, Row<25>>(tile_id, params, stream);
+Kernels find_sm80_f32(int tile_id) {
+  return find_sm80<cutlass::tfloat32_t, Row<21>, Row<22>, Row<23>, Row<24>, Row<25>>(tile_id);
 }
 
 }  // namespace cutefuse::concat_conv

@@ -3,8 +3,6 @@
 
 namespace cutefuse::concat_conv {
 
-char const *launch_sm80_view_bf16(int tile_id, Params const &params, void *stream) {
-  return launch_sm80_tile<cutlass::bfloat16_t, Row<31>, Row<33>, Row<37>>(tile_id, params, stream);
-}
+Kernels find_sm80_view_bf16(int tile_id) { return find_sm80<cutlass::bfloat16_t, Row<31>, Row<33>, Row<37>>(tile_id); }
 
 }  // namespace cutefuse::concat_conv

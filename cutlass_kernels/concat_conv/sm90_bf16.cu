@@ -3,8 +3,6 @@
 
 namespace cutefuse::concat_conv {
 
-char const *launch_sm90_bf16(int tile_id, Params const &params, void *stream) {
-  return launch_sm90<cutlass::bfloat16_t>(tile_id, params, stream);
-}
+Kernels find_sm90_bf16(int tile_id) { return find_sm90<cutlass::bfloat16_t>(tile_id); }
 
 }  // namespace cutefuse::concat_conv

@@ -38,6 +38,7 @@ constexpr Tile kTiles[] = {
     {40, "sm80_any_tf32_64x128x32_s3", 80, 4, 64, 128, 32, 3, 2, 2, 3, true, false, 4, 20.9, 3.5},
     {41, "sm80_even_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 8, 17.85, 5.75},
 };
+
 // An engine may ask for a tile that left the table: the heir is the one that won its shapes.
 constexpr Retired kRetired[] = {{2, 13}, {7, 10}, {9, 24}, {11, 13}, {32, 33}};
 
@@ -66,10 +67,10 @@ struct Row {
   static constexpr Tile kTile = *find_tile(kId);
 };
 
-// Launchers, one translation unit each so that they compile in parallel; null when done, else one sentence. `view` ones
-// hold the tiles that upsample, `any` those that take pixels of any stride, `taps` those whose taps share pixels.
-Launch launch_sm80_f16, launch_sm80_bf16, launch_sm80_f32, launch_sm80_taps_f16, launch_sm80_taps_bf16;
-Launch launch_sm80_view_f16, launch_sm80_view_bf16, launch_sm80_view_f32, launch_sm80_any_f32;
-Launch launch_sm90_f16, launch_sm90_bf16;
+// `view` holds the tiles that upsample, `any` those that take pixels of any stride, `taps` those whose taps share
+// pixels.
+Find find_sm80_f16, find_sm80_bf16, find_sm80_f32, find_sm80_taps_f16, find_sm80_taps_bf16;
+Find find_sm80_view_f16, find_sm80_view_bf16, find_sm80_view_f32, find_sm80_any_f32;
+Find find_sm90_f16, find_sm90_bf16;
 
 }  // namespace cutefuse::concat_conv

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv/problem.h"
+#include "device.h"
 
 namespace cutefuse::conv {
 
@@ -49,6 +50,14 @@ CUTEFUSE_HOST_DEVICE int halo_of(Problem const &p) { return (p.S - 1) * p.dilati
 // Sums of one pixel that a split leaves in the workspace.
 CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 8; }
 
+// Channels of the output that exist in memory, pad lanes included.
+CUTEFUSE_HOST_DEVICE int stored_channels(Problem const &p) {
+  int const step = p.output_type != Type::kInt8        ? size_of(p.output_type) == 2 ? 8 : 1
+                   : p.layout == Layout::kChannelsLast ? 16
+                                                       : kLayoutBlock;
+  return ceil_div(p.K, step) * step;
+}
+
 // Where the float32 sums of earlier sources wait while a source's products are added up as integers. Nowhere: all
 // sources must have one scale. In registers they halve the warp tile; in shared memory they cost a pass over it at each
 // source's end.
@@ -89,7 +98,14 @@ struct Tile {
   }
 };
 
-// A kernel's launcher; null when done, else one sentence.
-using Launch = char const *(int tile_id, Params const &params, void *stream);
+// A tile's kernel, and the one that adds the parts of a divided reduction. Without it nobody divides for the tile.
+struct Kernels {
+  Kernel main, finish;
+};
+// Finds a tile's kernels in one translation unit; they have several, so that they compile in parallel.
+using Find = Kernels(int tile_id);
+
+constexpr int kFinishThreads = 128;
+constexpr int kFinishChannels = 8;  // of one pixel, by one thread
 
 }  // namespace cutefuse::conv

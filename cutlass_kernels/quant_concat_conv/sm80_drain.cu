@@ -2,8 +2,6 @@
 
 namespace cutefuse::quant_concat_conv {
 
-char const *launch_drain(int tile_id, Params const &params, void *stream) {
-  return launch_tile<12, 13, 14>(tile_id, params, stream);
-}
+Kernels find_drain(int tile_id) { return find_tiles<12, 13, 14>(tile_id); }
 
 }  // namespace cutefuse::quant_concat_conv

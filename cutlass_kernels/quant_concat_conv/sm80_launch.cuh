@@ -1,4 +1,4 @@
-// Host side of the int8 kernels: shared-memory limit, grid, and the dispatch over the table's tiles.
+// The int8 kernels by the ids of their tiles.
 #pragma once
 
 #include "quant_concat_conv/sm80.cuh"
@@ -6,41 +6,26 @@
 
 namespace cutefuse::quant_concat_conv {
 
-template <int kTileId>
-constexpr auto kernel_of() {
-  if constexpr (find_tile(kTileId)->halo_rows > 0) {
-    return &quant_concat_conv_rows_sm80<Sm80Rows<kTileId>>;
-  } else {
-    return &quant_concat_conv_sm80<Sm80<kTileId>>;
-  }
-}
+Kernel finish_kernel();  // adds the splits
 
-// Null when the kernel was enqueued, else one sentence.
 template <int kTileId>
-char const *launch_sm80(Params const &params, cudaStream_t stream) {
+Kernels sm80_kernels() {
   constexpr quant_concat_conv::Tile kTile = *find_tile(kTileId);
-  Problem const &p = params.problem;
-  int64_t const tiles = int64_t(ceil_div(p.N * p.P * p.Q, kTile.m)) * ceil_div(p.K, kTile.n) * params.splits;
-  if (tiles > 0x7fffffff) {
-    return sentence("quant_concat_conv: %lld blocks do not fit into one launch; split the batch", (long long)tiles);
-  }
-  auto *const kernel = kernel_of<kTileId>();
-  // Set at every launch: it holds for one device only and costs less than a record of who has it.
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTile.shared_bytes());
-  if (error == cudaSuccess) {
-    kernel<<<unsigned(tiles), kTile.threads(), kTile.shared_bytes(), stream>>>(params);
-    error = cudaGetLastError();
-  }
-  if (error == cudaSuccess) return params.splits > 1 ? launch_finish(params, stream) : nullptr;
-  return sentence("quant_concat_conv: tile %s failed to launch (%s); was the library built for this GPU?", kTile.name,
-                  cudaGetErrorString(error));
+  auto *const kernel = [] {
+    if constexpr (find_tile(kTileId)->halo_rows > 0) {
+      return &quant_concat_conv_rows_sm80<Sm80Rows<kTileId>>;
+    } else {
+      return &quant_concat_conv_sm80<Sm80<kTileId>>;
+    }
+  }();
+  return {{reinterpret_cast<void const *>(kernel), kTile.threads(), kTile.shared_bytes()}, finish_kernel()};
 }
 
 template <int... kTileIds>
-char const *launch_tile(int id, Params const &params, void *stream) {
-  char const *reason = "quant_concat_conv: this tile is not built";
-  ((id == kTileIds ? (void)(reason = launch_sm80<kTileIds>(params, static_cast<cudaStream_t>(stream))) : (void)0), ...);
-  return reason;
+Kernels find_tiles(int id) {
+  Kernels found;
+  ((id == kTileIds ? void(found = sm80_kernels<kTileIds>()) : void()), ...);
+  return found;
 }
 
 }  // namespace cutefuse::quant_concat_conv

@@ -2,8 +2,6 @@
 
 namespace cutefuse::quant_concat_conv {
 
-char const *launch_one_scale(int tile_id, Params const &params, void *stream) {
-  return launch_tile<1, 17>(tile_id, params, stream);
-}
+Kernels find_one_scale(int tile_id) { return find_tiles<1, 17>(tile_id); }
 
 }  // namespace cutefuse::quant_concat_conv

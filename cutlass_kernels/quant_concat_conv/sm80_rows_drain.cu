@@ -2,8 +2,6 @@
 
 namespace cutefuse::quant_concat_conv {
 
-char const *launch_rows_drain(int tile_id, Params const &params, void *stream) {
-  return launch_tile<18, 19>(tile_id, params, stream);
-}
+Kernels find_rows_drain(int tile_id) { return find_tiles<18, 19>(tile_id); }
 
 }  // namespace cutefuse::quant_concat_conv

@@ -5,12 +5,9 @@ namespace cutefuse::quant_concat_conv {
 
 namespace {
 
-constexpr int kFinishThreads = 128;
-constexpr int kFinishChannels = 8;  // of one pixel, by one thread
-
-__global__ void __launch_bounds__(kFinishThreads)
-    quant_concat_conv_finish(Params const __grid_constant__ params, int groups) {
+__global__ void __launch_bounds__(kFinishThreads) quant_concat_conv_finish(Params const __grid_constant__ params) {
   Problem const &p = params.problem;
+  int const groups = ceil_div(stored_channels(p), kFinishChannels);
   int64_t const item = int64_t(blockIdx.x) * kFinishThreads + threadIdx.x, m = item / groups;
   int64_t const pixels = int64_t(p.N) * p.P * p.Q;
   int const k0 = int(item % groups) * kFinishChannels;
@@ -46,15 +43,6 @@ __global__ void __launch_bounds__(kFinishThreads)
 
 }  // namespace
 
-char const *launch_finish(Params const &params, void *stream) {
-  Problem const &p = params.problem;
-  int const groups = ceil_div(stored_channels(p), kFinishChannels);
-  int64_t const items = int64_t(p.N) * p.P * p.Q * groups;
-  quant_concat_conv_finish<<<unsigned((items + kFinishThreads - 1) / kFinishThreads), kFinishThreads, 0,
-                             static_cast<cudaStream_t>(stream)>>>(params, groups);
-  cudaError_t const error = cudaGetLastError();
-  if (error == cudaSuccess) return nullptr;
-  return sentence("quant_concat_conv: the sum of the splits could not be launched (%s)", cudaGetErrorString(error));
-}
+Kernel finish_kernel() { return {reinterpret_cast<void const *>(&quant_concat_conv_finish), kFinishThreads, 0}; }
 
 }  // namespace cutefuse::quant_concat_conv

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "conv/params.h"
-#include "quant_concat_conv/problem.h"
 
 namespace cutefuse::quant_concat_conv {
 
+using namespace conv;
+
+constexpr int kVector = 16;    // channels of one 16-byte copy
 constexpr int kHaloRows = 16;  // pixels of a stage beyond those under one tap: two for every image row that it touches
 
 // Ids are for ever: an engine stores them. A retired tile's id is never used again: kRetired.
@@ -27,6 +29,7 @@ constexpr Tile kTiles[] = {
     {19, "s8_drain_rows_128x64_s3", 80, 1, 128, 64, 64, 3, 2, 2, 2, false, false, 16, 235 / 64., 2.75, kHaloRows,
      Sums::kRegisters},
 };
+
 // An engine may ask for a tile that left the table: the heir is the one that won its shapes.
 constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}};
 
@@ -39,30 +42,6 @@ constexpr Tile const *find_tile(int id) {
   return nullptr;
 }
 
-// Largest |sum of products| of a source; beyond 2^31 - 1 the integers could overflow.
-constexpr std::int64_t largest_sum(Problem const &p, int source) {
-  return std::int64_t(p.C[source]) * p.R * p.S * kMaxProduct;
-}
-
-int all_blocks(Problem const &p);  // channel blocks of all sources
-
-// Parts into which the reduction is cut when the tiles leave half of the multiprocessors idle; each keeps four k-tiles.
-// One block on a multiprocessor is nearly as fast as two, so multiprocessors are counted, as in the float operator.
-int splits_of(Tile const &tile, Problem const &p, int sm_count);
-
-// Whether a tile can run the problem on images wide enough for it; and whether these are: a row of outputs in a tile
-// over rows takes two more pixels of its stage.
-bool runs(Tile const &tile, Problem const &p, int sm);
-bool fits(Tile const &tile, Problem const &p);
-
-// Predicted time of a tile in microseconds; blocks that share a multiprocessor hide each other's latencies.
-double cost(Tile const &tile, Problem const &p, int sm, int sm_count);
-
-// Launchers, one translation unit each so that they compile in parallel; null when done, else one sentence.
-char const *launch_one_scale(int tile_id, Params const &params, void *stream);
-char const *launch_drain(int tile_id, Params const &params, void *stream);
-char const *launch_rows(int tile_id, Params const &params, void *stream);
-char const *launch_rows_drain(int tile_id, Params const &params, void *stream);
-char const *launch_finish(Params const &params, void *stream);  // adds the splits
+Find find_one_scale, find_drain, find_rows, find_rows_drain;
 
 }  // namespace cutefuse::quant_concat_conv

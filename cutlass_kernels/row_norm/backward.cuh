@@ -231,58 +231,32 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   }
 }
 
-// ---- launcher -------------------------------------------------------------------------------------------------------
+// ---- choice ---------------------------------------------------------------------------------------------------------
 
-// Lowers params.parts to the clusters that run at once.
-template <class Element, int kVectors, bool kWarp, bool kLayer>
-char const *launch_pipelined(BackwardParams &params, Launch launch, int sm, void *stream) {
-  static std::atomic<uint64_t> ready{0};  // one bit per device
-  auto *const kernel = row_norm_backward<Element, kVectors, kWarp, kLayer>;
-  int const bytes = ring_bytes(params) + gamma_bytes(params);
-  if (char const *reason = allow_shared(kernel, bytes, ready)) return reason;
-  // A cluster more than those would run after the others, as long as they did.
-  if (launch.cluster > 2) {
-    params.parts = std::min(params.parts, most_clusters(kernel, launch, bytes));
-    launch.blocks = std::int64_t(params.parts) * launch.cluster;
-  }
-  return start(kernel, params, launch, bytes, sm, stream);
-}
-
-using PipelinedLaunch = char const *(*)(BackwardParams &, Launch, int, void *);
+using BackwardKernel = void (*)(BackwardParams);
 
 template <class Element, int kVectors>
-PipelinedLaunch pick_pipelined(bool warp, bool layer) {
-  if (layer)
-    return warp ? launch_pipelined<Element, kVectors, true, true> : launch_pipelined<Element, kVectors, false, true>;
-  return warp ? launch_pipelined<Element, kVectors, true, false> : launch_pipelined<Element, kVectors, false, false>;
+BackwardKernel pick_pipelined(bool warp, bool layer) {
+  if (layer) {
+    return warp ? row_norm_backward<Element, kVectors, true, true> : row_norm_backward<Element, kVectors, false, true>;
+  }
+  return warp ? row_norm_backward<Element, kVectors, true, false> : row_norm_backward<Element, kVectors, false, false>;
 }
 
 template <class Element>
-char const *launch_backward(BackwardParams params, Launch const &launch, int sm, void *stream) {
-  bool const sums = params.dgamma != nullptr || params.dbeta != nullptr, warp = params.lanes <= 32;
-  int64_t const column_blocks = ceil_div(params.problem.columns, 32);
-  char const *reason = nullptr;
-  if (params.problem.rows > 0 && launch.threads > 0) {
+BackwardKernels pick_backward(BackwardParams const &params, bool pipelined) {
+  bool const warp = params.lanes <= 32, layer = params.problem.layer;
+  BackwardKernel rows = row_norm_backward_stream<Element>;
+  if constexpr (sizeof(Element) == 4) {
+    if (pipelined) rows = pick_pipelined<Element, 4>(warp, layer);
+  } else if (pipelined) {
     // Four vectors of 16-bit types only serve rows that fill a block, never one warp.
-    PipelinedLaunch pipelined = nullptr;
-    if constexpr (sizeof(Element) == 4) {
-      pipelined = pick_pipelined<Element, 4>(warp, params.problem.layer);
-    } else if (params.vectors == 2) {
-      pipelined = pick_pipelined<Element, 2>(warp, params.problem.layer);
-    } else {
-      pipelined =
-          params.problem.layer ? launch_pipelined<Element, 4, false, true> : launch_pipelined<Element, 4, false, false>;
-    }
-    reason = pipelined(params, launch, sm, stream);
-  } else if (params.problem.rows > 0) {
-    Launch const rows = {params.problem.rows, kStreamThreads, 1};
-    Launch const columns = {column_blocks * params.parts, 32 * kFinalRows, 1};
-    reason = start(row_norm_backward_stream<Element>, params, rows, 0, sm, stream);
-    if (reason == nullptr && sums) reason = start(row_norm_backward_columns<Element>, params, columns, 0, sm, stream);
+    rows = params.vectors == 2 ? pick_pipelined<Element, 2>(warp, layer)
+           : layer             ? row_norm_backward<Element, 4, false, true>
+                               : row_norm_backward<Element, 4, false, false>;
   }
-  if (reason != nullptr || !sums) return reason;
-  // Without rows there are no parts, and the sums are zero.
-  return start(row_norm_backward_final<Element>, params, {column_blocks, 32 * kFinalRows, 1}, 0, sm, stream);
+  auto const address = [](BackwardKernel kernel) { return reinterpret_cast<void const *>(kernel); };
+  return {address(rows), address(row_norm_backward_columns<Element>), address(row_norm_backward_final<Element>)};
 }
 
 }  // namespace cutefuse::row_norm

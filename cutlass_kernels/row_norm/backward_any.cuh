@@ -5,8 +5,6 @@
 
 namespace cutefuse::row_norm {
 
-constexpr int kFinalRows = 16;  // threads that share a column where partial sums are added
-
 template <class Element>
 CUTE_DEVICE float gamma_at(BackwardParams const &p, int64_t column) {
   if (p.gamma == nullptr) return 1.f;

@@ -1,15 +1,14 @@
-#include "backward.cuh"
-#include "forward.cuh"
+#include "row_norm/backward.cuh"
+#include "row_norm/forward.cuh"
 
 namespace cutefuse::row_norm {
 
-char const *launch_forward_bf16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
-                                void *stream) {
-  return launch_forward<cutlass::bfloat16_t>(tile, params, launch, sm, stream);
+void const *find_forward_bf16(Tile const &tile, ForwardParams const &params) {
+  return pick_forward<cutlass::bfloat16_t>(tile, params);
 }
 
-char const *launch_backward_bf16(BackwardParams const &params, Launch const &launch, int sm, void *stream) {
-  return launch_backward<cutlass::bfloat16_t>(params, launch, sm, stream);
+BackwardKernels find_backward_bf16(BackwardParams const &params, bool pipelined) {
+  return pick_backward<cutlass::bfloat16_t>(params, pipelined);
 }
 
 }  // namespace cutefuse::row_norm

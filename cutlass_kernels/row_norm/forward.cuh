@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
   p.problem.param_type == Type::kFloat32 ? write(0.f) : write(Element());
 }
 
-// ---- launcher -------------------------------------------------------------------------------------------------------
+// ---- choice ---------------------------------------------------------------------------------------------------------
 
 template <class Element, int kVectors, bool kShifted, bool kWarp, bool kResidual, bool kLayer>
 constexpr ForwardKernel forward_kernel() {
@@ -191,18 +191,17 @@ ForwardKernel pick_forward(int vectors, bool shifted, bool flag, Flags... flags)
 }
 
 template <class Element>
-char const *launch_forward(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm, void *stream) {
-  if (tile.scope == Scope::kShared) return launch_shared<Element>(params, launch, sm, stream);
-  bool const layer = params.problem.layer;
+void const *pick_forward(Tile const &tile, ForwardParams const &params) {
+  Problem const &p = params.problem;
   ForwardKernel kernel = row_norm_forward_stream<Element>;
+  if (tile.scope == Scope::kShared) kernel = pick_shared<Element>(is_shifted(p), p.layer);
   if (tile.scope == Scope::kWarp || tile.scope == Scope::kBlock) {
-    kernel = pick_forward<Element>(tile.vectors, is_shifted(params.problem), tile.scope == Scope::kWarp,
-                                   params.residual != nullptr, layer);
+    kernel = pick_forward<Element>(tile.vectors, is_shifted(p), tile.scope == Scope::kWarp, p.residual, p.layer);
   }
   if constexpr (sizeof(Element) == 2) {
-    if (params.full && is_plain(params.problem)) kernel = pick_even<Element>(tile, layer);
+    if (params.full && is_plain(p)) kernel = pick_even<Element>(tile, p.layer);
   }
-  return start(kernel, params, launch, 0, sm, stream);
+  return reinterpret_cast<void const *>(kernel);
 }
 
 }  // namespace cutefuse::row_norm

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forw
 #endif
 }
 
-// ---- launcher -------------------------------------------------------------------------------------------------------
+// ---- choice ---------------------------------------------------------------------------------------------------------
 
 using ForwardKernel = void (*)(ForwardParams);
 

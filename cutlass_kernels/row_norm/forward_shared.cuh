@@ -128,24 +128,13 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
 #endif
 }
 
-template <class Element, bool kShifted, bool kLayer>
-char const *launch_shared(ForwardParams const &params, Launch const &launch, int sm, void *stream) {
-  static std::atomic<uint64_t> ready{0};  // one bit per device
-  int const bytes = params.slice * kVectorBytes * (params.problem.residual ? 2 : 1);
-  auto *const kernel = row_norm_forward_shared<Element, kShifted, kLayer>;
-  if (char const *reason = allow_shared(kernel, bytes, ready)) return reason;
-  return start(kernel, params, launch, bytes, sm, stream);
-}
+using ForwardKernel = void (*)(ForwardParams);
 
 template <class Element>
-char const *launch_shared(ForwardParams const &params, Launch const &launch, int sm, void *stream) {
-  bool const layer = params.problem.layer;
-  if (is_shifted(params.problem)) {
-    return layer ? launch_shared<Element, true, true>(params, launch, sm, stream)
-                 : launch_shared<Element, true, false>(params, launch, sm, stream);
-  }
-  return layer ? launch_shared<Element, false, true>(params, launch, sm, stream)
-               : launch_shared<Element, false, false>(params, launch, sm, stream);
+ForwardKernel pick_shared(bool shifted, bool layer) {
+  if (shifted)
+    return layer ? row_norm_forward_shared<Element, true, true> : row_norm_forward_shared<Element, true, false>;
+  return layer ? row_norm_forward_shared<Element, false, true> : row_norm_forward_shared<Element, false, false>;
 }
 
 }  // namespace cutefuse::row_norm

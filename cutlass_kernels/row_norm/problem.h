@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "device.h"
 #include "op.h"
 
 namespace cutefuse::row_norm {
@@ -18,6 +19,8 @@ constexpr int kSharedBytesAtMost = 96 * 1024;             // every GPU with clus
 constexpr int kClusterThreads = 256, kClusterBlocks = 4;  // of a block, and on a multiprocessor: 64 registers
 constexpr int kClusterVectors = 8;
 constexpr int kStreamThreads = 512;
+constexpr int kFinalRows = 16;    // threads that share a column where partial sums are added
+constexpr int kUsualCount = 108;  // multiprocessors of a device that is not known
 constexpr int kBackwardThreads = 512;
 constexpr int kMaxStages = 3;
 constexpr int kMostGroups = 2;  // rows side by side in the blocks of a cluster
@@ -87,9 +90,18 @@ constexpr int gamma_bytes(BackwardParams const &p) {
   return size_of(p.problem.type) == 2 && p.vectors == 4 ? bytes : 0;
 }
 
-struct Launch {
+struct Grid {
   std::int64_t blocks;
   int threads, cluster;
+};
+
+// Where the tensors of an op_type stand in its list of inputs, and for y, sum, mean and rstd (dx, dgamma and dbeta) of
+// outputs; -1: there is none.
+struct ForwardSlots {
+  std::int8_t x = -1, residual = -1, gamma = -1, beta = -1, y = -1, sum = -1, mean = -1, rstd = -1;
+};
+struct BackwardSlots {
+  std::int8_t dy = -1, dsum = -1, x = -1, gamma = -1, mean = -1, rstd = -1, dx = -1, dgamma = -1, dbeta = -1;
 };
 
 // Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum on their way.
@@ -107,14 +119,15 @@ char const *check_vector(char const *op, char const *what, Tensor const &given, 
 // gamma or beta: a vector as long as a row, of the activation type or float32; sets param_type.
 char const *check_parameter(char const *op, char const *what, Tensor const &given, Problem *problem);
 char const *check_epsilon(char const *op, float epsilon);
-// Device pointers must be set and aligned to 16 bytes.
-char const *check_pointers(char const *op, void const *const *pointers, int count);
-
+// plan.cpp: launches of both operators.
 std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity);
-char const *run_forward(char const *op, ForwardParams params, Call const &call);
+char const *plan_forward(Op const &op, Problem const &problem, ForwardSlots const &slots, Call const &call, Plan &plan);
+char const *launch_forward(Op const &op, Plan const &plan, Operands const &operands);
 
-// Sets lanes, cluster, stages and parts for sm_count multiprocessors; `blocks` is 0 when only the kernels for any row
-// fit.
-Launch plan_backward(int sm, int sm_count, BackwardParams *params);
+// Bytes with which the sums of dgamma and dbeta fill the device.
+std::int64_t backward_bytes(Problem const &problem, BackwardSlots const &slots, Call const &call);
+char const *plan_backward(Op const &op, Problem const &problem, BackwardSlots const &slots, Call const &call,
+                          Plan &plan);
+char const *launch_backward(Op const &op, Plan const &plan, Operands const &operands);
 
 }  // namespace cutefuse::row_norm

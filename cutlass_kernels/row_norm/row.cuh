@@ -8,12 +8,11 @@
 #include <cutlass/numeric_conversion.h>
 #include <cutlass/numeric_types.h>
 
-#include <atomic>
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/util.hpp>
 
-#include "tiles.h"
+#include "row_norm/tiles.h"
 
 namespace cutefuse::row_norm {
 
@@ -288,79 +287,6 @@ CUTE_DEVICE void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
-}
-
-// ---- launch ---------------------------------------------------------------------------------------------------------
-
-// Lets a kernel ask for more shared memory than 48 KB, once per device.
-template <class Kernel>
-char const *allow_shared(Kernel kernel, int bytes, std::atomic<uint64_t> &ready) {
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  uint64_t const bit = uint64_t(1) << (device & 63);
-  if (error == cudaSuccess && !(ready.load(std::memory_order_relaxed) & bit)) {
-    int limit = 0;
-    error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    cudaFuncAttributes attributes{};
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
-    int const dynamic = limit - int(attributes.sharedSizeBytes);
-    if (error == cudaSuccess)
-      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
-    ready.fetch_or(error == cudaSuccess ? bit : 0, std::memory_order_relaxed);
-  }
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();
-  return sentence(
-      "row_norm: %d bytes of shared memory were refused (%s); check that the library was built for this GPU", bytes,
-      cudaGetErrorString(error));
-}
-
-inline cudaLaunchAttribute cluster_of(int blocks) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = unsigned(blocks);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  return attribute;
-}
-
-// Clusters of this launch that the device runs at once: how many depends on how its multiprocessors are grouped.
-template <class Params>
-int most_clusters(void (*kernel)(Params), Launch const &launch, int shared_bytes) {
-  cudaLaunchAttribute attribute = cluster_of(launch.cluster);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(launch.blocks));
-  config.blockDim = dim3(unsigned(launch.threads));
-  config.dynamicSmemBytes = std::size_t(shared_bytes);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  cudaError_t const error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  if (error == cudaSuccess && clusters > 0) return clusters;
-  cudaGetLastError();
-  return int(launch.blocks) / launch.cluster;
-}
-
-// Starts a kernel with the cluster size and, on Hopper, before the previous kernel has drained.
-template <class Params>
-char const *start(void (*kernel)(Params), Params const &params, Launch const &launch, int shared_bytes, int sm,
-                  void *stream) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(launch.blocks));
-  config.blockDim = dim3(unsigned(launch.threads));
-  config.dynamicSmemBytes = std::size_t(shared_bytes);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  if (sm >= 90) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (launch.cluster > 1) attributes[config.numAttrs++] = cluster_of(launch.cluster);
-  cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();
-  return sentence("row_norm: the kernel could not be launched (%s); check that the library was built for this GPU",
-                  cudaGetErrorString(error));
 }
 
 }  // namespace cutefuse::row_norm

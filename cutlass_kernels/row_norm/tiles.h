@@ -1,4 +1,4 @@
-// The table of forward tiles and the launchers behind it: one row serves dispatch, TensorRT's tactics and the tests.
+// The table of forward tiles and the kernels behind it: one row serves dispatch, TensorRT's tactics and the tests.
 #pragma once
 
 #include <array>
@@ -48,20 +48,14 @@ constexpr Tile const *find_tile(int id) {
   return nullptr;
 }
 
-// Threads and blocks of a tile on a device of sm_count multiprocessors; sets log_lanes, log_cluster, slice and full. No
-// threads: the tile cannot hold the row.
-Launch plan_forward(Tile const &tile, int sm_count, ForwardParams *params);
-
-// Launchers, one translation unit per element type; null when done, else one sentence.
-char const *launch_forward_f32(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
-                               void *stream);
-char const *launch_forward_f16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
-                               void *stream);
-char const *launch_forward_bf16(Tile const &tile, ForwardParams const &params, Launch const &launch, int sm,
-                                void *stream);
-// `threads` == 0: the kernels that take any row (params.lanes and stages unused).
-char const *launch_backward_f32(BackwardParams const &params, Launch const &launch, int sm, void *stream);
-char const *launch_backward_f16(BackwardParams const &params, Launch const &launch, int sm, void *stream);
-char const *launch_backward_bf16(BackwardParams const &params, Launch const &launch, int sm, void *stream);
+// The kernels, one translation unit per element type. `pipelined`: rows that the pipelined backward kernel takes;
+// otherwise those that take any row, with one more launch for dgamma and dbeta.
+struct BackwardKernels {
+  void const *rows, *columns, *sums;
+};
+using FindForward = void const *(Tile const &tile, ForwardParams const &params);
+using FindBackward = BackwardKernels(BackwardParams const &params, bool pipelined);
+FindForward find_forward_f32, find_forward_f16, find_forward_bf16;
+FindBackward find_backward_f32, find_backward_f16, find_backward_bf16;
 
 }  // namespace cutefuse::row_norm

@@ -1,14 +1,14 @@
 // RMSNorm and LayerNorm as training needs them: forward that saves its statistics, and backward. Absent operands are
 // vectors without elements, so two op_types serve every combination. No plugin registers them: the PyTorch operators
 // are their only user. The kernels are those of row_norm.
-#include <algorithm>
 #include <array>
 
-#include "../row_norm/problem.h"
-#include "../row_norm/tiles.h"
-#include "device.h"
+#include "row_norm/tiles.h"
 
 namespace cutefuse::row_norm_training {
+
+extern Op const op;
+
 namespace {
 
 using namespace row_norm;
@@ -95,100 +95,40 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity)
   return forward_configs(problem, call.sm, call.sm_count, ids, capacity);
 }
 
-void *data_of(Tensor const &t) { return absent(t) ? nullptr : t.data; }
+// The index of a tensor in its list, unless it is absent.
+std::int8_t slot_of(Tensor const *list, int index) { return absent(list[index]) ? -1 : std::int8_t(index); }
 
-// Everything but pointers. sm_count decides the size of the workspace: ask and run with the same one.
-Launch plan(Call const &call, Problem const &problem, BackwardParams *params, std::int32_t *sm) {
-  std::int32_t sm_count = call.sm_count;
-  *sm = call.sm;
-  if (*sm == 0 || sm_count == 0) current_device(sm, &sm_count);
-  params->problem = problem;
-  return plan_backward(*sm == 0 ? 90 : *sm, sm_count == 0 ? 132 : sm_count, params);
+BackwardSlots backward_slots(Call const &call) {
+  BackwardSlots slots{};
+  slots.dy = 0, slots.dsum = slot_of(call.inputs, 1), slots.x = 2, slots.gamma = slot_of(call.inputs, 3);
+  slots.mean = slot_of(call.inputs, 4), slots.rstd = 5;
+  slots.dx = 0, slots.dgamma = slot_of(call.outputs, 1), slots.dbeta = slot_of(call.outputs, 2);
+  return slots;
 }
 
 std::int64_t workspace_bytes(Call const &call) {
   Problem problem{};
-  if (call.variant == kForward || problem_of(call, &problem) != nullptr || problem.rows < 0) return 0;
-  if (absent(call.outputs[1]) && absent(call.outputs[2])) return 0;
-  BackwardParams params{};
-  std::int32_t sm = 0;
-  plan(call, problem, &params, &sm);
-  return params.parts * problem.columns * 2 * std::int64_t(sizeof(float));
+  if (call.variant == kForward || problem_of(call, &problem) != nullptr) return 0;
+  return backward_bytes(problem, backward_slots(call), call);
 }
 
-char const *forward(Call const &call, Problem const &problem) {
-  ForwardParams params{};
-  params.problem = problem;
-  params.x = call.inputs[0].data;
-  params.residual = data_of(call.inputs[1]);
-  params.gamma = data_of(call.inputs[2]);
-  params.beta = data_of(call.inputs[3]);
-  params.y = call.outputs[0].data;
-  params.sum = data_of(call.outputs[1]);
-  params.mean = static_cast<float *>(data_of(call.outputs[2]));
-  params.rstd = static_cast<float *>(data_of(call.outputs[3]));
-  void const *pointers[6] = {params.x, params.y};
-  int count = 2;
-  for (Tensor const *t : {&call.inputs[1], &call.inputs[2], &call.inputs[3], &call.outputs[1]}) {
-    if (!absent(*t)) pointers[count++] = t->data;
-  }
-  if (problem.rows > 0) {
-    if (char const *reason = check_pointers(kName, pointers, count)) return reason;
-  }
-  return run_forward(kName, params, call);
-}
-
-char const *backward(Call const &call, Problem const &problem) {
-  BackwardParams params{};
-  std::int32_t sm = 0;
-  if (problem.rows < 0 || problem.columns < 0) return sentence("%s: run needs every size", kName);
-  Launch const launch = plan(call, problem, &params, &sm);
-  params.dy = call.inputs[0].data;
-  params.dsum = data_of(call.inputs[1]);
-  params.x = call.inputs[2].data;
-  params.gamma = data_of(call.inputs[3]);
-  params.mean = static_cast<float const *>(data_of(call.inputs[4]));
-  params.rstd = static_cast<float const *>(call.inputs[5].data);
-  params.dx = call.outputs[0].data;
-  params.dgamma = data_of(call.outputs[1]);
-  params.dbeta = data_of(call.outputs[2]);
-  bool const sums = params.dgamma != nullptr || params.dbeta != nullptr;
-  params.partial = sums ? static_cast<float *>(call.workspace) : nullptr;
-  void const *pointers[8];
-  int count = 0;
-  for (Tensor const *t : {&call.inputs[0], &call.inputs[1], &call.inputs[2], &call.inputs[3], &call.outputs[0]}) {
-    if (!absent(*t)) pointers[count++] = t->data;
-  }
-  if (sums && problem.rows != 0) pointers[count++] = call.workspace;
-  if (problem.rows > 0) {
-    if (char const *reason = check_pointers(kName, pointers, count)) return reason;
-  }
-  if (launch.blocks > 0x7fffffff || problem.rows > 0x7fffffff) {
-    return sentence("%s: %lld rows are more than one launch takes; split the batch", kName, (long long)problem.rows);
-  }
-#if CUTEFUSE_WITH_CUDA
-  switch (problem.type) {
-    case Type::kFloat16:
-      return launch_backward_f16(params, launch, sm, call.stream);
-    case Type::kBFloat16:
-      return launch_backward_bf16(params, launch, sm, call.stream);
-    default:
-      return launch_backward_f32(params, launch, sm, call.stream);
-  }
-#else
-  return sentence("%s: this library was built without CUDA; install nvcc and build again to run kernels", kName);
-#endif
-}
-
-char const *run(Call const &call) {
+char const *plan(Call const &call, Plan &plan) {
   Problem problem{};
   if (char const *reason = problem_of(call, &problem)) return reason;
-  return call.variant == kForward ? forward(call, problem) : backward(call, problem);
+  if (call.variant == kBackward) return plan_backward(op, problem, backward_slots(call), call, plan);
+  ForwardSlots slots{};
+  slots.x = slots.y = 0;
+  slots.residual = slot_of(call.inputs, 1), slots.gamma = slot_of(call.inputs, 2), slots.beta = slot_of(call.inputs, 3);
+  slots.sum = slot_of(call.outputs, 1), slots.mean = slot_of(call.outputs, 2), slots.rstd = slot_of(call.outputs, 3);
+  return plan_forward(op, problem, slots, call, plan);
+}
+
+char const *launch(Plan const &plan, Operands const &operands) {
+  return plan.variant == kBackward ? launch_backward(op, plan, operands) : launch_forward(op, plan, operands);
 }
 
 }  // namespace
 
-extern Op const op;
 Op const op = {"row_norm_training",
                {kVariantTable, 2},
                {kAttrSpecs, 2},
@@ -197,6 +137,7 @@ Op const op = {"row_norm_training",
                reject,
                workspace_bytes,
                configs,
-               run};
+               plan,
+               launch};
 
 }  // namespace cutefuse::row_norm_training

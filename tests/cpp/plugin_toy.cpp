@@ -1,7 +1,8 @@
 // An operator with what ConcatConv does not have: any rank, two outputs, an input that may be float32 beside 16-bit
-// activations, a workspace, and tiles that are legal for some shapes only. It computes nothing: run() says what it got.
-// Attribute `fault` makes it throw where the plugin class must catch.
+// activations, a workspace, and tiles that are legal for some shapes only. It computes nothing: launch() says what it
+// got. Attribute `fault` makes it throw where the plugin class must catch.
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "fused_plugin.h"
@@ -10,8 +11,9 @@ namespace cutefuse::toy {
 namespace {
 
 constexpr AttrSpec kAttrs[] = {{"fault", AttrKind::kInts, 1, 1, 1, 0.0}, {"eps", AttrKind::kFloats, 1, 1, 1, 1e-5}};
-constexpr Variant kVariants[] = {{"ToyNorm", 2, 2}};
-constexpr Config kConfigs[] = {{1, 80, "any"}, {7, 80, "wide"}};
+constexpr Variant kVariants[] = {{"ToyNorm", 2, 2, {}}};
+constexpr Config kConfigs[] = {{1, 80, "any", "any", kFloatTypes}, {7, 80, "wide", "wide", kFloatTypes}};
+constexpr Retired kRetired[] = {{3, 7}};
 
 void fault(Call const &call, int which) {
   if (call.attrs[0].ints[0] == which) throw std::runtime_error("the toy was told to throw");
@@ -36,10 +38,22 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t) {
   return count;
 }
 
-char const *run(Call const &call) {
+// Takes what it is promised and no more; the epsilon is its state.
+char const *plan(Call const &call, Plan &plan) {
   fault(call, 4);
-  return sentence("toy: config %d, workspace %s, eps %g", call.config, call.workspace ? "given" : "null",
-                  static_cast<double>(call.attrs[1].floats[0]));
+  plan.workspace_bytes = workspace_bytes(call);
+  if (call.workspace_promise >= 0) plan.workspace_bytes = std::min(plan.workspace_bytes, call.workspace_promise);
+  plan.launches = 1;
+  std::memcpy(plan.state, call.attrs[1].floats, sizeof(float));
+  return nullptr;
+}
+
+char const *launch(Plan const &plan, Operands const &operands) {
+  float epsilon;
+  std::memcpy(&epsilon, plan.state, sizeof(float));
+  return sentence("toy: config %d, workspace %s, %lld bytes, eps %g", plan.config,
+                  operands.workspace != nullptr ? "given" : "null", static_cast<long long>(plan.workspace_bytes),
+                  static_cast<double>(epsilon));
 }
 
 Port port(Variant const &, std::int32_t pos) {
@@ -58,7 +72,8 @@ char const *shapes(ShapeCall const &call) {
 }  // namespace
 
 extern Op const op;
-Op const op = {"toy", {kVariants, 1}, {kAttrs, 2}, {kConfigs, 2}, reject, workspace_bytes, configs, run};
+Op const op = {"toy",  {kVariants, 1},  {kAttrs, 2}, {kConfigs, 2}, {kRetired, 1},
+               reject, workspace_bytes, configs,     plan,          launch};
 extern PluginRules const plugin;
 PluginRules const plugin = {&op, port, shapes};
 

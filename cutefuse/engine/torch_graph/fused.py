@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,7 +109,9 @@ class FusedNode:
         operands = [*(t for t, _ in read), *made]
         pixels = (*(p for _, p in read), *(_padded(t.shape[1], t) if self._is_image(t) else 0 for t in made))
         if pixels not in self._launchers:
-            self._launchers[pixels] = kernels.Launcher(self.call(pixels, _sm(), _sm_count()))
+            size = 0 if self.workspace is None else self.workspace.numel()
+            call = replace(self.call(pixels, _sm(), _sm_count()), workspace_bytes=size)
+            self._launchers[pixels] = kernels.Launcher(call)
         workspace = 0 if self.workspace is None else self.workspace.data_ptr()
         launcher = self._launchers[pixels].bind([t.data_ptr() for t in operands], workspace)
         launcher(torch.cuda.current_stream(xs[0].device).cuda_stream)

@@ -10,9 +10,6 @@
 
 namespace cutefuse::conv {
 
-constexpr int kFinishThreads = 128;
-constexpr int kFinishChannels = 8;  // of one pixel, by one thread
-
 template <class Output>
 __global__ void __launch_bounds__(kFinishThreads) concat_conv_sm80_finish(Params const __grid_constant__ params) {
   Problem const &p = params.problem;
@@ -49,15 +46,6 @@ __global__ void __launch_bounds__(kFinishThreads) concat_conv_sm80_finish(Params
   for (int i = 0; i < kFinishChannels; i += kVector) {
     if (k + i < p.K) Target<Output>(params, k + i).store(m, &y[i]);
   }
-}
-
-template <class Output>
-cudaError_t launch_finish(Params const &params, cudaStream_t stream) {
-  Problem const &p = params.problem;
-  int64_t const items = int64_t(p.N) * p.P * p.Q * (split_ld(p) / kFinishChannels);
-  unsigned const blocks = unsigned((items + kFinishThreads - 1) / kFinishThreads);
-  concat_conv_sm80_finish<Output><<<blocks, kFinishThreads, 0, stream>>>(params);
-  return cudaGetLastError();
 }
 
 }  // namespace cutefuse::conv

@@ -6,7 +6,6 @@
 // whole pixels.
 #pragma once
 
-#include <cuda.h>
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/numeric_conversion.h>
@@ -20,7 +19,7 @@
 #include <utility>
 
 #include "conv/epilogue.cuh"
-#include "conv/sm90/tiles.h"
+#include "conv/sm90/params.h"
 
 // The kernels are written for sm_90a alone; in a library for more architectures the others get an empty body.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -35,32 +34,10 @@ using cute::Tensor;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 using Barrier = cutlass::arch::ClusterBarrier;
 
-struct alignas(128) Sm90Params {
-  CUtensorMap x[kMaxSources];  // (C,pixel) or im2col or halo box of each source
-  CUtensorMap w;               // (column,filter)
-  CUtensorMap out;             // (filter,pixel), for halo tiles (filter,a,b,n)
-  Problem problem;
-  float const *b;
-  void *y;  // the same memory, for the blocks of a split reduction, which store by threads
-  HaloPlan halo;
-  int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
-  int cluster_f, cluster_x, splits;
-  int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
-  int cluster_tiles;                     // tiles of one block of a cluster
-  // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
-  Divider by_f, by_a, by_b;  // clusters side by side along the filters, tiles_a, tiles_b
-  Divider by_image, by_row;  // P*Q and Q
-  Divider by_taps, by_s;     // R*S and S
-  bool pointwise;
-
-  CUTE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
-};
-
 constexpr int kConsumers = 2;  // warpgroups that issue wgmma; the one after them loads
 constexpr int kSm90Threads = 128 * (kConsumers + 1);
 constexpr int kSharedBytes = 227 * 1024;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of the 168 that every thread is launched with
-constexpr int kStoreColumns = 64;                                 // filters of a warpgroup, one staging row
 
 // ---- pipeline -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,217 @@
+#include "conv/checks.h"
+
+#include <algorithm>
+
+namespace cutefuse::conv {
+namespace {
+
+// The size of an enlarged image; too large ones stay as they are, to be refused by Checks::size.
+std::int64_t enlarged(std::int64_t size, int factor) { return size < 0 || size > (1 << 24) ? size : size * factor; }
+
+// Attributes that are plain numbers, and where each must lie.
+struct Limit {
+  Attr attr;
+  std::int64_t lowest, highest;
+};
+constexpr Limit kLimits[] = {
+    {kChannels, 1, 1 << 28}, {kKernelShape, 1, kMaxTaps}, {kStrides, 1, 1024}, {kPads, 0, 4096}, {kDilations, 1, 1024}};
+
+// Elements of which a pixel is a multiple.
+int vector_of(Type type) { return type == Type::kFloat32 ? 1 : 16 / size_of(type); }
+
+}  // namespace
+
+void Checks::read_op_type() const {
+  Variant const &variant = op.variants[call.variant];
+  p.sources = variant.facts.sources, p.outputs = variant.outputs;
+  p.activation = variant.facts.activation, p.residual = variant.facts.residual;
+  std::fill(p.upsample, p.upsample + p.sources, 1);
+}
+
+char const *Checks::geometry() const {
+  for (Attr attr : {kChannels, kPackedSizes}) {
+    if (call.attrs[attr].count == p.sources) continue;
+    return sentence("%s: %s has %d values, there are %d sources; write one for each", op.name, op.attrs[attr].name,
+                    call.attrs[attr].count, p.sources);
+  }
+  for (Limit const &limit : kLimits) {
+    AttrValue const &value = call.attrs[limit.attr];
+    for (int i = 0; i < value.count; ++i) {
+      if (value.ints[i] >= limit.lowest && value.ints[i] <= limit.highest) continue;
+      return sentence("%s: %s[%d] is %lld, it must lie within %lld..%lld; skip this fusion", op.name,
+                      op.attrs[limit.attr].name, i, (long long)value.ints[i], (long long)limit.lowest,
+                      (long long)limit.highest);
+    }
+  }
+  auto const at = [&](Attr attr, int i) { return static_cast<int>(call.attrs[attr].ints[i]); };
+  for (int i = 0; i < p.sources; ++i) p.C[i] = at(kChannels, i);
+  p.R = at(kKernelShape, 0), p.S = at(kKernelShape, 1);
+  p.stride_h = at(kStrides, 0), p.stride_w = at(kStrides, 1);
+  p.pad_top = at(kPads, 0), p.pad_left = at(kPads, 1), p.pad_bottom = at(kPads, 2), p.pad_right = at(kPads, 3);
+  // A single tap has no neighbour to keep a distance from.
+  p.dilation_h = p.R == 1 ? 1 : at(kDilations, 0), p.dilation_w = p.S == 1 ? 1 : at(kDilations, 1);
+  return nullptr;
+}
+
+char const *Checks::activation(int alpha) const {
+  AttrValue const *const values = call.attrs + alpha;
+  p.alpha = values[0].floats[0], p.lo = values[1].floats[0], p.hi = values[2].floats[0];
+  if (p.activation != Activation::kClip || p.lo <= p.hi) return nullptr;
+  return sentence("%s: clip from %g to %g is empty; lo must not exceed hi", op.name, p.lo, p.hi);
+}
+
+char const *Checks::channels(int i) const {
+  Tensor const &x = call.inputs[i];
+  bool const view = op.variants[call.variant].facts.view;
+  std::int64_t const start = p.start[i], last = start + p.C[i];
+  if (known(x.dims[1]) && (view ? x.dims[1] < last : x.dims[1] != last)) {
+    return sentence("%s: source %d has %lld channels, attribute channels says %d from channel %lld on; %s", op.name, i,
+                    (long long)x.dims[1], p.C[i], (long long)start,
+                    view ? "they must be positive and lie inside" : "they must be equal and positive");
+  }
+  std::int64_t const width = view && known(x.dims[1]) ? x.dims[1] : last;
+  int const vector = vector_of(p.type);
+  if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : padded_channels(p.type, width);
+  if (p.ldx[i] < last || p.ldx[i] % vector != 0 || p.ldx[i] > (1 << 28) ||
+      (x.ld != 0 && p.layout == Layout::kBlocks32)) {
+    return sentence(
+        "%s: source %d has %lld channels in pixels of %lld %s elements; the pixel stride must be a multiple of %d and "
+        "hold them, and kCHW32 has none; pad the channels or skip this fusion",
+        op.name, i, (long long)width, (long long)p.ldx[i], name_of(p.type), vector);
+  }
+  if (p.ldx[i] * size_of(p.type) * p.dilation_w <= kInt32Max) return nullptr;
+  return sentence(
+      "%s: source %d has filter columns %d pixels of %lld elements apart, a dilation over 2^31 bytes; make "
+      "it smaller",
+      op.name, i, p.dilation_w, (long long)p.ldx[i]);
+}
+
+char const *Checks::sources() const {
+  Tensor const &first = call.inputs[0];
+  for (int i = 0; i < p.sources; ++i) {
+    Tensor const &x = call.inputs[i];
+    if (x.rank != 4) {
+      return sentence("%s: source %d has rank %d; only 2-D convolutions (rank 4, NCHW) can be fused", op.name, i,
+                      x.rank);
+    }
+    if (x.type != p.type) {
+      return sentence("%s: source %d is %s; all sources must be %s, insert a Cast", op.name, i, name_of(x.type),
+                      name_of(p.type));
+    }
+    bool const blocks = p.type == Type::kInt8 && x.layout == Layout::kBlocks32;
+    if (x.layout != p.layout || !(blocks || x.layout == Layout::kChannelsLast)) {
+      return sentence("%s: source %d is not %s", op.name, i,
+                      p.type == Type::kInt8 ? "in the format of the others; pass all in kHWC16 or all in kCHW32"
+                                            : "channels-last; pass it as NHWC (TensorRT: kHWC8, float32 kHWC)");
+    }
+    for (int d : {0, 2, 3}) {
+      std::int64_t const size = enlarged(x.dims[d], d == 0 ? 1 : p.upsample[i]);
+      std::int64_t const wanted = enlarged(first.dims[d], d == 0 ? 1 : p.upsample[0]);
+      if (!known(size) || !known(wanted) || size == wanted) continue;
+      return sentence(
+          "%s: source %d is %lldx%lldx%lld (NHW) enlarged by %d, source 0 is %lldx%lldx%lld enlarged by %d; sizes must "
+          "agree after upsampling; set upsample or skip this fusion",
+          op.name, i, (long long)x.dims[0], (long long)x.dims[2], (long long)x.dims[3], p.upsample[i],
+          (long long)first.dims[0], (long long)first.dims[2], (long long)first.dims[3], p.upsample[0]);
+    }
+    if (char const *reason = channels(i)) return reason;
+  }
+  return nullptr;
+}
+
+char const *Checks::size() const {
+  Tensor const &x = call.inputs[0];
+  std::int64_t const N = x.dims[0], H = enlarged(x.dims[2], p.upsample[0]), W = enlarged(x.dims[3], p.upsample[0]);
+  if (N > kInt32Max || H == 0 || H > (1 << 24) || W == 0 || W > (1 << 24)) {
+    return sentence("%s: %lldx%lldx%lld (NHW) is not within 2^31 images of 1 to 2^24 pixels a side; repair the model",
+                    op.name, (long long)N, (long long)H, (long long)W);
+  }
+  if (is_upsampled(p) && (H > kMaxUpsampledSide || W > kMaxUpsampledSide)) {
+    return sentence("%s: %lldx%lld enlarged pixels are more than %d a side; resize before this fusion", op.name,
+                    (long long)H, (long long)W, kMaxUpsampledSide);
+  }
+  auto const outputs = [](std::int64_t size, int filter, int stride, int pad, int dilation) {
+    return size < 0 ? -1 : output_size(static_cast<int>(size), filter, stride, pad, dilation);
+  };
+  p.N = static_cast<int>(N), p.H = static_cast<int>(H), p.W = static_cast<int>(W);
+  p.P = outputs(H, p.R, p.stride_h, p.pad_top + p.pad_bottom, p.dilation_h);
+  p.Q = outputs(W, p.S, p.stride_w, p.pad_left + p.pad_right, p.dilation_w);
+  if ((known(H) && p.P < 1) || (known(W) && p.Q < 1)) {
+    return sentence(
+        "%s: a %dx%d filter with dilation %dx%d does not fit into %lldx%lld padded pixels; repair the model", op.name,
+        p.R, p.S, p.dilation_h, p.dilation_w, (long long)H + p.pad_top + p.pad_bottom,
+        (long long)W + p.pad_left + p.pad_right);
+  }
+  // The kernels step by whole filters in 32 bits. A filter of one row takes one step.
+  if (known(W) && std::int64_t(p.R) * p.dilation_h * W > kInt32Max) {
+    return sentence(
+        "%s: %d filter rows %d apart reach over more than 2^31 pixels of an image %lld wide; make the "
+        "dilation smaller",
+        op.name, p.R, p.dilation_h, (long long)W);
+  }
+  // By division: the product of three legal sizes overflows 64 bits.
+  auto const too_many = [](std::int64_t n, std::int64_t h, std::int64_t w) { return n > kInt32Max / h / w; };
+  bool const sized = known(N) && known(H) && known(W);
+  if (sized && (too_many(N, H, W) || too_many(N, p.P, p.Q))) {
+    return sentence("%s: %lldx%lldx%lld (NHW) has more than 2^31 pixels; split the batch", op.name, (long long)N,
+                    (long long)H, (long long)W);
+  }
+  int const widest = *std::max_element(p.C, p.C + p.sources);
+  if (sized && p.layout == Layout::kBlocks32 && double(N) * H * W * ceil_div(widest, kLayoutBlock) > kInt32Max) {
+    return sentence("%s: %lldx%lldx%lld (NHW) of %d channels are more than 2^31 blocks of kCHW32; split the batch",
+                    op.name, (long long)N, (long long)H, (long long)W, widest);
+  }
+  return nullptr;
+}
+
+char const *Checks::filter() const {
+  Tensor const &w = call.inputs[p.sources];
+  if (w.type != p.type || w.layout != Layout::kLinear || w.rank != 2 || w.ld != 0) {
+    return sentence(
+        "%s: the packed filter must be a linear %s matrix of rank 2, it is %s of rank %d; repack it with the rewriter",
+        op.name, name_of(p.type), name_of(w.type), w.rank);
+  }
+  for (int i = 0; i < p.sources; ++i) {
+    std::int64_t const columns = std::int64_t(blocks_of(p.C[i])) * p.R * p.S * kChannelBlock;
+    if (call.attrs[kPackedSizes].ints[i] == columns) continue;
+    return sentence("%s: packed_sizes[%d] is %lld, %d channels of a %dx%d filter take %lld columns; repack it", op.name,
+                    i, (long long)call.attrs[kPackedSizes].ints[i], p.C[i], p.R, p.S, (long long)columns);
+  }
+  if (w.dims[0] < 1 || w.dims[0] > (1 << 20) || w.dims[1] != packed_columns(p) || w.dims[1] > (1 << 30)) {
+    return sentence("%s: the packed filter is %lldx%lld, %lld columns and 1 to 1048576 rows are needed; repack it",
+                    op.name, (long long)w.dims[0], (long long)w.dims[1], (long long)packed_columns(p));
+  }
+  p.K = static_cast<int>(w.dims[0]);
+  return nullptr;
+}
+
+char const *Checks::vector(char const *what, Tensor const &given) const {
+  if (given.type == Type::kFloat32 && given.layout == Layout::kLinear && given.rank == 1 && given.dims[0] == p.K) {
+    return nullptr;
+  }
+  return sentence("%s: the %s must be a float32 vector of %d, it is %s of rank %d; repack it, with zeros for no bias",
+                  op.name, what, p.K, name_of(given.type), given.rank);
+}
+
+char const *Checks::pixels(char const *what, Tensor const &y, Type type, int channels, std::int64_t *ld) const {
+  bool const blocks = type == Type::kInt8 && p.layout == Layout::kBlocks32;
+  if (y.type != type || y.layout != (blocks ? Layout::kBlocks32 : Layout::kChannelsLast) || y.rank != 4) {
+    return sentence("%s: the %s must be a %s %s tensor of rank 4, it is %s of rank %d; rebuild the engine", op.name,
+                    what, blocks ? "kCHW32" : "channels-last", name_of(type), name_of(y.type), y.rank);
+  }
+  *ld = y.ld != 0 ? y.ld : padded_channels(type, channels);
+  bool const whole = *ld >= padded_channels(type, channels) && *ld % vector_of(type) == 0 && *ld <= (1 << 28);
+  if (blocks ? y.ld != 0 : !whole) {
+    return sentence("%s: %s pixels of %lld elements cannot hold %d channels in whole 16-byte vectors; pad the channels",
+                    op.name, what, (long long)*ld, channels);
+  }
+  std::int64_t const expected[4] = {p.N, channels, p.P, p.Q};
+  for (int d = 0; d < 4; ++d) {
+    if (!known(y.dims[d]) || !known(expected[d]) || y.dims[d] == expected[d]) continue;
+    return sentence("%s: dimension %d of the %s is %lld, the convolution gives %lld; repair the model", op.name, d,
+                    what, (long long)y.dims[d], (long long)expected[d]);
+  }
+  return nullptr;
+}
+
+}  // namespace cutefuse::conv

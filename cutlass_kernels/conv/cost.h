@@ -1,0 +1,52 @@
+// How the Ampere path's tiles spread over a device: blocks, splits of the reduction, workspace, predicted time. Host
+// code for all number types.
+#pragma once
+
+#include "conv/params.h"
+
+namespace cutefuse::conv {
+
+// What a launch is made for.
+struct Target {
+  std::int32_t sm;  // 0: any
+  std::int32_t sm_count;
+  std::int64_t workspace_bytes;  // promised to it; negative: as many as it likes
+
+  explicit Target(Call const &call);
+};
+
+constexpr int kMostSplits = 16;
+
+std::int64_t output_tiles(Tile const &tile, Problem const &p);
+
+// Blocks of a tile that share a multiprocessor.
+int resident_blocks(Tile const &tile, std::int32_t sm);
+
+// Parts into which the reduction is cut when the tiles leave half of the multiprocessors idle; each keeps four k-tiles,
+// and together they fit the workspace that was promised.
+int splits_of(Tile const &tile, Problem const &p, Target const &target);
+
+// What a launch leaves in the workspace: float32 sums, [splits][N*P*Q][split_ld].
+std::int64_t split_bytes(Problem const &p, int splits);
+
+// Bytes with which the tile divides the reduction as it likes, whatever is promised, for this image and every larger
+// one: a split launch never has more blocks than the device has slots, and an image that needs no split is followed by
+// none that does. An empty batch is followed by the others.
+std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &target);
+
+// Predicted time in microseconds; every size is known.
+double cost_us(Tile const &tile, Problem const &p, Target const &target);
+
+// Whether every source's channels are whole 16-byte vectors.
+bool whole_vectors(Problem const &p);
+
+struct Candidate {
+  std::int32_t id;
+  bool later;  // behind those of which it is not said
+  double cost;
+};
+
+// Writes the ids of `count` candidates, best guess first; returns how many it wrote.
+std::int32_t ranked(Candidate *candidates, int count, std::int32_t *ids, std::int32_t capacity);
+
+}  // namespace cutefuse::conv

@@ -1,0 +1,33 @@
+// The parameter block of the Hopper kernels. Needs CUDA's headers, for its tensor maps.
+#pragma once
+
+#include <cuda.h>
+
+#include "conv/sm90/tiles.h"
+
+namespace cutefuse::conv {
+
+constexpr int kStoreColumns = 64;  // filters of a warpgroup, one staging row
+
+struct alignas(128) Sm90Params {
+  CUtensorMap x[kMaxSources];  // (C,pixel) or im2col or halo box of each source
+  CUtensorMap w;               // (column,filter)
+  CUtensorMap out;             // (filter,pixel), for halo tiles (filter,a,b,n)
+  Problem problem;
+  float const *b;
+  void *y;  // the same memory, for the blocks of a split reduction, which store by threads
+  HaloPlan halo;
+  int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
+  int cluster_f, cluster_x, splits;
+  int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
+  int cluster_tiles;                     // tiles of one block of a cluster
+  // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
+  Divider by_f, by_a, by_b;  // clusters side by side along the filters, tiles_a, tiles_b
+  Divider by_image, by_row;  // P*Q and Q
+  Divider by_taps, by_s;     // R*S and S
+  bool pointwise;
+
+  CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
+};
+
+}  // namespace cutefuse::conv

@@ -1,0 +1,218 @@
+#include "conv/sm90/plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "conv/plan.h"
+
+#if CUTEFUSE_WITH_CUDA
+#include <cuda_runtime_api.h>
+
+#include "conv/sm90/params.h"
+#endif
+
+namespace cutefuse::conv {
+
+#if CUTEFUSE_WITH_CUDA
+namespace {
+
+// ---- tensor maps ----------------------------------------------------------------------------------------------------
+
+// The driver's functions, found at run time: the library links to no libcuda and loads on machines without one.
+struct Driver {
+  decltype(&cuTensorMapEncodeTiled) tiled = nullptr;
+  decltype(&cuTensorMapEncodeIm2col) im2col = nullptr;
+  decltype(&cuTensorMapReplaceAddress) replace = nullptr;
+
+  Driver() {
+    find("cuTensorMapEncodeTiled", reinterpret_cast<void **>(&tiled));
+    find("cuTensorMapEncodeIm2col", reinterpret_cast<void **>(&im2col));
+    find("cuTensorMapReplaceAddress", reinterpret_cast<void **>(&replace));
+  }
+  static Driver const &get() {
+    static Driver const driver;
+    return driver;
+  }
+
+ private:
+  static void find(char const *name, void **function) {
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    cudaError_t const error = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t const error = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) *function = nullptr;
+  }
+};
+
+// A plan knows shapes and no addresses: its maps point here until a run replaces it, which costs a few stores where
+// encoding costs microseconds.
+void *const kNowhere = reinterpret_cast<void *>(std::uintptr_t(1) << 20);
+
+CUtensorMapDataType map_type(Type type) {
+  return type == Type::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+// A map over 16-bit elements; dimension 0 is dense, strides_bytes are those of dimensions 1.. .
+template <int kRank>
+CUresult encode_tiled(CUtensorMap *map, Type type, cuuint64_t const (&dims)[kRank],
+                      cuuint64_t const (&strides_bytes)[kRank - 1], cuuint32_t const (&box)[kRank]) {
+  cuuint32_t ones[kRank];
+  std::fill(ones, ones + kRank, 1u);
+  return Driver::get().tiled(map, map_type(type), kRank, kNowhere, dims, strides_bytes, box, ones,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE,
+                             box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                             box[0] == 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = 2 * p.ldx[i];
+  if (tile.halo) {
+    cuuint32_t const channels = halo_channels(tile), pitch = k.halo.pitch, rows = k.halo.rows;
+    if (k.halo.swapped) {
+      return encode_tiled<4>(&k.x[i], p.type, {C, H, W, N}, {pixel * W, pixel, pixel * W * H},
+                             {channels, pitch, rows, 1});
+    }
+    return encode_tiled<4>(&k.x[i], p.type, {C, W, H, N}, {pixel, pixel * W, pixel * W * H},
+                           {channels, pitch, rows, 1});
+  }
+  cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
+  if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {kChannelBlock, share});
+  cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
+  int const lower[2] = {-p.pad_left, -p.pad_top};
+  int const upper[2] = {p.pad_right - (p.S - 1) * p.dilation_w, p.pad_bottom - (p.R - 1) * p.dilation_h};
+  cuuint32_t const steps[4] = {1, cuuint32_t(p.stride_w), cuuint32_t(p.stride_h), 1};
+  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, kChannelBlock, share,
+                              steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  Driver const &driver = Driver::get();
+  if (driver.tiled == nullptr || driver.im2col == nullptr || driver.replace == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  for (int i = 0; i < p.sources; ++i) {
+    if (CUresult const result = encode_source(k, tile, i)) return result;
+  }
+  cuuint64_t const columns = packed_columns(p), filters = p.K;
+  cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock;
+  cuuint32_t const share = tile.filters / k.cluster_x;
+  CUresult const result = encode_tiled<2>(&k.w, p.type, {columns, filters}, {2 * columns}, {channels, share});
+  if (result != CUDA_SUCCESS) return result;
+  cuuint64_t const padded = (filters + 7) / 8 * 8, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldy;
+  cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
+  if (!tile.halo) {
+    return encode_tiled<2>(&k.out, p.type, {padded, N * P * Q}, {pixel}, {kStoreColumns, rows});
+  }
+  if (k.halo.swapped) {
+    return encode_tiled<4>(&k.out, p.type, {padded, P, Q, N}, {pixel * Q, pixel, pixel * Q * P},
+                           {kStoreColumns, 8, rows / 8, 1});
+  }
+  return encode_tiled<4>(&k.out, p.type, {padded, Q, P, N}, {pixel, pixel * Q, pixel * Q * P},
+                         {kStoreColumns, 8, rows / 8, 1});
+}
+
+// ---- parameters -----------------------------------------------------------------------------------------------------
+
+Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) {
+  Sm90Params k{};
+  k.problem = p;
+  k.halo = tile.halo ? halo_plan(p, tile) : HaloPlan{};
+  k.tiles_f = ceil_div(p.K, tile.filters);
+  k.tiles_a = tile.halo ? ceil_div(k.halo.size_a, k.halo.tile_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
+  k.tiles_b = tile.halo ? ceil_div(k.halo.size_b, k.halo.tile_b) : 1;
+  k.cluster_f = tile.cluster_f, k.cluster_x = tile.cluster_x, k.splits = splits;
+  k.cluster_tiles = ceil_div(k.tiles_f, k.cluster_f) * ceil_div(k.tiles_x(), k.cluster_x);
+  k.k_tiles = k_tiles<kChannelBlock>(p);
+  for (int i = 0; i <= splits; ++i) k.k_begin[i] = k.k_tiles * i / splits;
+  k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
+  k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
+  k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
+  k.pointwise = is_pointwise(p);
+  return k;
+}
+
+// One output's share of a plan.
+struct Part {
+  Sm90Params params;
+  Launch launch;
+  int first_filter;
+};
+static_assert(kMaxOutputs * sizeof(Part) <= sizeof(Plan::state));
+
+char const *plan_part(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Kernel const &kernel,
+                      Part *part) {
+  Launch &launch = part->launch;
+  launch.kernel = kernel, launch.early = true;
+  if (char const *why = prepare(launch, true)) return refused(op, tile.id, why);
+  int room[kMaxSplits + 1] = {};
+  for (int i = 1; i <= kMaxSplits && divides_reduction(tile); ++i) room[i] = clusters_at_once(kernel, i);
+  part->params = make_sm90_params(tile, p, sm90_splits(tile, p, call.sm_count, room));
+  Sm90Params const &k = part->params;
+  launch.cluster = k.cluster_f * k.cluster_x * k.splits;
+  // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
+  bool const persistent = !divides_reduction(tile);
+  int const at_once = std::max(1, call.sm_count / launch.cluster);
+  launch.blocks = std::int64_t(persistent ? std::min(k.cluster_tiles, at_once) : k.cluster_tiles) * launch.cluster;
+  if (CUresult const result = encode_maps(part->params, tile)) {
+    return sentence("%s: tile %s needs tensor maps that the driver refused (error %d); use another tile", op.name,
+                    tile.name, int(result));
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan) {
+  plan.launches = p.outputs, plan.operands = all_operands(call);
+  if (find == nullptr || plan.device < 0) return nullptr;
+  for (int i = 0; i < p.outputs; ++i) {
+    Part part{};
+    Problem const output = output_problem(p, i);
+    if (char const *reason = plan_part(op, tile, call, output, find(tile.id).main, &part)) return reason;
+    part.first_filter = p.ranges[i].first;
+    std::memcpy(plan.state + i * sizeof(Part), &part, sizeof(Part));
+  }
+  return nullptr;
+}
+
+char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands) {
+  auto const replace = Driver::get().replace;
+  for (int i = 0; i < plan.launches; ++i) {
+    Part part;
+    std::memcpy(&part, plan.state + i * sizeof(Part), sizeof(Part));
+    Sm90Params &k = part.params;
+    Problem const &p = k.problem;
+    bool refuses = false;
+    auto const point = [&](CUtensorMap &map, void const *data, std::int64_t elements) {
+      void *const at = const_cast<char *>(static_cast<char const *>(data) + elements * 2);
+      refuses = refuses || replace(&map, at) != CUDA_SUCCESS;
+    };
+    for (int s = 0; s < p.sources; ++s) point(k.x[s], operands.inputs[s], p.start[s]);
+    point(k.w, operands.inputs[p.sources], part.first_filter * packed_columns(p));
+    point(k.out, operands.outputs[i], 0);
+    k.b = static_cast<float const *>(operands.inputs[p.sources + 1]) + part.first_filter;
+    k.y = operands.outputs[i];
+    char const *const why = refuses ? "the driver refused an address for TMA" : start(part.launch, &k, operands.stream);
+    if (why != nullptr) return refused(op, plan.config, why);
+  }
+  return nullptr;
+}
+
+#else
+
+char const *plan_sm90(Op const &, Sm90Tile const &, Call const &call, Problem const &p, Find *, Plan &plan) {
+  plan.launches = p.outputs, plan.operands = all_operands(call);
+  return nullptr;
+}
+
+char const *launch_sm90(Op const &op, Plan const &plan, Operands const &) {
+  return refused(op, plan.config, start({}, nullptr, nullptr));
+}
+
+#endif
+
+}  // namespace cutefuse::conv

@@ -1,0 +1,120 @@
+// What all operators have in common: the registry, sentences, and the checks around plan and run.
+#include "op.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+#include "device.h"
+
+namespace cutefuse {
+
+#define CUTEFUSE_OP(stem) \
+  namespace stem {        \
+  extern Op const op;     \
+  }
+#include "op_list.inc"
+#undef CUTEFUSE_OP
+
+Span<Op const *> operators() {
+#define CUTEFUSE_OP(stem) &stem::op,
+  static Op const *const kOps[] = {
+#include "op_list.inc"
+  };
+#undef CUTEFUSE_OP
+  return {kOps, static_cast<std::int32_t>(sizeof(kOps) / sizeof(kOps[0]))};
+}
+
+char const *sentence(char const *format, ...) {
+  thread_local char text[512];
+  std::va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof(text), format, args);
+  va_end(args);
+  return text;
+}
+
+char const *reject(Op const &op, Call const &call) {
+  if (char const *reason = reject_device(call.sm)) return reason;
+  return op.reject(call);
+}
+
+std::int32_t living_config(Op const &op, std::int32_t id) {
+  for (Retired const &tile : op.retired) {
+    if (tile.id == id) return tile.heir;
+  }
+  auto const same = [&](Config const &tile) { return tile.id == id; };
+  return std::any_of(op.configs_table.begin(), op.configs_table.end(), same) ? id : 0;
+}
+
+namespace {
+
+constexpr std::int32_t kMostConfigs = 256;
+
+char const *choose(Op const &op, Call &call) {
+  std::int32_t ids[kMostConfigs];
+  std::int32_t const count = op.configs(call, ids, kMostConfigs);
+  if (call.config == 0) {
+    call.config = count > 0 ? ids[0] : 0;
+    return nullptr;
+  }
+  std::int32_t const asked = call.config;
+  call.config = living_config(op, asked);
+  if (std::find(ids, ids + count, call.config) != ids + count) return nullptr;
+  return sentence("%s: tile %d cannot run this call on compute capability %d.%d; ask configs() for the legal ones",
+                  op.name, asked, call.sm / 10, call.sm % 10);
+}
+
+}  // namespace
+
+char const *plan(Op const &op, Call const &given, Plan *plan) {
+  *plan = Plan{};
+  Call call = given;
+  Device const device = current_device();
+  if (call.sm == 0) call.sm = device.sm;
+  if (call.sm_count == 0 && call.sm == device.sm) call.sm_count = device.sm_count;
+  if (char const *reason = reject(op, call)) return reason;
+  for (std::int32_t i = 0; i < call.num_inputs + call.num_outputs; ++i) {
+    Tensor const &t = i < call.num_inputs ? call.inputs[i] : call.outputs[i - call.num_inputs];
+    if (std::any_of(t.dims, t.dims + t.rank, [](std::int64_t size) { return size < 0; })) {
+      return sentence("%s: a plan needs every size, one of tensor %d is still dynamic", op.name, i);
+    }
+  }
+  if (char const *reason = choose(op, call)) return reason;
+  plan->op = static_cast<std::int32_t>(std::find(operators().begin(), operators().end(), &op) - operators().begin());
+  plan->variant = call.variant, plan->config = call.config, plan->splits = 1;
+  plan->device = call.sm == device.sm ? device.index : -1;
+  plan->sm = call.sm, plan->sm_count = call.sm_count;
+  plan->num_inputs = call.num_inputs, plan->num_outputs = call.num_outputs;
+  return op.plan(call, *plan);
+}
+
+char const *run(Plan const &plan, Operands const &operands) {
+  if (plan.op < 0 || plan.op >= operators().size) return "cutefuse: run needs a plan that cutefuse_plan has filled";
+  Op const &op = *operators()[plan.op];
+  if (plan.launches == 0) return nullptr;
+  for (std::int32_t i = 0; i < plan.num_inputs + plan.num_outputs; ++i) {
+    void const *const data = i < plan.num_inputs ? operands.inputs[i] : operands.outputs[i - plan.num_inputs];
+    if ((plan.operands >> i & 1) == 0 || (data != nullptr && is_aligned(data))) continue;
+    return sentence("%s: tensor %d is at address %p; device pointers must be set and aligned to 16 bytes", op.name, i,
+                    data);
+  }
+  if (plan.workspace_bytes > 0 && (operands.workspace == nullptr || !is_aligned(operands.workspace) ||
+                                   operands.workspace_bytes < plan.workspace_bytes)) {
+    return sentence(
+        "%s: the workspace has %lld bytes at address %p, the plan needs %lld, aligned to 16; pass them, or plan with "
+        "fewer",
+        op.name, (long long)operands.workspace_bytes, operands.workspace, (long long)plan.workspace_bytes);
+  }
+  std::int32_t const device = current_device_index();
+  if (plan.device != device) {
+    return sentence(
+        "%s: the plan is for CUDA device %d with compute capability %d.%d, device %d is current; make the first "
+        "current "
+        "or plan again (-1: none)",
+        op.name, plan.device, plan.sm / 10, plan.sm % 10, device);
+  }
+  return op.launch(plan, operands);
+}
+
+}  // namespace cutefuse

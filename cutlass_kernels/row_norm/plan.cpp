@@ -1,0 +1,325 @@
+// How many threads and blocks the norms take, and their launches, for both operators. No CUDA header.
+#include <algorithm>
+#include <cstring>
+
+#include "row_norm/tiles.h"
+
+namespace cutefuse::row_norm {
+namespace {
+
+int whole_warps(std::int64_t threads) { return int(ceil_div(threads, 32) * 32); }
+
+bool is_power_of_two(std::int64_t n) { return (n & (n - 1)) == 0; }
+
+// Threads and blocks of a tile on a device of sm_count multiprocessors; sets log_lanes, log_cluster, slice and full. No
+// threads: the tile cannot hold the row.
+Grid forward_grid(Tile const &tile, int sm_count, ForwardParams *params) {
+  Problem const &p = params->problem;
+  std::int64_t const vectors = vectors_of(p), shares = ceil_div(vectors, tile.vectors);  // shares: threads of a row
+  Grid const none{};
+  params->log_lanes = params->log_cluster = 0;
+  params->full = false;
+  bool const registers = tile.scope == Scope::kWarp || tile.scope == Scope::kBlock;
+  if (registers && is_shifted(p) && tile.vectors != 4) return none;  // built for four alone
+  switch (tile.scope) {
+    case Scope::kWarp: {
+      if (shares > 32) return none;
+      while ((1 << params->log_lanes) < shares) ++params->log_lanes;
+      params->full = !is_shifted(p) && vectors == std::int64_t(tile.vectors) << params->log_lanes;
+      return {ceil_div(p.rows, kForwardWarpThreads >> params->log_lanes), kForwardWarpThreads, 1};
+    }
+    case Scope::kBlock: {
+      int const threads = whole_warps(shares);
+      if (threads > forward_threads(false, tile.vectors)) return none;
+      params->full = !is_shifted(p) && vectors == std::int64_t(tile.vectors) * threads && is_power_of_two(threads);
+      return {p.rows, threads, 1};
+    }
+    case Scope::kShared: {
+      std::int64_t const bytes = vectors * kVectorBytes * (p.residual ? 2 : 1);
+      if (vectors < 2 * kSharedThreads) return none;
+      // Few rows spread over more blocks than they need.
+      int &log = params->log_cluster;
+      auto const more = [&] {
+        return bytes > std::int64_t(kSharedBytes) << log ||
+               (p.rows << (log + 1) <= sm_count && vectors >> log >= 2 * kSharedThreads);
+      };
+      while ((1 << log) < kMaxCluster && more()) ++log;
+      params->slice = int(ceil_div(vectors, 1 << log));
+      if (ceil_div(bytes, 1 << log) > kSharedBytesAtMost - kVectorBytes) return none;
+      return {p.rows << log, kSharedThreads, 1 << log};
+    }
+    case Scope::kCluster: {
+      int &log = params->log_cluster;
+      while ((kClusterThreads * kClusterVectors << log) < vectors && 1 << log < kMaxCluster) ++log;
+      params->full = log > 0 && kClusterThreads * kClusterVectors << log == vectors;
+      if (!params->full || !is_plain(p)) return none;
+      return {p.rows << log, kClusterThreads, 1 << log};
+    }
+    case Scope::kStream:
+      return {p.rows, kStreamThreads, 1};
+  }
+  return none;
+}
+
+// The tile that was fastest on an H200 (benchmarks/row_norm.py --every-tile): few rows are bound by latency and want
+// many threads with one vector each; many rows want bytes in flight.
+int favourite(Problem const &p, int sm_count) {
+  std::int64_t const vectors = vectors_of(p);
+  if (vectors > 2048) return p.rows * vectors >= (p.layer ? 32 : 64) * 1024 ? 13 : 12;
+  if (is_shifted(p)) return vectors <= 128 ? 3 : 6;
+  if (p.rows <= sm_count) {
+    if (vectors <= 64) return vectors <= 32 ? 1 : 2;
+    return vectors <= 128 || (p.residual && vectors <= 1024) ? 4 : 5;
+  }
+  if (vectors <= 64) return 2;
+  if (vectors <= 128) return p.residual ? 5 : 3;
+  if (p.residual) return vectors <= 1024 ? 5 : 6;
+  return vectors <= 256 && (p.rows <= 64 * sm_count || !p.layer) ? 5 : 6;
+}
+
+// Sets lanes, cluster, stages and parts for sm_count multiprocessors; no blocks when only the kernels for any row fit.
+Grid backward_grid(int sm, int sm_count, BackwardParams *params) {
+  Problem const &p = params->problem;
+  int const limit = shared_limit(sm) - 3 * 1024;  // less what the kernel declares
+  // Sixteen columns leave registers for gamma; longer rows of 16-bit types take 32 before they take clusters.
+  params->vectors = size_of(p.type) == 2 && vectors_of(p) <= 2 * kBackwardThreads ? 2 : 4;
+  std::int64_t shares = ceil_div(vectors_of(p), params->vectors);
+  params->cluster = 1, params->log_lanes = 0;
+  auto const fit = [&](int threads) {
+    while (shares > std::int64_t(threads) * params->cluster) params->cluster *= 2;
+  };
+  fit(kBackwardThreads);
+  // A row on half of a block, beside another row that works while it waits for its sums: LayerNorm up to 16384 columns,
+  // and both norms where the cluster is of four already. Of two, it would become one that leaves multiprocessors idle.
+  int const halves = params->cluster * 2;
+  bool const beside = sm >= 90 && size_of(p.type) == 2 && vectors_of(p) > kBackwardThreads &&
+                      p.rows * halves >= 2 * sm_count && (params->cluster == 1 ? p.layer : params->cluster == 4);
+  if (beside) {
+    params->vectors = 4;
+    shares = ceil_div(vectors_of(p), params->vectors);
+    fit(kBackwardThreads / 2);
+  }
+  params->lanes = whole_warps(ceil_div(shares, params->cluster));
+  if (shares <= 32) {
+    while ((1 << params->log_lanes) < shares) ++params->log_lanes;
+    params->lanes = 1 << params->log_lanes;
+  }
+  int const group = std::max(params->lanes, 32);  // threads that start together: a block holds whole warps
+  int const rows_of_group = group / params->lanes;
+  std::int64_t groups = 1;
+  if (beside && params->cluster > 1) groups = 2;
+  if (params->cluster == 1) {
+    // Rows side by side share one sum of dgamma at the end, but only when there are enough to fill the chip.
+    groups = std::clamp<std::int64_t>(p.rows / (std::int64_t(sm_count) * rows_of_group), 1, kBackwardThreads / group);
+  }
+  params->stages = 1;
+  int const one = ring_bytes(*params);
+  int const room = limit - gamma_bytes(*params);
+  params->stages = std::clamp(room / one, 1, kMaxStages);
+  // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
+  int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
+  std::int64_t const most = std::max(1, usable / params->cluster);
+  if (!is_shifted(p) && params->cluster <= (sm >= 90 ? kMaxCluster : 1) && one <= room) {
+    params->parts = int(std::min(ceil_div(p.rows, groups * rows_of_group), most));
+    return {std::int64_t(params->parts) * params->cluster, int(groups) * group, params->cluster};
+  }
+  std::int64_t const fill = ceil_div(8 * sm_count, ceil_div(p.columns, 32));
+  params->parts = int(std::min(ceil_div(p.rows, 16), std::max<std::int64_t>(1, fill)));
+  return {};
+}
+
+// ---- what plans hold ------------------------------------------------------------------------------------------------
+
+struct ForwardState {
+  ForwardParams params;
+  ForwardSlots slots;
+  Launch launch;
+};
+
+constexpr int kMostLaunches = 3;  // backward: rows, and where those do not add them up columns; then their sums
+
+struct BackwardState {
+  BackwardParams params;
+  BackwardSlots slots;
+  Launch launches[kMostLaunches];
+};
+static_assert(sizeof(ForwardState) <= sizeof(Plan::state) && sizeof(BackwardState) <= sizeof(Plan::state));
+
+// The addresses of a plan's tensors by their slots.
+struct Addresses {
+  Operands const &operands;
+  void const *in(std::int8_t slot) const { return slot < 0 ? nullptr : operands.inputs[slot]; }
+  void *out(std::int8_t slot) const { return slot < 0 ? nullptr : operands.outputs[slot]; }
+};
+
+std::uint32_t bit(std::int8_t slot, int first = 0) { return slot < 0 ? 0 : 1u << (first + slot); }
+
+char const *refused(Op const &op, char const *why) {
+  return sentence("%s: the kernel could not be launched (%s); check that the library was built for this GPU", op.name,
+                  why);
+}
+
+std::int64_t bytes_of_parts(Problem const &p, std::int64_t parts) {
+  return parts * p.columns * 2 * std::int64_t(sizeof(float));
+}
+
+#if CUTEFUSE_WITH_CUDA
+FindForward *forward_kernels(Type type) {
+  return type == Type::kFloat16 ? find_forward_f16 : type == Type::kBFloat16 ? find_forward_bf16 : find_forward_f32;
+}
+FindBackward *backward_kernels(Type type) {
+  return type == Type::kFloat16 ? find_backward_f16 : type == Type::kBFloat16 ? find_backward_bf16 : find_backward_f32;
+}
+#else
+FindForward *forward_kernels(Type) { return nullptr; }
+FindBackward *backward_kernels(Type) { return nullptr; }
+#endif
+
+}  // namespace
+
+std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity) {
+  ForwardParams params{};
+  params.problem = problem;
+  Problem &p = params.problem;
+  if (p.columns < 0) return 0;
+  if (p.rows < 0) p.rows = 1 << 20;
+  if (sm_count <= 0) sm_count = kUsualCount;
+  int const first = favourite(p, sm_count);
+  struct Guess {
+    std::int32_t id;
+    int rank;
+  } guesses[kTileCount];
+  int count = 0;
+  for (Tile const &tile : kTiles) {
+    if ((sm != 0 && sm < tile.min_sm) || forward_grid(tile, sm_count, &params).threads == 0) continue;
+    // After the favourite: registers before shared memory before two reads, more vectors before fewer.
+    guesses[count++] = {tile.id, tile.id == first ? -100 : 8 * int(tile.scope) - tile.vectors};
+  }
+  std::stable_sort(guesses, guesses + count, [](Guess const &a, Guess const &b) { return a.rank < b.rank; });
+  count = std::min(count, int(capacity));
+  for (int i = 0; i < count; ++i) ids[i] = guesses[i].id;
+  return count;
+}
+
+char const *plan_forward(Op const &op, Problem const &p, ForwardSlots const &slots, Call const &call, Plan &plan) {
+  if (p.rows == 0) return nullptr;
+  Tile const *const tile = find_tile(call.config);
+  if (tile == nullptr) {
+    return sentence("%s: no tile runs rows of %lld %s on compute capability %d.%d; skip this fusion", op.name,
+                    (long long)p.columns, name_of(p.type), call.sm / 10, call.sm % 10);
+  }
+  ForwardState state{};
+  state.params.problem = p, state.slots = slots;
+  Grid const grid = forward_grid(*tile, call.sm_count > 0 ? call.sm_count : kUsualCount, &state.params);
+  state.params.inverse = 1.f / float(p.columns);
+  Launch &launch = state.launch;
+  launch.blocks = grid.blocks, launch.cluster = grid.cluster, launch.early = call.sm >= 90;
+  launch.kernel.threads = grid.threads;
+  if (tile->scope == Scope::kShared)
+    launch.kernel.shared_bytes = state.params.slice * kVectorBytes * (p.residual ? 2 : 1);
+  plan.launches = 1;
+  plan.operands = bit(slots.x) | bit(slots.residual) | bit(slots.gamma) | bit(slots.beta) |
+                  bit(slots.y, call.num_inputs) | bit(slots.sum, call.num_inputs);
+  if (FindForward *const find = forward_kernels(p.type); find != nullptr && plan.device >= 0) {
+    launch.kernel.function = find(*tile, state.params);
+  }
+  if (char const *why = prepare(launch, plan.device >= 0)) return refused(op, why);
+  std::memcpy(plan.state, &state, sizeof(state));
+  return nullptr;
+}
+
+char const *launch_forward(Op const &op, Plan const &plan, Operands const &operands) {
+  ForwardState state;
+  std::memcpy(&state, plan.state, sizeof(state));
+  ForwardParams &params = state.params;
+  ForwardSlots const &slots = state.slots;
+  Addresses const at{operands};
+  params.x = at.in(slots.x), params.residual = at.in(slots.residual);
+  params.gamma = at.in(slots.gamma), params.beta = at.in(slots.beta);
+  params.y = at.out(slots.y), params.sum = at.out(slots.sum);
+  params.mean = static_cast<float *>(at.out(slots.mean)), params.rstd = static_cast<float *>(at.out(slots.rstd));
+  char const *const why = start(state.launch, &params, operands.stream);
+  return why == nullptr ? nullptr : refused(op, why);
+}
+
+std::int64_t backward_bytes(Problem const &p, BackwardSlots const &slots, Call const &call) {
+  if (p.rows < 0 || p.columns < 0 || (slots.dgamma < 0 && slots.dbeta < 0)) return 0;
+  BackwardParams params{};
+  params.problem = p;
+  backward_grid(call.sm > 0 ? call.sm : 90, call.sm_count > 0 ? call.sm_count : 132, &params);
+  return bytes_of_parts(p, params.parts);
+}
+
+char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &slots, Call const &call, Plan &plan) {
+  BackwardState state{};
+  BackwardParams &params = state.params;
+  params.problem = p, state.slots = slots;
+  bool const sums = slots.dgamma >= 0 || slots.dbeta >= 0;
+  if (p.rows > 0x7fffffff) {
+    return sentence("%s: %lld rows are more than the 2^31 of one launch; split the batch", op.name, (long long)p.rows);
+  }
+  std::int32_t const sm = call.sm > 0 ? call.sm : 90;
+  Grid grid = backward_grid(sm, call.sm_count > 0 ? call.sm_count : 132, &params);
+  bool const pipelined = grid.threads > 0;
+  if (sums && p.rows > 0 && call.workspace_promise >= 0) {
+    params.parts = int(std::min<std::int64_t>(params.parts, call.workspace_promise / bytes_of_parts(p, 1)));
+    if (params.parts < 1) {
+      return sentence("%s: the sums of dgamma and dbeta need %lld bytes of workspace, %lld are promised; pass more",
+                      op.name, (long long)bytes_of_parts(p, 1), (long long)call.workspace_promise);
+    }
+  }
+  BackwardKernels kernels{};
+  FindBackward *const find = backward_kernels(p.type);
+  if (find != nullptr && plan.device >= 0) kernels = find(params, pipelined);
+  auto const add = [&](void const *function, Grid const &shape, int shared_bytes) {
+    Launch &launch = state.launches[plan.launches++];
+    launch.kernel = {function, shape.threads, shared_bytes};
+    launch.blocks = shape.blocks, launch.cluster = shape.cluster, launch.early = sm >= 90;
+    return prepare(launch, plan.device >= 0);
+  };
+  std::int64_t const column_blocks = ceil_div(p.columns, 32);
+  char const *why = nullptr;
+  if (p.rows > 0 && pipelined) {
+    int const bytes = ring_bytes(params) + gamma_bytes(params);
+    grid.blocks = std::int64_t(params.parts) * grid.cluster;
+    why = add(kernels.rows, grid, bytes);
+    // A cluster more than run at once would run after the others, as long as they did.
+    if (why == nullptr && grid.cluster > 2 && plan.device >= 0) {
+      int const most = clusters_at_once(state.launches[0].kernel, grid.cluster);
+      if (most > 0) params.parts = std::min(params.parts, most);
+      state.launches[0].blocks = std::int64_t(params.parts) * grid.cluster;
+    }
+  } else if (p.rows > 0) {
+    why = add(kernels.rows, {p.rows, kStreamThreads, 1}, 0);
+    if (why == nullptr && sums) why = add(kernels.columns, {column_blocks * params.parts, 32 * kFinalRows, 1}, 0);
+  }
+  // Without rows there are no parts, and the sums are zero.
+  if (why == nullptr && sums) why = add(kernels.sums, {column_blocks, 32 * kFinalRows, 1}, 0);
+  if (why != nullptr) return refused(op, why);
+  plan.workspace_bytes = sums ? bytes_of_parts(p, params.parts) : 0;
+  if (p.rows > 0) {
+    plan.operands = bit(slots.dy) | bit(slots.dsum) | bit(slots.x) | bit(slots.gamma) | bit(slots.dx, call.num_inputs);
+  }
+  std::memcpy(plan.state, &state, sizeof(state));
+  return nullptr;
+}
+
+char const *launch_backward(Op const &op, Plan const &plan, Operands const &operands) {
+  BackwardState state;
+  std::memcpy(&state, plan.state, sizeof(state));
+  BackwardParams &params = state.params;
+  BackwardSlots const &slots = state.slots;
+  Addresses const at{operands};
+  params.dy = at.in(slots.dy), params.dsum = at.in(slots.dsum);
+  params.x = at.in(slots.x), params.gamma = at.in(slots.gamma);
+  params.mean = static_cast<float const *>(at.in(slots.mean));
+  params.rstd = static_cast<float const *>(at.in(slots.rstd));
+  params.dx = at.out(slots.dx), params.dgamma = at.out(slots.dgamma), params.dbeta = at.out(slots.dbeta);
+  params.partial = plan.workspace_bytes > 0 ? static_cast<float *>(operands.workspace) : nullptr;
+  for (std::int32_t i = 0; i < plan.launches; ++i) {
+    if (char const *why = start(state.launches[i], &params, operands.stream)) return refused(op, why);
+  }
+  return nullptr;
+}
+
+}  // namespace cutefuse::row_norm
