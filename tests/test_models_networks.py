@@ -95,6 +95,7 @@ def inputs(model: onnx.ModelProto, batch: int, seed: int = 0) -> dict[str, np.nd
     return feeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", models.NETWORKS)
 def test_no_activation_of_a_network_vanishes_or_explodes(name: str, dtype: str) -> None:
@@ -114,6 +115,7 @@ def test_no_activation_of_a_network_vanishes_or_explodes(name: str, dtype: str) 
         assert np.abs(first - second).mean() > 0.1 * np.abs(first).mean(), f"{result} hardly depends on the input"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.NETWORKS)
 def test_every_network_is_patched_and_computes_the_same(name: str, tmp_path: Path) -> None:
     result, patched = run_patch(models.build(name, small=True, batch=1), tmp_path, include_op=["concat_conv"])
@@ -156,6 +158,7 @@ def parameters(model: onnx.ModelProto, unfold: bool) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "hrnet_ocr" else n for n in PUBLISHED]
 )
@@ -167,6 +170,7 @@ def test_a_network_at_deployment_size_is_as_large_as_published(name: str) -> Non
         assert parameters(model, not name.startswith(NOT_FOLDED)) == expected_parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolo11s", "smp_unet", "hrnet_ocr", "bevfusion_neck", "googlenet"])
 def test_a_dynamic_batch_computes_each_image_as_if_alone(name: str) -> None:
     model = models.build(name, small=True)

@@ -34,6 +34,7 @@ def stored(model: onnx.ModelProto, suffix: str) -> set[int]:
     return {t.data_type for t in model.graph.initializer if t.name.endswith(suffix)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*sorted(set(models.PARTS) - {"pidnet"}), "raft_update", "yolov8n"]
 )  # pidnet holds no site
