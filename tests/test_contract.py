@@ -22,7 +22,7 @@ def described(stem: str) -> dict:
     return next(o for o in kernels.describe()["ops"] if o["name"] == stem)
 
 
-def test_every_stem_has_its_three_files() -> None:
+def test_every_stem_has_a_description_in_each_layer() -> None:
     library = {o["name"] for o in kernels.describe()["ops"]}
     graph_ops = {stem for stem in library if not stem.endswith("_training")}  # backward passes are in no ONNX graph
     python = {finder.op.stem for finder in FINDERS}
