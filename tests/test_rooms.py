@@ -47,6 +47,40 @@ def imported(tree: ast.AST, package: str) -> set[str]:
     return {name for name in found if name.split(".")[0] in ("cutefuse", "models")}
 
 
+def module_of(path: Path) -> str:
+    return ".".join(("cutefuse", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def circle(links: dict[str, set[str]]) -> list[str]:
+    """The modules of a circle of imports, in its order; empty when there is none."""
+    done: set[str] = set()
+
+    def walk(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        found = (
+            [] if module in done else next(filter(None, (walk(m, [*trail, module]) for m in sorted(links[module]))), [])
+        )
+        done.add(module)
+        return found
+
+    return next(filter(None, (walk(m, []) for m in links)), [])
+
+
+def links_of(texts: dict[str, tuple[str, str]]) -> dict[str, set[str]]:
+    """module -> the modules that it imports, from module -> (its package, its text). What the `__init__` of a package
+    hands on is not followed: `from cutefuse.ops import conv_math` is conv_math."""
+    links: dict[str, set[str]] = {}
+    for module, (package, text) in texts.items():
+        tree = ast.parse(text)
+        names = imported(tree, package) | {
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module for alias in node.names
+        }  # fmt: skip
+        links[module] = {name for name in names if name in texts} - {module}
+    return links
+
+
 def faults(path: Path, text: str) -> list[str]:
     """What a file imports against the table, in words."""
     parts = ("cutefuse", *path.relative_to(PACKAGE).with_suffix("").parts)
@@ -65,6 +99,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 def test_no_file_imports_a_room_that_its_own_may_not() -> None:
     assert [fault for path in FILES for fault in faults(path, path.read_text())] == []
+
+
+def test_no_two_files_import_each_other_in_a_circle() -> None:
+    files = [p for p in FILES if p.name != "__init__.py"]
+    texts = {module_of(p): (module_of(p).rpartition(".")[0], p.read_text()) for p in files}
+    assert circle(links_of(texts)) == []
+    name = "cutefuse.graph.shapes"
+    back = (texts[name][0], texts[name][1] + "\ndef f():\n    from cutefuse.sites import find\n")
+    assert set(circle(links_of({**texts, name: back}))) >= {name, "cutefuse.sites.find"}
 
 
 def test_every_room_stands_above_what_it_may_import() -> None:

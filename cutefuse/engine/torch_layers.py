@@ -13,18 +13,15 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from cutefuse.engine.torch_graph.fused import FusedNode
-from cutefuse.engine.torch_graph.program import Step
-
-if TYPE_CHECKING:
-    from cutefuse.engine.torch_gpu import TorchEngine
+from cutefuse.engine.torch_graph.program import Program, Step
 
 _REGION = "cutefuse step "
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -97,7 +94,22 @@ def replays(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
     return list(groups.values())
 
 
-def measure(engine: TorchEngine, runs: int) -> list[Layer]:
+class Timed(Protocol):
+    """What is measured: a program on a device, run whole, outside of its CUDA graph, or step by step."""
+
+    program: Program
+    device: torch.device
+    settings: Any  # its `mode` is that of torch_gpu.Settings
+    kernel_sources: list[KernelSource]
+
+    def run(self) -> tuple[torch.Tensor, ...]: ...
+
+    def run_outside_graph(self) -> tuple[torch.Tensor, ...]: ...
+
+    def run_steps(self, around: Callable[[int], contextlib.AbstractContextManager[Any]]) -> None: ...
+
+
+def measure(engine: Timed, runs: int) -> list[Layer]:
     """The layers of an engine, each with its time in each of `runs` inferences."""
     steps = engine.program.steps
     if engine.device.type != "cuda":
@@ -117,7 +129,7 @@ def measure(engine: TorchEngine, runs: int) -> list[Layer]:
     return step_layers(steps, by_step, whole)
 
 
-def _runs(engine: TorchEngine, runs: int) -> list[list[Kernel]]:
+def _runs(engine: Timed, runs: int) -> list[list[Kernel]]:
     """The kernels of each of `runs` inferences: of graph replays, or of plain calls where a trace does not show what is
     inside of a graph."""
 
@@ -252,7 +264,7 @@ def _profiled(work: Any) -> list[Kernel]:
         return read_trace(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _on_cpu(engine: TorchEngine, runs: int) -> list[Layer]:
+def _on_cpu(engine: Timed, runs: int) -> list[Layer]:
     """Times of the steps on the CPU; a compiled program has no other way to be looked into."""
     layers = [Layer(step.name, [step], ["CPU"]) for step in engine.program.steps]
 
