@@ -37,7 +37,7 @@ _IGNORED = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best"
 _LABELS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16", torch.float64: "FP64",
            torch.int8: "Int8", torch.uint8: "UInt8", torch.int32: "Int32", torch.int64: "Int64", torch.bool: "Bool",
            torch.int16: "Int16", torch.float8_e4m3fn: "FP8", torch.float8_e5m2: "FP8"}  # fmt: skip
-# What TensorRT's inspector calls the parameters of these operators.
+# The names that TensorRT's inspector gives to the parameters of these operators.
 _PARAMETER_TYPES = {"Conv": "Convolution", "ConvTranspose": "Deconvolution", "Concat": "Concatenation",
                     "MaxPool": "Pooling", "AveragePool": "Pooling", "GlobalAveragePool": "Pooling",
                     "Softmax": "SoftMax", "Transpose": "Shuffle", "Reshape": "Shuffle", "Gemm": "MatrixMultiply",
@@ -47,7 +47,7 @@ _FORMAT = "cutefuse torch engine"
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The options that mean something here."""
+    """The options that apply here."""
 
     shapes: dict[str, tuple[int, ...]]
     mode: str
@@ -59,7 +59,7 @@ class _Wanted:
 
 
 def options_of(words: Sequence[str]) -> _Wanted:
-    """trtexec options and our own `--mode`, `--device`; those of TensorRT's builder are passed over, others refused."""
+    """trtexec options and our own `--mode`, `--device`; those of TensorRT's builder are ignored, others refused."""
     options: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")

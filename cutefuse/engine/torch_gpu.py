@@ -111,7 +111,7 @@ class TorchEngine:
             GPU both replay a CUDA graph. device: `cuda`, `cuda:1`, `cpu`; the first GPU where there is one.
             shapes: input name -> shape for dynamic inputs. plugins: False runs the bodies of fused nodes.
             tiles: name of a fused node -> id of its tile, instead of the kernels' first guess.
-        Raises: CutefuseError for a mode, device, shape or node that cannot be had.
+        Raises: CutefuseError for a mode, device, shape or node that is not available here.
         """
         settings = Settings(mode, device or ("cuda" if has_gpu() else "cpu"), plugins, tf32, tiles)
         _check(settings)
@@ -181,7 +181,7 @@ class TorchEngine:
         return statistics.median(time_interleaved_us([self], rounds, sample_ms)[0])
 
     def sample_us(self, runs: int) -> float:
-        """Mean time of one inference over `runs` of them, one behind the other."""
+        """Mean time of one inference over `runs` of them, one after the other."""
         if self.device.type != "cuda":
             begin = time.perf_counter()
             for _ in range(runs):
@@ -207,7 +207,7 @@ class TorchEngine:
     # ------------------------------------------------------------------------------------------------------ building
     @contextlib.contextmanager
     def _rules(self) -> Iterator[None]:
-        """PyTorch's global switches as this engine wants them, and as they were afterwards."""
+        """PyTorch's global switches as this engine needs them, restored afterwards."""
         if self.device.type != "cuda":
             yield
             return
@@ -272,7 +272,7 @@ class TorchEngine:
 def time_interleaved_us(engines: Sequence[TorchEngine], rounds: int = 15, sample_ms: float = 2.0) -> list[list[float]]:
     """For each engine the time of one inference in each round, in microseconds.
 
-    A round takes one sample of every engine in turn, so that clocks and neighbours meet all of them alike.
+    A round takes one sample of every engine in turn, so that clocks and other load are the same for all.
     """
     counts = []
     for engine in engines:

@@ -1,7 +1,7 @@
 """Which layer of a PyTorch program each GPU kernel belongs to, and how long it took.
 
-The times are those of the kernels inside replays of the CUDA graph. A replay does not say who launched a kernel; so
-the program also runs step by step under the profiler, each step in a region of its own, and the two sequences of
+The times are those of the kernels inside replays of the CUDA graph. A replay does not say which step launched a kernel;
+so the program also runs step by step under the profiler, each step in a region of its own, and the two sequences of
 kernels are laid side by side. A compiled program has other kernels: there Inductor's code says what each one computes.
 """
 
@@ -203,7 +203,7 @@ def _unique(layers: list[Layer]) -> list[Layer]:
 def align(kernels: Sequence[str], sources: Sequence[KernelSource]) -> list[int | None]:
     """For each kernel the source that launched it, by position, or None.
 
-    Triton's kernels are known by name and come in order; what lies between two of them are calls of libraries, which
+    Triton's kernels are known by name and come in order; between two of them are calls of libraries, which
     may launch one kernel or several.
     """
     result: list[int | None] = [None] * len(kernels)
@@ -265,7 +265,7 @@ def _profiled(work: Any) -> list[Kernel]:
 
 
 def _on_cpu(engine: Timed, runs: int) -> list[Layer]:
-    """Times of the steps on the CPU; a compiled program has no other way to be looked into."""
+    """Times of the steps on the CPU, the only times that a compiled program shows."""
     layers = [Layer(step.name, [step], ["CPU"]) for step in engine.program.steps]
 
     @contextlib.contextmanager

@@ -34,7 +34,7 @@ ELEM_TYPES = {name: number for number, name in TYPE_NAMES.items()}
 FOLDABLE = frozenset(
     "Constant ConstantOfShape Identity Cast Unsqueeze Squeeze Reshape Transpose Mul Add Sub Div Sqrt Neg".split()
 )
-MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating, or is an attack
+MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Gather and scatter, and the operators whose result has a size that only the data know."""
+"""Gather and scatter, and the operators whose result size depends on the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is told about its node, and the table of operators."""
+"""What an operator knows about its node, and the table of operators."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Node:
         return self.tensor(index).dim()
 
     def known(self, index: int) -> Tensor:
-        """The value of an input that decides about shapes and has to be known when the model is loaded."""
+        """The value of an input that determines shapes and has to be known when the model is loaded."""
         found = self.tensor(index)
         if found.device.type == "meta":
             raise self.refuse(

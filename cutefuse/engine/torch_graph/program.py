@@ -95,7 +95,7 @@ def load(model: onnx.ModelProto, dims: Mapping[str, Sequence[int]], *, fused: bo
     Args:
         dims: input name -> shape, for every input. fused: whether nodes of our domain become kernel calls; else their
         function bodies run.
-    Raises: UnsupportedError for a node that cannot run; CutefuseError for a model that is not whole.
+    Raises: UnsupportedError for a node that cannot run; CutefuseError for an incomplete model.
     """
     with torch.no_grad():
         return _Loader(model, fused).load(dims)
@@ -303,7 +303,7 @@ class _Loader:
         return [inner[o.name] for o in graph.output]
 
     def _drop_unused(self) -> None:
-        """Steps whose results nobody reads: the graph may hold dead nodes, and folding leaves some behind."""
+        """Steps whose results nothing reads: the graph may hold dead nodes, and folding leaves some behind."""
         needed = set(self.program.outputs.values())
         kept: list[Step] = []
         for step in reversed(self.program.steps):

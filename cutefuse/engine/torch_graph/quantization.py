@@ -12,7 +12,7 @@ _FLOAT8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 def _along(node: Node, parameter: int) -> list[int]:
-    """The shape in which a scale or zero point meets the input: one value, or one for each slice of an axis."""
+    """The shape in which a scale or zero point broadcasts: one value, or one for each slice of an axis."""
     if node.attr("block_size", 0):
         raise node.refuse("blocked quantisation is not supported; quantise by tensor or by axis")
     shape = node.shape(parameter)

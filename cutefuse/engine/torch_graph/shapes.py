@@ -13,7 +13,7 @@ from torch import Tensor
 from cutefuse.engine.torch_graph.convolution import torch_pads
 from cutefuse.engine.torch_graph.node import Node, Run, dtype_of, elements, operator
 
-_MAX_KNOWN_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is a mistake of the model, or an attack
+_MAX_KNOWN_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is a mistake in the model
 
 
 def tensor_of(proto: onnx.TensorProto, where: str) -> Tensor:
