@@ -17,6 +17,7 @@ from graphs import FILTER, fused_types, graph, weights
 from onnx import TensorProto, helper, numpy_helper
 
 import cutefuse
+from cutefuse import kernels
 from cutefuse.commands.patch import main
 from cutefuse.rewrite import apply as rewrite
 from cutefuse.rewrite.patch import Options, patch
@@ -139,6 +140,19 @@ def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkey
     for options, sm in (([], 89), (["--sm", "90"], 90), (["--sm", "0"], 0)):
         assert main([str(source), *options]) == 0
         assert json.loads(source.with_name("model.patch.json").read_text())["sm"] == sm
+
+
+@pytest.mark.parametrize("sm", ["75", "100", "61"])
+def test_a_gpu_without_kernels_is_refused_before_anything_is_written(
+    source: Path, capsys: pytest.CaptureFixture[str], sm: str
+) -> None:
+    if kernels.reject_device(int(sm)) is None:
+        pytest.skip(f"this build holds code for {sm}")
+    before = sorted(source.parent.iterdir())
+    assert main([str(source), "--sm", sm]) == 2
+    said = capsys.readouterr().err
+    assert f"compute capability {sm[:-1]}.{sm[-1]} is asked for" in said and "--sm 0 takes any" in said
+    assert sorted(source.parent.iterdir()) == before
 
 
 def test_verification_needs_no_function_bodies_in_the_written_file(source: Path) -> None:

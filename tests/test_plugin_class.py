@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cutefuse.host import Host, HostError, Input, Raw, field_of
+from cutefuse.host import RUNTIME, Field, Host, HostError, Input, Raw, field_of
 from cutefuse.host.abi import CDynamicDesc, dynamic_desc
 
 pytestmark = pytest.mark.slow  # compiles a plugin
@@ -109,6 +110,68 @@ def test_a_tactic_is_used_where_it_is_legal_and_the_best_guess_elsewhere(
     assert "config 7," in enqueue(raw, static(1), 0, capfd)
     clone = raw.clone(attach=True)
     assert "config 7," in enqueue(clone, static(1), 0, capfd)
+
+
+def runtime_fields(host: Host, **changes: int | None) -> list[Field]:
+    """What an engine holds of a toy; None leaves a field out."""
+    fields = {"fault": 0, "eps": 1e-5, "workspace_bytes": 2048} | changes
+    return [field_of(name, value) for name, value in fields.items() if value is not None]
+
+
+@pytest.mark.parametrize(
+    ("promise", "bytes_"),
+    [(2048, 1024), (1024, 1024), (512, 512), (0, 0), (None, 0)],  # None: an engine from before the field
+)
+def test_an_engine_plans_within_what_its_builder_was_told(
+    host: Host, capfd: pytest.CaptureFixture[str], promise: int | None, bytes_: int
+) -> None:
+    raw = host.create("ToyNorm", runtime_fields(host, workspace_bytes=promise), phase=RUNTIME)
+    assert raw is not None
+    descs = [dynamic_desc(i).desc for i in static(4)]
+    for engine in (raw, raw.clone(attach=True)):
+        assert engine.shape_change(descs, 2, 2) == 0
+        assert engine.enqueue(descs, [4096, 4096], [4096, 4096], 4096) != 0
+        assert f"workspace given, {bytes_} bytes" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"workspace_bytes": -1}, {"workspace_bytes": [1, 2]}, {"workspace_bytes": 1.0}])
+def test_a_promise_that_is_no_size_makes_no_plugin(
+    host: Host, capfd: pytest.CaptureFixture[str], change: dict[str, Any]
+) -> None:
+    assert host.create("ToyNorm", runtime_fields(host, **change), phase=RUNTIME) is None
+    assert "field workspace_bytes must be one number of bytes" in capfd.readouterr().err
+
+
+def test_a_node_of_a_model_promises_nothing(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    assert host.create("ToyNorm", runtime_fields(host)) is None
+    assert "attribute 'workspace_bytes' does not exist" in capfd.readouterr().err
+
+
+def test_the_smaller_of_two_profiles_is_promised_and_other_formats_start_anew(
+    host: Host, capfd: pytest.CaptureFixture[str]
+) -> None:
+    raw = toy(host)
+
+    def told(batch: int, gamma: str) -> str:
+        items = static(batch)
+        items[1] = Input((64,), gamma)
+        descs = [dynamic_desc(i).desc for i in items]
+        assert raw.configure([CDynamicDesc(d, d.dims, d.dims, d.dims) for d in descs], 2, 2) == 0
+        run = [dynamic_desc(i).desc for i in [*static(32)[:1], items[1], *static(32)[2:]]]
+        assert raw.shape_change(run, 2, 2) == 0
+        assert raw.enqueue(run, [4096, 4096], [4096, 4096], 4096) != 0
+        return capfd.readouterr().err
+
+    assert "4096 bytes" in told(16, "float32")
+    assert "1024 bytes" in told(4, "float32")
+    assert "1024 bytes" in told(16, "float32")
+    assert "4096 bytes" in told(16, "float16")
+
+
+def test_enqueue_without_a_plan_is_refused(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    descs = [dynamic_desc(i).desc for i in static(4)]
+    assert toy(host).enqueue(descs, [4096, 4096], [4096, 4096], 4096) != 0
+    assert "enqueue has no plan; call onShapeChange first" in capfd.readouterr().err
 
 
 def test_defaults_reach_the_operator(host: Host, capfd: pytest.CaptureFixture[str]) -> None:

@@ -32,9 +32,13 @@ if tensorrt:
 """
 
 
-def fake_tensorrt(folder: Path, major: int, slot: int) -> Path:
-    out = folder / f"libnvinfer.so.{major}"
-    options = [f"-DMAJOR={major}", f"-DSLOT={slot}", f"-I{ROOT}/plugins", f"-Wl,-soname,{out.name}"]
+def fake_tensorrt(
+    folder: Path, major: int, slot: int, version: int | None = None, registers: int = 1, loaded_as: int | None = None
+) -> Path:
+    """A stand-in of that version, by default x.0.0; without `registers` the slot holds code of another library."""
+    out = folder / f"libnvinfer.so.{loaded_as or major}"
+    options = [f"-DMAJOR={major}", f"-DSLOT={slot}", f"-DVERSION={major * 10000 if version is None else version}"]
+    options += [f"-DREGISTERS={registers}", f"-I{ROOT}/plugins", f"-Wl,-soname,{out.name}"]
     source = ROOT / "tests/cpp/plugin_fake_tensorrt.cpp"
     subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", *options, source, "-o", out], check=True)
     return out
@@ -61,15 +65,32 @@ def test_says_one_line_when_no_tensorrt_is_loaded() -> None:
     assert "is not loaded in this process yet, so nothing was registered" in done.stderr
 
 
+@pytest.mark.parametrize(("major", "version"), [(10, 100002), (10, 101601), (11, 110000), (11, 110103)])
+def test_registers_with_the_first_and_the_last_version_that_is_known(tmp_path: Path, major: int, version: int) -> None:
+    done = load(fake_tensorrt(tmp_path, major, SLOTS[major], version), register_library())
+    assert (done.stdout, done.stderr) == (f"{len(Host().creators())} 1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("major", "version", "named"),
+    [(10, 101700, "10.17"), (11, 110200, "11.2"), (12, 120000, "12.0"), (9, 90000, "9.0"),
+     (10, 8601, "unknown version"), (11, 101600, "unknown version")],
+)  # fmt: skip
 @pytest.mark.parametrize("loaded_as", [10, 11])
-def test_never_touches_the_registry_of_an_unknown_version(tmp_path: Path, loaded_as: int) -> None:
-    library = fake_tensorrt(tmp_path, loaded_as, 0)
-    source = ROOT / "tests/cpp/plugin_fake_tensorrt.cpp"
-    options = ["-DMAJOR=12", "-DSLOT=0", f"-I{ROOT}/plugins", f"-Wl,-soname,{library.name}"]
-    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", *options, source, "-o", library], check=True)
+def test_never_touches_the_registry_of_an_unknown_version(
+    tmp_path: Path, loaded_as: int, major: int, version: int, named: str
+) -> None:
+    library = fake_tensorrt(tmp_path, major, SLOTS.get(major, 0), version, loaded_as=loaded_as)
     done = load(library, register_library())
-    assert done.stdout == "0 0\n"
-    assert "this TensorRT (12) is not 10 or 11, so nothing was registered" in done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 0\n") and done.stderr.count("\n") == 1
+    assert f"the plugin registry of this TensorRT ({named}) is not known" in done.stderr
+
+
+@pytest.mark.parametrize("major", SLOTS)
+def test_never_calls_a_slot_that_holds_no_code_of_tensorrt(tmp_path: Path, major: int) -> None:
+    done = load(fake_tensorrt(tmp_path, major, SLOTS[major], registers=0), register_library())
+    assert (done.returncode, done.stdout) == (0, "0 0\n")
+    assert "is not known" in done.stderr
 
 
 def test_says_how_many_plugins_were_registered_before(tmp_path: Path) -> None:

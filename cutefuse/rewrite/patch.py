@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import onnx
 
 import cutefuse
+from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, op_counts
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
@@ -93,9 +94,12 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     """Patch an ONNX file. Nothing is written on a dry run, when nothing can be fused, or when the verification fails
     (then only the report).
 
-    Raises CutefuseError for a model that cannot be read, an unknown filter, or an output that cannot be written.
+    Raises CutefuseError for a model that cannot be read, an unknown filter, a GPU without kernels, or an output that
+    cannot be written.
     """
     started = time.perf_counter()
+    if reason := kernels.reject_device(options.sm):
+        raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
     if output.resolve() == source.resolve():
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     model = load_model(source)

@@ -164,7 +164,7 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity)
     if (runs(tile, p, call.sm)) legal[count++] = {tile.id, call.sm == 90, sized ? cost_us(tile, p, target) : 0};
   }
   for (Sm90Tile const &tile : kSm90Tiles) {
-    if ((call.sm != 0 && call.sm != 90) || !builds_for("90a") || !sm90_can_run(tile, p)) continue;
+    if (!(call.sm == 0 || (call.sm == 90 && builds_for("90a"))) || !sm90_can_run(tile, p)) continue;
     legal[count++] = {tile.id, call.sm != 90, sized ? sm90_cost(tile, p, target.sm_count) : 0};
   }
   return ranked(legal, count, ids, capacity);

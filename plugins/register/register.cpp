@@ -25,6 +25,29 @@ void *loaded_tensorrt() {
   return nullptr;
 }
 
+// TensorRT's version as its two functions say it, where they agree.
+struct Version {
+  int major = -1, minor = -1;
+  std::string text = "unknown version";
+
+  explicit Version(void *tensorrt) {
+    auto const whole = reinterpret_cast<std::int32_t (*)()>(dlsym(tensorrt, "getInferLibVersion"));
+    auto const first = reinterpret_cast<std::int32_t (*)()>(dlsym(tensorrt, "getInferLibMajorVersion"));
+    int const number = whole ? whole() : 0;  // major * 10000 + minor * 100 + patch
+    if (first == nullptr || number / 10000 != first()) return;
+    major = number / 10000, minor = number / 100 % 100;
+    text = std::to_string(major) + "." + std::to_string(minor);
+  }
+};
+
+// Whether code at an address belongs to the library that `symbol` is of: a place in the virtual table that holds
+// anything else is not what it is taken for.
+bool lies_in(void const *code, void const *symbol) {
+  Dl_info of_code, of_symbol;
+  return code != nullptr && dladdr(code, &of_code) != 0 && dladdr(symbol, &of_symbol) != 0 &&
+         of_code.dli_fbase == of_symbol.dli_fbase;
+}
+
 // The library beside this one; it stays loaded, because the registry keeps its creators.
 void *plugin_library(std::string *path) {
   Dl_info self;
@@ -42,13 +65,15 @@ void register_all() {
         "TensorRT 10 or 11 is not loaded in this process yet, so nothing was registered; load it first "
         "(LD_PRELOAD=libnvinfer.so.10), or pass libcutefuse.so to trtexec --dynamicPlugins");
   }
-  auto const major = reinterpret_cast<std::int32_t (*)()>(dlsym(tensorrt, "getInferLibMajorVersion"));
+  Version const version(tensorrt);
   auto const registry_of = reinterpret_cast<void *(*)()>(dlsym(tensorrt, "getPluginRegistry"));
-  int const slot = major ? cutefuse::register_creator_slot(major()) : -1;
+  int const slot = cutefuse::register_creator_slot(version.major, version.minor);
   void *registry = slot >= 0 && registry_of ? registry_of() : nullptr;
-  if (registry == nullptr) {
-    return say("this TensorRT (" + (major ? std::to_string(major()) : std::string("unknown version")) +
-               ") is not 10 or 11, so nothing was registered; update cutefuse");
+  auto const register_creator = registry ? (*static_cast<RegisterCreator **>(registry))[slot] : nullptr;
+  if (!lies_in(reinterpret_cast<void const *>(register_creator), reinterpret_cast<void const *>(registry_of))) {
+    return say("the plugin registry of this TensorRT (" + version.text +
+               ") is not known, 10.0 to 10.16 and 11.0 to 11.1 are, so nothing was registered; pass libcutefuse.so to "
+               "trtexec --dynamicPlugins, which needs no registry, or update cutefuse");
   }
   std::string path;
   void *library = plugin_library(&path);
@@ -58,7 +83,6 @@ void register_all() {
   }
   std::int32_t count = 0, done = 0;
   IPluginCreatorInterface *const *creators = get_creators(count);
-  auto const register_creator = (*static_cast<RegisterCreator **>(registry))[slot];
   for (std::int32_t i = 0; i < count; ++i) {
     // All of them are V3 creators: this library serves no other.
     auto *creator = static_cast<nvinfer1::IPluginCreatorV3One *>(creators[i]);

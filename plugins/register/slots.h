@@ -5,9 +5,10 @@
 
 namespace cutefuse {
 
-// -1 for a TensorRT that this library does not know.
-constexpr int register_creator_slot(int tensorrt_major) {
-  return tensorrt_major == 10 ? 12 : tensorrt_major == 11 ? 8 : -1;
+// -1 for a TensorRT whose headers nobody has compared yet: those of 10.0 to 10.16 and of 11.0 and 11.1 have been.
+constexpr int register_creator_slot(int tensorrt_major, int tensorrt_minor) {
+  bool const known = tensorrt_minor >= 0 && tensorrt_minor <= (tensorrt_major == 10 ? 16 : 1);
+  return !known ? -1 : tensorrt_major == 10 ? 12 : tensorrt_major == 11 ? 8 : -1;
 }
 
 }  // namespace cutefuse

@@ -34,9 +34,10 @@ struct {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT std::int32_t getInferLibMajorVersion() { return MAJOR; }
+EXPORT std::int32_t getInferLibVersion() { return VERSION; }
 EXPORT void *getPluginRegistry() {
   for (void *&slot : table) slot = reinterpret_cast<void *>(&wrong_place);
-  table[SLOT] = reinterpret_cast<void *>(&register_creator);
+  table[SLOT] = REGISTERS ? reinterpret_cast<void *>(&register_creator) : reinterpret_cast<void *>(&std::malloc);
   registry.vptr = table;
   return &registry;
 }

@@ -13,5 +13,5 @@ int main() {
   std::ptrdiff_t offset = 0;
   std::memcpy(&offset, &place, sizeof(offset));
   std::printf("%td %d\n", (offset - 1) / static_cast<std::ptrdiff_t>(sizeof(void *)),
-              cutefuse::register_creator_slot(NV_TENSORRT_MAJOR));
+              cutefuse::register_creator_slot(NV_TENSORRT_MAJOR, NV_TENSORRT_MINOR));
 }
