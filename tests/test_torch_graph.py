@@ -45,8 +45,9 @@ def error_of(model: onnx.ModelProto, engine: Any = None, shapes: dict[str, tuple
     return worst
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize(
+    "name, dtype", [*((name, "float32") for name in models.names()), *((name, "float16") for name in models.DEMO)]
+)
 def test_a_network_and_its_patched_form_compute_what_onnx_runtime_computes(
     name: str, dtype: str, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ class Convolution:
     pads: list[int]  # ONNX order
     dilation: list[int]
     groups: int
+    filters: int
 
     @property
     def symmetric(self) -> bool:
@@ -68,7 +69,7 @@ def convolution(node: Node) -> Run:
     pads = same_pads(node, node.shape(0)[2:], extent, stride)
     if any(p < 0 for p in pads):
         raise node.refuse(f"pads {pads} are negative; use a Slice in front of it")
-    return Convolution(stride, pads, dilation, node.attr("group", 1))
+    return Convolution(stride, pads, dilation, node.attr("group", 1), node.shape(1)[0])
 
 
 @operator("ConvTranspose", filters=(1,))
@@ -115,13 +116,10 @@ class ConvolutionRelu:
     """relu(conv(x, w) + b [+ z]) in one call of cuDNN; in two or three elsewhere, and `apart`."""
 
     inner: Convolution
-    residual: bool
     apart: bool = False
 
-    def __call__(self, x: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, w: Tensor, b: Tensor, z: Tensor | None = None) -> Tensor:
         c = self.inner
-        *bias, z = rest if self.residual else (*rest, None)
-        b = bias[0] if bias else None
         if x.is_cuda and not self.apart:
             padding = c.pads[: len(c.stride)]
             if z is None:

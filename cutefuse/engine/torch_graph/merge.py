@@ -94,9 +94,13 @@ def _relu(program: Program) -> None:
             continue
         if conv is not before and z is None:
             continue
+        if len(conv.inputs) == 2:  # PyTorch would fill a bias with zeros at every call
+            zeros = f"{step.outputs[0]}zeros"
+            program.constants[zeros] = torch.zeros(conv.run.filters, dtype=program.shapes[str(conv.inputs[0])].dtype)
+            conv.inputs = [*conv.inputs, zeros]
         inputs = [*conv.inputs, *([z] if z else [])]
         step.run, step.inputs, step.op_type, step.attrs = (
-            ConvolutionRelu(conv.run, z is not None),
+            ConvolutionRelu(conv.run),
             inputs,
             "Conv",
             conv.attrs,

@@ -1,0 +1,253 @@
+"""The PyTorch back end on a GPU: kernels for fused nodes, CUDA graphs, layer times. One run takes under a minute:
+
+python -m pytest -q -m gpu tests/test_engine_torch_gpu.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import FILTER, bn_weights, graph, weights
+from onnx import numpy_helper
+
+import models
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+# Against the same program on the CPU in the same type; two roundings of 11 bits a layer, over a few dozen layers.
+TOLERANCE = {"float32": 2e-3, "float16": 1e-2}
+
+
+NETWORKS = ("bevfusion_fuser", "deeplabv3p", "hrnet_head", "raft_update", "unet_pp", "vit_block", "yolo_elan",
+            "yolo_neck")  # fmt: skip
+
+
+def patched(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    from cutefuse.commands.patch import Options, patch
+
+    onnx.save(model, str(folder / "plain.onnx"))
+    assert patch(folder / "plain.onnx", folder / "patched.onnx", Options()).output is not None
+    return onnx.load(str(folder / "patched.onnx"))
+
+
+def build(model: Any, mode: str = "cudnn", device: str = "cuda", **options: Any) -> Any:
+    from cutefuse.engine.torch_gpu import TorchEngine
+
+    return TorchEngine.build(model, mode, device, **options)
+
+
+def worst(got: dict[str, Any], want: dict[str, Any]) -> float:
+    """Largest difference over the largest output; NaN counts as infinity."""
+    result = 0.0
+    assert list(got) == list(want)
+    for a, b in zip(got.values(), want.values(), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        error = float((a.cpu().double() - b.double()).abs().max() / b.double().abs().max())
+        result = max(result, error if error == error else float("inf"))
+    return result
+
+
+def fused_nodes(model: onnx.ModelProto) -> list[str]:
+    return [node.name for node in model.graph.node if node.domain == "cutefuse"]
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [*((name, "float16") for name in NETWORKS), ("unet", "float32"), ("yolo_elan", "float32")]
+)
+def test_plain_and_patched_networks_compute_what_the_cpu_computes(name: str, dtype: str, tmp_path: Path) -> None:
+    plain = models.build(name, dtype, small=True)
+    want = build(plain, device="cpu")()
+    assert worst(build(plain)(), want) < TOLERANCE[dtype]
+    model = patched(plain, tmp_path)
+    engine = build(model)
+    assert engine.program.notes == [] and sorted(n.name for n in engine.program.fused) == sorted(fused_nodes(model))
+    assert worst(engine(), want) < TOLERANCE[dtype]
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    plain = models.build("unet", "float16", small=True)
+    return plain, patched(plain, tmp_path_factory.mktemp("unet"))
+
+
+def test_a_graph_replay_reads_new_inputs(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    engine, reference = build(unet[1]), build(unet[0], device="cpu")
+    ((name, own),) = engine.inputs.items()
+    random = np.random.default_rng(5)
+    for _ in range(2):
+        feed = {name: random.standard_normal(tuple(own.shape)).astype(np.float16)}
+        assert worst(engine(feed), reference(feed)) < TOLERANCE["float16"]
+
+
+def test_no_image_is_copied_between_fused_nodes(
+    unet: tuple[onnx.ModelProto, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutefuse.engine.torch_graph.fused import FusedNode
+
+    engine, copied = build(unet[1]), []
+    real = FusedNode._operand
+
+    def watched(self: Any, x: Any) -> Any:
+        read, pixel = real(self, x)
+        if read.data_ptr() != x.data_ptr():
+            copied.append((self.name, tuple(x.shape), x.stride()))
+        return read, pixel
+
+    monkeypatch.setattr(FusedNode, "_operand", watched)
+    engine.run_outside_graph()
+    assert copied == []
+
+
+def test_what_lay_in_memory_before_does_not_matter(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    import torch
+
+    for model in unet:
+        engine = build(model)
+        want = {k: t.cpu() for k, t in engine().items()}
+        for size in (1 << 20, 1 << 22, 1 << 24, 1 << 26):  # the allocator hands these blocks out next
+            poison = [torch.full((size,), float("nan"), device="cuda") for _ in range(4)]
+            del poison
+        got = dict(zip(engine.program.outputs, engine.run_outside_graph(), strict=True))
+        assert worst(got, want) < TOLERANCE["float16"]
+
+
+def test_layers_have_the_times_of_their_kernels(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    for model in unet:
+        engine = build(model)
+        total_us, layers = engine.time_us(), engine.layers(10)
+        assert 5 < total_us < 5000
+        inside = sum(float(np.median(layer.times_us)) for layer in layers if layer.times_us)
+        assert 0.3 * total_us < inside < 1.5 * total_us, (inside, total_us)
+        timed = {layer.name: layer for layer in layers if layer.times_us}
+        assert all(len(layer.times_us) == 10 and layer.kernels for layer in timed.values())
+        for name in fused_nodes(model):
+            assert any("cutefuse" in k or "conv" in k.lower() for k in timed[name].kernels), timed[name].kernels
+
+
+def test_engines_are_timed_in_turns(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    from cutefuse.engine.torch_gpu import time_interleaved_us
+
+    rows = time_interleaved_us([build(m) for m in unet], rounds=5, sample_ms=1)
+    assert [len(r) for r in rows] == [5, 5] and all(1 < t < 1e4 for r in rows for t in r)
+
+
+def test_a_tile_can_be_chosen(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    import torch
+
+    from cutefuse import kernels
+    from cutefuse.errors import CutefuseError
+
+    first = build(unet[1])
+    node = first.program.fused[0]
+    major, minor = torch.cuda.get_device_capability()
+    ids = kernels.configs(node.call(sm=10 * major + minor))
+    assert len(ids) > 1
+    other = build(unet[1], tiles={node.name: ids[-1]})
+    assert other.program.fused[0].config == ids[-1] and worst(other(), {k: t.cpu() for k, t in first().items()}) < 1e-2
+    with pytest.raises(CutefuseError, match="which are no fused nodes"):
+        build(unet[1], tiles={"nobody": 1})
+
+
+def test_a_compiled_network_keeps_its_fused_nodes(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    want = build(unet[0], device="cpu")()
+    engine = build(unet[1], "compile")
+    assert worst(engine(), want) < TOLERANCE["float16"]
+    layers = [layer for layer in engine.layers(5) if layer.times_us]
+    names = {step.name for layer in layers for step in layer.steps}
+    assert set(fused_nodes(unet[1])) <= names
+    assert sum(1 for layer in layers if layer.steps) > 0.7 * len(layers), [layer.name for layer in layers]
+
+
+BODY = """c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k)
+          n = BatchNormalization(d, gamma, beta, mean, var) y = Relu(n)"""
+
+
+@pytest.mark.parametrize("shapes", [{"a": (1, 8, 9, 7)}, {"a": (3, 8, 9, 7)}, {"a": (2, 8, 9, 7)}])
+def test_odd_sizes_and_batches_run(shapes: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
+    plain = graph(BODY, weights(w=FILTER, k=(12,)) | bn_weights())
+    want = build(plain, device="cpu", shapes=shapes)()
+    for model in (plain, patched(plain, tmp_path)):
+        assert worst(build(model, shapes=shapes, tf32=False)(), want) < 1e-4
+
+
+def test_a_grouped_convolution_with_relu_runs_merged_or_apart() -> None:
+    values = {"w": np.random.default_rng(0).standard_normal((9, 3, 3, 3)).astype(np.float32)}
+    model = graph("c = Conv<group=3, pads=[1,1,1,1]>(a, w) y = Relu(c)", values, inputs={"a": "2,9,5,7"})
+    want = build(model, device="cpu")()
+    assert worst(build(model, tf32=False)(), want) < 1e-4
+
+
+def test_int8_nodes_run_as_kernels(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    quantised = random.integers(-127, 128, (16, 32, 3, 3)).astype(np.int8)
+    values = {"s": np.array(0.05, np.float32), "z": np.array(0, np.int8), "w": quantised,
+              "ws": np.full(16, 0.002, np.float32), "wz": np.zeros(16, np.int8)}  # fmt: skip
+    body = """
+        qa = QuantizeLinear(a, s, z) da = DequantizeLinear(qa, s, z)
+        qb = QuantizeLinear(b, s, z) db = DequantizeLinear(qb, s, z)
+        c = Concat<axis=1>(da, db) dw = DequantizeLinear<axis=0>(w, ws, wz)
+        d = Conv<pads=[1,1,1,1]>(c, dw) y = Relu(d)
+    """
+    plain = graph(body, values, inputs={"a": "1,16,9,8", "b": "1,16,9,8"})
+    model = patched(plain, tmp_path)
+    engine = build(model)
+    assert [n.op_type for n in engine.program.fused] == ["CuteQConcatConv2Relu"]
+    assert worst(engine(), build(plain, device="cpu")()) < 1e-3
+
+
+def test_process_takes_the_gpu_by_default_and_the_report_has_its_roof(
+    unet: tuple[onnx.ModelProto, onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutefuse.commands.process import main
+    from cutefuse.engine import build as engine
+    from cutefuse.report.reader import find_engines, read_engine
+
+    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    found = engine.importlib.util.find_spec
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda n: None if n == "tensorrt" else found(n))
+    onnx.save(unet[1], str(tmp_path / "m.onnx"))
+    assert main([str(tmp_path / "m.onnx"), str(tmp_path / "out"), "--iterations=5", "--duration=0.1"]) == 0
+    made = read_engine(find_engines(tmp_path / "out")[0])
+    assert made.backend == "torch" and not made.on_cpu and made.inference["CUDA Graph"] == "Enabled"
+    plugins = [layer for layer in made.layers if layer.kind == "plugin"]
+    assert sorted(layer.name for layer in plugins) == sorted(fused_nodes(unet[1]))
+    assert all(layer.time_us and layer.precision == "FP16" for layer in plugins)
+    report = json.loads((tmp_path / "out" / "m.onnx.engine.report.json").read_text())
+    assert report["backend"] == "torch"
+
+
+def test_an_engine_leaves_pytorchs_switches_as_they_were(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    import torch
+
+    def switches() -> tuple[Any, ...]:
+        c = torch.backends.cudnn
+        return c.enabled, c.benchmark, c.deterministic, c.allow_tf32, torch.get_float32_matmul_precision()
+
+    before = switches()
+    build(unet[0]).time_us(rounds=1, sample_ms=0.5)
+    assert switches() == before
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    import torch
+
+    from cutefuse.errors import CutefuseError
+
+    with pytest.raises(CutefuseError, match="does not exist"):
+        build(models.build("unet", small=True), device=f"cuda:{torch.cuda.device_count()}")
+
+
+def test_wrong_weights_would_be_seen(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    """The comparisons above can fail: a filter that is off by one element is found."""
+    want = build(unet[0], device="cpu")()
+    model = onnx.ModelProto()
+    model.CopyFrom(unet[1])
+    packed = next(i for i in model.graph.initializer if i.name.endswith(".packed_weight"))
+    values = numpy_helper.to_array(packed).copy()
+    values[0, 0] += np.float16(8)
+    packed.CopyFrom(numpy_helper.from_array(values, packed.name))
+    assert worst(build(model)(), want) > TOLERANCE["float16"]
