@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ class FusedNode:
         self.images = kernels.facts(op_type)["kind"] == "convolution"  # read as NHWC pixels
         self.config = 0
         self.workspace: Tensor | None = None
-        self._launchers: dict[tuple[int, ...], kernels.Launcher] = {}
+        self._plans: dict[tuple[int, ...], kernels.Plan] = {}  # by the pixel strides of the operands
         self.handle = next(_count)
         _nodes[self.handle] = self
 
@@ -57,19 +56,23 @@ class FusedNode:
         layout = kernels.CHANNELS_LAST if self.images and t.dim() == 4 else kernels.LINEAR
         return kernels.Tensor(tuple(t.shape), NAMES[t.dtype], layout, 0, pixel)
 
-    def call(self, pixels: Sequence[int] = (), sm: int = 0, sm_count: int = 0) -> kernels.Call:
+    def call(
+        self, pixels: Sequence[int] = (), workspace_bytes: int = -1, sm: int = 0, sm_count: int = 0
+    ) -> kernels.Call:
         """The node as a kernel call. `pixels`: elements from pixel to pixel of each operand, none for dense ones."""
         operands = [*self.inputs, *self.outputs]
         steps = pixels or [0] * len(operands)
         tensors = [self._describe(t, p) for t, p in zip(operands, steps, strict=True)]
         count = len(self.inputs)
         return kernels.Call(
-            self.op_type, tensors[:count], tensors[count:], self.attrs, config=self.config, sm=sm, sm_count=sm_count
-        )
+            self.op_type, tensors[:count], tensors[count:], self.attrs, workspace_bytes=workspace_bytes,
+            config=self.config, sm=sm, sm_count=sm_count,
+        )  # fmt: skip
 
     def reject(self) -> str | None:
         """Why the kernels cannot run the node; None when they can."""
-        return kernels.reject(self.call(sm=_sm(), sm_count=_sm_count()))
+        sm = _sm()
+        return (kernels.reject_device(sm) if sm else None) or kernels.reject(self.call(sm=sm, sm_count=_sm_count()))
 
     def results(self) -> list[Tensor]:
         """The outputs as the node makes them, on `meta`."""
@@ -106,15 +109,13 @@ class FusedNode:
         """Enqueue the kernels on the current stream."""
         read = [self._operand(x) for x in xs]
         made = [self._empty(t, xs[0].device) for t in self.outputs]
-        operands = [*(t for t, _ in read), *made]
         pixels = (*(p for _, p in read), *(_padded(t.shape[1], t) if self._is_image(t) else 0 for t in made))
-        if pixels not in self._launchers:
-            size = 0 if self.workspace is None else self.workspace.numel()
-            call = replace(self.call(pixels, _sm(), _sm_count()), workspace_bytes=size)
-            self._launchers[pixels] = kernels.Launcher(call)
-        workspace = 0 if self.workspace is None else self.workspace.data_ptr()
-        launcher = self._launchers[pixels].bind([t.data_ptr() for t in operands], workspace)
-        launcher(torch.cuda.current_stream(xs[0].device).cuda_stream)
+        size, address = (0, 0) if self.workspace is None else (self.workspace.numel(), self.workspace.data_ptr())
+        if pixels not in self._plans:
+            self._plans[pixels] = kernels.Plan(self.call(pixels, size, _sm(), _sm_count()))
+        inputs, outputs = (kernels.addresses([t.data_ptr() for t in ts]) for ts in ([t for t, _ in read], made))
+        stream = torch.cuda.current_stream(xs[0].device).cuda_stream
+        self._plans[pixels].run(inputs, outputs, address, size, stream)
         return made
 
     def _is_image(self, t: Tensor) -> bool:

@@ -267,7 +267,6 @@ class _Loader:
         if reason is not None:
             self.program.notes.append(f"{name} runs its function body: {reason}")
             return None
-        self.program.fused.append(node)
         return self._step(node, inputs, node.results(), name, proto.op_type, attrs, [name])
 
     def _shapes_of(self, proto: NodeProto, given: list[Value | None], opsets: Mapping[str, int]) -> list[Tensor]:
@@ -311,6 +310,7 @@ class _Loader:
                 needed |= {s for s in step.inputs if s}
                 kept.append(step)
         self.program.steps = kept[::-1]
+        self.program.fused = [step.run for step in self.program.steps if isinstance(step.run, FusedNode)]
         self.program.constants = {s: t for s, t in self.program.constants.items() if s in needed}
         made = {s for step in kept for s in step.outputs} | set(self.program.inputs.values())
         self.program.shapes = {s: t for s, t in self.program.shapes.items() if s in made}

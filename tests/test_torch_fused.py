@@ -1,0 +1,122 @@
+"""Fused nodes of a PyTorch program: kernel calls (here computed by the operators' references), bodies, compilation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import FILTER, graph, run_patch, weights
+
+import models
+from cutefuse.engine.inputs import resolve, seeded
+
+pytestmark = pytest.mark.torch
+
+
+def on_cpu(model: onnx.ModelProto) -> Any:
+    """An engine that runs the bodies."""
+    from cutefuse.engine.torch_gpu import TorchEngine
+
+    return TorchEngine.build(model, device="cpu")
+
+
+@pytest.fixture
+def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kernel calls computed by the operators' float64 references; returns the op_types that were called."""
+    import torch
+
+    from cutefuse import kernels
+    from cutefuse.engine.torch_graph.fused import FusedNode
+    from cutefuse.ops import operators
+
+    called: list[str] = []
+
+    def launch(self: Any, xs: Any) -> Any:
+        called.append(self.op_type)
+        name = kernels.operator_of(self.op_type)["name"]
+        half = next(op for op in operators() if op.stem == name)
+        made = [self._empty(t, "cpu") for t in self.outputs]
+        call = self.call()
+        attrs = {k: v if isinstance(v, list) else [v] for k, v in call.attrs.items()}  # as the references want them
+        read = [self._operand(x)[0][:, : x.shape[1]] if x.dim() == 4 and self.images else x for x in xs]
+        values = half.reference(replace(call, attrs=attrs), [x.double().numpy() for x in read])
+        for own, value in zip(made, values, strict=True):
+            own.copy_(torch.from_numpy(value))
+        return made
+
+    monkeypatch.setattr(FusedNode, "launch", launch)
+    return called
+
+
+def kernel_program(model: onnx.ModelProto) -> tuple[Any, Any, list[Any]]:
+    """(program with kernel calls, its function on the CPU, seeded inputs)."""
+    import torch
+
+    from cutefuse.engine.torch_gpu import input_specs
+    from cutefuse.engine.torch_graph.merge import merge
+    from cutefuse.engine.torch_graph.program import load
+
+    dims = resolve(input_specs(model), {})
+    program = load(model, dims, fused=True)
+    merge(program, convolutions=True)
+    feed = [torch.from_numpy(v) for v in seeded(input_specs(model), dims).values()]
+    images = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in feed]
+    return program, program.function(program.constants), images
+
+
+@pytest.mark.parametrize("name", ["unet", "yolo_elan", "yolo_neck", "hrnet_head", "vit_block", "googlenet"])
+def test_fused_nodes_are_kernel_calls(name: str, reference_kernels: list[str], tmp_path: Path) -> None:
+    from cutefuse.commands.patch import Options, patch
+
+    onnx.save(models.build(name, "float32", small=True), str(tmp_path / "m.onnx"))
+    patch(tmp_path / "m.onnx", tmp_path / "p.onnx", Options())
+    patched = onnx.load(str(tmp_path / "p.onnx"))
+    fused = [node for node in patched.graph.node if node.domain == "cutefuse"]
+    program, function, inputs = kernel_program(patched)
+    assert program.notes == [] and sorted(n.name for n in program.fused) == sorted(n.name for n in fused)
+    made = function(*inputs)
+    assert sorted(reference_kernels) == sorted(n.op_type for n in fused) and fused
+    for slot, got, want in zip(program.outputs.values(), made, on_cpu(patched)().values(), strict=True):
+        assert got.shape == want.shape == program.shapes[slot].shape
+        assert float((got - want).abs().max() / want.abs().max()) < 1e-4
+
+
+def test_a_call_that_the_library_refuses_runs_its_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutefuse import kernels
+
+    model = graph("c = Concat<axis=1>(a, b) y = Conv<pads=[1,1,1,1]>(c, w, k)")
+    _, patched = run_patch(model, tmp_path)
+    assert patched is not None
+    monkeypatch.setattr(kernels, "reject", lambda call: "no kernel today; come back tomorrow")
+    program, function, inputs = kernel_program(patched)
+    (node,) = [n.name for n in patched.graph.node if n.domain == "cutefuse"]
+    assert program.fused == [] and program.notes == [
+        f"{node} runs its function body: no kernel today; come back tomorrow"
+    ]
+    assert float(function(*inputs)[0].abs().max()) > 0
+
+
+@pytest.mark.slow
+def test_a_compiled_program_calls_the_kernels(reference_kernels: list[str], tmp_path: Path) -> None:
+    import torch
+    from torch._inductor.utils import run_and_get_code
+
+    from cutefuse.engine.torch_layers import kernel_sources
+
+    body = """c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k) s = Sigmoid(d) m = Mul(d, s)
+              h = Concat<axis=1>(m, a) e = Conv(h, v) t = Tanh(e) y = Mul(t, two)"""
+    values = weights(w=FILTER, k=(12,), v=(5, 20, 1, 1)) | {"two": np.array(2, np.float32)}
+    _, patched = run_patch(graph(body, values, inputs={"a": "1,8,9,7", "b": "1,16,9,7"}), tmp_path)
+    assert patched is not None
+    program, function, inputs = kernel_program(patched)
+    want = function(*inputs)[0]
+    reference_kernels.clear()
+    (got,), codes = run_and_get_code(torch.compile(function, fullgraph=True, dynamic=False), *inputs)
+    assert len(reference_kernels) == len(program.fused) == 2
+    assert float((got - want).abs().max()) < 1e-5 < float(want.abs().max())
+    handles = [s.handle for code in codes for s in kernel_sources(code) if s.handle >= 0]
+    assert sorted(handles) == sorted(node.handle for node in program.fused)
