@@ -157,8 +157,9 @@ NEGATIVE = {
     "nine sources": ("c = Concat<axis=1>(a, a, a, a, a, a, a, a, a) x = Conv(c, w) y = Relu(x)",
                      weights(w=(12, 72, 1, 1)), "joins 9 tensors, at most 8"),
     "huge filter": (JOIN + "x = Conv<pads=[20,20,20,20]>(c, w) y = Relu(x)", weights(w=(4, 24, 33, 33)),
-                    "filter 33x33 is not within"),
-    "huge pad": (JOIN + "x = Conv<pads=[4097,0,0,0]>(c, w) y = Relu(x)", weights(w=(4, 24, 1, 1)), "pad 4097"),
+                    r"kernel_shape\[0\] is 33, it must lie within 1..16"),
+    "huge pad": (JOIN + "x = Conv<pads=[4097,0,0,0]>(c, w) y = Relu(x)", weights(w=(4, 24, 1, 1)),
+                 r"pads\[0\] is 4097, it must lie within 0..4096"),
     "quantised input": (
         JOIN + "q = QuantizeLinear(c, qs, qz) d = DequantizeLinear(q, qs, qz) x = Conv(d, w, k) y = Relu(x)",
         weights(w=FILTER, k=(12,)) | QDQ, "quantised site"),
