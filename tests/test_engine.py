@@ -310,16 +310,24 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a model", b"\x08\x07\x12\x04test"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "does not exist"),
+        (b"", "holds no ONNX graph"),
+        (b"not a model", "cannot be read as an ONNX model"),
+        (b"\x08\x07\x12\x04test", "holds no ONNX graph"),
+    ],
+)
 def test_a_file_that_is_no_model_is_one_sentence(
-    stub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+    stub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, words: str
 ) -> None:
     path = tmp_path / "m.onnx"
     if content is not None:
         path.write_bytes(content)
     assert main([str(path)]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {path} {words}")
 
 
 def test_a_broken_patch_report_is_one_sentence(stub: Path, tmp_path: Path) -> None:

@@ -89,23 +89,23 @@ def test_other_text_is_no_result(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv",
+    ("argv", "words"),
     [
-        [],
-        ["--op", "concat_conv"],
-        ["--op", "nothing", "--case", "x"],
-        ["--op", "concat_conv", "--case", "nothing"],
-        ["--csv", "missing.csv"],
-        ["--engine", "x.engine", "--trt-version", "new"],
+        ([], "nothing to profile was given"),
+        (["--op", "concat_conv"], "--op concat_conv needs a --case"),
+        (["--op", "nothing", "--case", "x"], "operator nothing is unknown"),
+        (["--op", "concat_conv", "--case", "nothing"], "case nothing is unknown"),
+        (["--csv", "missing.csv"], "missing.csv cannot be read"),
+        (["--engine", "x.engine", "--trt-version", "new"], "--trt-version is new"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
-    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argv: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {words}")
 
 
 def test_without_ncu_one_sentence(
