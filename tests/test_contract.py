@@ -52,7 +52,7 @@ def test_function_bodies_declare_exactly_the_attributes_of_the_library(stem: str
 def test_a_body_uses_only_attributes_that_exist(stem: str) -> None:
     known = {a["name"] for a in described(stem)["attributes"]}
     for op_type in {c.op_type for c in OPS[stem].cases()}:
-        for opset in (o for o in (9, 11, 12, 13, 17, 21) if o >= OPS[stem].oldest_opset(op_type)):
+        for opset in (o for o in (11, 12, 13, 17, 21) if o >= OPS[stem].oldest_opset(op_type)):
             nodes = OPS[stem].function(op_type, opset, "float32").node
             assert {a.ref_attr_name for n in nodes for a in n.attribute if a.ref_attr_name} <= known
 

@@ -1,8 +1,13 @@
-"""Writes function bodies: standard operators whose forms change with the opset, and values taken from attributes."""
+"""Writes function bodies: standard operators whose forms change with the opset, and values taken from attributes.
+
+TensorRT's ONNX parser finds a body by its name alone and resolves a reference to an attribute of the call in some
+attributes only: it reads a Conv's kernel_shape, strides and dilations as if they were 1. So a value that all calls of a
+body agree in is written as a number, and only attributes that the parser resolves hold references.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,51 +20,87 @@ DOMAIN = "cutefuse"
 PLUGIN_VERSION = "1"
 FORMAL = "__cutefuse_"  # prefix of every name inside a body: old TensorRT parsers mix them up with outer tensors
 
+LAST = np.iinfo(np.int64).max  # the end of a Slice that goes on to the last element
+
 
 class Body:
-    """Collects the nodes of one function body. Values are named by the returned strings, all with the safe prefix."""
+    """Collects the nodes of one function body. Values are named by the returned strings, all with the safe prefix.
 
-    def __init__(self, opset: int, dtype: str) -> None:
-        self.opset, self.dtype = opset, dtype
+    `dtype` is the type that all calls compute in, "" when it differs. `calls` are the attributes of all calls that the
+    body has to serve; none when they are unknown.
+    """
+
+    def __init__(self, opset: int, dtype: str, calls: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.opset, self.dtype, self.calls = opset, dtype, calls
         self.nodes: list[NodeProto] = []
+        self._made: dict[bytes, list[str]] = {}
+
+    def agreed(self, name: str) -> list[Any] | None:
+        """The values of an attribute in which all calls agree; None where they do not, or where no call is known."""
+        values = [list(attrs[name]) for attrs in self.calls]
+        return values[0] if values and all(v == values[0] for v in values) else None
 
     def formal(self, name: str) -> str:
         """The name of a formal input or output."""
         return FORMAL + name
 
     def add(self, op_type: str, *inputs: str, refs: dict[str, str] | None = None, **attrs: Any) -> str:
-        """One node with one output; `refs` maps its attributes to the call's."""
+        """One node with one output; `refs` maps its attributes to the call's: numbers where all calls agree."""
         return self.add_many(1, op_type, *inputs, refs=refs, **attrs)[0]
 
     def add_many(
         self, count: int, op_type: str, *inputs: str, refs: dict[str, str] | None = None, **attrs: Any
     ) -> list[str]:
-        """One node with `count` outputs."""
+        """One node with `count` outputs; the same node asked for again is made once."""
+        node = by_reference(
+            helper.make_node(op_type, list(inputs), [], **attrs), self.opset, self.agreed, **(refs or {})
+        )
         outputs = [f"{FORMAL}t{len(self.nodes)}_{i}" for i in range(count)]
-        node = helper.make_node(op_type, list(inputs), outputs, **attrs)
-        self.nodes.append(by_reference(node, self.opset, **(refs or {})))
-        return outputs
+        known = self._made.setdefault(node.SerializeToString(deterministic=True), outputs)
+        if known is outputs:
+            node.output.extend(outputs)
+            self.nodes.append(node)
+        return known
 
     def constant(self, value: Any, dtype: str = "int64") -> str:
         """A literal tensor."""
         return self.add("Constant", value=numpy_helper.from_array(np.array(value, dtype=dtype)))
 
-    def zeros(self, dims: list[int]) -> str:
-        """A float32 tensor of zeros that costs no bytes in the file."""
-        return self.add("ConstantOfShape", self.constant(dims))
+    def ints(self, name: str) -> str:
+        """An ints attribute as an int64 vector. Before opset 12 it must hold two values, each at least 1."""
+        if (values := self.agreed(name)) is not None:
+            return self.constant(values)
+        if self.opset >= 12:
+            return self.add("Constant", refs={"value_ints": name})
+        # Opset 11 cannot turn an attribute into a tensor. It can set sizes: pads of a and b around one number under a
+        # filter of two leave a + b numbers; a Split gives vectors of a and of b numbers, and Shape reads their sizes.
+        one, two = self.constant([[[0.0]]], "float32"), self.constant([[[0.0, 0.0]]], "float32")
+        row = self.add("Conv", one, two, refs={"pads": name}, kernel_shape=[2])
+        parts = self.add_many(2, "Split", row, refs={"split": name}, axis=2)
+        sizes = [self.add("Gather", self.add("Shape", p), self.constant([2])) for p in parts]
+        return self.add("Concat", *sizes, axis=0)
+
+    def each(self, name: str, count: int) -> list[str]:
+        """The values of an ints attribute as `count` int64 vectors of one (opset >= 12)."""
+        return self.split_at(self.ints(name), [1] * count, axis=0)
 
     def float_attr(self, name: str) -> str:
-        """A float attribute as a scalar of the activation type; `like` gives that type from opset 15 on."""
+        """A float attribute as a float32 scalar."""
+        if (values := self.agreed(name)) is not None:
+            return self.constant(values[0], "float32")
         if self.opset >= 12:
             return self.add("Constant", refs={"value_float": name})
         # Opset 11 cannot turn an attribute into a tensor; LeakyRelu(-1) = -alpha can.
         return self.add("Neg", self.add("LeakyRelu", self.constant(-1.0, "float32"), refs={"alpha": name}))
 
     def cast_like(self, value: str, like: str, dtype: str = "") -> str:
-        """The value in the type of `like`; before CastLike existed, in `dtype`, else in the body's own type."""
+        """A float32 value in the type of `like`, which is `dtype` or, without one, the type that the body is for."""
+        known = dtype or self.dtype
+        if known == "float32":
+            return value
         if self.opset >= 15:
             return self.add("CastLike", value, like)
-        return self.add("Cast", value, to=ELEM_TYPES[dtype or self.dtype])
+        return self.add("Cast", value, to=ELEM_TYPES[known])
 
     def split(self, value: str, sizes_attr: str, count: int, axis: int) -> list[str]:
         """Split along an axis by an ints attribute of the call."""
@@ -67,15 +108,24 @@ class Body:
             return [value]
         if self.opset < 13:
             return self.add_many(count, "Split", value, axis=axis, refs={"split": sizes_attr})
-        return self.add_many(count, "Split", value, self.add("Constant", refs={"value_ints": sizes_attr}), axis=axis)
+        return self.add_many(count, "Split", value, self.ints(sizes_attr), axis=axis)
 
-    def head(self, value: str, count: str, axis: int) -> str:
-        """The first `count` (an int64 vector of one) entries along an axis."""
-        if self.opset >= 10:
-            return self.add("Slice", value, self.constant([0]), count, self.constant([axis]))
-        one = numpy_helper.from_array(np.ones(1, np.int64))
-        rows = self.add("NonZero", self.add("ConstantOfShape", count, value=one))
-        return self.add("Gather", value, self.add("Reshape", rows, self.constant([-1])), axis=axis)
+    def split_at(self, value: str, sizes: Sequence[int], axis: int) -> list[str]:
+        """Split along an axis into parts of known sizes."""
+        if len(sizes) == 1:
+            return [value]
+        if self.opset < 13:
+            return self.add_many(len(sizes), "Split", value, axis=axis, split=list(sizes))
+        return self.add_many(len(sizes), "Split", value, self.constant(sizes), axis=axis)
+
+    def cut(self, value: str, starts: Sequence[int], ends: str | Sequence[int], axes: Sequence[int]) -> str:
+        """A Slice; `ends` are numbers or an int64 vector (opset >= 10)."""
+        if isinstance(ends, str):
+            return self.add("Slice", value, self.constant(starts), ends, self.constant(axes))
+        if self.opset < 10:
+            return self.add("Slice", value, starts=list(starts), ends=list(ends), axes=list(axes))
+        # int32: TensorRT's parser makes one layer of such a Slice, and shape arithmetic of one in int64.
+        return self.add("Slice", value, *(self.constant(v, "int32") for v in (starts, ends, axes)))
 
     def finish(self, op_type: str, inputs: list[str], outputs: list[str], attrs: list[str]) -> FunctionProto:
         """The function. `outputs` are distinct values that nodes of this body make; they become the formal outputs."""
@@ -98,10 +148,19 @@ def function_proto(
     )
 
 
-def by_reference(node: NodeProto, opset: int, **refs: str) -> NodeProto:
-    """Add attributes to a body's node that take the call's attribute values: by_reference(conv, 17, pads="pads")."""
+def by_reference(
+    node: NodeProto, opset: int, agreed: Callable[[str], list[Any] | None], **refs: str
+) -> NodeProto:  # fmt: skip
+    """Add attributes to a body's node that take the call's values, as by_reference(conv, 17, agreed, pads="pads").
+
+    They are written as numbers where `agreed` knows the values that every call has.
+    """
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     for name, source in refs.items():
         kind: Any = schema.attributes[name].type  # an enumeration whose stub lacks its value
-        node.attribute.append(onnx.AttributeProto(name=name, ref_attr_name=source, type=kind.value))
+        if (values := agreed(source)) is None:
+            node.attribute.append(onnx.AttributeProto(name=name, ref_attr_name=source, type=kind.value))
+        else:
+            several = kind.value in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS)
+            node.attribute.append(helper.make_attribute(name, values if several else values[0]))
     return node

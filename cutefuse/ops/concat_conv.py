@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
-from cutefuse.graph.body import Body
 from cutefuse.kernels import Call
-from cutefuse.ops import conv_call, conv_cases, conv_form, conv_math
+from cutefuse.ops import conv_body, conv_call, conv_cases, conv_form, conv_math
 from cutefuse.ops.conv_form import AFTER, BEFORE, Source
-from cutefuse.ops.op import Case, Cost, FusedOp
+from cutefuse.ops.op import Case, Cost, FusedOp, body_of
 
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi",
@@ -28,23 +27,29 @@ class ConcatConv(FusedOp):
         # Before opset 12 a list attribute cannot become a tensor, and views slice and resize by such.
         return 12 if conv_form.form_of(op_type).view else super().oldest_opset(op_type)
 
-    def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
-        form, body = conv_form.form_of(op_type), Body(opset, dtype)
+    def must_agree(self, opset: int) -> tuple[str, ...]:
+        # A Slice has steps from opset 10 on, and a Pad takes computed widths from opset 11 on.
+        return () if opset >= 11 else ("dilations",) if opset == 10 else ("strides", "dilations")
+
+    def function(
+        self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
+    ) -> FunctionProto:  # fmt: skip
+        form, body = conv_form.form_of(op_type), body_of(opset, dtype, calls)
+        assert all(body.agreed(name) for name in self.must_agree(opset)), "calls that differ need bodies of their own"
         formals = [body.formal(name) for name in (*(f"x{i}" for i in range(form.sources)), "w", "b")]
         formals += [body.formal("z")] if form.residual else []
         # Few runtimes convolve bfloat16 and before opset 22 the standard has no such Conv: compute it in float32.
         widen = dtype == "bfloat16"
         wide = [body.add("Cast", f, to=TensorProto.FLOAT) if widen and f != body.formal("b") else f for f in formals]
         xs, (w, b, *z) = wide[: form.sources], wide[form.sources :]
-        xs = [conv_math.view(body, x, i) for i, x in enumerate(xs)] if form.view else xs
-        filters = conv_math.unpack(body, w, xs)
+        xs = [conv_body.view(body, x, i, form.sources, calls) for i, x in enumerate(xs)] if form.view else xs
+        filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
         concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
-        refs = {name: name for name in ("kernel_shape", "strides", "pads", "dilations")}
-        y = body.add("Conv", concat, filters, b if widen else body.cast_like(b, xs[0]), refs=refs)
+        y = conv_body.convolve(body, concat, filters, b if widen else body.cast_like(b, xs[0]))
         y = body.add("Add", y, *z) if form.residual == BEFORE else y
-        y = conv_math.activate(body, form.suffix, y, "float32" if widen else dtype)
+        y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
         y = body.add("Add", y, *z) if form.residual == AFTER else y
-        y = body.cast_like(y, formals[0]) if widen else y
+        y = body.cast_like(y, formals[0], dtype) if widen else y
         return body.finish(op_type, formals, body.split(y, "output_channels", form.outputs, axis=1), ATTRS)
 
     def cases(self) -> list[Case]:

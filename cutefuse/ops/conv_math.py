@@ -1,4 +1,4 @@
-"""The arithmetic of ConcatConv in NumPy and in standard ONNX operators: geometry, packing, views, reference."""
+"""The arithmetic of ConcatConv in NumPy: geometry, packing, views, reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cutefuse.graph.body import Body
 from cutefuse.kernels import Call
 from cutefuse.ops.conv_form import AFTER, BEFORE, form_of
 
@@ -70,59 +69,6 @@ def unpacked(matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence
     parts = np.split(matrix, np.cumsum(packed_sizes(channels, kernel_shape))[:-1], axis=1)
     shaped = [p.reshape(K, -1, R, S, CHANNEL_BLOCK).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
     return np.concatenate([p[:, :c] for p, c in zip(shaped, channels, strict=True)], axis=1)
-
-
-def unpack(body: Body, w: str, xs: Sequence[str]) -> str:
-    """The filter [K, C, R, S] in standard operators, from attributes only, so that every runtime folds it."""
-    parts = body.split(w, "packed_sizes", len(xs), axis=1)
-    if body.opset >= 12:
-        kernel = body.add("Constant", refs={"value_ints": "kernel_shape"})
-        channels = body.add("Constant", refs={"value_ints": "channels"})
-        counts = [body.add("Slice", channels, body.constant([i]), body.constant([i + 1])) for i in range(len(xs))]
-    else:  # ints attributes cannot become tensors yet: pooling 32x32 zeros leaves 33-R by 33-S of them
-        pooled = body.add("MaxPool", body.zeros([1, 1, 32, 32]), refs={"kernel_shape": "kernel_shape"})
-        left = body.add("Gather", body.add("Shape", pooled), body.constant([2, 3]))
-        kernel = body.add("Sub", body.constant([33, 33]), left)
-        counts = [body.add("Gather", body.add("Shape", x), body.constant([1])) for x in xs]
-    blocked = body.add("Concat", body.constant([0, -1]), kernel, body.constant([CHANNEL_BLOCK]), axis=0)
-    plain = body.add("Concat", body.constant([0, -1]), kernel, axis=0)
-    filters = []
-    for part, count in zip(parts, counts, strict=True):
-        blocks_last = body.add("Transpose", body.add("Reshape", part, blocked), perm=[0, 1, 4, 2, 3])
-        filters.append(body.head(body.add("Reshape", blocks_last, plain), count, axis=1))
-    return body.add("Concat", *filters, axis=1) if len(filters) > 1 else filters[0]
-
-
-def activate(body: Body, suffix: str, y: str, dtype: str) -> str:
-    """The activation of an op_type's suffix in standard operators; y is of `dtype`."""
-    if suffix == "":
-        return y
-    if suffix == "LeakyRelu":
-        return body.add("LeakyRelu", y, refs={"alpha": "alpha"})
-    if suffix == "Clip" and body.opset < 11:
-        return body.add("Clip", y, refs={"min": "lo", "max": "hi"})
-    if suffix == "Clip":
-        return body.add("Clip", y, *(body.cast_like(body.float_attr(a), y, dtype) for a in ("lo", "hi")))
-    if suffix == "Silu":
-        return body.add("Mul", y, body.add("Sigmoid", y))
-    if suffix == "HardSwish":
-        return body.add("Mul", y, body.add("HardSigmoid", y, alpha=1 / 6, beta=0.5))
-    return body.add(suffix, y)
-
-
-def view(body: Body, x: str, index: int) -> str:
-    """Source `index` of a View form in standard operators: a channel range of x, its pixels repeated (opset >= 12)."""
-
-    def value_of(attr: str) -> str:
-        values = body.add("Constant", refs={"value_ints": attr})
-        return body.add("Slice", values, body.constant([index]), body.constant([index + 1]))
-
-    start, factor = value_of("channel_starts"), body.add("Cast", value_of("upsample"), to=1)  # 1: float32
-    taken = body.add("Slice", x, start, body.add("Add", start, value_of("channels")), body.constant([1]))
-    scales = body.add("Concat", body.constant([1.0, 1.0], "float32"), factor, factor, axis=0)
-    roi = "" if body.opset >= 13 else body.constant([], "float32")
-    rules: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return body.add("Resize", taken, roi, scales, **rules)
 
 
 def seen(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:

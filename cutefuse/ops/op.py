@@ -7,12 +7,13 @@ that of cutlass_kernels/<stem>/ and plugins/<stem>.cpp. Legality is not here: th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import FunctionProto
 
+from cutefuse.graph.body import Body
 from cutefuse.kernels import Call
 
 AttrValues = Mapping[str, Sequence[int] | Sequence[float]]
@@ -48,11 +49,19 @@ class FusedOp(ABC):
         """The first opset in which `function` can write the body of an op_type."""
         return self.min_body_opset
 
-    @abstractmethod
-    def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
-        """The body of an op_type in standard operators of the given opset, correct for every attribute value.
+    def must_agree(self, opset: int) -> tuple[str, ...]:
+        """Attributes that must be equal in all calls that one body serves in the given opset."""
+        return ()
 
-        From opset 15 on it must not depend on dtype (use CastLike); before that it may cast to dtype.
+    @abstractmethod
+    def function(
+        self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
+    ) -> FunctionProto:  # fmt: skip
+        """The body of an op_type in standard operators of the given opset, right for all these calls.
+
+        What the calls agree in may be written as numbers; with no calls the body is right for every attribute value
+        that `must_agree` leaves free. From opset 15 on it may rely on dtype only where every call has it (else
+        CastLike); before that it may cast to dtype. `positive` are the inputs that hold positive numbers in every call.
         """
 
     @abstractmethod
@@ -86,3 +95,9 @@ class FusedOp(ABC):
     @abstractmethod
     def title(self, call: Call) -> str:
         """The problem in one short text for tables, e.g. '64+64->64 3x3 @512x512 Relu'."""
+
+
+def body_of(opset: int, dtype: str, calls: Sequence[Call]) -> Body:
+    """An empty body for these calls; without a type of its own where CastLike has to tell float32 from float16."""
+    one_type = opset < 15 or {call.inputs[0].dtype for call in calls} == {dtype}
+    return Body(opset, dtype if one_type else "", [call.attrs for call in calls])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from onnx import FunctionProto
 from cutefuse.graph.body import Body
 from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
-from cutefuse.ops import concat_conv, conv_call, conv_math
+from cutefuse.ops import concat_conv, conv_body, conv_call, conv_math
 from cutefuse.ops.conv_form import Form, Source, form_of, forms
 from cutefuse.ops.op import Case, Cost, FusedOp
 
@@ -59,23 +59,32 @@ class QuantConcatConv(FusedOp):
     stem = "quant_concat_conv"
     min_body_opset = 13  # DequantizeLinear along an axis
 
-    def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
-        form, body = form_of(op_type), Body(opset, "float32")
+    def function(
+        self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
+    ) -> FunctionProto:  # fmt: skip
+        form, body = form_of(op_type), Body(opset, "float32", [call.attrs for call in calls])
         formals = [body.formal(f"x{i}") for i in range(form.sources)]
         w, w_scale, b = (body.formal(name) for name in ("w", "w_scale", "b"))
-        scales = body.add("Constant", refs={"value_floats": "input_scales"})
-        xs = [
-            body.add("DequantizeLinear", x, body.add("Gather", scales, body.constant(i))) for i, x in enumerate(formals)
-        ]
-        filters = body.add("DequantizeLinear", conv_math.unpack(body, w, formals), w_scale, axis=0)
-        concat = body.add("Concat", *xs, axis=1) if form.sources > 1 else xs[0]
-        refs = {name: name for name in ("kernel_shape", "strides", "pads", "dilations")}
-        y = conv_math.activate(body, form.suffix, body.add("Conv", concat, filters, b, refs=refs), "float32")
+        xs = [body.add("DequantizeLinear", x, self._scale(body, i)) for i, x in enumerate(formals)]
+        if form.sources + 1 in positive:
+            filters = body.add("DequantizeLinear", conv_body.unpack(body, w, form.sources), w_scale, axis=0)
+        else:  # a folded BatchNormalization may have made a scale negative, and TensorRT's parser refuses such a node
+            column = body.add("Reshape", w_scale, body.constant([-1, 1]))
+            scaled = body.add("Mul", body.add("Cast", w, to=ELEM_TYPES["float32"]), column)
+            filters = conv_body.unpack(body, scaled, form.sources)
+        y = conv_body.convolve(body, body.add("Concat", *xs, axis=1) if form.sources > 1 else xs[0], filters, b)
+        y = conv_body.activate(body, form.suffix, y, "float32")
         if form.to_int8:
             y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), body.constant(0, "int8"))
         else:
             y = body.add("Cast", y, refs={"to": "output_type"})
         return body.finish(op_type, [*formals, w, w_scale, b], [y], ATTRS)
+
+    @staticmethod
+    def _scale(body: Body, source: int) -> str:
+        if (scales := body.agreed("input_scales")) is not None:
+            return body.constant(scales[source], "float32")
+        return body.add("Gather", body.add("Constant", refs={"value_floats": "input_scales"}), body.constant(source))
 
     def cases(self) -> list[Case]:
         found = []

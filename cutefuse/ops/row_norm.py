@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from onnx import FunctionProto
@@ -11,7 +11,7 @@ from onnx import FunctionProto
 from cutefuse.graph.body import Body
 from cutefuse.kernels import Call
 from cutefuse.ops import norm_math
-from cutefuse.ops.op import Case, Cost, FusedOp
+from cutefuse.ops.op import Case, Cost, FusedOp, body_of
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -19,9 +19,11 @@ SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 class RowNorm(FusedOp):
     stem = "row_norm"
 
-    def function(self, op_type: str, opset: int, dtype: str) -> FunctionProto:
+    def function(
+        self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
+    ) -> FunctionProto:  # fmt: skip
         layer, residual = norm_math.flags_of(op_type)
-        body = Body(opset, dtype)
+        body = body_of(opset, dtype, calls)
         names = ["x", *(["residual"] if residual else []), "gamma", *(["beta"] if layer else [])]
         formals = [body.formal(n) for n in names]
         wide = dict(zip(names, (body.add("Cast", f, to=1) for f in formals), strict=True))  # 1: float32

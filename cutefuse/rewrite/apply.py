@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper
+from onnx import NodeProto, helper
 
 import cutefuse
 from cutefuse import kernels
@@ -19,11 +19,11 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION
 from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, subgraphs
 from cutefuse.graph.store import Writer
-from cutefuse.ops.op import FusedOp
+from cutefuse.kernels import Call
+from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Constant, Quantized
 
-MIN_BODY_IR = 8  # local functions
 SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
 
 
@@ -140,11 +140,16 @@ def apply_sites(
     if DOMAIN not in {o.domain for o in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     if with_functions:
-        add_bodies(model, [s for s in sites if s.status == FUSED], graph.opset)
+        add_bodies(model, graph, new_calls(sites))
     metadata = {"cutefuse.version": cutefuse.__version__, "cutefuse.input_sha256": origin}
     for key, value in metadata.items():
         if all(p.key != key for p in model.metadata_props):
             model.metadata_props.add(key=key, value=value)
+
+
+def new_calls(sites: Sequence[Site]) -> dict[str, Call]:
+    """The calls of the fused nodes that `apply_sites` made, by the nodes' names."""
+    return {s.name: s.match.call for s in sites if s.status == FUSED and s.match}
 
 
 def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
@@ -162,31 +167,6 @@ def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
             known = [s if isinstance(s, int) or s in names else None for s in sizes]
             found.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known))
     return found
-
-
-def add_bodies(model: ModelProto, sites: Sequence[Site], opset: int) -> None:
-    """Give the model a function body for every op_type of the sites, and the IR version that knows functions."""
-    known = {f.name for f in model.functions if f.domain == DOMAIN}
-    for site in sites:
-        if site.match is not None and site.match.call.op_type not in known:
-            call = site.match.call
-            known.add(call.op_type)
-            model.functions.append(body_of(site.op, call.op_type, opset, call.inputs[0].dtype))
-    if model.ir_version < MIN_BODY_IR:
-        if model.ir_version < 4:  # keep initializers constant: from IR 4 on a listed one may be overridden
-            stored = {t.name for t in model.graph.initializer}
-            _remove(model.graph.input, lambda v: v.name in stored)
-        model.ir_version = MIN_BODY_IR
-
-
-def body_of(op: FusedOp, op_type: str, opset: int, dtype: str) -> onnx.FunctionProto:
-    """The body of an op_type. Raises CutefuseError where the opset cannot express it."""
-    if opset < (oldest := op.oldest_opset(op_type)):
-        raise CutefuseError(
-            f"{op_type} has no standard form before opset {oldest}, the model has opset {opset}; convert the model "
-            "before it is patched"
-        )
-    return op.function(op_type, opset, dtype)
 
 
 def _remove(items: Any, doomed: Callable[[Any], bool]) -> None:

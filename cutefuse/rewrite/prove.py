@@ -12,7 +12,8 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.progress import spinner
-from cutefuse.rewrite.apply import add_bodies
+from cutefuse.rewrite.apply import new_calls
+from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Match
 
@@ -31,7 +32,7 @@ def prove(
         model.CopyFrom(graph.model)
         model.graph.node.extend(casts)
     if not functions:
-        add_bodies(model, fused, graph.opset)
+        add_bodies(model, graph, new_calls(fused))
     tolerance = max(s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match)
     with spinner(f"running {source.name} and its patched model on the same inputs"):
         return verify(source, model, folder, tolerance, shapes, seed, _probes(fused), converted)

@@ -14,14 +14,14 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_selected_functions
 
-from cutefuse import kernels
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
 from cutefuse.graph.read import Graph, read_tensor, run_node
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, load_model, uses_external_data, writer
-from cutefuse.ops import operators
-from cutefuse.rewrite.apply import body_of, fresh
+from cutefuse.ops.function import body_for, fused_nodes, graph_call
+from cutefuse.rewrite.apply import fresh
+from cutefuse.rewrite.functions import MIN_BODY_IR, remove_bodies
 
 
 def default_output(source: Path) -> Path:
@@ -37,13 +37,12 @@ def unpatch(source: Path, output: Path) -> int:
     if output.resolve() == source.resolve():
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     model = load_model(source)
-    fused = [n for n in model.graph.node if n.domain == DOMAIN]
+    fused = fused_nodes(model)
     if not fused:
         raise NothingToPatch(f"{source} holds no fused node; nothing was written")
     graph = Graph(model, source.parent, inferred(model))
-    _complete_bodies(graph, fused)
-    names = {n.op_type for n in fused}
     sites = {n.name or n.output[0]: list(n.output) for n in fused}
+    names = _own_bodies(graph, fused)
     kept = {o for n in model.graph.node for o in n.output}
     plain = inline_selected_functions(model, [(DOMAIN, n) for n in names], exclude=False)
     for unused in [f for f in plain.functions if f.domain == DOMAIN]:
@@ -62,18 +61,24 @@ def unpatch(source: Path, output: Path) -> int:
     return len(fused)
 
 
-def _complete_bodies(graph: Graph, fused: list[NodeProto]) -> None:
-    """Give a model that was patched with --no-functions the bodies that it lacks."""
+def _own_bodies(graph: Graph, fused: list[NodeProto]) -> list[str]:
+    """Give every fused node a body for its call alone, which is made of numbers only; returns the bodies' names."""
     model = graph.model
-    known = {f.name for f in model.functions if f.domain == DOMAIN}
-    stems = {op.stem: op for op in operators()}
-    for node in fused:
-        if node.op_type not in known:
-            op = stems[kernels.operator_of(node.op_type)["name"]]
-            dtype = next((d for name in node.input if (d := graph.dtype(name))), "float32")
-            model.functions.append(body_of(op, node.op_type, graph.opset, dtype))
-            known.add(node.op_type)
-    model.ir_version = max(model.ir_version, 8)
+    calls = [graph_call(node, graph) for node in fused]
+    remove_bodies(model, {n.op_type for n in fused})
+    for i, (node, call) in enumerate(zip(fused, calls, strict=True)):
+        body = body_for([call], graph.opset, _positive(graph, node))
+        node.op_type = body.name = f"{node.op_type}_{i}"
+        model.functions.append(body)
+    model.ir_version = max(model.ir_version, MIN_BODY_IR)
+    return [n.op_type for n in fused]
+
+
+def _positive(graph: Graph, node: NodeProto) -> list[int]:
+    """The vectors among the inputs of a node that are constant and all positive: scales of a quantised filter, say."""
+    vectors = [(i, name) for i, name in enumerate(node.input) if len(graph.dims(name) or ()) == 1]
+    values = [(i, graph.constant(name)) for i, name in vectors]
+    return [i for i, v in values if v is not None and bool(np.all(v > 0))]
 
 
 def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
@@ -84,13 +89,9 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
     constants: dict[str, TensorProto] = {}
     nodes: list[NodeProto] = []
     consumed: set[str] = set()
-    same: dict[str, str] = {}  # output of a node that changes nothing -> its input
     for node in graph.nodes:
-        node.input[:] = [same.get(name, name) for name in node.input]
         results = None if kept & set(node.output) else _evaluate(graph, node, values)
-        if results is None and _changes_nothing(graph, node, values):
-            same[node.output[0]] = node.input[0]
-        elif results is None:
+        if results is None:
             for name in node.input:
                 if name in values and name not in constants:
                     constants[name] = out.tensor(name, values[name], values[name].dtype.name)
@@ -122,32 +123,9 @@ def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -
             operands.append(read_tensor(graph.initializers[name], graph.folder))
         elif node.op_type == "CastLike" and i == 1 and (dtype := graph.dtype(name)):
             operands.append(np.zeros(0, dtype=ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
-        elif node.op_type == "Gather" and i == 0 and (shape := _known_shape(graph, name)) is not None:
-            operands.append(shape)
         else:
             return None
-    if node.op_type == "Gather" and operands[0].dtype == np.int64 and np.any(operands[0][operands[1]] < 0):
-        return None  # asks for a size that is not known
     return run_node(node, graph.opset, operands)
-
-
-def _changes_nothing(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -> bool:
-    """Whether a body's Slice takes all channels, or its Resize repeats every pixel once."""
-    if not node.output or not node.output[0].startswith(FORMAL) or any(n and n not in values for n in node.input[1:]):
-        return False
-    if node.op_type == "Resize":
-        return bool(np.all(values[node.input[2]] == 1)) if len(node.input) == 3 else False
-    if node.op_type != "Slice" or len(node.input) != 4:
-        return False
-    dims = graph.dims(node.input[0])
-    starts, ends, axes = (values[n].tolist() for n in node.input[1:])
-    return dims is not None and len(dims) == 4 and (starts, axes) == ([0], [1]) and 0 <= dims[1] <= ends[0]
-
-
-def _known_shape(graph: Graph, tensor: str) -> np.ndarray | None:
-    maker = graph.producer(tensor)
-    dims = graph.dims(maker.input[0]) if maker is not None and maker.op_type == "Shape" else None
-    return None if dims is None else np.array(dims, dtype=np.int64)
 
 
 def _without_dead(nodes: list[NodeProto], kept: set[str], graph: Graph) -> list[NodeProto]:

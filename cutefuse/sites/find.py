@@ -15,12 +15,15 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph, label, subgraphs
 from cutefuse.graph.shapes import inferred
+from cutefuse.kernels import Call
+from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.op import Cost, FusedOp
 from cutefuse.sites import conv, norm, quant
 from cutefuse.sites.match import Finder, Match, Refusal
 
 FUSED, REFUSED, EXCLUDED, MERGED = "fused", "refused", "excluded", "merged"
 CAST_LIKE_OPSET = 15
+BODY_OPSET = 11  # from here on a body serves calls of every geometry
 FINDERS: tuple[Finder, ...] = (conv.ConvSites(), quant.QuantSites(), norm.NormSites())
 
 
@@ -152,34 +155,56 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
     """Take a smaller match, or refuse the site, where no function body can be written in the model's opset."""
-    written: dict[str, str] = {}
+    before = {n.op_type: n for n in fused_nodes(graph.model)}
+    written: dict[str, _Shared] = {}
     for site in (s for s in sites if s.status == FUSED):
+        if site.match and (node := before.get(site.match.call.op_type)):
+            written.setdefault(node.op_type, _Shared.of(site.op, graph.opset, graph_call(node, graph)))
         while reason := _no_body(graph, site, written):
             if not site.fall_back():
                 site.refuse(REFUSED, reason)
                 break
         else:
             assert site.match is not None
-            written[site.match.call.op_type] = _kind(graph, site.match)
+            written.setdefault(site.match.call.op_type, _Shared.of(site.op, graph.opset, site.match.call))
 
 
-def _kind(graph: Graph, match: Match) -> str:
-    dtype = match.call.inputs[0].dtype
-    # From opset 15 on one body serves float32 and float16; bfloat16 has its own.
-    return dtype if graph.opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float"
+@dataclass(frozen=True)
+class _Shared:
+    """What all calls that one body serves have in common."""
+
+    kind: str  # of type: from opset 15 on one body serves float32 and float16; bfloat16 has its own
+    attrs: tuple[tuple[str, tuple[Any, ...]], ...]
+
+    @classmethod
+    def of(cls, op: FusedOp, opset: int, call: Call) -> _Shared:
+        dtype = call.inputs[0].dtype
+        attrs: Mapping[str, Any] = call.attrs
+        return cls(
+            dtype if opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float",
+            tuple((name, tuple(attrs[name])) for name in op.must_agree(opset)),
+        )
 
 
-def _no_body(graph: Graph, site: Site, written: Mapping[str, str]) -> str | None:
+def _no_body(graph: Graph, site: Site, written: Mapping[str, _Shared]) -> str | None:
     assert site.match is not None
-    op_type = site.match.call.op_type
-    if graph.opset < (oldest := site.op.oldest_opset(op_type)):
+    call = site.match.call
+    if graph.opset < (oldest := site.op.oldest_opset(call.op_type)):
         return f"opset {graph.opset} is older than {oldest}; convert the model, or use --no-functions"
-    kind = _kind(graph, site.match)
-    if written.get(op_type, kind) != kind:
+    own = _Shared.of(site.op, graph.opset, call)
+    other = written.get(call.op_type, own)
+    if other.kind != own.kind:
         return (
-            f"a site of another type than {site.match.call.inputs[0].dtype} has the same op_type, and one body cannot "
+            f"a site of another type than {call.inputs[0].dtype} has the same op_type, and one body cannot "
             f"serve both in opset {graph.opset}; convert the model to opset {CAST_LIKE_OPSET}, or use --no-functions"
         )
+    for (name, values), (_, others) in zip(own.attrs, other.attrs, strict=True):
+        if values != others:
+            return (
+                f"its {name} are {list(values)}, those of another site of {call.op_type} {list(others)}, and one body "
+                f"cannot serve both in opset {graph.opset}; convert the model to opset {BODY_OPSET}, or use "
+                "--no-functions"
+            )
     return None
 
 
@@ -237,9 +262,12 @@ def merge_parallel(graph: Graph, sites: Sequence[Site], sm: int) -> None:
     Sites with tiles of the GPU's own generation stay alone when their merged call has none.
     """
     fused = [s for s in sites if s.status == FUSED and s.match]
-    types = {_kind(graph, s.match) for s in fused if s.match}
-    if graph.opset < CAST_LIKE_OPSET and len(types) > 1:  # one body could not serve the merged op_types of both
-        return
+    shared: dict[str, set[_Shared]] = {}
+    for site in fused:
+        assert site.match is not None
+        shared.setdefault(site.op.stem, set()).add(_Shared.of(site.op, graph.opset, site.match.call))
+    if graph.opset < CAST_LIKE_OPSET:  # one body could not serve the merged op_types of calls that differ
+        fused = [s for s in fused if len(shared[s.op.stem]) == 1]
     order = {id(n): i for i, n in enumerate(graph.nodes)}
     groups: dict[Hashable, list[Site]] = {}
     for site in fused:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from onnx import FunctionProto
+from onnx import FunctionProto, NodeProto
 from torch import Tensor
 
 from cutefuse import kernels
 from cutefuse.engine.torch_graph.node import UnsupportedError
 from cutefuse.ops import operators
+from cutefuse.ops.function import body_for, call_of
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
@@ -24,13 +25,14 @@ _count = itertools.count()
 _nodes: weakref.WeakValueDictionary[int, FusedNode] = weakref.WeakValueDictionary()
 
 
-def body_of(op_type: str, opset: int, dtype: torch.dtype) -> FunctionProto:
-    """The function body of an op_type, for a model that was patched without bodies."""
-    name = kernels.operator_of(op_type)["name"]
+def body_of(proto: NodeProto, opset: int, given: Sequence[Tensor | None]) -> FunctionProto:
+    """The function body of one node, for a model that was patched without bodies."""
+    name = kernels.operator_of(proto.op_type)["name"]
     half = next((op for op in operators() if op.stem == name), None)
     if half is None:
-        raise UnsupportedError(f"{op_type} belongs to {name}, which no ONNX graph holds; repair the model")
-    return half.function(op_type, max(opset, half.oldest_opset(op_type)), NAMES.get(dtype, "float32"))
+        raise UnsupportedError(f"{proto.op_type} belongs to {name}, which no ONNX graph holds; repair the model")
+    tensors = [kernels.Tensor(tuple(t.shape), NAMES.get(t.dtype, "float32")) for t in given if t is not None]
+    return body_for([call_of(proto, tensors)], max(opset, half.oldest_opset(proto.op_type)))
 
 
 class FusedNode:

@@ -203,8 +203,7 @@ class _Loader:
                 return found
         function = self.functions.get((proto.domain, proto.op_type))
         if function is None and proto.domain == DOMAIN:
-            kind = next((v.tensor.dtype for v in given if v is not None), torch.float32)
-            function = body_of(proto.op_type, opsets.get("", 1), kind)
+            function = body_of(proto, opsets.get("", 1), [None if v is None else v.tensor for v in given])
         if function is not None:
             return self._body(function, proto, given, owner)
         if proto.op_type == "If":
@@ -272,9 +271,8 @@ class _Loader:
     def _shapes_of(self, proto: NodeProto, given: list[Value | None], opsets: Mapping[str, int]) -> list[Tensor]:
         """The outputs of a fused node, on `meta`: its function body says their shapes and types."""
         loader = _Loader(self.model, False)
-        kind = next((v.tensor.dtype for v in given if v is not None), torch.float32)
-        key = (proto.domain, proto.op_type)
-        function = self.functions.get(key) or body_of(proto.op_type, opsets.get("", 1), kind)
+        tensors = [None if v is None else v.tensor for v in given]
+        function = self.functions.get((proto.domain, proto.op_type)) or body_of(proto, opsets.get("", 1), tensors)
         fresh = [None if v is None else Value(v.tensor, None if v.known else loader._name("t")) for v in given]
         return [v.tensor for v in loader._body(function, proto, fresh, proto.name)]
 

@@ -1,0 +1,43 @@
+"""The function bodies of a patched model: one for each op_type, right for every fused node of that op_type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from onnx import ModelProto
+
+from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.read import Graph
+from cutefuse.kernels import Call
+from cutefuse.ops.function import body_for, fused_nodes, graph_call
+
+MIN_BODY_IR = 8  # local functions
+
+
+def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call]) -> None:
+    """Give the model the body of every op_type that a new fused node has, and the IR version that knows functions.
+
+    `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before.
+    A body that other nodes of its op_type had already is written again, so that it serves all of them.
+    """
+    calls: dict[str, list[Call]] = {call.op_type: [] for call in new.values()}
+    for node in fused_nodes(model):
+        if node.op_type in calls:
+            calls[node.op_type].append(new.get(node.name) or graph_call(node, graph))
+    remove_bodies(model, calls)
+    model.functions.extend(body_for(served, graph.opset) for served in calls.values())
+    if model.ir_version < MIN_BODY_IR:
+        if model.ir_version < 4:  # keep initializers constant: from IR 4 on a listed one may be overridden
+            stored = {t.name for t in model.graph.initializer}
+            for i in reversed(range(len(model.graph.input))):
+                if model.graph.input[i].name in stored:
+                    del model.graph.input[i]
+        model.ir_version = MIN_BODY_IR
+
+
+def remove_bodies(model: ModelProto, op_types: Iterable[str]) -> None:
+    """Take the bodies of these op_types out of the model."""
+    doomed = set(op_types)
+    for i in reversed(range(len(model.functions))):
+        if model.functions[i].domain == DOMAIN and model.functions[i].name in doomed:
+            del model.functions[i]
