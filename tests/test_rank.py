@@ -15,6 +15,7 @@ import pytest
 from cutefuse.commands.patch import main as patch_main
 from cutefuse.commands.rank import main as rank_main
 from cutefuse.report.rank import Candidate, candidates, engine_of, engine_peaks
+from cutefuse.report.write import write
 from cutefuse.sites.find import FUSED, find_sites
 
 RMS = "q = Mul(x, x) m = ReduceMean<axes=[-1]>(q) v = Add(m, eps) r = Sqrt(v) n = Div(x, r) y = Mul(n, g)"
@@ -125,6 +126,8 @@ def test_a_norm_inside_a_larger_layer_is_not_known_instead_of_nothing(
     assert patched(tmp_path)["gain_us"] is None  # without --min-gain it is fused
     assert rank_main([str(tmp_path / "profile"), str(tmp_path / "model.onnx")]) == 0
     assert capsys.readouterr().out.splitlines()[-2].split()[0] == "?"
+    page = write(tmp_path / "profile", tmp_path / "report", tmp_path / "model.onnx", quiet=True).read_text()
+    assert "<strong>not known</strong>" in page
 
 
 def test_a_norm_of_unknown_size_is_not_priced_as_one_element(tmp_path: Path) -> None:
