@@ -150,6 +150,12 @@ def test_an_activation_that_something_else_reads_too_saves_nothing(tmp_path: Pat
     assert site.gain_us == 7.0 and site.separate_us == 0.0
 
 
+def test_a_layer_that_also_computes_a_node_outside_of_the_site_stays(tmp_path: Path) -> None:
+    profiled(graphs.graph(CONV + " r = Relu(d) y = Tanh(r)", inputs=INPUTS), tmp_path, merged=["Relu", "Tanh"])
+    (site,) = ranked(tmp_path)
+    assert "Relu_2" in site.nodes and site.separate_us == 0.0 and site.gain_us == site.copy_us == 10.0
+
+
 def test_an_enlargement_that_two_sites_take_in_is_shared(tmp_path: Path) -> None:
     body = """u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(a, , s)
     c = Concat<axis=1>(u, b) d = Concat<axis=1>(b, u) y = Conv(c, w, k) z = Conv(d, w, k)"""
