@@ -2,8 +2,9 @@
 
     python benchmarks/launch_cost.py --json launch.json
 
-Columns: the judge of legality alone, a call whose tensor maps are kept, a call that encodes them, all in a loop in C;
-the same kept call through the Python binding; and, as peers, a prepared CUTLASS launch in C and torch's cat + conv.
+Columns: the judge of legality alone, a plan (once for each shape), a run of that plan with other addresses at every
+call, all in a loop in C; a run through the Python binding; and, as peers, a prepared CUTLASS launch in C and torch's
+cat + conv.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from cutefuse import kernels  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
 BATCH = 300  # launches in flight: the driver's queue holds 1024, and a full one makes the host wait
-DISTINCT = 128  # output addresses of the calls that encode, four times what a thread keeps
+DISTINCT = 128  # sets of addresses that the runs take in turn
 SHAPES = ("yolo_neck_p3_b1", "yolov7_elan_p2_b1", "raft_gru_1x5_b1", "lss_up_6cams")
-COLUMNS = ("judge_us", "kept_us", "encode_us", "python_us", "cutlass2_us", "cutlass3_us", "torch_us")
+COLUMNS = ("judge_us", "plan_us", "run_us", "python_us", "cutlass2_us", "cutlass3_us", "torch_us")
 
 
 def loop_library(folder: Path) -> ctypes.CDLL:
@@ -45,7 +46,8 @@ def loop_library(folder: Path) -> ctypes.CDLL:
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-std=c++17", str(source), "-o", str(library)], check=True)
     lib = ctypes.CDLL(str(library))
-    lib.operator_loop_us.restype = lib.peer_loop_us.restype = ctypes.c_double
+    for name in ("judge", "plan", "run", "peer"):
+        getattr(lib, f"{name}_loop_us").restype = ctypes.c_double
     return lib
 
 
@@ -69,28 +71,25 @@ def python_loop_us(call: Callable[[], Any]) -> float:
 
 
 def operator_times(instance: Any, config: int, lib: ctypes.CDLL, repeats: int) -> dict[str, float]:
-    """Our columns for one tile. The outputs of the encoding calls lie 256 bytes apart in one larger buffer."""
+    """Our columns for one tile. The outputs of the runs lie 256 bytes apart in one larger buffer."""
     import torch
 
-    stream = torch.cuda.current_stream().cuda_stream
+    call = replace(instance.call, config=config, _keep=[])
+    op, raw = kernels._lower(call)
+    c, launcher = kernels.library(), kernels.Launcher(call)
     spare = torch.empty(instance.buffers[-1].view.numel() * 2 + DISTINCT * 256, dtype=torch.uint8, device="cuda")
-    outputs = [replace(instance.call.outputs[0], data=spare.data_ptr() + 256 * i) for i in range(DISTINCT)]
-    launchers = [
-        kernels.Launcher(replace(instance.call, config=config, stream=stream, outputs=[output], _keep=[]))
-        for output in outputs
-    ]
-    raw = [launcher._raw for launcher in launchers]
-    calls = (ctypes.c_void_p * DISTINCT)(*(ctypes.addressof(r) for r in raw))
-    c = kernels.library()
-
-    def loop(function: Any, distinct: int, count: int) -> Callable[[], float]:
-        return lambda: float(lib.operator_loop_us(function, launchers[0]._op, calls, distinct, count))
-
+    stream, given = torch.cuda.current_stream().cuda_stream, kernels.addresses([t.data for t in call.inputs])
+    size = max(call.workspace_bytes, 0)
+    kept = [kernels.addresses([spare.data_ptr() + 256 * i]) for i in range(DISTINCT)]
+    operands = [kernels._Operands(given, to, call.workspace or None, size, stream or None) for to in kept]
+    sets = (ctypes.c_void_p * DISTINCT)(*(ctypes.addressof(o) for o in operands))
+    state, at = launcher.plan._state, ctypes.byref(raw)
+    spare_state = ctypes.create_string_buffer(len(state))
     times = {
-        "judge_us": median(loop(c.cutefuse_reject, 1, BATCH), repeats),
-        "kept_us": median(loop(c.cutefuse_run, 1, BATCH), repeats),
-        "encode_us": median(loop(c.cutefuse_run, DISTINCT, DISTINCT), repeats),
-        "python_us": median(lambda: python_loop_us(launchers[0]), repeats),
+        "judge_us": median(lambda: float(lib.judge_loop_us(c.cutefuse_reject, op, at, BATCH)), repeats),
+        "plan_us": median(lambda: float(lib.plan_loop_us(c.cutefuse_plan, op, at, spare_state, BATCH)), repeats),
+        "run_us": median(lambda: float(lib.run_loop_us(c.cutefuse_run, state, sets, DISTINCT, BATCH)), repeats),
+        "python_us": median(lambda: python_loop_us(lambda: launcher(stream)), repeats),
     }
     if min(times.values()) < 0:
         raise CutefuseError(f"the library refused config {config}: {kernels.reject(instance.call)}")

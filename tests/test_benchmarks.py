@@ -336,14 +336,20 @@ class TestLaunchCost:
     def loop(self, tmp_path: Path) -> ctypes.CDLL:
         return launch_cost.loop_library(tmp_path)
 
-    def test_the_loop_calls_in_turn_and_reports_a_refusal(self, loop: ctypes.CDLL) -> None:
-        seen: list[int] = []
-        kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
-        calls = (ctypes.c_void_p * 3)(16, 32, 48)
-        accept = kind(lambda op, call: seen.append(call) or 0)
-        assert loop.operator_loop_us(accept, 7, calls, 3, 5) > 0
-        assert seen == [16, 32, 48, 16, 32]
-        assert loop.operator_loop_us(kind(lambda op, call: 1), 7, calls, 3, 5) == -1
+    def test_the_loops_call_what_they_are_given_and_report_a_refusal(self, loop: ctypes.CDLL) -> None:
+        seen: list[tuple[int, ...]] = []
+        number, address = ctypes.c_int32, ctypes.c_void_p
+        sets = (address * 3)(16, 32, 48)
+        for name, kinds, arguments, expected in (
+            ("judge", (number, address), (7, address(8)), [(7, 8)] * 5),
+            ("plan", (number, address, address), (7, address(8), address(24)), [(7, 8, 24)] * 5),
+            ("run", (address, address), (address(8), sets, 3), [(8, 16), (8, 32), (8, 48), (8, 16), (8, 32)]),
+        ):
+            kind, function = ctypes.CFUNCTYPE(address, *kinds), getattr(loop, f"{name}_loop_us")
+            seen.clear()
+            assert function(kind(lambda *given: seen.append(given) or 0), *arguments, 5) > 0
+            assert seen == expected
+            assert function(kind(lambda *given: 1), *arguments, 5) == -1
 
     def test_a_compiler_that_fails_is_no_silence(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CXX", "false")

@@ -14,11 +14,25 @@ double mean_us(int count, F const &call) {
 }  // namespace
 
 extern "C" {
-// Calls i modulo `distinct` of an operator, through cutefuse_run or cutefuse_reject; negative when one was refused.
-double operator_loop_us(char const *(*function)(std::int32_t, void *), std::int32_t op, void *const *calls,
-                        int distinct, int count) {
+// cutefuse_reject, cutefuse_plan and cutefuse_run; negative when a call was refused.
+double judge_loop_us(char const *(*function)(std::int32_t, void *), std::int32_t op, void *call, int count) {
   bool refused = false;
-  double const us = mean_us(count, [&](int i) { refused |= function(op, calls[i % distinct]) != nullptr; });
+  double const us = mean_us(count, [&](int) { refused |= function(op, call) != nullptr; });
+  return refused ? -1.0 : us;
+}
+
+double plan_loop_us(char const *(*function)(std::int32_t, void *, void *), std::int32_t op, void *call, void *plan,
+                    int count) {
+  bool refused = false;
+  double const us = mean_us(count, [&](int) { refused |= function(op, call, plan) != nullptr; });
+  return refused ? -1.0 : us;
+}
+
+// Runs of one plan with each of `distinct` sets of addresses in turn.
+double run_loop_us(char const *(*function)(void *, void *), void *plan, void *const *operands, int distinct,
+                   int count) {
+  bool refused = false;
+  double const us = mean_us(count, [&](int i) { refused |= function(plan, operands[i % distinct]) != nullptr; });
   return refused ? -1.0 : us;
 }
 
