@@ -16,7 +16,7 @@ from cutefuse.engine.inputs import resolve, seeded
 from cutefuse.errors import CutefuseError
 
 pytestmark = pytest.mark.torch
-TOLERANCE = {"float32": 1e-5, "float16": 5e-3}
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2}  # of roundings that add up over a hundred layers
 
 
 def engine_of(model: Any, **options: Any) -> Any:
