@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import gpu
+
 from cutefuse import kernels
 
 WORST: dict[str, float] = {}  # type of the output -> largest error over its bound, printed at the end of a run
@@ -36,6 +38,16 @@ def assert_every_tile_is_right(instance: Any, tiles: Sequence[int]) -> None:
         WORST[instance.kind] = max(error, WORST.get(instance.kind, 0.0))
         assert lanes, f"{what} leaves the output's pad lanes unwritten"
         assert intact, f"{what} wrote outside its output"
+
+
+def with_workspace(instance: Any, sm_count: int, size: int) -> Any:
+    """The instance as a GPU with that many multiprocessors would run it, in a guarded workspace of exactly `size`."""
+    kept = [b for b in instance.buffers if b.view.data_ptr() != instance.call.workspace]
+    if size > 0:
+        kept.insert(0, gpu.Buffer.of((size + 3) // 4, "float32", float("nan")))
+    address = kept[0].view.data_ptr() if size > 0 else 0
+    call = replace(instance.call, sm_count=sm_count, workspace=address, workspace_bytes=size, _keep=[])
+    return replace(instance, call=call, buffers=kept)
 
 
 def assert_replays_equal_eager(instance: Any, tiles: Sequence[int] | None = None) -> None:

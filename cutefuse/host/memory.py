@@ -37,6 +37,7 @@ class _Lib:
         self.copy = self._typed(lib, "copy", pointer, pointer, ctypes.c_size_t)
         self.stream, self.free_stream = self._typed(lib, "stream", out), self._typed(lib, "free_stream", pointer)
         self.wait = self._typed(lib, "wait", pointer)
+        self.use = self._typed(lib, "use", ctypes.c_int32)
 
     @staticmethod
     def _typed(lib: ctypes.CDLL, name: str, *arguments: Any) -> Callable[..., None]:
@@ -65,6 +66,16 @@ def require_gpu() -> None:
 def has_gpu() -> bool:
     """True when the host was built with CUDA and sees a device."""
     return bool(_lib().count())
+
+
+def device_count() -> int:
+    """CUDA devices that the host sees; 0 in a build without CUDA."""
+    return int(_lib().count())
+
+
+def use_device(index: int) -> None:
+    """Make a device current for this thread. Raises CutefuseError where there is none of that index."""
+    _lib().use(index)
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
@@ -137,6 +148,7 @@ class Bound:
     inputs: list[int]
     outputs: list[int]
     workspace: int
+    workspace_bytes: int
     shapes: list[tuple[int, ...]]
     layouts: list[tuple[str, str]]
     run: Callable[[], None] = lambda: None
@@ -148,7 +160,10 @@ class Bound:
         return into[0], into[1], ctypes.c_void_p(self.workspace or None)
 
     def packed(self) -> list[np.ndarray]:
-        """Run, then copy the outputs back in their formats. Raises CutefuseError when a guard byte changed."""
+        """Run, then copy the outputs back in their formats.
+
+        Raises CutefuseError when a guard byte around an output or the workspace changed.
+        """
         self.run()
         _lib().wait(self.session.stream)
         results = []
@@ -156,11 +171,10 @@ class Bound:
             zip(self.outputs, self.shapes, self.layouts, strict=True)
         ):
             body = np.empty(packed_shape(shape, layout), numpy_type(dtype))
-            raw = np.empty(body.nbytes + 2 * GUARD_BYTES, np.uint8)
-            _lib().copy(raw.ctypes.data, pointer - GUARD_BYTES, raw.nbytes)
-            if (raw[:GUARD_BYTES] != _GUARD).any() or (raw[GUARD_BYTES + body.nbytes :] != _GUARD).any():
-                raise CutefuseError(f"the plugin wrote outside of output {i}")
-            results.append(raw[GUARD_BYTES : GUARD_BYTES + body.nbytes].view(body.dtype).reshape(body.shape))
+            found = _guarded(pointer, body.nbytes, f"output {i}")
+            results.append(found.view(body.dtype).reshape(body.shape))
+        if self.workspace:
+            _guarded(self.workspace, self.workspace_bytes, "the workspace")
         return results
 
     def results(self) -> list[np.ndarray]:
@@ -169,6 +183,15 @@ class Bound:
             unpack(packed, shape, layout)
             for packed, shape, (layout, _) in zip(self.packed(), self.shapes, self.layouts, strict=True)
         ]
+
+
+def _guarded(pointer: int, size: int, what: str) -> np.ndarray:
+    """The bytes at a device address, when those around them are what they were."""
+    raw = np.empty(size + 2 * GUARD_BYTES, np.uint8)
+    _lib().copy(raw.ctypes.data, pointer - GUARD_BYTES, raw.nbytes)
+    if (raw[:GUARD_BYTES] != _GUARD).any() or (raw[GUARD_BYTES + size :] != _GUARD).any():
+        raise CutefuseError(f"the plugin wrote outside of {what}")
+    return raw[GUARD_BYTES : GUARD_BYTES + size]
 
 
 class Session:
@@ -225,5 +248,6 @@ class Session:
             guard = np.full(GUARD_BYTES, _GUARD, np.uint8)
             outputs.append(self.upload(np.concatenate([guard, body.reshape(-1).view(np.uint8), guard])) + GUARD_BYTES)
         # The workspace starts as garbage: a plugin may not expect zeros.
-        workspace = self.upload(np.full(workspace_bytes, _GUARD, np.uint8)) if workspace_bytes else 0
-        return Bound(self, inputs, outputs, workspace, list(shapes), list(layouts[count:]))
+        garbage = np.full(workspace_bytes + 2 * GUARD_BYTES, _GUARD, np.uint8)
+        workspace = self.upload(garbage) + GUARD_BYTES if workspace_bytes else 0
+        return Bound(self, inputs, outputs, workspace, workspace_bytes, list(shapes), list(layouts[count:]))

@@ -22,6 +22,7 @@ CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_device_count() {
   }
   return count;
 }
+CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_device_use(std::int32_t index) { return cudaSetDevice(index); }
 CUTEFUSE_HOST_EXPORT char const *cutefuse_device_error(std::int32_t code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
@@ -95,6 +96,7 @@ CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_host_time(void *context, void const *
 #else
 
 CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_device_count() { return 0; }
+CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_device_use(std::int32_t) { return -1; }
 CUTEFUSE_HOST_EXPORT char const *cutefuse_device_error(std::int32_t) {
   return "the plugin host was built without CUDA; install nvcc and build again";
 }
