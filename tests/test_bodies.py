@@ -39,6 +39,7 @@ def faults_in(opset: int, op_types: Callable[[str], object]) -> list[str]:
     return faults(bodies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [11, 17])
 def test_the_parser_resolves_every_reference_of_every_op_type(opset: int) -> None:
     assert faults_in(opset, lambda op_type: True) == []

@@ -11,6 +11,7 @@ import pytest
 from graphs import bn_weights, graph, run_patch, weights
 
 from cutefuse.commands.patch import show
+from cutefuse.graph.closeness import compare
 from cutefuse.sites import conv_facts
 
 # Folding the BatchNormalization rounds the weights anew; the quantiser behind it makes whole steps of that.
@@ -84,3 +85,10 @@ def test_without_a_probe_nothing_is_forgiven(tmp_path: Path) -> None:
     _, patched = run_patch(stepping_model(STEPS), tmp_path)
     assert patched is not None
     assert not verify(tmp_path / "model.onnx", patched, tmp_path, 4e-3, {})["passed"]
+
+
+def test_int8_values_may_be_a_step_apart_and_no_more() -> None:
+    values = np.arange(-120, 121, dtype=np.int8)
+    assert compare(values, values + np.int8(1), 2e-2)["passed"]
+    assert not compare(values, values + np.int8(4), 2e-2)["passed"]
+    assert not compare(values.astype(np.int64), values.astype(np.int64) + 1, 2e-2)["passed"]

@@ -111,6 +111,7 @@ def build(
     tool = (
         trtexec.assumed(assume_version) if dry_run and assume_version else trtexec.inspect(trtexec.find() or "trtexec")
     )
+    plugins.check_version(facts, sites, tool.version)
     command = trtexec.build_command(tool, model, files, options or [], libraries, facts.low_precision)
     print(trtexec.quote(command))
     if dry_run:

@@ -12,6 +12,7 @@ from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import write_json
 
 DOMAIN = "cutefuse"
+PLUGINS_FIRST = (10, 7, 0)  # from this TensorRT on a plugin comes before a function body of the same name
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class ModelFacts:
 
     fused_nodes: dict[str, str]  # node name -> op_type of the nodes in our domain
     low_precision: bool  # float16 or bfloat16 weights, inputs or outputs
+    bodies: frozenset[str]  # op_types of our domain that the model carries a function body for
 
 
 def read_model(path: Path) -> ModelFacts:
@@ -38,7 +40,7 @@ def read_model(path: Path) -> ModelFacts:
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     types = {v.type.tensor_type.elem_type for v in values} | {i.data_type for i in model.graph.initializer}
     fused = {n.name: n.op_type for n in model.graph.node if n.domain == DOMAIN}
-    return ModelFacts(fused, bool(types & half))
+    return ModelFacts(fused, bool(types & half), frozenset(f.name for f in model.functions if f.domain == DOMAIN))
 
 
 def patch_report(model: Path) -> dict[str, Any] | None:
@@ -148,6 +150,16 @@ def _tokens(text: str) -> set[str]:
     return found
 
 
+def check_version(facts: ModelFacts, sites: dict[str, str], version: tuple[int, int, int]) -> None:
+    """Raise CutefuseError where TensorRT would build function bodies although the plugin library is there."""
+    hidden = sorted(set(sites.values()) & facts.bodies)
+    if hidden and version < PLUGINS_FIRST:
+        raise CutefuseError(
+            f"TensorRT {'.'.join(map(str, version))} builds the function body of {hidden[0]} instead of its plugin; "
+            "patch the model with --no-functions, take TensorRT 10.7 or newer, or build with --no-plugins"
+        )
+
+
 def verify_plugins(graph: Any, sites: dict[str, str]) -> str:
     """'N of M fused nodes run as plugins'; raises VerificationError when N < M."""
     if not sites:
@@ -163,7 +175,7 @@ def verify_plugins(graph: Any, sites: dict[str, str]) -> str:
     if missing:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise VerificationError(
-            f"{text}; TensorRT built the function bodies of {names} instead; give it the plugin library "
-            "(--dynamicPlugins) and, before TensorRT 10.7, patch with --no-functions"
+            f"{text}; TensorRT built the function bodies of {names} instead: the plugin library is missing (give it "
+            "with --dynamicPlugins), or TensorRT is 10.6 or older and prefers bodies (patch with --no-functions)"
         )
     return text

@@ -83,7 +83,9 @@ def _plugins(engine: Engine) -> list[Finding]:
     count, missing = count_plugins({"Layers": raw}, sites)
     if missing:
         text = f"The patch report lists {len(sites)} fused nodes; {', '.join(missing[:3])} became ordinary layers."
-        advice = "Build with the plugin library (`cutefuse build` adds it); before 10.7 patch with --no-functions."
+        advice = (
+            "Build with the plugin library (`cutefuse build` adds it); for TensorRT 10.6 patch with --no-functions."
+        )
         return [Finding("high", f"{count} of {len(sites)} fused nodes run as plugins", text, advice)]
     layers = [layer for layer in engine.layers if layer.kind == "plugin"]
     text = "Every fused node of the patch report is a plugin layer of this engine."
