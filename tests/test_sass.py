@@ -17,14 +17,12 @@ from cutefuse.errors import CutefuseError
 
 # Start of a kernel's mangled name, up to its template arguments -> opcodes that must stand in every instance of it.
 REQUIRED = {
-    "16concat_conv_sm80I": {"LDGSTS", "LDSM", "HMMA", "STG"},
-    "concat_conv_sm80_tapsI": {"LDGSTS", "LDSM", "HMMA", "STG"},
-    "concat_conv_sm80_finishI": {"LDG", "STG"},
-    "quant_concat_conv_sm80I": {"LDGSTS", "LDSM", "IMMA", "STG"},
-    "quant_concat_conv_rows_sm80I": {"LDGSTS", "LDSM", "IMMA", "STG"},
-    "concat_conv_sm90_im2colI": {"UTMALDG", "HGMMA"},
-    "concat_conv_sm90_im2col_pingpongI": {"UTMALDG", "HGMMA"},
-    "concat_conv_sm90_haloI": {"UTMALDG", "HGMMA"},
+    "conv_sm80INS0_4Sm80IN7cutlass": {"LDGSTS", "LDSM", "HMMA", "STG"},
+    "conv_sm80INS0_4Sm80Ia": {"LDGSTS", "LDSM", "IMMA", "STG"},
+    "conv_finishI": {"LDG", "STG"},
+    "conv_sm90_im2colI": {"UTMALDG", "HGMMA"},
+    "conv_sm90_haloI": {"UTMALDG", "HGMMA"},
+    "conv_sm90_rowsI": {"UTMALDG", "HGMMA"},
     "row_norm_forwardI": {"LDG", "STG"},
 }
 FUNCTION = re.compile(r"Function : (\S+)")
@@ -84,6 +82,6 @@ def test_kernels_use_their_instructions_and_no_local_memory() -> None:
                 assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
         spilled = {op: n for op, n in counts.items() if op in ("LDL", "STL")}
         assert not spilled, f"{function} for {arch} keeps registers in local memory: {spilled}"
-    assert seen["16concat_conv_sm80I"] >= 4 * len(kernels.describe()["archs"].split()), seen
+    assert seen["conv_sm80INS0_4Sm80IN7cutlass"] >= 4 * len(kernels.describe()["archs"].split()), seen
     if "90a" in kernels.describe()["archs"]:
-        assert seen["concat_conv_sm90_im2colI"] and seen["concat_conv_sm90_haloI"], seen
+        assert seen["conv_sm90_im2colI"] and seen["conv_sm90_haloI"], seen

@@ -12,7 +12,6 @@ constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
     // ns per channel, us per block
     {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, 16, 13.1, 4.25},
-    {3, "sm80_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, false, 16, 14.2, 5.0},
     {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, 16, 8.8, 3.25},
     {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, 16, 4.8, 2.25},
     {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, 16, 5.0, 2.5},
@@ -40,7 +39,8 @@ constexpr Tile kTiles[] = {
 };
 
 // An engine may ask for a tile that left the table: the heir is the one that won its shapes.
-constexpr Retired kRetired[] = {{2, 13}, {7, 10}, {9, 24}, {11, 13}, {32, 33}};
+constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},   {101, 113},
+                                {103, 113}, {104, 113}, {106, 105}, {107, 105}, {123, 122}, {125, 124}, {133, 132}};
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 

@@ -28,8 +28,9 @@ struct Params {
   // What the copies step by; follows from the problem.
   int taps;                  // R * S
   int row_step, block_step;  // input pixels from a filter row's end to the next one's start; back from the last row's
-  bool side_by_side;  // a 1x1 filter whose channel blocks lie side by side: all of a source's are one run of k-tiles
-  bool pointwise;     // pixel m of the output lies over pixel m of every source, and over no other
+  int side_by_side;  // 1 under a 1x1 filter whose channel blocks lie side by side: all of a source's are one run of
+                     // k-tiles
+  bool pointwise;    // pixel m of the output lies over pixel m of every source, and over no other
 
   void set_steps() {
     Problem const &p = problem;
@@ -87,10 +88,10 @@ struct Tile {
   constexpr int row_bytes_y() const { return type_bytes == 1 ? n * 4 + 32 : n * type_bytes; }
   constexpr int stages_bytes() const {
     if (halo_rows == 0) return (m + n) * k * type_bytes * stages;
-    // int8: a stage is a filter row, its pixels and the filters of its taps. Else there are two stages of pixels, 8
-    // bytes on where each of them lies, and a stage of filters for each tap.
+    // int8: a stage is a filter row, its pixels and the filters of its taps. Else there are two stages of pixels and a
+    // stage of filters for each tap.
     return type_bytes == 1 ? ((m + halo_rows) * kInt8Pitch + n * k * kRowTaps) * stages
-                           : (m + halo_rows) * (2 * k * type_bytes + 8) + n * k * type_bytes * stages;
+                           : ((m + halo_rows) * 2 + n * stages) * k * type_bytes;
   }
   constexpr int shared_bytes() const {
     int const mainloop = stages_bytes() + (sums == Sums::kShared ? m * n * 4 : 0), epilogue = m * row_bytes_y();

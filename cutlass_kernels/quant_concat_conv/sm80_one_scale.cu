@@ -1,7 +1,8 @@
-#include "quant_concat_conv/sm80_launch.cuh"
+#include "conv/sm80/launch.cuh"
+#include "quant_concat_conv/tiles.h"
 
 namespace cutefuse::quant_concat_conv {
 
-Kernels find_one_scale(int tile_id) { return find_tiles<1, 17>(tile_id); }
+Kernels find_one_scale(int tile_id) { return find_sm80<int8_t, Row<1>, Row<17>>(tile_id); }
 
 }  // namespace cutefuse::quant_concat_conv

@@ -42,6 +42,12 @@ constexpr Tile const *find_tile(int id) {
   return nullptr;
 }
 
+// A row of the table as a type: what the kernels are instantiated with.
+template <int kId>
+struct Row {
+  static constexpr Tile kTile = *find_tile(kId);
+};
+
 Find find_one_scale, find_drain, find_rows, find_rows_drain;
 
 }  // namespace cutefuse::quant_concat_conv

@@ -83,10 +83,10 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied. 16 bytes past a multiple of 32 cost 10 %.
   extern __shared__ __align__(32) uint4 ring[];
   __shared__ RowSlots<kWarps> slots;
-  let_next_start();
+  let_next_kernel_start();
   int const cluster = kWarp || !kClusters ? 1 : p.cluster;
   if (cluster > 1) slots.announce();
-  wait_for_previous();
+  wait_for_previous_kernel();
 
   int const lanes = p.lanes, threads = lanes * cluster, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
   int const thread = (cluster > 1 ? int(cute::block_rank_in_cluster()) * lanes : 0) + threadIdx.x - group * lanes;

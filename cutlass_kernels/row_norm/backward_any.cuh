@@ -17,8 +17,8 @@ template <class Element>
 __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(BackwardParams const p) {
   constexpr int kVec = kVector<Element>;
   __shared__ RowSlots<kStreamThreads / 32> slots;
-  let_next_start();
-  wait_for_previous();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   Row<Element, true> const row(blockIdx.x, p.problem);
   float const mean = p.mean != nullptr ? p.mean[blockIdx.x] : 0.f, rstd = p.rstd[blockIdx.x];
   auto const load = [&](int v, Values<Element> &rXhat, Values<Element> &rWdy) {
@@ -70,8 +70,8 @@ CUTE_DEVICE float column_sum(float dgamma, float dbeta, ColumnSlots &slots) {
 template <class Element>
 __global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_columns(BackwardParams const p) {
   __shared__ ColumnSlots slots;
-  let_next_start();
-  wait_for_previous();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   int64_t const columns = p.problem.columns, part = blockIdx.x % p.parts;
   int64_t const column = int64_t(blockIdx.x / p.parts) * 32 + threadIdx.x % 32;
   float dgamma = 0.f, dbeta = 0.f;
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_columns(Bac
 template <class Element>
 __global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_final(BackwardParams const p) {
   __shared__ ColumnSlots slots;
-  let_next_start();
-  wait_for_previous();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   int64_t const columns = p.problem.columns, column = int64_t(blockIdx.x) * 32 + threadIdx.x % 32;
   float sums[2] = {0.f, 0.f};
   // Loads of several parts at once: one after another, their latency would be the kernel's time.

@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
             thread = kWarp ? threadIdx.x & (lanes - 1) : threadIdx.x;
   int64_t const index = kWarp ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes : blockIdx.x;
   Row<Element, kShifted> const row(index, p.problem);
-  wait_for_previous();
-  let_next_start();  // here, or the assembler puts it behind the first use of what is loaded
+  wait_for_previous_kernel();
+  let_next_kernel_start();  // here, or the assembler puts it behind the first use of what is loaded
 
   // All loads before the first use: a memory-bound kernel lives on the bytes it has in flight.
   Vector<Element> raw[kVectors], other[kResidual ? kVectors : 1];
@@ -122,8 +122,8 @@ template <class Element>
 __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(ForwardParams const p) {
   constexpr int kVec = kVector<Element>;
   __shared__ MomentSlots<kStreamThreads / 32> slots;
-  let_next_start();
-  wait_for_previous();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   Row<Element, true> const row(blockIdx.x, p.problem);
   auto const load = [&](int v) {
     Values<Element> rX = to_float<Element>(row.load(p.x, v));

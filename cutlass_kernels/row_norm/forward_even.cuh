@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
   Row<Element, false> const row(valid ? index : p.problem.rows - 1, p.problem);
   uint4 const *const mG = static_cast<uint4 const *>(p.gamma) + thread;
   uint4 const *const mB = static_cast<uint4 const *>(p.beta) + thread;
-  wait_for_previous();
-  let_next_start();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   Fragment<Element, kVectors, true> rX;
   Beside<Element> rG[kVectors], rB[kVectors];
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forw
   __shared__ MomentSlots<kThreads / 32 * kMaxCluster> slots;
   if (threadIdx.x == 0) {
     cute::initialize_barrier(slots.arrived);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    cutlass::arch::fence_barrier_init();
   }
   cute::cluster_arrive_relaxed();
   uint32_t const index = blockIdx.x >> p.log_cluster;
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forw
   uint4 const *const mG = static_cast<uint4 const *>(p.gamma) + begin;
   uint4 const *const mB = static_cast<uint4 const *>(p.beta) + begin;
   uint4 *const mY = static_cast<uint4 *>(p.y) + origin;
-  wait_for_previous();
-  let_next_start();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   Fragment<Element, kVectors, true> rX;
   CUTE_UNROLL

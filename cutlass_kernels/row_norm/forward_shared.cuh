@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
   if (cluster > 1) {
     if (threadIdx.x == 0) {
       cute::initialize_barrier(slots.arrived);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      cutlass::arch::fence_barrier_init();
     }
     cute::cluster_arrive_relaxed();
   }
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
     }
     return r;
   };
-  wait_for_previous();
-  let_next_start();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 
   CUTE_UNROLL
   for (int i = 0; i < kPieces; ++i) {

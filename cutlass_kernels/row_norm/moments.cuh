@@ -203,7 +203,7 @@ CUTE_DEVICE Moments merge_cluster(Moments mine, int cluster, MomentSlots<kWarps>
   }
   constexpr int kNumbers = !kLayer ? 1 : kEqual ? 2 : 4;
   if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived, all * kNumbers * int(sizeof(float)));
-  cute::wait_barrier(slots.arrived, 0);
+  wait_for_remote(slots.arrived, 0);
   if constexpr (kChan) {
     int const lanes = min(all, 32), from = lane & (lanes - 1);
     mine.squares = slots.squares[from], mine.mean = slots.mean[from];

@@ -12,6 +12,7 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/util.hpp>
 
+#include "dependent_launch.cuh"
 #include "row_norm/tiles.h"
 
 namespace cutefuse::row_norm {
@@ -200,7 +201,7 @@ struct RowSlots {
   CUTE_DEVICE void announce() {
     if (threadIdx.x == 0) {
       for (int i = 0; i < 2 * kMostGroups; ++i) cute::initialize_barrier(arrived[i / 2][i % 2]);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      cutlass::arch::fence_barrier_init();
     }
     cute::cluster_arrive_relaxed();
   }
@@ -209,13 +210,14 @@ struct RowSlots {
 // Writes to the same shared variable of another block of the cluster and counts the bytes at its barrier: no fence, as
 // a cluster barrier would need one that waits for this thread's stores to global memory.
 CUTE_DEVICE void store_remote(float *shared, uint64_t *barrier, uint32_t block, float value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  uint32_t const address = cute::set_block_rank(cute::cast_smem_ptr_to_uint(shared), block);
-  uint32_t const remote = cute::set_block_rank(cute::cast_smem_ptr_to_uint(barrier), block);
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(value),
-               "r"(remote)
-               : "memory");
-#endif
+  cute::store_shared_remote(__float_as_uint(value), cute::cast_smem_ptr_to_uint(shared),
+                            cute::cast_smem_ptr_to_uint(barrier), block);
+}
+
+// cute::wait_barrier names no memory: the compiler could move loads of what arrived in front of it.
+CUTE_DEVICE void wait_for_remote(uint64_t &barrier, int phase) {
+  cute::wait_barrier(barrier, phase);
+  asm volatile("" ::: "memory");
 }
 
 // Sums of kValues values over a row whose threads are 2^log_lanes lanes of a warp (kWarp), or group number `group` of
@@ -255,7 +257,7 @@ struct RowSum {
         if (warp == 0 && lane == 0) {
           cute::set_barrier_transaction_bytes(arrived[turn], all * kValues * sizeof(float));
         }
-        cute::wait_barrier(arrived[turn], phase);
+        wait_for_remote(arrived[turn], phase);
       } else if constexpr (kGroups) {
         cutlass::arch::NamedBarrier::sync(warps * 32, group);
       } else {
@@ -275,18 +277,5 @@ struct RowSum {
     return values;
   }
 };
-
-// Nothing below may touch memory that the previous kernel of the stream writes before wait_for_previous(): on Hopper
-// this kernel may start while that one drains.
-CUTE_DEVICE void wait_for_previous() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-CUTE_DEVICE void let_next_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 
 }  // namespace cutefuse::row_norm

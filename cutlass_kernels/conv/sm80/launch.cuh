@@ -2,21 +2,14 @@
 #pragma once
 
 #include "conv/sm80/main_loop.cuh"
-#include "conv/sm80/taps.cuh"
+#include "conv/sm80/split.cuh"
 
 namespace cutefuse::conv {
 
 template <class Traits>
 Kernels sm80_kernels() {
-  auto *const kernel = [] {
-    if constexpr (Traits::kSharesTaps) {
-      return &concat_conv_sm80_taps<Traits>;
-    } else {
-      return &concat_conv_sm80<Traits>;
-    }
-  }();
-  auto *const finish = &concat_conv_sm80_finish<typename Traits::Output>;
-  return {{reinterpret_cast<void const *>(kernel), Traits::kThreads, Traits::kSharedBytes},
+  auto *const finish = &conv_finish<typename Traits::Output, Traits::kScaled>;
+  return {{reinterpret_cast<void const *>(&conv_sm80<Traits>), Traits::kThreads, Traits::kTile.shared_bytes()},
           {reinterpret_cast<void const *>(finish), kFinishThreads, 0}};
 }
 

@@ -1,10 +1,12 @@
-// ConcatConv as implicit GEMM for sm_80 and newer: cp.async multistage -> ldmatrix -> mma.sync -> shared -> global.
-// M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles.
+// The convolution as implicit GEMM for sm_80 and newer: cp.async multistage -> ldmatrix -> mma.sync -> shared ->
+// global. M = N*P*Q output pixels, N = K output channels, reduction over (source, channel block, r, s) in k-tiles. One
+// kernel for every number type (traits.cuh) and every way to load pixels (pixels.cuh, halo.cuh).
 #pragma once
 
-#include "conv/sm80/copy.cuh"
-#include "conv/sm80/epilogue.cuh"
-#include "conv/sm80/traits.cuh"
+#include "conv/sm80/halo.cuh"
+#include "conv/sm80/pixels.cuh"
+#include "conv/sm80/store.cuh"
+#include "conv/sm80/store_scaled.cuh"
 
 namespace cutefuse::conv {
 
@@ -21,151 +23,215 @@ __device__ __forceinline__ void round_to_tf32(Tensor<Engine, Shape> &&fragment) 
   }
 }
 
-// ---- kernel ---------------------------------------------------------------------------------------------------------
+// acc += X * W for one mma step. `between(done, all)` stands behind each of the `all` rows or columns of mma.
+template <class Traits, class FragmentX, class FragmentW, class Acc, class Between>
+__device__ __forceinline__ void multiply(FragmentX &rX, FragmentW &rW, Acc &acc, int step, Between const &between) {
+  if constexpr (Traits::kTf32) {
+    round_to_tf32(rX(_, _, step));
+    round_to_tf32(rW(_, _, step));
+  }
+  constexpr int kColumns = decltype(size<2>(acc))::value, kRows = decltype(size<1>(acc))::value;
+  constexpr int kOuter = Traits::kRowsFirst ? kRows : kColumns, kInner = Traits::kRowsFirst ? kColumns : kRows;
+  CUTE_UNROLL
+  for (int outer = 0; outer < kOuter; ++outer) {
+    CUTE_UNROLL
+    for (int inner = 0; inner < kInner; ++inner) {
+      int const back = outer % 2 ? kInner - 1 - inner : inner;  // and forth: the last fragment is still at hand
+      int const i = Traits::kRowsFirst ? outer : back, j = Traits::kRowsFirst ? back : outer;
+      gemm(typename Traits::Mma{}, rX(_, i, step), rW(_, j, step), acc(_, i, j));
+    }
+    between(outer + 1, kOuter);
+  }
+}
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
-    concat_conv_sm80(Params const __grid_constant__ params) {
+    conv_sm80(Params const __grid_constant__ params) {
   using Element = typename Traits::Element;
-  constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages;
+  using Loader = std::conditional_t<Traits::kSharesTaps, HaloLoader<Traits>, TapLoader<Traits>>;
+  constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages, kSteps = Traits::kSteps;
+  constexpr bool kTapStages = Traits::kTapStages;
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
-  auto const [thread, split, m0, n0] = Place::of<Traits>(params);
+  Place const place = Place::of<Traits>(params);
 
-  Element *const shared_x = reinterpret_cast<Element *>(shared);
-  Element *const shared_w = shared_x + cosize_v<typename Traits::SmemX>;
+  Element *const shared_x = reinterpret_cast<Element *>(shared), *const shared_w = shared_x + Traits::kSmemX;
   Tensor sX = make_tensor(make_smem_ptr(shared_x), typename Traits::SmemX{});  // (M,K,stage)
   Tensor sW = make_tensor(make_smem_ptr(shared_w), typename Traits::SmemW{});  // (N,K,stage)
+  if constexpr (Traits::kScaled) load_scales_and_biases<Traits>(params, place, shared);
 
   // ---- g2s: each thread copies one column chunk of kRowsX pixels and kRowsW filters ----
-  auto const thread_g2s = typename Traits::G2S{}.get_slice(thread);
+  auto const thread_g2s = typename Traits::G2S{}.get_slice(place.thread);
   Tensor tXsX = thread_g2s.partition_D(sX);  // (vector,kRowsX,1,stage)
   Tensor tWsW = thread_g2s.partition_D(sW);  // (vector,kRowsW,1,stage)
-  int const taps = p.R * p.S;
-  int const first_block = params.k_blocks * split / params.splits;
-  int const k_blocks = params.k_blocks * (split + 1) / params.splits - first_block;
+  int const first_block = params.k_blocks * place.split / params.splits;
+  int const k_blocks = params.k_blocks * (place.split + 1) / params.splits - first_block;
   KBlock<kK> read(p);
   int first_column = 0;
   CUTE_NO_UNROLL
   for (int i = 0; i < first_block; ++i) {
-    first_column += taps * kChannelBlock + read.filter_step(taps);
+    first_column += params.taps * kChannelBlock + read.filter_step(params.taps);
     read.advance(p);
   }
-  Loader<Traits> loader(params, thread, m0, n0, read, first_column, k_blocks);
+  Loader loader(params, place, read, first_column, k_blocks);
 
-  constexpr int kSteps = kK / Traits::kMmaK;
-  // Part `part` of a k-tile's copies, one for each mma step; `issued` of the step's `all` mma rows or columns are
-  // behind it.
-  auto const copy_part = [&](int part, int stage, int issued, int all) {
-    constexpr int kCopies = Loader<Traits>::kCopies;
-    int const begin = part * kCopies / kSteps, count = (part + 1) * kCopies / kSteps - begin;
+  // A unit is an mma step: kUnits of them make a k-tile or, where taps share pixels, a filter row. With unit `unit` go
+  // these copies to stage `stage`, where `done` of the unit's `all` rows of mma are behind them.
+  constexpr int kUnits = Traits::kTaps * kSteps;
+  auto const copy_part = [&](int unit, int stage, int done, int all) {
+    int const group = Loader::kGroups == 1 ? 0 : unit / kSteps, part = Loader::kGroups == 1 ? unit : unit % kSteps;
+    if (part >= Loader::kParts) return;
+    int const copies = Loader::copies(group), begin = part * copies / Loader::kParts;
+    int const count = (part + 1) * copies / Loader::kParts - begin;
     CUTE_UNROLL
-    for (int i = 0; i < kCopies; ++i) {
-      if (i < begin + (issued - 1) * count / all || i >= begin + issued * count / all) continue;
-      loader.copy(i, tXsX(_, _, _, stage), tWsW(_, _, _, stage));
+    for (int i = 0; i < Loader::kMostCopies; ++i) {
+      if (i < begin + (done - 1) * count / all || i >= begin + done * count / all) continue;
+      loader.copy(group, i, stage, tXsX, tWsW);
     }
   };
   // kStages k-tiles are in flight. The stage that all warps have read is filled again at once: part 0 of the copies
   // right behind the barrier, the others between the mma of the next k-tile's steps.
-  CUTE_NO_UNROLL
-  for (int stage = 0; stage < kStages - 1; ++stage) {
+  int read_stage = 0, write_stage = kTapStages ? 1 : kStages - 1;
+  if constexpr (Traits::kSharesTaps) {
+    auto const copy_filters = [&](int stage) {
+      constexpr int kCount = kTapStages ? 1 : Traits::kTaps;
+      CUTE_UNROLL
+      for (int i = 0; i < Traits::kRowsW * kCount; ++i) {
+        loader.copy_w(i / kCount, kTapStages ? stage : i % kCount, tWsW(_, _, _, stage * kCount + i % kCount));
+      }
+    };
+    copy_filters(0);
+    loader.locate(place, shared_w);  // the pixels, while the first filters are on their way
     CUTE_UNROLL
-    for (int part = 0; part < kSteps; ++part) copy_part(part, stage, 1, 1);
-    cp_async_fence();
-    loader.advance();
+    for (int stage = 0; stage < kStages - 1; ++stage) {
+      if (stage > 0) copy_filters(stage);
+      if (!kTapStages || stage == 0) {
+        CUTE_UNROLL
+        for (int i = 0; i < Traits::kRowsX; ++i) loader.copy_x(i, tXsX(_, _, _, stage));
+      }
+      cp_async_fence();
+      if (!kTapStages) loader.advance();
+      if (kTapStages && stage == 0) loader.next_row();
+    }
+  } else {
+    CUTE_NO_UNROLL
+    for (int stage = 0; stage < kStages - 1; ++stage) {
+      CUTE_UNROLL
+      for (int unit = 0; unit < kUnits; ++unit) copy_part(unit, stage, 1, 1);
+      cp_async_fence();
+      loader.advance();
+    }
   }
-  int read_stage = 0, write_stage = kStages - 1;
   copy_part(0, write_stage, 1, 1);
 
   // ---- s2r: ldmatrix fills the fragments of one mma k-step ----
   typename Traits::Mma mma;
-  auto const thread_mma = mma.get_slice(thread);
-  Tensor acc = partition_fragment_C(mma, Shape<Int<kM>, Int<kN>>{});  // (MMA,MMA_M,MMA_N)
-  Tensor rX = thread_mma.partition_fragment_A(sX(_, _, 0));           // (MMA,MMA_M,k_step)
-  Tensor rW = thread_mma.partition_fragment_B(sW(_, _, 0));           // (MMA,MMA_N,k_step)
+  auto const thread_mma = mma.get_slice(place.thread);
+  Tensor acc = partition_fragment_C(mma, Shape<Int<kM>, Int<kN>>{});                    // (MMA,MMA_M,MMA_N)
+  Tensor rX = make_tensor<Element>(partition_shape_A(mma, Shape<Int<kM>, Int<kK>>{}));  // (MMA,MMA_M,k_step)
+  Tensor rW = thread_mma.partition_fragment_B(sW(_, _, 0));                             // (MMA,MMA_N,k_step)
   auto const s2r_x = make_tiled_copy_A(typename Traits::S2R{}, mma);
   auto const s2r_w = make_tiled_copy_B(typename Traits::S2R{}, mma);
-  auto const thread_s2r_x = s2r_x.get_slice(thread);
-  auto const thread_s2r_w = s2r_w.get_slice(thread);
-  Tensor tSsX = thread_s2r_x.partition_S(sX);  // (copy,M,k_step,stage)
-  Tensor tSsW = thread_s2r_w.partition_S(sW);  // (copy,N,k_step,stage)
-  Tensor tSrX = thread_s2r_x.retile_D(rX);     // (copy,M,k_step)
-  Tensor tSrW = thread_s2r_w.retile_D(rW);     // (copy,N,k_step)
-  auto const fetch = [&](int step, int stage) {
-    copy(s2r_x, tSsX(_, _, step, stage), tSrX(_, _, step));
-    copy(s2r_w, tSsW(_, _, step, stage), tSrW(_, _, step));
-  };
-
-  // The mma of one step, and between them the copies of a part.
-  auto const multiply = [&](int step, int part, int stage) {
-    if constexpr (Traits::kTf32) {
-      round_to_tf32(rX(_, _, step));
-      round_to_tf32(rW(_, _, step));
+  Tensor tSsW = s2r_w.get_slice(place.thread).partition_S(sW);  // (copy,N,k_step,stage)
+  Tensor tSrW = s2r_w.get_slice(place.thread).retile_D(rW);     // (copy,N,k_step)
+  auto reader = [&] {
+    if constexpr (Traits::kSharesTaps) {
+      return HaloReader<Traits>(params, place, cast_smem_ptr_to_uint(shared_x));
+    } else {
+      return s2r_x.get_slice(place.thread).partition_S(sX);  // (copy,M,k_step,stage)
     }
-    constexpr int kColumns = size<2>(acc), kRows = size<1>(acc);
-    constexpr int kOuter = Traits::kRowsFirst ? kRows : kColumns, kInner = Traits::kRowsFirst ? kColumns : kRows;
-    CUTE_UNROLL
-    for (int outer = 0; outer < kOuter; ++outer) {
-      CUTE_UNROLL
-      for (int inner = 0; inner < kInner; ++inner) {
-        int const back = outer % 2 ? kInner - 1 - inner : inner;  // and forth: the last fragment is still at hand
-        int const i = Traits::kRowsFirst ? outer : back, j = Traits::kRowsFirst ? back : outer;
-        gemm(mma, rX(_, i, step), rW(_, j, step), acc(_, i, j));
-      }
-      if (part >= 0) copy_part(part, stage, outer + 1, kOuter);
+  }();
+  auto const fetch = [&](int tap, int step, int slot) {  // into the fragments' k_step `slot`
+    if constexpr (Traits::kSharesTaps) {
+      reader.fetch(tap, step, read_stage, rX(_, _, slot));
+      copy(s2r_w, tSsW(_, _, step, kTapStages ? tap : read_stage * kRowTaps + tap), tSrW(_, _, slot));
+    } else {
+      Tensor tSrX = s2r_x.get_slice(place.thread).retile_D(rX);  // (copy,M,k_step)
+      copy(s2r_x, reader(_, _, step, read_stage), tSrX(_, _, slot));
+      copy(s2r_w, tSsW(_, _, step, read_stage), tSrW(_, _, slot));
     }
   };
 
   // ---- main loop ----
-  auto const enter_next_stage = [&] {
+  // Behind the last unit of a stage: what comes next is there, and this stage is free.
+  auto const is_last = [](int unit) { return unit == kUnits - 1 || (kTapStages && unit % kSteps == kSteps - 1); };
+  auto const leave = [&](int unit) {
     cp_async_fence();
-    loader.advance();
+    if (unit == kUnits - 1) loader.advance();
+    if constexpr (kTapStages) {
+      if (unit == kUnits - 1) write_stage ^= 1;
+      reader.leave(unit / kSteps);
+    }
     cp_async_wait<kStages - 2>();
     __syncthreads();
-    write_stage = read_stage;
-    read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
+    if constexpr (!kTapStages) {
+      write_stage = read_stage;
+      read_stage = read_stage == kStages - 1 ? 0 : read_stage + 1;
+    }
   };
-  start_at_bias<Traits>(params, split, n0, thread_mma, acc);
+  SourceSums<Traits, decltype(acc)> sums;
+  sums.start(params, place, acc);
   cp_async_wait<kStages - 2>();
   __syncthreads();
-  fetch(0, 0);
+  fetch(0, 0, 0);
 
-  for (int to_read = k_blocks; to_read > 0;) {                             // a source at a time
+  for (int to_read = k_blocks;;) {                                         // a source at a time
     int const whole = min((read.left + Traits::kMmaK - 1) / kK, to_read);  // blocks with channels for every mma step
+    int const rounds = Traits::kSharesTaps ? p.R : params.taps;            // of the units, for a block
     CUTE_NO_UNROLL
-    for (int tiles = whole * taps; tiles > 0; --tiles) {
+    for (int round = whole * rounds; round > 0; --round) {
       CUTE_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        if (step == kSteps - 1) enter_next_stage();
-        fetch((step + 1) % kSteps, read_stage);
-        multiply(step, (step + 1) % kSteps, write_stage);
+      for (int unit = 0; unit < kUnits; ++unit) {
+        int const next = (unit + 1) % kUnits;
+        if (is_last(unit)) leave(unit);
+        fetch(next / kSteps, next % kSteps, next % kSteps);
+        multiply<Traits>(rX, rW, acc, unit % kSteps,
+                         [&](int done, int all) { copy_part(next, write_stage, done, all); });
       }
     }
     to_read -= whole, read.left -= whole * kK;
     if (to_read > 0 && read.left > 0) {  // the source's last channels: no step is spent on those that do not exist
       int const steps = ceil_div(read.left, Traits::kMmaK);
+      auto const multiply_alone = [&](int slot) { multiply<Traits>(rX, rW, acc, slot, [](int, int) {}); };
       CUTE_NO_UNROLL
-      for (int tiles = taps; tiles > 0; --tiles) {
+      for (int round = rounds; round > 0; --round) {
         CUTE_UNROLL
-        for (int part = 1; part < kSteps; ++part) copy_part(part, write_stage, 1, 1);
-        multiply(0, -1, 0);
-        CUTE_UNROLL
-        for (int step = 1; step < kSteps - 1; ++step) {
-          if (step >= steps) break;
-          fetch(step, read_stage);
-          multiply(step, -1, 0);
+        for (int tap = 0; tap < Traits::kTaps; ++tap) {
+          int const first = tap * kSteps, next = (first + kSteps) % kUnits;
+          CUTE_UNROLL
+          for (int step = 1; step < kSteps; ++step) copy_part(first + step, write_stage, 1, 1);
+          multiply_alone(0);
+          if constexpr (kTapStages) {  // unrolled three times over it would need more registers than there are
+            CUTE_NO_UNROLL
+            for (int step = 1; step < steps; ++step) fetch(tap, step, 0), multiply_alone(0);
+          } else {
+            CUTE_UNROLL
+            for (int step = 1; step < kSteps - 1; ++step) {
+              if (step >= steps) break;
+              fetch(tap, step, step), multiply_alone(step);
+            }
+          }
+          if (is_last(first + kSteps - 1)) leave(first + kSteps - 1);
+          copy_part(next, write_stage, 1, 1);
+          fetch(next / kSteps, 0, 0);
         }
-        enter_next_stage();
-        copy_part(0, write_stage, 1, 1);
-        fetch(0, read_stage);
       }
       --to_read;
     }
-    if (++read.source < p.sources) read.left = p.C[read.source];
+    if (to_read == 0) break;
+    sums.drain(params, shared, read.source, acc);
+    read.left = p.C[++read.source];
   }
+  if constexpr (Traits::kScaled) sums.drain_last(params, shared, read.source, acc);
   cp_async_wait<0>();
   __syncthreads();
-  store_tile<Traits>(params, mma, acc, shared);
+  if constexpr (Traits::kTile.drains()) {
+    store_scaled<Traits>(params, shared, 1.f, sums.sum);
+  } else if constexpr (Traits::kScaled) {
+    store_scaled<Traits>(params, shared, p.scale[0], acc);
+  } else {
+    store_tile<Traits>(params, acc, shared);
+  }
 }
 
 }  // namespace cutefuse::conv

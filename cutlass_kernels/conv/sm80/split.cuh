@@ -3,17 +3,15 @@
 // main loop has.
 #pragma once
 
-#include <cute/tensor.hpp>
-
-#include "conv/epilogue.cuh"
-#include "conv/sm80/store.cuh"
+#include "conv/sm80/store_scaled.cuh"
 
 namespace cutefuse::conv {
 
-template <class Output>
-__global__ void __launch_bounds__(kFinishThreads) concat_conv_sm80_finish(Params const __grid_constant__ params) {
+// Output: that of a float operator; kScaled: the problem says.
+template <class Output, bool kScaled>
+__global__ void __launch_bounds__(kFinishThreads) conv_finish(Params const __grid_constant__ params) {
   Problem const &p = params.problem;
-  int const groups = split_ld(p) / kFinishChannels;
+  int const groups = ceil_div(stored_channels(p), kFinishChannels);
   int64_t const item = int64_t(blockIdx.x) * kFinishThreads + threadIdx.x;
   int64_t const pixels = int64_t(p.N) * p.P * p.Q, m = item / groups;
   int const k = int(item % groups) * kFinishChannels;
@@ -23,28 +21,47 @@ __global__ void __launch_bounds__(kFinishThreads) concat_conv_sm80_finish(Params
   int64_t const part_vectors = pixels * split_ld(p) / 4;
   auto sum = cute::make_tensor<float>(cute::Int<kFinishChannels>{});
   cute::clear(sum);
-  for (int part = 0; part < params.splits; ++part) {
+  for (int part = 0; part < params.splits && k < p.K; ++part) {
     CUTE_UNROLL
     for (int v = 0; v < kFinishChannels / 4; ++v) {
       float4 const x = __ldcg(from + part * part_vectors + v);
       sum(4 * v) += x.x, sum(4 * v + 1) += x.y, sum(4 * v + 2) += x.z, sum(4 * v + 3) += x.w;
     }
   }
-  auto const add_residual = [&] {
-    Output const *const z = static_cast<Output const *>(params.z) + m * p.ldz + k;
+  if constexpr (kScaled) {
     CUTE_UNROLL
-    for (int i = 0; i < kFinishChannels; ++i) sum(i) += k + i < p.K ? float(z[i]) : 0.f;
-  };
-  if (p.residual == Residual::kBefore) add_residual();
-  activate(sum, p);
-  if (p.residual == Residual::kAfter) add_residual();
-  alignas(16) Output y[kFinishChannels];
-  CUTE_UNROLL
-  for (int i = 0; i < kFinishChannels; ++i) y[i] = k + i < p.K ? Output(sum(i)) : Output(0);  // pad lanes are zeros
-  constexpr int kVector = 16 / sizeof(Output);
-  CUTE_UNROLL
-  for (int i = 0; i < kFinishChannels; i += kVector) {
-    if (k + i < p.K) Target<Output>(params, k + i).store(m, &y[i]);
+    for (int i = 0; i < kFinishChannels; ++i) {
+      int const at = min(k + i, p.K - 1);
+      sum(i) = fmaf(sum(i), __ldg(params.w_scale + at), __ldg(params.b + at));
+    }
+    activate(sum, p);
+    with_output_type(p, [&](auto type) {
+      using To = decltype(type);
+      To *const to = output_at<To>(params, m, k);
+      float const inverse = 1.f / p.output_scale;
+      int const end = stored_channels(p);
+      CUTE_UNROLL
+      for (int i = 0; i < kFinishChannels; ++i) {  // pad lanes are zeros
+        if (k + i < end) to[i] = k + i < p.K ? output_of<To>(sum(i), inverse) : To(0);
+      }
+    });
+  } else {
+    auto const add_residual = [&] {
+      Output const *const z = static_cast<Output const *>(params.z) + m * p.ldz + k;
+      CUTE_UNROLL
+      for (int i = 0; i < kFinishChannels; ++i) sum(i) += k + i < p.K ? float(z[i]) : 0.f;
+    };
+    if (p.residual == Residual::kBefore) add_residual();
+    activate(sum, p);
+    if (p.residual == Residual::kAfter) add_residual();
+    alignas(16) Output y[kFinishChannels];
+    CUTE_UNROLL
+    for (int i = 0; i < kFinishChannels; ++i) y[i] = k + i < p.K ? Output(sum(i)) : Output(0);  // pad lanes are zeros
+    constexpr int kVector = 16 / sizeof(Output);
+    CUTE_UNROLL
+    for (int i = 0; i < kFinishChannels; i += kVector) {
+      if (k + i < p.K) Target<Output>(params, k + i).store(m, &y[i]);
+    }
   }
 }
 

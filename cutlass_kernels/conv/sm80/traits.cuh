@@ -1,4 +1,4 @@
-// Types of the Ampere path: what one tile of the table means in CuTe.
+// Types of the Ampere path: what a number type and a row of a table of tiles mean in CuTe.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -13,72 +13,97 @@ using namespace cute;
 using cute::Layout;  // here the names mean CuTe's, not those of op.h
 using cute::Tensor;
 
+// What the tensor cores read, the instruction that multiplies it, and what it adds up in. `kScaled`: each source has a
+// scale, and its sums join float32 ones at its end; memory may then hold blocks of 32 channels.
 template <class Element>
-struct MmaOf;
+struct Numbers;
 template <>
-struct MmaOf<cutlass::half_t> {
+struct Numbers<cutlass::half_t> {
   using Op = SM80_16x8x16_F32F16F16F32_TN;
+  using Sum = float;
+  static constexpr bool kScaled = false;
 };
 template <>
-struct MmaOf<cutlass::bfloat16_t> {
+struct Numbers<cutlass::bfloat16_t> {
   using Op = SM80_16x8x16_F32BF16BF16F32_TN;
+  using Sum = float;
+  static constexpr bool kScaled = false;
 };
 template <>
-struct MmaOf<cutlass::tfloat32_t> {
+struct Numbers<cutlass::tfloat32_t> {  // memory holds float32, rounded to tf32 in registers
   using Op = SM80_16x8x8_F32TF32TF32F32_TN;
+  using Sum = float;
+  static constexpr bool kScaled = false;
+};
+template <>
+struct Numbers<int8_t> {
+  using Op = SM80_16x8x32_S32S8S8S32_TN;
+  using Sum = int32_t;
+  static constexpr bool kScaled = true;
 };
 
-// Element is the type the tensor cores read; memory holds the same bits (float32 is rounded to tf32 in registers). Row
-// is a row of the operator's table as a type: its `kTile` says what to instantiate.
+// Row is a row of the operator's table as a type: its kTile says what to instantiate.
 template <class Element_, class Row>
 struct Sm80 {
   using Element = Element_;
+  using Sum = typename Numbers<Element>::Sum;
   static constexpr Tile kTile = Row::kTile;
   static constexpr int kM = kTile.m, kN = kTile.n, kK = kTile.k, kStages = kTile.stages, kThreads = kTile.threads();
-  static constexpr bool kTf32 = sizeof(Element) == 4, kSharesTaps = kTile.halo_rows > 0;
-  using Output = std::conditional_t<kTf32, float, Element>;
-  static_assert(kTile.type_bytes == sizeof(Element));
+  static constexpr int kBytes = sizeof(Element), kVector = 16 / kBytes;
+  static constexpr bool kTf32 = kBytes == 4, kScaled = Numbers<Element>::kScaled;
+  static_assert(kTile.type_bytes == kBytes);
   // The order of a step's mma. By rows the pixels' fragment of four registers stays at the operand port, by columns the
   // filters' of two: a GPU at its power limit is 1 to 4 % faster with fewer reads of registers. By columns the copies
   // stand further apart, which is worth 1 to 2 % to short reductions under the tile that is best at them.
-  static constexpr bool kRowsFirst = !(kM == 128 && kN == 128 && kK == 64);
+  static constexpr bool kRowsFirst = !(kM == 128 && kN == 128 && kK == 64 && kBytes == 2);
 
-  using Atom = MMA_Atom<typename MmaOf<Element>::Op>;
-  static constexpr int kMmaK = size<2>(typename Atom::Shape_MNK{});
+  using Atom = MMA_Atom<typename Numbers<Element>::Op>;
+  static constexpr int kMmaK = size<2>(typename Atom::Shape_MNK{}), kSteps = kK / kMmaK;
   // 16 columns a warp, two mma wide: one ldmatrix.x4 then fills the filter fragments of both.
   using Mma = TiledMMA<Atom, Layout<Shape<Int<kTile.warps_m>, Int<kTile.warps_n>, _1>>,
                        cute::Tile<Int<kTile.warps_m * 16>, Int<kTile.warps_n * 16>, Int<kMmaK>>>;
+  using S2R = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
   static_assert(size(Mma{}) == kThreads);
   static_assert(kM % (kTile.warps_m * 16) == 0 && kN % (kTile.warps_n * 16) == 0 && kK % kMmaK == 0);
 
-  // 16-byte chunks are XORed with the row, so that ldmatrix reads and 16-byte writes touch every bank once.
-  static constexpr int kVector = 16 / sizeof(Element);
-  static constexpr int kVectorBits = kTf32 ? 2 : 3;
-  template <int kColumns>
-  using SwizzleAtom = decltype(composition(Swizzle<(kColumns * sizeof(Element) >= 128 ? 3 : 2), kVectorBits, 3>{},
-                                           Layout<Shape<_8, Int<kColumns>>, Stride<Int<kColumns>, _1>>{}));
-  using SmemAtom = SwizzleAtom<kK>;
-  // Rows of a stage of pixels, and stages: where taps share them, one stage is being read, the other one filled.
-  static constexpr int kRowsHalo = kM + kTile.halo_rows, kStagesX = kSharesTaps ? 2 : kStages;
-  using SmemX = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kRowsHalo>, Int<kK>, Int<kStagesX>>{}));  // (M,K,stage)
-  using SmemW = decltype(tile_to_shape(SmemAtom{}, Shape<Int<kN>, Int<kK>, Int<kStages>>{}));          // (N,K,stage)
-  static constexpr int kColumnsY = kN < 128 / int(sizeof(Element)) ? kN : 128 / int(sizeof(Element));
-  using SmemY = decltype(tile_to_shape(SwizzleAtom<kColumnsY>{}, Shape<Int<kM>, Int<kN>>{}));  // (M,N)
-  static constexpr int kSharedBytes =
-      cute::max(int(sizeof(Element)) * int(cosize_v<SmemX> + cosize_v<SmemW>) + (kSharesTaps ? kRowsHalo * 8 : 0),
-                int(sizeof(Element)) * int(cosize_v<SmemY>));
-  static_assert(kSharedBytes == kTile.shared_bytes(), "the host's table must agree with the kernel");
-
-  static constexpr int kChunks = kK / kVector;             // 16-byte chunks in a row of a k-tile
-  static constexpr int kRowsPerPass = kThreads / kChunks;  // rows that all threads copy at once
+  // ---- global to shared: all threads copy kRowsPerPass rows at once, 16 bytes each ----
+  static constexpr int kChunks = kK / kVector, kRowsPerPass = kThreads / kChunks;
   using G2S = decltype(make_tiled_copy(Copy_Atom<UniversalCopy<uint128_t>, Element>{},
                                        Layout<Shape<Int<kRowsPerPass>, Int<kChunks>>, Stride<Int<kChunks>, _1>>{},
                                        Layout<Shape<_1, Int<kVector>>>{}));
-  static constexpr int kRowsX = kM / kRowsPerPass, kRowsW = kN / kRowsPerPass;
-  static_assert(kM % kRowsPerPass == 0 && kN % kRowsPerPass == 0);
-  static constexpr int kChunksY = kN / kVector, kRowsY = kThreads / kChunksY;  // the same for the way out
+  // Where taps share pixels, a stage of those holds the halo too. In 16-bit types there are two such stages, one being
+  // read and one being filled, and a filter stage is a tap; in 8-bit types a stage is a filter row with its three taps.
+  static constexpr bool kSharesTaps = kTile.halo_rows > 0, kTapStages = kSharesTaps && kBytes > 1;
+  static constexpr int kTaps = kSharesTaps ? kRowTaps : 1;
+  static constexpr int kPixels = kM + kTile.halo_rows, kStagesX = kTapStages ? 2 : kStages;
+  static constexpr int kStagesW = kTapStages ? kStages : kStages * kTaps;
+  static constexpr int kRowsX = ceil_div(kPixels, kRowsPerPass), kRowsW = kN / kRowsPerPass;  // of one thread
+  static_assert(kN % kRowsPerPass == 0 && kRowsW <= 32);
+
+  // 16-byte chunks are XORed with the row, so that ldmatrix reads and 16-byte writes touch every bank once.
+  static constexpr int kVectorBits = kBytes == 1 ? 4 : kBytes == 2 ? 3 : 2;
+  template <int kColumns>
+  using SwizzleAtom = decltype(composition(Swizzle<(kColumns * kBytes >= 128 ? 3 : 2), kVectorBits, 3>{},
+                                           Layout<Shape<_8, Int<kColumns>>, Stride<Int<kColumns>, _1>>{}));
+  template <int kRows, int kCount>
+  using Stages = decltype(tile_to_shape(SwizzleAtom<kK>{}, Shape<Int<kRows>, Int<kK>, Int<kCount>>{}));
+  // Shared 8-bit pixels are pitched instead: a tap is then an immediate offset. Their last pass may be a part of one.
+  static constexpr bool kPitched = kSharesTaps && !kTapStages;
+  static constexpr int kStageX = kPitched ? kPixels * kInt8Pitch : kPixels * kK;  // elements
+  using Pitched = Layout<Shape<Int<kRowsX * kRowsPerPass>, Int<kK>, Int<kStagesX>>,
+                         Stride<Int<kInt8Pitch>, _1, Int<kPixels * kInt8Pitch>>>;
+  using SmemX = std::conditional_t<kPitched, Pitched, Stages<kPixels, kStagesX>>;  // (M,K,stage)
+  using SmemW = Stages<kN, kStagesW>;                                              // (N,K,stage)
+  static constexpr int kSmemX = kStagesX * kStageX;                                // elements
+  static_assert(kPitched || kPixels % kRowsPerPass == 0);
+  static_assert(kTile.stages_bytes() == kBytes * (kSmemX + int(cosize_v<SmemW>)),
+                "the host's table must agree with the kernel");
+
+  // ---- registers to shared to global: outputs, or where sources have scales their 32-bit sums ----
+  using Output = std::conditional_t<kTf32, float, Element>;
+  static constexpr int kColumnsY = cute::min(kN, 128 / kBytes), kChunksY = kN / kVector, kRowsY = kThreads / kChunksY;
+  using SmemY = decltype(tile_to_shape(SwizzleAtom<kColumnsY>{}, Shape<Int<kM>, Int<kN>>{}));  // (M,N)
   static_assert(kThreads % kChunksY == 0 && kM % kRowsY == 0);
-  using S2R = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
 };
 
 }  // namespace cutefuse::conv

@@ -20,6 +20,7 @@
 
 #include "conv/epilogue.cuh"
 #include "conv/sm90/params.h"
+#include "dependent_launch.cuh"
 
 // The kernels are written for sm_90a alone; in a library for more architectures the others get an empty body.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -57,27 +58,22 @@ struct Ring {
   CUTE_DEVICE int previous() const { return (stage == 0 ? stages : stage) - 1; }
 };
 
-// Where this block stands: a cluster is (cluster_f filters) x (cluster_x pixels) of neighbouring tiles, or the `splits`
-// parts of one reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are in L2.
+// Where this block stands: a cluster is cluster_f tiles of filters over the same pixels, or the `splits` parts of one
+// reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are in L2.
 struct ClusterPlace {
-  int cluster_f, cluster_x, rank_f, rank_x, part;
+  int cluster_f, rank_f, part;
   int tiles, first_tile, clusters;
-  uint16_t mask_x, mask_w;  // blocks that share this block's pixels, filters
   Divider by_f;
 
-  CUTE_DEVICE explicit ClusterPlace(Sm90Params const &params)
-      : cluster_f(params.cluster_f), cluster_x(params.cluster_x), by_f(params.by_f) {
+  CUTE_DEVICE explicit ClusterPlace(Sm90Params const &params) : cluster_f(params.cluster_f), by_f(params.by_f) {
     int const rank = int(block_rank_in_cluster());
     part = params.splits > 1 ? rank : 0;
-    rank_f = cluster_f > 1 ? rank : 0, rank_x = cluster_x > 1 ? rank : 0;  // of cluster_f and cluster_x one is 1
+    rank_f = cluster_f > 1 ? rank : 0;
     tiles = params.cluster_tiles;
     first_tile = int(cluster_id_in_grid().x), clusters = int(cluster_grid_dims().x);
-    mask_x = uint16_t(((1 << cluster_f) - 1) << rank_x);
-    mask_w = uint16_t(((1 << cluster_x) - 1) << rank_f);
   }
   CUTE_DEVICE int tile_f(int tile) const { return (tile - by_f.divide(tile) * by_f.divisor) * cluster_f + rank_f; }
-  CUTE_DEVICE int tile_x(int tile) const { return by_f.divide(tile) * cluster_x + rank_x; }
-  CUTE_DEVICE int readers() const { return cluster_f + cluster_x - 1; }  // blocks that read what this one loads
+  CUTE_DEVICE int tile_x(int tile) const { return by_f.divide(tile); }
 };
 
 // Tells every block that loads a share of a stage that this warpgroup is done with it; one thread tells one block.
@@ -85,14 +81,8 @@ struct Release {
   int block;
   bool tells;
 
-  CUTE_DEVICE explicit Release(ClusterPlace const &place) {
-    int const thread = threadIdx.x % 128;
-    int x = thread - place.cluster_f;  // the blocks in this block's row of the cluster, then those in its column
-    x += x >= place.rank_x;
-    block = thread < place.cluster_f ? thread + place.cluster_f * place.rank_x : place.rank_f + place.cluster_f * x;
-    block += place.part;
-    tells = thread < place.readers();
-  }
+  CUTE_DEVICE explicit Release(ClusterPlace const &place)
+      : block(threadIdx.x % 128 + place.part), tells(int(threadIdx.x % 128) < place.cluster_f) {}
   CUTE_DEVICE void operator()(uint64_t *empty) const { Barrier::arrive(empty, block, tells); }
 };
 
@@ -106,29 +96,10 @@ CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
 }
 
-// Programmatic dependent launch: set-up runs beside the previous kernel, its results are touched only after the wait.
-// The producers wait as late as their first load: a cold instruction and constant cache makes the way there long.
-CUTE_DEVICE void let_next_kernel_start() {
-#if CUTEFUSE_SM90A
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-CUTE_DEVICE void wait_for_previous_kernel() {
-#if CUTEFUSE_SM90A
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Loads this block's share of a tile of filters into `to`, here and in the blocks that share them. Filters stay in L2.
-CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, uint64_t *full, void *to,
-                              ClusterPlace const &place) {
+// Loads a tile of filters into `to`. Filters stay in L2.
+CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, uint64_t *full, void *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-  if (place.cluster_x > 1) {
-    SM90_TMA_LOAD_MULTICAST_2D::copy(&params.w, full, place.mask_w, kHint, to, column, filter);
-  } else {
-    SM90_TMA_LOAD_2D::copy(&params.w, full, kHint, to, column, filter);
-  }
+  SM90_TMA_LOAD_2D::copy(&params.w, full, kHint, to, column, filter);
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------

@@ -57,21 +57,21 @@ CUTE_DEVICE void for_each_chunk(Problem const &p, F const &f) {
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
-// Both rings' barriers; `readers` blocks read the filters that this one loads. One thread does it.
+// Both rings' barriers; one thread does it.
 template <class SharedStorage>
-CUTE_DEVICE void init_halo_rings(SharedStorage &shared, int readers) {
+CUTE_DEVICE void init_halo_rings(SharedStorage &shared) {
   for (int i = 0; i < kHaloMaxStages; ++i) {
     TransactionBarrier::init(&shared.halo_full[i], 1);
     Barrier::init(&shared.halo_empty[i], kConsumers);
   }
   for (int i = 0; i < kFilterMaxStages; ++i) {
     TransactionBarrier::init(&shared.filter_full[i], 1);
-    Barrier::init(&shared.filter_empty[i], kConsumers * readers);
+    Barrier::init(&shared.filter_empty[i], kConsumers);
   }
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   using Element = typename Traits::Element;
   constexpr int kFilters = Traits::kFilters, kChannels = Traits::kChannels, kN = Traits::kN;
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
   if (threadIdx.x == 0) {
-    init_halo_rings(shared, place.readers());
+    init_halo_rings(shared);
     cutlass::arch::fence_barrier_init();
   }
   prefetch_maps(params);
-  cluster_sync();
+  __syncthreads();
   let_next_kernel_start();
 
   if (warpgroup == kConsumers) {
@@ -113,10 +113,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
       }
     } else if (threadIdx.x == 128 * kConsumers + 32) {
       // ---- filter producer ----
-      int const share = kFilters / place.cluster_x;  // rows that this block loads for the cluster
       Ring ring(plan.filter_stages);
       for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-        int const filter = place.tile_f(tile) * kFilters + place.rank_x * share;
+        int const filter = place.tile_f(tile) * kFilters;
         for_each_chunk<kChannels>(p, [&](int, int, int column) {
           for (int tap = 0; tap < taps; ++tap) {
             uint64_t *const full = &shared.filter_full[ring.stage];
@@ -124,8 +123,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
             TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
             if (ring.stage == 0) wait_for_previous_kernel();
             load_filters(params, column + tap * kChannelBlock, filter, full,
-                         filter_stages + ring.stage * Traits::kFilterBytes + place.rank_x * share * Traits::kPixelBytes,
-                         place);
+                         filter_stages + ring.stage * Traits::kFilterBytes);
             ring.advance();
           }
         });
@@ -139,7 +137,6 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
     constexpr bool kShareFilters = Traits::kPixelGroups == 2;
     int const consumer = warpgroup, thread = threadIdx.x % 128;
     int const first_row_w = kShareFilters ? 0 : consumer * 64, first_a = kShareFilters ? consumer * 8 : 0;
-    Release const release(place);
     bool const signals = thread == 0;
 
     Ring halo(plan.halo_stages), filters(plan.filter_stages);
@@ -165,8 +162,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
           multiply<Element, kN, kChannels / 16>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
                                                 scale);
           warpgroup_wait<1>();
-          if (!first_step) release(&shared.filter_empty[filters.previous()]);
-          if (!first_step && tap == 0 && signals) Barrier::arrive(&shared.halo_empty[halo.previous()]);
+          if (!first_step && signals) {
+            Barrier::arrive(&shared.filter_empty[filters.previous()]);
+            if (tap == 0) Barrier::arrive(&shared.halo_empty[halo.previous()]);
+          }
           filters.advance();
           bool const next_r = ++s == p.S;
           row_of_tap += next_r ? plan.step_r - (p.S - 1) * plan.step_s : plan.step_s;
@@ -175,8 +174,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
         halo.advance();
       });
       warpgroup_wait<0>();
-      release(&shared.filter_empty[filters.previous()]);
-      if (signals) Barrier::arrive(&shared.halo_empty[halo.previous()]);
+      if (signals) {
+        Barrier::arrive(&shared.filter_empty[filters.previous()]);
+        Barrier::arrive(&shared.halo_empty[halo.previous()]);
+      }
       CUTE_UNROLL
       for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
 
@@ -188,7 +189,6 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_halo(Sm90Par
     }
     if (signals) tma_store_wait<0>();
   }
-  cluster_sync();  // no block leaves while another may still write to its shared memory
 #endif
 }
 

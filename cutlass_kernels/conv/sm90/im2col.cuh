@@ -2,7 +2,7 @@
 // Warp-specialised and persistent: one warp loads, two warpgroups multiply. Strides, dilations, asymmetric pads.
 #pragma once
 
-#include "conv/sm90/core.cuh"
+#include "conv/sm90/reduce.cuh"
 
 namespace cutefuse::conv {
 
@@ -14,6 +14,8 @@ struct Sm90Im2col {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong;
+  // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators.
+  static constexpr int kProducerRegisters = kPingPong ? 40 : 56, kConsumerRegisters = kPingPong ? 232 : 224;
   static constexpr int kReaders = kPingPong ? 1 : kConsumers;                // warpgroups that work on one tile
   static constexpr int kPixelGroups = kFilters == 64 ? kReaders : 1;         // of them side by side along the pixels
   static constexpr int kRowTiles = kFilters / 64 * kPixelGroups / kReaders;  // 64 filters each, of one warpgroup
@@ -53,64 +55,6 @@ CUTE_DEVICE KCursor<kChannelBlock> cursor_at(Sm90Params const &params, int k) {
   return cursor;
 }
 
-// Adds up the accumulators of a cluster's blocks in their order, so that results never depend on timing. Each block (it
-// has one tile, unlike those of the other kernels: all threads of a cluster meet here as often as at the kernel's end)
-// finishes every splits-th group of 16 pixels: it reads the others' parts from their shared memory.
-template <class Traits>
-CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
-                                  typename Traits::SharedStorage &shared, int filter, int first, int consumer) {
-  using Element = typename Traits::Element;
-  constexpr int kGroups = Traits::kN / 8, kThreads = kConsumers * 128;
-  static_assert(kGroups * kThreads * sizeof(float4) <= sizeof(shared.x) + sizeof(shared.w));
-  static_assert(offsetof(typename Traits::SharedStorage, w) == sizeof(shared.x));
-  Problem const &p = params.problem;
-  int const thread = threadIdx.x % 128;
-  auto *const parts = reinterpret_cast<float4 *>(&shared);  // (thread,group), where the ring was
-  int const slot = consumer * 128 + thread;
-  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // nobody reads the ring any more
-  CUTE_UNROLL
-  for (int g = 0; g < kGroups; ++g) {
-    parts[g * kThreads + slot] = make_float4(acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
-  }
-  if (params.splits > 1) {
-    cluster_sync();
-  } else {  // without a cluster that barrier is the block's own, and the producer is not here
-    cutlass::arch::NamedBarrier::sync(kThreads, 0);
-  }
-
-  Element *const staging = shared.y[consumer];
-  int const pixels = p.N * p.P * p.Q, row = thread / 8, chunk = thread % 8;
-  for (int part = int(block_rank_in_cluster()); part < kGroups / 2; part += params.splits) {
-    float values[8] = {};
-    CUTE_UNROLL
-    for (int g = 0; g < 2; ++g) {
-      uint32_t const from = cast_smem_ptr_to_uint(&parts[(2 * part + g) * kThreads + slot]);
-      float4 v[kMaxSplits];  // all on their way before the first is added
-      CUTE_UNROLL
-      for (int block = 0; block < kMaxSplits; ++block) {
-        if (block >= params.splits) continue;
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v[block].x), "=f"(v[block].y), "=f"(v[block].z), "=f"(v[block].w)
-                     : "r"(set_block_rank(from, block)));
-      }
-      CUTE_UNROLL
-      for (int block = 0; block < kMaxSplits; ++block) {
-        if (block >= params.splits) continue;
-        values[4 * g] += v[block].x, values[4 * g + 1] += v[block].y;
-        values[4 * g + 2] += v[block].z, values[4 * g + 3] += v[block].w;
-      }
-    }
-    stage_outputs<Element, 2>(values, pair, p, staging);
-    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
-    int const m = first + part * 16 + row, k = filter + chunk * 8;
-    if (m < pixels && k < p.K) {
-      auto const *const from = reinterpret_cast<uint4 const *>(staging + row * kStoreColumns + (chunk ^ row % 8) * 8);
-      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.y) + m * p.ldy + k) = *from;
-    }
-    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
-  }
-}
-
 // What a consumer has to know of a k-tile: its number of wgmma steps.
 struct KSteps {
   int source, channel, taps_left;
@@ -139,7 +83,8 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor<kChannelBlock> co
   Problem const &p = params.problem;
   if (params.pointwise) {
     if (multicast) {
-      SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, place.mask_x, kHint, to, at.channel(), first_pixel);
+      SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), kHint, to, at.channel(),
+                                       first_pixel);
     } else {
       SM90_TMA_LOAD_2D::copy(map, full, kHint, to, at.channel(), first_pixel);
     }
@@ -147,8 +92,8 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor<kChannelBlock> co
   }
   uint16_t const w = uint16_t(at.s * p.dilation_w), h = uint16_t(at.r * p.dilation_h);
   if (multicast) {
-    SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(map, full, place.mask_x, to, at.channel(), pixel.w0, pixel.h0, pixel.n, w,
-                                            h);
+    SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), to, at.channel(), pixel.w0,
+                                            pixel.h0, pixel.n, w, h);
   } else {
     SM90_TMA_LOAD_IM2COL_4D::copy(map, full, to, at.channel(), pixel.w0, pixel.h0, pixel.n, w, h);
   }
@@ -159,7 +104,7 @@ CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace 
   if (threadIdx.x != 0) return;
   for (int i = 0; i < Traits::kStages; ++i) {
     TransactionBarrier::init(&shared.full[i], 1);
-    Barrier::init(&shared.empty[i], Traits::kReaders * place.readers());
+    Barrier::init(&shared.empty[i], Traits::kReaders * place.cluster_f);
   }
   cutlass::arch::fence_barrier_init();
 }
@@ -170,10 +115,10 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
                            int k_begin, int k_end) {
   constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels;
   Problem const &p = params.problem;
-  int const share_x = kPixels / place.cluster_f, share_w = kFilters / place.cluster_x;  // rows loaded here
+  int const share_x = kPixels / place.cluster_f;  // rows of pixels loaded here
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    int const filter = place.tile_f(tile) * kFilters + place.rank_x * share_w;
+    int const filter = place.tile_f(tile) * kFilters;
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
     auto cursor = cursor_at(params, k_begin);
@@ -184,8 +129,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
       load_pixels(params, cursor, first, pixel, full, &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock],
                   place);
-      load_filters(params, int(cursor.column), filter, full,
-                   &shared.w[ring.stage][place.rank_x * share_w * kChannelBlock], place);
+      load_filters(params, int(cursor.column), filter, full, shared.w[ring.stage]);
       ring.advance();
       cursor.advance(p);
     }
@@ -233,14 +177,74 @@ CUTE_DEVICE void finish_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ri
   }
 }
 
+// Tile after tile by both warpgroups together: each has 64 filters x kN pixels of it.
 template <class Traits>
-__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
+CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params const &params,
+                             ClusterPlace const &place, int consumer, int k_begin, int k_end) {
+  constexpr int kN = Traits::kN;
+  constexpr bool kShareFilters = Traits::kPixelGroups == 2;
+  int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
+  Release const release(place);
+  Ring ring(Traits::kStages);
+  for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+    int const filter = place.tile_f(tile) * Traits::kFilters + first_row_w;
+    int const first = place.tile_x(tile) * Traits::kPixels + first_row_x;
+    FilterPair const pair(params, filter);
+    float acc[1][kN / 2];
+    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
+    finish_loop<Traits>(acc, ring, shared, release);
+
+    if constexpr (Traits::kSplit) {
+      reduce_and_store<Traits>(acc[0], pair, params, shared, filter, first, consumer);
+      break;  // the only tile
+    } else {
+      store_outputs<typename Traits::Element, kN, Traits::kStoreRows, Traits::kStagings>(
+          acc[0], pair, params.problem, shared.y[consumer], consumer, [&](int i, auto const *from) {
+            SM90_TMA_STORE_2D::copy(&params.out, from, filter, first + i * Traits::kStoreRows);
+          });
+    }
+  }
+}
+
+// For short reductions, such as 1x1 filters: each warpgroup has whole tiles of its own, and the two take turns at the
+// tensor cores, so that one stores its outputs while the other multiplies. One ring serves both, whose tiles follow
+// each other in it.
+template <class Traits>
+CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params const &params, ClusterPlace const &place,
+                            int consumer) {
+  constexpr int kN = Traits::kN, kRowTiles = Traits::kRowTiles;
+  int const my_turn = kConsumers + consumer, other_turn = kConsumers + (consumer ^ 1);
+  Release const release(place);
+  Ring ring(Traits::kStages);
+  ring.skip(consumer * params.k_tiles);
+  for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
+    int const filter = place.tile_f(tile) * Traits::kFilters, first = place.tile_x(tile) * Traits::kPixels;
+    FilterPair pairs[kRowTiles];
+    CUTE_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) pairs[m] = FilterPair(params, filter + 64 * m);
+    if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
+    float acc[kRowTiles][kN / 2];
+    main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
+    if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
+    finish_loop<Traits>(acc, ring, shared, release);
+
+    constexpr bool kBesideLoop = kRowTiles > 1;  // with 64 filters, thus 256 pixels, it spills
+    CUTE_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      store_outputs<typename Traits::Element, kN, Traits::kStoreRows, Traits::kStagings, kRowTiles, kBesideLoop>(
+          acc[m], pairs[m], params.problem, shared.y[consumer], consumer, [&](int i, auto const *from) {
+            SM90_TMA_STORE_2D::copy(&params.out, from, filter + 64 * m, first + i * Traits::kStoreRows);
+          });
+    }
+    ring.skip(params.k_tiles);  // the other warpgroup's
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
-  using Element = typename Traits::Element;
-  constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels;
   extern __shared__ __align__(1024) unsigned char raw[];
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
-  Problem const &p = params.problem;
   int const warpgroup = cutlass::canonical_warp_group_idx();
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
@@ -251,37 +255,16 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_im2col(Sm90P
   let_next_kernel_start();
 
   if (warpgroup == kConsumers) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
     if (threadIdx.x == 128 * kConsumers) fill_ring<Traits>(shared, params, place, k_begin, k_end);
     __syncwarp();
   } else {
-    // ---- consumers: each warpgroup has 64 filters x kN pixels of the tile ----
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
     wait_for_previous_kernel();
-    constexpr int kN = Traits::kN;
-    constexpr bool kShareFilters = Traits::kPixelGroups == 2;
-    int const consumer = warpgroup;
-    int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
-    Release const release(place);
-
-    Ring ring(Traits::kStages);
-    for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-      int const filter = place.tile_f(tile) * kFilters + first_row_w;
-      int const first = place.tile_x(tile) * kPixels + first_row_x;
-      FilterPair const pair(params, filter);
-      float acc[1][kN / 2];
-      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
-      finish_loop<Traits>(acc, ring, shared, release);
-
-      if constexpr (Traits::kSplit) {
-        reduce_and_store<Traits>(acc[0], pair, params, shared, filter, first, consumer);
-        break;  // the only tile
-      } else {
-        store_outputs<Element, kN, Traits::kStoreRows, Traits::kStagings>(
-            acc[0], pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
-              SM90_TMA_STORE_2D::copy(&params.out, from, filter, first + i * Traits::kStoreRows);
-            });
-      }
+    if constexpr (Traits::kPingPong) {
+      take_turns<Traits>(shared, params, place, warpgroup);
+    } else {
+      share_tiles<Traits>(shared, params, place, warpgroup, k_begin, k_end);
     }
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }

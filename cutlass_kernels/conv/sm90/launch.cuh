@@ -3,7 +3,6 @@
 
 #include "conv/sm90/halo.cuh"
 #include "conv/sm90/im2col.cuh"
-#include "conv/sm90/pingpong.cuh"
 #include "conv/sm90/rows.cuh"
 
 namespace cutefuse::conv {
@@ -15,10 +14,9 @@ Kernels find_sm90(int tile_id) {
     constexpr int kBytes = sizeof(typename decltype(traits)::SharedStorage);
     return Kernels{{reinterpret_cast<void const *>(kernel), kSm90Threads, kBytes}, {}};
   };
-  auto const im2col = [&](auto traits) { return with(traits, &concat_conv_sm90_im2col<decltype(traits)>); };
-  auto const pingpong = [&](auto traits) { return with(traits, &concat_conv_sm90_im2col_pingpong<decltype(traits)>); };
-  auto const halo = [&](auto traits) { return with(traits, &concat_conv_sm90_halo<decltype(traits)>); };
-  auto const rows = [&](auto traits) { return with(traits, &concat_conv_sm90_rows<decltype(traits)>); };
+  auto const im2col = [&](auto traits) { return with(traits, &conv_sm90_im2col<decltype(traits)>); };
+  auto const halo = [&](auto traits) { return with(traits, &conv_sm90_halo<decltype(traits)>); };
+  auto const rows = [&](auto traits) { return with(traits, &conv_sm90_rows<decltype(traits)>); };
   if (tile.schedule == Sm90Schedule::kRows) {
     return tile.pixels() == 192 ? rows(Sm90Rows<Element, 192>{}) : rows(Sm90Rows<Element, 224>{});
   }
@@ -29,10 +27,9 @@ Kernels find_sm90(int tile_id) {
   }
   constexpr auto kPingPong = Sm90Schedule::kPingPong;
   if (tile.schedule == kPingPong) {
-    if (tile.filters == 64) return pingpong(Sm90Im2col<Element, 64, 256, kPingPong>{});
-    if (tile.pixels() == 104) return pingpong(Sm90Im2col<Element, 128, 104, kPingPong>{});
-    return tile.pixels() == 160 ? pingpong(Sm90Im2col<Element, 128, 160, kPingPong>{})
-                                : pingpong(Sm90Im2col<Element, 128, 192, kPingPong>{});
+    if (tile.filters == 64) return im2col(Sm90Im2col<Element, 64, 256, kPingPong>{});
+    return tile.pixels() == 104 ? im2col(Sm90Im2col<Element, 128, 104, kPingPong>{})
+                                : im2col(Sm90Im2col<Element, 128, 160, kPingPong>{});
   }
   if (tile.schedule == Sm90Schedule::kSplit) return im2col(Sm90Im2col<Element, 128, 128, Sm90Schedule::kSplit>{});
   if (tile.filters == 64) return im2col(Sm90Im2col<Element, 64, 256>{});
@@ -41,8 +38,6 @@ Kernels find_sm90(int tile_id) {
       return im2col(Sm90Im2col<Element, 128, 64>{});
     case 128:
       return im2col(Sm90Im2col<Element, 128, 128>{});
-    case 192:
-      return im2col(Sm90Im2col<Element, 128, 192>{});
     case 200:
       return im2col(Sm90Im2col<Element, 128, 200>{});
     default:

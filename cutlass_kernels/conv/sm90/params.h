@@ -18,7 +18,7 @@ struct alignas(128) Sm90Params {
   void *y;  // the same memory, for the blocks of a split reduction, which store by threads
   HaloPlan halo;
   int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
-  int cluster_f, cluster_x, splits;
+  int cluster_f, splits;
   int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
   int cluster_tiles;                     // tiles of one block of a cluster
   // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.

@@ -99,8 +99,8 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   }
   cuuint64_t const columns = packed_columns(p), filters = p.K;
   cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock;
-  cuuint32_t const share = tile.filters / k.cluster_x;
-  CUresult const result = encode_tiled<2>(&k.w, p.type, {columns, filters}, {2 * columns}, {channels, share});
+  CUresult const result =
+      encode_tiled<2>(&k.w, p.type, {columns, filters}, {2 * columns}, {channels, cuuint32_t(tile.filters)});
   if (result != CUDA_SUCCESS) return result;
   cuuint64_t const padded = (filters + 7) / 8 * 8, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldy;
   cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
@@ -124,8 +124,8 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.tiles_f = ceil_div(p.K, tile.filters);
   k.tiles_a = tile.halo ? ceil_div(k.halo.size_a, k.halo.tile_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
   k.tiles_b = tile.halo ? ceil_div(k.halo.size_b, k.halo.tile_b) : 1;
-  k.cluster_f = tile.cluster_f, k.cluster_x = tile.cluster_x, k.splits = splits;
-  k.cluster_tiles = ceil_div(k.tiles_f, k.cluster_f) * ceil_div(k.tiles_x(), k.cluster_x);
+  k.cluster_f = tile.cluster_f, k.splits = splits;
+  k.cluster_tiles = ceil_div(k.tiles_f, k.cluster_f) * k.tiles_x();
   k.k_tiles = k_tiles<kChannelBlock>(p);
   for (int i = 0; i <= splits; ++i) k.k_begin[i] = k.k_tiles * i / splits;
   k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
@@ -152,7 +152,7 @@ char const *plan_part(Op const &op, Sm90Tile const &tile, Call const &call, Prob
   for (int i = 1; i <= kMaxSplits && divides_reduction(tile); ++i) room[i] = clusters_at_once(kernel, i);
   part->params = make_sm90_params(tile, p, sm90_splits(tile, p, call.sm_count, room));
   Sm90Params const &k = part->params;
-  launch.cluster = k.cluster_f * k.cluster_x * k.splits;
+  launch.cluster = k.cluster_f * k.splits;
   // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
   bool const persistent = !divides_reduction(tile);
   int const at_once = std::max(1, call.sm_count / launch.cluster);

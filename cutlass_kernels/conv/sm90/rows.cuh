@@ -58,7 +58,7 @@ CUTE_DEVICE void send_parts(float (&acc)[Traits::kN / 2], Sm90Params const &para
       for (int group = 0; group < 2; ++group) {
         float const *const v = acc + 8 * pair + 4 * group;
         constexpr int kGroupBytes = Traits::kPartBytes / 2;
-        asm volatile(
+        asm volatile(  // CuTe stores single words
             "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                 there + group * kGroupBytes),
             "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
@@ -192,7 +192,7 @@ CUTE_DEVICE void add_halves(float const (&acc)[Traits::kPixels / 2], float (&sum
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_rows(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   extern __shared__ __align__(1024) unsigned char raw[];
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_rows(Sm90Par
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
   if (threadIdx.x == 0) {
-    init_halo_rings(shared, 1);
+    init_halo_rings(shared);
     TransactionBarrier::init(&shared.parts_full, 1);
     cutlass::arch::fence_barrier_init();
     int const rank = int(block_rank_in_cluster());
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) concat_conv_sm90_rows(Sm90Par
         Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
         TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
         if (ring.stage == 0) wait_for_previous_kernel();
-        load_filters(params, k * kChannelBlock, filter, full, filter_stages + ring.stage * Traits::kFilterBytes, place);
+        load_filters(params, k * kChannelBlock, filter, full, filter_stages + ring.stage * Traits::kFilterBytes);
         ring.advance();
       }
     }

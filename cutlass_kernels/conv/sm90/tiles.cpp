@@ -136,13 +136,12 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   }
   int room[kMaxSplits + 1];
   for (int i = 1; i <= kMaxSplits; ++i) room[i] = sm_count / i - i / 2;  // a cluster lies in one GPC
-  int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * tile.cluster_x * splits;
+  int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * splits;
   double const tiles_x = output_tiles(tile, p);
-  double load_bytes = 2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + tile.pixels() / tile.cluster_f);
+  double load_bytes = 2.0 * kChannelBlock * (tile.filters + tile.pixels() / tile.cluster_f);
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
-    load_bytes =
-        2.0 * kChannelBlock * (double(tile.filters) / tile.cluster_x + double(plan.pitch) * plan.rows / (p.R * p.S));
+    load_bytes = 2.0 * kChannelBlock * (tile.filters + double(plan.pitch) * plan.rows / (p.R * p.S));
   }
   double k_steps = 0;
   for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 16)) * p.R * p.S;
@@ -160,7 +159,7 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const epilogue = tile.filters * tile.pixels() / 32768.0 * (exponential ? 7000 : 3500);
   double const loop = k_steps / splits * std::max(multiply, load), late = 1.2 * epilogue;
-  double const clusters = std::ceil(tiles_x / tile.cluster_x) * ceil_div(ceil_div(p.K, tile.filters), tile.cluster_f);
+  double const clusters = tiles_x * ceil_div(ceil_div(p.K, tile.filters), tile.cluster_f);
   double const waves = std::ceil(clusters / std::max(1, sm_count / cluster));
   double clocks = waves * (loop + epilogue + 500 + (splits > 1 ? 5000 : 0));
   if (tile.schedule == Sm90Schedule::kPingPong) {

@@ -21,7 +21,6 @@ struct Sm90Tile {
   int filters;
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
-  int cluster_x;           // blocks with different pixels that share their filters by multicast
   Sm90Schedule schedule;
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
@@ -36,30 +35,22 @@ constexpr int sm90_store_rows(int pixels_per_warpgroup) {
 
 // Ids are for ever, as in kTiles.
 constexpr Sm90Tile kSm90Tiles[] = {
-    // id, name, halo, filters, pixels a, b, cluster f, x, split
-    {101, "sm90_128x256", false, 128, 1, 256, 1, 1, Sm90Schedule::kCooperative},
-    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, 1, Sm90Schedule::kCooperative},
-    {103, "sm90_128x256_x2", false, 128, 1, 256, 1, 2, Sm90Schedule::kCooperative},
-    {104, "sm90_128x192", false, 128, 1, 192, 1, 1, Sm90Schedule::kCooperative},
-    {105, "sm90_128x128", false, 128, 1, 128, 1, 1, Sm90Schedule::kCooperative},
-    {106, "sm90_128x128_f2", false, 128, 1, 128, 2, 1, Sm90Schedule::kCooperative},
-    {107, "sm90_128x128_x2", false, 128, 1, 128, 1, 2, Sm90Schedule::kCooperative},
-    {108, "sm90_128x128_split", false, 128, 1, 128, 1, 1, Sm90Schedule::kSplit},
-    {109, "sm90_128x64", false, 128, 1, 64, 1, 1, Sm90Schedule::kCooperative},
-    {110, "sm90_64x256", false, 64, 1, 256, 1, 1, Sm90Schedule::kCooperative},
-    {113, "sm90_128x200", false, 128, 1, 200, 1, 1, Sm90Schedule::kCooperative},
-    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, 1, Sm90Schedule::kCooperative},
-    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, 1, Sm90Schedule::kCooperative},
-    {123, "sm90_halo_128x8x32_x2", true, 128, 8, 32, 1, 2, Sm90Schedule::kCooperative},
-    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, 1, Sm90Schedule::kCooperative},
-    {125, "sm90_halo_128x8x16_x2", true, 128, 8, 16, 1, 2, Sm90Schedule::kCooperative},
-    {126, "sm90_halo_128x8x15", true, 128, 8, 15, 1, 1, Sm90Schedule::kCooperative},
-    {131, "sm90_pp_128x104", false, 128, 1, 104, 1, 1, Sm90Schedule::kPingPong},
-    {132, "sm90_pp_128x160", false, 128, 1, 160, 1, 1, Sm90Schedule::kPingPong},
-    {133, "sm90_pp_128x192", false, 128, 1, 192, 1, 1, Sm90Schedule::kPingPong},
-    {134, "sm90_pp_64x256", false, 64, 1, 256, 1, 1, Sm90Schedule::kPingPong},
-    {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, 1, Sm90Schedule::kRows},
-    {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, 1, Sm90Schedule::kRows},
+    // id, name, halo, filters, pixels a, b, cluster f, schedule
+    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, Sm90Schedule::kCooperative},
+    {105, "sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative},
+    {108, "sm90_128x128_split", false, 128, 1, 128, 1, Sm90Schedule::kSplit},
+    {109, "sm90_128x64", false, 128, 1, 64, 1, Sm90Schedule::kCooperative},
+    {110, "sm90_64x256", false, 64, 1, 256, 1, Sm90Schedule::kCooperative},
+    {113, "sm90_128x200", false, 128, 1, 200, 1, Sm90Schedule::kCooperative},
+    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, Sm90Schedule::kCooperative},
+    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, Sm90Schedule::kCooperative},
+    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative},
+    {126, "sm90_halo_128x8x15", true, 128, 8, 15, 1, Sm90Schedule::kCooperative},
+    {131, "sm90_pp_128x104", false, 128, 1, 104, 1, Sm90Schedule::kPingPong},
+    {132, "sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong},
+    {134, "sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong},
+    {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, Sm90Schedule::kRows},
+    {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, Sm90Schedule::kRows},
 };
 constexpr bool divides_reduction(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kRows;

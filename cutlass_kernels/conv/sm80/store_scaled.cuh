@@ -1,16 +1,47 @@
-// From the integers of the main loop to the output: earlier sources' sums, filter scale, bias, activation, store.
-// Shared by the int8 kernels.
+// From the sums of sources that have scales to the outputs: earlier sources' sums, filter scale, bias, activation, and
+// the output's type and layout.
 #pragma once
 
-#include <cute/tensor.hpp>
+#include "conv/sm80/store.cuh"
 
-#include "quant_concat_conv/epilogue.cuh"
+namespace cutefuse::conv {
 
-namespace cutefuse::quant_concat_conv {
+// float -> output; int8 is rounded to nearest even and saturated.
+template <class Output>
+__device__ __forceinline__ Output output_of(float y, float inverse_scale) {
+  if constexpr (sizeof(Output) == 1) {
+    return Output(max(-128, min(127, __float2int_rn(y * inverse_scale))));
+  } else {
+    return Output(y);
+  }
+}
 
-using namespace cute;
-using cute::Layout;  // here the names mean CuTe's, not those of op.h
-using cute::Tensor;
+// Where channel k of output pixel m lies; k is the first of a vector, so that the vector stays in one block.
+template <class Output>
+__device__ __forceinline__ Output *output_at(Params const &params, int64_t m, int k) {
+  Problem const &p = params.problem;
+  Output *const y = static_cast<Output *>(params.y);
+  if (sizeof(Output) > 1 || p.layout == cutefuse::Layout::kChannelsLast) return y + m * p.ldy + k;
+  Strides const at = strides_of(p.layout, p.ldy, p.K, int64_t(p.P) * p.Q);
+  int const n = params.by_image.divide(int(m));
+  return y + n * at.image + (m - int64_t(n) * params.by_image.divisor) * at.pixel + k / kLayoutBlock * at.block +
+         k % kLayoutBlock;
+}
+
+// Calls body(Output{}) with the C++ type of the output.
+template <class Body>
+__device__ __forceinline__ void with_output_type(Problem const &p, Body const &body) {
+  switch (p.output_type) {
+    case Type::kFloat32:
+      return body(float{});
+    case Type::kFloat16:
+      return body(cutlass::half_t{});
+    case Type::kBFloat16:
+      return body(cutlass::bfloat16_t{});
+    default:
+      return body(int8_t{});
+  }
+}
 
 // The scales of the block's filters, at the end of shared memory; behind them their biases.
 template <class Traits>
@@ -18,20 +49,16 @@ __device__ __forceinline__ float *filter_scales(unsigned char *shared) {
   return reinterpret_cast<float *>(shared + Traits::kTile.shared_bytes()) - 2 * Traits::kN;
 }
 
-// Four bytes, or zeros.
-__device__ __forceinline__ void g2s_word(float *to, float const *from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes));
-}
-
 // Asks for both; they arrive with the first stage.
 template <class Traits>
 __device__ __forceinline__ void load_scales_and_biases(Params const &params, Place const &place,
                                                        unsigned char *shared) {
   for (int n = place.thread; n < Traits::kN; n += Traits::kThreads) {
-    int const k = place.n0 + n, bytes = k < params.problem.K ? 4 : 0;
+    int const k = place.n0 + n;
+    bool const exists = k < params.problem.K;
     float *const to = filter_scales<Traits>(shared) + n;
-    g2s_word(to, params.w_scale + (bytes != 0 ? k : 0), bytes);
-    g2s_word(to + Traits::kN, params.b + (bytes != 0 ? k : 0), bytes);
+    g2s_word(to, params.w_scale + (exists ? k : 0), exists);
+    g2s_word(to + Traits::kN, params.b + (exists ? k : 0), exists);
   }
 }
 
@@ -42,43 +69,58 @@ __device__ __forceinline__ float4 *kept_sums(Params const &params, unsigned char
   return reinterpret_cast<float4 *>(shared + Traits::kTile.stages_bytes()) + Place::of<Traits>(params).thread;
 }
 
-// At a source's end its integers, times its scale, join the float32 sums; `first`: there are none in shared memory yet.
-template <class Traits, class Acc, class Sum>
-__device__ __forceinline__ void drain(Params const &params, unsigned char *shared, int source, bool first, Acc &acc,
-                                      Sum &sum) {
-  float const scale = params.problem.scale[source];
-  if constexpr (Traits::kTile.sums == Sums::kRegisters) {
-    CUTE_UNROLL
-    for (int i = 0; i < size(acc); ++i) sum(i) = fmaf(float(acc(i)), scale, sum(i)), acc(i) = 0;
-  } else if constexpr (Traits::kTile.sums == Sums::kShared) {
-    float4 *const at = kept_sums<Traits>(params, shared);
+// The sums of earlier sources, where each has a scale: at a source's end its own, times that scale, join the float32
+// ones, in registers or in shared memory as the tile says.
+template <class Traits, class Acc>
+struct SourceSums {
+  static constexpr Sums kKept = Traits::kTile.sums;
+  decltype(make_tensor<float>(shape(Acc{}))) sum;  // beside acc in the main loop only where Sums::kRegisters says so
+  bool first = true;                               // there are none in shared memory yet
+
+  __device__ __forceinline__ void start(Params const &params, Place const &place, Acc &acc) {
+    if constexpr (Traits::kScaled) {
+      clear(acc);
+    } else {
+      start_at_bias<Traits>(params, place, acc);
+    }
+    if constexpr (kKept == Sums::kRegisters) clear(sum);
+  }
+
+  __device__ __forceinline__ void drain(Params const &params, unsigned char *shared, int source, Acc &acc) {
+    float const scale = params.problem.scale[source];
+    if constexpr (kKept == Sums::kRegisters) {
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc); ++i) sum(i) = fmaf(float(acc(i)), scale, sum(i)), acc(i) = 0;
+    } else if constexpr (kKept == Sums::kShared) {
+      float4 *const at = kept_sums<Traits>(params, shared);
+      CUTE_UNROLL
+      for (int i = 0; i < size(acc); i += 4) {
+        float4 x = first ? float4{} : at[i / 4 * Traits::kThreads];
+        x.x = fmaf(float(acc(i)), scale, x.x), x.y = fmaf(float(acc(i + 1)), scale, x.y);
+        x.z = fmaf(float(acc(i + 2)), scale, x.z), x.w = fmaf(float(acc(i + 3)), scale, x.w);
+        at[i / 4 * Traits::kThreads] = x;
+      }
+      clear(acc);
+      first = false;
+    }
+  }
+
+  // The same behind the last source, into registers.
+  __device__ __forceinline__ void drain_last(Params const &params, unsigned char *shared, int source, Acc const &acc) {
+    if constexpr (kKept == Sums::kNone) return;
+    float const scale = params.problem.scale[source];
+    float4 const *const at = kept_sums<Traits>(params, shared);
     CUTE_UNROLL
     for (int i = 0; i < size(acc); i += 4) {
-      float4 x = first ? float4{} : at[i / 4 * Traits::kThreads];
-      x.x = fmaf(float(acc(i)), scale, x.x), x.y = fmaf(float(acc(i + 1)), scale, x.y);
-      x.z = fmaf(float(acc(i + 2)), scale, x.z), x.w = fmaf(float(acc(i + 3)), scale, x.w);
-      at[i / 4 * Traits::kThreads] = x;
-    }
-    clear(acc);
-  }
-}
-
-// The same behind the last source, into registers.
-template <class Traits, class Acc, class Sum>
-__device__ __forceinline__ void drain_last(Params const &params, unsigned char *shared, int source, bool first,
-                                           Acc const &acc, Sum &sum) {
-  float const scale = params.problem.scale[source];
-  float4 const *const at = kept_sums<Traits>(params, shared);
-  CUTE_UNROLL
-  for (int i = 0; i < size(acc); i += 4) {
-    float4 const x = Traits::kTile.sums == Sums::kShared && !first ? at[i / 4 * Traits::kThreads] : float4{};
-    float const before[4] = {x.x, x.y, x.z, x.w};
-    CUTE_UNROLL
-    for (int v = i; v < i + 4; ++v) {
-      sum(v) = fmaf(float(acc(v)), scale, Traits::kTile.sums == Sums::kRegisters ? sum(v) : before[v - i]);
+      float4 const x = kKept == Sums::kShared && !first ? at[i / 4 * Traits::kThreads] : float4{};
+      float const before[4] = {x.x, x.y, x.z, x.w};
+      CUTE_UNROLL
+      for (int v = i; v < i + 4; ++v) {
+        sum(v) = fmaf(float(acc(v)), scale, kKept == Sums::kRegisters ? sum(v) : before[v - i]);
+      }
     }
   }
-}
+};
 
 // Four neighbouring channels of a pixel: what one thread finishes at a time.
 constexpr int kFinished = 4;
@@ -90,11 +132,11 @@ struct alignas(kFinished * sizeof(T)) Finished {
 // Rounds them; ReLU, Clip and none are done here, since rounding is monotonic.
 template <class Output>
 struct Round {
-  conv::Clamp<Output> clamp;
+  Clamp<Output> clamp;
   __device__ __forceinline__ explicit Round(Problem const &p) : clamp(p) {}
   template <class Y>
   __device__ __forceinline__ Finished<Output> operator()(Y const &y) const {
-    conv::Pair<Output> const a = clamp(y(0), y(1)), b = clamp(y(2), y(3));
+    Pair<Output> const a = clamp(y(0), y(1)), b = clamp(y(2), y(3));
     return {a.v[0], a.v[1], b.v[0], b.v[1]};
   }
 };
@@ -137,7 +179,7 @@ struct Lanes {
 // once costs more to fetch than to execute, and unrolled over a thread's sums this was a quarter of a short block's
 // time.
 template <class Traits, class Sum>
-__device__ __forceinline__ void store(Params const &params, unsigned char *shared, float unit, Sum const &sum) {
+__device__ __forceinline__ void store_scaled(Params const &params, unsigned char *shared, float unit, Sum const &sum) {
   using Word = typename Sum::value_type;
   constexpr int kM = Traits::kM, kN = Traits::kN, kRowWords = Traits::kTile.row_bytes_y() / 4;
   constexpr int kVectors = kN / kFinished, kRowsY = Traits::kThreads / kVectors;
@@ -145,19 +187,17 @@ __device__ __forceinline__ void store(Params const &params, unsigned char *share
   Problem const &p = params.problem;
   Place const out = Place::of<Traits>(params);
   Word *const staged = reinterpret_cast<Word *>(shared);
-  Tensor tYcY = typename Traits::Mma{}
-                    .get_slice(out.thread)
-                    .partition_C(make_identity_tensor(Shape<Int<kM>, Int<kN>>{}));  // (MMA,MMA_M,MMA_N) -> (m,n)
+  Tensor tYcY = coordinates<Traits>(out.thread);
   CUTE_UNROLL
   for (int i = 0; i < size(sum); i += 2) {
-    conv::pair_at(staged + get<0>(tYcY(i)) * kRowWords + get<1>(tYcY(i))) = {sum(i), sum(i + 1)};
+    pair_at(staged + get<0>(tYcY(i)) * kRowWords + get<1>(tYcY(i))) = {sum(i), sum(i + 1)};
   }
   __syncthreads();
 
   int const row = out.thread / kVectors, n = out.thread % kVectors * kFinished, k = out.n0 + n;
   int const first = out.m0 + row, rows_left = p.N * p.P * p.Q - first, exist = p.K - k;
   Finished<Word> const *const from = reinterpret_cast<Finished<Word> const *>(staged + row * kRowWords + n);
-  if (params.splits > 1) {  // leave the sums to quant_concat_conv_finish: [split][pixel][channel]
+  if (params.splits > 1) {  // leave the sums to conv_finish: [split][pixel][channel]
     if (k >= split_ld(p)) return;
     float *const to = params.partials + (int64_t(out.split) * (p.N * p.P * p.Q) + first) * split_ld(p) + k;
 #pragma unroll 4
@@ -173,7 +213,7 @@ __device__ __forceinline__ void store(Params const &params, unsigned char *share
   Finished<float> const bias = *reinterpret_cast<Finished<float> const *>(filter_scales<Traits>(shared) + kN + n);
   CUTE_UNROLL
   for (int v = 0; v < kFinished; ++v) scale.v[v] *= unit;
-  bool const rounding_clamps = conv::Clamp<float>(p).is_all;
+  bool const rounding_clamps = Clamp<float>(p).is_all;
   with_output_type(p, [&](auto type) {
     using Output = decltype(type);
     constexpr int kBatch = 4;  // rows at once: as many as hide the latency of an exponential
@@ -192,7 +232,7 @@ __device__ __forceinline__ void store(Params const &params, unsigned char *share
         CUTE_UNROLL
         for (int v = 0; v < kFinished; ++v) y(v, j) = fmaf(float(x.v[v]), scale.v[v], bias.v[v]);
       }
-      if (!rounding_clamps) conv::activate(y, p);
+      if (!rounding_clamps) activate(y, p);
       CUTE_UNROLL
       for (int j = 0; j < kBatch; ++j) {
         Finished<Output> const z = lanes.keep(round(y(_, j)));
@@ -212,4 +252,4 @@ __device__ __forceinline__ void store(Params const &params, unsigned char *share
   });
 }
 
-}  // namespace cutefuse::quant_concat_conv
+}  // namespace cutefuse::conv

@@ -1,0 +1,66 @@
+// How the blocks of a cluster that divide a reduction among them add up their parts and store the outputs.
+#pragma once
+
+#include "conv/sm90/core.cuh"
+
+namespace cutefuse::conv {
+
+// Adds up the accumulators of a cluster's blocks in their order, so that results never depend on timing. Each block (it
+// has one tile, unlike those of the other kernels: all threads of a cluster meet here as often as at the kernel's end)
+// finishes every splits-th group of 16 pixels: it reads the others' parts from their shared memory.
+template <class Traits>
+CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
+                                  typename Traits::SharedStorage &shared, int filter, int first, int consumer) {
+  using Element = typename Traits::Element;
+  constexpr int kGroups = Traits::kN / 8, kThreads = kConsumers * 128;
+  static_assert(kGroups * kThreads * sizeof(float4) <= sizeof(shared.x) + sizeof(shared.w));
+  static_assert(offsetof(typename Traits::SharedStorage, w) == sizeof(shared.x));
+  Problem const &p = params.problem;
+  int const thread = threadIdx.x % 128;
+  auto *const parts = reinterpret_cast<float4 *>(&shared);  // (thread,group), where the ring was
+  int const slot = consumer * 128 + thread;
+  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // nobody reads the ring any more
+  CUTE_UNROLL
+  for (int g = 0; g < kGroups; ++g) {
+    parts[g * kThreads + slot] = make_float4(acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+  }
+  if (params.splits > 1) {
+    cluster_sync();
+  } else {  // without a cluster that barrier is the block's own, and the producer is not here
+    cutlass::arch::NamedBarrier::sync(kThreads, 0);
+  }
+
+  Element *const staging = shared.y[consumer];
+  int const pixels = p.N * p.P * p.Q, row = thread / 8, chunk = thread % 8;
+  for (int part = int(block_rank_in_cluster()); part < kGroups / 2; part += params.splits) {
+    float values[8] = {};
+    CUTE_UNROLL
+    for (int g = 0; g < 2; ++g) {
+      uint32_t const from = cast_smem_ptr_to_uint(&parts[(2 * part + g) * kThreads + slot]);
+      float4 v[kMaxSplits];  // all on their way before the first is added
+      CUTE_UNROLL
+      for (int block = 0; block < kMaxSplits; ++block) {
+        if (block >= params.splits) continue;
+        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[block].x), "=f"(v[block].y), "=f"(v[block].z), "=f"(v[block].w)
+                     : "r"(set_block_rank(from, block)));
+      }
+      CUTE_UNROLL
+      for (int block = 0; block < kMaxSplits; ++block) {
+        if (block >= params.splits) continue;
+        values[4 * g] += v[block].x, values[4 * g + 1] += v[block].y;
+        values[4 * g + 2] += v[block].z, values[4 * g + 3] += v[block].w;
+      }
+    }
+    stage_outputs<Element, 2>(values, pair, p, staging);
+    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
+    int const m = first + part * 16 + row, k = filter + chunk * 8;
+    if (m < pixels && k < p.K) {
+      auto const *const from = reinterpret_cast<uint4 const *>(staging + row * kStoreColumns + (chunk ^ row % 8) * 8);
+      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.y) + m * p.ldy + k) = *from;
+    }
+    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
+  }
+}
+
+}  // namespace cutefuse::conv

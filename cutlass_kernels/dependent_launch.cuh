@@ -1,0 +1,25 @@
+// Programmatic dependent launch: on Hopper a kernel may start while the one before it in the stream drains. It may not
+// touch what that one writes before it has waited.
+#pragma once
+
+namespace cutefuse {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define CUTEFUSE_DEPENDENT_LAUNCH 1
+#endif
+
+// CUTLASS's wait_on_dependent_grids() names no memory, so that the compiler could move loads in front of it, and is
+// empty on architectures that have the instruction.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if CUTEFUSE_DEPENDENT_LAUNCH
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void let_next_kernel_start() {
+#if CUTEFUSE_DEPENDENT_LAUNCH
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+}  // namespace cutefuse
