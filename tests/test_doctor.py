@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cutefuse import kernels
 from cutefuse.commands import doctor
 
 
@@ -33,24 +34,27 @@ def test_a_missing_library_is_said_and_not_thrown(monkeypatch: pytest.MonkeyPatc
     assert found.status == doctor.MISSING and "make setup" in found.advice
 
 
-@pytest.mark.parametrize(
-    ("major", "minor", "archs", "status"),
-    [
-        (9, 0, ["80", "90a"], doctor.OK),
-        (8, 6, ["80", "90a"], doctor.OK),
-        (8, 0, ["86"], doctor.MISSING),
-        (9, 0, ["80"], doctor.MISSING),
-        (10, 0, ["80", "90a"], doctor.MISSING),
-        (7, 5, ["80", "90a"], doctor.MISSING),
-        (8, 9, [], doctor.MISSING),
-    ],
-)
-def test_machine_code_runs_on_its_own_major_version_alone(
-    major: int, minor: int, archs: list[str], status: str
+@pytest.mark.parametrize(("capability", "built", "status"), [
+    (90, True, doctor.OK), (86, True, doctor.OK), (90, False, doctor.MISSING), (75, True, doctor.MISSING),
+    (61, False, doctor.MISSING), (130, True, doctor.MISSING),
+])  # fmt: skip
+def test_a_gpu_is_judged_by_the_library(
+    monkeypatch: pytest.MonkeyPatch, capability: int, built: bool, status: str
 ) -> None:
-    found = doctor.judge_device("some GPU", major, minor, archs)
+    monkeypatch.setattr(kernels, "describe", lambda: {"cuda": built})
+    if status == doctor.OK and kernels.reject_device(capability):
+        pytest.skip("this build holds no code for it")
+    found = doctor.judge_device("some GPU", capability // 10, capability % 10)
     assert found.status == status
     assert found.status == doctor.OK or found.advice
+
+
+def test_a_gpu_without_a_library_is_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: int) -> None:
+        raise OSError
+
+    monkeypatch.setattr(kernels, "reject_device", broken)
+    assert doctor.judge_device("some GPU", 9, 0).status == doctor.MISSING
 
 
 def test_a_program_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

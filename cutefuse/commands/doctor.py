@@ -69,7 +69,7 @@ def check_gpu() -> list[Finding]:
     for index in range(count.value):
         name = ctypes.create_string_buffer(256)
         driver.cuDeviceGetName(name, 256, index)
-        found.append(judge_device(name.value.decode(), *_capability(driver, index), built_archs()))
+        found.append(judge_device(name.value.decode(), *_capability(driver, index)))
     return found
 
 
@@ -90,26 +90,18 @@ def local_sm() -> int:
     return 10 * major + minor
 
 
-def built_archs() -> list[str]:
-    """Architectures of the library, such as ["80", "90a"]; none without CUDA or library."""
-    try:
-        return [a for a in str(kernels.describe()["archs"]).split() if a != "none"]
-    except (CutefuseError, OSError, AttributeError):
-        return []
-
-
-def judge_device(name: str, major: int, minor: int, archs: list[str]) -> Finding:
-    """Whether machine code of the library runs on a device: same major version, minor no newer; 90a on 9.0 alone."""
+def judge_device(name: str, major: int, minor: int) -> Finding:
+    """Whether machine code of the library runs on a device, as the library itself judges."""
     label, capability = f"{name}, compute capability {major}.{minor}", 10 * major + minor
-    if capability < 80:
-        return Finding("GPU", MISSING, label, "kernels need compute capability 8.0 (Ampere) or newer")
-    plain = [int(a) for a in archs if a.isdigit()]
-    if f"{capability}a" in archs or any(a // 10 == major and a <= capability for a in plain):
-        return Finding("GPU", OK, label)
-    return Finding(
-        "GPU", MISSING, f"{label}, not among the built architectures ({' '.join(archs) or 'none'})",
-        f"build for it: make setup ARCHS='80;90a;{capability}'",
-    )  # fmt: skip
+    try:
+        reason, built = kernels.reject_device(capability), bool(kernels.describe()["cuda"])
+    except (CutefuseError, OSError, AttributeError):
+        return Finding("GPU", MISSING, f"{label}, and no library", "run `make setup`")
+    if reason:
+        return Finding("GPU", MISSING, label, reason)
+    if not built:
+        return Finding("GPU", MISSING, f"{label}, and no kernels", f"build them: make setup ARCHS={capability}")
+    return Finding("GPU", OK, label)
 
 
 def check_tensorrt() -> list[Finding]:
