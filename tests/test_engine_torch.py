@@ -306,6 +306,14 @@ def test_kernels_are_laid_beside_the_launches(names: list[str], want: list[int |
     assert align(names, kernel_sources(CODE)) == want
 
 
+def test_kernels_between_two_of_triton_are_shared_among_the_calls_there() -> None:
+    from cutefuse.engine.torch_layers import KernelSource, align
+
+    sources = [KernelSource(""), KernelSource(""), KernelSource("triton_0"), KernelSource("")]
+    assert align(["c", "d", "triton_0", "e", "f"], sources) == [0, 1, 2, 3, 3]
+    assert align(["c", "c2", "d", "d2", "triton_0"], sources) == [0, 0, 1, 1, 2]
+
+
 def test_a_compiled_layer_knows_its_steps() -> None:
     from cutefuse.engine.torch_layers import compiled_layers, kernel_sources
 

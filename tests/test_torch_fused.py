@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,68 @@ def test_fused_nodes_are_kernel_calls(name: str, reference_kernels: list[str], t
     for slot, got, want in zip(program.outputs.values(), made, on_cpu(patched)().values(), strict=True):
         assert got.shape == want.shape == program.shapes[slot].shape
         assert float((got - want).abs().max() / want.abs().max()) < 1e-4
+
+
+def quantised_network() -> onnx.ModelProto:
+    random = np.random.default_rng(1)
+    values = {"s": np.array(0.05, np.float32), "z": np.array(0, np.int8), "wz": np.zeros(16, np.int8),
+              "w": random.integers(-127, 128, (16, 32, 3, 3)).astype(np.int8),
+              "ws": np.full(16, 0.002, np.float32)}  # fmt: skip
+    body = """
+        qa = QuantizeLinear(a, s, z) da = DequantizeLinear(qa, s, z)
+        qb = QuantizeLinear(b, s, z) db = DequantizeLinear(qb, s, z)
+        c = Concat<axis=1>(da, db) dw = DequantizeLinear<axis=0>(w, ws, wz)
+        d = Conv<pads=[1,1,1,1]>(c, dw) y = Relu(d)
+    """
+    return graph(body, values, inputs={"a": "1,16,9,8", "b": "1,16,9,8"})
+
+
+def test_int8_nodes_are_kernel_calls(reference_kernels: list[str], tmp_path: Path) -> None:
+    _, patched = run_patch(quantised_network(), tmp_path)
+    assert patched is not None
+    _, function, inputs = kernel_program(patched)
+    (made,) = function(*inputs)
+    assert reference_kernels == ["CuteQConcatConv2Relu"]
+    want = on_cpu(quantised_network())()["y"]
+    assert float((made - want).abs().max() / want.abs().max()) < 1e-4
+
+
+def test_a_kernel_call_is_a_plugin_layer_with_its_arithmetic(reference_kernels: list[str], tmp_path: Path) -> None:
+    from cutefuse.engine.torch_files import describe
+    from cutefuse.engine.torch_layers import Layer
+    from cutefuse.report.cost import layer_cost
+    from cutefuse.report.reader import read_engine
+
+    body = "c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(d)"
+    _, patched = run_patch(graph(body, inputs={"a": "1,8,9,7", "b": "1,16,9,7"}), tmp_path)
+    assert patched is not None
+    program, _, _ = kernel_program(patched)
+    (step,) = program.steps
+    layer = describe(program, Layer(step.name, [step], ["sm80_kernel"], [3.0]))
+    (tmp_path / "m.graph.json").write_text(json.dumps({"Layers": [layer], "Bindings": ["a", "b", "y"]}))
+    engine = read_engine({"graph": tmp_path / "m.graph.json"})
+    (plugin,) = engine.layers
+    assert (plugin.kind, plugin.name, plugin.tactic) == ("plugin", step.name, "sm80_kernel")
+    assert [t.dims for t in plugin.inputs] == [(1, 8, 9, 7), (1, 16, 9, 7), (12, 2 * 64 * 9), (12,)]
+    assert plugin.outputs[0].dims == (1, 12, 9, 7) and plugin.outputs[0].layout == "HWC"
+    assert layer_cost(engine, plugin).flops == 2 * 12 * 9 * 7 * 24 * 9
+
+
+def test_a_layer_of_several_steps_shows_what_goes_in_and_out() -> None:
+    from cutefuse.engine.torch_files import describe
+    from cutefuse.engine.torch_layers import Layer
+
+    program, _, _ = kernel_program(graph("s = Neg(a) t = Exp(s) u = Add(t, b) y = Mul(u, s)", {}, inputs={
+        "a": "2,3", "b": "2,3"}, rank=2))  # fmt: skip
+    neg, exp, add, _ = program.steps
+    layer = describe(program, Layer("triton_poi_fused_add_exp_0", [exp, add], ["triton_poi_fused_add_exp_0"]))
+    assert [t["Name"] for t in layer["Inputs"]] == ["s", "b"] and [t["Name"] for t in layer["Outputs"]] == ["u"]
+    assert (
+        layer["LayerType"] == "PointWise"
+        and layer["Metadata"] == f"[ONNX Layer: {exp.name}]\x1e[ONNX Layer: {add.name}]"
+    )
+    assert describe(program, Layer("k", []))["LayerType"] == "Kernel"
+    assert [t["Name"] for t in describe(program, Layer("n", [neg]))["Outputs"]] == ["s"]
 
 
 def test_a_call_that_the_library_refuses_runs_its_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

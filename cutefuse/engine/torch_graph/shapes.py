@@ -166,7 +166,7 @@ def slice_of(node: Node) -> Run:
         axis = node.axis(given, len(shape))
         if step == 0:
             raise node.refuse("its step is 0; repair the model")
-        taken = range(shape[axis])[slice(start, _open_end(end, step, shape[axis]), step)]
+        taken = range(shape[axis])[slice(start, end, step)]
         first = (taken[0] if step > 0 else taken[-1]) if len(taken) else 0
         length = abs(taken[-1] - taken[0]) + 1 if len(taken) else 0
         if (first, length, step) != (0, shape[axis], 1):
@@ -182,11 +182,6 @@ def slice_of(node: Node) -> Run:
         return x
 
     return run
-
-
-def _open_end(end: int, step: int, size: int) -> int | None:
-    """ONNX clamps the end of a backward slice to -1, which Python would read as the last element."""
-    return None if step < 0 and end < -size else end
 
 
 @operator("Pad", host=(1, 2, 3))
