@@ -30,6 +30,7 @@ def test_equal_models_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "agree within" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_models_that_differ_exit_with_1(tmp_path: Path) -> None:
     assert accuracy.main([str(scaled(tmp_path / "a.onnx", 2.0)), str(scaled(tmp_path / "b.onnx", 2.2))]) == 1
 

@@ -90,6 +90,7 @@ def test_attributes_left_to_their_defaults_mean_what_the_python_half_writes(stem
         assert written == [float(np.float32(spec["default_value"]))] * spec["default_count"], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "case"), CASES, ids=IDS)
 def test_reference_and_operands_have_the_shapes_of_the_call(op: FusedOp, case: Case) -> None:
     call = op.call(case, case.dtypes[0])

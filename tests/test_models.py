@@ -87,6 +87,7 @@ def test_published_graphs_without_the_pattern_are_left_alone(name: str, tmp_path
     assert patched is None and result.exit_code == 3 and result.report["sites"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.names())
 def test_the_page_of_models_says_what_the_rewriter_does(name: str, tmp_path: Path) -> None:
     result, _ = run_patch(table.generated(name, "float32"), tmp_path, dry_run=True)

@@ -98,6 +98,7 @@ FORMS = [n for n, c in CASES.items() if n not in PLAIN and (form_of(c.op_type).s
          in ((1, "Clip"), (2, "Silu"), (8, ""), (8, "Relu"))]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN + FORMS)
 def test_the_body_computes_the_reference(name: str, tmp_path: Path) -> None:
     for shared in (False, True):
