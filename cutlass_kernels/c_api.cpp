@@ -18,7 +18,7 @@ std::string number(double value) {
 
 std::string quoted(char const *text) { return std::string("\"") + text + "\""; }
 
-// What joins the texts of a list.
+// The separator between the texts of a list.
 template <class Items, class Text>
 std::string joined(Items const &items, Text const &text) {
   std::string list;
@@ -74,7 +74,7 @@ std::string describe_op(Op const &op) {
          ", \"retired\": " + joined(op.retired, describe_retired) + "}";
 }
 
-// Shared checks of the interface itself, so that an operator may index its arrays without fear.
+// Checks of the interface itself, so that an operator may index its arrays safely.
 char const *bad_call(std::int32_t op, Call const *call) {
   if (op < 0 || op >= operators().size || call == nullptr) {
     return sentence("cutefuse: operator id %d is not one of 0..%d; ask cutefuse_find first", op, operators().size - 1);

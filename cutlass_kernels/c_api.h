@@ -7,9 +7,9 @@
 
 #define CUTEFUSE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// JSON text, valid for ever: {"abi", "version", "cuda", "archs", "targets", "activations", "ops": [{"name",
-// "attributes", "variants", "configs", "retired"}]}. archs: what the library holds code for, or "none"; targets: what
-// it is judged for. A variant carries its Facts, a config what it is and takes.
+// JSON text, valid as long as the process: {"abi", "version", "cuda", "archs", "targets", "activations", "ops":
+// [{"name", "attributes", "variants", "configs", "retired"}]}. archs: what the library holds code for, or "none";
+// targets: what it is judged for. A variant carries its Facts, a config its properties.
 CUTEFUSE_EXPORT char const *cutefuse_describe();
 
 // Operator id of an ONNX op_type for the calls below, or -1; *variant receives the value for Call::variant.

@@ -1,4 +1,4 @@
-// What an op_type and a tile are, so that nobody has to read their names.
+// What an op_type and a tile are, so that no caller has to parse their names.
 #pragma once
 
 #include <cstdint>

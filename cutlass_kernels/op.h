@@ -1,5 +1,5 @@
-// What every operator of the library answers. Pure C++: no CUDA, TensorRT, ONNX or PyTorch header may be included here,
-// so that the rewriter can ask an operator on a machine without a compiler for CUDA.
+// The interface that every operator of the library implements. Pure C++: no CUDA, TensorRT, ONNX or PyTorch header may
+// be included here, so that the rewriter can ask an operator on a machine without a compiler for CUDA.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct Config {
   std::int32_t id;
   std::int32_t min_sm;  // compute capability * 10 from which it runs
   char const *name;
-  char const *kind;         // how it works, one word: what tiles of an operator differ in beside their size
+  char const *kind;         // how it works, in one word: what tells tiles of one size apart
   std::uint32_t type_mask;  // of the activations it takes: bit of each Type
 };
 

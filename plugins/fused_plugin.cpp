@@ -25,7 +25,7 @@ void report(char const *who, char const *text) noexcept { std::fprintf(stderr, "
 
 namespace {
 
-// Runs a method's body, which returns null or why it failed: nothing may be thrown into TensorRT.
+// Runs a method's body, which returns null or why it failed: no exception may reach TensorRT.
 template <class Body>
 std::int32_t guard(char const *who, Body &&body) noexcept {
   try {
@@ -268,7 +268,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
 
   bool fits(PluginTensorDesc const &desc, PluginTensorDesc const &first, std::int32_t pos) const {
     Port const port = rules_.port(variant(), pos);
-    // What follows the first of such tensors has its format.
+    // Later tensors of that kind have the format of the first.
     bool const blocks = port.or_blocks && (pos == 0 ? desc.format : first.format) == TensorFormat::kCHW32;
     return obeys(port.type, desc.type, first.type, port.type == TypeRule::kNamed ? named_type() : first.type) &&
            desc.format == format_of(blocks ? Layout::kBlocks32 : port.layout, desc.type);

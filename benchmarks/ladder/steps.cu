@@ -48,7 +48,7 @@ __global__ void rms_v2(float const *x, float const *gamma, float *y, int64_t, in
   if (i < columns) y[start + i] = x[start + i] * rsqrtf(tree[0] / columns + epsilon) * gamma[i];
 }
 
-// A warp per row: what warp-wide reduction alone gives. One of 32 lanes' share of a long row is much work for a thread.
+// A warp per row: what warp-wide reduction alone gives. A long row leaves much work for each of the 32 lanes.
 __global__ void rms_warp(float const *x, float const *gamma, float *y, int64_t rows, int columns, float epsilon) {
   int64_t const row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (row >= rows) return;

@@ -1,5 +1,5 @@
-// What every CUTLASS peer answers to the benchmark: one convolution with bias and activation over one NHWC tensor.
-// Each tile of a peer is a shared library of its own, so that they compile in parallel and one that fails is left out.
+// The interface of a CUTLASS peer in the benchmark: one convolution with bias and activation over one NHWC tensor. Each
+// tile of a peer is a shared library of its own, so that they compile in parallel and one that fails is left out.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -13,8 +13,8 @@
 
 namespace cutefuse::host {
 
-// violation: the plugin breaks the interface's contract. failure: it said no, and TensorRT would stop there.
-// warning: legal, and TensorRT or a user may stumble over it.
+// violation: the plugin breaks the interface's contract. failure: it refused, and TensorRT would stop there. warning:
+// legal, but likely to surprise TensorRT or a user.
 struct Finding {
   char const *kind;
   std::string step, text;
@@ -104,7 +104,7 @@ struct Faces {
 };
 Faces faces_of(nvinfer1::IPluginV3 *plugin, bool need_build, char const *step, Report &report);
 
-// Copies what getFieldsToSerialize returns; complains about what TensorRT could not serialise.
+// Copies what getFieldsToSerialize returns; reports what TensorRT could not serialise.
 Fields serialise(nvinfer1::IPluginV3OneRuntime *runtime, char const *step, Report &report);
 
 // An input of the network: sizes of -1 are dynamic and lie within min..max.
@@ -172,7 +172,7 @@ class Build {
 // One execution context: a deserialised plugin, attached, with its own shapes and tactic.
 class Context {
  public:
-  // Throws std::runtime_error when the plugin cannot be brought to life.
+  // Throws std::runtime_error when the plugin cannot be created.
   Context(Build const &build, std::int32_t combination, std::int32_t tactic);
   ~Context();
   Context(Context const &) = delete;
@@ -199,8 +199,8 @@ class ResourceContext final : public nvinfer1::IPluginResourceContext {
   nvinfer1::IErrorRecorder *getErrorRecorder() const noexcept override { return nullptr; }
 };
 
-// What the C interface hands out. A context keeps its build, and that its library, so that a garbage collector may free
-// them in any order.
+// What the C interface hands out. A context keeps its build, and that its library, so that they may be freed in any
+// order.
 template <class T>
 struct Handle {
   std::shared_ptr<void const> keeps;

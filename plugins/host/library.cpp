@@ -13,8 +13,8 @@ namespace cutefuse::host {
 
 using nvinfer1::IPluginCreatorInterface;
 
-// Stands where a library expects TensorRT's logger finder. Its layout differs between TensorRT 10 and 11, so a library
-// that uses it works with one of them only: whichever virtual function is called, the host takes note.
+// Takes the place of TensorRT's logger finder. Its layout differs between TensorRT 10 and 11, so a library that uses it
+// works with one of them only: the host records a call of any of its virtual functions.
 class LoggerTrap {
  public:
   virtual void *slot0() { return touch(); }

@@ -18,7 +18,7 @@ std::unique_ptr<IPluginV3> deserialise(Build const &build, Combination const &co
 
 }  // namespace
 
-// An engine brought to life: both contexts must be objects of their own and hold what was serialised.
+// A deserialised engine: both contexts must be objects of their own and hold what was serialised.
 void Build::check_runtime(Combination const &combination) {
   std::unique_ptr<IPluginV3> plugin = deserialise(*this, combination);
   if (plugin == nullptr) {

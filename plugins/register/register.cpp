@@ -17,7 +17,7 @@ using RegisterCreator = bool (*)(void *registry, IPluginCreatorInterface &creato
 
 void say(std::string const &text) { std::fprintf(stderr, "cutefuse: register: %s\n", text.c_str()); }
 
-// RTLD_NOLOAD: a second TensorRT in the process would have a registry that nobody reads.
+// RTLD_NOLOAD: nothing would read the registry of a second TensorRT in the process.
 void *loaded_tensorrt() {
   for (char const *name : {"libnvinfer.so.11", "libnvinfer.so.10"}) {
     if (void *handle = dlopen(name, RTLD_NOLOAD | RTLD_LAZY)) return handle;

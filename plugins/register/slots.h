@@ -1,6 +1,6 @@
 // Where IPluginRegistry keeps registerCreator(IPluginCreatorInterface &, char const *): the registry's virtual table is
-// the one interface of plugins that TensorRT 11 changed, so it is called by place and never by class. A test compares
-// these numbers with NVIDIA's headers.
+// the one interface of plugins that TensorRT 11 changed, so it is called by its slot number, not through a class. A
+// test compares these numbers with NVIDIA's headers.
 #pragma once
 
 namespace cutefuse {
