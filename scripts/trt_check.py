@@ -21,14 +21,15 @@ DTYPES = ("float32", "float16")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
-    parser.add_argument("--models", nargs="+", default=models.names(), help="demo models to build; all by default")
+    parser.add_argument("--models", nargs="+", default=sorted({*models.PARTS, *models.DEMO}),
+                        help="models to build; all parts of networks and the demo's models by default")  # fmt: skip
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="types to build them in")
     parser.add_argument("--full-size", action="store_true", help="real sizes instead of small ones")
     args = parser.parse_args(argv)
 
     def command() -> int:
         if unknown := set(args.models) - set(models.names()):
-            raise CutefuseError(f"there is no demo model {min(unknown)}; choose from {', '.join(models.names())}")
+            raise CutefuseError(f"there is no model {min(unknown)}; choose from {', '.join(models.names())}")
         choose_backend("auto")  # before anything is written
         make_folder(args.outdir)
         paths = [args.outdir / f"{name}_{dtype}.onnx" for name in args.models for dtype in args.dtypes]

@@ -19,10 +19,10 @@ import models
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 # Against the same program on the CPU in the same type; two roundings of 11 bits a layer, over a few dozen layers.
-TOLERANCE = {"float32": 2e-3, "float16": 1e-2}
+TOLERANCE = {"float32": 1e-2, "float16": 2e-2}
 
 
-NETWORKS = ("bevfusion_fuser", "deeplabv3p", "hrnet_head", "raft_update", "unet_pp", "vit_block", "yolo_elan",
+NETWORKS = ("bevfusion_fuser", "deeplabv3p_head", "hrnet_head", "raft_update", "unet_pp", "vit_block", "yolo_elan",
             "yolo_neck")  # fmt: skip
 
 

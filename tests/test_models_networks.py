@@ -159,9 +159,7 @@ def parameters(model: onnx.ModelProto, unfold: bool) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "hrnet_ocr" else n for n in PUBLISHED]
-)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_network_at_deployment_size_is_as_large_as_published(name: str) -> None:
     model = models.build(name, batch=1)
     expected_parameters, expected_operations = PUBLISHED[name]

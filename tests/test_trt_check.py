@@ -151,7 +151,7 @@ def test_the_markdown_counts_what_passed_failed_and_was_skipped() -> None:
 def test_the_script_checks_the_demo_models_and_refuses_one_that_is_not_there(tmp_path: Path, stub: Path) -> None:
     script = [sys.executable, str(ROOT / "scripts/trt_check.py"), "-o", str(tmp_path / "out"), "--models"]
     done = subprocess.run([*script, "none_such"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: there is no demo model none_such; choose from")
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no model none_such; choose from")
     assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
     done = subprocess.run([*script, "bevfusion_fuser", "--dtypes", "float16"], capture_output=True, text=True)
     assert "bevfusion_fuser_float16: passed" in done.stdout, done.stderr
