@@ -3,12 +3,6 @@
 
 namespace cutefuse::row_norm {
 
-void const *find_forward_f16(Tile const &tile, ForwardParams const &params) {
-  return pick_forward<cutlass::half_t>(tile, params);
-}
-
-BackwardKernels find_backward_f16(BackwardParams const &params, bool pipelined) {
-  return pick_backward<cutlass::half_t>(params, pipelined);
-}
+Kernels const kernels_f16 = {pick_forward<cutlass::half_t>, pick_backward<cutlass::half_t>};
 
 }  // namespace cutefuse::row_norm

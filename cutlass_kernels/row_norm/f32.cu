@@ -3,12 +3,6 @@
 
 namespace cutefuse::row_norm {
 
-void const *find_forward_f32(Tile const &tile, ForwardParams const &params) {
-  return pick_forward<float>(tile, params);
-}
-
-BackwardKernels find_backward_f32(BackwardParams const &params, bool pipelined) {
-  return pick_backward<float>(params, pipelined);
-}
+Kernels const kernels_f32 = {pick_forward<float>, pick_backward<float>};
 
 }  // namespace cutefuse::row_norm

@@ -77,9 +77,10 @@ int favourite(Problem const &p, int sm_count) {
   return vectors <= 256 && (p.rows <= 64 * sm_count || !p.layer) ? 5 : 6;
 }
 
-// Sets lanes, cluster, stages and parts for sm_count multiprocessors; no blocks when only the kernels for any row fit.
-Grid backward_grid(int sm, int sm_count, BackwardParams *params) {
+// Sets lanes, cluster, stages and parts for the call's device; no blocks when only the kernels for any row fit.
+Grid backward_grid(Call const &call, BackwardParams *params) {
   Problem const &p = params->problem;
+  int const sm = call.sm > 0 ? call.sm : 90, sm_count = call.sm_count > 0 ? call.sm_count : 132;
   int const limit = shared_limit(sm) - 3 * 1024;  // less what the kernel declares
   // Sixteen columns leave registers for gamma; longer rows of 16-bit types take 32 before they take clusters.
   params->vectors = size_of(p.type) == 2 && vectors_of(p) <= 2 * kBackwardThreads ? 2 : 4;
@@ -130,19 +131,19 @@ Grid backward_grid(int sm, int sm_count, BackwardParams *params) {
 
 // ---- what plans hold ------------------------------------------------------------------------------------------------
 
-struct ForwardState {
-  ForwardParams params;
-  ForwardSlots slots;
-  Launch launch;
-};
-
 constexpr int kMostLaunches = 3;  // backward: rows, and where those do not add them up columns; then their sums
 
-struct BackwardState {
-  BackwardParams params;
-  BackwardSlots slots;
+template <class Params, class Slots>
+struct State {
+  Params params;
+  Slots slots;
   Launch launches[kMostLaunches];
+
+  State() = default;
+  explicit State(Plan const &plan) { std::memcpy(this, plan.state, sizeof(*this)); }
 };
+using ForwardState = State<ForwardParams, ForwardSlots>;
+using BackwardState = State<BackwardParams, BackwardSlots>;
 static_assert(sizeof(ForwardState) <= sizeof(Plan::state) && sizeof(BackwardState) <= sizeof(Plan::state));
 
 // The addresses of a plan's tensors by their slots.
@@ -164,73 +165,79 @@ std::int64_t bytes_of_parts(Problem const &p, std::int64_t parts) {
 }
 
 #if CUTEFUSE_WITH_CUDA
-FindForward *forward_kernels(Type type) {
-  return type == Type::kFloat16 ? find_forward_f16 : type == Type::kBFloat16 ? find_forward_bf16 : find_forward_f32;
+Kernels const &kernels_of(Type type) {
+  return type == Type::kFloat16 ? kernels_f16 : type == Type::kBFloat16 ? kernels_bf16 : kernels_f32;
 }
-FindBackward *backward_kernels(Type type) {
-  return type == Type::kFloat16 ? find_backward_f16 : type == Type::kBFloat16 ? find_backward_bf16 : find_backward_f32;
-}
-#else
-FindForward *forward_kernels(Type) { return nullptr; }
-FindBackward *backward_kernels(Type) { return nullptr; }
 #endif
+
+// Plans `kernel` on `grid` as the next launch.
+template <class Params, class Slots>
+char const *add(State<Params, Slots> &state, Plan &plan, void const *kernel, Grid const &grid, int shared_bytes) {
+  Launch &launch = state.launches[plan.launches++];
+  launch = {{kernel, grid.threads, shared_bytes}, grid.blocks, grid.cluster, plan.sm >= 90};
+  return prepare(launch, plan.device >= 0);
+}
+
+template <class Params, class Slots>
+char const *start_all(Op const &op, Plan const &plan, State<Params, Slots> &state, void *stream) {
+  for (std::int32_t i = 0; i < plan.launches; ++i) {
+    if (char const *why = start(state.launches[i], &state.params, stream)) return refused(op, why);
+  }
+  return nullptr;
+}
 
 }  // namespace
 
-std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity) {
+std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const &slots, std::int32_t *ids,
+                             std::int32_t capacity) {
   ForwardParams params{};
-  params.problem = problem;
   Problem &p = params.problem;
-  if (p.columns < 0) return 0;
+  if (forward_problem(op, call, slots, &p) != nullptr || p.columns < 0) return 0;
   if (p.rows < 0) p.rows = 1 << 20;
-  if (sm_count <= 0) sm_count = kUsualCount;
-  int const first = favourite(p, sm_count);
-  struct Guess {
-    std::int32_t id;
-    int rank;
-  } guesses[kTileCount];
+  int const sm_count = call.sm_count > 0 ? call.sm_count : kUsualCount;
+  Tile const *legal[kTileCount];
   int count = 0;
   for (Tile const &tile : kTiles) {
-    if ((sm != 0 && sm < tile.min_sm) || forward_grid(tile, sm_count, &params).threads == 0) continue;
-    // After the favourite: registers before shared memory before two reads, more vectors before fewer.
-    guesses[count++] = {tile.id, tile.id == first ? -100 : 8 * int(tile.scope) - tile.vectors};
+    bool const runs = call.sm == 0 || call.sm >= tile.min_sm;
+    if (runs && forward_grid(tile, sm_count, &params).threads > 0) legal[count++] = &tile;
   }
-  std::stable_sort(guesses, guesses + count, [](Guess const &a, Guess const &b) { return a.rank < b.rank; });
+  // After the favourite: registers before shared memory before two reads, more vectors before fewer.
+  int const first = favourite(p, sm_count);
+  auto const rank = [&](Tile const *tile) { return tile->id == first ? -100 : 8 * int(tile->scope) - tile->vectors; };
+  std::stable_sort(legal, legal + count, [&](Tile const *a, Tile const *b) { return rank(a) < rank(b); });
   count = std::min(count, int(capacity));
-  for (int i = 0; i < count; ++i) ids[i] = guesses[i].id;
+  std::transform(legal, legal + count, ids, [](Tile const *tile) { return tile->id; });
   return count;
 }
 
-char const *plan_forward(Op const &op, Problem const &p, ForwardSlots const &slots, Call const &call, Plan &plan) {
+char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slots, Plan &plan) {
+  ForwardState state{};
+  Problem &p = state.params.problem;
+  state.slots = slots;
+  if (char const *reason = forward_problem(op, call, slots, &p)) return reason;
   if (p.rows == 0) return nullptr;
   Tile const *const tile = find_tile(call.config);
   if (tile == nullptr) {
     return sentence("%s: no tile runs rows of %lld %s on compute capability %d.%d; skip this fusion", op.name,
                     (long long)p.columns, name_of(p.type), call.sm / 10, call.sm % 10);
   }
-  ForwardState state{};
-  state.params.problem = p, state.slots = slots;
   Grid const grid = forward_grid(*tile, call.sm_count > 0 ? call.sm_count : kUsualCount, &state.params);
   state.params.inverse = 1.f / float(p.columns);
-  Launch &launch = state.launch;
-  launch.blocks = grid.blocks, launch.cluster = grid.cluster, launch.early = call.sm >= 90;
-  launch.kernel.threads = grid.threads;
-  if (tile->scope == Scope::kShared)
-    launch.kernel.shared_bytes = state.params.slice * kVectorBytes * (p.residual ? 2 : 1);
-  plan.launches = 1;
+  int const rows = p.residual ? 2 : 1;  // that a block keeps in shared memory
   plan.operands = bit(slots.x) | bit(slots.residual) | bit(slots.gamma) | bit(slots.beta) |
                   bit(slots.y, call.num_inputs) | bit(slots.sum, call.num_inputs);
-  if (FindForward *const find = forward_kernels(p.type); find != nullptr && plan.device >= 0) {
-    launch.kernel.function = find(*tile, state.params);
-  }
-  if (char const *why = prepare(launch, plan.device >= 0)) return refused(op, why);
+  void const *kernel = nullptr;
+#if CUTEFUSE_WITH_CUDA
+  if (plan.device >= 0) kernel = kernels_of(p.type).forward(*tile, state.params);
+#endif
+  int const shared_bytes = tile->scope == Scope::kShared ? state.params.slice * kVectorBytes * rows : 0;
+  if (char const *why = add(state, plan, kernel, grid, shared_bytes)) return refused(op, why);
   std::memcpy(plan.state, &state, sizeof(state));
   return nullptr;
 }
 
 char const *launch_forward(Op const &op, Plan const &plan, Operands const &operands) {
-  ForwardState state;
-  std::memcpy(&state, plan.state, sizeof(state));
+  ForwardState state(plan);
   ForwardParams &params = state.params;
   ForwardSlots const &slots = state.slots;
   Addresses const at{operands};
@@ -238,15 +245,14 @@ char const *launch_forward(Op const &op, Plan const &plan, Operands const &opera
   params.gamma = at.in(slots.gamma), params.beta = at.in(slots.beta);
   params.y = at.out(slots.y), params.sum = at.out(slots.sum);
   params.mean = static_cast<float *>(at.out(slots.mean)), params.rstd = static_cast<float *>(at.out(slots.rstd));
-  char const *const why = start(state.launch, &params, operands.stream);
-  return why == nullptr ? nullptr : refused(op, why);
+  return start_all(op, plan, state, operands.stream);
 }
 
 std::int64_t backward_bytes(Problem const &p, BackwardSlots const &slots, Call const &call) {
   if (p.rows < 0 || p.columns < 0 || (slots.dgamma < 0 && slots.dbeta < 0)) return 0;
   BackwardParams params{};
   params.problem = p;
-  backward_grid(call.sm > 0 ? call.sm : 90, call.sm_count > 0 ? call.sm_count : 132, &params);
+  backward_grid(call, &params);
   return bytes_of_parts(p, params.parts);
 }
 
@@ -258,8 +264,7 @@ char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &s
   if (p.rows > 0x7fffffff) {
     return sentence("%s: %lld rows are more than the 2^31 of one launch; split the batch", op.name, (long long)p.rows);
   }
-  std::int32_t const sm = call.sm > 0 ? call.sm : 90;
-  Grid grid = backward_grid(sm, call.sm_count > 0 ? call.sm_count : 132, &params);
+  Grid grid = backward_grid(call, &params);
   bool const pipelined = grid.threads > 0;
   if (sums && p.rows > 0 && call.workspace_promise >= 0) {
     params.parts = int(std::min<std::int64_t>(params.parts, call.workspace_promise / bytes_of_parts(p, 1)));
@@ -269,20 +274,14 @@ char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &s
     }
   }
   BackwardKernels kernels{};
-  FindBackward *const find = backward_kernels(p.type);
-  if (find != nullptr && plan.device >= 0) kernels = find(params, pipelined);
-  auto const add = [&](void const *function, Grid const &shape, int shared_bytes) {
-    Launch &launch = state.launches[plan.launches++];
-    launch.kernel = {function, shape.threads, shared_bytes};
-    launch.blocks = shape.blocks, launch.cluster = shape.cluster, launch.early = sm >= 90;
-    return prepare(launch, plan.device >= 0);
-  };
+#if CUTEFUSE_WITH_CUDA
+  if (plan.device >= 0) kernels = kernels_of(p.type).backward(params, pipelined);
+#endif
   std::int64_t const column_blocks = ceil_div(p.columns, 32);
   char const *why = nullptr;
   if (p.rows > 0 && pipelined) {
-    int const bytes = ring_bytes(params) + gamma_bytes(params);
     grid.blocks = std::int64_t(params.parts) * grid.cluster;
-    why = add(kernels.rows, grid, bytes);
+    why = add(state, plan, kernels.rows, grid, ring_bytes(params) + gamma_bytes(params));
     // A cluster more than run at once would run after the others, as long as they did.
     if (why == nullptr && grid.cluster > 2 && plan.device >= 0) {
       int const most = clusters_at_once(state.launches[0].kernel, grid.cluster);
@@ -290,11 +289,12 @@ char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &s
       state.launches[0].blocks = std::int64_t(params.parts) * grid.cluster;
     }
   } else if (p.rows > 0) {
-    why = add(kernels.rows, {p.rows, kStreamThreads, 1}, 0);
-    if (why == nullptr && sums) why = add(kernels.columns, {column_blocks * params.parts, 32 * kFinalRows, 1}, 0);
+    why = add(state, plan, kernels.rows, {p.rows, kStreamThreads, 1}, 0);
+    if (why == nullptr && sums)
+      why = add(state, plan, kernels.columns, {column_blocks * params.parts, 32 * kFinalRows, 1}, 0);
   }
   // Without rows there are no parts, and the sums are zero.
-  if (why == nullptr && sums) why = add(kernels.sums, {column_blocks, 32 * kFinalRows, 1}, 0);
+  if (why == nullptr && sums) why = add(state, plan, kernels.sums, {column_blocks, 32 * kFinalRows, 1}, 0);
   if (why != nullptr) return refused(op, why);
   plan.workspace_bytes = sums ? bytes_of_parts(p, params.parts) : 0;
   if (p.rows > 0) {
@@ -305,8 +305,7 @@ char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &s
 }
 
 char const *launch_backward(Op const &op, Plan const &plan, Operands const &operands) {
-  BackwardState state;
-  std::memcpy(&state, plan.state, sizeof(state));
+  BackwardState state(plan);
   BackwardParams &params = state.params;
   BackwardSlots const &slots = state.slots;
   Addresses const at{operands};
@@ -316,10 +315,7 @@ char const *launch_backward(Op const &op, Plan const &plan, Operands const &oper
   params.rstd = static_cast<float const *>(at.in(slots.rstd));
   params.dx = at.out(slots.dx), params.dgamma = at.out(slots.dgamma), params.dbeta = at.out(slots.dbeta);
   params.partial = plan.workspace_bytes > 0 ? static_cast<float *>(operands.workspace) : nullptr;
-  for (std::int32_t i = 0; i < plan.launches; ++i) {
-    if (char const *why = start(state.launches[i], &params, operands.stream)) return refused(op, why);
-  }
-  return nullptr;
+  return start_all(op, plan, state, operands.stream);
 }
 
 }  // namespace cutefuse::row_norm

@@ -95,33 +95,46 @@ struct Grid {
   int threads, cluster;
 };
 
-// Where the tensors of an op_type stand in its list of inputs, and for y, sum, mean and rstd (dx, dgamma and dbeta) of
-// outputs; -1: there is none.
-struct ForwardSlots {
-  std::int8_t x = -1, residual = -1, gamma = -1, beta = -1, y = -1, sum = -1, mean = -1, rstd = -1;
-};
-struct BackwardSlots {
-  std::int8_t dy = -1, dsum = -1, x = -1, gamma = -1, mean = -1, rstd = -1, dx = -1, dgamma = -1, dbeta = -1;
-};
-
 // Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum on their way.
 constexpr int ring_bytes(BackwardParams const &p) {
   return p.stages * (p.problem.residual ? 3 : 2) * p.vectors * kVectorBytes * kBackwardThreads;
 }
 
-// What both operators of this folder share; `op` begins their sentences. Null when legal.
-// Fills type, rows and columns (-1 where unknown) from the activation.
-char const *read_activation(char const *op, Tensor const &x, Problem *problem);
-// `given` has the shape and type of x.
-char const *check_like(char const *op, char const *what, Tensor const &given, Tensor const &x);
-// `given` is a dense vector of `size` elements of that type.
-char const *check_vector(char const *op, char const *what, Tensor const &given, std::int64_t size, Type type);
-// gamma or beta: a vector as long as a row, of the activation type or float32; sets param_type.
-char const *check_parameter(char const *op, char const *what, Tensor const &given, Problem *problem);
-char const *check_epsilon(char const *op, float epsilon);
-// plan.cpp: launches of both operators.
-std::int32_t forward_configs(Problem const &problem, int sm, int sm_count, std::int32_t *ids, std::int32_t capacity);
-char const *plan_forward(Op const &op, Problem const &problem, ForwardSlots const &slots, Call const &call, Plan &plan);
+// Where the tensors of an op_type stand in its list of inputs, and for y, sum, mean and rstd (dx, dgamma and dbeta) of
+// outputs; -1: there is none.
+struct ForwardSlots {
+  std::int8_t x = -1, residual = -1, gamma = -1, beta = -1, y = -1, sum = -1, mean = -1, rstd = -1;
+  bool layer = false;  // LayerNorm, else RMSNorm
+};
+struct BackwardSlots {
+  std::int8_t dy = -1, dsum = -1, x = -1, gamma = -1, mean = -1, rstd = -1, dx = -1, dgamma = -1, dbeta = -1;
+};
+
+// What is asked of the tensors of a call, one question after another. `reason` is null, or the sentence of the first
+// that failed: the others are then not asked. A null tensor does not exist, and is right.
+struct Checks {
+  char const *op;   // begins the sentences
+  Tensor const &x;  // what is normalised
+  Problem &p;
+  char const *reason = nullptr;
+
+  // Fills epsilon, type, rows and columns (-1 where unknown).
+  void activation(float epsilon);
+  // The shape and type of x.
+  void like(char const *what, Tensor const *given);
+  // A dense vector of `size` elements.
+  void vector(char const *what, Tensor const *given, std::int64_t size, Type type);
+  // A vector as long as a row, of param_type, which is the activation's type or float32.
+  void parameter(char const *what, Tensor const *given);
+  // gamma and beta; fills param_type and affine.
+  void parameters(Tensor const *gamma, Tensor const *beta);
+};
+
+// What both operators do with their forward calls: the functions of Op, for a call whose tensors stand in `slots`.
+char const *forward_problem(Op const &op, Call const &call, ForwardSlots const &slots, Problem *problem);
+std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const &slots, std::int32_t *ids,
+                             std::int32_t capacity);
+char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slots, Plan &plan);
 char const *launch_forward(Op const &op, Plan const &plan, Operands const &operands);
 
 // Bytes with which the sums of dgamma and dbeta fill the device.

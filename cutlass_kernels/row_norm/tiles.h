@@ -39,7 +39,14 @@ constexpr Retired kRetired[] = {{7, 12}, {8, 12}, {9, 12}, {10, 12}};
 constexpr char const *kScopeNames[] = {"warp", "block", "cluster", "shared", "stream"};
 
 // The table as TensorRT, tests and the autotuner read it.
-std::array<Config, kTileCount> config_table();
+inline constexpr auto kConfigTable = [] {
+  std::array<Config, kTileCount> table{};
+  for (int i = 0; i < kTileCount; ++i) {
+    Tile const &tile = kTiles[i];
+    table[i] = {tile.id, tile.min_sm, tile.name, kScopeNames[static_cast<int>(tile.scope)], kFloatTypes};
+  }
+  return table;
+}();
 
 constexpr Tile const *find_tile(int id) {
   for (Tile const &tile : kTiles) {
@@ -53,9 +60,10 @@ constexpr Tile const *find_tile(int id) {
 struct BackwardKernels {
   void const *rows, *columns, *sums;
 };
-using FindForward = void const *(Tile const &tile, ForwardParams const &params);
-using FindBackward = BackwardKernels(BackwardParams const &params, bool pipelined);
-FindForward find_forward_f32, find_forward_f16, find_forward_bf16;
-FindBackward find_backward_f32, find_backward_f16, find_backward_bf16;
+struct Kernels {
+  void const *(*forward)(Tile const &tile, ForwardParams const &params) = nullptr;
+  BackwardKernels (*backward)(BackwardParams const &params, bool pipelined) = nullptr;
+};
+extern Kernels const kernels_f32, kernels_f16, kernels_bf16;
 
 }  // namespace cutefuse::row_norm
