@@ -123,62 +123,33 @@ struct Divider {
   }
 };
 
-// The same with dividers by P*Q and by Q, for the device.
+// The dividers are by P*Q and by Q.
 CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, Divider const &by_image, Divider const &by_row, int m) {
   int const n = by_image.divide(m), pq = m - n * by_image.divisor, row = by_row.divide(pq);
   return {n, row * p.stride_h - p.pad_top, (pq - row * by_row.divisor) * p.stride_w - p.pad_left};
 }
 
-CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, int m) {
-  int const n = m / (p.P * p.Q), pq = m % (p.P * p.Q);
-  return {n, pq / p.Q * p.stride_h - p.pad_top, pq % p.Q * p.stride_w - p.pad_left};
-}
-
-// Bit r is set when filter row r, `dilation` apart from `start`, falls inside [0, size). taps <= kMaxTaps.
-CUTEFUSE_HOST_DEVICE std::uint32_t valid_taps(int start, int taps, int dilation, int size) {
-  std::uint32_t bits = 0;
-  for (int r = 0; r < taps; ++r) {
-    bits |= std::uint32_t(unsigned(start + r * dilation) < unsigned(size)) << r;
-  }
-  return bits;
-}
-
-// Walks the reduction in k-tiles of kTileK <= 64 channels, ordered (source, channel block, r, s, part): s before part's
-// next block, so that neighbouring taps hit the L1 cache. Parts past a source's last channel do not exist.
-template <int kTileK>
+// Walks the reduction in k-tiles of 64 channels, ordered (source, channel block, r, s): s fastest, so that neighbouring
+// taps hit the cache.
 struct KCursor {
-  static_assert(kChannelBlock % kTileK == 0, "a k-tile must not straddle a channel block");
-  int source = 0, block = 0, r = 0, s = 0, part = 0;
-  std::int64_t column = 0;  // of the packed filter matrix, at part 0
+  int source = 0, block = 0, r = 0, s = 0;
+  std::int64_t column = 0;  // of the packed filter matrix
 
-  // Channels of the source that lie in this k-tile: kTileK except at the source's end.
-  CUTEFUSE_HOST_DEVICE int channels(Problem const &p) const {
-    int const left = p.C[source] - channel();
-    return left < kTileK ? left : kTileK;
-  }
-  CUTEFUSE_HOST_DEVICE int channel() const { return block * kChannelBlock + part * kTileK; }
-  CUTEFUSE_HOST_DEVICE std::int64_t filter_column() const { return column + part * kTileK; }
+  CUTEFUSE_HOST_DEVICE int channel() const { return block * kChannelBlock; }
 
-  // Returns true when the source changed.
-  CUTEFUSE_HOST_DEVICE bool advance(Problem const &p) {
-    if (kTileK < kChannelBlock) {
-      ++part;
-      if (part * kTileK < kChannelBlock && channel() < p.C[source]) return false;
-      part = 0;
-    }
+  CUTEFUSE_HOST_DEVICE void advance(Problem const &p) {
     column += kChannelBlock;
-    if (++s < p.S) return false;
+    if (++s < p.S) return;
     s = 0;
-    if (++r < p.R) return false;
+    if (++r < p.R) return;
     r = 0;
-    if (++block < blocks_of(p.C[source])) return false;
+    if (++block < blocks_of(p.C[source])) return;
     block = 0;
     ++source;
-    return true;
   }
 };
 
-// The same reduction by channel blocks of kTileK: the R*S taps of one block follow each other 64 columns apart.
+// The same reduction by channel blocks of kTileK <= 64: the R*S taps of one block follow each other 64 columns apart.
 template <int kTileK>
 struct KBlock {
   static_assert(kChannelBlock % kTileK == 0, "a k-tile must not straddle a channel block");

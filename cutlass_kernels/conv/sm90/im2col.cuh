@@ -41,8 +41,8 @@ struct Sm90Im2col {
 };
 
 // The k-tile `k` of the reduction.
-CUTE_DEVICE KCursor<kChannelBlock> cursor_at(Sm90Params const &params, int k) {
-  KCursor<kChannelBlock> cursor;
+CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
+  KCursor cursor;
   if (k == 0) return cursor;
   Problem const &p = params.problem;
   cursor.column = int64_t(k) * kChannelBlock;
@@ -58,7 +58,7 @@ CUTE_DEVICE KCursor<kChannelBlock> cursor_at(Sm90Params const &params, int k) {
 // What a consumer has to know of a k-tile: its number of wgmma steps.
 struct KSteps {
   int source, channel, taps_left;
-  CUTE_DEVICE KSteps(Problem const &p, KCursor<kChannelBlock> const &at)
+  CUTE_DEVICE KSteps(Problem const &p, KCursor const &at)
       : source(at.source), channel(at.channel()), taps_left(p.R * p.S - at.r * p.S - at.s) {}
   CUTE_DEVICE int steps(Problem const &p) const {
     int const left = p.C[source] - channel;
@@ -75,8 +75,8 @@ struct KSteps {
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 // Loads this block's share of a k-tile of pixels into `to`, here and in the blocks that share them.
-CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor<kChannelBlock> const &at, int first_pixel,
-                             Pixel const &pixel, uint64_t *full, void *to, ClusterPlace const &place) {
+CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor const &at, int first_pixel, Pixel const &pixel,
+                             uint64_t *full, void *to, ClusterPlace const &place) {
   CUtensorMap const *const map = &params.x[at.source];
   bool const multicast = place.cluster_f > 1;
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
