@@ -24,6 +24,11 @@ NEWEST = min(24, onnx.defs.onnx_opset_version())
 OPSETS = range(9, NEWEST + 1)
 OPS = {op.stem: op for op in operators()}
 
+
+def nodes_without_constants(body: onnx.FunctionProto) -> list[str]:
+    return [n.op_type for n in body.node if n.op_type != "Constant"]
+
+
 # ---- every op_type in every opset ----
 
 
@@ -178,6 +183,20 @@ def test_a_view_alone_resizes_and_slices_only_what_it_must(tmp_path: Path) -> No
         assert (kinds.count("Resize"), kinds.count("Slice")) == (resizes, slices)
 
 
+def test_views_of_whole_tensors_need_no_slice_whatever_their_channels(tmp_path: Path) -> None:
+    text = ""
+    for i in (1, 2):
+        text += f"""u{i} = Resize(a{i}, , s2) c{i} = Concat<axis=1>(u{i}, b{i})
+                    x{i} = Conv<pads=[1,1,1,1]>(c{i}, w{i}) y{i} = Relu(x{i}) """
+    values = weights(w1=(12, 192, 3, 3), w2=(9, 320, 3, 3)) | {"s2": np.float32([1, 1, 2, 2])}
+    inputs = {"a1": "n,64,4,8", "b1": "n,128,8,16", "a2": "n,256,2,3", "b2": "n,64,4,6"}
+    result, patched = run_patch(graph(text, values, inputs=inputs, outputs=("y1", "y2")), tmp_path)
+    assert fused_types(patched) == ["CuteViewConcatConv2Relu"] * 2 and result.report["verify"]["passed"]
+    assert patched is not None
+    kinds = ["Resize", "Reshape", "Transpose", "Reshape", "Concat", "Conv", "Relu"]
+    assert nodes_without_constants(patched.functions[0]) == kinds
+
+
 # ---- int8 ----
 
 
@@ -206,10 +225,6 @@ def test_an_int8_body_has_no_scale_of_the_filter_in_a_dequantize_linear(opset: i
 
 
 # ---- how small ----
-
-
-def nodes_without_constants(body: onnx.FunctionProto) -> list[str]:
-    return [n.op_type for n in body.node if n.op_type != "Constant"]
 
 
 @pytest.mark.parametrize(("geometry", "channels", "most"), [

@@ -153,22 +153,29 @@ def activate(body: Body, suffix: str, y: str, dtype: str) -> str:
 
 def view(body: Body, x: str, index: int, count: int, calls: Sequence[Call]) -> str:
     """Source `index` of a View form: a channel range of x, its pixels repeated (opset >= 12)."""
-    starts, channels, factors = (body.agreed(name) for name in ("channel_starts", "channels", "upsample"))
-    widths = {call.inputs[index].dims[1] if call.inputs[index].dims else -1 for call in calls}
-    if starts is not None and channels is not None:
-        start, stop = starts[index], starts[index] + channels[index]
-        x = x if (start, widths) == (0, {stop}) else body.cut(x, [start], [stop], [1])
-    else:
+    parts = {(_at(call, "channel_starts", index), _at(call, "channels", index)) for call in calls}
+    whole = [call.inputs[index].dims[1:2] == (_at(call, "channels", index),) for call in calls]
+    if len(parts) == 1 and not all(whole):
+        ((start, channels),) = parts
+        x = body.cut(x, [start], [start + channels], [1])
+    elif not calls or not all(whole):
         first = body.each("channel_starts", count)[index]
         last = body.add("Add", first, body.each("channels", count)[index])
         x = body.add("Slice", x, first, last, body.constant([1]))
-    if factors is not None and factors[index] == 1:
+    factors = {_at(call, "upsample", index) for call in calls}
+    if factors == {1}:
         return x
-    if factors is not None:
-        scales = body.constant([1.0, 1.0, factors[index], factors[index]], "float32")
+    if len(factors) == 1:
+        (number,) = factors
+        scales = body.constant([1.0, 1.0, number, number], "float32")
     else:
         factor = body.add("Cast", body.each("upsample", count)[index], to=1)  # 1: float32
         scales = body.add("Concat", body.constant([1.0, 1.0], "float32"), factor, factor, axis=0)
     roi = "" if body.opset >= 13 else body.constant([], "float32")
     rules: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return body.add("Resize", x, roi, scales, **rules)
+
+
+def _at(call: Call, name: str, index: int) -> int:
+    values: Any = call.attrs[name]
+    return int(values[index])
