@@ -220,6 +220,8 @@ class Session:
         _lib().alloc(ctypes.byref(handle), max(1, host.nbytes))
         self._blocks.append(handle.value or 0)
         _lib().copy(handle.value, host.ctypes.data, host.nbytes)
+        # A small copy from pageable memory returns before the device has it, and our stream does not wait for it.
+        _lib().wait(None)
         return handle.value or 0
 
     def download(self, address: int, into: np.ndarray) -> None:
