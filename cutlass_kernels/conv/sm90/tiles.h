@@ -10,14 +10,14 @@ enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
   kSplit,        // likewise, and the blocks of a cluster divide the reduction among them
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
-  kRows,         // sm90_rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
+  kRows,         // rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
 };
 
 // A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups.
 struct Sm90Tile {
   int id;
   char const *name;
-  bool halo;  // sm90_halo.cuh or sm90_rows.cuh; otherwise sm90_im2col.cuh
+  bool halo;  // halo.cuh or rows.cuh; otherwise im2col.cuh
   int filters;
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
