@@ -346,3 +346,19 @@ def test_pixels_are_found_in_strides(shape: tuple[int, ...], stride: tuple[int, 
 
     t = torch.empty(4000).as_strided(shape, stride) if 0 not in shape else torch.empty(shape)
     assert pixel_stride(t) == want
+
+
+def test_an_engine_frees_its_memory_when_it_is_dropped() -> None:
+    import gc
+    import weakref
+
+    from cutefuse.engine.torch_gpu import TorchEngine
+
+    made = TorchEngine.build(network(), device="cpu")
+    weights_of = [weakref.ref(t) for t in made.constants.values()]
+    gc.disable()
+    try:
+        del made
+        assert weights_of and all(w() is None for w in weights_of)
+    finally:
+        gc.enable()

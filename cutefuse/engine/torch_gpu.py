@@ -36,18 +36,11 @@ _WARM_RUNS = 3  # before a capture: cuDNN tries its algorithms, Triton loads its
 
 @dataclass(frozen=True)
 class Settings:
-    """`plugins`: fused nodes by kernels, where the device is a GPU. `tf32`: float32 convolutions and products may round
-    to TF32, as TensorRT's do. `tiles`: name of a fused node -> tile."""
+    """`tf32`: float32 convolutions and products may round to TF32, as TensorRT's do."""
 
-    mode: str = "cudnn"
-    device: str = ""
-    plugins: bool = True
-    tf32: bool = True
-    tiles: Mapping[str, int] | None = None
-
-
-def has_gpu() -> bool:
-    return torch.cuda.is_available()
+    mode: str
+    device: str
+    tf32: bool
 
 
 def load_model(model: Path | onnx.ModelProto) -> onnx.ModelProto:
@@ -113,7 +106,7 @@ class TorchEngine:
             tiles: name of a fused node -> id of its tile, instead of the kernels' first guess.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.
         """
-        settings = Settings(mode, device or ("cuda" if has_gpu() else "cpu"), plugins, tf32, tiles)
+        settings = Settings(mode, device or ("cuda" if torch.cuda.is_available() else "cpu"), tf32)
         _check(settings)
         proto = load_model(model)
         specs = input_specs(proto)

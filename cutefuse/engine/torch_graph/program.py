@@ -85,7 +85,7 @@ class Program:
         """The program over constants on one device: a function of the inputs, in order, that returns all outputs."""
         space: dict[str, Any] = {**constants, **{f"f{i}": step.run for i, step in enumerate(self.steps)}}
         exec(compile(self.source(), "<onnx program>", "exec"), space)
-        run: Run = space["forward"]
+        run: Run = space.pop("forward")  # its globals must not hold it, or its constants would outlive it
         return run
 
 
