@@ -81,6 +81,7 @@ def test_commands_and_their_options_exist() -> None:
             assert option in done.stdout, f"cutefuse {name} has no {option}"
 
 
+SOURCES = ["benchmarks", "cutefuse", "cutlass_kernels", "models", "plugins", "scripts", "tests"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -101,6 +102,14 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_pages_of_documents_are_linked_from_the_readme_or_from_each_other() -> None:
     linked = {(page.parent / t).resolve() for page in PAGES for t in re.findall(r"\]\(([^)#\s]+)", page.read_text())}
     assert [str(page) for page in PAGES if page.parent != ROOT and page not in linked] == []
+
+
+def test_source_files_that_the_pages_name_exist() -> None:
+    present = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*.*")}
+    pages = [page for page in PAGES if page.parent.name != "history" and page.name != "CHANGELOG.md"]
+    named = {name for page in pages for name in re.findall(r"\b[a-z]\w*\.(?:cuh?|cpp|h|py)\b", page.read_text())}
+    assert "op.h" in named
+    assert named - present == set()
 
 
 def test_a_newcomer_reads_it_in_minutes() -> None:
