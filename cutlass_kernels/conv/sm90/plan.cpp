@@ -67,17 +67,20 @@ CUresult encode_tiled(CUtensorMap *map, Type type, cuuint64_t const (&dims)[kRan
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
+// A map over images of dense pixels, (channel,w,h,n), or with the axes of an image swapped.
+CUresult encode_image(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], cuuint64_t pixel, bool swapped,
+                      cuuint32_t const (&box)[4]) {
+  cuuint64_t const row = pixel * dims[1], image = row * dims[2];
+  if (swapped) return encode_tiled<4>(map, type, {dims[0], dims[2], dims[1], dims[3]}, {row, pixel, image}, box);
+  return encode_tiled<4>(map, type, dims, {pixel, row, image}, box);
+}
+
 CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = 2 * p.ldx[i];
   if (tile.halo) {
     cuuint32_t const channels = halo_channels(tile), pitch = k.halo.pitch, rows = k.halo.rows;
-    if (k.halo.swapped) {
-      return encode_tiled<4>(&k.x[i], p.type, {C, H, W, N}, {pixel * W, pixel, pixel * W * H},
-                             {channels, pitch, rows, 1});
-    }
-    return encode_tiled<4>(&k.x[i], p.type, {C, W, H, N}, {pixel, pixel * W, pixel * W * H},
-                           {channels, pitch, rows, 1});
+    return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped, {channels, pitch, rows, 1});
   }
   cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
   if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {kChannelBlock, share});
@@ -107,12 +110,7 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   if (!tile.halo) {
     return encode_tiled<2>(&k.out, p.type, {padded, N * P * Q}, {pixel}, {kStoreColumns, rows});
   }
-  if (k.halo.swapped) {
-    return encode_tiled<4>(&k.out, p.type, {padded, P, Q, N}, {pixel * Q, pixel, pixel * Q * P},
-                           {kStoreColumns, 8, rows / 8, 1});
-  }
-  return encode_tiled<4>(&k.out, p.type, {padded, Q, P, N}, {pixel, pixel * Q, pixel * Q * P},
-                         {kStoreColumns, 8, rows / 8, 1});
+  return encode_image(&k.out, p.type, {padded, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, 8, rows / 8, 1});
 }
 
 // ---- parameters -----------------------------------------------------------------------------------------------------
