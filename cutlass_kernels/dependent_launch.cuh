@@ -1,5 +1,5 @@
-// Programmatic dependent launch: on Hopper a kernel may start while the one before it in the stream drains. It may not
-// touch what that one writes before it has waited.
+// Programmatic dependent launch: on Hopper a kernel may start while the one before it in the stream drains. It must
+// wait before it touches what that kernel writes.
 #pragma once
 
 namespace cutefuse {
@@ -8,8 +8,8 @@ namespace cutefuse {
 #define CUTEFUSE_DEPENDENT_LAUNCH 1
 #endif
 
-// CUTLASS's wait_on_dependent_grids() names no memory, so that the compiler could move loads in front of it, and is
-// empty on architectures that have the instruction.
+// CUTLASS's wait_on_dependent_grids() names no memory, so the compiler could move loads before it, and is empty on
+// architectures that have the instruction.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if CUTEFUSE_DEPENDENT_LAUNCH
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,4 +1,4 @@
-// What all operators have in common: the registry, sentences, and the checks around plan and run.
+// The common part of all operators: the registry, sentences, and the checks around plan and run.
 #include "op.h"
 
 #include <algorithm>

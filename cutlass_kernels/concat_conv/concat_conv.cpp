@@ -128,8 +128,8 @@ std::int64_t workspace_bytes(Call const &call) {
   return bytes;
 }
 
-// The largest copy at most 16 bytes of which every source's pixels and channels are whole numbers; 16 where pixels are
-// whole vectors, since a tail of channels is then masked.
+// The largest copy of at most 16 bytes that divides every source's pixels and channels; 16 where pixels are whole
+// vectors, since a tail of channels is then masked.
 int copy_bytes(Problem const &p) {
   std::int64_t strides = 16, sizes = 16;
   for (int i = 0; i < p.sources; ++i) {
@@ -138,7 +138,7 @@ int copy_bytes(Problem const &p) {
   return strides % 16 == 0 ? 16 : int(sizes & -sizes);
 }
 
-// The taps of a filter row can share pixels where those lie side by side, and a stage holds what a tile reads of them.
+// The taps of a filter row can share pixels that are adjacent, where one stage holds all that a tile reads of them.
 bool shares_taps(Tile const &tile, Problem const &p) {
   if (p.S != kRowTaps || p.stride_w != 1) return false;
   int const image_rows = p.Q > 0 ? (tile.m + p.Q - 2) / p.Q + 1 : 1;
@@ -152,7 +152,7 @@ bool runs(Tile const &tile, Problem const &p, int sm) {
          tile.copy_bytes <= copy_bytes(p) && (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
 }
 
-// The Ampere tiles stand behind Hopper's on Hopper, and before them where the device is not known.
+// The Ampere tiles come after Hopper's on Hopper, and before them where the device is not known.
 std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(call, &p) != nullptr) return 0;

@@ -7,7 +7,7 @@ namespace cutefuse::concat_conv {
 
 using namespace conv;
 
-// Ids are for ever: an engine stores them. A retired tile's id is never used again: kRetired.
+// Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
 constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
     // ns per channel, us per block
@@ -38,7 +38,7 @@ constexpr Tile kTiles[] = {
     {41, "sm80_even_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 8, 17.85, 5.75},
 };
 
-// An engine may ask for a tile that left the table: the heir is the one that won its shapes.
+// An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
 constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},   {101, 113},
                                 {103, 113}, {104, 113}, {106, 105}, {107, 105}, {123, 122}, {125, 124}, {133, 132}};
 

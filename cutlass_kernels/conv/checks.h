@@ -28,14 +28,14 @@ constexpr std::int64_t kInt32Max = 0x7fffffff;
 
 inline bool known(std::int64_t size) { return size >= 0; }
 
-// Each check reads a part of the call, fills what it says of the problem, and returns null or why it is refused. The
-// order is that of the list; the problem's type and layout are set before.
+// Each check reads a part of the call, fills that part of the problem, and returns null or why it is refused. The order
+// is that of the list; the problem's type and layout are set before.
 struct Checks {
   Op const &op;
   Call const &call;
   Problem &p;
 
-  // Sources, outputs, activation and residual, as the op_type says.
+  // Sources, outputs, activation and residual, according to the op_type.
   void read_op_type() const;
   char const *geometry() const;
   // alpha, lo and hi, which follow each other.

@@ -1,5 +1,5 @@
-// How the Ampere path's tiles spread over a device: blocks, splits of the reduction, workspace, predicted time. Host
-// code for all number types.
+// How a device runs the Ampere path's tiles: blocks, splits of the reduction, workspace, predicted time. Host code for
+// all number types.
 #pragma once
 
 #include "conv/params.h"
@@ -10,7 +10,7 @@ namespace cutefuse::conv {
 struct Target {
   std::int32_t sm;  // 0: any
   std::int32_t sm_count;
-  std::int64_t workspace_bytes;  // promised to it; negative: as many as it likes
+  std::int64_t workspace_bytes;  // promised to it; negative: no limit
 
   explicit Target(Call const &call);
 };
@@ -29,9 +29,9 @@ int splits_of(Tile const &tile, Problem const &p, Target const &target);
 // What a launch leaves in the workspace: float32 sums, [splits][N*P*Q][split_ld].
 std::int64_t split_bytes(Problem const &p, int splits);
 
-// Bytes with which the tile divides the reduction as it likes, whatever is promised, for this image and every larger
-// one: a split launch never has more blocks than the device has slots, and an image that needs no split is followed by
-// none that does. An empty batch is followed by the others.
+// Bytes with which the tile divides the reduction freely, whatever is promised, for this image and every larger one: a
+// split launch never has more blocks than the device has slots, and where an image needs no split, no larger one does.
+// For an empty batch it covers all larger ones.
 std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &target);
 
 // Predicted time in microseconds; every size is known.

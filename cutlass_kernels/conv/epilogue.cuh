@@ -1,5 +1,4 @@
-// Bias and activation in float32 over a register tensor: the branch on the activation stands outside the unrolled
-// loops.
+// Bias and activation in float32 over a register tensor: the branch on the activation is outside the unrolled loops.
 #pragma once
 
 #include <cute/tensor.hpp>
@@ -8,7 +7,7 @@
 
 namespace cutefuse::conv {
 
-// min/max that hand a NaN on, as PyTorch's relu and clamp do (fmaxf would hide it).
+// min/max that propagate NaN, as PyTorch's relu and clamp do (fmaxf would hide it).
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
@@ -31,7 +30,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 
 // Two SiLUs in three operations of the special-function unit, which takes eight clocks for each: one reciprocal of the
 // product serves both. The bound keeps the product finite: 2^-63 times what is representable rounds to zero in float16,
-// and a NaN stays in its own value.
+// and a NaN affects only its own value.
 __device__ __forceinline__ void silu_pair(float &x, float &y) {
   float a, b, inverse;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(a) : "f"(fminf(x * -1.4426950408889634f, 63.f)));

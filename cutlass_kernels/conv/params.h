@@ -1,4 +1,4 @@
-// What a launch hands to the convolution kernels, and a row of the Ampere path's table of tiles.
+// The parameters of a launch of the convolution kernels, and a row of the Ampere path's table of tiles.
 #pragma once
 
 #include "conv/problem.h"
@@ -25,12 +25,12 @@ struct Params {
   int splits;       // of the reduction; > 1 needs partials
   float *partials;  // [splits][N*P*Q][split_ld]
 
-  // What the copies step by; follows from the problem.
+  // The strides of the copies; they follow from the problem.
   int taps;                  // R * S
   int row_step, block_step;  // input pixels from a filter row's end to the next one's start; back from the last row's
   int side_by_side;  // 1 under a 1x1 filter whose channel blocks lie side by side: all of a source's are one run of
                      // k-tiles
-  bool pointwise;    // pixel m of the output lies over pixel m of every source, and over no other
+  bool pointwise;    // output pixel m reads pixel m of every source, and no other
 
   void set_steps() {
     Problem const &p = problem;
@@ -45,7 +45,7 @@ struct Params {
   }
 };
 
-// Pixels that the taps of a filter row reach beyond those under its first one.
+// Pixels that the taps of a filter row read beyond those of its first tap.
 CUTEFUSE_HOST_DEVICE int halo_of(Problem const &p) { return (p.S - 1) * p.dilation_w; }
 
 // Sums of one pixel that a split leaves in the workspace.
@@ -59,7 +59,7 @@ CUTEFUSE_HOST_DEVICE int stored_channels(Problem const &p) {
   return ceil_div(p.K, step) * step;
 }
 
-// Where the float32 sums of earlier sources wait while a source's products are added up as integers. Nowhere: all
+// Where the float32 sums of earlier sources are kept while a source's products are added up as integers. Nowhere: all
 // sources must have one scale. In registers they halve the warp tile; in shared memory they cost a pass over it at each
 // source's end.
 enum class Sums { kNone, kRegisters, kShared };
@@ -71,7 +71,7 @@ struct Tile {
   int min_sm;
   int type_bytes;  // 1: int8; 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
   int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
-  bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors, and pays for it
+  bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors; slower for it
   bool upsamples;     // for enlarged sources, and for these alone: a division for every pixel it copies
   // The smallest piece that it copies of a pixel. 16, or for pixels that are no whole number of vectors, and for these
   // alone, 8 or 4; every source is copied in the largest pieces that its pixels and channels allow.
@@ -83,13 +83,13 @@ struct Tile {
   Sums sums = Sums::kNone;
   constexpr bool drains() const { return sums != Sums::kNone; }
   constexpr int threads() const { return warps_m * warps_n * 32; }
-  // Bytes of a pixel's sums or outputs in shared memory; those of int8 wait there as 32-bit sums, each pixel's 32 bytes
-  // further so that rows touch other banks.
+  // Bytes of a pixel's sums or outputs in shared memory; int8 outputs are kept there as 32-bit sums, with 32 bytes
+  // between pixels so that rows touch different banks.
   constexpr int row_bytes_y() const { return type_bytes == 1 ? n * 4 + 32 : n * type_bytes; }
   constexpr int stages_bytes() const {
     if (halo_rows == 0) return (m + n) * k * type_bytes * stages;
-    // int8: a stage is a filter row, its pixels and the filters of its taps. Else there are two stages of pixels and a
-    // stage of filters for each tap.
+    // int8: a stage holds a filter row, its pixels and the filters of its taps. Otherwise there are two stages of
+    // pixels and a stage of filters for each tap.
     return type_bytes == 1 ? ((m + halo_rows) * kInt8Pitch + n * k * kRowTaps) * stages
                            : ((m + halo_rows) * 2 + n * stages) * k * type_bytes;
   }
@@ -99,7 +99,8 @@ struct Tile {
   }
 };
 
-// A tile's kernel, and the one that adds the parts of a divided reduction. Without it nobody divides for the tile.
+// A tile's kernel, and the one that adds the parts of a divided reduction. Without it the tile never divides the
+// reduction.
 struct Kernels {
   Kernel main, finish;
 };

@@ -72,8 +72,8 @@ inline bool is_upsampled(Problem const &p) {
   return false;
 }
 
-// Pixels hold these channels alone, so that the lanes up to a whole vector are padding, to be written as zeros. In
-// wider pixels those lanes belong to somebody else and are left alone.
+// Pixels hold only these channels, so the lanes up to a whole vector are padding and are written as zeros. In wider
+// pixels those lanes are other channels and are not written.
 CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {
   return range.ld == padded_channels(type, range.last - range.first);
 }

@@ -10,7 +10,7 @@ using namespace conv;
 constexpr int kVector = 16;    // channels of one 16-byte copy
 constexpr int kHaloRows = 16;  // pixels of a stage beyond those under one tap: two for every image row that it touches
 
-// Ids are for ever: an engine stores them. A retired tile's id is never used again: kRetired.
+// Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
 constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
     // ns per channel, us per block, halo rows, sums
@@ -30,7 +30,7 @@ constexpr Tile kTiles[] = {
      Sums::kRegisters},
 };
 
-// An engine may ask for a tile that left the table: the heir is the one that won its shapes.
+// An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
 constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}};
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);

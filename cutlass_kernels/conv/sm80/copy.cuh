@@ -1,21 +1,21 @@
-// How the Ampere path reaches global memory on the way in: cp.async of one 16-byte chunk, and where a block works.
+// How the Ampere path reads global memory: cp.async of one 16-byte chunk, and the tile of a block.
 #pragma once
 
 #include "conv/sm80/traits.cuh"
 
 namespace cutefuse::conv {
 
-// Copies 16 bytes past L1, of which `bytes` are read and the rest becomes zero: halo, channel tails and rows past the
-// end. Through L1 (.ca) the taps of a filter find each other's pixels, but every chunk passes L1's banks twice.
+// Copies 16 bytes without L1 (.cg); `bytes` of them are read and the rest becomes zero: halo, channel tails and rows
+// past the end. Through L1 (.ca) the taps of a filter would share pixels, but every chunk would pass L1's banks twice.
 // CuTe's atom has all bytes or none.
 __device__ __forceinline__ void g2s(void *shared, void const *global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(cast_smem_ptr_to_uint(shared)),
                "l"(global), "r"(bytes));
 }
 
-// The same where all 16 bytes are there or, if a bit of `mask` is set, none of them. The test stands here because
-// behind CuTe's atom the compiler shifts the bit to where it means 16, and the mma wait for that. Without `some`
-// nothing is written; as a branch that would stand between the mma.
+// The same for all 16 bytes or, if a bit of `mask` is set, none of them. The test is part of the assembly because with
+// CuTe's atom the compiler shifts the bit to the value 16, and the mma wait for that. Without `some` nothing is
+// written; a branch for it would separate the mma.
 __device__ __forceinline__ void g2s_unless(void *shared, void const *global, uint32_t mask) {
   asm volatile(
       "{.reg .pred p; .reg .b32 n; setp.eq.u32 p, %2, 0; selp.b32 n, 16, 0, p;\n"
@@ -60,16 +60,15 @@ __device__ __forceinline__ void g2s_pieces(void *shared, void const *global, int
   }
 }
 
-// base + index * stride in one instruction: left to itself, the compiler regroups sums of such products into longer
-// ones.
+// base + index * stride in one instruction: in C++, the compiler regroups sums of such products into longer ones.
 __device__ __forceinline__ char const *address_of(char const *base, int index, int stride) {
   char const *at;
   asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(at) : "r"(index), "r"(stride), "l"(base));
   return at;
 }
 
-// Where a block and a thread work. Read anew by every call: behind the main loop a second one costs less than registers
-// kept through it.
+// The tile of a block and the place of a thread in it. Reloaded on every call: one more load after the main loop is
+// cheaper than holding the registers through it.
 struct Place {
   int thread, split, m0, n0;
 
@@ -135,8 +134,8 @@ __device__ __forceinline__ int64_t block_bytes(Problem const &p, int source) {
   return Traits::kK / kLayoutBlock * strides_of(p, source).block * Traits::kBytes;
 }
 
-// Images of kCHW32 lie all the source's channel blocks apart: what pixel `m`'s image moves by where a source of `now`
-// blocks follows one of `before`.
+// Images of kCHW32 lie all the source's channel blocks apart: the distance by which pixel `m`'s image moves where a
+// source of `now` blocks follows one of `before`.
 __device__ __forceinline__ int image_shift(Params const &params, int m, int now, int before) {
   Problem const &p = params.problem;
   return m < p.N * p.P * p.Q ? params.by_image.divide(m) * ((now - before) * (p.H * p.W)) : 0;

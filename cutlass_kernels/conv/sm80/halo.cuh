@@ -1,15 +1,15 @@
 // Pixels of a whole filter row, for filters three wide over neighbouring pixels: a stage holds the pixels under one
-// filter row of one channel block with the halo that its taps reach into, so that a third of the pixels is copied.
-// 16-bit types read a tap of filters from a stage of its own, with a barrier after each; 8-bit types have all three
-// taps in the stage and one barrier.
+// filter row of one channel block with the halo of its taps, so that a third of the pixels is copied. 16-bit types read
+// a tap of filters from a stage of its own, with a barrier after each; 8-bit types have all three taps in the stage and
+// one barrier.
 #pragma once
 
 #include "conv/sm80/copy.cuh"
 
 namespace cutefuse::conv {
 
-// Where the rows of a stage lie: the outputs of a tile in their order, and behind those of each image row the `halo`
-// pixels that the filter reaches beyond it. Tap s of output m is `of(m) + s * dilation_w` rows into the stage.
+// The order of a stage's rows: the outputs of a tile in their order, and after those of each image row the `halo`
+// pixels that the filter reads beyond it. Tap s of output m is `of(m) + s * dilation_w` rows into the stage.
 struct HaloRows {
   Params const &params;
   int image_row, q0, halo;  // of the tile's first output: its row counted through all images, its column
@@ -46,9 +46,10 @@ struct HaloLoader {
   static constexpr int kK = Traits::kK, kBytes = Traits::kBytes, kPass = Traits::kRowsPerPass;
   static constexpr int kRowsX = Traits::kRowsX, kRowsW = Traits::kRowsW, kFirst = ceil_div(kRowsX, 2);
   static_assert(kK == kChannelBlock && kMaxTaps <= 16);
-  // With tap stages the pixels of the next filter row are copied under the first two taps of the present one, so that
-  // they are there one k-tile before they are read, and the filters of the tap two ahead. Otherwise a stage's copies
-  // are spread over all its steps; with two stages the first ones have them all, since the barrier waits for the last.
+  // With tap stages the pixels of the next filter row are copied during the first two taps of the present one, so that
+  // they arrive one k-tile before they are read, and so are the filters of the tap two ahead. Otherwise a stage's
+  // copies are spread over all its steps; with two stages the first steps issue them all, since the barrier waits for
+  // the last copy.
   static constexpr int kGroups = kTapStages ? kRowTaps : 1, kStageSteps = kRowTaps * Traits::kSteps;
   static constexpr int kParts = kTapStages ? Traits::kSteps : Traits::kStages == 2 ? kStageSteps - 3 : kStageSteps;
   static constexpr int kMostCopies = kRowsX + kRowsW * kRowTaps;
@@ -73,8 +74,8 @@ struct HaloLoader {
         column(place.thread % Traits::kChunks * Traits::kVector),
         absent(filters.absent) {}
 
-  // Where the pixels lie is computed once, by all threads, into a table that each is looked up in by those that copy
-  // it. It takes the end of the last stage, where no copy goes before the first barrier of the main loop.
+  // The places of the pixels are computed once, by all threads, into a table in which each thread looks up those that
+  // it copies. It takes the end of the last stage, where no copy goes before the first barrier of the main loop.
   __device__ __forceinline__ void locate(Place const &place, void *stages_end) {
     int2 *const table = static_cast<int2 *>(stages_end) - Traits::kPixels;
     HaloRows const rows(params, place.m0);
@@ -111,7 +112,7 @@ struct HaloLoader {
     closed = block.left - column > 0 ? 0u : ~0u;
   }
 
-  // Pixels: to the next filter row, of zeros behind the last one.
+  // Pixels: to the next filter row; zeros after the last one.
   __device__ __forceinline__ void next_row() {
     Problem const &p = params.problem;
     bits <<= 1, from_x = address_of(from_x, p.dilation_h * p.W, pixel_bytes);
@@ -151,7 +152,7 @@ struct HaloLoader {
     }
   }
 
-  // Filter i of the tap that is `ahead` taps behind the present filter row's first one.
+  // Filter i of the tap that is `ahead` taps after the present filter row's first one.
   template <class ToW>
   __device__ __forceinline__ void copy_w(int i, int ahead, ToW const &to_w) const {
     filters.copy(params, i, ahead, ahead < kRowTaps ? filters.absent : absent, to_w);
@@ -178,15 +179,16 @@ struct HaloLoader {
   }
 };
 
-// What a lane reads of the stage's pixels: ldmatrix by 32-bit shared addresses, since CuTe's atom takes a pointer,
-// twice the registers for each row of the fragment.
+// A lane's reads of the stage's pixels: ldmatrix by 32-bit shared addresses, since CuTe's atom takes a pointer, twice
+// the registers for each row of the fragment.
 template <class Traits>
 struct HaloReader {
   static constexpr int kBytes = Traits::kBytes, kRowBytes = Traits::kPitched ? kInt8Pitch : Traits::kK * kBytes;
   static constexpr int kRows = Traits::kM / (Traits::kTile.warps_m * 16);  // of the fragment
-  // 16-byte chunks are XORed with their row, counted from the start of shared memory, and a tap starts at any row: so
-  // the address follows anew from the row. Pitched rows need no XOR and a tap is an immediate offset; in 16-bit types a
-  // pixel's 128 bytes would then straddle lines of shared memory, and cp.async reads the sectors at the seam twice.
+  // 16-byte chunks are XORed with their row, counted from the start of shared memory, and a tap may start at any row,
+  // so the address is computed again from the row. Pitched rows need no XOR and a tap is an immediate offset; in 16-bit
+  // types a pixel's 128 bytes would then straddle lines of shared memory, and cp.async reads the sectors at the seam
+  // twice.
   static_assert(Traits::kPitched || (kRowBytes == 128 && Traits::kPixels % 8 == 0));
   uint32_t from[kRows];
   Params const &params;
@@ -212,7 +214,7 @@ struct HaloReader {
 
   __device__ __forceinline__ void move(int i, uint32_t row) { from[i] = row * kRowBytes + ((row ^ chunk) & 7) * 16; }
 
-  // To the tap behind `tap`, where that is not an immediate offset.
+  // To the tap after `tap`, where that is not an immediate offset.
   __device__ __forceinline__ void leave(int tap) {
     if constexpr (Traits::kTapStages) {
       bool const last = tap == kRowTaps - 1;

@@ -11,8 +11,8 @@
 namespace cutefuse::conv {
 
 // float32 bits -> float32 bits that the tensor core truncates to the nearest tf32, ties away from zero; without it the
-// error doubles. Half of tf32's last place is the value's own power of two times 2^-11, and NaN and infinity stay what
-// they are. cvt.rna.tf32 does the same by a comparison and an add under a predicate, of which there are too few.
+// error doubles. Half of tf32's last place is the value's own power of two times 2^-11, and NaN and infinity stay as
+// they are. cvt.rna.tf32 gives the same result, but costs a predicate register, and this loop has none left.
 template <class Engine, class Shape>
 __device__ __forceinline__ void round_to_tf32(Tensor<Engine, Shape> &&fragment) {
   auto r = recast<uint32_t>(fragment);
@@ -23,7 +23,7 @@ __device__ __forceinline__ void round_to_tf32(Tensor<Engine, Shape> &&fragment) 
   }
 }
 
-// acc += X * W for one mma step. `between(done, all)` stands behind each of the `all` rows or columns of mma.
+// acc += X * W for one mma step. `between(done, all)` runs after each of the `all` rows or columns of mma.
 template <class Traits, class FragmentX, class FragmentW, class Acc, class Between>
 __device__ __forceinline__ void multiply(FragmentX &rX, FragmentW &rW, Acc &acc, int step, Between const &between) {
   if constexpr (Traits::kTf32) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void multiply(FragmentX &rX, FragmentW &rW, Acc &acc,
   for (int outer = 0; outer < kOuter; ++outer) {
     CUTE_UNROLL
     for (int inner = 0; inner < kInner; ++inner) {
-      int const back = outer % 2 ? kInner - 1 - inner : inner;  // and forth: the last fragment is still at hand
+      int const back = outer % 2 ? kInner - 1 - inner : inner;  // back and forth: the last fragment is in registers
       int const i = Traits::kRowsFirst ? outer : back, j = Traits::kRowsFirst ? back : outer;
       gemm(typename Traits::Mma{}, rX(_, i, step), rW(_, j, step), acc(_, i, j));
     }
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   }
   Loader loader(params, place, read, first_column, k_blocks);
 
-  // A unit is an mma step: kUnits of them make a k-tile or, where taps share pixels, a filter row. With unit `unit` go
-  // these copies to stage `stage`, where `done` of the unit's `all` rows of mma are behind them.
+  // A unit is an mma step: kUnits of them make a k-tile or, where taps share pixels, a filter row. Issues the copies
+  // that belong to unit `unit`, to stage `stage`, after `done` of the unit's `all` rows of mma.
   constexpr int kUnits = Traits::kTaps * kSteps;
   auto const copy_part = [&](int unit, int stage, int done, int all) {
     int const group = Loader::kGroups == 1 ? 0 : unit / kSteps, part = Loader::kGroups == 1 ? unit : unit % kSteps;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     }
   };
   // kStages k-tiles are in flight. The stage that all warps have read is filled again at once: part 0 of the copies
-  // right behind the barrier, the others between the mma of the next k-tile's steps.
+  // right after the barrier, the others between the mma of the next k-tile's steps.
   int read_stage = 0, write_stage = kTapStages ? 1 : kStages - 1;
   if constexpr (Traits::kSharesTaps) {
     auto const copy_filters = [&](int stage) {
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
       }
     };
     copy_filters(0);
-    loader.locate(place, shared_w);  // the pixels, while the first filters are on their way
+    loader.locate(place, shared_w);  // the pixels, while the first filters are being copied
     CUTE_UNROLL
     for (int stage = 0; stage < kStages - 1; ++stage) {
       if (stage > 0) copy_filters(stage);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   };
 
   // ---- main loop ----
-  // Behind the last unit of a stage: what comes next is there, and this stage is free.
+  // After the last unit of a stage: the next stage has arrived, and this one is free.
   auto const is_last = [](int unit) { return unit == kUnits - 1 || (kTapStages && unit % kSteps == kSteps - 1); };
   auto const leave = [&](int unit) {
     cp_async_fence();
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
           CUTE_UNROLL
           for (int step = 1; step < kSteps; ++step) copy_part(first + step, write_stage, 1, 1);
           multiply_alone(0);
-          if constexpr (kTapStages) {  // unrolled three times over it would need more registers than there are
+          if constexpr (kTapStages) {  // unrolled three times, it would need more registers than there are
             CUTE_NO_UNROLL
             for (int step = 1; step < steps; ++step) fetch(tap, step, 0), multiply_alone(0);
           } else {

@@ -1,4 +1,4 @@
-// Pixels of one filter tap, plain or enlarged: where they lie, and one thread's walk over the reduction's k-tiles.
+// Pixels of one filter tap, plain or enlarged: their places, and one thread's walk over the reduction's k-tiles.
 #pragma once
 
 #include "conv/sm80/copy.cuh"
@@ -39,7 +39,7 @@ struct SourceRows {
       h0[i] = at.h0, w0[i] = at.w0;
     }
     CUTE_NO_UNROLL
-    for (int r = 0; r < p.R; ++r) {  // short code, run once: fetching instructions is what it costs
+    for (int r = 0; r < p.R; ++r) {  // short code, since it runs once: most of its cost is fetching it
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         outside[i] |= uint32_t(unsigned(h0[i]) >= unsigned(p.H)) << r, h0[i] += p.dilation_h;
@@ -78,9 +78,9 @@ struct SourceRows {
 
 // One thread's share of the k-tiles, in the order of the reduction: a column chunk of kRowsX pixels and kRowsW filters.
 // A copy is a multiply-add and a test of bits, and the step to the next k-tile is three adds for as long as a run
-// lasts: the columns of a filter row, or the whole channel blocks of a source under a 1x1 filter. At a run's end
-// selects go to the next filter row; only the next channel block is a branch. So all this can stand between the mma
-// instructions. A k-tile past the last is copied as zeros.
+// lasts: the columns of a filter row, or the whole channel blocks of a source under a 1x1 filter. At a run's end,
+// selects step to the next filter row; only the step to the next channel block is a branch. So the copies can be issued
+// between the mma instructions. A k-tile past the last is copied as zeros.
 template <class Traits>
 struct TapLoader {
   static constexpr int kK = Traits::kK, kBytes = Traits::kBytes, kRowsX = Traits::kRowsX;

@@ -1,13 +1,13 @@
 // The second half of split-K: adds the parts that the blocks left in the workspace, always in the same order, and
-// finishes the outputs. A kernel of its own, since adding in the last block to arrive needs more registers than the
-// main loop has.
+// finishes the outputs. This is a kernel of its own, since adding in the last block to arrive needs more registers than
+// the main loop leaves.
 #pragma once
 
 #include "conv/sm80/store_scaled.cuh"
 
 namespace cutefuse::conv {
 
-// Output: that of a float operator; kScaled: the problem says.
+// Output: that of a float operator; kScaled: the one that the problem names.
 template <class Output, bool kScaled>
 __global__ void __launch_bounds__(kFinishThreads) conv_finish(Params const __grid_constant__ params) {
   Problem const &p = params.problem;

@@ -1,5 +1,5 @@
-// How the sums of a tile leave on the Ampere path where they started at the bias: residual, activation, and where a
-// vector of output channels goes; or to the workspace, as one of several splits.
+// How the Ampere path stores the sums of a tile that started at the bias: residual, activation, and the place of a
+// vector of output channels; or, as one of several splits, into the workspace.
 #pragma once
 
 #include "conv/epilogue.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ Pair<Output> &pair_at(Output *at) {
   return *reinterpret_cast<Pair<Output> *>(at);
 }
 
-// lo <= x <= hi for both; a NaN is handed on.
+// Clamps both to lo <= x <= hi; a NaN is propagated.
 template <class Output>
 __device__ __forceinline__ Pair<Output> clamp_nan(Pair<Output> x, Pair<Output> lo, Pair<Output> hi) {
   if constexpr (sizeof(Output) == 4) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ Pair<Output> clamp_nan(Pair<Output> x, Pair<Output> l
 }
 
 // Rounds two sums to the output's type. ReLU, Clip and none are done here, two at a time: rounding is monotonic, so it
-// may come before them. The other activations, and those in front of a residual, are left to the sums.
+// may precede them. The other activations, and those before a residual, work on the sums.
 template <class Output>
 struct Clamp {
   Pair<Output> lo, hi;
@@ -77,7 +77,8 @@ struct Target {
     OutputRange const &range = p.ranges[j];
     y = static_cast<Output *>(params.ys[j]) + (k - range.first);
     ld = range.ld, channels = range.last - k;
-    // float32 pixels have any stride and no pad lanes; those of 16-bit types are written where they are nobody else's.
+    // float32 pixels have any stride and no pad lanes; pad lanes of 16-bit types are written where they hold no other
+    // channels.
     padded = channels < kVector;
     whole =
         padded ? sizeof(Output) == 2 && ld == ceil_div(range.last - range.first, kVector) * kVector : ld % kVector == 0;
@@ -136,7 +137,7 @@ __device__ __forceinline__ auto coordinates(int thread) {
   return thread_mma.partition_C(make_identity_tensor(Shape<Int<Traits::kM>, Int<Traits::kN>>{}));
 }
 
-// The sums start at the bias, whose loads hide behind those of the first tiles; of several splits, the first has it.
+// The sums start at the bias, whose loads overlap those of the first tiles; of several splits, only the first adds it.
 template <class Traits, class Acc>
 __device__ __forceinline__ void start_at_bias(Params const &params, Place const &place, Acc &acc) {
   Problem const &p = params.problem;
@@ -151,7 +152,8 @@ __device__ __forceinline__ void start_at_bias(Params const &params, Place const 
   }
 }
 
-// Residual and activation in registers, r2s into the shared memory that the main loop has left, then 16-byte s2g.
+// Residual and activation in registers, r2s into the shared memory that the main loop no longer needs, then 16-byte
+// s2g.
 template <class Traits, class Acc>
 __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsigned char *shared) {
   using Output = typename Traits::Output;
@@ -159,7 +161,7 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
   Problem const &p = params.problem;
   Place const place = Place::of<Traits>(params);
   int const pixels = p.N * p.P * p.Q;
-  if (params.splits > 1) {  // leave the sums to conv_finish: [split][pixel][channel]
+  if (params.splits > 1) {  // conv_finish adds the sums: [split][pixel][channel]
     Tensor tYcY = coordinates<Traits>(place.thread);
     float *const part = params.partials + int64_t(place.split) * pixels * split_ld(p);
     CUTE_UNROLL
@@ -186,7 +188,7 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
   Clamp<Output> const clamp(p);
   if (!clamp.is_all) {
     CUTE_UNROLL
-    for (int j = 0; j < size<2>(acc); ++j) activate(acc(_, _, j), p);  // all at once would need registers beside them
+    for (int j = 0; j < size<2>(acc); ++j) activate(acc(_, _, j), p);  // converting all at once needs more registers
   }
   if (p.residual == Residual::kAfter) add_residual();
   CUTE_UNROLL

@@ -43,13 +43,13 @@ __device__ __forceinline__ void with_output_type(Problem const &p, Body const &b
   }
 }
 
-// The scales of the block's filters, at the end of shared memory; behind them their biases.
+// The scales of the block's filters, at the end of shared memory, followed by their biases.
 template <class Traits>
 __device__ __forceinline__ float *filter_scales(unsigned char *shared) {
   return reinterpret_cast<float *>(shared + Traits::kTile.shared_bytes()) - 2 * Traits::kN;
 }
 
-// Asks for both; they arrive with the first stage.
+// Starts copying both; they arrive with the first stage.
 template <class Traits>
 __device__ __forceinline__ void load_scales_and_biases(Params const &params, Place const &place,
                                                        unsigned char *shared) {
@@ -69,8 +69,8 @@ __device__ __forceinline__ float4 *kept_sums(Params const &params, unsigned char
   return reinterpret_cast<float4 *>(shared + Traits::kTile.stages_bytes()) + Place::of<Traits>(params).thread;
 }
 
-// The sums of earlier sources, where each has a scale: at a source's end its own, times that scale, join the float32
-// ones, in registers or in shared memory as the tile says.
+// The sums of earlier sources, where each has a scale: at a source's end its own sums, times that scale, are added to
+// the float32 ones, in registers or in shared memory as the tile says.
 template <class Traits, class Acc>
 struct SourceSums {
   static constexpr Sums kKept = Traits::kTile.sums;
@@ -175,9 +175,8 @@ struct Lanes {
 };
 
 // The outputs of the block from its sums, integers or float32 ones times `unit`. They pass through shared memory, which
-// is free again: all copies have arrived and all warps have read them. What follows is a short loop: code that runs
-// once costs more to fetch than to execute, and unrolled over a thread's sums this was a quarter of a short block's
-// time.
+// is free again: all copies have arrived and all warps have read them. The rest is a short loop: code that runs once
+// costs more to fetch than to execute, and unrolled over a thread's sums it took a quarter of a short block's time.
 template <class Traits, class Sum>
 __device__ __forceinline__ void store_scaled(Params const &params, unsigned char *shared, float unit, Sum const &sum) {
   using Word = typename Sum::value_type;
@@ -197,7 +196,7 @@ __device__ __forceinline__ void store_scaled(Params const &params, unsigned char
   int const row = out.thread / kVectors, n = out.thread % kVectors * kFinished, k = out.n0 + n;
   int const first = out.m0 + row, rows_left = p.N * p.P * p.Q - first, exist = p.K - k;
   Finished<Word> const *const from = reinterpret_cast<Finished<Word> const *>(staged + row * kRowWords + n);
-  if (params.splits > 1) {  // leave the sums to conv_finish: [split][pixel][channel]
+  if (params.splits > 1) {  // conv_finish adds the sums: [split][pixel][channel]
     if (k >= split_ld(p)) return;
     float *const to = params.partials + (int64_t(out.split) * (p.N * p.P * p.Q) + first) * split_ld(p) + k;
 #pragma unroll 4

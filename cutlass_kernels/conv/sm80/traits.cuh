@@ -10,11 +10,11 @@
 namespace cutefuse::conv {
 
 using namespace cute;
-using cute::Layout;  // here the names mean CuTe's, not those of op.h
+using cute::Layout;  // these names are CuTe's here, not those of op.h
 using cute::Tensor;
 
 // What the tensor cores read, the instruction that multiplies it, and what it adds up in. `kScaled`: each source has a
-// scale, and its sums join float32 ones at its end; memory may then hold blocks of 32 channels.
+// scale, and its sums are added to float32 ones at its end; memory may then hold blocks of 32 channels.
 template <class Element>
 struct Numbers;
 template <>
@@ -54,7 +54,7 @@ struct Sm80 {
   static_assert(kTile.type_bytes == kBytes);
   // The order of a step's mma. By rows the pixels' fragment of four registers stays at the operand port, by columns the
   // filters' of two: a GPU at its power limit is 1 to 4 % faster with fewer reads of registers. By columns the copies
-  // stand further apart, which is worth 1 to 2 % to short reductions under the tile that is best at them.
+  // are further apart, which gains 1 to 2 % on short reductions with the tile that is best there.
   static constexpr bool kRowsFirst = !(kM == 128 && kN == 128 && kK == 64 && kBytes == 2);
 
   using Atom = MMA_Atom<typename Numbers<Element>::Op>;

@@ -30,7 +30,7 @@
 namespace cutefuse::conv {
 
 using namespace cute;
-using cute::Layout;  // here the names mean CuTe's, not those of op.h
+using cute::Layout;  // these names are CuTe's here, not those of op.h
 using cute::Tensor;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 using Barrier = cutlass::arch::ClusterBarrier;
@@ -58,7 +58,7 @@ struct Ring {
   CUTE_DEVICE int previous() const { return (stage == 0 ? stages : stage) - 1; }
 };
 
-// Where this block stands: a cluster is cluster_f tiles of filters over the same pixels, or the `splits` parts of one
+// The place of this block: a cluster is cluster_f tiles of filters over the same pixels, or the `splits` parts of one
 // reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are in L2.
 struct ClusterPlace {
   int cluster_f, rank_f, part;
@@ -162,7 +162,7 @@ struct FilterPair {
   }
 };
 
-// Two values rounded into one register, with ReLU on the way where it is asked for; a NaN stays one.
+// Two values rounded into one register, with ReLU first where it is asked for; a NaN is propagated.
 template <class Element, bool kRelu>
 CUTE_DEVICE uint32_t pack(float first, float second) {
   uint32_t packed;
@@ -181,7 +181,7 @@ CUTE_DEVICE uint32_t pack(float first, float second) {
 }
 
 // Activations with straight code of their own for a whole tile. kOther, the rest, branches on the kind for every slice,
-// kAny does among all: such branches jump over instructions that nobody runs, and each costs as much as some ten
+// kAny does among all: such branches jump over instructions that are not executed, and each costs as much as some ten
 // values.
 enum class Finish { kNone, kRelu, kSilu, kSigmoid, kOther, kAny };
 

@@ -1,5 +1,5 @@
-// ConcatConv on Hopper, halo-direct path for stride-1 RxS filters: a patch of pixels comes to shared memory once per
-// channel chunk, with its halo, and every tap is multiplied from there. The pixel operand of a tap is the same tile
+// ConcatConv on Hopper, halo-direct path for stride-1 RxS filters: a patch of pixels is loaded into shared memory once
+// per channel chunk, with its halo, and every tap is multiplied from there. The pixel operand of a tap is the same tile
 // read from another row: a K-major swizzled operand may start at any row (8 pixels are a core matrix, the next 8 lie
 // one row of the patch further). im2col would fetch each pixel R*S times from L2.
 #pragma once

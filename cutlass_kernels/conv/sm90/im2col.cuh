@@ -55,7 +55,7 @@ CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
   return cursor;
 }
 
-// What a consumer has to know of a k-tile: its number of wgmma steps.
+// What a consumer needs to know about a k-tile: its number of wgmma steps.
 struct KSteps {
   int source, channel, taps_left;
   CUTE_DEVICE KSteps(Problem const &p, KCursor const &at)
@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
     }
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
-  // No block leaves while another may still write to its shared memory, or read from it after a split reduction.
-  // The consumers' first meeting is in reduce_and_store.
+  // No block exits while another may still write to its shared memory, or read from it after a split reduction. The
+  // consumers' first meeting is in reduce_and_store.
   if (Traits::kSplit && params.splits > 1 && warpgroup == kConsumers) cluster_sync();
   cluster_sync();
 #endif

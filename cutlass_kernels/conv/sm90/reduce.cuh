@@ -19,14 +19,14 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
   int const thread = threadIdx.x % 128;
   auto *const parts = reinterpret_cast<float4 *>(&shared);  // (thread,group), where the ring was
   int const slot = consumer * 128 + thread;
-  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // nobody reads the ring any more
+  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // the ring is no longer read
   CUTE_UNROLL
   for (int g = 0; g < kGroups; ++g) {
     parts[g * kThreads + slot] = make_float4(acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
   }
   if (params.splits > 1) {
     cluster_sync();
-  } else {  // without a cluster that barrier is the block's own, and the producer is not here
+  } else {  // without a cluster that barrier is the block's own, and the producer never arrives
     cutlass::arch::NamedBarrier::sync(kThreads, 0);
   }
 

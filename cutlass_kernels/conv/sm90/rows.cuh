@@ -1,5 +1,5 @@
 // ConcatConv on Hopper for stride-1 RxS filters on small images: a tile is whole rows of one image, and the blocks of a
-// cluster divide its reduction. The rows lie one behind the other with their halo, so that an operand of any width is
+// cluster divide its reduction. The rows lie one after the other with their halo, so that an operand of any width is
 // one run of pixels, read from another start for every tap; the columns between two rows are computed and dropped.
 // Against im2col it loads each pixel once instead of R*S times, and against patches of 8 pixels a side it fits images
 // that are no multiple of 8.
@@ -172,7 +172,7 @@ CUTE_DEVICE void add_halves(float const (&acc)[Traits::kPixels / 2], float (&sum
   auto *const exchange = reinterpret_cast<float4 *>(shared.stages);  // (thread,group)
   int const other = int(threadIdx.x) ^ 128;
   bool const second = consumer == 1;
-  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // nobody reads the ring any more
+  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // the ring is no longer read
   CUTE_UNROLL
   for (int i = 0; i < kCount; i += 4) {
     float const *const first_half = acc + i, *const second_half = acc + kCount + i;
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     float acc[1][Traits::kPixels / 2], sums[Traits::kN / 2];
     multiply_rows<Traits>(acc, params, shared, filter_stages, warpgroup, k_begin, k_end);
     add_halves<Traits>(acc[0], sums, warpgroup, shared);
-    if (params.splits > 1) cluster_wait();  // every block is there and has its barrier
+    if (params.splits > 1) cluster_wait();  // every block has started and made its barrier
     send_parts<Traits>(sums, params, shared);
     TransactionBarrier::wait(&shared.parts_full, 0);  // no other block writes to this one any more
     add_and_store<Traits>(sums, pair, params, shared, tile, filter, warpgroup);

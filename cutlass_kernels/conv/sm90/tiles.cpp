@@ -27,8 +27,8 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   return plan;
 }
 
-// Columns x rows of the output that one tile covers: of those whose pixels, halos between them included, fit into the
-// tile and whose patch fits into half of what four filters leave, the ones that need the fewest tiles.
+// Columns x rows of the output that one tile covers: the choice with the fewest tiles among those whose pixels, halos
+// between them included, fit into the tile and whose patch fits into half of the memory that four filter stages leave.
 HaloPlan plan_rows(Problem const &p, Sm90Tile const &tile) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   int const filter_bytes = tile.filters * kChannelBlock * 2;
@@ -119,7 +119,7 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const 
   if (!divides_reduction(tile)) return 1;
   int const tiles = output_tiles(tile, p) * ceil_div(p.K, tile.filters);
   int const length = k_tiles<kChannelBlock>(p);
-  // k-tiles that a multiprocessor gets to do, and what adding up the parts costs beside them
+  // k-tiles of a multiprocessor, and the cost of adding up the parts
   auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
   int best = 1;
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
@@ -155,7 +155,8 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const multiply = tile.filters * tile.pixels() / 128.0 * slow;
   double const load = load_bytes / 4 / 50.0;
   // The epilogue of 128 x 256 outputs takes 3500 clocks, twice that with an exponential. Nothing hides it, unless the
-  // warpgroups take turns: then one epilogue, slower by a fifth, runs under the other's loop, and the last one shows.
+  // warpgroups take turns: then one epilogue, slower by a fifth, runs during the other's loop, and only the last one is
+  // exposed.
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const epilogue = tile.filters * tile.pixels() / 32768.0 * (exponential ? 7000 : 3500);
   double const loop = k_steps / splits * std::max(multiply, load), late = 1.2 * epilogue;
@@ -167,7 +168,7 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   }
   double bytes = 2.0 * p.N * p.P * p.Q * p.K;
   for (int i = 0; i < p.sources; ++i) bytes += 2.0 * p.N * p.H * p.W * p.C[i];
-  return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but never quite
+  return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but not completely
 }
 
 }  // namespace cutefuse::conv

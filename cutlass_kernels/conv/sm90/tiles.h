@@ -33,7 +33,7 @@ constexpr int sm90_store_rows(int pixels_per_warpgroup) {
   return pixels_per_warpgroup % 64 == 0 ? 64 : pixels_per_warpgroup % 40 == 0 ? 40 : pixels_per_warpgroup;
 }
 
-// Ids are for ever, as in kTiles.
+// Ids are permanent, as in kTiles.
 constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, halo, filters, pixels a, b, cluster f, schedule
     {102, "sm90_128x256_f2", false, 128, 1, 256, 2, Sm90Schedule::kCooperative},
@@ -94,7 +94,7 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
 
 // ---- choice -------------------------------------------------------------------------------------------------------
 
-// A plain matrix of pixels: no tap ever leaves the pixel it belongs to.
+// A plain matrix of pixels: every tap reads its own pixel.
 constexpr bool is_pointwise(Problem const &p) {
   return p.R * p.S == 1 && p.stride_h * p.stride_w == 1 && p.pad_top + p.pad_left + p.pad_bottom + p.pad_right == 0;
 }
