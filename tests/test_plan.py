@@ -197,7 +197,9 @@ def test_a_gpu_without_code_is_refused_in_words(sm: int) -> None:
     if any(t.rstrip("a") == str(sm) for t in targets.split()):
         pytest.skip(f"this build holds code for {sm}")
     words = f"compute capability {sm // 10}.{sm % 10} is asked for, this library holds code for {targets} alone; build"
-    for call in (good(), conv_call(problems.Problem(1, 8, 8, (64,), 64)), training()):
+    x = Tensor((4, 64), "float16")
+    norm = Call("CuteRMSNorm", [x, Tensor((64,), "float16")], [x], {})
+    for call in (good(), conv_call(problems.Problem(1, 8, 8, (64,), 64)), norm, training()):
         asked = on(call, sm, 100)
         assert words in (kernels.reject(asked) or "") and words in (kernels.reject_device(sm) or "")
         assert kernels.configs(asked) == [] and kernels.workspace_bytes(asked) == -1
