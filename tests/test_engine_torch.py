@@ -198,154 +198,53 @@ def test_a_compiled_program_computes_the_same() -> None:
     assert any("t" in v for source in compiled.kernel_sources for v in source.variables)
 
 
-# ------------------------------------------------------------------------------------------- kernels and their layers
-def trace(*events: dict[str, Any]) -> dict[str, Any]:
-    return {"traceEvents": list(events)}
+def with_fused_kernel(monkeypatch: pytest.MonkeyPatch, fused: Any) -> Any:
+    """An engine after its check of merged steps, where `fused(result)` stands for cuDNN's fused kernel."""
+    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engine.torch_graph.convolution import ConvolutionRelu
+
+    made, real = TorchEngine.build(network(), device="cpu"), ConvolutionRelu.__call__
+    monkeypatch.setattr(
+        ConvolutionRelu, "__call__", lambda self, *xs: real(self, *xs) if self.apart else fused(real(self, *xs))
+    )
+    made._check_merges()
+    return made
 
 
-def region(step: int, ts: float, dur: float) -> dict[str, Any]:
-    return {"cat": "user_annotation", "name": f"cutefuse step {step}", "ts": ts, "dur": dur, "tid": 1}
-
-
-def launch(correlation: int, ts: float, tid: int = 1) -> dict[str, Any]:
-    return {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": ts, "dur": 1, "tid": tid,
-            "args": {"correlation": correlation}}  # fmt: skip
-
-
-def kernel(name: str, correlation: int, ts: float, dur: float) -> dict[str, Any]:
-    return {"cat": "kernel", "name": name, "ts": ts, "dur": dur, "tid": 7, "args": {"correlation": correlation}}
-
-
-def test_a_kernel_belongs_to_the_step_whose_region_holds_its_launch() -> None:
-    from cutefuse.engine.torch_layers import read_trace
-
-    found = read_trace(trace(
-        kernel("b", 2, 90, 5), kernel("a", 1, 50, 3), kernel("c", 3, 99, 1), kernel("d", 4, 120, 1),
-        region(0, 10, 10), region(1, 30, 10), launch(1, 12), launch(2, 35), launch(3, 36), launch(4, 38, tid=2),
-        {"cat": "gpu_memset", "name": "Memset (Device)", "ts": 91, "dur": 2, "args": {"correlation": 9}},
-    ))  # fmt: skip
-    assert [(k.name, k.step, k.time_us) for k in found] == [
-        ("a", 0, 3), ("b", 1, 5), ("Memset (Device)", None, 2), ("c", 1, 1), ("d", None, 1),
-    ]  # fmt: skip
-
-
-def test_an_empty_trace_has_no_kernels() -> None:
-    from cutefuse.engine.torch_layers import read_trace, replays
-
-    assert replays(read_trace({})) == []
-
-
-def steps_of(*names: str) -> list[Any]:
-    from cutefuse.engine.torch_graph.program import Step
-
-    return [Step(abs, [f"t{i}"], [f"t{i + 1}"], n, "Relu", {}, [n]) for i, n in enumerate(names)]
-
-
-def kernels(*rows: tuple[str, float, int | None], launch: int = 1) -> list[Any]:
-    from cutefuse.engine.torch_layers import Kernel
-
-    return [Kernel(name, i, time, launch, step) for i, (name, time, step) in enumerate(rows)]
-
-
-def test_steps_take_their_times_from_the_replays() -> None:
-    from cutefuse.engine.torch_layers import replays, step_layers
-
-    by_step = kernels(("k", 9, 0), ("fill", 9, 1), ("m", 9, 1))
-    runs = replays([*kernels(("k", 2, None), ("fill", 1, None), ("m", 3, None), launch=5),
-                    *kernels(("k", 4, None), ("fill", 1, None), ("m", 5, None), launch=6)])  # fmt: skip
-    layers = step_layers(steps_of("one", "two", "view"), by_step, runs)
-    assert [(la.name, la.kernels, la.times_us) for la in layers] == [
-        ("one", ["k"], [2, 4]), ("two", ["fill", "m"], [4, 6]), ("view", [], []),
-    ]  # fmt: skip
-
-
-CODE = '''
-class Runner:
-    def call(self, args):
-        arg0_1, = args
-        # Topologically Sorted Source Nodes: [t1], Original ATen: [aten.convolution]
-        buf0 = extern_kernels.convolution(arg0_1, arg1_1, stride=(1, 1), bias=None)
-        # Topologically Sorted Source Nodes: [t2, t3], Original ATen: [aten.relu, aten.add]
-        stream0 = get_raw_stream(0)
-        triton_poi_fused_add_relu_0.run(buf0, 64, stream=stream0)
-        # Topologically Sorted Source Nodes: [fused_node], Original ATen: [cutefuse.fused_node]
-        buf2 = torch.ops.cutefuse.fused_node.default([buf0, arg2_1], 41)
-        # Topologically Sorted Source Nodes: [t5], Original ATen: [aten.relu]
-        triton_poi_fused_relu_1.run(buf2, 64, stream=stream0)
-        return (buf2, )
-        triton_poi_fused_never_2.run(buf2)
-'''  # fmt: skip
-
-
-def test_inductors_code_says_what_each_launch_computes() -> None:
-    from cutefuse.engine.torch_layers import KernelSource, kernel_sources
-
-    assert kernel_sources(CODE) == [
-        KernelSource("", ("t1",)), KernelSource("triton_poi_fused_add_relu_0", ("t2", "t3")),
-        KernelSource("", ("fused_node",), 41), KernelSource("triton_poi_fused_relu_1", ("t5",)),
-    ]  # fmt: skip
-    assert kernel_sources("print('something else')") == []
+def refuse(y: Any) -> Any:
+    raise RuntimeError("Unable to find an engine to execute this computation")
 
 
 @pytest.mark.parametrize(
-    "names, want",
-    [
-        (["cudnn", "triton_poi_fused_add_relu_0", "ours", "triton_poi_fused_relu_1"], [0, 1, 2, 3]),
-        (["nchw", "cudnn", "triton_poi_fused_add_relu_0", "ours", "split", "triton_poi_fused_relu_1"],
-         [0, 0, 1, 2, 2, 3]),
-        (["triton_poi_fused_add_relu_0", "ours", "triton_poi_fused_relu_1"], [1, 2, 3]),
-        (["cudnn", "triton_other_9", "ours"], [0, None, None]),
-        (["a", "b"], [0, 0]),
-        ([], []),
-    ],
-    ids=["one each", "several of a call", "a call without a kernel", "other code", "no triton", "nothing"],
+    "fused, apart", [(lambda y: y, False), (refuse, True), (lambda y: y * float("nan"), True)],
+    ids=["sound", "no kernel", "reads old memory"],
 )  # fmt: skip
-def test_kernels_are_laid_beside_the_launches(names: list[str], want: list[int | None]) -> None:
-    from cutefuse.engine.torch_layers import align, kernel_sources
-
-    assert align(names, kernel_sources(CODE)) == want
-
-
-def test_kernels_between_two_of_triton_are_shared_among_the_calls_there() -> None:
-    from cutefuse.engine.torch_layers import KernelSource, align
-
-    sources = [KernelSource(""), KernelSource(""), KernelSource("triton_0"), KernelSource("")]
-    assert align(["c", "d", "triton_0", "e", "f"], sources) == [0, 1, 2, 3, 3]
-    assert align(["c", "c2", "d", "d2", "triton_0"], sources) == [0, 0, 1, 1, 2]
+def test_a_convolution_and_its_activation_part_where_the_fused_kernel_does_not_do(
+    monkeypatch: pytest.MonkeyPatch, fused: Any, apart: bool
+) -> None:
+    made = with_fused_kernel(monkeypatch, fused)
+    assert [step.run.apart for step in made.program.steps if step.op_type == "Conv"] == [apart]
 
 
-def test_a_compiled_layer_knows_its_steps() -> None:
-    from cutefuse.engine.torch_layers import compiled_layers, kernel_sources
+def test_a_network_that_makes_nan_by_itself_stays_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutefuse.engine.torch_gpu import TorchEngine
 
-    names = ["cudnn", "triton_poi_fused_add_relu_0", "ours", "triton_poi_fused_relu_1"]
-    runs = [kernels(*((n, 1.0 + i, None) for n in names)) for i in range(2)]
-    layers = compiled_layers(steps_of("conv", "relu", "add", "fused", "last"), kernel_sources(CODE), runs)
-    assert [(la.name, [s.name for s in la.steps]) for la in layers] == [
-        ("conv", ["conv"]), ("triton_poi_fused_add_relu_0", ["relu", "add"]), ("ours", []), ("last", ["last"]),
-    ]  # fmt: skip
-    assert all(la.times_us == [1.0, 2.0] for la in layers)
-    unknown = compiled_layers(steps_of("conv"), [], runs)
-    assert [la.name for la in unknown] == names and not any(la.steps for la in unknown)
-    assert compiled_layers(steps_of("conv"), [], []) == []
+    model = network()
+    bias = next(i for i in model.graph.initializer if i.name == "k")
+    bias.CopyFrom(onnx.numpy_helper.from_array(np.full(12, np.nan, np.float32), "k"))
+    made = TorchEngine.build(model, device="cpu")
+    made._check_merges()
+    assert not made.program.steps[-1].run.apart
 
 
-# ------------------------------------------------------------------------------------------------- fused nodes' memory
-@pytest.mark.parametrize(
-    "shape, stride, want",
-    [
-        ((2, 16, 3, 5), (240, 1, 80, 16), 16), ((2, 8, 3, 5), (240, 1, 80, 16), 16), ((1, 8, 1, 1), (8, 1, 8, 8), 8),
-        ((2, 1, 3, 5), (15, 15, 5, 1), 1), ((2, 8, 1, 5), (80, 1, 999, 16), 16), ((0, 8, 3, 5), (0, 1, 0, 0), 8),
-        ((2, 16, 3, 5), (240, 15, 5, 1), 0), ((2, 16, 3, 5), (240, 1, 96, 16), 0), ((2, 16, 3, 5), (999, 1, 80, 16), 0),
-        ((2, 16, 3, 5), (120, 1, 40, 8), 0), ((1, 7, 1, 1), (7, 1, 7, 7), 0),
-    ],
-)  # fmt: skip
-def test_pixels_are_found_in_strides(shape: tuple[int, ...], stride: tuple[int, ...], want: int) -> None:
-    import torch
+def test_a_step_that_is_not_merged_and_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutefuse.engine.torch_gpu import TorchEngine
 
-    from cutefuse.engine.torch_graph.fused import pixel_stride
-
-    t = torch.empty(4000).as_strided(shape, stride) if 0 not in shape else torch.empty(shape)
-    assert pixel_stride(t) == want
+    made = TorchEngine.build(network(), device="cpu")
+    made.program.steps[0].run = refuse
+    with pytest.raises(CutefuseError, match=r"Concat_0 cannot run on cpu \(.*"):
+        made.program.steps[0].inputs = made.program.steps[0].inputs[:1]
+        made._check_merges()
 
 
 def test_an_engine_frees_its_memory_when_it_is_dropped() -> None:

@@ -84,7 +84,7 @@ class TorchEngine:
         self._workspace = self._allocate_workspace()
         with self._rules(), torch.no_grad():
             if self.device.type == "cuda" and settings.mode == "cudnn":
-                self._part_unknown_merges()
+                self._check_merges()
             self._function = program.function(self.constants)
             if settings.mode == "compile":
                 self._compile()
@@ -221,17 +221,39 @@ class TorchEngine:
             node.workspace = buffer
         return buffer
 
-    def _part_unknown_merges(self) -> None:
-        """Run step by step, and take convolution and activation apart where cuDNN has no fused kernel for the shape."""
+    def _check_merges(self) -> None:
+        """Run step by step, and take convolution and activation apart where cuDNN's fused kernel does not do.
+
+        It has none for some shapes. And PyTorch passes the fresh output as a summand with factor 0, so that a kernel
+        which reads it turns a NaN that lay in that memory into a NaN of the result.
+        """
         values, steps = self._start(), self.program.steps
         for i, step in enumerate(steps):
+            run: Any = step.run
+            merged = isinstance(run, ConvolutionRelu)
+            apart = replace(step, run=replace(run, apart=True)) if merged else step
             try:
                 self._execute(step, values)
+                if merged and self._reads_old_memory(step, apart, values):
+                    steps[i] = apart
             except RuntimeError as error:
-                if not isinstance(step.run, ConvolutionRelu) or isinstance(error, torch.cuda.OutOfMemoryError):
+                if not merged or isinstance(error, torch.cuda.OutOfMemoryError):
                     raise CutefuseError(f"{step.name} cannot run on {self.device} ({_first(error)})") from None
-                steps[i] = replace(step, run=replace(step.run, apart=True))
-                self._execute(steps[i], values)
+                steps[i] = apart
+            if steps[i] is not step:
+                self._execute(apart, values)
+
+    def _reads_old_memory(self, step: programs.Step, apart: programs.Step, values: dict[str, Tensor]) -> bool:
+        """Whether NaNs in freed memory come back in the result, which the allocator puts where they lay."""
+        kept = values[step.outputs[0]]
+        poison = torch.full_like(kept, float("nan"))
+        del poison
+        self._execute(step, values)
+        again = values[step.outputs[0]]
+        if not bool(again.isnan().any()):
+            return False
+        self._execute(apart, values)
+        return not bool(values[step.outputs[0]].isnan().any())
 
     def _compile(self) -> None:
         from torch._inductor.utils import run_and_get_code
