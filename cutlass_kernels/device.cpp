@@ -131,7 +131,7 @@ char const *allow_shared(Launch const &launch) {
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
-    // All that there is: a plan of another shape may have asked for more than this one, and lives on.
+    // The whole limit: a plan of another shape, still in use, may have asked for more than this one.
     int const most = limit - static_cast<int>(attributes.sharedSizeBytes);
     if (error == cudaSuccess) {
       error = cudaFuncSetAttribute(launch.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most);

@@ -42,7 +42,7 @@ bool whole_vectors(Problem const &p);
 
 struct Candidate {
   std::int32_t id;
-  bool later;  // behind those of which it is not said
+  bool later;  // ranked after all candidates without this flag
   double cost;
 };
 

@@ -17,7 +17,7 @@ struct SourceRows {
   int first, tap_w = 0;                   // output pixel of row 0; of the present tap, in enlarged pixels
   uint32_t multiplier;
 
-  // Row i stands for output pixel first + i * kRowsPerPass.
+  // Row i is output pixel first + i * kRowsPerPass.
   __device__ __forceinline__ SourceRows(Params const &params, int first_) : first(first_) {
     Problem const &p = params.problem;
     int const pixels = p.N * p.P * p.Q;
@@ -91,7 +91,7 @@ struct TapLoader {
   FilterRows<Traits> filters;
   KBlock<kK> block;
   int const column;                    // of the k-tile, that this thread copies
-  int blocks_left;                     // behind this run
+  int blocks_left;                     // after this run
   int run, rows_left;                  // k-tiles left of the run, runs left of the channel block
   char const *from_x;                  // these channels of the source's pixel 0, moved by the tap unless upsampled
   int pixel_bytes, bytes, piece = 16;  // of a pixel; of the chunk, that exist; that are copied at once

@@ -105,7 +105,7 @@ struct SourceSums {
     }
   }
 
-  // The same behind the last source, into registers.
+  // The same after the last source, into registers.
   __device__ __forceinline__ void drain_last(Params const &params, unsigned char *shared, int source, Acc const &acc) {
     if constexpr (kKept == Sums::kNone) return;
     float const scale = params.problem.scale[source];

@@ -25,7 +25,7 @@ struct Sm90Halo {
 
   struct SharedStorage {
     alignas(1024) unsigned char stages[halo_region_bytes(kPixelsB)];  // the plan's halo stages, then its filter stages
-    alignas(1024) Element y[kConsumers][kN * kStoreColumns];          // all outputs of a tile on their way to memory
+    alignas(1024) Element y[kConsumers][kN * kStoreColumns];          // all outputs of a tile, staged for the stores
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
   };

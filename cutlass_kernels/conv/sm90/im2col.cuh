@@ -25,7 +25,7 @@ struct Sm90Im2col {
   static_assert(kN % kStoreRows == 0 && kN <= 256);
 
   static constexpr int kStageBytes = (kFilters + kPixels) * kChannels * int(sizeof(Element));
-  // All outputs of 64 filters on their way to memory, or half of them where that would cost the fourth stage.
+  // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
   static constexpr int kStages =
@@ -136,9 +136,8 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   }
 }
 
-// Issues the k-tiles [k_begin, k_end) of one tile; the last one's steps are still on their way when it returns. What
-// the next one needs is made ready while two are under way: the tensor cores may finish one in less time than that
-// takes.
+// Issues the k-tiles [k_begin, k_end) of one tile; the last one's steps are still running when it returns. The next one
+// is prepared while two are running, because the tensor cores may finish one in less time than that takes.
 template <class Traits>
 CUTE_DEVICE void main_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,

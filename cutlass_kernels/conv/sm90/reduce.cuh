@@ -37,7 +37,7 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
     CUTE_UNROLL
     for (int g = 0; g < 2; ++g) {
       uint32_t const from = cast_smem_ptr_to_uint(&parts[(2 * part + g) * kThreads + slot]);
-      float4 v[kMaxSplits];  // all on their way before the first is added
+      float4 v[kMaxSplits];  // all loads are issued before the first is added
       CUTE_UNROLL
       for (int block = 0; block < kMaxSplits; ++block) {
         if (block >= params.splits) continue;

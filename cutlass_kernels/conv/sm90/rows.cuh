@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
   }
   prefetch_maps(params);
   __syncthreads();
-  if (params.splits > 1) cluster_arrive();  // and waits before it sends
+  if (params.splits > 1) cluster_arrive();  // and it waits before it sends its sums
   let_next_kernel_start();
 
   if (warpgroup == kConsumers) {

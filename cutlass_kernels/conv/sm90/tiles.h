@@ -73,7 +73,7 @@ constexpr int halo_channels(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kRows ? kChannelBlock : halo_channels(tile.filters);
 }
 
-// Halo stages and filter stages together: what the outputs on their way to memory leave of 226 KB.
+// Halo stages and filter stages together: 226 KB less the staged outputs.
 constexpr int halo_region_bytes(int pixels_b) { return 226 * 1024 - 2 * 8 * pixels_b * 128; }
 
 // The rows' kernel keeps room for the other blocks' parts of the sums that its block finishes: 8 KB for 16 pixels of
