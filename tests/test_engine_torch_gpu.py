@@ -123,9 +123,15 @@ def test_layers_have_the_times_of_their_kernels(unet: tuple[onnx.ModelProto, onn
         inside = sum(float(np.median(layer.times_us)) for layer in layers if layer.times_us)
         assert 0.3 * total_us < inside < 1.5 * total_us, (inside, total_us)
         timed = {layer.name: layer for layer in layers if layer.times_us}
-        assert all(len(layer.times_us) == 10 and layer.kernels for layer in timed.values())
+        assert all(layer.kernels for layer in timed.values())
         for name in fused_nodes(model):
             assert any("cutefuse" in k or "conv" in k.lower() for k in timed[name].kernels), timed[name].kernels
+
+
+def test_the_times_of_layers_come_from_graph_replays(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    """Fewer than asked for would mean that the trace does not show what is inside of a graph."""
+    layers = build(unet[1]).layers(7)
+    assert {len(layer.times_us) for layer in layers} - {0} == {7}
 
 
 def test_engines_are_timed_in_turns(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:

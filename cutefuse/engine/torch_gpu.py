@@ -180,13 +180,14 @@ class TorchEngine:
             for _ in range(runs):
                 self.run()
             return (time.perf_counter() - begin) * 1e6 / runs
-        begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin_event.record()
-        for _ in range(runs):
-            self.run()
-        end_event.record()
-        end_event.synchronize()
-        return float(begin_event.elapsed_time(end_event)) * 1000 / runs
+        with torch.cuda.device(self.device):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            for _ in range(runs):
+                self.run()
+            last.record()
+            last.synchronize()
+        return float(first.elapsed_time(last)) * 1000 / runs
 
     def layers(self, runs: int = 20) -> list[Layer]:
         """What the engine runs, in order, with the time of each layer in each of `runs` inferences."""
