@@ -28,3 +28,8 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], n
     for row in cells:
         parts = [c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
         print("  " + "  ".join(parts).rstrip())
+
+
+def scaled(figure: float | None, unit: float) -> str:
+    """A figure in a unit, with three digits; "?" for one that is not known."""
+    return "?" if figure is None else f"{figure / unit:.3g}"

@@ -22,6 +22,7 @@ from cutefuse.rewrite.patch import TAKES, Options, Result, patch
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.sites.conv import PARALLEL
 from cutefuse.sites.find import FUSED
+from cutefuse.table import scaled
 from models import exports, published
 
 HEADER = """# What is fused in which model
@@ -114,7 +115,7 @@ def row(host: Host, name: str, dtype: str, model: onnx.ModelProto, reasons: Coun
             plugins = accepted(host, onnx.load(str(output)), result)
     nodes = f"{summary['nodes_before']} -> {summary['nodes_after']}"
     sites = f"{summary['candidates']} / {summary['fused']} / {summary['refused']}"
-    gone = f"{summary['bytes_saved'] / 1e6:.3g}"
+    gone = scaled(summary["bytes_saved"], 1e6)
     cells = [name, dtype, result.report["opset"], nodes, sites, taken_in(result), gone, error, undone, plugins]
     return f"| {' | '.join(map(str, cells))} |\n"
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.table import scaled  # noqa: E402
 
 PROFILED = "yolo_neck-float32"  # the model whose plain and patched engines are profiled and compared
 
@@ -115,9 +116,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     print(f"\n{'model':<26}{'sites':>7}{'nodes':>13}{'MB saved':>10}{'worst error':>13}{'plugins accepted':>18}")
     for r in rows:
         nodes, sites = f"{r['nodes_before']} -> {r['nodes_after']}", f"{r['fused']}/{r['candidates']}"
-        print(
-            f"{r['model']:<26}{sites:>7}{nodes:>13}{r['bytes_saved'] / 1e6:>10.1f}{r['error']:>13.1e}{r['plugins']:>18}"
-        )
+        saved = scaled(r["bytes_saved"], 1e6)
+        print(f"{r['model']:<26}{sites:>7}{nodes:>13}{saved:>10}{r['error']:>13.1e}{r['plugins']:>18}")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def source(tmp_path: Path) -> Path:
 
 def test_patching_writes_model_and_report_beside_the_input(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = source.read_bytes()
-    assert main([str(source), "--verify"]) == 0
+    shapes = ["--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7"]
+    assert main([str(source), "--verify", *shapes]) == 0
     assert {p.name for p in source.parent.iterdir()} == {"model.onnx", "model.cutefuse.onnx", "model.patch.json"}
     assert source.read_bytes() == before
     out = capsys.readouterr().out

@@ -27,8 +27,8 @@ def show(result: Result, verbose: bool) -> None:
     """Print the candidates, the change and the verdict."""
     rows = []
     for s in result.report["sites"]:
-        gflop = f"{s['flops'] / 1e9:.3g}" if s["flops"] else ""
-        saved = f"{s['bytes_saved'] / 1e6:.3g}" if s["status"] == FUSED else ""
+        gflop = table.scaled(s["flops"], 1e9) if s["op_type"] else ""
+        saved = table.scaled(s["bytes_saved"], 1e6) if s["status"] == FUSED else ""
         notes = f" ({'; '.join(s['notes'])})" if s["notes"] else ""
         verdict = f"fused as {s['op_type']}{notes}" if s["status"] == FUSED else f"{s['status']}: {s['reason']}"
         rows.append([s["name"], s["title"] or s["operator"], s["dtype"] or "", gflop, saved, verdict])
@@ -43,8 +43,12 @@ def show(result: Result, verbose: bool) -> None:
         changed.append(["all nodes", summary["nodes_before"], summary["nodes_after"]])
         table.show("nodes", ["op_type", "before", "after"], changed, numbers=(1, 2))
     counts = ", ".join(f"{summary[k]} {k}" for k in (FUSED, MERGED, "refused", EXCLUDED) if summary[k] or k == FUSED)
-    saved = summary["bytes_saved"] / 1e6
-    print(f"{summary['candidates']} candidates: {counts}; {saved:.3g} MB of traffic gone; {summary['seconds']} s")
+    saved = table.scaled(summary["bytes_saved"], 1e6)
+    print(f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s")
+    if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
+        print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
+    if left := result.report["clean"]["left"]:
+        print(left)
     if proof := result.report["verify"]:
         if proof["passed"]:
             print("\n".join(words(proof, (result.report["conversion"] or {}).get("dtype", ""))))
@@ -96,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--verify", action="store_true", help="run original and patched model on the same inputs and compare"
     )
     p.add_argument("--input-shape", action="append", default=[], type=_shape, metavar="NAME:1x3x224x224",
-                   help="size of a dynamic input for --verify")  # fmt: skip
+                   help="size of a dynamic input, for the figures and --verify; the model stays dynamic")  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="of the inputs for --verify")
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine, for --min-gain")
     p.add_argument("--min-gain", type=_microseconds, default=0.0, metavar="5us", help="skip sites that would gain less")
@@ -108,6 +112,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--keep-float32", action="append", default=[], metavar="GLOB", help="nodes that --dtype must not lower"
+    )
+    p.add_argument(
+        "--clean", action="store_true", help="write the whole model with constants folded and no-ops removed"
     )
     p.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
     p.add_argument("--verbose", action="store_true", help="also list the nodes, tensors and shapes of every site")
@@ -134,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
         args.include, args.exclude, args.include_op, args.exclude_op, args.without,
         local_sm() if args.sm is None else args.sm, not args.no_functions, args.verify,
         args.seed, dict(args.input_shape), args.dry_run, _pricing(args.model, args.profile), args.min_gain,
-        DTYPES.get(args.dtype, ""),
+        DTYPES.get(args.dtype, ""), args.clean,
         args.scope or ("sites" if args.dtype == "bf16" else "model"), args.keep_float32,
     )  # fmt: skip
 

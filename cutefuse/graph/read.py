@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -61,15 +61,19 @@ def label(node: NodeProto) -> str:
 
 class Graph:
     """Read view of `model.graph`. `shapes` is the same graph after shape inference (weights may be missing there).
+    `stored` are its initializers where the proto holds none, so that a changed copy of a graph shares its weights.
 
     Raises CutefuseError when a tensor has two producers or the graph has a cycle.
     """
 
-    def __init__(self, model: onnx.ModelProto, folder: Path, shapes: onnx.GraphProto | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, folder: Path, shapes: onnx.GraphProto | None = None,
+        stored: Mapping[str, TensorProto] | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.proto, self.folder = model, model.graph, folder
         self.nodes = list(self.proto.node)  # holding them keeps id(node) unique; everything below uses these objects
         self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-        self.initializers = {t.name: t for t in self.proto.initializer}
+        self.initializers = dict(stored) if stored is not None else {t.name: t for t in self.proto.initializer}
         inputs = {v.name for v in self.proto.input}
         # Before IR 4 every initializer had to be listed as an input; since then listing one means "may be overridden".
         self.overridable = inputs & set(self.initializers) if model.ir_version >= 4 else set()
@@ -91,10 +95,19 @@ class Graph:
                 self._users[name].append(node)
             for body in subgraphs(node):
                 self._captured |= names_read(body)
-        self._infos = {v.name: v for g in (self.proto, shapes or self.proto) for v in _infos(g)}
-        # Shape inference leaves Constants where the graph computes sizes from known sizes.
-        self._sizes = {n.output[0]: n for n in (shapes.node if shapes else ()) if n.op_type == "Constant"}
+        self._infos = {v.name: v for v in _infos(self.proto)}
+        self._sizes: dict[str, NodeProto] = {}
+        self._folded: dict[str, TensorProto] = {}
+        if shapes is not None:
+            self.learn(shapes)
         self._check_acyclic()
+
+    def learn(self, shapes: onnx.GraphProto, values: Mapping[str, TensorProto] | None = None) -> None:
+        """Take over what shape inference of this graph found, and the values of tensors that are constant."""
+        self._folded.update(values or {})
+        self._infos.update((v.name, v) for v in _infos(shapes))
+        # Shape inference leaves Constants where the graph computes sizes from known sizes.
+        self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
 
     def _check_acyclic(self) -> None:
         def parents(node: NodeProto) -> set[str]:
@@ -197,7 +210,7 @@ class Graph:
             if name in seen:
                 continue
             seen.add(name)
-            if name in self.initializers and name not in self.overridable:
+            if name in self._folded or (name in self.initializers and name not in self.overridable):
                 continue
             node = self.producer(name)
             if node is None or not self.is_op(node, *FOLDABLE) or len(node.output) != 1 or "" in node.input:
@@ -219,12 +232,41 @@ class Graph:
 
     def size_values(self, tensor: str) -> np.ndarray | None:
         """The value of a constant, or of arithmetic over sizes that are known; None for anything else."""
-        if tensor not in self._sizes:
-            return self.constant(tensor)
-        literal = run_node(self._sizes[tensor], self.opset, [])
+        known = self.known_sizes(tensor)
+        return self.constant(tensor) if known is None else known
+
+    def known_sizes(self, tensor: str) -> np.ndarray | None:
+        """The value of arithmetic over sizes, where shape inference found it."""
+        literal = run_node(self._sizes[tensor], self.opset, []) if tensor in self._sizes else None
         return literal[0] if literal else None
 
+    def slice_bounds(self, node: NodeProto) -> tuple[list[int], list[int], list[int], list[int]] | None:
+        """(axes, starts, ends, steps) of a Slice; None when one is not known."""
+        given: dict[str, list[int]] = {}
+        for i, name in enumerate(("starts", "ends", "axes", "steps"), start=1):
+            values = self.numbers(node, i, name, 10)
+            if values is None:
+                return None
+            given |= {name: values} if values else {}
+        count = len(given.get("starts", ()))
+        if not count or len(given.get("ends", ())) != count:
+            return None
+        axes, steps = given.get("axes", list(range(count))), given.get("steps", [1] * count)
+        return (axes, given["starts"], given["ends"], steps) if len(axes) == len(steps) == count else None
+
+    def numbers(self, node: NodeProto, index: int, name: str, since: int) -> list[int] | None:
+        """The integers that a node takes as an attribute before opset `since` and as an input from then on: [] where it
+        gives none, None where they are not known."""
+        if self.opset < since:
+            return [int(v) for v in attribute(node, name, ())]
+        if len(node.input) <= index or not node.input[index]:
+            return []
+        value = self.size_values(node.input[index])
+        return None if value is None else [int(v) for v in np.reshape(value, -1)]
+
     def _evaluate(self, tensor: str) -> np.ndarray | None:
+        if tensor in self._folded:
+            return np.asarray(numpy_helper.to_array(self._folded[tensor]))
         if tensor in self.initializers:
             return read_tensor(self.initializers[tensor], self.folder)
         node = self._producers[tensor]

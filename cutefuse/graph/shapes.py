@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import external_fields, run_node
 from cutefuse.graph.store import INLINE_BYTES
 
@@ -16,13 +17,18 @@ MAX_ELEMENTS = 64  # of a value that can describe a shape
 ARITHMETIC = frozenset("Gather Slice Squeeze Unsqueeze Concat Cast Add Sub Mul Div Floor Identity".split())
 
 
-def inferred(model: ModelProto) -> onnx.GraphProto:
+def inferred(
+    model: ModelProto, stored: Mapping[str, TensorProto] | None = None, sizes: Mapping[str, Sequence[int]] | None = None
+) -> onnx.GraphProto:
     """The graph after shape inference, without its large weights; as it is written where inference fails.
 
     Nodes that compute sizes from known sizes count as constants, so that channels stay known behind a sliced tensor of
-    a dynamic batch.
+    a dynamic batch. `stored` are the initializers where the model itself holds none. `sizes` are those of inputs with
+    dynamic axes; an axis name has one size everywhere.
     """
-    skeleton = _skeleton(model)
+    skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer} if stored is None else stored)
+    if sizes:
+        _set_sizes(skeleton.graph, sizes)
     known: dict[str, np.ndarray] = {}
     graph = model.graph
     try:
@@ -35,7 +41,37 @@ def inferred(model: ModelProto) -> onnx.GraphProto:
     return graph
 
 
-def _skeleton(model: ModelProto) -> ModelProto:
+def check_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raises CutefuseError where `--input-shape` names no input of the model or contradicts its sizes."""
+    stored = {t.name for t in model.graph.initializer}
+    inputs = {v.name: v for v in model.graph.input if v.name not in stored}
+    for name, given in shapes.items():
+        if name not in inputs:
+            raise CutefuseError(f"--input-shape names '{name}'; the model's inputs are {', '.join(inputs)}")
+        dims = _dims(inputs[name])
+        if dims is None:
+            continue
+        if len(dims) != len(given):
+            raise CutefuseError(f"--input-shape gives '{name}' {len(given)} axes, it has {len(dims)}")
+        if any(d >= 0 and d != g for d, g in zip(dims, given, strict=True)):
+            texts = ["x".join("?" if d < 0 else str(d) for d in sizes) for sizes in (given, dims)]
+            raise CutefuseError(f"--input-shape gives '{name}' {texts[0]}, the model has {texts[1]}; only ? may differ")
+
+
+def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, Sequence[int]]) -> None:
+    named: dict[str, int] = {}
+    for info in graph.input:
+        for dim, size in zip(info.type.tensor_type.shape.dim, sizes.get(info.name, ()), strict=False):
+            if dim.dim_param:
+                named.setdefault(dim.dim_param, size)
+            dim.dim_value = size
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param in named:
+                dim.dim_value = named[dim.dim_param]
+
+
+def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProto:
     skeleton = ModelProto()
     skeleton.ir_version = max(model.ir_version, 4)  # from there on initializers need not be inputs
     skeleton.opset_import.extend(model.opset_import)
@@ -47,11 +83,12 @@ def _skeleton(model: ModelProto) -> ModelProto:
     graph.value_info.extend(model.graph.value_info)
     graph.input.extend(model.graph.input)
     listed = {v.name for v in graph.input}
-    for t in model.graph.initializer:
+    for name, t in stored.items():
         if not external_fields(t) and t.ByteSize() <= INLINE_BYTES:
             graph.initializer.append(t)
-        elif t.name not in listed:
-            graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+            graph.initializer[-1].name = name
+        elif name not in listed:
+            graph.input.append(helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
     return skeleton
 
 

@@ -57,7 +57,8 @@ def candidates(engine: Engine, onnx_path: Path, peaks: Peaks | None = None) -> l
 
     Raises CutefuseError when the model cannot be read or does not belong to the profile.
     """
-    graph, sites = find_sites(load_model(onnx_path), onnx_path.parent)
+    cleaned, sites = find_sites(load_model(onnx_path), onnx_path.parent)
+    graph = cleaned.whole
     check_overlaps(graph, sites)
     found = price(engine, graph, sites, peaks, onnx_path)
     return sorted(found, key=lambda c: (c.refused, -(c.gain_us or 0.0), -c.measured_us))

@@ -36,7 +36,8 @@ class Plan:
 
 
 def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
-    """Which nodes and initializers the fused sites make superfluous; fills in each site's `bytes_saved`."""
+    """Which nodes and initializers the fused sites make superfluous; fills in each site's `bytes_saved`, None where
+    the sizes of a tensor that goes are not known."""
     chosen = [s.match for s in sites if s.status == FUSED and s.match]
     reads = Counter(name for node in graph.nodes for name in node.input)
     reads.update(name for match in chosen for operand in match.inputs for name in _read_by(operand))
@@ -64,9 +65,10 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
     credited: set[str] = set()
     for site in sites:
         gone = {o for n in site.nodes if id(n) in result.dead for o in n.output} - credited
-        saved = site.match.bytes_saved if site.match and site.status == FUSED else {}
-        site.bytes_saved = sum(saved.get(o, 0) for o in gone)
-        credited |= gone & saved.keys()
+        traffic = site.match.traffic if site.match and site.status == FUSED else {}
+        saved = [traffic[o].bytes(site.sizes(o)) for o in gone & traffic.keys()]
+        site.bytes_saved = None if None in saved else sum(s for s in saved if s is not None)
+        credited |= gone & traffic.keys()
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ import onnx
 import cutefuse
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.clean import tidy
 from cutefuse.graph.read import Graph, op_counts
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 from cutefuse.ops import operators
@@ -33,6 +35,7 @@ from cutefuse.sites.find import (
     merge_parallel,
     suit_device,
 )
+from cutefuse.sites.match import Constant
 
 SCHEMA = 1
 TAKES = ("upsample", "ranges", "residual", "parallel")
@@ -66,6 +69,7 @@ class Options:
     price: Pricing | None = None  # what a profile says that each site would save
     min_gain_us: float = 0.0
     dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
+    clean: bool = False  # write the cleaned graph, not only the fused sites
     scope: str = "model"  # of dtype: the whole model, or the fused sites
     keep_float32: Sequence[str] = ()
 
@@ -114,7 +118,12 @@ def patch(source: Path, output: Path, options: Options) -> Result:
             if options.verify and not options.dry_run:
                 converted = onnx.ModelProto()
                 converted.CopyFrom(model)
-    graph, sites = find_sites(model, source.parent)
+    cleaned, sites = find_sites(model, source.parent, options.shapes)
+    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
+    if options.clean:
+        tidy(model, cleaned)
+        cleaned, sites = find_sites(model, source.parent, options.shapes)
+    graph = cleaned.whole
     _select(graph, sites, source, options)
     if conversion and options.scope == "sites":
         from cutefuse.rewrite.retype import retype
@@ -137,6 +146,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         "opset": graph.opset,
         "sm": options.sm,
         "conversion": conversion,
+        "clean": {"written": options.clean, **cleaning},
+        "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
         "sites": [],
         "verify": None,
     }
@@ -158,7 +169,7 @@ def _write(
 ) -> Path | None:  # fmt: skip
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
-    packed = sum(s.cost.bytes_moved for s in sites if s.status == FUSED and s.cost) if model.ByteSize() > 1 << 30 else 0
+    packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
     external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
     with writer(output, external) as out:
         apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
@@ -171,6 +182,12 @@ def _write(
                 return None
         out.commit()
     return output
+
+
+def _packed_bytes(sites: Sequence[Site]) -> int:
+    """At most what the new constants take: 8 bytes an element."""
+    operands = [i for s in sites if s.status == FUSED and s.match for i in s.match.inputs]
+    return sum(8 * math.prod(i.dims) for i in operands if isinstance(i, Constant))
 
 
 def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[onnx.ModelProto, list[str]]:
@@ -227,7 +244,7 @@ def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str
 
 
 def _summary(sites: Sequence[Site], before: Counter[str], after: Counter[str], seconds: float) -> dict[str, Any]:
-    status = Counter(s.status for s in sites)
+    status, saved = Counter(s.status for s in sites), [s.bytes_saved for s in sites]
     return {
         "candidates": len(sites),
         "fused": status[FUSED],
@@ -238,6 +255,6 @@ def _summary(sites: Sequence[Site], before: Counter[str], after: Counter[str], s
         "nodes_after": sum(after.values()),
         "ops_before": dict(sorted(before.items())),
         "ops_after": dict(sorted(after.items())),
-        "bytes_saved": sum(s.bytes_saved for s in sites),
+        "bytes_saved": None if None in saved else sum(s for s in saved if s is not None),
         "seconds": round(seconds, 3),
     }

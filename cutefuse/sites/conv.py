@@ -97,8 +97,8 @@ def _built(
     inputs += [chain.residual] if chain.residual else []
     between = {id(n): n for o in operands for n in o.nodes}
     element_bytes = ELEMENT_BYTES[facts.dtype]
-    saved = views.bytes_saved(graph, operands, element_bytes)
-    saved |= conv_facts.bytes_saved(graph, site, facts, element_bytes)
+    saved = views.traffic(graph, operands, element_bytes)
+    saved |= conv_facts.traffic(graph, site, facts, element_bytes)
     takes = {RESIDUAL} if chain.residual else set()
     return Match(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
@@ -147,7 +147,7 @@ def _merged(matches: Sequence[Match]) -> Match | None:
         for i, (own, tensor) in enumerate(zip(first.inputs, call.inputs, strict=True)) if isinstance(own, Constant)
     ]  # fmt: skip
     nodes = {id(n): n for m in matches for n in m.nodes}
-    saved = {name: size for m in matches for name, size in m.bytes_saved.items()}
+    saved = {name: size for m in matches for name, size in m.traffic.items()}
     return Match(
         call, tuple(nodes.values()), (*first.inputs[: form.sources], *constants),
         tuple(m.outputs[0] for m in matches), saved, first.takes | {PARALLEL},

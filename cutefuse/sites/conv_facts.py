@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from onnx import NodeProto
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.ops.conv_math import Geometry, pack
 from cutefuse.sites.chain import Affine
-from cutefuse.sites.match import Refusal
+from cutefuse.sites.match import Refusal, Traffic
 
 DTYPES = ("float32", "float16", "bfloat16")
 EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
@@ -106,13 +105,12 @@ def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], li
     return sources, nodes
 
 
-def bytes_saved(graph: Graph, site: ConcatSite, facts: Facts, element_bytes: int) -> dict[str, int]:
-    """Joined tensor -> bytes of writing it once and reading it once; unknown sizes count as 1."""
+def traffic(graph: Graph, site: ConcatSite, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
+    """Joined tensor -> what it costs to write and to read it."""
     batch, _, height, width = facts.sources[0]
-    per_channel = 2 * math.prod(max(1, d) for d in (batch, height, width)) * element_bytes
     outer, *inner = (c.output[0] for c in site.concats)
-    channels = {outer: facts.weight_dims[1], **{t: (graph.dims(t) or (0, 0))[1] for t in inner}}
-    return {tensor: per_channel * max(0, count) for tensor, count in channels.items()}
+    channels = {outer: facts.weight_dims[1], **{t: (graph.dims(t) or (0, -1))[1] for t in inner}}
+    return {t: Traffic((batch, count, height, width), element_bytes) for t, count in channels.items()}
 
 
 def read(graph: Graph, conv: NodeProto, site: ConcatSite) -> Facts | Refusal:

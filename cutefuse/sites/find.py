@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from onnx import ModelProto, NodeProto
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.clean import Cleaned, clean, unchanged
 from cutefuse.graph.read import Graph, label, subgraphs
-from cutefuse.graph.shapes import inferred
+from cutefuse.graph.shapes import check_shapes
 from cutefuse.kernels import Call
 from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.op import Cost, FusedOp
 from cutefuse.sites import conv, norm, quant
-from cutefuse.sites.match import Finder, Match, Refusal
+from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal, filled
 
 FUSED, REFUSED, EXCLUDED, MERGED = "fused", "refused", "excluded", "merged"
 CAST_LIKE_OPSET = 15
@@ -38,7 +39,8 @@ class Site:
     match: Match | None = None
     nodes: list[NodeProto] = field(default_factory=list)  # in graph order
     around: list[NodeProto] = field(default_factory=list)  # the nodes of all its matches, in graph order
-    bytes_saved: int = 0
+    bytes_saved: int | None = 0  # None where sizes are not known
+    sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
     gain_us: float | None = None  # the gain that a profile predicts; None without one
     cast_from: str = ""  # the graph's type, when the site computes in another one
 
@@ -48,7 +50,26 @@ class Site:
 
     @property
     def cost(self) -> Cost | None:
-        return self.op.cost(self.match.call) if self.match else None
+        """What the call does on inputs of the given sizes; None where a size is not known."""
+        if self.match is None:
+            return None
+        call, match = self.match.call, self.match
+        known = next((self.sizes(name) for name in match.outputs if name), None)
+        inputs = [
+            replace(t, dims=filled(t.dims, self._known(o))) for t, o in zip(call.inputs, match.inputs, strict=True)
+        ]
+        outputs = [
+            replace(t, dims=filled(t.dims, self.sizes(name) if name else known))
+            for t, name in zip(call.outputs, match.outputs, strict=True)
+        ]
+        if any(d < 0 for t in (*inputs, *outputs) for d in t.dims):
+            return None
+        return self.op.cost(replace(call, inputs=inputs, outputs=outputs, _keep=[]))
+
+    def _known(self, operand: str | Constant | Quantized) -> tuple[int, ...] | None:
+        if isinstance(operand, Constant):
+            return None
+        return self.sizes(operand.tensor if isinstance(operand, Quantized) else operand)
 
     def refuse(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
@@ -66,8 +87,8 @@ class Site:
         return smaller is not None
 
     def as_json(self) -> dict[str, Any]:
-        """The site as patch.json holds it; sizes are -1 where unknown, counts take unknown sizes as 1."""
-        call = self.match.call if self.match else None
+        """The site as patch.json holds it; sizes are -1 where unknown, figures that need them None."""
+        call, cost = self.match.call if self.match else None, self.cost
         return {
             "name": self.name,
             "operator": self.op.stem,
@@ -85,35 +106,49 @@ class Site:
                 "outputs": [list(t.dims) for t in call.outputs] if call else [],
             },
             "dtype": call.inputs[0].dtype if call else None,
-            "flops": self.cost.flops if self.cost else None,
-            "bytes_moved": self.cost.bytes_moved if self.cost else None,
+            "flops": cost.flops if cost else None,
+            "bytes_moved": cost.bytes_moved if cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
             "gain_us": self.gain_us,
         }
 
 
-def find_sites(model: ModelProto, folder: Path) -> tuple[Graph, list[Site]]:
+def find_sites(
+    model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]] | None = None
+) -> tuple[Cleaned, list[Site]]:
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
-    Raises CutefuseError for a broken graph: a tensor defined twice, a cycle.
+    They are found in a cleaned copy of the graph; their nodes are those of the model, its no-ops between them included.
+    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size.
+
+    Raises CutefuseError for a broken graph: a tensor defined twice, a cycle; and for shapes that contradict the model.
     """
-    graph = Graph(model, folder, inferred(model))
-    order = {id(n): i for i, n in enumerate(graph.nodes)}
-    sites = list(_scan(graph, order))
+    check_shapes(model, shapes or {})
+    cleaned = clean(model, folder)
+    order = {id(n): i for i, n in enumerate(cleaned.whole.nodes)}
+    sites = list(_scan(cleaned, order))
+    if shapes:
+        sized = cleaned.sized(shapes)
+        for site in sites:
+            site.sizes = sized.dims
+    else:
+        for site in sites:
+            site.sizes = cleaned.graph.dims
     for title, body in _nested(model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
-            found = list(_scan(Graph(inner, folder), {}))
+            found = list(_scan(unchanged(Graph(inner, folder)), {}))
         except CutefuseError:  # a body that shadows names is legal ONNX; it is skipped
             continue
         for site in found:
             site.match = None
             site.refuse(REFUSED, f"inside {title}; only the main graph is rewritten, inline it first")
             sites.append(site)
-    return graph, sites
+    return cleaned, sites
 
 
-def _scan(graph: Graph, order: dict[int, int]) -> Iterator[Site]:
+def _scan(cleaned: Cleaned, order: dict[int, int]) -> Iterator[Site]:
+    graph = cleaned.graph
     for node in graph.nodes:
         for finder in FINDERS:
             found = finder.match(graph, node) if node.op_type in finder.anchors else None
@@ -121,15 +156,23 @@ def _scan(graph: Graph, order: dict[int, int]) -> Iterator[Site]:
                 continue
             site = Site(finder, label(node), FUSED)
             if isinstance(found, Refusal):
-                site.nodes = sorted(found.nodes or (node,), key=lambda n: order.get(id(n), 0))
+                nodes = cleaned.originals(found.nodes or (node,))
+                site.nodes = sorted(nodes, key=lambda n: order.get(id(n), 0))
                 site.refuse(REFUSED, found.reason)
             else:
+                found = _in_model(cleaned, found)
                 site.around = sorted(_all_nodes(found), key=lambda n: order.get(id(n), 0))
                 site.take(found)
                 if reason := kernels.reject(found.call):
                     site.refuse(REFUSED, reason)
             yield site
             break
+
+
+def _in_model(cleaned: Cleaned, match: Match) -> Match:
+    """A match in the cleaned copy as one in the model: tensors have the same names, the nodes are the model's."""
+    smaller = _in_model(cleaned, match.otherwise) if match.otherwise else None
+    return replace(match, nodes=cleaned.originals(match.nodes), otherwise=smaller)
 
 
 def _all_nodes(match: Match | None) -> list[NodeProto]:

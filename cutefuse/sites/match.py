@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,28 @@ class Quantized:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Writing a tensor once and reading it once: its sizes, -1 for each that is not known, and bytes of an element."""
+
+    dims: tuple[int, ...]
+    element_bytes: int
+
+    def bytes(self, sizes: Sequence[int] | None) -> int | None:
+        """Bytes where the sizes, or those given, are all known."""
+        dims = filled(self.dims, sizes)
+        return 2 * math.prod(dims) * self.element_bytes if min(dims, default=0) >= 0 else None
+
+
+def filled(dims: Sequence[int], sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """`dims` with the unknown ones (-1) taken from `sizes`, where that has them."""
+    if sizes is not None and len(sizes) != len(dims) and tuple(dims) == (-1,):
+        return tuple(sizes)  # not even the rank was known
+    if sizes is None or len(sizes) != len(dims):
+        return tuple(dims)
+    return tuple(s if d < 0 else d for d, s in zip(dims, sizes, strict=True))
+
+
+@dataclass(frozen=True)
 class Match:
     """A site that computes exactly what `call` computes.
 
@@ -42,7 +65,7 @@ class Match:
     inputs: tensor names of the graph, constants to add, or tensors to quantise, in the operator's order.
     outputs: tensor names that the new node produces in their stead; "" for one that the graph does not use.
     call: shapes (-1 unknown), types, layouts and every attribute; what `kernels.reject` is asked.
-    bytes_saved: intermediate tensor -> bytes of traffic that end when the graph no longer computes it.
+    traffic: intermediate tensor -> what its traffic is, which ends when the graph no longer computes it.
     takes: what the match fuses beyond the operator's plain form ('upsample', ...); `--without` names it.
     otherwise: the next smaller match of the same site, used where this one is impossible.
     notes: sentences about what was left outside, and why.
@@ -52,7 +75,7 @@ class Match:
     nodes: tuple[NodeProto, ...]
     inputs: tuple[str | Constant | Quantized, ...]
     outputs: tuple[str, ...]
-    bytes_saved: Mapping[str, int] = field(default_factory=dict)
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
     takes: frozenset[str] = frozenset()
     otherwise: Match | None = None
     notes: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from cutefuse.graph.read import Graph
 from cutefuse.ops import norm_math, row_norm
 from cutefuse.ops.row_norm import SIZES
 from cutefuse.sites import norm_facts
-from cutefuse.sites.match import Constant, Finder, Match, Refusal
+from cutefuse.sites.match import Constant, Finder, Match, Refusal, Traffic
 
 
 class NormSites(Finder):
@@ -60,8 +60,7 @@ class NormSites(Finder):
         if norm.total is not None:
             needed = graph.escapes(norm.x) or any(u not in norm.nodes for u in graph.users(norm.x))
             inputs, outputs = (*norm.total.input, *parameters), (norm.y, norm.x if needed else "")
-        whole = math.prod(max(1, d) for d in dims)
         made = [o for n in norm.nodes for o in n.output if o and o not in outputs]
         wide = [o for o in made if (graph.dims(o) or ())[-1:] == (columns,)]
-        saved = {o: 2 * whole * SIZES.get(graph.dtype(o) or dtype, 4) for o in wide}
+        saved = {o: Traffic(dims, SIZES.get(graph.dtype(o) or dtype, 4)) for o in wide}
         return Match(call, norm.nodes, inputs, outputs, saved)

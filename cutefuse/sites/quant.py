@@ -11,7 +11,7 @@ from cutefuse.ops.conv_form import most_sources
 from cutefuse.ops.quant_concat_conv import make_call, plain_of
 from cutefuse.sites import quant_facts
 from cutefuse.sites.chain import chains_after
-from cutefuse.sites.match import Constant, Finder, Match, Refusal
+from cutefuse.sites.match import Constant, Finder, Match, Refusal, Traffic
 
 
 class QuantSites(Finder):
@@ -52,6 +52,6 @@ class QuantSites(Finder):
             Constant("weight_scale", (K,), "float32", lambda: factor.astype(np.float32)),
             Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
         )  # fmt: skip
-        batch, _, height, width = (max(1, d) for d in site.dims[0])
-        saved = {site.concat: 2 * batch * height * width * sum(channels)}
+        batch, _, height, width = site.dims[0]
+        saved = {site.concat: Traffic((batch, sum(channels), height, width), 1)}
         return Match(call, nodes, (*site.sources, *constants), (output,), saved)

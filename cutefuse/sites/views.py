@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.ops.conv_form import Source
+from cutefuse.sites.match import Traffic
 
 MAX_DEPTH = 16  # nodes in front of one source; no real network has more
 UPSAMPLE, RANGES = KINDS = ("upsample", "ranges")
@@ -117,16 +118,12 @@ def choose(
     return merged(chosen)
 
 
-def bytes_saved(graph: Graph, operands: Sequence[Operand], element_bytes: int) -> dict[str, int]:
-    """Enlarged or taken tensor -> bytes of writing it once and reading it once; unknown sizes count as 1."""
-    saved = {}
-    for operand in operands:
-        for node in operand.nodes:
-            if node.op_type != "Identity":
-                for name in filter(None, node.output):
-                    elements = math.prod(max(1, d) for d in graph.dims(name) or (1,))
-                    saved[name] = 2 * elements * element_bytes
-    return saved
+def traffic(graph: Graph, operands: Sequence[Operand], element_bytes: int) -> dict[str, Traffic]:
+    """Enlarged or taken tensor -> what it costs to write and to read it."""
+    return {
+        name: Traffic(graph.dims(name) or (-1,), element_bytes)
+        for o in operands for node in o.nodes if node.op_type != "Identity" for name in node.output if name
+    }  # fmt: skip
 
 
 def _enlarged(graph: Graph, node: NodeProto, found: Operand) -> Operand | str:
@@ -248,7 +245,7 @@ def _picked(graph: Graph, node: NodeProto, depth: int) -> list[_Size] | None:
         if index is None or index.ndim > 1 or not np.all((-len(entries) <= index) & (index < len(entries))):
             return None
         return [entries[i] for i in np.atleast_1d(positions[index])]
-    bounds = _slice_bounds(graph, node)
+    bounds = graph.slice_bounds(node)
     if bounds is None:
         return None
     axes, starts, ends, steps = bounds
@@ -266,7 +263,7 @@ def _range(graph: Graph, node: NodeProto, found: Operand) -> Operand | str | Non
             return None
         start = sum(d[1] for d in before if d is not None)
     else:
-        bounds = _slice_bounds(graph, node)
+        bounds = graph.slice_bounds(node)
         if bounds is None or bounds[0] not in ([1], [-3]) or bounds[3] != [1]:
             return None
         start = range(dims[1])[bounds[1][0] : bounds[2][0]].start
@@ -276,23 +273,3 @@ def _range(graph: Graph, node: NodeProto, found: Operand) -> Operand | str | Non
     # N, H and W of a range are those of the whole.
     size = (own.dims[0], dims[1], *own.dims[2:])
     return replace(found, tensor=node.input[0], source=replace(own, dims=size, start=own.start + start))
-
-
-def _slice_bounds(graph: Graph, node: NodeProto) -> tuple[list[int], list[int], list[int], list[int]] | None:
-    """(axes, starts, ends, steps) of a Slice; None when one is not known."""
-    names = ("starts", "ends", "axes", "steps")
-    given: dict[str, list[int]] = {}
-    for i, name in enumerate(names, start=1):
-        if graph.opset < 10:
-            value = attribute(node, name)
-        else:
-            value = graph.size_values(node.input[i]) if len(node.input) > i and node.input[i] else None
-            if value is None and len(node.input) > i and node.input[i]:
-                return None
-        if value is not None:
-            given[name] = [int(v) for v in np.reshape(value, -1)]
-    count = len(given.get("starts", ()))
-    if not count or len(given.get("ends", ())) != count:
-        return None
-    axes, steps = given.get("axes", list(range(count))), given.get("steps", [1] * count)
-    return (axes, given["starts"], given["ends"], steps) if len(axes) == len(steps) == count else None

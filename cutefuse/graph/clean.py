@@ -1,0 +1,192 @@
+"""A cleaned copy of a graph for finding sites: constants folded, Slice, Identity, Cast and Pad without effect removed.
+
+Every tensor of the copy is a tensor of the model under the same name, and every node of it stands for one of the
+model's, so that what is found in the copy can be rewritten in the model, which stays as it is. The weights are shared.
+
+Only the evaluation is a library's (fold.py: one ONNX Runtime session over the constant nodes). Whole-graph cleaners
+were tried and left: ONNX Runtime's optimised model also folds a Mul into the filter of its Conv under a new name, drops
+the nodes' metadata and the quantisation annotations, adds eight opset imports, and refuses a graph with a node of a
+domain that it does not know, so one with plugin nodes. onnx-graphsurgeon keeps names and plugin nodes, but drops doc
+strings, metadata and annotations, and would be a dependency for users. onnxslim would be one too, and rewrites patterns
+beyond constants and no-ops. Here files over 2 GB, external data, function bodies and plugin nodes are left alone: their
+large weights are neither read nor copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from cutefuse.graph.fold import fold
+from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, reads_of
+from cutefuse.graph.shapes import inferred
+
+ROUNDS = 8  # of inference, folding and removal; each but the last makes something known
+TO_THE_END = (1 << 31) - 1  # an end of a Slice from which on ONNX means the whole axis, whatever its size
+NO_OPS = ("Identity", "Cast", "Slice", "Pad")
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """`graph`: the cleaned copy. `whole`: the model itself, with all that shape inference found on the way.
+
+    no_ops: output of each node without effect -> the tensor that has the same value.
+    folded: tensor that nodes of the model compute -> its value.
+    note: why constants were left, one sentence; "" where none were.
+    """
+
+    graph: Graph
+    whole: Graph
+    no_ops: Mapping[str, str]
+    folded: Mapping[str, TensorProto]
+    note: str
+
+    def originals(self, nodes: tuple[NodeProto, ...]) -> tuple[NodeProto, ...]:
+        """The model's nodes for these of the copy, and the no-ops through which they read."""
+        found: dict[int, NodeProto] = {}
+        for node in nodes:
+            own = self._original(node)
+            found.setdefault(id(own), own)
+        pending = list(found.values())
+        while pending:
+            for name in pending.pop().input:
+                maker = self.whole.producer(name) if name in self.no_ops else None
+                if maker is not None and id(maker) not in found:
+                    found[id(maker)] = maker
+                    pending.append(maker)
+        return tuple(found.values())
+
+    def sized(self, sizes: Mapping[str, Sequence[int]]) -> Graph:
+        """The copy as it is on inputs of these sizes."""
+        stored = self.graph.initializers
+        return Graph(self.graph.model, self.graph.folder, inferred(self.graph.model, stored, sizes), stored)
+
+    def _original(self, node: NodeProto) -> NodeProto:
+        return next((n for o in node.output if o and (n := self.whole.producer(o)) is not None), node)
+
+
+def unchanged(graph: Graph) -> Cleaned:
+    """A graph that stands for itself, for one that is not to be cleaned."""
+    return Cleaned(graph, graph, {}, {}, "")
+
+
+def clean(model: ModelProto, folder: Path) -> Cleaned:
+    """The cleaned copy of a model's graph. Bodies of control flow and of functions, graph outputs and what bodies read
+    stay as they are.
+
+    Raises CutefuseError for a broken graph: a tensor defined twice, a cycle.
+    """
+    whole = Graph(model, folder)
+    # A large value in a node would be copied with the node.
+    literals = {n.output[0]: value for n in whole.nodes if (value := _literal(whole, n)) is not None}
+    stored = whole.initializers | literals
+    folded: dict[str, TensorProto] = {}
+    no_ops: dict[str, str] = {}
+    for _ in range(ROUNDS):
+        copy = _copy(model, literals.keys() | folded.keys(), no_ops)
+        shapes = inferred(copy, stored | folded)
+        graph = Graph(copy, folder, shapes, stored | folded)
+        whole.learn(shapes, folded)
+        new, note = fold(graph, kept=graph.outputs)
+        useless = {n.output[0]: n.input[0] for n in graph.nodes if n.output and _has_no_effect(graph, n)}
+        new = {name: value for name, value in new.items() if name not in useless}
+        if not new and not useless:
+            break
+        folded |= new
+        no_ops |= useless
+    return Cleaned(graph, whole, no_ops, folded, note)
+
+
+def _literal(graph: Graph, node: NodeProto) -> TensorProto | None:
+    if not graph.is_op(node, "Constant") or node.output[0] in graph.outputs:
+        return None
+    value: TensorProto | None = attribute(node, "value")
+    return value
+
+
+def _copy(model: ModelProto, values: Set[str], no_ops: Mapping[str, str]) -> ModelProto:
+    """The model without its weights, without the nodes that make only `values`, and without the no-ops."""
+    copy = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = copy.graph
+    graph.name = model.graph.name
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    gone = values | no_ops.keys()
+    for node in model.graph.node:
+        made = set(filter(None, node.output))
+        if made and made <= gone:
+            continue
+        graph.node.append(node)
+        own = graph.node[-1]
+        for i, name in enumerate(own.input):
+            if name in no_ops:
+                own.input[i] = _source(name, no_ops)
+    return copy
+
+
+def _source(tensor: str, no_ops: Mapping[str, str]) -> str:
+    while tensor in no_ops:
+        tensor = no_ops[tensor]
+    return tensor
+
+
+def _has_no_effect(graph: Graph, node: NodeProto) -> bool:
+    """Whether the node's output is its first input, whatever that holds, and only nodes of the graph itself read it."""
+    if not graph.is_op(node, *NO_OPS) or len(node.output) != 1 or graph.escapes(node.output[0]):
+        return False
+    if node.op_type == "Cast":
+        dtype = graph.dtype(node.input[0])
+        return dtype is not None and attribute(node, "to") == ELEM_TYPES[dtype]
+    if node.op_type == "Slice":
+        return _takes_all(graph, node)
+    return node.op_type == "Identity" or _pads_nothing(graph, node)
+
+
+def _takes_all(graph: Graph, node: NodeProto) -> bool:
+    dims, bounds = graph.dims(node.input[0]), graph.slice_bounds(node)
+    if dims is None or bounds is None:
+        return False
+    for axis, start, end, step in zip(*bounds, strict=True):
+        if not -len(dims) <= axis < len(dims) or step < 1:
+            return False
+        size = dims[axis]
+        if size < 0 and (start != 0 or end < TO_THE_END or step != 1):
+            return False
+        if size >= 0 and range(size)[start:end:step] != range(size):
+            return False
+    return True
+
+
+def _pads_nothing(graph: Graph, node: NodeProto) -> bool:
+    pads = graph.numbers(node, 1, "pads" if graph.opset > 1 else "paddings", 11)
+    return bool(pads) and not any(pads or ())
+
+
+def tidy(model: ModelProto, cleaned: Cleaned) -> None:
+    """Write the cleaning into the model itself: constants folded, no-ops taken out, with what only they read."""
+    graph, values = cleaned.whole, cleaned.folded
+    nodes = []
+    for node in graph.nodes:
+        made = set(filter(None, node.output))
+        if not made or not made <= values.keys() | cleaned.no_ops.keys():
+            nodes.append(node)
+            node.input[:] = [_source(name, cleaned.no_ops) for name in node.input]
+    read = {name for n in nodes for name in reads_of(n)} | graph.outputs
+    dropped = {name for n in graph.nodes for name in n.input} - read
+    nodes = [n for n in nodes if n.op_type != "Constant" or n.output[0] not in dropped]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    made_now = {o for n in nodes for o in n.output}
+    for items in (model.graph.initializer, model.graph.input):
+        for i in reversed(range(len(items))):  # in place: a new list would copy every weight
+            if items[i].name in dropped and items[i].name in graph.initializers:
+                del items[i]
+    for i in reversed(range(len(model.graph.value_info))):
+        name = model.graph.value_info[i].name
+        if graph.producer(name) is not None and name not in made_now:
+            del model.graph.value_info[i]
+    model.graph.initializer.extend(value for name, value in values.items() if name in read)
