@@ -103,9 +103,22 @@ struct Prepared {
 
 }  // namespace
 
+namespace {
+
 std::int32_t current_device_index() {
   int index = -1;
   return text_of(cudaGetDevice(&index)) == nullptr ? index : -1;
+}
+
+}  // namespace
+
+DeviceScope::DeviceScope(std::int32_t index) : before_(current_device_index()), entered_(index == before_) {
+  if (entered_ || index < 0) return;
+  changed_ = entered_ = text_of(cudaSetDevice(index)) == nullptr;
+}
+
+DeviceScope::~DeviceScope() {
+  if (changed_) cudaSetDevice(before_);
 }
 
 Device current_device() {
@@ -157,7 +170,9 @@ char const *start(Launch const &launch, void *params, void *stream) {
 
 #else
 
-std::int32_t current_device_index() { return -1; }
+DeviceScope::DeviceScope(std::int32_t index) : before_(-1), entered_(index == -1) {}
+
+DeviceScope::~DeviceScope() = default;
 
 Device current_device() { return {}; }
 

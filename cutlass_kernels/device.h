@@ -15,7 +15,20 @@ struct Device {
 
 // The calling thread's current device. Never leaves a CUDA error behind.
 Device current_device();
-std::int32_t current_device_index();
+
+// Makes a device current for the calling thread until the scope ends: a plan runs on its own device, whichever the
+// application has made current. Index -1 stands for no device, which only a build without CUDA can enter.
+class DeviceScope {
+ public:
+  explicit DeviceScope(std::int32_t index);
+  ~DeviceScope();
+  DeviceScope(DeviceScope const &) = delete;
+  bool entered() const { return entered_; }
+
+ private:
+  std::int32_t before_;
+  bool entered_, changed_ = false;
+};
 
 // Null when this library, or one that is built as configured, holds code that runs on the compute capability `sm`, or
 // `sm` is 0; else one sentence.

@@ -106,13 +106,11 @@ char const *run(Plan const &plan, Operands const &operands) {
         "fewer",
         op.name, (long long)operands.workspace_bytes, operands.workspace, (long long)plan.workspace_bytes);
   }
-  std::int32_t const device = current_device_index();
-  if (plan.device != device) {
+  DeviceScope const scope(plan.device);
+  if (!scope.entered()) {
     return sentence(
-        "%s: the plan is for CUDA device %d with compute capability %d.%d, device %d is current; make the first "
-        "current "
-        "or plan again (-1: none)",
-        op.name, plan.device, plan.sm / 10, plan.sm % 10, device);
+        "%s: the plan is for compute capability %d.%d and no device of this process; plan again with that GPU current",
+        op.name, plan.sm / 10, plan.sm % 10);
   }
   return op.launch(plan, operands);
 }
