@@ -158,8 +158,8 @@ def findings() -> list[Finding]:
     )
     for name, advice in (
         ("onnx", "pip install onnx"),
-        ("onnxruntime", "pip install onnxruntime (needed by --verify and as the embedded engine)"),
-        ("torch", "pip install torch (needed by cutefuse.torch and `cutefuse profile-torch` only)"),
+        ("onnxruntime", "pip install onnxruntime (needed by --verify and as the embedded engine on the CPU)"),
+        ("torch", "pip install torch (the embedded engine on a GPU, cutefuse.torch, `cutefuse profile-torch`)"),
         ("polygraphy", "pip install polygraphy (comparisons of engines)"),
     ):
         found.append(check_package(name, advice))

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# trtexec options about TensorRT's builder and how it runs, which an embedded engine passes over.
+BUILDER_OPTIONS = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best", "--stronglyTyped",
+                   "--builderOptimizationLevel", "--memPoolSize", "--verbose", "--useCudaGraph", "--noDataTransfers",
+                   "--useSpinWait", "--separateProfileRun", "--dynamicPlugins")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Artifacts:

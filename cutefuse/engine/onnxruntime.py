@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cutefuse.engine import plugins
-from cutefuse.engine.files import Artifacts
+from cutefuse.engine.files import BUILDER_OPTIONS, Artifacts
 from cutefuse.engine.inputs import InputSpec, resolve, seeded
 from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
 from cutefuse.errors import CutefuseError
@@ -27,9 +27,7 @@ from cutefuse.roofline.measure import measure_cpu
 
 _LEVELS = {"all": 99, "extended": 2, "basic": 1, "disable": 0}
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--threads", "--optimization")
-_IGNORED = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best", "--stronglyTyped", "--noTF32",
-            "--builderOptimizationLevel", "--memPoolSize", "--verbose", "--useCudaGraph", "--noDataTransfers",
-            "--useSpinWait", "--separateProfileRun", "--dynamicPlugins")  # fmt: skip
+_IGNORED = (*BUILDER_OPTIONS, "--noTF32")
 _TYPES = {"float": ("FP32", "float32"), "float16": ("FP16", "float16"), "bfloat16": ("BF16", None),
           "double": ("FP64", "float64"), "int8": ("Int8", "int8"), "uint8": ("UInt8", "uint8"),
           "int32": ("Int32", "int32"), "int64": ("Int64", "int64"), "bool": ("Bool", "bool")}  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cutefuse.engine import plugins
-from cutefuse.engine.files import Artifacts, whole_or_nothing
+from cutefuse.engine.files import BUILDER_OPTIONS, Artifacts, whole_or_nothing
 from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
 from cutefuse.engine.torch_gpu import MODES, TorchEngine, time_interleaved_us
 from cutefuse.engine.torch_graph.convolution import Convolution, ConvolutionRelu
@@ -31,9 +31,6 @@ from cutefuse.progress import spinner
 from cutefuse.roofline.measure import measure_cpu
 
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--mode", "--device", "--noTF32")
-_IGNORED = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best", "--stronglyTyped",
-            "--builderOptimizationLevel", "--memPoolSize", "--verbose", "--useCudaGraph", "--noDataTransfers",
-            "--useSpinWait", "--separateProfileRun", "--dynamicPlugins")  # fmt: skip
 _LABELS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16", torch.float64: "FP64",
            torch.int8: "Int8", torch.uint8: "UInt8", torch.int32: "Int32", torch.int64: "Int64", torch.bool: "Bool",
            torch.int16: "Int16", torch.float8_e4m3fn: "FP8", torch.float8_e5m2: "FP8"}  # fmt: skip
@@ -63,7 +60,7 @@ def options_of(words: Sequence[str]) -> _Wanted:
     options: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")
-        if name not in (*_OPTIONS, *_IGNORED):
+        if name not in (*_OPTIONS, *BUILDER_OPTIONS):
             raise CutefuseError(
                 f"{name} means nothing to the PyTorch back end; allowed are {', '.join(_OPTIONS)}; leave it out"
             )
@@ -159,7 +156,7 @@ def _engine(model: Path, wanted: _Wanted, use_plugins: bool) -> TorchEngine:
 
 
 def _say_idle(words: Sequence[str]) -> None:
-    idle = [word for word in words if word.partition("=")[0] in _IGNORED]
+    idle = [word for word in words if word.partition("=")[0] in BUILDER_OPTIONS]
     if idle:
         print(f"no effect on PyTorch, which runs the model as it is: {' '.join(idle)}")
 
