@@ -10,9 +10,13 @@ template <class Traits>
 struct SourceRows {
   static constexpr int kRows = Traits::kRowsX;
   static constexpr bool kUpsamples = Traits::kTile.upsamples;
-  int pixel[kRows];         // linear index of the pixel under tap (0,0), maybe in the halo; upsampled: its column alone
+  // Image, row and column of an enlarged pixel are kept for four rows; those of eight spill, and two are divided anew.
+  static constexpr bool kKeeps = kUpsamples && kRows <= 4;
+  // Linear index of the pixel under tap (0,0), maybe in the halo; upsampled: its image if it is kept, else its column.
+  int pixel[kRows];
   uint32_t outside[kRows];  // bit r: filter row r falls outside the image; bit 16 + s: filter column s does
   static_assert(2 * kMaxTaps <= 32);
+  int corner[kKeeps ? kRows : 1];         // h0 and w0 in the enlarged image, 16 bits each
   int row_start[kUpsamples ? kRows : 1];  // linear index of the source row under the tap's
   int first, tap_w = 0;                   // output pixel of row 0; of the present tap, in enlarged pixels
   uint32_t multiplier;
@@ -34,7 +38,8 @@ struct SourceRows {
     for (int i = 0; i < kRows; ++i) {
       int const m = first + i * Traits::kRowsPerPass;
       Pixel const at = pixel_of(p, params.by_image, params.by_row, m < pixels ? m : 0);
-      pixel[i] = kUpsamples ? at.w0 : (at.n * p.H + at.h0) * p.W + at.w0;
+      pixel[i] = kKeeps ? at.n : kUpsamples ? at.w0 : (at.n * p.H + at.h0) * p.W + at.w0;
+      if constexpr (kKeeps) corner[i] = int(unsigned(at.h0) << 16 | (unsigned(at.w0) & 0xffffu));
       outside[i] = m < pixels ? 0 : ~0u;
       h0[i] = at.h0, w0[i] = at.w0;
     }
@@ -54,17 +59,25 @@ struct SourceRows {
     }
   }
 
-  // Once for filter row r and not at every tap: the divisions by which an enlarged row is found.
+  // Once for filter row r and not at every tap: the division of the enlarged row.
   __device__ __forceinline__ void enter_row(Params const &params, int r) {
     Problem const &p = params.problem;
     int const H = source_coordinate(p.H, multiplier), W = source_coordinate(p.W, multiplier);  // of the source
-    int m = first;
-    asm volatile("" : "+r"(m));  // or the compiler keeps image and row of every pixel in registers, which then spill
+    auto const start = [&](int n, int h0) {
+      return (n * H + source_coordinate(h0 + r * p.dilation_h, multiplier)) * W;
+    };
     tap_w = 0;
-    CUTE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      Pixel const at = pixel_of(p, params.by_image, params.by_row, m + i * Traits::kRowsPerPass);
-      row_start[i] = (at.n * H + source_coordinate(at.h0 + r * p.dilation_h, multiplier)) * W;
+    if constexpr (kKeeps) {
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) row_start[i] = start(pixel[i], corner[i] >> 16);
+    } else {
+      int m = first;
+      asm volatile("" : "+r"(m));  // or the compiler divides before the loop and keeps the results
+      CUTE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        Pixel const at = pixel_of(p, params.by_image, params.by_row, m + i * Traits::kRowsPerPass);
+        row_start[i] = start(at.n, at.h0);
+      }
     }
   }
 
@@ -72,7 +85,9 @@ struct SourceRows {
   // outside.
   __device__ __forceinline__ int at(int i) const {
     if constexpr (!kUpsamples) return pixel[i];
-    return row_start[i] + source_coordinate(pixel[i] + tap_w, multiplier);
+    int column = pixel[i];
+    if constexpr (kKeeps) column = int16_t(corner[i]);
+    return row_start[i] + source_coordinate(column + tap_w, multiplier);
   }
 };
 
