@@ -16,7 +16,7 @@ CUTE_DEVICE float gamma_at(BackwardParams const &p, int64_t column) {
 template <class Element>
 __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(BackwardParams const p) {
   constexpr int kVec = kVector<Element>;
-  __shared__ RowSlots<kStreamThreads / 32> slots;
+  __shared__ SumSlots<kStreamThreads / 32> slots;
   let_next_kernel_start();
   wait_for_previous_kernel();
   Row<Element, true> const row(blockIdx.x, p.problem);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(Backw
     CUTE_UNROLL
     for (int j = 0; j < kVec; ++j) sums[0] += rXhat[j] * rWdy[j], sums[1] += rWdy[j];
   }
-  sums = RowSum<false, kStreamThreads / 32, false>{slots, 0, 0, kStreamThreads / 32, 1}(sums);
+  sums = RowSum<false, kStreamThreads / 32, false>{slots, 0, {kStreamThreads / 32, 1, 0}}(sums);
   float const c1 = sums[0] / float(p.problem.columns), c2 = p.problem.layer ? sums[1] / float(p.problem.columns) : 0.f;
   for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
     load(v, rXhat, rWdy);
