@@ -40,21 +40,6 @@ struct Parameters {
   }
 };
 
-template <class Param, bool kLayer, class Element, int kVectors, bool kShifted, bool kPacked, bool kHeld>
-CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
-                           Fragment<Element, kVectors, kPacked> &rX, Statistics const &of,
-                           Parameters<Element, kVectors, kHeld> const &rG,
-                           Parameters<Element, kVectors, kHeld> const &rB) {
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    int const v = i * stride + first;
-    if (kVectors == 4) rX.forget(i, p.zero);
-    auto const gamma = rG.template get<Param>(p.gamma, row, i, v, ones<Param>());
-    auto const beta = rB.template get<Param>(p.beta, row, i, v, 0);
-    row.store(p.y, v, from_float<Element>(normalise<kLayer>(rX[i], of, gamma, beta)));
-  }
-}
-
 template <class Element, int kVectors, Scope kScope, bool kShifted, bool kResidual, bool kLayer>
 __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
                                   forward_blocks(kScope, kVectors, kResidual || (kLayer && !kClusters)))
@@ -79,13 +64,12 @@ __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
   }
   bool const wide = sizeof(Element) == 2 && p.problem.param_type == Type::kFloat32;
   Parameters<Element, kVectors, !kShifted && (kVectors == 1 || (kVectors == 2 && !kResidual))> rG, rB;
-  if (wide) {
-    rG.template load<float>(p.gamma, row, thread, lanes, ones<float>());
-    if (kLayer) rB.template load<float>(p.beta, row, thread, lanes, 0);
-  } else {
-    rG.template load<Element>(p.gamma, row, thread, lanes, ones<Element>());
-    if (kLayer) rB.template load<Element>(p.beta, row, thread, lanes, 0);
-  }
+  auto const load_parameters = [&](auto param) {
+    using Param = decltype(param);
+    rG.template load<Param>(p.gamma, row, thread, lanes, ones<Param>());
+    if (kLayer) rB.template load<Param>(p.beta, row, thread, lanes, 0);
+  };
+  wide ? load_parameters(0.f) : load_parameters(Element());
   Fragment<Element, kVectors, !kResidual> rX;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
@@ -99,20 +83,24 @@ __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
       rX.raw[i] = raw[i];
     }
   }
-  Moments moments;
-  if (kLayer && sizeof(Element) == 2 && !kShifted && p.full) {
-    moments = moments_of<kLayer, true>(p, row, thread, lanes, rX);
-    moments = merge_row<kWarp, kLayer, true>(moments, lanes, 1, slots);
-  } else {
-    moments = moments_of<kLayer, false>(p, row, thread, lanes, rX);
-    moments = merge_row<kWarp, kLayer, false>(moments, lanes, 1, slots);
-  }
-  Statistics const of = statistics_of<Element>(p, moments);
-  if (wide) {
-    write_row<float, kLayer>(p, row, thread, lanes, rX, of, rG, rB);
-  } else {
-    write_row<Element, kLayer>(p, row, thread, lanes, rX, of, rG, rB);
-  }
+  auto const merged = [&](auto equal) {
+    Moments const mine = moments_of<kLayer, equal>(p, row, thread, lanes, rX);
+    return merge_row<kWarp, kLayer, equal>(mine, lanes, 1, slots);
+  };
+  bool const equal = kLayer && sizeof(Element) == 2 && !kShifted && p.full;
+  Statistics const of = statistics_of<Element>(p, equal ? merged(std::true_type{}) : merged(std::false_type{}));
+  auto const write = [&](auto param) {
+    using Param = decltype(param);
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      int const v = i * lanes + thread;
+      if (kVectors == 4) rX.forget(i, p.zero);
+      auto const gamma = rG.template get<Param>(p.gamma, row, i, v, ones<Param>());
+      auto const beta = rB.template get<Param>(p.beta, row, i, v, 0);
+      row.store(p.y, v, from_float<Element>(normalise<kLayer>(rX[i], of, gamma, beta)));
+    }
+  };
+  wide ? write(0.f) : write(Element());
   if (thread == 0 && row.last > 0) save_statistics(p, index, of);
 }
 
