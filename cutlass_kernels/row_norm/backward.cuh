@@ -150,11 +150,14 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
       return rHeld[i];
     } else {
       uint4 const *const from = ring + end_stage + i * halves * kBackwardThreads;
-      Parameter<Element, float, false> both;
-      both.raw[0] = load_shared(from);
-      if (!wide) return to_float<Element>(reinterpret_cast<Vector<Element> const &>(both.raw[0]));
-      both.raw[1] = load_shared(from + kBackwardThreads);
-      return both.values();
+      uint4 const low = load_shared(from);
+      if (!wide) return to_float<Element>(reinterpret_cast<Vector<Element> const &>(low));
+      uint4 const high = load_shared(from + kBackwardThreads);
+      Values<Element> rG;
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j)
+        rG[j] = reinterpret_cast<float const *>(j < kVec / 2 ? &low : &high)[j % (kVec / 2)];
+      return rG;
     }
   };
   auto const statistic = [&](float const *mS, uint32_t at) { return at < rows ? __ldg(mS + at) : 0.f; };

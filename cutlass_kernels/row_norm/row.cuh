@@ -211,7 +211,6 @@ struct Team {
 
   CUTE_DEVICE int all() const { return warps * cluster; }
   CUTE_DEVICE int first() const { return group * all(); }
-  CUTE_DEVICE int warp() const { return threadIdx.x / 32 - group * warps; }
 };
 
 // Where kWarps warps leave kValues numbers each, for kTurns exchanges one after another; and for clusters a barrier a
@@ -236,21 +235,20 @@ struct Slots {
   CUTE_DEVICE void exchange(cutlass::Array<float, kGiven> const &mine, Team const &team, int turn, int phase,
                             Sync const &sync) {
     bool const remote = kClusters && team.cluster > 1;
-    int const lane = threadIdx.x % 32, rank = remote ? int(cute::block_rank_in_cluster()) : 0;
+    int const all = team.all(), lane = threadIdx.x % 32, warp = threadIdx.x / 32 - team.group * team.warps;
     uint64_t &barrier = arrived[remote ? team.group : 0][turn];
     CUTE_UNROLL
     for (int k = 0; k < kGiven; ++k) {
-      float *const to = &values[turn][k][team.first() + rank * team.warps + team.warp()];
+      float *const to = values[turn][k] + team.first();
       if (remote) {
-        if (lane < team.cluster) store_remote(to, &barrier, lane, mine[k]);
+        int const rank = int(cute::block_rank_in_cluster());
+        if (lane < team.cluster) store_remote(&to[rank * team.warps + warp], &barrier, lane, mine[k]);
       } else if (lane == 0) {
-        *to = mine[k];
+        to[warp] = mine[k];
       }
     }
     if (!remote) return sync();
-    if (team.warp() == 0 && lane == 0) {
-      cute::set_barrier_transaction_bytes(barrier, team.all() * kGiven * sizeof(float));
-    }
+    if (warp == 0 && lane == 0) cute::set_barrier_transaction_bytes(barrier, all * kGiven * sizeof(float));
     wait_for_remote(barrier, phase);
   }
 };
@@ -286,7 +284,7 @@ struct RowSum {
         __syncthreads();
       });
       int const all = team.all(), first = team.first(), lanes = lanes_of(all);
-      int const mine = first + (threadIdx.x & (lanes - 1));
+      int const mine = first + (threadIdx.x % 32 & (lanes - 1));
       CUTE_UNROLL
       for (int k = 0; k < kValues; ++k) {
         values[k] = mine - first < all ? slots.values[turn][k][mine] : 0.f;
