@@ -15,11 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 from cutefuse.table import scaled  # noqa: E402
+from models import one_image  # noqa: E402
 
 PROFILED = "yolo_neck-float32"  # the model whose plain and patched engines are profiled and compared
 
@@ -81,7 +84,9 @@ def main() -> int:
             title = (
                 "2. patch each, prove with ONNX Runtime that only the graph changed, take each plugin through the host"
             )
-            step(title if i == 0 else "", scripts / "patch_onnx.py", path, "--verify")
+            sizes = one_image(onnx.load(path, load_external_data=False))
+            shapes = [f"--input-shape={name}:{'x'.join(map(str, dims))}" for name, dims in sizes.items()]
+            step(title if i == 0 else "", scripts / "patch_onnx.py", path, "--verify", *shapes)
             report = json.loads(path.with_suffix("").with_suffix(".patch.json").read_text())
             plugins = accepted_plugins(path.with_suffix(".cutefuse.onnx"), report)
             rows.append({"model": path.stem, **report["summary"], "error": worst_error(report), "plugins": plugins})

@@ -57,6 +57,42 @@ def test_patching_writes_model_and_report_beside_the_input(source: Path, capsys:
     assert [s["name"] for s in report["verify"]["sites"]] == ["Conv_1", "Conv_4"]
 
 
+def test_figures_of_unknown_sizes_are_question_marks(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(source), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "? MB of traffic gone" in out and "--input-shape NAME:1x3x640x640 gives them" in out
+    assert main([str(source), "--dry-run", "--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7"]) == 0
+    assert "?" not in capsys.readouterr().out
+
+
+def test_an_input_shape_of_no_input_is_a_sentence(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(source), "--input-shape", "images:1x3x8x8"]) == 2
+    assert "--input-shape names 'images'; the model's inputs are a, b" in capsys.readouterr().err
+    assert not source.with_name("model.cutefuse.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--exclude", "nothing*"], "--exclude 'nothing*' names no node of a candidate"),
+        (["--keep-float32", "Conv_1"], "--keep-float32 'Conv_1' does nothing without --dtype"),
+        (["--dtype", "fp16", "--keep-float32", "head*"], "--keep-float32 'head*' names no node of the model"),
+        (["--scope", "sites"], "--scope does nothing without --dtype"),
+        (["--min-gain", "5us"], "--min-gain does nothing without --profile"),
+    ],
+)
+def test_an_option_that_changes_nothing_says_so(
+    options: list[str], words: str, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([str(source), "--dry-run", *options])
+    assert words in capsys.readouterr().out
+
+
+def test_options_that_do_something_are_not_called_idle(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(source), "--dry-run", "--exclude", "Conv_1", "--dtype", "fp16", "--keep-float32", "Conv_4"])
+    assert "does nothing" not in (out := capsys.readouterr().out) and "names no node" not in out
+
+
 def test_the_output_option_names_model_and_report(source: Path, tmp_path: Path) -> None:
     assert main([str(source), "-o", str(tmp_path / "out.onnx")]) == 0
     assert (tmp_path / "out.onnx").exists() and (tmp_path / "out.patch.json").exists()

@@ -47,6 +47,8 @@ def show(result: Result, verbose: bool) -> None:
     print(f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s")
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
         print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
+    for sentence in result.report["unused_options"]:
+        print(sentence)
     if left := result.report["clean"]["left"]:
         print(left)
     if proof := result.report["verify"]:
@@ -142,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         local_sm() if args.sm is None else args.sm, not args.no_functions, args.verify,
         args.seed, dict(args.input_shape), args.dry_run, _pricing(args.model, args.profile), args.min_gain,
         DTYPES.get(args.dtype, ""), args.clean,
-        args.scope or ("sites" if args.dtype == "bf16" else "model"), args.keep_float32,
+        args.scope or "", args.keep_float32,
     )  # fmt: skip
 
     def command() -> int:

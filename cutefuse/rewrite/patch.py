@@ -70,7 +70,7 @@ class Options:
     min_gain_us: float = 0.0
     dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
     clean: bool = False  # write the cleaned graph, not only the fused sites
-    scope: str = "model"  # of dtype: the whole model, or the fused sites
+    scope: str = ""  # of dtype: "model" (also "" for float16) or the fused "sites" (also "" for bfloat16)
     keep_float32: Sequence[str] = ()
 
 
@@ -111,9 +111,10 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     external = uses_external_data(model)
     conversion: dict[str, Any] | None = None
     converted: onnx.ModelProto | None = None
+    scope = options.scope or ("sites" if options.dtype == "bfloat16" else "model")
     if options.dtype:
-        conversion = {"dtype": options.dtype, "scope": options.scope, "kept_float32": list[str]()}
-        if options.scope == "model":
+        conversion = {"dtype": options.dtype, "scope": scope, "kept_float32": list[str]()}
+        if scope == "model":
             model, conversion["kept_float32"] = _lowered(model, source, options)
             if options.verify and not options.dry_run:
                 converted = onnx.ModelProto()
@@ -125,7 +126,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         cleaned, sites = find_sites(model, source.parent, options.shapes)
     graph = cleaned.whole
     _select(graph, sites, source, options)
-    if conversion and options.scope == "sites":
+    if conversion and scope == "sites":
         from cutefuse.rewrite.retype import retype
 
         conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32, graph.opset)
@@ -146,6 +147,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         "opset": graph.opset,
         "sm": options.sm,
         "conversion": conversion,
+        "unused_options": _unused(graph, sites, options),
         "clean": {"written": options.clean, **cleaning},
         "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
         "sites": [],
@@ -182,6 +184,28 @@ def _write(
                 return None
         out.commit()
     return output
+
+
+def _unused(graph: Graph, sites: Sequence[Site], options: Options) -> list[str]:
+    """A sentence about every option that changed nothing."""
+    found = []
+    names = {name for s in sites for n in (*s.around, *s.nodes) for name in (n.name, *n.output)} | {
+        s.name for s in sites
+    }
+    for option, patterns in (("--include", options.include), ("--exclude", options.exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                found.append(f"{option} '{pattern}' names no node of a candidate; nothing was chosen by it")
+    for pattern in options.keep_float32:
+        if not options.dtype:
+            found.append(f"--keep-float32 '{pattern}' does nothing without --dtype")
+        elif not any(fnmatchcase(n.name, pattern) for n in graph.nodes):
+            found.append(f"--keep-float32 '{pattern}' names no node of the model; nothing was kept by it")
+    if options.scope and not options.dtype:
+        found.append("--scope does nothing without --dtype")
+    if options.min_gain_us and options.price is None:
+        found.append("--min-gain does nothing without --profile: no gain is known")
+    return found
 
 
 def _packed_bytes(sites: Sequence[Site]) -> int:
