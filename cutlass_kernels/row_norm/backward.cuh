@@ -1,7 +1,7 @@
 // Backward of both norms. With xhat = (x - mean) * rstd and wdy = dy * gamma:
 //   dx     = (wdy - mean_j(wdy) - xhat * mean_j(xhat * wdy)) * rstd + dsum      (RMSNorm: without the first mean)
 //   dgamma = sum over rows of dy * xhat, dbeta = sum over rows of dy
-// Persistent blocks walk over rows with the next ones on their way (cp.async); each thread owns some vectors of columns
+// Persistent blocks walk over rows while the next ones are copied (cp.async); each thread owns some vectors of columns
 // and keeps their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
 #pragma once
 
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   Columns<Element, kVectors> rDgamma, rDbeta;
   Columns<Element, kHeld ? kVectors : 1> rHeld;
   // Packed as in memory, behind the ring: [vector][half][thread], halves where gamma is wider than the row. Ones where
-  // there is no gamma or no column, since zero times what lies in shared memory may be NaN.
+  // there is no gamma or no column, since zero times shared memory may be NaN.
   bool const wide = sizeof(Element) == 2 && p.problem.param_type == Type::kFloat32;
   int const halves = wide ? 2 : 1;
   CUTE_UNROLL

@@ -1,4 +1,4 @@
-// What the operators of the row norms ask of their tensors. No CUDA header.
+// The requirements of the row norms' operators on their tensors. No CUDA header.
 #include <cmath>
 
 #include "row_norm/problem.h"

@@ -7,8 +7,8 @@
 
 namespace cutefuse::row_norm {
 
-// gamma or beta beside the vectors of a thread. Held: they wait in registers for the row's sums; else they are loaded
-// where they are used, as are two vectors of parameters wider than the row.
+// gamma or beta beside the vectors of a thread. Held: they stay in registers until the row's sums are known; otherwise
+// they are loaded where they are used, as are two vectors of parameters wider than the row.
 template <class Element, int kVectors, bool kHeld>
 struct Parameters {
   static constexpr int kMost = kVectors == 1 ? 4 / int(sizeof(Element)) : 1;  // loads beside a vector
@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
   int64_t const index = kWarp ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes : blockIdx.x;
   Row<Element, kShifted> const row(index, p.problem);
   wait_for_previous_kernel();
-  let_next_kernel_start();  // here, or the assembler puts it behind the first use of what is loaded
+  let_next_kernel_start();  // here, or the assembler moves it after the first use of the loaded values
 
-  // All loads before the first use: a memory-bound kernel lives on the bytes it has in flight.
+  // All loads before the first use: a memory-bound kernel is as fast as it has bytes in flight.
   Vector<Element> raw[kVectors], other[kResidual ? kVectors : 1];
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) raw[i] = row.load(p.x, i * lanes + thread);

@@ -1,5 +1,6 @@
 // Forward for what most models have: 16-bit rows that fill their threads, beside gamma and beta of their type. The same
-// work as in forward.cuh, but nothing is left to run time, and LayerNorm reads its values twice, not three times.
+// work as in forward.cuh, but every case is decided at compile time, and LayerNorm reads its values twice, not three
+// times.
 #pragma once
 
 #include "moments.cuh"
@@ -14,8 +15,8 @@ __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
     row_norm_forward_even(ForwardParams const p) {
   constexpr bool kWarp = kScope == Scope::kWarp, kCluster = kScope == Scope::kCluster;
   if constexpr (kCluster && !kClusters) return;
-  constexpr bool kHeld = kVectors < 4;  // registers hold gamma and beta until the row's sums are there
-  constexpr int kAtOnce = kHeld || kScope == Scope::kBlock ? 1 : 2;  // vectors whose parameters are on their way later
+  constexpr bool kHeld = kVectors < 4;  // registers hold gamma and beta until the row's sums are known
+  constexpr int kAtOnce = kHeld || kScope == Scope::kBlock ? 1 : 2;  // vectors whose parameters are loaded later
   __shared__ MomentSlots<kWarp ? 1 : kCluster ? kClusterThreads / 32 * kMaxCluster : 32> slots;
   if constexpr (kCluster) slots.announce();
   int const cluster = kCluster ? 1 << p.log_cluster : 1;

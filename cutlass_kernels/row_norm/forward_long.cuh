@@ -9,7 +9,7 @@
 namespace cutefuse::row_norm {
 
 // Each block takes p.slice vectors of the row. kHeld: in shared memory, where threads read what they copied themselves,
-// so that only sums need a barrier. Else every reading goes to global memory, and finds most of the row in L2.
+// so that only sums need a barrier. Otherwise every read goes to global memory, and finds most of the row in L2.
 template <class Element, bool kShifted, bool kLayer, bool kHeld>
 __global__ void __launch_bounds__(kHeld ? kSharedThreads : kStreamThreads, kHeld ? kSharedBlocks : 1)
     row_norm_forward_long(ForwardParams const p) {
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kHeld ? kSharedThreads : kStreamThreads, kHeld
   auto const write = [&](auto param) {
     using Param = decltype(param);
     constexpr int kAtOnce =
-        kLayer || sizeof(Param) > sizeof(Element) ? 1 : 2;  // vectors whose parameters are on their way
+        kLayer || sizeof(Param) > sizeof(Element) ? 1 : 2;  // vectors whose parameters are being loaded
     for (int base = threadIdx.x; base < size; base += kAtOnce * threads) {
       Vector<Element> rY[kAtOnce];
       CUTE_UNROLL

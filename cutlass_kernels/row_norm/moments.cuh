@@ -6,8 +6,8 @@
 
 namespace cutefuse::row_norm {
 
-// Count, mean and sum of squared deviations from it; RMSNorm fills the squares alone, and they are of the values. The
-// mean is the sum `mean + rest`: float32 rows far from zero would show the rounding of a single one.
+// Count, mean and sum of squared deviations from it; RMSNorm fills the squares alone, which are those of the values.
+// The mean is the sum `mean + rest`: float32 rows far from zero would show the rounding of a single one.
 struct Moments {
   float squares = 0.f, mean = 0.f, rest = 0.f, count = 0.f;
 };
@@ -123,8 +123,8 @@ CUTE_DEVICE Moments merge_lanes(Moments const (&part)[kParts], int lanes) {
   return all;
 }
 
-// Adds moments of equally many values, by Chan's form of Welford's update. The rest of the mean is lost, which a 16-bit
-// result does not show.
+// Adds moments of equally many values, by Chan's form of Welford's update. The rest of the mean is lost, which is too
+// small to change a 16-bit result.
 CUTE_DEVICE void add_equal(Moments &mine, float mean, float squares) {
   float const delta = mean - mine.mean;
   mine.squares = mine.squares + squares + delta * delta * (0.5f * mine.count);
@@ -190,7 +190,7 @@ CUTE_DEVICE Moments merge_row(Moments mine, int lanes, int cluster, MomentSlots<
   return merge_lanes<kLayer>(part, width);
 }
 
-// The mean of a row and what its deviations are multiplied with.
+// The mean of a row and the factor of its deviations.
 struct Statistics {
   float mean, rest, rstd;
 };
@@ -199,7 +199,7 @@ template <class Element>
 CUTE_DEVICE Statistics statistics_of(ForwardParams const &p, Moments const &of) {
   float const rstd = rsqrtf(of.squares * p.inverse + p.problem.epsilon);
   if (sizeof(Element) == 4) return {of.mean, of.rest, rstd};
-  return {of.mean + of.rest, 0.f, rstd};  // a 16-bit result does not see the rest of the rounding
+  return {of.mean + of.rest, 0.f, rstd};  // too small to change a 16-bit result
 }
 
 CUTE_DEVICE void save_statistics(ForwardParams const &p, int64_t row, Statistics const &of) {

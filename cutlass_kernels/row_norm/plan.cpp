@@ -20,7 +20,7 @@ Grid forward_grid(Tile const &tile, int sm_count, ForwardParams *params) {
   params->log_lanes = params->log_cluster = 0;
   params->full = false;
   bool const registers = tile.scope == Scope::kWarp || tile.scope == Scope::kBlock;
-  if (registers && is_shifted(p) && tile.vectors != 4) return none;  // built for four alone
+  if (registers && is_shifted(p) && tile.vectors != 4) return none;  // built only for four
   switch (tile.scope) {
     case Scope::kWarp: {
       if (shares > 32) return none;
@@ -62,8 +62,8 @@ Grid forward_grid(Tile const &tile, int sm_count, ForwardParams *params) {
   return none;
 }
 
-// The tile that was fastest on an H200 (benchmarks/row_norm.py --every-tile): few rows are bound by latency and want
-// many threads with one vector each; many rows want bytes in flight.
+// The tile that was fastest on an H200 (benchmarks/row_norm.py --every-tile): few rows are bound by latency and need
+// many threads with one vector each; many rows need bytes in flight.
 int favourite(Problem const &p, int sm_count) {
   std::int64_t const vectors = vectors_of(p);
   if (vectors > 2048) return p.rows * vectors >= (p.layer ? 32 : 64) * 1024 ? 13 : 12;
@@ -202,7 +202,7 @@ std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const 
     bool const runs = call.sm == 0 || call.sm >= tile.min_sm;
     if (runs && forward_grid(tile, sm_count, &params).threads > 0) legal[count++] = &tile;
   }
-  // After the favourite: registers before shared memory before two reads, more vectors before fewer.
+  // After the first choice: registers before shared memory before two reads, more vectors before fewer.
   int const first = favourite(p, sm_count);
   auto const rank = [&](Tile const *tile) { return tile->id == first ? -100 : 8 * int(tile->scope) - tile->vectors; };
   std::stable_sort(legal, legal + count, [&](Tile const *a, Tile const *b) { return rank(a) < rank(b); });
@@ -283,7 +283,7 @@ char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &s
   if (p.rows > 0 && pipelined) {
     grid.blocks = std::int64_t(params.parts) * grid.cluster;
     why = add(state, plan, kernels.rows, grid, ring_bytes(params) + gamma_bytes(params));
-    // A cluster more than run at once would run after the others, as long as they did.
+    // One cluster more than can run at once would run after the others and take as long again.
     if (why == nullptr && grid.cluster > 2 && plan.device >= 0) {
       int const most = clusters_at_once(state.launches[0].kernel, grid.cluster);
       if (most > 0) params.parts = std::min(params.parts, most);

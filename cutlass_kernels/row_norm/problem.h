@@ -64,9 +64,9 @@ struct BackwardParams {
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Rows whose length is no multiple of a vector start anywhere inside one, and touch up to one vector more.
+// Rows whose length is no multiple of a vector may start inside one, and touch up to one vector more.
 constexpr bool is_shifted(Problem const &p) { return p.columns % (kVectorBytes / size_of(p.type)) != 0; }
-// What the kernels without run-time cases take, forward.
+// The calls that the kernels without run-time cases serve, forward.
 constexpr bool is_plain(Problem const &p) {
   return size_of(p.type) == 2 && p.param_type == p.type && p.affine && !p.residual && !is_shifted(p);
 }
@@ -87,12 +87,12 @@ struct Grid {
   int threads, cluster;
 };
 
-// Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum on their way.
+// Dynamic shared memory of the pipelined backward kernel: rows of dy, x and dsum that are being copied.
 constexpr int ring_bytes(BackwardParams const &p) {
   return p.stages * (p.problem.residual ? 3 : 2) * p.vectors * kVectorBytes * kBackwardThreads;
 }
 
-// Where the tensors of an op_type stand in its list of inputs, and for y, sum, mean and rstd (dx, dgamma and dbeta) of
+// The positions of an op_type's tensors in its list of inputs, and for y, sum, mean and rstd (dx, dgamma and dbeta) of
 // outputs; -1: there is none.
 struct ForwardSlots {
   std::int8_t x = -1, residual = -1, gamma = -1, beta = -1, y = -1, sum = -1, mean = -1, rstd = -1;
@@ -102,8 +102,8 @@ struct BackwardSlots {
   std::int8_t dy = -1, dsum = -1, x = -1, gamma = -1, mean = -1, rstd = -1, dx = -1, dgamma = -1, dbeta = -1;
 };
 
-// What is asked of the tensors of a call, one question after another. `reason` is null, or the sentence of the first
-// that failed: the others are then not asked. A null tensor does not exist, and is right.
+// The checks of the tensors of a call, one after another. `reason` is null, or the sentence of the first check that
+// failed; later ones are then skipped. A null tensor is absent, and passes.
 struct Checks {
   char const *op;   // begins the sentences
   Tensor const &x;  // what is normalised
@@ -122,7 +122,7 @@ struct Checks {
   void parameters(Tensor const *gamma, Tensor const *beta);
 };
 
-// What both operators do with their forward calls: the functions of Op, for a call whose tensors stand in `slots`.
+// The functions of Op that both operators use for their forward calls, whose tensors are at `slots`.
 char const *forward_problem(Op const &op, Call const &call, ForwardSlots const &slots, Problem *problem);
 std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const &slots, std::int32_t *ids,
                              std::int32_t capacity);

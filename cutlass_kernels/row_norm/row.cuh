@@ -67,7 +67,7 @@ struct Fragment<Element, kVectors, true> {
   }
 };
 
-// Plain: L1::no_allocate, which a row that is read once seems to ask for, cost 5 % of the bandwidth (measured, H200).
+// Plain: L1::no_allocate, which looks right for a row that is read once, cost 5 % of the bandwidth (measured, H200).
 CUTE_DEVICE uint4 load_vector(void const *from) {
   uint4 r;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from));
@@ -156,7 +156,7 @@ struct Parameter {
   uint4 raw[kLoads];
 
   Parameter() = default;
-  // `absent`, two elements or one, is where there is no such operand or no column: no branch in the way of the loads.
+  // `absent`, two elements or one, replaces a missing operand or column, so that no branch delays the loads.
   CUTE_DEVICE Parameter(void const *mP, Row<Element, kShifted> const &row, int v, uint32_t absent) {
     CUTE_UNROLL
     for (int k = 0; k < kLoads; ++k) {
@@ -199,7 +199,7 @@ CUTE_DEVICE void store_remote(float *shared, uint64_t *barrier, uint32_t block, 
                             cute::cast_smem_ptr_to_uint(barrier), block);
 }
 
-// cute::wait_barrier names no memory: the compiler could move loads of what arrived in front of it.
+// cute::wait_barrier names no memory: the compiler could move loads of the arrived data before it.
 CUTE_DEVICE void wait_for_remote(uint64_t &barrier, int phase) {
   cute::wait_barrier(barrier, phase);
   asm volatile("" ::: "memory");
@@ -253,7 +253,7 @@ struct Slots {
   }
 };
 
-// The fewest lanes, a power of two, that hold a number each of `count`, or all: every step less is latency less.
+// The fewest lanes, a power of two, that hold a number each of `count`, or all: every step saved saves latency.
 CUTE_DEVICE int lanes_of(int count) { return count > 16 ? 32 : 1 << (32 - __clz(count - 1)); }
 
 template <int kWarps>

@@ -9,8 +9,8 @@ namespace cutefuse::row_norm {
 
 enum class Scope { kWarp, kBlock, kCluster, kShared, kStream };
 
-// Ids are for ever: an engine stores them. A retired tile's id is never used again: kRetired. `vectors`: 16-byte
-// vectors of a row that one thread keeps in registers.
+// Ids are permanent: engines store them. A retired tile's id is never used again: kRetired. `vectors`: 16-byte vectors
+// of a row that one thread keeps in registers.
 struct Tile {
   int id;
   char const *name;
