@@ -276,6 +276,18 @@ def test_a_constant_that_cannot_be_evaluated_is_named_once(monkeypatch: pytest.M
     assert fused_types(patched) == ["CuteConcatConv2"] and result.report["clean"]["left"] == found.note
 
 
+def test_damaged_data_folds_nothing_and_is_told(tmp_path: Path) -> None:
+    model = graph(
+        f"{CONCAT} {CONV.format('c')} d = Abs(h) z = Add(d, y)", weights(w=FILTER, k=(12,), h=(7,)), outputs=("z",)
+    )
+    damaged = next(t for t in model.graph.initializer if t.name == "h")
+    damaged.raw_data = damaged.raw_data[:-4]
+    found = cleaned(model)
+    assert found.folded == {} and found.note.startswith("no constant was folded: the data of tensor 'h' cannot be read")
+    result, patched = run_patch(model, tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv2"] and result.report["clean"]["left"] == found.note
+
+
 def test_each_constant_is_evaluated_in_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = []
     real = ort.InferenceSession

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import ELEM_TYPES, TYPE_NAMES, Graph, attribute, label, read_tensor, run_node
 
 MAX_ELEMENTS = 1 << 16  # of a folded constant; sizes, scales and parameters of channels are smaller, filters are not
@@ -86,7 +87,10 @@ def _evaluated(
         return {}, ""
     names = [o for n in nodes for o in n.output]
     needed = dict.fromkeys(i for n in nodes for i in n.input if i and i not in names)
-    operands = [_inline(graph, name, known) for name in needed]
+    try:
+        operands = [_inline(graph, name, known) for name in needed]
+    except CutefuseError as error:  # damaged data that no site may need; who needs it reports it
+        return {}, f"no constant was folded: {error}"
     results = [helper.make_tensor_value_info(o, ELEM_TYPES[graph.dtype(o) or ""], None) for o in names]
     model = helper.make_model(
         helper.make_graph(nodes, "constants", [], results, operands),
@@ -116,12 +120,10 @@ def _evaluated(
 
 
 def _inline(graph: Graph, name: str, known: Mapping[str, TensorProto]) -> TensorProto:
-    tensor = known[name] if name in known else graph.initializers[name]
-    inline = TensorProto()
-    if tensor.data_location == TensorProto.EXTERNAL:
-        inline = numpy_helper.from_array(read_tensor(tensor, graph.folder))
-    else:
-        inline.CopyFrom(tensor)
+    """A tensor with its data inside. Raises CutefuseError where the data is missing or broken."""
+    tensor, inline = known[name] if name in known else graph.initializers[name], TensorProto()
+    value = read_tensor(tensor, graph.folder)
+    inline.CopyFrom(numpy_helper.from_array(value) if tensor.data_location == TensorProto.EXTERNAL else tensor)
     inline.name = name
     return inline
 
