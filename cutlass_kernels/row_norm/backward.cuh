@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   constexpr int kWarps = kWarp ? 1 : kBackwardThreads / 32 * kMaxCluster;  // that share a row, at most
   // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied. 16 bytes past a multiple of 32 cost 10 %.
   extern __shared__ __align__(32) uint4 ring[];
-  __shared__ SumSlots<kWarps> slots;
+  __shared__ RowSlots<kWarps> slots;
   let_next_kernel_start();
   int const cluster = kWarp || !kClusters ? 1 : p.cluster;
   if (cluster > 1) slots.announce();
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   float mean = kLayer ? statistic(p.mean, row) : 0.f, rstd = statistic(p.rstd, row);
   float const inverse = 1.f / float(int(columns));
   if (cluster > 1) cute::cluster_wait();
-  RowSum<kWarp, kWarps, true> row_sum{slots, p.log_lanes, {lanes / 32, cluster, group}};
+  RowSum<kWarp, kWarps, true> row_sum{slots, p.log_lanes, group, lanes / 32, cluster};
 
   int stage = first_stage;
   // All lanes of a warp, and all groups of a block, stay in the loop while one has a row: groups that pass their named
@@ -233,21 +233,30 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 
 // ---- choice ---------------------------------------------------------------------------------------------------------
 
+using BackwardKernel = void (*)(BackwardParams);
+
+template <class Element, int kVectors>
+BackwardKernel pick_pipelined(bool warp, bool layer) {
+  if (layer) {
+    return warp ? row_norm_backward<Element, kVectors, true, true> : row_norm_backward<Element, kVectors, false, true>;
+  }
+  return warp ? row_norm_backward<Element, kVectors, true, false> : row_norm_backward<Element, kVectors, false, false>;
+}
+
 template <class Element>
 BackwardKernels pick_backward(BackwardParams const &params, bool pipelined) {
-  bool const wide = params.vectors == 4;
-  void const *const rows = with_flags(
-      [&](auto warp, auto layer) {
-        // Four vectors of 16-bit types only serve rows that fill a block, never one warp; float32 has four always.
-        constexpr int kNarrow = sizeof(Element) == 4 ? 4 : 2;
-        if constexpr (!warp) {
-          if (wide) return address(row_norm_backward<Element, 4, warp, layer>);
-        }
-        return address(row_norm_backward<Element, kNarrow, warp, layer>);
-      },
-      params.lanes <= 32, params.problem.layer);
-  return {pipelined ? rows : address(row_norm_backward_stream<Element>), address(row_norm_backward_sums<Element, true>),
-          address(row_norm_backward_sums<Element, false>)};
+  bool const warp = params.lanes <= 32, layer = params.problem.layer;
+  BackwardKernel rows = row_norm_backward_stream<Element>;
+  if constexpr (sizeof(Element) == 4) {
+    if (pipelined) rows = pick_pipelined<Element, 4>(warp, layer);
+  } else if (pipelined) {
+    // Four vectors of 16-bit types only serve rows that fill a block, never one warp.
+    rows = params.vectors == 2 ? pick_pipelined<Element, 2>(warp, layer)
+           : layer             ? row_norm_backward<Element, 4, false, true>
+                               : row_norm_backward<Element, 4, false, false>;
+  }
+  auto const address = [](BackwardKernel kernel) { return reinterpret_cast<void const *>(kernel); };
+  return {address(rows), address(row_norm_backward_columns<Element>), address(row_norm_backward_final<Element>)};
 }
 
 }  // namespace cutefuse::row_norm

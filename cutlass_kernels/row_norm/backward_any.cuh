@@ -16,7 +16,7 @@ CUTE_DEVICE float gamma_at(BackwardParams const &p, int64_t column) {
 template <class Element>
 __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(BackwardParams const p) {
   constexpr int kVec = kVector<Element>;
-  __shared__ SumSlots<kStreamThreads / 32> slots;
+  __shared__ RowSlots<kStreamThreads / 32> slots;
   let_next_kernel_start();
   wait_for_previous_kernel();
   Row<Element, true> const row(blockIdx.x, p.problem);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(Backw
     CUTE_UNROLL
     for (int j = 0; j < kVec; ++j) sums[0] += rXhat[j] * rWdy[j], sums[1] += rWdy[j];
   }
-  sums = RowSum<false, kStreamThreads / 32, false>{slots, 0, {kStreamThreads / 32, 1, 0}}(sums);
+  sums = RowSum<false, kStreamThreads / 32, false>{slots, 0, 0, kStreamThreads / 32, 1}(sums);
   float const c1 = sums[0] / float(p.problem.columns), c2 = p.problem.layer ? sums[1] / float(p.problem.columns) : 0.f;
   for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
     load(v, rXhat, rWdy);
@@ -50,53 +50,73 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_backward_stream(Backw
   }
 }
 
-// dgamma and dbeta of 32 columns, added in a fixed order: over the rows of a part, to the workspace (kRows), or over
-// the parts.
-template <class Element, bool kRows>
-__global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_sums(BackwardParams const p) {
-  __shared__ float slots[2][kFinalRows][32];
+// The shares of dgamma and dbeta that the threads of a block have in 32 columns.
+using ColumnSlots = float[2][kFinalRows][32];
+
+// Adds them in order: warp 0 gets dgamma, warp 1 dbeta, the others nothing.
+CUTE_DEVICE float column_sum(float dgamma, float dbeta, ColumnSlots &slots) {
+  int const x = threadIdx.x % 32, y = threadIdx.x / 32;
+  slots[0][y][x] = dgamma, slots[1][y][x] = dbeta;
+  __syncthreads();
+  float sum = 0.f;
+  if (y < 2) {
+    CUTE_UNROLL
+    for (int i = 0; i < kFinalRows; ++i) sum += slots[y][i][x];
+  }
+  return sum;
+}
+
+// Partial dgamma and dbeta of 32 columns over every parts-th set of rows.
+template <class Element>
+__global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_columns(BackwardParams const p) {
+  __shared__ ColumnSlots slots;
   let_next_kernel_start();
   wait_for_previous_kernel();
-  int const x = threadIdx.x % 32, y = threadIdx.x / 32, parts = kRows ? p.parts : 1, part = blockIdx.x % parts;
-  int64_t const columns = p.problem.columns, column = int64_t(blockIdx.x / parts) * 32 + x;
-  float sums[2] = {0.f, 0.f};
-  if constexpr (kRows) {
-    if (column < columns) {
-      for (int64_t row = part * kFinalRows + y; row < p.problem.rows; row += int64_t(parts) * kFinalRows) {
-        float const dy = float(static_cast<Element const *>(p.dy)[row * columns + column]);
-        float const value = float(static_cast<Element const *>(p.x)[row * columns + column]);
-        sums[0] += dy * (value - (p.mean != nullptr ? p.mean[row] : 0.f)) * p.rstd[row];
-        sums[1] += dy;
-      }
-    }
-  } else {
-    // Loads of several parts at once: one after another, their latency would be the kernel's time.
-    constexpr int kAtOnce = 4;
-    for (int i = y; i < p.parts; i += kFinalRows * kAtOnce) {
-      float rP[2][kAtOnce];
-      CUTE_UNROLL
-      for (int k = 0; k < 2 * kAtOnce; ++k) {
-        int const from = i + k / 2 * kFinalRows;
-        bool const there = (k % 2 == 0 ? p.dgamma : p.dbeta) != nullptr && from < p.parts && column < columns;
-        rP[k % 2][k / 2] = there ? __ldcg(p.partial + (int64_t(k % 2) * p.parts + from) * columns + column) : 0.f;
-      }
-      CUTE_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) sums[0] += rP[0][k], sums[1] += rP[1][k];
+  int64_t const columns = p.problem.columns, part = blockIdx.x % p.parts;
+  int64_t const column = int64_t(blockIdx.x / p.parts) * 32 + threadIdx.x % 32;
+  float dgamma = 0.f, dbeta = 0.f;
+  if (column < columns) {
+    for (int64_t row = part * kFinalRows + threadIdx.x / 32; row < p.problem.rows; row += p.parts * kFinalRows) {
+      float const dy = float(static_cast<Element const *>(p.dy)[row * columns + column]);
+      float const x = float(static_cast<Element const *>(p.x)[row * columns + column]);
+      dgamma += dy * (x - (p.mean != nullptr ? p.mean[row] : 0.f)) * p.rstd[row];
+      dbeta += dy;
     }
   }
-  slots[0][y][x] = sums[0], slots[1][y][x] = sums[1];
-  __syncthreads();
-  // Warp 0 has dgamma, warp 1 dbeta, the others nothing.
-  if (y > 1 || column >= columns) return;
-  float sum = 0.f;
-  CUTE_UNROLL
-  for (int i = 0; i < kFinalRows; ++i) sum += slots[y][i][x];
-  void *const mD = y == 0 ? p.dgamma : p.dbeta;
-  if (kRows) {
-    if (y == 0 || mD != nullptr) p.partial[(int64_t(y) * parts + part) * columns + column] = sum;
-  } else if (mD != nullptr && p.problem.param_type == Type::kFloat32) {
+  float const sum = column_sum(dgamma, dbeta, slots);
+  int const which = threadIdx.x / 32;
+  if (which > 1 || (which == 1 && p.dbeta == nullptr) || column >= columns) return;
+  p.partial[(which * p.parts + part) * columns + column] = sum;
+}
+
+// dgamma and dbeta from their parts.
+template <class Element>
+__global__ void __launch_bounds__(32 * kFinalRows) row_norm_backward_final(BackwardParams const p) {
+  __shared__ ColumnSlots slots;
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  int64_t const columns = p.problem.columns, column = int64_t(blockIdx.x) * 32 + threadIdx.x % 32;
+  float sums[2] = {0.f, 0.f};
+  // Loads of several parts at once: one after another, their latency would be the kernel's time.
+  constexpr int kAtOnce = 4;
+  for (int i = threadIdx.x / 32; i < p.parts; i += kFinalRows * kAtOnce) {
+    float rP[2][kAtOnce];
+    CUTE_UNROLL
+    for (int k = 0; k < 2 * kAtOnce; ++k) {
+      int const part = i + k / 2 * kFinalRows;
+      bool const there = (k % 2 == 0 ? p.dgamma : p.dbeta) != nullptr && part < p.parts && column < columns;
+      rP[k % 2][k / 2] = there ? __ldcg(p.partial + (k % 2 * p.parts + part) * columns + column) : 0.f;
+    }
+    CUTE_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) sums[0] += rP[0][k], sums[1] += rP[1][k];
+  }
+  float const sum = column_sum(sums[0], sums[1], slots);
+  int const which = threadIdx.x / 32;
+  void *const mD = which == 0 ? p.dgamma : p.dbeta;
+  if (which > 1 || mD == nullptr || column >= columns) return;
+  if (p.problem.param_type == Type::kFloat32) {
     static_cast<float *>(mD)[column] = sum;
-  } else if (mD != nullptr) {
+  } else {
     static_cast<Element *>(mD)[column] = Element(sum);
   }
 }

@@ -1,9 +1,9 @@
 // RMSNorm and LayerNorm forward: one body for both, for a row on some lanes of a warp or on a block, which keep it in
-// registers until it is written.
+// registers until it is written; and for rows that fit nowhere, read twice.
 #pragma once
 
 #include "forward_even.cuh"
-#include "forward_long.cuh"
+#include "forward_shared.cuh"
 
 namespace cutefuse::row_norm {
 
@@ -40,12 +40,26 @@ struct Parameters {
   }
 };
 
-template <class Element, int kVectors, Scope kScope, bool kShifted, bool kResidual, bool kLayer>
-__global__ void __launch_bounds__(forward_threads(kScope, kVectors),
-                                  forward_blocks(kScope, kVectors, kResidual || (kLayer && !kClusters)))
+template <class Param, bool kLayer, class Element, int kVectors, bool kShifted, bool kPacked, bool kHeld>
+CUTE_DEVICE void write_row(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
+                           Fragment<Element, kVectors, kPacked> &rX, Statistics const &of,
+                           Parameters<Element, kVectors, kHeld> const &rG,
+                           Parameters<Element, kVectors, kHeld> const &rB) {
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) {
+    int const v = i * stride + first;
+    if (kVectors == 4) rX.forget(i, p.zero);
+    auto const gamma = rG.template get<Param>(p.gamma, row, i, v, ones<Param>());
+    auto const beta = rB.template get<Param>(p.beta, row, i, v, 0);
+    row.store(p.y, v, from_float<Element>(normalise<kLayer>(rX[i], of, gamma, beta)));
+  }
+}
+
+template <class Element, int kVectors, bool kWarp, bool kShifted, bool kResidual, bool kLayer>
+__global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
+                                  forward_blocks(kWarp, kVectors, kResidual || (kLayer && !kClusters)))
     row_norm_forward(ForwardParams const p) {
   constexpr int kVec = kVector<Element>;
-  constexpr bool kWarp = kScope == Scope::kWarp;
   __shared__ MomentSlots<kWarp ? 1 : 32> slots;
   int const lanes = kWarp ? 1 << p.log_lanes : int(blockDim.x),
             thread = kWarp ? threadIdx.x & (lanes - 1) : threadIdx.x;
@@ -64,12 +78,13 @@ __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
   }
   bool const wide = sizeof(Element) == 2 && p.problem.param_type == Type::kFloat32;
   Parameters<Element, kVectors, !kShifted && (kVectors == 1 || (kVectors == 2 && !kResidual))> rG, rB;
-  auto const load_parameters = [&](auto param) {
-    using Param = decltype(param);
-    rG.template load<Param>(p.gamma, row, thread, lanes, ones<Param>());
-    if (kLayer) rB.template load<Param>(p.beta, row, thread, lanes, 0);
-  };
-  wide ? load_parameters(0.f) : load_parameters(Element());
+  if (wide) {
+    rG.template load<float>(p.gamma, row, thread, lanes, ones<float>());
+    if (kLayer) rB.template load<float>(p.beta, row, thread, lanes, 0);
+  } else {
+    rG.template load<Element>(p.gamma, row, thread, lanes, ones<Element>());
+    if (kLayer) rB.template load<Element>(p.beta, row, thread, lanes, 0);
+  }
   Fragment<Element, kVectors, !kResidual> rX;
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
@@ -83,55 +98,110 @@ __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
       rX.raw[i] = raw[i];
     }
   }
-  auto const merged = [&](auto equal) {
-    Moments const mine = moments_of<kLayer, equal>(p, row, thread, lanes, rX);
-    return merge_row<kWarp, kLayer, equal>(mine, lanes, 1, slots);
+  Moments moments;
+  if (kLayer && sizeof(Element) == 2 && !kShifted && p.full) {
+    moments = moments_of<kLayer, true>(p, row, thread, lanes, rX);
+    moments = merge_row<kWarp, kLayer, true>(moments, lanes, slots);
+  } else {
+    moments = moments_of<kLayer, false>(p, row, thread, lanes, rX);
+    moments = merge_row<kWarp, kLayer, false>(moments, lanes, slots);
+  }
+  Statistics const of = statistics_of<Element>(p, moments);
+  if (wide) {
+    write_row<float, kLayer>(p, row, thread, lanes, rX, of, rG, rB);
+  } else {
+    write_row<Element, kLayer>(p, row, thread, lanes, rX, of, rG, rB);
+  }
+  if (thread == 0 && row.last > 0) save_statistics(p, index, of);
+}
+
+// ---- rows that fit neither registers nor shared memory --------------------------------------------------------------
+
+// The second read finds most of the row in L2.
+template <class Element>
+__global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(ForwardParams const p) {
+  constexpr int kVec = kVector<Element>;
+  __shared__ MomentSlots<kStreamThreads / 32> slots;
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  Row<Element, true> const row(blockIdx.x, p.problem);
+  auto const load = [&](int v) {
+    Values<Element> rX = to_float<Element>(row.load(p.x, v));
+    if (p.residual != nullptr) {
+      Values<Element> const rR = to_float<Element>(row.load(p.residual, v));
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) rX[j] += rR[j];
+    }
+    return rX;
   };
-  bool const equal = kLayer && sizeof(Element) == 2 && !kShifted && p.full;
-  Statistics const of = statistics_of<Element>(p, equal ? merged(std::true_type{}) : merged(std::false_type{}));
+
+  Moments mine;
+  for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
+    Values<Element> const rX = load(v);
+    float const count = float(row.elements(v));
+    Deviations<true> of;
+    if (p.problem.layer) {
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) of.centre += rX[j];
+      of.centre = __fdividef(of.centre, count);
+    }
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) {
+      if (row.has(v, j)) of.add(rX[j]);
+    }
+    if (!p.problem.layer) of.sum = 0.f;  // squares about zero
+    Moments const parts[2] = {mine, of.moments(count)};
+    mine = merge_lanes<true>(parts, 1);
+  }
+  mine = merge_row<false, true, false>(mine, kStreamThreads, slots);
+  Statistics const of = statistics_of<Element>(p, mine);
+  if (threadIdx.x == 0) save_statistics(p, blockIdx.x, of);
   auto const write = [&](auto param) {
     using Param = decltype(param);
-    CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      int const v = i * lanes + thread;
-      if (kVectors == 4) rX.forget(i, p.zero);
-      auto const gamma = rG.template get<Param>(p.gamma, row, i, v, ones<Param>());
-      auto const beta = rB.template get<Param>(p.beta, row, i, v, 0);
-      row.store(p.y, v, from_float<Element>(normalise<kLayer>(rX[i], of, gamma, beta)));
+    for (int v = threadIdx.x; row.touches(v); v += kStreamThreads) {
+      Values<Element> const rX = load(v);
+      if (p.sum != nullptr) row.store(p.sum, v, from_float<Element>(rX));
+      Parameter<Element, Param, true> const gamma(p.gamma, row, v, ones<Param>()), beta(p.beta, row, v, 0);
+      row.store(p.y, v, from_float<Element>(normalise<true>(rX, of, gamma, beta)));
     }
   };
-  wide ? write(0.f) : write(Element());
-  if (thread == 0 && row.last > 0) save_statistics(p, index, of);
+  p.problem.param_type == Type::kFloat32 ? write(0.f) : write(Element());
 }
 
 // ---- choice ---------------------------------------------------------------------------------------------------------
 
+template <class Element, int kVectors, bool kShifted, bool kWarp, bool kResidual, bool kLayer>
+constexpr ForwardKernel forward_kernel() {
+  return row_norm_forward<Element, kVectors, kWarp, kShifted, kResidual, kLayer>;
+}
+
+template <class Element, bool... kFlags>
+ForwardKernel pick_forward(int vectors, bool shifted) {
+  return shifted        ? forward_kernel<Element, 4, true, kFlags...>()
+         : vectors == 1 ? forward_kernel<Element, 1, false, kFlags...>()
+         : vectors == 2 ? forward_kernel<Element, 2, false, kFlags...>()
+                        : forward_kernel<Element, 4, false, kFlags...>();
+}
+
+// Run-time flags to template arguments: warp, residual, layer.
+template <class Element, bool... kFlags, class... Flags>
+ForwardKernel pick_forward(int vectors, bool shifted, bool flag, Flags... flags) {
+  return flag ? pick_forward<Element, kFlags..., true>(vectors, shifted, flags...)
+              : pick_forward<Element, kFlags..., false>(vectors, shifted, flags...);
+}
+
 template <class Element>
 void const *pick_forward(Tile const &tile, ForwardParams const &params) {
   Problem const &p = params.problem;
-  bool const shifted = is_shifted(p);
+  ForwardKernel kernel = row_norm_forward_stream<Element>;
+  if (tile.scope == Scope::kShared) kernel = pick_shared<Element>(is_shifted(p), p.layer);
+  if (tile.scope == Scope::kWarp || tile.scope == Scope::kBlock) {
+    kernel = pick_forward<Element>(tile.vectors, is_shifted(p), tile.scope == Scope::kWarp, p.residual, p.layer);
+  }
   if constexpr (sizeof(Element) == 2) {
-    if (params.full && is_plain(p)) return pick_even<Element>(tile, p.layer);
+    if (params.full && is_plain(p)) kernel = pick_even<Element>(tile, p.layer);
   }
-  if (tile.scope == Scope::kShared || tile.scope == Scope::kStream) {
-    return with_flags(
-        [&](auto layer) {
-          if (tile.scope == Scope::kStream) return address(row_norm_forward_long<Element, true, layer, false>);
-          return shifted ? address(row_norm_forward_long<Element, true, layer, true>)
-                         : address(row_norm_forward_long<Element, false, layer, true>);
-        },
-        p.layer);
-  }
-  return with_flags(
-      [&](auto warp, auto residual, auto layer) {
-        constexpr Scope kScope = warp ? Scope::kWarp : Scope::kBlock;
-        constexpr bool kResidual = residual, kLayer = layer;
-        if (shifted) return address(row_norm_forward<Element, 4, kScope, true, kResidual, kLayer>);
-        return with_vectors(tile.vectors, [](auto vectors) {
-          return address(row_norm_forward<Element, vectors, kScope, false, kResidual, kLayer>);
-        });
-      },
-      tile.scope == Scope::kWarp, p.residual, p.layer);
+  return reinterpret_cast<void const *>(kernel);
 }
 
 }  // namespace cutefuse::row_norm

@@ -7,49 +7,48 @@
 
 namespace cutefuse::row_norm {
 
-// A row on lanes of a warp, on a block, or on a cluster of blocks small enough that four share a multiprocessor: while
-// one waits for the cluster's sums, the others load and store.
-template <class Element, int kVectors, Scope kScope, bool kLayer>
-__global__ void __launch_bounds__(forward_threads(kScope, kVectors),
-                                  forward_blocks(kScope, kVectors, kLayer && !kClusters))
+// gamma or beta beside a vector of the same type.
+template <class Element>
+struct Beside {
+  uint4 raw;
+  CUTE_DEVICE Values<Element> values() const {
+    return to_float<Element>(reinterpret_cast<Vector<Element> const &>(raw));
+  }
+};
+
+// A row on lanes of a warp, or on a block.
+template <class Element, int kVectors, bool kWarp, bool kLayer>
+__global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
+                                  forward_blocks(kWarp, kVectors, kLayer && !kClusters))
     row_norm_forward_even(ForwardParams const p) {
-  constexpr bool kWarp = kScope == Scope::kWarp, kCluster = kScope == Scope::kCluster;
-  if constexpr (kCluster && !kClusters) return;
-  constexpr bool kHeld = kVectors < 4;  // registers hold gamma and beta until the row's sums are known
-  constexpr int kAtOnce = kHeld || kScope == Scope::kBlock ? 1 : 2;  // vectors whose parameters are loaded later
-  __shared__ MomentSlots<kWarp ? 1 : kCluster ? kClusterThreads / 32 * kMaxCluster : 32> slots;
-  if constexpr (kCluster) slots.announce();
-  int const cluster = kCluster ? 1 << p.log_cluster : 1;
-  int const lanes = kWarp ? 1 << p.log_lanes : kCluster ? kClusterThreads : int(blockDim.x);
-  int64_t const index = kWarp      ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes
-                        : kCluster ? blockIdx.x >> p.log_cluster
-                                   : blockIdx.x;
-  uint32_t first = kWarp ? threadIdx.x & (lanes - 1) : threadIdx.x;
-  if constexpr (kCluster) first += cute::block_rank_in_cluster() * (kClusterThreads * kVectors);
+  constexpr bool kHeld = kVectors < 4;              // registers hold gamma and beta until the row's sums are there
+  constexpr int kAtOnce = kWarp && !kHeld ? 2 : 1;  // vectors whose parameters are on their way later
+  __shared__ MomentSlots<kWarp ? 1 : 32> slots;
+  int const lanes = kWarp ? 1 << p.log_lanes : int(blockDim.x);
+  int const thread = kWarp ? threadIdx.x & (lanes - 1) : threadIdx.x;
+  int64_t const index = kWarp ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes : blockIdx.x;
   // Lanes beyond the last row repeat it, for the others of their warp, and store nothing.
   bool const valid = !kWarp || index < p.problem.rows;
-  int64_t const origin = (valid ? index : p.problem.rows - 1) * p.problem.columns;
-  auto const at = [&](void const *m, int64_t start) {
-    return reinterpret_cast<uint4 const *>(static_cast<Element const *>(m) + start) + first;
-  };
-  uint4 const *const mX = at(p.x, origin), *const mG = at(p.gamma, 0), *const mB = at(p.beta, 0);
-  uint4 *const mY = const_cast<uint4 *>(at(p.y, origin));
+  Row<Element, false> const row(valid ? index : p.problem.rows - 1, p.problem);
+  uint4 const *const mG = static_cast<uint4 const *>(p.gamma) + thread;
+  uint4 const *const mB = static_cast<uint4 const *>(p.beta) + thread;
   wait_for_previous_kernel();
   let_next_kernel_start();
 
   Fragment<Element, kVectors, true> rX;
-  Parameter<Element, Element, false> rG[kVectors], rB[kVectors];
+  Beside<Element> rG[kVectors], rB[kVectors];
   CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) reinterpret_cast<uint4 &>(rX.raw[i]) = load_vector(mX + i * lanes);
+  for (int i = 0; i < kVectors; ++i) {
+    reinterpret_cast<uint4 &>(rX.raw[i]) = load_vector(row.at(static_cast<Element const *>(p.x), i * lanes + thread));
+  }
   auto const load_parameters = [&](int i) {
-    rG[i].raw[0] = load_vector(mG + i * lanes);
-    if (kLayer) rB[i].raw[0] = load_vector(mB + i * lanes);
+    rG[i].raw = load_vector(mG + i * lanes);
+    if (kLayer) rB[i].raw = load_vector(mB + i * lanes);
   };
   CUTE_UNROLL
   for (int i = 0; kHeld && i < kVectors; ++i) load_parameters(i);
   Moments moments = moments_of_vectors<kLayer, kVectors>([&](int i) { return rX[i]; });
-  if constexpr (kCluster) cute::cluster_wait();  // the peers run, and their barriers are ready
-  moments = merge_row<kWarp, kLayer, true>(moments, lanes, cluster, slots);
+  moments = merge_row<kWarp, kLayer, true>(moments, lanes, slots);
   Statistics const of = statistics_of<Element>(p, moments);
   CUTE_UNROLL
   for (int i = 0; !kHeld && i < kVectors; ++i) rX.forget(i, p.zero);
@@ -60,25 +59,80 @@ __global__ void __launch_bounds__(forward_threads(kScope, kVectors),
     CUTE_UNROLL
     for (int i = base; i < base + kAtOnce; ++i) {
       Vector<Element> const rY = from_float<Element>(normalise<kLayer>(rX[i], of, rG[i], rB[i]));
-      if (valid) store_vector(mY + i * lanes, reinterpret_cast<uint4 const &>(rY));
+      void *const to = row.at(static_cast<Element *>(p.y), i * lanes + thread);
+      if (valid) store_vector(to, reinterpret_cast<uint4 const &>(rY));
     }
   }
-  if (first == 0 && valid) save_statistics(p, index, of);
+  if (thread == 0 && valid) save_statistics(p, index, of);
+}
+
+// A long row on a cluster, in the registers of blocks small enough that four share a multiprocessor: while one waits
+// for the cluster's sums, the others load and store.
+template <class Element, bool kLayer>
+__global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forward_cluster(ForwardParams const p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr int kVectors = kClusterVectors, kThreads = kClusterThreads;
+  constexpr int kAtOnce = 2;  // vectors whose parameters are on their way
+  __shared__ MomentSlots<kThreads / 32 * kMaxCluster> slots;
+  if (threadIdx.x == 0) {
+    cute::initialize_barrier(slots.arrived);
+    cutlass::arch::fence_barrier_init();
+  }
+  cute::cluster_arrive_relaxed();
+  uint32_t const index = blockIdx.x >> p.log_cluster;
+  uint32_t const begin = cute::block_rank_in_cluster() * (kThreads * kVectors) + threadIdx.x;
+  int64_t const origin = int64_t(index) * (kThreads * kVectors << p.log_cluster) + begin;
+  uint4 const *const mX = static_cast<uint4 const *>(p.x) + origin;
+  uint4 const *const mG = static_cast<uint4 const *>(p.gamma) + begin;
+  uint4 const *const mB = static_cast<uint4 const *>(p.beta) + begin;
+  uint4 *const mY = static_cast<uint4 *>(p.y) + origin;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+
+  Fragment<Element, kVectors, true> rX;
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) reinterpret_cast<uint4 &>(rX.raw[i]) = load_vector(mX + i * kThreads);
+  Moments const mine = moments_of_vectors<kLayer, kVectors>([&](int i) { return rX[i]; });
+  cute::cluster_wait();  // the peers run, and their barriers are ready
+  Statistics const of = statistics_of<Element>(p, merge_cluster<kLayer, true>(mine, 1 << p.log_cluster, slots));
+  if (begin == 0) save_statistics(p, index, of);
+  CUTE_UNROLL
+  for (int i = 0; i < kVectors; ++i) rX.forget(i, p.zero);
+  CUTE_UNROLL
+  for (int base = 0; base < kVectors; base += kAtOnce) {
+    Beside<Element> rG[kAtOnce], rB[kAtOnce];
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      rG[i].raw = load_vector(mG + (base + i) * kThreads);
+      if (kLayer) rB[i].raw = load_vector(mB + (base + i) * kThreads);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      Vector<Element> const rY = from_float<Element>(normalise<kLayer>(rX[base + i], of, rG[i], rB[i]));
+      store_vector(mY + (base + i) * kThreads, reinterpret_cast<uint4 const &>(rY));
+    }
+  }
+#endif
+}
+
+// ---- choice ---------------------------------------------------------------------------------------------------------
+
+using ForwardKernel = void (*)(ForwardParams);
+
+template <class Element, bool kWarp, bool kLayer>
+ForwardKernel pick_even(int vectors) {
+  return vectors == 1   ? row_norm_forward_even<Element, 1, kWarp, kLayer>
+         : vectors == 2 ? row_norm_forward_even<Element, 2, kWarp, kLayer>
+                        : row_norm_forward_even<Element, 4, kWarp, kLayer>;
 }
 
 template <class Element>
-void const *pick_even(Tile const &tile, bool layer) {
-  return with_flags(
-      [&](auto flag) {
-        constexpr bool kLayer = flag;
-        if (tile.scope == Scope::kCluster)
-          return address(row_norm_forward_even<Element, kClusterVectors, Scope::kCluster, kLayer>);
-        return with_vectors(tile.vectors, [&](auto vectors) {
-          return tile.scope == Scope::kWarp ? address(row_norm_forward_even<Element, vectors, Scope::kWarp, kLayer>)
-                                            : address(row_norm_forward_even<Element, vectors, Scope::kBlock, kLayer>);
-        });
-      },
-      layer);
+ForwardKernel pick_even(Tile const &tile, bool layer) {
+  if (tile.scope == Scope::kCluster)
+    return layer ? row_norm_forward_cluster<Element, true> : row_norm_forward_cluster<Element, false>;
+  if (tile.scope == Scope::kWarp)
+    return layer ? pick_even<Element, true, true>(tile.vectors) : pick_even<Element, true, false>(tile.vectors);
+  return layer ? pick_even<Element, false, true>(tile.vectors) : pick_even<Element, false, false>(tile.vectors);
 }
 
 }  // namespace cutefuse::row_norm

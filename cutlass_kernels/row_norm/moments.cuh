@@ -9,7 +9,7 @@ namespace cutefuse::row_norm {
 // Count, mean and sum of squared deviations from it; RMSNorm fills the squares alone, which are those of the values.
 // The mean is the sum `mean + rest`: float32 rows far from zero would show the rounding of a single one.
 struct Moments {
-  float squares = 0.f, mean = 0.f, rest = 0.f, count = 0.f;
+  float count = 0.f, mean = 0.f, rest = 0.f, squares = 0.f;
 };
 
 // What threads collect about a centre close to their mean: sums of deviations and of their squares.
@@ -23,9 +23,9 @@ struct Deviations {
     squares += centred * centred;
   }
   CUTE_DEVICE Moments moments(float count) const {
-    if (!kLayer) return {squares};
+    if (!kLayer) return {0.f, 0.f, 0.f, squares};
     float const rest = count > 0.f ? __fdividef(sum, count) : 0.f;
-    return {squares - sum * rest, centre, rest, count};
+    return {count, centre, rest, squares - sum * rest};
   }
 };
 
@@ -140,54 +140,86 @@ CUTE_DEVICE void merge_equal(Moments &mine, int lanes) {
   }
 }
 
-// Squares, mean, rest and count of each warp of a row.
+// Where the warps of a row leave their moments; `arrived` counts what came from other blocks of a cluster.
 template <int kWarps>
-using MomentSlots = Slots<kWarps, 4, 1>;
+struct MomentSlots {
+  float squares[kWarps], mean[kWarps], rest[kWarps], count[kWarps];
+  uint64_t arrived;
+};
 
-// The moments of a row that `lanes` lanes of a warp share (kWarp), or `lanes` threads in each of `cluster` blocks.
-// kEqual: every thread has as many values as the others, and threads are a power of two.
+// The moments of a row that `lanes` lanes of a warp share (kWarp), or all warps of a block. kEqual: every thread has as
+// many values as the others, and threads are a power of two.
 template <bool kWarp, bool kLayer, bool kEqual, int kWarps>
-CUTE_DEVICE Moments merge_row(Moments mine, int lanes, int cluster, MomentSlots<kWarps> &slots) {
-  static_assert(kWarps <= 64, "a lane takes two warps at most");
-  constexpr bool kChan = kLayer && kEqual;
-  constexpr int kNumbers = !kLayer ? 1 : kEqual ? 2 : 4, kParts = kWarps > 32 ? 2 : 1;
+CUTE_DEVICE Moments merge_row(Moments mine, int lanes, MomentSlots<kWarps> &slots) {
   auto const merge = [&](int count) {
-    if constexpr (kChan) return merge_equal(mine, count);
+    if constexpr (kLayer && kEqual) return merge_equal(mine, count);
     Moments const part[1] = {mine};
     mine = merge_lanes<kLayer>(part, count);
   };
-  if (kChan) mine.mean += mine.rest, mine.rest = 0.f;
+  if (kLayer && kEqual) mine.mean += mine.rest, mine.rest = 0.f;
   if constexpr (kWarp) {
     merge(lanes);
     return mine;
   }
   merge(32);
   if (lanes <= 32) return mine;
-  cutlass::Array<float, kNumbers> numbers;
-  numbers[0] = mine.squares;
-  if constexpr (kLayer) numbers[1] = mine.mean;
-  if constexpr (kLayer && !kEqual) numbers[2] = mine.rest, numbers[3] = mine.count;
-  Team const team{lanes / 32, cluster, 0};
-  slots.exchange(numbers, team, 0, 0, [] { __syncthreads(); });
-  int const all = team.all(), width = kEqual ? min(all, 32) : lanes_of(all), from = threadIdx.x & (width - 1);
-  auto const read = [&](Moments &to, int i) {
-    auto const &values = slots.values[0];
-    to.squares = values[0][i];
-    if (kLayer) to.mean = values[1][i];
-    if (kLayer && !kEqual) to.rest = values[2][i], to.count = values[3][i];
-  };
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = lanes / 32;
+  if (lane == 0) {
+    slots.squares[warp] = mine.squares;
+    if (kLayer) slots.mean[warp] = mine.mean;
+    if (kLayer && !kEqual) slots.rest[warp] = mine.rest, slots.count[warp] = mine.count;
+  }
+  __syncthreads();
+  int const width = kEqual ? warps : 1 << (32 - __clz(warps - 1)), from = lane & (width - 1);
+  bool const there = kEqual || from < warps;
+  mine.squares = there ? slots.squares[from] : 0.f;
+  if (kLayer) mine.mean = there ? slots.mean[from] : 0.f;
+  if (kLayer && !kEqual) mine.rest = there ? slots.rest[from] : 0.f, mine.count = there ? slots.count[from] : 0.f;
+  merge(width);
+  return mine;
+}
+
+// merge_row over the blocks of a cluster; its warps' moments arrive in every block by st.async.
+template <bool kLayer, bool kEqual, int kWarps>
+CUTE_DEVICE Moments merge_cluster(Moments mine, int cluster, MomentSlots<kWarps> &slots) {
+  static_assert(kWarps <= 64, "a lane takes two warps at most");
+  constexpr bool kChan = kLayer && kEqual;
+  int const warps = blockDim.x / 32, lane = threadIdx.x % 32, all = warps * cluster;
+  int const to = int(cute::block_rank_in_cluster()) * warps + threadIdx.x / 32;
   if constexpr (kChan) {
-    read(mine, from);
-    if (kParts == 2 && all > 32) add_equal(mine, slots.values[0][1][from + 32], slots.values[0][0][from + 32]);
-    merge_equal(mine, width);
+    mine.mean += mine.rest, mine.rest = 0.f;
+    merge_equal(mine, 32);
+  } else {
+    Moments const own[1] = {mine};
+    mine = merge_lanes<kLayer>(own, 32);
+  }
+  if (lane < cluster) {
+    store_remote(&slots.squares[to], &slots.arrived, lane, mine.squares);
+    if (kLayer) store_remote(&slots.mean[to], &slots.arrived, lane, mine.mean);
+    if (kLayer && !kEqual) {
+      store_remote(&slots.rest[to], &slots.arrived, lane, mine.rest);
+      store_remote(&slots.count[to], &slots.arrived, lane, mine.count);
+    }
+  }
+  constexpr int kNumbers = !kLayer ? 1 : kEqual ? 2 : 4;
+  if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived, all * kNumbers * int(sizeof(float)));
+  wait_for_remote(slots.arrived, 0);
+  if constexpr (kChan) {
+    int const lanes = min(all, 32), from = lane & (lanes - 1);
+    mine.squares = slots.squares[from], mine.mean = slots.mean[from];
+    if (all > 32) add_equal(mine, slots.mean[from + 32], slots.squares[from + 32]);
+    merge_equal(mine, lanes);
     return mine;
   }
-  Moments part[kParts];
+  Moments part[2];
   CUTE_UNROLL
-  for (int i = 0; i < kParts; ++i) {
-    if ((kEqual && i == 0) || from + 32 * i < all) read(part[i], from + 32 * i);
+  for (int i = 0; i < 2; ++i) {
+    int const from = lane + 32 * i;
+    if (from >= all) continue;
+    part[i].squares = slots.squares[from];
+    if (kLayer) part[i].mean = slots.mean[from], part[i].rest = slots.rest[from], part[i].count = slots.count[from];
   }
-  return merge_lanes<kLayer>(part, width);
+  return merge_lanes<kLayer>(part, 32);
 }
 
 // The mean of a row and the factor of its deviations.

@@ -30,7 +30,7 @@ Grid forward_grid(Tile const &tile, int sm_count, ForwardParams *params) {
     }
     case Scope::kBlock: {
       int const threads = whole_warps(shares);
-      if (threads > forward_threads(tile.scope, tile.vectors)) return none;
+      if (threads > forward_threads(false, tile.vectors)) return none;
       params->full = !is_shifted(p) && vectors == std::int64_t(tile.vectors) * threads && is_power_of_two(threads);
       return {p.rows, threads, 1};
     }
@@ -56,7 +56,6 @@ Grid forward_grid(Tile const &tile, int sm_count, ForwardParams *params) {
       return {p.rows << log, kClusterThreads, 1 << log};
     }
     case Scope::kStream:
-      params->slice = int(vectors);
       return {p.rows, kStreamThreads, 1};
   }
   return none;

@@ -25,6 +25,14 @@ constexpr int kBackwardThreads = 512;
 constexpr int kMaxStages = 3;
 constexpr int kMostGroups = 2;  // rows side by side in the blocks of a cluster
 
+// The largest block of a forward kernel, and how many should fit a multiprocessor: one and two vectors per thread leave
+// registers for gamma and beta, four do not. `roomy` kernels get more registers: the sum of two operands is kept in
+// float32, and GPUs before Hopper spill LayerNorm's.
+constexpr int forward_threads(bool warp, int vectors) { return warp ? kForwardWarpThreads : vectors < 4 ? 1024 : 512; }
+constexpr int forward_blocks(bool warp, int vectors, bool roomy) {
+  return warp ? (vectors == 4 && roomy ? 5 : 8) : vectors == 4 && !roomy ? 2 : 1;
+}
+
 // y = (s - mean) * rstd * gamma + beta over each row of s = x + residual, all in float32; y and `sum` are rounded once.
 // RMSNorm has no mean, and rstd = 1 / sqrt(mean of squares + epsilon). A null operand does not exist.
 struct Problem {
@@ -45,7 +53,7 @@ struct ForwardParams {
   float *mean, *rstd;
   int log_lanes;       // two to this: threads of a warp that share a row (kernels for short rows)
   int log_cluster;     // two to this: blocks that share a row
-  int slice;           // vectors of a row that one of them takes (kernels for long rows)
+  int slice;           // vectors of a row that one of them keeps in shared memory
   float inverse;       // 1 / columns
   bool full;           // all threads have equally many values, and threads are a power of two
   std::uint32_t zero;  // 0, which the compiler must not know

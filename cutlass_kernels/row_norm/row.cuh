@@ -11,7 +11,6 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/util.hpp>
-#include <type_traits>
 
 #include "dependent_launch.cuh"
 #include "row_norm/tiles.h"
@@ -155,8 +154,7 @@ struct Parameter {
   static constexpr int kLoads = int(sizeof(Param) / sizeof(Element));
   uint4 raw[kLoads];
 
-  Parameter() = default;
-  // `absent`, two elements or one, replaces a missing operand or column, so that no branch delays the loads.
+  // `absent`, two elements or one, is where there is no such operand or no column: no branch in the way of the loads.
   CUTE_DEVICE Parameter(void const *mP, Row<Element, kShifted> const &row, int v, uint32_t absent) {
     CUTE_UNROLL
     for (int k = 0; k < kLoads; ++k) {
@@ -192,6 +190,23 @@ inline constexpr bool kClusters = true;
 inline constexpr bool kClusters = false;
 #endif
 
+// Where the warps of a row leave their sums: two turns of two values, kWarps warps, and for clusters a barrier a turn
+// of each group.
+template <int kWarps>
+struct RowSlots {
+  float sums[2][2][kWarps];
+  uint64_t arrived[kMostGroups][2];
+
+  // Makes the barriers, and tells the other blocks of the cluster; they must be waited for before the first sum.
+  CUTE_DEVICE void announce() {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < 2 * kMostGroups; ++i) cute::initialize_barrier(arrived[i / 2][i % 2]);
+      cutlass::arch::fence_barrier_init();
+    }
+    cute::cluster_arrive_relaxed();
+  }
+};
+
 // Writes to the same shared variable of another block of the cluster and counts the bytes at its barrier: no fence, as
 // a cluster barrier would need one that waits for this thread's stores to global memory.
 CUTE_DEVICE void store_remote(float *shared, uint64_t *barrier, uint32_t block, float value) {
@@ -205,67 +220,13 @@ CUTE_DEVICE void wait_for_remote(uint64_t &barrier, int phase) {
   asm volatile("" ::: "memory");
 }
 
-// The warps that share a row: `warps` in each of `cluster` blocks. Rows side by side in a block are groups of them.
-struct Team {
-  int warps, cluster, group;
-
-  CUTE_DEVICE int all() const { return warps * cluster; }
-  CUTE_DEVICE int first() const { return group * all(); }
-};
-
-// Where kWarps warps leave kValues numbers each, for kTurns exchanges one after another; and for clusters a barrier a
-// turn of each group.
-template <int kWarps, int kValues, int kTurns>
-struct Slots {
-  float values[kTurns][kValues][kWarps];
-  uint64_t arrived[kMostGroups][kTurns];
-
-  // Makes the barriers, and tells the other blocks of the cluster; they must be waited for before the first exchange.
-  CUTE_DEVICE void announce() {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kMostGroups * kTurns; ++i) cute::initialize_barrier(arrived[i / kTurns][i % kTurns]);
-      cutlass::arch::fence_barrier_init();
-    }
-    cute::cluster_arrive_relaxed();
-  }
-
-  // Gives every warp of the team the numbers that all lanes of each have: number k of its warp w is then
-  // values[turn][k][team.first() + w]. sync() is a barrier of the team's threads in this block.
-  template <int kGiven, class Sync>
-  CUTE_DEVICE void exchange(cutlass::Array<float, kGiven> const &mine, Team const &team, int turn, int phase,
-                            Sync const &sync) {
-    bool const remote = kClusters && team.cluster > 1;
-    int const all = team.all(), lane = threadIdx.x % 32, warp = threadIdx.x / 32 - team.group * team.warps;
-    uint64_t &barrier = arrived[remote ? team.group : 0][turn];
-    CUTE_UNROLL
-    for (int k = 0; k < kGiven; ++k) {
-      float *const to = values[turn][k] + team.first();
-      if (remote) {
-        int const rank = int(cute::block_rank_in_cluster());
-        if (lane < team.cluster) store_remote(&to[rank * team.warps + warp], &barrier, lane, mine[k]);
-      } else if (lane == 0) {
-        to[warp] = mine[k];
-      }
-    }
-    if (!remote) return sync();
-    if (warp == 0 && lane == 0) cute::set_barrier_transaction_bytes(barrier, all * kGiven * sizeof(float));
-    wait_for_remote(barrier, phase);
-  }
-};
-
-// The fewest lanes, a power of two, that hold a number each of `count`, or all: every step saved saves latency.
-CUTE_DEVICE int lanes_of(int count) { return count > 16 ? 32 : 1 << (32 - __clz(count - 1)); }
-
-template <int kWarps>
-using SumSlots = Slots<kWarps, 2, 2>;
-
-// Sums of kValues values over a row whose threads are 2^log_lanes lanes of a warp (kWarp), or a team of warps. Without
-// kGroups a block is one group: a kernel with numbered barriers gets far fewer blocks on a multiprocessor.
+// Sums of kValues values over a row whose threads are 2^log_lanes lanes of a warp (kWarp), or group number `group` of
+// `warps` warps of a block, times `cluster` blocks. Without kGroups a block is one group: a kernel with numbered
+// barriers gets far fewer blocks on a multiprocessor.
 template <bool kWarp, int kWarps, bool kGroups>
 struct RowSum {
-  SumSlots<kWarps> &slots;
-  int log_lanes;
-  Team team;
+  RowSlots<kWarps> &slots;
+  int log_lanes, group, warps, cluster;
   int turn = 0, phase = 0;  // every other call has the other half: its barrier ends the reading of this one
 
   template <int kValues>
@@ -279,16 +240,35 @@ struct RowSum {
     } else {
       CUTE_UNROLL
       for (int offset = 16; offset > 0; offset /= 2) add(offset);
-      slots.exchange(values, team, turn, phase, [&] {
-        if constexpr (kGroups) return cutlass::arch::NamedBarrier::sync(team.warps * 32, team.group);
-        __syncthreads();
-      });
-      int const all = team.all(), first = team.first(), lanes = lanes_of(all);
-      int const mine = first + (threadIdx.x % 32 & (lanes - 1));
+      int const all = warps * cluster, first = group * all;
+      int const lane = threadIdx.x % 32, warp = threadIdx.x / 32 - group * warps;
+      uint64_t *const arrived = slots.arrived[kClusters && cluster > 1 ? group : 0];
       CUTE_UNROLL
       for (int k = 0; k < kValues; ++k) {
-        values[k] = mine - first < all ? slots.values[turn][k][mine] : 0.f;
-        for (int i = mine + 32; i < first + all; i += 32) values[k] += slots.values[turn][k][i];
+        float *const mine = slots.sums[turn][k] + first;
+        if (kClusters && cluster > 1) {
+          int const rank = int(cute::block_rank_in_cluster());
+          if (lane < cluster) store_remote(&mine[rank * warps + warp], &arrived[turn], lane, values[k]);
+        } else if (lane == 0) {
+          mine[warp] = values[k];
+        }
+      }
+      if (kClusters && cluster > 1) {
+        if (warp == 0 && lane == 0) {
+          cute::set_barrier_transaction_bytes(arrived[turn], all * kValues * sizeof(float));
+        }
+        wait_for_remote(arrived[turn], phase);
+      } else if constexpr (kGroups) {
+        cutlass::arch::NamedBarrier::sync(warps * 32, group);
+      } else {
+        __syncthreads();
+      }
+      // Lanes repeat the sums of the fewest, a power of two, that hold all: every step less is latency less.
+      int const lanes = all > 16 ? 32 : 1 << (32 - __clz(all - 1)), mine = first + (lane & (lanes - 1));
+      CUTE_UNROLL
+      for (int k = 0; k < kValues; ++k) {
+        values[k] = mine - first < all ? slots.sums[turn][k][mine] : 0.f;
+        for (int i = mine + 32; i < first + all; i += 32) values[k] += slots.sums[turn][k][i];
       }
       for (int offset = lanes / 2; offset > 0; offset /= 2) add(offset);
       turn ^= 1;
@@ -297,31 +277,5 @@ struct RowSum {
     return values;
   }
 };
-
-// ---- choice of a kernel: numbers of run time become template arguments
-// -----------------------------------------------
-
-template <class Params>
-void const *address(void (*kernel)(Params)) {
-  return reinterpret_cast<void const *>(kernel);
-}
-
-// choose() gets std::true_type or std::false_type for each flag.
-template <class Choose>
-void const *with_flags(Choose const &choose) {
-  return choose();
-}
-template <class Choose, class... Flags>
-void const *with_flags(Choose const &choose, bool flag, Flags... flags) {
-  return flag ? with_flags([&](auto... others) { return choose(std::true_type{}, others...); }, flags...)
-              : with_flags([&](auto... others) { return choose(std::false_type{}, others...); }, flags...);
-}
-
-template <class Choose>
-void const *with_vectors(int vectors, Choose const &choose) {
-  return vectors == 1   ? choose(std::integral_constant<int, 1>{})
-         : vectors == 2 ? choose(std::integral_constant<int, 2>{})
-                        : choose(std::integral_constant<int, 4>{});
-}
 
 }  // namespace cutefuse::row_norm

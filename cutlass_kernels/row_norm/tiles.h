@@ -35,18 +35,6 @@ constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 // An engine may ask for a tile that left the table: those were tiles for clusters with other widths.
 constexpr Retired kRetired[] = {{7, 12}, {8, 12}, {9, 12}, {10, 12}};
 
-// The largest block of a forward kernel with rows in registers, and how many should fit a multiprocessor: one and two
-// vectors per thread leave registers for gamma and beta, four do not. `roomy` kernels get more registers: the sum of
-// two operands is kept in float32, and GPUs before Hopper spill LayerNorm's.
-constexpr int forward_threads(Scope scope, int vectors) {
-  if (scope == Scope::kCluster) return kClusterThreads;
-  return scope == Scope::kWarp ? kForwardWarpThreads : vectors < 4 ? 1024 : 512;
-}
-constexpr int forward_blocks(Scope scope, int vectors, bool roomy) {
-  if (scope == Scope::kCluster) return kClusterBlocks;
-  return scope == Scope::kWarp ? (vectors == 4 && roomy ? 5 : 8) : vectors == 4 && !roomy ? 2 : 1;
-}
-
 // The names of `scope` in its order.
 constexpr char const *kScopeNames[] = {"warp", "block", "cluster", "shared", "stream"};
 

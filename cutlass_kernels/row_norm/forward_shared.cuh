@@ -1,5 +1,5 @@
-// Forward for rows that registers cannot hold: in the shared memory of a block, or of the blocks of a cluster, since
-// copies into it keep more bytes in flight than registers would; or, where that does not suffice, read twice.
+// Forward for rows that registers cannot hold: in the shared memory of a block, or of the blocks of a cluster. Copies
+// into shared memory keep more bytes in flight than registers would.
 #pragma once
 
 #include <cute/arch/copy_sm80.hpp>
@@ -8,17 +8,21 @@
 
 namespace cutefuse::row_norm {
 
-// Each block takes p.slice vectors of the row. kHeld: in shared memory, where threads read what they copied themselves,
-// so that only sums need a barrier. Otherwise every read goes to global memory, and finds most of the row in L2.
-template <class Element, bool kShifted, bool kLayer, bool kHeld>
-__global__ void __launch_bounds__(kHeld ? kSharedThreads : kStreamThreads, kHeld ? kSharedBlocks : 1)
-    row_norm_forward_long(ForwardParams const p) {
-  if constexpr (kHeld && !kClusters) return;
+// Each block takes p.slice vectors of the row. Threads read what they copied themselves, so only sums need a barrier.
+template <class Element, bool kShifted, bool kLayer>
+__global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forward_shared(ForwardParams const p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   constexpr int kVec = kVector<Element>, kPieces = 4;  // copies that are waited for one after another
-  extern __shared__ __align__(32) uint4 held[];        // x, then the residual
-  __shared__ MomentSlots<kHeld ? kSharedThreads / 32 * kMaxCluster : kStreamThreads / 32> slots;
-  int const cluster = kHeld ? 1 << p.log_cluster : 1, threads = blockDim.x;
-  if (cluster > 1) slots.announce();
+  extern __shared__ uint4 held[];                      // x, then the residual
+  __shared__ MomentSlots<kSharedThreads / 32 * kMaxCluster> slots;
+  int const cluster = 1 << p.log_cluster, threads = blockDim.x;
+  if (cluster > 1) {
+    if (threadIdx.x == 0) {
+      cute::initialize_barrier(slots.arrived);
+      cutlass::arch::fence_barrier_init();
+    }
+    cute::cluster_arrive_relaxed();
+  }
   int const begin = cluster > 1 ? int(cute::block_rank_in_cluster()) * p.slice : 0;
   int64_t const index = blockIdx.x >> p.log_cluster;
   Row<Element, kShifted> const row(index, p.problem);
@@ -34,14 +38,10 @@ __global__ void __launch_bounds__(kHeld ? kSharedThreads : kStreamThreads, kHeld
       to[t] = reinterpret_cast<uint4 const &>(r);
     }
   };
-  auto const load = [&](void const *mX, uint4 const *from, int t) {
-    if constexpr (kHeld) return to_float<Element>(reinterpret_cast<Vector<Element> const &>(from[t]));
-    return to_float<Element>(row.load(mX, begin + t));
-  };
   auto const values = [&](int t) {
-    Values<Element> r = load(p.x, held, t);
+    Values<Element> r = to_float<Element>(reinterpret_cast<Vector<Element> const &>(held[t]));
     if (residual) {
-      Values<Element> const rR = load(p.residual, held + p.slice, t);
+      Values<Element> const rR = to_float<Element>(reinterpret_cast<Vector<Element> const &>(held[p.slice + t]));
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) r[j] += rR[j];
     }
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kHeld ? kSharedThreads : kStreamThreads, kHeld
   let_next_kernel_start();
 
   CUTE_UNROLL
-  for (int i = 0; kHeld && i < kPieces; ++i) {
+  for (int i = 0; i < kPieces; ++i) {
     for (int turn = i * piece; turn < (i + 1) * piece; ++turn) {
       int const t = turn * threads + threadIdx.x;
       if (t >= size) break;
@@ -96,8 +96,10 @@ __global__ void __launch_bounds__(kHeld ? kSharedThreads : kStreamThreads, kHeld
   cute::cp_async_wait<0>();
   over(3, collect);
   if (cluster > 1) cute::cluster_wait();  // the peers run, and their barriers are ready
-  Moments const moments = merge_row<false, kLayer, false>(of.moments(float(count)), threads, cluster, slots);
-  Statistics const statistics = statistics_of<Element>(p, moments);
+  Moments const own = of.moments(float(count));
+  Statistics const statistics =
+      statistics_of<Element>(p, cluster > 1 ? merge_cluster<kLayer, false>(own, cluster, slots)
+                                            : merge_row<false, kLayer, false>(own, threads, slots));
   auto const write = [&](auto param) {
     using Param = decltype(param);
     constexpr int kAtOnce =
@@ -110,21 +112,29 @@ __global__ void __launch_bounds__(kHeld ? kSharedThreads : kStreamThreads, kHeld
         int const next = base + i * threads, t = min(next < size ? next : base, size - 1), v = begin + t;
         Parameter<Element, Param, kShifted> const gamma(p.gamma, row, v, ones<Param>());
         Parameter<Element, Param, kShifted> const beta(kLayer ? p.beta : nullptr, row, v, 0);
-        Values<Element> const rX = values(t);
-        if (!kHeld && residual) row.store(p.sum, v, from_float<Element>(rX));
-        rY[i] = from_float<Element>(normalise<kLayer>(rX, statistics, gamma, beta));
+        rY[i] = from_float<Element>(normalise<kLayer>(values(t), statistics, gamma, beta));
       }
       CUTE_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         int const t = base + i * threads;
         if (t >= size) break;
-        if (kHeld && residual) row.store(p.sum, begin + t, from_float<Element>(values(t)));
+        if (residual) row.store(p.sum, begin + t, from_float<Element>(values(t)));
         row.store(p.y, begin + t, rY[i]);
       }
     }
   };
   p.problem.param_type == Type::kFloat32 ? write(0.f) : write(Element());
   if (begin + threadIdx.x == 0) save_statistics(p, index, statistics);
+#endif
+}
+
+using ForwardKernel = void (*)(ForwardParams);
+
+template <class Element>
+ForwardKernel pick_shared(bool shifted, bool layer) {
+  if (shifted)
+    return layer ? row_norm_forward_shared<Element, true, true> : row_norm_forward_shared<Element, true, false>;
+  return layer ? row_norm_forward_shared<Element, false, true> : row_norm_forward_shared<Element, false, false>;
 }
 
 }  // namespace cutefuse::row_norm
