@@ -19,7 +19,7 @@ import models
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 # Against the same program on the CPU in the same type; two roundings of 11 bits a layer, over a few dozen layers.
-TOLERANCE = {"float32": 1e-2, "float16": 2e-2}
+TOLERANCE = {"float32": 2e-2, "float16": 2e-2}
 
 
 NETWORKS = ("bevfusion_fuser", "deeplabv3p_head", "hrnet_head", "raft_update", "unet_pp", "vit_block", "yolo_elan",
