@@ -20,7 +20,8 @@ from cutefuse.host.host import Input
 
 pytestmark = pytest.mark.gpu
 
-SMALL = (16, 56, 132, 400)  # multiprocessors of the GPU that built, and of the one that runs
+# Multiprocessors of the GPU that built, and of the one that runs.
+SMALL = (16, 132) if problems.SANITIZED else (16, 56, 132, 400)
 SHAPES = {
     "20x20": problems.Problem(1, 20, 20, (512,), 136, 3, 3, pads=(1, 1, 1, 1), activation="Silu"),
     "1x1": problems.Problem(1, 9, 11, (256, 320), 67, activation="Relu"),
@@ -29,7 +30,9 @@ SHAPES = {
 
 
 def instances(name: str, kind: str) -> Any:
-    problem = problems.affordable(SHAPES[name])
+    problem = SHAPES[name]
+    if problems.SANITIZED:  # fewer pixels, but all channels: a reduction of one channel block is never divided
+        problem = replace(problem, H=min(problem.H, 9), W=min(problem.W, 9))
     if kind == "int8":
         return quant_problems.instantiate(problem, "float16")
     return problems.instantiate(problem, kind)
