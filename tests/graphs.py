@@ -16,6 +16,11 @@ TEXT_TYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16", 
 IR_OF_OPSET = ((21, 10), (15, 8), (12, 7), (11, 6), (0, 4))
 INPUTS = {"a": "n,8,9,7", "b": "n,16,9,7"}
 FILTER = (12, 24, 3, 3)
+# Two sites on the same tensors, of different geometry and activation; outputs y1 and y2.
+TWO = (
+    "c = Concat<axis=1>(a, b) x1 = Conv(c, w, k) y1 = Relu(x1) "
+    "d = Concat<axis=1>(b, a) x2 = Conv<strides=[2,2]>(d, w) y2 = Tanh(x2)"
+)
 
 
 def weights(seed: int = 0, dtype: str = "float32", **shapes: Sequence[int]) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from cutefuse.report.reader import find_engines, node_names, read_engine
 from cutefuse.report.sources import loads
 from cutefuse.report.tables import analyse
 from cutefuse.report.tensors import dtype_of, layout_of, tensor_of
+from cutefuse.report.write import write
 from cutefuse.roofline.peaks import by_name
 
 DATA = Path(__file__).parent / "data" / "engines"
@@ -388,8 +389,6 @@ json_values = st.recursive(
 def test_json_of_any_structure_goes_through_the_whole_report(
     tmp_path_factory: pytest.TempPathFactory, layers: list[Any], bindings: Any
 ) -> None:
-    from cutefuse.report.write import write
-
     folder = tmp_path_factory.mktemp("any")
     (folder / "m.engine.graph.json").write_text(json.dumps({"Layers": layers, "Bindings": bindings}))
     try:
