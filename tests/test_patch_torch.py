@@ -12,8 +12,6 @@ from cutefuse.rewrite.patch import Options, patch
 from models import exports
 
 pytestmark = pytest.mark.torch
-# With a dynamic batch nothing proves that attention's output, a Reshape, has the batch of the residual.
-DYNAMIC_BATCH = {"llama_block": ["CuteRMSNorm", "CuteRMSNorm"]}
 BEFORE_VIEWS = {  # a body of a view needs opset 12
     "yolo_up": ["CuteConcatConv2Silu"],
     "elan": ["CuteConcatConv2x2Silu", "CuteConcatConv2Silu"],
@@ -35,7 +33,7 @@ def test_the_tracing_exporters_graphs_are_fused(name: str, opset: int, tmp_path:
     pytest.importorskip("torch")
     if opset < exports.OLDEST_TRACING.get(name, 0):
         pytest.skip("the exporter has no form of it in this opset")
-    types = DYNAMIC_BATCH.get(name, exports.export(name, tmp_path / "m.onnx", opset, dynamo=False))
+    types = exports.export(name, tmp_path / "m.onnx", opset, dynamo=False)
     check(tmp_path / "m.onnx", BEFORE_VIEWS.get(name, types) if opset < 12 else types)
 
 
