@@ -16,6 +16,7 @@ struct Sm90Halo {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixelsB = kPixelsB_, kN = 8 * kPixelsB;
   static constexpr int kPixelGroups = kConsumers * 64 / kFilters, kPixelsA = 8 * kPixelGroups;
+  static constexpr int kPixels = kPixelsA * kPixelsB;
   static constexpr int kStoreRows = sm90_store_rows(kN);     // pixels of one TMA store, 8 of them along `a`
   static constexpr int kChannels = halo_channels(kFilters);  // of one stage
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;

@@ -10,8 +10,11 @@ namespace cutefuse::conv {
 template <class Element>
 Kernels find_sm90(int tile_id) {
   Sm90Tile const &tile = *find_sm90_tile(tile_id);
-  auto const with = [](auto traits, void (*kernel)(Sm90Params)) {
-    constexpr int kBytes = sizeof(typename decltype(traits)::SharedStorage);
+  auto const with = [&](auto traits, void (*kernel)(Sm90Params)) {
+    using Traits = decltype(traits);
+    constexpr int kBytes = sizeof(typename Traits::SharedStorage);
+    // The maps of one tile in the kernel of another would leave it waiting for bytes that never come.
+    if (tile.filters != Traits::kFilters || tile.pixels() != Traits::kPixels) return Kernels{};
     return Kernels{{reinterpret_cast<void const *>(kernel), kSm90Threads, kBytes}, {}};
   };
   auto const im2col = [&](auto traits) { return with(traits, &conv_sm90_im2col<decltype(traits)>); };
