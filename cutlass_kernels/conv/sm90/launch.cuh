@@ -31,8 +31,9 @@ Kernels find_sm90(int tile_id) {
   constexpr auto kPingPong = Sm90Schedule::kPingPong;
   if (tile.schedule == kPingPong) {
     if (tile.filters == 64) return im2col(Sm90Im2col<Element, 64, 256, kPingPong>{});
-    return tile.pixels() == 104 ? im2col(Sm90Im2col<Element, 128, 104, kPingPong>{})
-                                : im2col(Sm90Im2col<Element, 128, 160, kPingPong>{});
+    if (tile.pixels() == 104) return im2col(Sm90Im2col<Element, 128, 104, kPingPong>{});
+    return tile.pixels() == 160 ? im2col(Sm90Im2col<Element, 128, 160, kPingPong>{})
+                                : im2col(Sm90Im2col<Element, 128, 192, kPingPong>{});
   }
   if (tile.schedule == Sm90Schedule::kSplit) return im2col(Sm90Im2col<Element, 128, 128, Sm90Schedule::kSplit>{});
   if (tile.filters == 64) return im2col(Sm90Im2col<Element, 64, 256>{});

@@ -48,6 +48,7 @@ constexpr Sm90Tile kSm90Tiles[] = {
     {126, "sm90_halo_128x8x15", true, 128, 8, 15, 1, Sm90Schedule::kCooperative},
     {131, "sm90_pp_128x104", false, 128, 1, 104, 1, Sm90Schedule::kPingPong},
     {132, "sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong},
+    {133, "sm90_pp_128x192", false, 128, 1, 192, 1, Sm90Schedule::kPingPong},
     {134, "sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong},
     {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, Sm90Schedule::kRows},
     {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, Sm90Schedule::kRows},
