@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 #include "device.h"
 
@@ -27,11 +28,12 @@ Span<Op const *> operators() {
 
 char const *sentence(char const *format, ...) {
   thread_local char text[512];
+  char made[sizeof(text)];  // an argument may be the sentence before
   std::va_list args;
   va_start(args, format);
-  std::vsnprintf(text, sizeof(text), format, args);
+  std::vsnprintf(made, sizeof(made), format, args);
   va_end(args);
-  return text;
+  return std::strcpy(text, made);
 }
 
 char const *reject(Op const &op, Call const &call) {
@@ -51,6 +53,20 @@ namespace {
 
 constexpr std::int32_t kMostConfigs = 256;
 
+// Why a tile that was asked for is not legal; its heir, where it has one, is the call's.
+char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
+  auto const same = [&](Config const &tile) { return tile.id == call.config; };
+  Config const *const tile = std::find_if(op.configs_table.begin(), op.configs_table.end(), same);
+  if (tile == op.configs_table.end()) {
+    return sentence("%s: tile %d does not exist; ask configs() for the legal ones", op.name, asked);
+  }
+  Type const type = call.inputs[0].type;
+  char const *what = (tile->type_mask & bit_of(type)) == 0 ? name_of(type) : nullptr;
+  if (what == nullptr) what = call.sm != 0 && call.sm < tile->min_sm ? "this call" : op.obstacle(call, call.config);
+  return sentence("%s: tile %d cannot run %s on compute capability %d.%d; ask configs() for the legal ones", op.name,
+                  asked, what, call.sm / 10, call.sm % 10);
+}
+
 char const *choose(Op const &op, Call &call) {
   std::int32_t ids[kMostConfigs];
   std::int32_t const count = op.configs(call, ids, kMostConfigs);
@@ -61,8 +77,7 @@ char const *choose(Op const &op, Call &call) {
   std::int32_t const asked = call.config;
   call.config = living_config(op, asked);
   if (std::find(ids, ids + count, call.config) != ids + count) return nullptr;
-  return sentence("%s: tile %d cannot run this call on compute capability %d.%d; ask configs() for the legal ones",
-                  op.name, asked, call.sm / 10, call.sm % 10);
+  return refuse_tile(op, call, asked);
 }
 
 }  // namespace

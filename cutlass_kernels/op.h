@@ -133,6 +133,9 @@ struct Op {
   std::int64_t (*workspace_bytes)(Call const &call);
   // Writes the ids of the legal tiles, best guess first; returns how many there are (never more than configs_table).
   std::int32_t (*configs)(Call const &call, std::int32_t *ids, std::int32_t capacity);
+  // What of the call a tile of the table cannot run, as the object of "cannot run"; its device and types are judged
+  // before.
+  char const *(*obstacle)(Call const &call, std::int32_t config);
   // Fills workspace_bytes, splits, launches, operands and state. Every size is known, sm and sm_count are the device's,
   // and config is a legal tile, or 0 where there is none.
   char const *(*plan)(Call const &call, Plan &plan);

@@ -177,13 +177,6 @@ def test_every_retired_tile_of_the_norms_is_planned_as_its_heir_where_that_is_le
         assert kernels.Plan(replace(call, config=tile["id"], _keep=[])).config == tile["heir"]
 
 
-@pytest.mark.parametrize("config", [-1, 99, 21, 105])  # unknown; of float32; of Hopper
-def test_a_tile_that_cannot_run_the_call_is_refused(config: int) -> None:
-    call = on(conv_call(problems.Problem(1, 8, 8, (64,), 64)), 80, 108, config=config)
-    with pytest.raises(KernelError, match=f"tile {config} cannot run this call on compute capability 8.0; ask configs"):
-        kernels.Plan(call)
-
-
 def test_a_plan_needs_every_size() -> None:
     for call in (conv_call(problems.Problem(1, -1, -1, (64,), 64)), training(x=Tensor((-1, 64), "bfloat16"))):
         assert kernels.reject(call) is None

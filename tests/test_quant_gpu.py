@@ -134,7 +134,7 @@ def test_an_empty_batch_writes_nothing() -> None:
 
 def test_a_tile_for_one_scale_is_refused_for_several() -> None:
     instance = quant_problems.instantiate(problems.Problem(1, 8, 8, (16, 16), 8))
-    with pytest.raises(kernels.KernelError, match="tile 1 cannot run this call"):
+    with pytest.raises(kernels.KernelError, match="tile 1 cannot run sources of other scales"):
         kernels.run(replace(instance.call, config=1))
 
 

@@ -353,7 +353,7 @@ def test_a_tile_that_cannot_hold_the_row_is_refused_at_run_time() -> None:
     import torch
 
     x = torch.randn(2, 8192, device="cuda")
-    with pytest.raises(KernelError, match="tile 1 cannot run this call"):
+    with pytest.raises(KernelError, match="tile 1 cannot run rows of 8192 float32"):
         run_forward(torch, x, None, torch.ones(8192, device="cuda"), None, False, 1e-5, 1)
 
 

@@ -145,11 +145,18 @@ bool shares_taps(Tile const &tile, Problem const &p) {
   return image_rows * halo_of(p) <= tile.halo_rows;
 }
 
+// What of a problem a tile of its type cannot run; null: nothing.
+char const *obstacle_of(Tile const &tile, Problem const &p, int sm) {
+  if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
+  if (!tile.any_channels && !whole_vectors(p)) return "channels that are no multiples of a vector";
+  if (tile.halo_rows > 0 && !shares_taps(tile, p)) return "filter rows that share too few pixels";
+  if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
+  bool const fits = tile.copy_bytes <= copy_bytes(p) && (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
+  return fits ? nullptr : "pixels of this stride";
+}
+
 bool runs(Tile const &tile, Problem const &p, int sm) {
-  return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) &&
-         tile.shared_bytes() <= shared_limit(sm) && (tile.any_channels || whole_vectors(p)) &&
-         (tile.halo_rows == 0 || shares_taps(tile, p)) && tile.upsamples == is_upsampled(p) &&
-         tile.copy_bytes <= copy_bytes(p) && (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
+  return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) && obstacle_of(tile, p, sm) == nullptr;
 }
 
 // The Ampere tiles come after Hopper's on Hopper, and before them where the device is not known.
@@ -168,6 +175,15 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity)
     legal[count++] = {tile.id, call.sm != 90, sized ? sm90_cost(tile, p, target.sm_count) : 0};
   }
   return ranked(legal, count, ids, capacity);
+}
+
+char const *obstacle(Call const &call, std::int32_t config) {
+  Problem p;
+  problem_of(call, &p);
+  if (Tile const *const tile = find_tile(config)) return obstacle_of(*tile, p, call.sm);
+  if (call.sm != 90) return "this call";
+  if (is_upsampled(p)) return "enlarged sources";
+  return p.residual != Residual::kNone ? "a residual" : "this filter, stride, padding or number of channels";
 }
 
 // Which translation unit holds a tile's kernels; null in a library without any.
@@ -219,6 +235,7 @@ Op const op = {"concat_conv",
                reject,
                workspace_bytes,
                configs,
+               obstacle,
                plan,
                launch};
 

@@ -125,15 +125,21 @@ char const *reject(Call const &call) {
   return problem_of(call, &problem);
 }
 
-// Whether a tile can run the problem on images wide enough for it; and whether these are: a row of outputs in a tile
-// over rows takes two more pixels of its stage.
-bool runs(Tile const &tile, Problem const &p, int sm) {
+// What of a problem a tile cannot run on images wide enough for it, null: nothing; and whether these are: a row of
+// outputs in a tile over rows takes two more pixels of its stage.
+char const *obstacle_of(Tile const &tile, Problem const &p, int sm) {
   std::int64_t sum = 0;
   bool equal = true;
   for (int i = 0; i < p.sources; ++i) sum += largest_sum(p, i), equal = equal && p.scale[i] == p.scale[0];
   bool const right_filter = tile.halo_rows == 0 || (p.S == kRowTaps && p.stride_w == 1 && p.dilation_w == 1);
-  return right_filter && (sm == 0 || sm >= tile.min_sm) && tile.shared_bytes() <= shared_limit(sm) &&
-         (tile.drains() || (equal && sum <= kInt32Max));
+  if (!right_filter) return "this filter, stride or dilation";
+  if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
+  if (tile.drains()) return nullptr;
+  return !equal ? "sources of other scales" : sum > kInt32Max ? "sums beyond 32 bits" : nullptr;
+}
+
+bool runs(Tile const &tile, Problem const &p, int sm) {
+  return (sm == 0 || sm >= tile.min_sm) && obstacle_of(tile, p, sm) == nullptr;
 }
 
 bool fits(Tile const &tile, Problem const &p) {
@@ -161,6 +167,14 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity)
     legal[count++] = {tile.id, false, sized ? cost_us(tile, p, Target(call)) : 0.0};
   }
   return ranked(legal, count, ids, capacity);
+}
+
+char const *obstacle(Call const &call, std::int32_t config) {
+  Problem p;
+  problem_of(call, &p);
+  Tile const &tile = *find_tile(config);
+  char const *const what = obstacle_of(tile, p, call.sm);
+  return what != nullptr ? what : "images this narrow";
 }
 
 // Which translation unit holds a tile's kernels; null in a library without any.
@@ -194,6 +208,7 @@ Op const op = {"quant_concat_conv",
                reject,
                workspace_bytes,
                configs,
+               obstacle,
                plan,
                launch};
 

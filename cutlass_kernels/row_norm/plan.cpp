@@ -210,6 +210,11 @@ std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const 
   return count;
 }
 
+char const *forward_obstacle(Call const &call, ForwardSlots const &slots) {
+  Tensor const &x = call.inputs[slots.x];
+  return sentence("rows of %lld %s", (long long)x.dims[x.rank - 1], name_of(x.type));
+}
+
 char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slots, Plan &plan) {
   ForwardState state{};
   Problem &p = state.params.problem;

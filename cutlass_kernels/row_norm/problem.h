@@ -134,6 +134,7 @@ struct Checks {
 char const *forward_problem(Op const &op, Call const &call, ForwardSlots const &slots, Problem *problem);
 std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const &slots, std::int32_t *ids,
                              std::int32_t capacity);
+char const *forward_obstacle(Call const &call, ForwardSlots const &slots);
 char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slots, Plan &plan);
 char const *launch_forward(Op const &op, Plan const &plan, Operands const &operands);
 

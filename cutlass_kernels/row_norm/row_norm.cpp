@@ -38,6 +38,7 @@ std::int64_t workspace_bytes(Call const &) { return 0; }
 std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity) {
   return forward_configs(op, call, slots_of(call), ids, capacity);
 }
+char const *obstacle(Call const &call, std::int32_t) { return forward_obstacle(call, slots_of(call)); }
 char const *plan(Call const &call, Plan &plan) { return plan_forward(op, call, slots_of(call), plan); }
 char const *launch(Plan const &plan, Operands const &operands) { return launch_forward(op, plan, operands); }
 
@@ -51,6 +52,7 @@ Op const op = {"row_norm",
                reject,
                workspace_bytes,
                configs,
+               obstacle,
                plan,
                launch};
 

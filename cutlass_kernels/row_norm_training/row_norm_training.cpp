@@ -71,6 +71,11 @@ std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity)
   return call.variant == kForward ? forward_configs(op, call, forward_slots(call), ids, capacity) : 0;
 }
 
+char const *obstacle(Call const &call, std::int32_t) {
+  return call.variant == kForward ? forward_obstacle(call, forward_slots(call))
+                                  : "a backward pass, which has no tiles,";
+}
+
 std::int64_t workspace_bytes(Call const &call) {
   Problem problem{};
   if (call.variant == kForward || backward_problem(call, &problem) != nullptr) return 0;
@@ -98,6 +103,7 @@ Op const op = {"row_norm_training",
                reject,
                workspace_bytes,
                configs,
+               obstacle,
                plan,
                launch};
 
