@@ -349,3 +349,11 @@ def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excl
 def test_the_function_can_be_used_without_the_command(source: Path) -> None:
     result = patch(source, source.with_name("out.onnx"), Options(exclude=["Conv_4"]))
     assert result.exit_code == 0 and [s.status for s in result.sites] == ["fused", "excluded"]
+
+
+def test_only_the_named_sites_are_patched(source: Path) -> None:
+    result = patch(source, source.with_name("out.onnx"), Options(only=frozenset({"Conv_1"})))
+    assert [(s.name, s.status) for s in result.sites] == [("Conv_1", "fused"), ("Conv_4", "excluded")]
+    assert "not among the sites" in result.sites[1].reason
+    assert fused_types(onnx.load(str(source.with_name("out.onnx")))) == ["CuteConcatConv2Relu"]
+    assert patch(source, source.with_name("none.onnx"), Options(only=frozenset())).exit_code == 3

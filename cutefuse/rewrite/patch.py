@@ -72,6 +72,7 @@ class Options:
     clean: bool = False  # write the cleaned graph, not only the fused sites
     scope: str = ""  # of dtype: "model" (also "" for float16) or the fused "sites" (also "" for bfloat16)
     keep_float32: Sequence[str] = ()
+    only: frozenset[str] | None = None  # names of sites; None for all that the filters leave
 
 
 @dataclass
@@ -237,7 +238,9 @@ def _select(graph: Graph, sites: Sequence[Site], source: Path, options: Options)
         if site.status != FUSED:
             continue
         names = {site.name, *(n.name for n in site.nodes if n.name), *(o for n in site.nodes for o in n.output)}
-        if options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
+        if options.only is not None and site.name not in options.only:
+            site.refuse(EXCLUDED, "it is not among the sites that were asked for")
+        elif options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
             site.refuse(EXCLUDED, "no --include pattern names it")
         elif pattern := next((p for p in options.exclude if any(fnmatchcase(n, p) for n in names)), None):
             site.refuse(EXCLUDED, f"--exclude '{pattern}' names it")
