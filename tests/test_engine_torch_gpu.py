@@ -168,6 +168,23 @@ def test_a_compiled_network_keeps_its_fused_nodes(unet: tuple[onnx.ModelProto, o
     assert sum(1 for layer in layers if layer.steps) > 0.7 * len(layers), [layer.name for layer in layers]
 
 
+@pytest.mark.parametrize("mode", ["cudnn", "compile"])
+def test_kernels_are_tried_inside_of_quiet(mode: str, unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
+    import contextlib
+
+    entered = []
+
+    @contextlib.contextmanager
+    def quiet() -> Any:
+        entered.append(mode)
+        yield
+
+    engine = build(unet[1], mode, quiet=quiet)
+    assert len(entered) >= 2  # the first run and the capture
+    assert worst(engine(), build(unet[0], device="cpu")()) < TOLERANCE["float16"]
+    assert mode == "cudnn" or engine.kernel_sources
+
+
 BODY = """c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k)
           n = BatchNormalization(d, gamma, beta, mean, var) y = Relu(n)"""
 

@@ -31,6 +31,7 @@ from cutefuse.engine.torch_layers import Layer
 from cutefuse.errors import CutefuseError
 
 MODES = ("cudnn", "compile")
+Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 _WARM_RUNS = 3  # before a capture: cuDNN tries its algorithms, Triton loads its kernels
 
 
@@ -74,28 +75,33 @@ def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
 class TorchEngine:
     """One model, ready to run for inputs of fixed shapes. Made by `build`; holds its memory until it is dropped."""
 
-    def __init__(self, program: programs.Program, settings: Settings, inputs: dict[str, Tensor]) -> None:
-        self.program, self.settings, self.inputs = program, settings, inputs
+    def __init__(
+        self, program: programs.Program, settings: Settings, inputs: dict[str, Tensor], quiet: Quiet | None = None
+    ) -> None:
+        self.program, self.settings, self.inputs, self._quiet = program, settings, inputs, quiet
         self.device = torch.device(settings.device)
         self.constants = {s: t.to(self.device) for s, t in program.constants.items()}
         self.kernel_sources: list[torch_layers.KernelSource] = []  # of a compiled program
         self._graph: Any = None
         self._results: tuple[Tensor, ...] = ()
         self._workspace = self._allocate_workspace()
+        alone = quiet or contextlib.nullcontext
         with self._rules(), torch.no_grad():
             if self.device.type == "cuda" and settings.mode == "cudnn":
-                self._check_merges()
+                with alone():
+                    self._check_merges()
             self._function = program.function(self.constants)
             if settings.mode == "compile":
                 self._compile()
             if self.device.type == "cuda":
-                self._capture()
+                with alone():
+                    self._capture()
 
     @classmethod
     def build(
         cls, model: Path | onnx.ModelProto, mode: str = "cudnn", device: str | None = None, *,
         shapes: Mapping[str, Sequence[int]] | None = None, plugins: bool = True, tf32: bool = True,
-        tiles: Mapping[str, int] | None = None,
+        tiles: Mapping[str, int] | None = None, quiet: Quiet | None = None,
     ) -> TorchEngine:  # fmt: skip
         """An engine of an ONNX model.
 
@@ -104,6 +110,8 @@ class TorchEngine:
             GPU both replay a CUDA graph. device: `cuda`, `cuda:1`, `cpu`; the first GPU where there is one.
             shapes: input name -> shape for dynamic inputs. plugins: False runs the bodies of fused nodes.
             tiles: name of a fused node -> id of its tile, instead of the kernels' first guess.
+            quiet: makes a context that is held while cuDNN and Triton try their kernels on the GPU; processes that
+            share a GPU pass a lock here, or their trials disturb each other's choice.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.
         """
         settings = Settings(mode, device or ("cuda" if torch.cuda.is_available() else "cpu"), tf32)
@@ -125,7 +133,7 @@ class TorchEngine:
                 like = program.shapes[program.inputs[name]]
                 inputs[name] = programs.image_like(list(dims[name]), like.dtype, where)
                 inputs[name].copy_(torch.from_numpy(array))
-            return cls(program, settings, inputs)
+            return cls(program, settings, inputs, quiet)
 
     # ------------------------------------------------------------------------------------------------------ running
     def __call__(self, feed: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
@@ -259,13 +267,27 @@ class TorchEngine:
     def _compile(self) -> None:
         from torch._inductor.utils import run_and_get_code
 
-        compiled = torch.compile(self._function, fullgraph=True, dynamic=False)
+        backend: Any = "inductor" if self._quiet is None else self._quiet_inductor
+        compiled = torch.compile(self._function, fullgraph=True, dynamic=False, backend=backend)
         try:
             _, codes = run_and_get_code(compiled, *self.inputs.values())
         except Exception as error:  # dynamo, inductor and Triton raise their own kinds
             raise CutefuseError(f"torch.compile cannot take the model ({_first(error)}); use --mode=cudnn") from None
         self._function = compiled
         self.kernel_sources = [s for code in codes for s in torch_layers.kernel_sources(code)]
+
+    def _quiet_inductor(self, graph: Any, given: Any) -> Callable[..., Any]:
+        """Inductor, whose result runs alone on the GPU: its first run is where kernels are tried."""
+        from torch._inductor.compile_fx import compile_fx
+
+        made: Any = compile_fx(graph, given)
+        alone = self._quiet or contextlib.nullcontext
+
+        def run(*xs: Any) -> Any:
+            with alone():
+                return made(*xs)
+
+        return run
 
     def _capture(self) -> None:
         try:

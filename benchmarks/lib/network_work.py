@@ -1,0 +1,261 @@
+"""One network on one GPU: patch it, build plain and patched engines, compare what they compute, time them in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib import network_sites, timing
+from benchmarks.lib.pool import Talk, sentence
+
+PLAIN = "plain"
+MODES = ("cudnn", "compile")
+LARGEST_ERROR = 2e-2  # of a tensor's largest value; two roundings of 11 bits a layer over a few dozen layers
+WARM_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One network at one batch; what the arguments of benchmarks/networks.py say."""
+
+    network: str
+    batch: int
+    variants: tuple[str, ...]
+    folder: Path
+    device: str = "cuda"
+    layers: bool = False
+    small: bool = False
+    rounds: int = 15
+    sample_ms: float = 4.0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.network, self.batch
+
+
+@dataclass
+class Variant:
+    """A patched network. `model` is None where nothing was fused: it is the plain one."""
+
+    report: dict[str, Any]
+    sites: Sequence[Any]  # those that were fused
+    model: Path | None
+    tiles: Mapping[str, int] = field(default_factory=dict)  # fused node -> id, where they were measured
+    same_as: str = ""  # the variant before it that fused the same nodes
+
+
+def take_default(plain: Path, output: Path, sm: int) -> Variant:
+    """What `cutefuse patch` does by itself."""
+    return _patched(plain, output, sm)
+
+
+def take_all(plain: Path, output: Path, sm: int) -> Variant:
+    """Every legal site, whether it pays or not."""
+    return _patched(plain, output, sm)
+
+
+VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {"default": take_default, "all": take_all}
+
+
+def _patched(plain: Path, output: Path, sm: int, **options: Any) -> Variant:
+    from cutefuse.rewrite.patch import Options, patch
+    from cutefuse.sites.find import FUSED
+
+    result = patch(plain, output, Options(sm=sm, **options))
+    return Variant(result.report, [s for s in result.sites if s.status == FUSED], result.output)
+
+
+def measure(task: Task, talk: Talk) -> dict[str, Any]:
+    """The row of one network. What a variant lacks is in `failures`, by variant and mode."""
+    import onnx
+    import torch
+
+    import models
+    from cutefuse.engine.torch_gpu import TorchEngine, time_interleaved_us
+
+    torch.set_num_threads(1)
+    clock = _Clock()
+    gpu = task.device != "cpu"
+    folder = task.folder / f"{task.network}.b{task.batch}"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {PLAIN: folder / "plain.onnx"}
+    onnx.save(models.build(task.network, "float16", small=task.small, batch=task.batch), str(paths[PLAIN]))
+    major, minor = torch.cuda.get_device_capability() if gpu else (0, 0)
+    sm = 10 * major + minor
+    row: dict[str, Any] = {"network": task.network, "batch": task.batch, "dtype": "float16", "failures": {}}
+    variants = _variants(task, paths[PLAIN], sm, row["failures"])
+    paths |= {name: v.model for name, v in variants.items() if v.model and not v.same_as}
+    clock.lap("patch")
+    talk.say(f"patched after {clock.total_s:.0f} s, {', '.join(f'{k} {len(v.sites)}' for k, v in variants.items())}")
+
+    engines: dict[tuple[str, str], Any] = {}
+    for mode in MODES:
+        for name, path in paths.items():
+            tiles = variants[name].tiles if name in variants else None
+            try:
+                engines[name, mode] = TorchEngine.build(path, mode, task.device, tiles=tiles, quiet=talk.quiet)
+            except Exception as error:  # one mode that a network cannot take must not cost the others
+                row["failures"][f"{name} {mode}"] = sentence(error)
+            clock.lap(f"build_{mode}")
+    if gpu:
+        torch.cuda.empty_cache()  # what cuDNN tried with; other networks are built on the same GPU
+    talk.say(f"built {len(engines)} engines after {clock.total_s:.0f} s")
+    if not any(name == PLAIN for name, _ in engines):
+        row["failure"] = f"no plain engine: {next(iter(row['failures'].values()))}"
+        return row
+
+    with talk.quiet():
+        row["errors"] = compare(engines)
+        layers = {}
+        if task.layers:
+            wanted = _richest(variants)
+            layers = {
+                key: network_sites.layer_rows(e.layers(10)) for key, e in engines.items() if key[0] in (PLAIN, wanted)
+            }
+    clock.lap("compare")
+    with talk.alone():
+        time_interleaved_us(list(engines.values()), WARM_ROUNDS, task.sample_ms)
+        samples = time_interleaved_us(list(engines.values()), task.rounds, task.sample_ms)
+        if gpu:
+            row |= timing.device_row() | timing.clocks()
+    clock.lap("time")
+    row |= summary(dict(zip(engines, samples, strict=True)), variants)
+    if task.layers:
+        row |= _layer_facts(layers, variants, engines, sm, row.get("multiprocessors", 0))
+    row["seconds"] = clock.laps
+    talk.say(f"timed after {clock.total_s:.0f} s")
+    return row
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._start = self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    @property
+    def total_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def lap(self, name: str) -> None:
+        """Add the seconds since the last lap to a name."""
+        now = time.monotonic()
+        self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last, 2)
+        self._last = now
+
+
+def _variants(task: Task, plain: Path, sm: int, failures: dict[str, str]) -> dict[str, Variant]:
+    found: dict[str, Variant] = {}
+    for name in task.variants:
+        try:
+            variant = VARIANTS[name](plain, plain.with_name(f"{name}.onnx"), sm)
+        except Exception as error:  # a variant that cannot be made must not cost the others
+            failures[name] = sentence(error)
+            continue
+        own = _fused_of(variant)
+        variant.same_as = next((k for k, v in found.items() if not v.same_as and _fused_of(v) == own), "")
+        found[name] = variant
+    return found
+
+
+def _fused_of(variant: Variant) -> Any:
+    return sorted((s.name, s.match.call.op_type) for s in variant.sites), dict(variant.tiles)
+
+
+def _richest(variants: Mapping[str, Variant]) -> str:
+    """The variant that fused most, of those that have an engine of their own."""
+    own = [name for name, v in variants.items() if v.model and not v.same_as]
+    return max(own, key=lambda name: len(variants[name].sites), default="")
+
+
+def compare(engines: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
+    """For each "variant mode": output tensor -> its largest difference from the first engine's, over the largest value
+    of that; None for a NaN that the first engine has not. All engines get the same inputs.
+    """
+    (first, *others) = engines
+    want = engines[first]()
+    found: dict[str, dict[str, Any]] = {}
+    for key in others:
+        got = engines[key]()
+        found[" ".join(key)] = {name: _error(got[name], want[name]) for name in want}
+        del got
+    return found
+
+
+def _error(got: Any, want: Any) -> float | None:
+    got, want = got.double(), want.double()
+    if bool((got.isnan() & ~want.isnan()).any()):
+        return None
+    largest = float(want.nan_to_num().abs().max()) or 1.0
+    return float((got - want).nan_to_num().abs().max()) / largest
+
+
+def summary(samples: Mapping[tuple[str, str], Sequence[float]], variants: Mapping[str, Variant]) -> dict[str, Any]:
+    """Times of each variant by mode, and its ratio: the best of its modes over the best plain one, in the same rounds.
+
+    p20 and p80 of the ratio are over the rounds. A variant without a fused node is the plain network: ratio 1.
+    """
+    plain, plain_times = _times(samples, PLAIN)
+    found: dict[str, Any] = {PLAIN: plain}
+    for name, variant in variants.items():
+        counted = [s for s in variant.report["sites"] if s["status"] == "fused"]
+        source = PLAIN if variant.model is None else variant.same_as or name
+        own, times = _times(samples, source)
+        if variant.same_as:
+            own["same_as"] = variant.same_as
+        gains = [s.get("gain_us") for s in counted]
+        own |= {"sites": len(counted), "candidates": len(variant.report["sites"])}
+        own["report"] = network_sites.site_rows(variant.report)
+        if times and plain_times:
+            rounds = sorted(a / b for a, b in zip(times, plain_times, strict=True))
+            own["ratio"] = own["best_us"] / plain["best_us"]
+            own["ratio_p20"], own["ratio_p80"] = _at(rounds, 0.2), _at(rounds, 0.8)
+            if None not in gains:
+                own["predicted_gain_us"] = float(sum(gains))
+                own["predicted"] = max(1 - own["predicted_gain_us"] / plain["best_us"], 0.0)
+        found[name] = own
+    return {"variants": found}
+
+
+def _times(samples: Mapping[tuple[str, str], Sequence[float]], name: str) -> tuple[dict[str, Any], Sequence[float]]:
+    """Median, p20 and p80 of each mode, the best mode, and the samples of that one."""
+    row: dict[str, Any] = {}
+    for mode in MODES:
+        if (name, mode) in samples:
+            values = sorted(samples[name, mode])
+            row[f"{mode}_us"] = statistics.median(values)
+            row[f"{mode}_p20_us"], row[f"{mode}_p80_us"] = _at(values, 0.2), _at(values, 0.8)
+    timed = [mode for mode in MODES if f"{mode}_us" in row]
+    if not timed:
+        return row, []
+    best = min(timed, key=lambda mode: row[f"{mode}_us"])
+    return row | {"best": best, "best_us": row[f"{best}_us"]}, samples[name, best]
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def _layer_facts(
+    layers: Mapping[tuple[str, str], Any], variants: Mapping[str, Variant], engines: Mapping[tuple[str, str], Any],
+    sm: int, sm_count: int,
+) -> dict[str, Any]:  # fmt: skip
+    wanted = _richest(variants)
+    by_variant = {name: {m: layers[n, m] for n, m in layers if n == name} for name in (PLAIN, wanted) if name}
+    found: dict[str, Any] = {"layers": by_variant, "layers_of": wanted}
+    if wanted:
+        fused = [n for key, e in engines.items() if key[0] == wanted for n in e.program.fused]
+        tiles = {node.name: tile_of(node, sm, sm_count) for node in fused}
+        found["sites"] = network_sites.fitted(variants[wanted].sites, by_variant[PLAIN], by_variant[wanted], tiles)
+    return found
+
+
+def tile_of(node: Any, sm: int, sm_count: int) -> str:
+    """The name of the tile that a fused node of an engine runs: its own, else the kernels' first guess."""
+    from cutefuse import kernels
+
+    names = {c["id"]: c["name"] for c in kernels.operator_of(node.op_type)["configs"]}
+    return str(names[node.config or kernels.configs(node.call(sm=sm, sm_count=sm_count))[0]])

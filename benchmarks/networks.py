@@ -1,0 +1,149 @@
+"""Whole networks on one GPU in float16: plain against patched, each by cuDNN and by torch.compile, in CUDA graphs.
+
+    python benchmarks/networks.py --json networks.json --markdown
+    python benchmarks/networks.py --networks 'yolo*' --batch 1 --layers --json layers.json
+    python benchmarks/networks.py --from networks.json --markdown
+
+Each network has a process of its own. These compile side by side; whoever tries kernels on the GPU holds a lock, and
+while one is timed all others are stopped. Within a network all engines are timed in the same interleaved rounds.
+`ratio` is the best patched time over the best plain one; `predicted` is the ratio that the sites' predicted gains make.
+Outputs are compared on the GPU: `error` is the largest difference of a tensor over its largest value. A network that
+fails is named in one sentence, and the JSON is written after each network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+import models  # noqa: E402
+from benchmarks.lib import network_table, network_work, pool  # noqa: E402
+from benchmarks.lib.network_work import Task  # noqa: E402
+from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.output import write_text  # noqa: E402
+
+# Those that compile longest begin first, so that none of them is alone at the end.
+LONGEST = ("densenet121", "hrnet_ocr", "yolov8m", "yolo11s", "inception_v3", "yolov8s", "yolov8n", "smp_unet_pp")
+ALSO = ("hrnet_head",)  # a part that stands for the head of a large network
+# Each process compiles by itself, and several of them fill the machine.
+ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    known = ", ".join(network_work.VARIANTS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", metavar="GLOB", help="comma list of patterns; default: all networks, no parts")
+    parser.add_argument("--batch", default="1,8", help="comma list of images in a run; default 1,8")
+    parser.add_argument("--variants", default="default", help=f"comma list of {known}; default: default")
+    parser.add_argument("--layers", action="store_true", help="also record layer times, and those of each fused site")
+    parser.add_argument("--compile-jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), metavar="N",
+                        help="networks that are prepared at a time; default: all processors but two")  # fmt: skip
+    parser.add_argument("--limit-s", type=float, default=540, help="end after so many seconds; default 540")
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds; default 15")
+    parser.add_argument("--sample-ms", type=float, default=4.0, help="length of one sample; default 4")
+    parser.add_argument("--work", type=Path, help="folder for models, caches and logs; default: a temporary one")
+    parser.add_argument("--json", type=Path, help="write the rows here, after each network")
+    parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+    parser.add_argument("--from", dest="source", type=Path, help="tabulate the rows of a JSON file")
+    parser.add_argument("--device", default="cuda", help="cuda; cpu shows that all works, its times say nothing")
+    parser.add_argument("--small", action="store_true", help="networks of small size, for a trial")
+    return parser.parse_args(argv)
+
+
+def tasks_of(args: argparse.Namespace, folder: Path) -> list[Task]:
+    """What is to be measured, longest first. Raises CutefuseError for a pattern, batch or variant that is none."""
+    variants = tuple(dict.fromkeys(args.variants.split(",")))
+    if unknown := [v for v in variants if v not in network_work.VARIANTS]:
+        known = ", ".join(network_work.VARIANTS)
+        raise CutefuseError(f"--variants names '{unknown[0]}', which there is not; choose from {known}")
+    names = [] if args.networks else [*models.NETWORKS, *ALSO]
+    for pattern in args.networks.split(",") if args.networks else ():
+        found = [n for n in models.names() if fnmatchcase(n, pattern)]
+        if not found:
+            raise CutefuseError(f"--networks '{pattern}' matches none of {', '.join(models.names())}")
+        names += found
+    try:
+        batches = [int(b) for b in args.batch.split(",")]
+    except ValueError:
+        batches = [0]
+    if min(batches) < 1:
+        raise CutefuseError(f"--batch '{args.batch}' is no comma list of numbers of images; give 1,8")
+    names = sorted(dict.fromkeys(names), key=lambda n: LONGEST.index(n) if n in LONGEST else len(LONGEST))
+    return [
+        Task(n, b, variants, folder, args.device, args.layers, args.small, args.rounds, args.sample_ms)
+        for b in batches for n in names
+    ]  # fmt: skip
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Networks in the order of `models`, then parts; batches together."""
+    place = [*models.NETWORKS, *models.PARTS]
+    return sorted(rows, key=lambda r: (r["batch"], place.index(r["network"])))
+
+
+def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """The rows of all networks; those that failed have a `failure`."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    tasks, rows, begin = tasks_of(args, folder), list[dict[str, Any]](), time.monotonic()
+
+    def say(task: Task, text: str) -> None:
+        print(f"# {time.monotonic() - begin:.0f} s: {task.network} b{task.batch} {text}", file=sys.stderr, flush=True)
+
+    for task, row, failure in pool.run(
+        network_work.measure, tasks, max(args.compile_jobs, 1), folder / "pool", args.limit_s, say
+    ):
+        rows.append(row or {"network": task.network, "batch": task.batch, "failure": failure})
+        write(args.json, ordered(rows))
+        say(task, rows[-1].get("failure", "done"))
+    return ordered(rows)
+
+
+def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    if path is not None:
+        short = [_short(row) for row in rows]
+        write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in short) + "\n]\n")
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    return [_short(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def run(argv: list[str] | None) -> int:
+    args = parse(argv)
+    if args.source:
+        rows = json.loads(args.source.read_text())
+    else:
+        if args.device != "cpu":
+            from cutefuse.commands.doctor import local_sm
+
+            if not local_sm():
+                raise CutefuseError("no CUDA device was found; measure on a GPU, or tabulate old rows with --from")
+        with tempfile.TemporaryDirectory() as temporary:
+            rows = measure(args, args.work or Path(temporary))
+    print(network_table.text(rows, args.markdown))
+    failed = network_table.wrong(rows) or any("failure" in row for row in rows)
+    return 1 if failed else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_command(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
