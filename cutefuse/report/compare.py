@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cutefuse.report.graph import neighbours
 from cutefuse.report.kinds import KINDS
 from cutefuse.report.reader import Engine, Layer
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -58,11 +61,11 @@ def compare(engines: list[Engine]) -> Comparison:
 
     owners: list[dict[int, str]] = []
     for number, engine in enumerate(engines):
-        keys = {layer.index: layer.onnx for layer in engine.layers if layer.onnx and not _is_helper(layer)}
+        keys = {layer.index: layer.onnx for layer in engine.layers if layer.onnx and not is_helper(layer)}
         for index, names in keys.items():
             for name in names:
                 parent[find(f"node {name}")] = find(f"layer {number} {index}")
-        owners.append(_adopt(engine, {index: f"layer {number} {index}" for index in keys}))
+        owners.append(adopt(engine, {index: f"layer {number} {index}" for index in keys}))
     groups: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in engines])
     first: dict[str, tuple[int, int]] = {}
     for number, (engine, owner) in enumerate(zip(engines, owners, strict=True)):
@@ -80,12 +83,12 @@ def compare(engines: list[Engine]) -> Comparison:
     return Comparison(engines, sorted(rows, key=lambda r: -abs(r.saved_us)), by_kind)
 
 
-def _is_helper(layer: Layer) -> bool:
+def is_helper(layer: Layer) -> bool:
     """A copy or no-op belongs to the layer that it serves, not to the tensor that its name mentions."""
     return layer.kind in ("copy", "noop") and (not layer.raw.get("Metadata") or layer.name.endswith(" copy"))
 
 
-def _adopt(engine: Engine, owner: dict[int, str]) -> dict[int, str]:
+def adopt(engine: Engine, owner: dict[int, T]) -> dict[int, T]:
     """Give each helper to the layer that it feeds, else to the one that feeds it."""
     producers, consumers = neighbours(engine)
     for near, order in ((consumers, reversed(engine.layers)), (producers, iter(engine.layers))):
