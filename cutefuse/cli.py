@@ -15,6 +15,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("cutefuse.commands.doctor", "what this machine has, what is missing, and what to do about it"),
     "build": ("cutefuse.commands.build", "build an engine with trtexec or TensorRT's Python API"),
     "process": ("cutefuse.commands.process", "build, profile and draw an engine, and write a report"),
+    "optimize": (
+        "cutefuse.commands.optimize",
+        "fuse what pays on this machine: build, measure, take back, hand over the faster engine",
+    ),
     "report": ("cutefuse.commands.report", "write an HTML report of a folder of engine JSON files"),
     "compare": ("cutefuse.commands.compare", "compare two or more engines, layer by layer"),
     "accuracy": ("cutefuse.commands.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),

@@ -2,7 +2,8 @@
 
 Copied beside a test as an executable; the behaviour is chosen with environment variables:
 STUB_VERSION (101600), STUB_FAIL (a log line and exit 1), STUB_SLEEP (seconds), STUB_PLUGINS (how many fused nodes
-become plugin layers; all by default), STUB_NAMES_ONLY.
+become plugin layers; all by default), STUB_NAMES_ONLY. STUB_COSTS names a JSON file, node name -> microseconds, with
+"fused NAME" for a node of ours: then an engine has the nodes of its model as layers, and its times are theirs.
 """
 
 STUB = r"""#!{python}
@@ -43,10 +44,22 @@ if os.environ.get("STUB_SLEEP"):
         open(given["--saveEngine"], "w").write("half an eng")
     time.sleep(float(os.environ["STUB_SLEEP"]))
 names = ["conv_first", "fused_0", "fused_1", "act_last"]
+costs, fused, text = None, [], "engine bytes"
+if "STUB_COSTS" in os.environ:
+    import random
+    if "--onnx" in given:
+        import onnx
+        found = onnx.load(given["--onnx"], load_external_data=False).graph.node
+        nodes = [(n.name, n.domain == "cutefuse") for n in found]
+    else:
+        nodes = json.load(open(given["--loadEngine"]))
+    table = json.load(open(os.environ["STUB_COSTS"]))
+    names, fused, text = [n for n, _ in nodes], [n for n, own in nodes if own], json.dumps(nodes)
+    costs = [table.get(("fused " if own else "") + n, 10.0) / 1000 for n, own in nodes]
 plugins = int(os.environ.get("STUB_PLUGINS", "2")) if "--dynamicPlugins" in given else 0
 layers, last = [], "x"
 for i, name in enumerate(names):
-    plugin = name.startswith("fused") and int(name[-1]) < plugins
+    plugin = name in fused if costs else name.startswith("fused") and int(name[-1]) < plugins
     layer = {{"Name": name if plugin or not name.startswith("fused") else name + "/inner_conv",
              "LayerType": "PluginV3" if plugin else "CaskConvolution",
              "Inputs": [{{"Name": last, "Dimensions": [1, 8, 4, 4], "Format/Datatype": "Row major linear FP32"}}],
@@ -59,14 +72,16 @@ if os.environ.get("STUB_NAMES_ONLY"):
 def write(option, text):
     if option in given:
         open(given[option], "w").write(text)
-write("--saveEngine", "engine bytes")
+write("--saveEngine", text)
 write("--timingCacheFile", "cache")
-text = json.dumps({{"Layers": layers, "Bindings": ["x", last]}})
-write("--exportLayerInfo", text.replace("[ONNX Layer", "\x1e[ONNX Layer"))
+layer_text = json.dumps({{"Layers": layers, "Bindings": ["x", last]}})
+write("--exportLayerInfo", layer_text.replace("[ONNX Layer", "\x1e[ONNX Layer"))
 write("--exportProfile", json.dumps([{{"count": 100}}] + [
-    {{"name": n, "timeMs": 10.0 * (i + 1), "averageMs": 0.1 * (i + 1), "medianMs": 0.1 * (i + 1),
-      "percentage": 10.0 * (i + 1)}} for i, n in enumerate(names)]))
-write("--exportTimes", json.dumps([{{"computeMs": 1.0 + 0.01 * i, "latencyMs": 1.0 + 0.01 * i}} for i in range(20)]))
+    {{"name": n, "timeMs": 10.0 * (i + 1), "averageMs": costs[i] if costs else 0.1 * (i + 1),
+      "medianMs": costs[i] if costs else 0.1 * (i + 1), "percentage": 10.0 * (i + 1)}} for i, n in enumerate(names)]))
+total = sum(costs) * random.uniform(0.995, 1.005) if costs else 1.0
+write("--exportTimes", json.dumps([
+    {{"computeMs": total * (1 + 0.01 * i), "latencyMs": total * (1 + 0.01 * i)}} for i in range(20)]))
 if "--loadEngine" in given:
     log("=== Performance summary ===")
     log("Throughput: 900.5 qps")

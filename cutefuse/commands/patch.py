@@ -62,7 +62,8 @@ def show(result: Result, verbose: bool) -> None:
         print("nothing to patch; nothing was written")
 
 
-def _shape(text: str) -> tuple[str, list[int]]:
+def shape_argument(text: str) -> tuple[str, list[int]]:
+    """`name:1x3x640x640` of the command line."""
     name, _, dims = text.rpartition(":")
     if not name or not re.fullmatch(r"\d+(x\d+)*", dims):
         raise argparse.ArgumentTypeError(f"'{text}' is no shape; write it as name:1x3x224x224")
@@ -79,8 +80,7 @@ def _microseconds(text: str) -> float:
 
 def make_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        prog="patch_onnx.py",
-        description="Replace Concat+Conv(+BN+activation), Conv+activation and norms by fused plugin nodes.",
+        prog="patch_onnx.py", description="Replace Concat+Conv(+BN+activation) and norms by fused plugin nodes.",
         epilog="exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch",
     )  # fmt: skip
     p.add_argument("model", type=Path, help="ONNX file; it is never changed")
@@ -93,8 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--exclude-op", action="append", default=[], metavar="OP", help="not this operator")
     p.add_argument("--without", action="append", default=[], choices=TAKES,
-                   help="do not fuse Convs that read a single tensor, nearest upsampling of a source, sources that are "
-                        "channel ranges, the Add of a residual, or parallel Convs on the same sources")  # fmt: skip
+                   help="do not fuse nearest upsampling of a source, sources that are channel ranges, the Add of a "
+                        "residual, or parallel Convs on the same Concat")  # fmt: skip
     p.add_argument("--sm", type=int, metavar="90",
                    help="compute capability of the GPU that will run the model; operators that only an older "
                         "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip
@@ -102,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--verify", action="store_true", help="run original and patched model on the same inputs and compare"
     )
-    p.add_argument("--input-shape", action="append", default=[], type=_shape, metavar="NAME:1x3x224x224",
+    p.add_argument("--input-shape", action="append", default=[], type=shape_argument, metavar="NAME:1x3x224x224",
                    help="size of a dynamic input, for the figures and --verify; the model stays dynamic")  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="of the inputs for --verify")
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine, for --min-gain")

@@ -97,6 +97,13 @@ def _import() -> Any:
     return tensorrt
 
 
+def version() -> tuple[int, int, int]:
+    """Of the TensorRT that the Python package is; parts that it does not give are 0."""
+    numbers = [int("".join(filter(str.isdigit, p)) or 0) for p in str(_import().__version__).split(".")[:3]]
+    major, minor, patch = (*numbers, 0, 0, 0)[:3]
+    return major, minor, patch
+
+
 def _load_plugins(registry: Any, libraries: list[Path]) -> None:
     for path in libraries:
         if registry.load_library(str(path)) is None:
@@ -208,22 +215,50 @@ def _write_graph(trt: Any, engine: Any, context: Any | None, files: Artifacts) -
     write_text(files.graph, inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
+class Session:
+    """An engine file, loaded and bound to buffers of its own, so that it can run. Close it to free them."""
+
+    def __init__(self, engine_path: Path, words: list[str], libraries: list[Path], log: _Log | None = None) -> None:
+        self.trt: Any = _import()
+        self.options = _options(words)
+        self.log = log or _Log(self.trt)
+        self._runtime = self.trt.Runtime(self.log.logger)
+        _load_plugins(self._runtime.get_plugin_registry(), libraries)
+        self.engine = _deserialize(self._runtime, engine_path)
+        self.context = self.engine.create_execution_context()
+        self.device = open_device()
+        try:
+            _bind(self.trt, self.engine, self.context, self.device, shapes(self.options.get("--shapes", "")))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.device.close()
+
+    def infer(self) -> None:
+        if not self.context.execute_async_v3(self.device.stream):
+            raise CutefuseError("TensorRT could not run the engine; see the log")
+
+    def sample_us(self, runs: int) -> float:
+        """Mean time of one inference over `runs` of them, one after the other."""
+
+        def work() -> None:
+            for _ in range(runs):
+                self.infer()
+
+        return self.device.time_ms(work) * 1000 / runs
+
+
 def profile(engine_path: Path, files: Artifacts, words: list[str], libraries: list[Path]) -> None:
     """Time whole inferences first, then layers in a separate run, as trtexec's --separateProfileRun does."""
-    trt = _import()
-    options = _options(words)
-    log = _Log(trt)
+    log = _Log(_import())
     try:
-        runtime = trt.Runtime(log.logger)
-        _load_plugins(runtime.get_plugin_registry(), libraries)
-        engine = _deserialize(runtime, engine_path)
-        context = engine.create_execution_context()
-        device = open_device()
+        session = Session(engine_path, words, libraries, log)
         try:
-            _bind(trt, engine, context, device, shapes(options.get("--shapes", "")))
-            _measure(trt, engine, context, device, options, files)
+            _measure(session, files)
         finally:
-            device.close()
+            session.close()
     finally:
         write_text(files.profile_log, log.text)
 
@@ -258,11 +293,9 @@ def _bind(trt: Any, engine: Any, context: Any, device: Device, wanted: dict[str,
         context.set_tensor_address(name, device.allocate(size_bytes))
 
 
-def _measure(trt: Any, engine: Any, context: Any, device: Device, options: dict[str, str], files: Artifacts) -> None:
-    def infer() -> None:
-        if not context.execute_async_v3(device.stream):
-            raise CutefuseError("TensorRT could not run the engine; see the log")
-
+def _measure(session: Session, files: Artifacts) -> None:
+    device, context, options, infer = session.device, session.context, session.options, session.infer
+    trt: Any = session.trt
     warmup_ms, duration_s = float(options.get("--warmUp") or 200), float(options.get("--duration") or 3)
     least = int(options.get("--iterations") or 10)
     _repeat(lambda: device.time_ms(infer), warmup_ms / 1000, 1)
@@ -283,7 +316,7 @@ def _measure(trt: Any, engine: Any, context: Any, device: Device, options: dict[
     context.profiler = profiler
     _repeat(lambda: device.time_ms(infer), min(duration_s, 2), least)
     device.synchronize()
-    _write_graph(trt, engine, context, files)
+    _write_graph(trt, session.engine, context, files)
     write_json(files.profile, profile_records(layers))
     write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
     metadata = summary(latencies, wall_s, {"Device binding": device.name, "CUDA Graph": "Disabled"})

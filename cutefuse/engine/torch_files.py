@@ -100,34 +100,46 @@ def profile(source: Path, outdir: Path, words: Sequence[str], use_plugins: bool 
     outputs = (files.graph, files.profile, files.timing, files.profile_metadata, files.build_metadata)
     with whole_or_nothing(*outputs):
         engine = _engine(model, wanted, use_plugins)
-        with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"):
-            end = time.perf_counter() + wanted.warm_up_s
-            while time.perf_counter() < end:
-                engine.sample_us(1)
-            begin = time.perf_counter()
-            latencies: list[float] = []
-            while len(latencies) < wanted.least or time.perf_counter() < begin + wanted.duration_s:
-                latencies += [t / 1000 for t in time_interleaved_us([engine], 5, 1.0)[0]]
-            wall_s = time.perf_counter() - begin
-            layers = engine.layers(min(max(wanted.least, 5), 50))
-        _write_graph(engine, model, files, layers)
-        write_json(
-            files.profile, profile_records({x.name: [t / 1000 for t in x.times_us] for x in layers if x.times_us})
-        )
-        write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
-        used = ",".join(f"{name}={'x'.join(map(str, t.shape))}" for name, t in engine.inputs.items())
-        graph = "Enabled" if engine.device.type == "cuda" else "Disabled"
-        metadata = summary(
-            latencies, wall_s, {"Input inference shapes": used, "Engine": "PyTorch", "CUDA Graph": graph}
-        )
-        metadata["performance_summary"]["Throughput"] = 1000 / statistics.median(latencies)
-        metadata |= {"device_information": _device(engine), "backend": "torch"}
-        if engine.device.type == "cpu":
-            metadata["peaks"] = vars(measure_cpu())
-        write_json(files.profile_metadata, metadata)
+        _write_profile(engine, model, files, wanted)
         _report_fused(engine, model)
     plugins.keep_report(model, outdir)
     return files
+
+
+def build_and_profile(model: Path, outdir: Path, words: Sequence[str]) -> tuple[TorchEngine, Artifacts]:
+    """The files of `build` and of `profile` from one engine, which stays loaded."""
+    wanted, files = options_of(words), Artifacts.of(model, outdir)
+    make_folder(outdir)
+    engine = _engine(model, wanted, True)
+    write_json(files.engine, {"format": _FORMAT, "model": str(model.resolve()), "options": list(words)})
+    _write_profile(engine, model, files, wanted)
+    _report_fused(engine, model)
+    plugins.keep_report(model, outdir)
+    return engine, files
+
+
+def _write_profile(engine: TorchEngine, model: Path, files: Artifacts, wanted: _Wanted) -> None:
+    with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"):
+        end = time.perf_counter() + wanted.warm_up_s
+        while time.perf_counter() < end:
+            engine.sample_us(1)
+        begin = time.perf_counter()
+        latencies: list[float] = []
+        while len(latencies) < wanted.least or time.perf_counter() < begin + wanted.duration_s:
+            latencies += [t / 1000 for t in time_interleaved_us([engine], 5, 1.0)[0]]
+        wall_s = time.perf_counter() - begin
+        layers = engine.layers(min(max(wanted.least, 5), 50))
+    _write_graph(engine, model, files, layers)
+    write_json(files.profile, profile_records({x.name: [t / 1000 for t in x.times_us] for x in layers if x.times_us}))
+    write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
+    used = ",".join(f"{name}={'x'.join(map(str, t.shape))}" for name, t in engine.inputs.items())
+    graph = "Enabled" if engine.device.type == "cuda" else "Disabled"
+    metadata = summary(latencies, wall_s, {"Input inference shapes": used, "Engine": "PyTorch", "CUDA Graph": graph})
+    metadata["performance_summary"]["Throughput"] = 1000 / statistics.median(latencies)
+    metadata |= {"device_information": _device(engine), "backend": "torch"}
+    if engine.device.type == "cpu":
+        metadata["peaks"] = vars(measure_cpu())
+    write_json(files.profile_metadata, metadata)
 
 
 def _model_of(source: Path, words: Sequence[str]) -> tuple[Path, list[str]]:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,7 @@ PRECISION_FLAGS = frozenset("--fp16 --bf16 --fp8 --int8 --int4 --best --strongly
 UNLISTED = frozenset("--plugins --streams --useRuntime --distributiveIndependence --tuningResultFile".split())
 # Options that this tool sets itself: the paths of inputs and outputs.
 OWN = frozenset("--onnx --saveEngine --loadEngine --exportLayerInfo --exportProfile --exportTimes --help".split())
+_QUIET = ("--noDataTransfers", "--useCudaGraph", "--useSpinWait")  # 11 does so by itself
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,16 @@ def profile_command(
         "--verbose",
     ]
     if trtexec.version[0] == 10:
-        command += ["--noDataTransfers", "--useCudaGraph", "--useSpinWait", "--separateProfileRun"]
+        command += [*_QUIET, "--separateProfileRun"]
+    command += [f"--dynamicPlugins={path}" for path in plugins]
+    return _merge(command, options)
+
+
+def time_command(trtexec: Trtexec, engine: Path, times: Path, options: list[str], plugins: list[Path]) -> list[str]:
+    """Command that times an engine as a whole for half a second, into `times`."""
+    trtexec.check(options)
+    command = [trtexec.path, f"--loadEngine={engine}", f"--exportTimes={times}", "--duration=0.5"]
+    command += _QUIET if trtexec.version[0] == 10 else []
     command += [f"--dynamicPlugins={path}" for path in plugins]
     return _merge(command, options)
 
@@ -180,8 +191,9 @@ def quote(command: list[str]) -> str:
 
 
 def run(command: list[str], log: Path, timeout_s: float | None, title: str) -> str:
-    """Run trtexec, write its output to `log`, return the text. A failure keeps the log and raises CutefuseError.
+    """Run trtexec, write its output to `log`, return the text; no progress is shown without a title.
 
+    A failure keeps the log and raises CutefuseError.
     On timeout, Ctrl-C or SIGTERM the whole process group is ended: trtexec leaves no orphan on the GPU.
     """
     with log.open("wb") as sink:
@@ -194,7 +206,7 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str) -> s
                 f"{command[0]} cannot be started ({error.strerror}); set $TRTEXEC to a working trtexec"
             ) from None
         try:
-            with spinner(title):
+            with spinner(title) if title else nullcontext():
                 code = child.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             _end(child)

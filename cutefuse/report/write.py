@@ -71,7 +71,7 @@ def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: objec
     return page
 
 
-def write_compare(sources: list[Path], output: Path) -> Path:
+def write_compare(sources: list[Path], output: Path, quiet: bool = False) -> Path:
     """Compare engines (folders or graph JSON files, the baseline first) in one page, with a CSV beside it."""
     from cutefuse.report.pages import write_compare_page
 
@@ -87,7 +87,8 @@ def write_compare(sources: list[Path], output: Path) -> Path:
     make_folder(output.parent)
     write_text(output.with_suffix(".csv"), tables.compare_csv(comparison))
     write_compare_page(comparison, output)
-    print(tables.compare_terminal(comparison))
+    if not quiet:
+        print(tables.compare_terminal(comparison))
     return output
 
 

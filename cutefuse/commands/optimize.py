@@ -1,0 +1,169 @@
+"""`cutefuse optimize`: build the plain engine, patch, build, take back what did not pay, until nothing improves.
+
+Exit codes: 0 a faster engine lies in best/, 1 outputs differ or fused nodes do not run as plugins, 2 bad input or an
+engine that cannot be built, 3 nothing pays: best/ is the plain engine, 130 interrupted. Whatever the code, best/ is the
+last good engine once the plain one was built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cutefuse import table
+from cutefuse.commands.build import end_on_sigterm, trtexec_options
+from cutefuse.commands.doctor import local_sm
+from cutefuse.commands.patch import shape_argument, show
+from cutefuse.engine.bench import BEST
+from cutefuse.engine.build import BACKENDS
+from cutefuse.engine.noise import HOW
+from cutefuse.engine.optimize import Limits, Outcome
+from cutefuse.errors import run_command
+from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, optimize, pages
+from cutefuse.rewrite.patch import TAKES, Options, patch
+
+NOTHING_PAYS = 3
+
+
+def seconds(text: str) -> float:
+    """`300`, `300s`, `5min`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min)?", text)
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"'{text}' is no time limit; write it as 300s or 5min")
+    return float(found[1]) * (60 if found[2] == "min" else 1)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="cutefuse optimize", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Make a network faster on this machine: fuse sites, measure, take back those that do not pay.",
+        epilog="Every other option goes to trtexec or to the PyTorch back end (--device=cuda:1, --noTF32).\n"
+        "exit codes: 0 best/ is faster, 1 outputs differ or plugins are missing, 2 bad input, 3 nothing pays",
+    )  # fmt: skip
+    p.add_argument("model", type=Path, help="ONNX file; it is never changed")
+    p.add_argument("-o", "--output", type=Path, required=True, metavar="DIR",
+                   help="folder for plain/, best/, compare.html and optimize.json")  # fmt: skip
+    p.add_argument("--backend", choices=BACKENDS[:4], default="auto", help="what builds and runs the engines (auto)")
+    p.add_argument("--builds", type=int, default=Limits.builds, metavar="N",
+                   help="engine builds at most, the plain one included; cuDNN and torch.compile of one graph are one "
+                        f"build ({Limits.builds})")  # fmt: skip
+    p.add_argument("--time-limit", type=seconds, metavar="5min", help="begin no build that would end later")
+    p.add_argument("--timeout", type=float, metavar="S", help="end trtexec after this many seconds")
+    p.add_argument("--dtype", choices=("fp16",), help="convert the model first; both engines compute in this type")
+    p.add_argument("--keep-float32", action="append", default=[], metavar="GLOB",
+                   help="nodes that --dtype must not lower")  # fmt: skip
+    p.add_argument("--input-shape", action="append", default=[], type=shape_argument, metavar="NAME:1x3x224x224",
+                   help="size of a dynamic input, for engines and figures")  # fmt: skip
+    p.add_argument("--include", action="append", default=[], metavar="GLOB", help="only sites with a node of this name")
+    p.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="no site with a node of this name")
+    p.add_argument("--without", action="append", default=[], choices=TAKES, help="as in `cutefuse patch`")
+    p.add_argument("--sm", type=int, metavar="90", help="compute capability of the GPU; default: this machine's")
+    p.add_argument("--no-functions", action="store_true", help="leave function bodies out")
+    p.add_argument("--verify", action="store_true",
+                   help="compare plain and patched outputs: the graphs in ONNX Runtime, with --backend torch also the "
+                        "engines")  # fmt: skip
+    p.add_argument("--dry-run", action="store_true", help="show the sites that the first patched engine would have")
+    p.add_argument("--json", action="store_true", help="print what optimize.json holds instead of the table")
+    return p
+
+
+def progress(outcome: Outcome[Any]) -> None:
+    """One line for a round that ended."""
+    if outcome.verdict is not None:
+        return
+    this = outcome.rounds[-1]
+    times = ", ".join(f"{mode or 'engine'} {us:.1f} us" for mode, us in this.times_us.items())
+    best = min(this.verdicts.values(), key=lambda v: v.ratio, default=None)
+    parts = [f"{len(this.graph.sites)} sites" if this.graph.sites else "", times,
+             f"{best.text} of plain" if best else "", this.decision]  # fmt: skip
+    print(f"{this.graph.name} ({this.seconds:.0f} s): {'; '.join(filter(None, parts))}", file=sys.stderr)
+
+
+def show_result(data: dict[str, Any], out: Path) -> None:
+    """The one table of an optimisation, and the faster engine."""
+    rows: list[list[str]] = []
+    for number, this in enumerate(data["rounds"]):
+        for mode, us in this["times_us"].items() or [("", None)]:
+            against = this["against_plain"].get(mode)
+            ratio = f"{against['ratio']:.3f} ({against['low']:.3f} to {against['high']:.3f})" if against else ""
+            name = f"{this['graph']}, {mode}" if mode else this["graph"]
+            us = data["plain_us"] if us is None and not number else us
+            rows.append([name, "" if us is None else f"{us:.1f}", ratio, f"{len(this['sites'])} sites"])
+    for site in data["sites"]:
+        if site["status"] in (KEPT, DROPPED):
+            rows.append([f"  {site['name']}", _signed(site["measured_us"]), site["verdict"] or "", _about(site)])
+    table.show(f"{data['model']['path']}, {data['backend']}", ["engine or site", "us", "of plain, verdict", "remarks"],
+               rows, numbers=(1,))  # fmt: skip
+    print(f"us of a site: plain minus patched layers; of an engine: one inference. {HOW}")
+    left = [s for s in data["sites"] if s["status"] not in (KEPT, DROPPED)]
+    if left:
+        print(f"{len(left)} candidates were not tried; {RECORD} says why")
+    for note in data["notes"]:
+        print(note)
+    verdict = data["verdict"]
+    figures = f"{data['plain_us']:.1f} -> {data['best_us']:.1f} us, " if verdict else ""
+    if data["paid"]:
+        ratio = f"{verdict['ratio']:.3f} ({verdict['low']:.3f} to {verdict['high']:.3f})"
+        print(f"faster: {data['kept']}, {figures}{ratio} of {data['rival']}; {data['builds']} builds; {data['ended']}")
+        print(f"wrote {out / BEST}")
+    else:
+        why = f"the best patched engine takes {verdict['ratio']:.3f} of the plain one's time" if verdict else ""
+        print(f"nothing pays: {'; '.join(filter(None, (data['ended'], why)))}; {out / BEST} is the plain engine")
+
+
+def _signed(us: float | None) -> str:
+    return "?" if us is None else f"{us:+.1f}"
+
+
+def _about(site: dict[str, Any]) -> str:
+    predicted = f"predicted {site['predicted_us']:+.1f}" if site["predicted_us"] is not None else ""
+    others = f"together with {', '.join(site['with'])}" if site["with"] else ""
+    return "; ".join(filter(None, (site["status"], predicted, others)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `cutefuse optimize` and scripts/optimize_onnx.py."""
+    args, rest = make_parser().parse_known_args(argv)
+
+    def command() -> int:
+        end_on_sigterm()
+        options = Options(
+            include=args.include, exclude=args.exclude, without=args.without, functions=not args.no_functions,
+            sm=local_sm() if args.sm is None else args.sm, verify=args.verify, shapes=dict(args.input_shape),
+            keep_float32=args.keep_float32,
+        )  # fmt: skip
+        if args.dry_run:
+            result = patch(args.model, args.output / args.model.name, replace(options, dry_run=True))
+            print(json.dumps(result.report, indent=1)) if args.json else show(result, False)
+            return result.exit_code
+        dtype = "float16" if args.dtype else ""
+        limits = Limits(args.builds, args.time_limit)
+        request = Request(
+            args.model, args.output, args.backend, trtexec_options(rest), options, dtype, limits, args.timeout
+        )
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                data = optimize(request, progress)
+                made = pages(args.output, data["paid"])
+        except BaseException:
+            if (args.output / BEST).is_dir():
+                print(f"{args.output / BEST} holds the last good engine", file=sys.stderr)
+            raise
+        if args.json:
+            print(json.dumps(data, indent=1))
+        else:
+            show_result(data, args.output)
+            print(f"reports: {', '.join(map(str, made))}")
+        return 0 if data["paid"] else NOTHING_PAYS
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""`cutefuse optimize` as a function: the loop over this machine's engine and the rewriter, and the pages at its end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import cutefuse
+from cutefuse.engine import build as engines
+from cutefuse.engine import plugins, trtexec
+from cutefuse.engine.bench import BEST, PLAIN, Built, Shelf
+from cutefuse.engine.optimize import Bench, Graph, Limits, Loop, Outcome, Worth
+from cutefuse.errors import VerificationError
+from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
+from cutefuse.output import write_json
+from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.report.worth import worths
+from cutefuse.rewrite.patch import Options, Result, patch
+from cutefuse.rewrite.prove import failure
+from cutefuse.sites.find import FUSED, MERGED
+
+SCHEMA = 1
+RECORD = "optimize.json"
+KEPT, DROPPED = "kept", "taken back"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to optimise, by which engine, within which limits.
+
+    `options`: for trtexec or the PyTorch back end, with their dashes. `patch`: filters, target GPU, shapes and `verify`
+    of the rewriter. `dtype`: float16 converts the model first, so that both engines compute in it.
+    """
+
+    model: Path
+    out: Path
+    backend: str = "auto"
+    options: Sequence[str] = ()
+    patch: Options = Options()
+    dtype: str = ""
+    limits: Limits = Limits()
+    timeout_s: float | None = None
+
+
+@dataclass
+class Rewriter:
+    """Writes the graphs of one optimisation. `results`: what the rewriter said of each patched graph."""
+
+    source: Path
+    shelf: Shelf
+    options: Options
+    results: list[Result] = field(default_factory=list)
+
+    def plain(self) -> Graph:
+        return Graph(PLAIN, self.source)
+
+    def patched(self, only: frozenset[str] | None) -> Graph | None:
+        """Raises VerificationError where the options ask for a comparison and the patched graph fails it."""
+        name = f"patched {len(self.results) + 1}"
+        folder = self.shelf.folder(Graph(name, self.source))
+        output = folder / f"{self.source.name.removesuffix('.onnx')}.cutefuse.onnx"
+        result = patch(self.source, output, replace(self.options, only=only))
+        self.results.append(result)
+        if result.exit_code == 1:
+            why = failure(result.report["verify"])
+            raise VerificationError(f"{name} computes something else ({why}); the last good engine stays")
+        if result.output is None:
+            return None
+        return Graph(name, output, tuple(s.name for s in result.sites if s.status in (FUSED, MERGED)))
+
+    def worth(self, plain: Built, patched: Built) -> list[Worth]:
+        pair = [read_engine(find_engines(e.files.graph)[0]) for e in (plain, patched)]
+        return worths(pair[0], pair[1], self.results[-1].report["sites"])
+
+
+def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda outcome: None) -> dict[str, Any]:
+    """Find the sites that pay in this machine's engine; returns what optimize.json holds.
+
+    Writes into `out`: plain/ and best/ (model, engine, profile, report), compare.html, optimize.json. `best/` is the
+    plain engine until a patched one was faster beyond noise, and is replaced as a whole. `seen` is called after every
+    round. Raises CutefuseError, VerificationError; `out` then keeps the last good engine.
+    """
+    facts = plugins.read_model(request.model)
+    kind = engines.choose_backend(request.backend)
+    shelf = Shelf(request.out)
+    with shelf.open():
+        source = _converted(request, shelf) if request.dtype else request.model
+        bodies = request.patch.functions and _bodies_do(kind)
+        options = replace(request.patch, functions=bodies, keep_float32=())  # the conversion is done
+        rewriter = Rewriter(source, shelf, options)
+        bench = _bench(kind, request, shelf)
+        head = {
+            "schema": SCHEMA, "tool": {"name": "cutefuse", "version": cutefuse.__version__},
+            "model": {"path": str(request.model), "sha256": sha256_of(request.model), "dtype": request.dtype or None,
+                      "fused_before": len(facts.fused_nodes)},
+            "backend": kind, "options": list(request.options),
+            "limits": {"builds": request.limits.builds, "time_s": request.limits.time_s},
+        }  # fmt: skip
+
+        def record(outcome: Outcome[Built]) -> dict[str, Any]:
+            data = {**head, **outcome.as_json(), "paid": outcome.paid, "sites": sites(outcome, rewriter.results)}
+            data["notes"] = list(getattr(bench, "notes", []))
+            write_json(request.out / RECORD, data)
+            return data
+
+        def changed(outcome: Outcome[Built]) -> None:
+            record(outcome)
+            seen(outcome)
+
+        loop = Loop(bench, rewriter, request.limits, changed)
+        try:
+            loop.run()
+        except BaseException as error:
+            loop.outcome.ended = f"ended early: {error or type(error).__name__}"
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                record(loop.outcome)
+            raise
+        return record(loop.outcome)
+
+
+def pages(out: Path, paid: bool) -> list[Path]:
+    """The reports of the plain and of the best engine, and the page that compares them."""
+    from cutefuse.report.write import write, write_compare
+
+    made = [write(out / PLAIN, out / PLAIN, quiet=True), write(out / BEST, out / BEST, quiet=True)]
+    if paid:
+        made.append(write_compare([out / PLAIN, out / BEST], out / "compare.html", quiet=True))
+    return made
+
+
+def sites(outcome: Outcome[Built], results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Every candidate of the model: what was predicted, what was measured last, and what became of it.
+
+    `measured_us` is the gain of `with` together, sites that could not be judged apart.
+    """
+    if not results:
+        return []
+    kept = set(outcome.kept.graph.sites) if outcome.kept else set()
+    tried = {name for r in outcome.rounds for name in r.graph.sites}
+    latest = {name: w for r in outcome.rounds for w in r.worths for name in w.sites}
+    rows = []
+    for site in results[0].report["sites"]:
+        name, worth = site["name"], latest.get(site["name"])
+        status = KEPT if name in kept else DROPPED if name in tried else site["status"]
+        rows.append({
+            "name": name, "operator": site["operator"], "title": site["title"], "status": status,
+            "reason": "" if name in tried else site["reason"], "predicted_us": site["gain_us"],
+            "measured_us": worth.gain_us if worth else None, "noise_us": worth.noise_us if worth else None,
+            "with": [s for s in worth.sites if s != name] if worth else [],
+            "verdict": worth.verdict if worth else None,
+        })  # fmt: skip
+    return rows
+
+
+def _bodies_do(kind: str) -> bool:
+    """Whether function bodies may be in the model: TensorRT 10.6 and older build them instead of the plugins."""
+    if kind == "trtexec":
+        return trtexec.inspect(trtexec.find() or "trtexec").version >= plugins.PLUGINS_FIRST
+    if kind == "tensorrt":
+        from cutefuse.engine.tensorrt_api import version
+
+        return version() >= plugins.PLUGINS_FIRST
+    return True
+
+
+def _bench(kind: str, request: Request, shelf: Shelf) -> Bench[Built]:
+    words = [*request.options, *_shape_words(request)]
+    if kind == "torch":
+        from cutefuse.engine.bench_torch import TorchBench
+
+        return TorchBench(shelf, words, request.patch.verify)
+    from cutefuse.engine.bench_tensorrt import TensorRTBench
+
+    return TensorRTBench(shelf, kind, words, request.timeout_s)
+
+
+def _shape_words(request: Request) -> list[str]:
+    """--shapes for the inputs with dynamic axes; TensorRT takes none for the others."""
+    inputs = load_model(request.model).graph.input
+    dynamic = {i.name for i in inputs if any(d.dim_value <= 0 for d in i.type.tensor_type.shape.dim)}
+    given = [f"{n}:{'x'.join(map(str, dims))}" for n, dims in request.patch.shapes.items() if n in dynamic]
+    return [f"--shapes={','.join(given)}"] if given else []
+
+
+def _converted(request: Request, shelf: Shelf) -> Path:
+    """The model in float16, in a file of its own."""
+    from cutefuse.rewrite.retype import to_float16
+
+    model = load_model(request.model)
+    external = uses_external_data(model)
+    model, _ = to_float16(model, request.model.parent, request.patch.keep_float32)
+    path = shelf.folder(Graph(PLAIN, request.model)) / request.model.name
+    with writer(path, external) as out:
+        out.save(model, request.model.parent)
+        out.commit()
+    return path

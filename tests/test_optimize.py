@@ -1,0 +1,385 @@
+"""`cutefuse optimize` from file to folder: over the stand-ins for trtexec and TensorRT's Python API."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_tensorrt
+import numpy as np
+import onnx
+import pytest
+from graphs import TWO, graph
+from trtexec_stub import STUB
+
+from cutefuse.commands.optimize import main, seconds
+from cutefuse.engine import bench, bench_tensorrt, device, tensorrt_api
+from cutefuse.engine import build as engine
+from cutefuse.errors import CutefuseError
+from cutefuse.report.reader import find_engines, read_engine
+
+ROOT = Path(__file__).resolve().parents[1]
+# us of the nodes of TWO: the first site saves 70, the second loses 45.
+COSTS = {"Concat_0": 40.0, "Conv_1": 60.0, "Relu_2": 10.0, "Concat_3": 5.0, "Conv_4": 50.0, "Tanh_5": 5.0,
+         "fused Conv_1": 40.0, "fused Conv_4": 105.0}  # fmt: skip
+BAD = {**COSTS, "fused Conv_1": 130.0}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(graph(TWO, outputs=("y1", "y2")), str(tmp_path / "two.onnx"))
+    return tmp_path / "two.onnx"
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcutefuse.so").write_bytes(b"")
+    monkeypatch.setattr("cutefuse.plugin_path", lambda: tmp_path / "lib" / "libcutefuse.so")
+
+
+@pytest.fixture
+def trtexec(tmp_path: Path, library: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in. Every sample of a race is a process of its own."""
+    path = tmp_path / "bin" / "trtexec"
+    path.parent.mkdir()
+    path.write_text(STUB.format(python=sys.executable))
+    path.chmod(0o755)
+    monkeypatch.setenv("TRTEXEC", str(path))
+    monkeypatch.setenv("STUB_COSTS", str(tmp_path / "costs.json"))
+    return path
+
+
+@pytest.fixture
+def stub(tmp_path: Path, trtexec: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in, whose samples are taken without a process: dozens of them take a while."""
+    random = np.random.default_rng(1)
+
+    def sample(self: Any, engine: Path, libraries: list[Path]) -> float:
+        costs = json.loads((tmp_path / "costs.json").read_text())
+        nodes = json.loads(engine.read_text())
+        return sum(costs.get(f"fused {n}" if own else n, 10.0) for n, own in nodes) * float(random.normal(1, 0.002))
+
+    monkeypatch.setattr(bench_tensorrt.TensorRTBench, "_sample", sample)
+    return trtexec
+
+
+def run(model: Path, *words: str, costs: dict[str, float] | None = None) -> int:
+    (model.parent / "costs.json").write_text(json.dumps(costs or COSTS))
+    return main([str(model), "-o", str(model.parent / "out"), "--sm", "0", *words])
+
+
+def record(model: Path) -> dict[str, Any]:
+    return dict(json.loads((model.parent / "out" / "optimize.json").read_text()))
+
+
+def names(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()}
+
+
+# ------------------------------------------------------------------------------------------------------- trtexec
+@pytest.mark.slow
+def test_trtexec_ends_with_the_site_that_pays(model: Path, trtexec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = model.read_bytes()
+    assert run(model) == 0
+    out, data = model.parent / "out", record(model)
+    assert names(out) == {"plain", "best", "optimize.json", "compare.html", "compare.csv"}
+    assert {s["name"]: (s["status"], s["measured_us"], s["verdict"]) for s in data["sites"]} == {
+        "Conv_1": ("kept", pytest.approx(70), "pays"), "Conv_4": ("taken back", pytest.approx(-45), "costs time"),
+    }  # fmt: skip
+    assert data["builds"] == 3 and data["paid"] and data["backend"] == "trtexec"
+    assert data["verdict"]["ratio"] == pytest.approx(100 / 170, rel=0.02)
+    assert {n.op_type for n in onnx.load(str(out / "best" / "two.cutefuse.onnx")).graph.node} >= {"CuteConcatConv2Relu"}
+    suffixes = ("", ".graph.json", ".build.log", ".build.metadata.json", ".profile.json", ".profile.log",
+                ".profile.metadata.json", ".timing.json", ".report.html")  # fmt: skip
+    assert names(out / "best") >= {"two.patch.json", *(f"two.cutefuse.onnx.engine{s}" for s in suffixes)}
+    assert names(out / "plain") >= {f"two.onnx.engine{s}" for s in suffixes}
+    best = read_engine(find_engines(out / "best")[0])
+    assert best.patch and best.build["Model"] == str(out / "best" / "two.cutefuse.onnx")
+    assert best.patch["output"]["path"] == best.build["Model"] and model.read_bytes() == before
+    text = capsys.readouterr()
+    assert "plain (" in text.err and "1 of 2 sites taken back" in text.err
+    table = text.out.splitlines()
+    assert [line.split()[0] for line in table if line.startswith("    ")] == ["Conv_1", "Conv_4"]
+    assert "faster: patched 2, " in text.out and "sign test" in text.out
+
+
+def test_where_nothing_pays_the_plain_engine_comes_back(
+    model: Path, stub: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model, costs=BAD) == 3
+    assert "nothing pays: no site pays" in capsys.readouterr().out
+    out = model.parent / "out"
+    assert names(out) == {"plain", "best", "optimize.json"}
+    assert (out / "best" / "two.onnx.engine").read_bytes() == (out / "plain" / "two.onnx.engine").read_bytes()
+    assert not list((out / "best").glob("*.cutefuse.*")) and record(model)["kept"] == "plain"
+
+
+def test_a_model_without_sites_says_so(tmp_path: Path, stub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(graph("y = Relu(a)", {}), str(tmp_path / "m.onnx"))
+    assert run(tmp_path / "m.onnx") == 3
+    assert "nothing pays: no site can be fused" in capsys.readouterr().out
+
+
+def test_layers_that_did_not_change_keep_their_tactics(
+    model: Path, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    real = engine.build
+
+    def build(source: Path, outdir: Path, *args: Any, **more: Any) -> Any:
+        seen.append((outdir / "timing.cache").is_file())
+        return real(source, outdir, *args, **more)
+
+    monkeypatch.setattr(engine, "build", build)
+    assert run(model) == 0 and seen == [False, True, True]
+
+
+def test_json_is_all_that_is_printed(model: Path, stub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == record(model)
+
+
+def test_a_dry_run_writes_nothing(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--dry-run") == 0
+    assert "2 candidates: 2 fused" in capsys.readouterr().out and not (model.parent / "out").exists()
+
+
+def test_filters_and_the_comparison_in_onnx_runtime(model: Path, stub: Path) -> None:
+    assert (
+        run(model, "--exclude", "Conv_4", "--verify", "--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7") == 0
+    )
+    data = record(model)
+    assert [s["status"] for s in data["sites"]] == ["kept", "excluded"] and data["builds"] == 2
+    report = json.loads((model.parent / "out" / "best" / "two.patch.json").read_text())
+    assert report["verify"]["passed"] and "--shapes=a:1x8x9x7,b:1x16x9x7" in (
+        (model.parent / "out" / "best" / "two.cutefuse.onnx.engine.build.log").read_text()
+    )
+
+
+def test_old_tensorrt_gets_no_function_bodies(model: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_VERSION", "100300")
+    assert run(model) == 0
+    assert not onnx.load(str(model.parent / "out" / "best" / "two.cutefuse.onnx")).functions
+
+
+def test_float16_is_compared_with_float16(model: Path, stub: Path) -> None:
+    assert run(model, "--dtype", "fp16") == 0
+    for folder, name in (("plain", "two.onnx"), ("best", "two.cutefuse.onnx")):
+        made = onnx.load(str(model.parent / "out" / folder / name))
+        assert onnx.TensorProto.FLOAT16 in {i.data_type for i in made.graph.initializer}
+
+
+# -------------------------------------------------------------------------------------------------- what goes wrong
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--builds=1"], "--builds is 1; give 2 or more"),
+        (["--nonsense"], "--nonsense is not an option of trtexec"),
+        (["--input-shape", "q:1x2"], "q"),
+        (["stray"], "--stray is not an option"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    model: Path, stub: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    assert run(model, *words) == 2
+    assert text in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_missing_model_is_named(tmp_path: Path, stub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path / "none.onnx") == 2
+    assert "none.onnx does not exist" in capsys.readouterr().err
+
+
+def good(folder: Path) -> str:
+    """The name of the engine in best/, whose files must be whole."""
+    (found,) = find_engines(folder / "best")
+    assert read_engine(found).profiled and found["engine"].is_file()
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")], "leftovers"
+    return read_engine(found).name
+
+
+@pytest.mark.parametrize("fails_at, left", [(2, "two.onnx"), (3, "two.cutefuse.onnx")])
+def test_a_build_that_fails_leaves_the_last_good_engine(
+    model: Path,
+    stub: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fails_at: int,
+    left: str,
+) -> None:
+    real, count = engine.build, [0]
+
+    def build(*args: Any, **more: Any) -> Any:
+        count[0] += 1
+        if count[0] == fails_at:
+            monkeypatch.setenv("STUB_FAIL", "out of memory")
+        return real(*args, **more)
+
+    monkeypatch.setattr(engine, "build", build)
+    costs = {**COSTS, "fused Conv_4": 80.0}  # both sites together are faster than none
+    assert run(model, costs=costs) == 2
+    error = capsys.readouterr().err
+    assert "out of memory" in error and "best holds the last good engine" in error
+    assert good(model.parent / "out") == left and record(model)["ended"].startswith("ended early: trtexec failed")
+
+
+def test_a_full_disk_leaves_the_last_good_engine(
+    model: Path, stub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = shutil.copy2
+
+    def copy(source: Path, target: Path) -> Any:
+        if "cutefuse" in Path(target).name:
+            raise OSError(28, "No space left on device")
+        return real(source, target)
+
+    monkeypatch.setattr(bench.shutil, "copy2", copy)
+    assert run(model) == 2
+    assert "No space left on device" in capsys.readouterr().err and good(model.parent / "out") == "two.onnx"
+
+
+def test_an_engine_that_runs_bodies_ends_it(model: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = stub.read_text().replace('"PluginV3" if plugin', '"CaskConvolution" if plugin')
+    stub.write_text(text)
+    assert run(model) == 1 and good(model.parent / "out") == "two.onnx"
+
+
+def test_a_patched_graph_that_computes_something_else_is_not_built(
+    model: Path, stub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"passed": False, "outputs": [], "sites": [], "why": "it differs"}
+    monkeypatch.setattr("cutefuse.rewrite.patch.prove", lambda *args: wrong)
+    assert run(model, "--verify") == 1
+    assert "it differs" in capsys.readouterr().err and good(model.parent / "out") == "two.onnx"
+
+
+@pytest.mark.parametrize("sign, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_last_good_engine(model: Path, stub: Path, sign: int, code: int) -> None:
+    (model.parent / "costs.json").write_text(json.dumps(COSTS))
+    slow = f"""
+import os, signal
+from cutefuse.commands.optimize import main
+from cutefuse.engine import build
+real, count = build.build, [0]
+def slow(*args, **more):
+    count[0] += 1
+    if count[0] == 2:
+        os.environ["STUB_SLEEP"], os.environ["STUB_PID"] = "60", {str(model.parent / "pid")!r}
+    return real(*args, **more)
+build.build = slow
+import sys, cutefuse
+from pathlib import Path
+cutefuse.plugin_path = lambda: Path({str(model.parent / "lib" / "libcutefuse.so")!r})
+sys.exit(main([{str(model)!r}, "-o", {str(model.parent / "out")!r}, "--sm", "0"]))
+"""
+    child = subprocess.Popen([sys.executable, "-c", slow], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (model.parent / "pid").is_file() or not (model.parent / "pid").read_text():
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(sign)
+    _, error = child.communicate(timeout=60)
+    assert child.returncode == code and "best holds the last good engine" in error
+    assert good(model.parent / "out") == "two.onnx"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((model.parent / "pid").read_text()), 0)
+
+
+def test_what_a_killed_run_set_aside_comes_back(model: Path, stub: Path) -> None:
+    assert run(model) == 0
+    out = model.parent / "out"
+    (out / "best").rename(out / ".best.previous")
+    with bench.Shelf(out).open():
+        assert good_name(out) == "two.cutefuse.onnx"
+    assert not (out / ".best.previous").exists()
+
+
+def good_name(folder: Path) -> str:
+    return read_engine(find_engines(folder / "best")[0]).name
+
+
+def test_a_second_run_replaces_the_first(model: Path, stub: Path) -> None:
+    assert run(model) == 0 and run(model, costs=BAD) == 3
+    assert good(model.parent / "out") == "two.onnx"
+    assert not [p for p in (model.parent / "out" / "best").iterdir() if "cutefuse" in p.name]
+
+
+# ---------------------------------------------------------------------------------------------------- Python API
+class Clock(device.Device):
+    """A device whose time is what the engine's layers take."""
+
+    name = "clock"
+
+    def _open(self) -> None:
+        self.used = 0
+
+    def call(self, name: str, *args: Any) -> Any:
+        self.used += 1
+        return 4096 * self.used
+
+    def time_ms(self, work: Callable[[], None]) -> float:
+        before = fake_tensorrt.elapsed_ms
+        work()
+        return (fake_tensorrt.elapsed_ms - before) * (1 + 0.001 * (self.used % 5))
+
+
+@pytest.fixture
+def api(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
+    monkeypatch.setattr(fake_tensorrt, "__version__", "10.16.0")
+    monkeypatch.setattr(fake_tensorrt, "costs", {})
+    found = engine.importlib.util.find_spec
+    monkeypatch.setattr(
+        engine.importlib.util, "find_spec", lambda n: SimpleNamespace() if n == "tensorrt" else found(n)
+    )
+    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr(tensorrt_api, "open_device", Clock)
+
+
+@pytest.mark.parametrize("costs, code, kept", [(COSTS, 0, "two.cutefuse.onnx"), (BAD, 3, "two.onnx")])
+def test_the_python_api_gives_the_same(
+    model: Path, api: None, monkeypatch: pytest.MonkeyPatch, costs: dict[str, float], code: int, kept: str
+) -> None:
+    monkeypatch.setattr(fake_tensorrt, "costs", {k: v / 1000 for k, v in costs.items()})
+    assert run(model, "--iterations=3", "--duration=0.01", "--warmUp=1") == code
+    data = record(model)
+    assert data["backend"] == "tensorrt" and good(model.parent / "out") == kept
+    assert [s["status"] for s in data["sites"]] == ["kept" if not code else "taken back", "taken back"]
+
+
+def test_an_older_python_package_gets_no_function_bodies(
+    model: Path, api: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_tensorrt, "__version__", "10.3.0")
+    monkeypatch.setattr(fake_tensorrt, "costs", {k: v / 1000 for k, v in COSTS.items()})
+    assert run(model, "--iterations=3", "--duration=0.01", "--warmUp=1") == 0
+    assert not onnx.load(str(model.parent / "out" / "best" / "two.cutefuse.onnx")).functions
+
+
+# ----------------------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize("text, want", [("300", 300.0), ("300s", 300.0), ("5min", 300.0), ("1.5min", 90.0)])
+def test_time_limits(text: str, want: float) -> None:
+    assert seconds(text) == want
+
+
+@pytest.mark.parametrize("text", ["", "0", "5h", "min", "-3s"])
+def test_what_is_no_time_limit(text: str) -> None:
+    with pytest.raises(Exception, match="no time limit"):
+        seconds(text)
+
+
+def test_an_output_folder_that_is_a_file_is_refused(model: Path, stub: Path) -> None:
+    (model.parent / "out").write_text("")
+    with pytest.raises(CutefuseError, match="cannot be made"), bench.Shelf(model.parent / "out").open():
+        pass
