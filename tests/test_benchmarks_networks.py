@@ -117,7 +117,7 @@ class TestSites:
         import models
 
         onnx.save(models.build("unet", "float16", small=True, batch=2), str(tmp_path / "plain.onnx"))
-        found = network_work.take_default(tmp_path / "plain.onnx", tmp_path / "p.onnx", 90)
+        found = network_work.take_default(tmp_path / "plain.onnx", tmp_path / "p.onnx", 90, Line())  # type: ignore[arg-type]
         site = found.sites[0]
         nodes = site.as_json()["nodes"]
         plain = {"cudnn": [{"name": "x", "nodes": nodes[:1], "us": 3.0}]}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,33 @@ class Variant:
     same_as: str = ""  # the variant before it that fused the same nodes
 
 
-def take_default(plain: Path, output: Path, sm: int) -> Variant:
+def take_default(plain: Path, output: Path, sm: int, talk: Talk) -> Variant:
     """What `cutefuse patch` does by itself."""
     return _patched(plain, output, sm)
 
 
-def take_all(plain: Path, output: Path, sm: int) -> Variant:
+def take_all(plain: Path, output: Path, sm: int, talk: Talk) -> Variant:
     """Every legal site, whether it pays or not."""
     return _patched(plain, output, sm)
 
 
-VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {"default": take_default, "all": take_all}
+def take_tuned(plain: Path, output: Path, sm: int, talk: Talk) -> Variant:
+    """What `cutefuse patch --tune` does; the times are kept beside the model, for this run alone."""
+    from cutefuse.engine.tune import Tuner
+    from cutefuse.engine.tune_cache import TuneCache
+    from cutefuse.engine.tune_timer import gpu_timer
+    from cutefuse.report.tuned import best_tile, pricing
+
+    tuner = Tuner(gpu_timer(talk.quiet), TuneCache(plain.with_name("tune.json")))
+    found = _patched(plain, output, sm, price=pricing(tuner), tile=partial(best_tile, tuner))
+    return replace(found, tiles={s.name: s.tile for s in found.sites if s.tile})
+
+
+VARIANTS: dict[str, Callable[[Path, Path, int, Talk], Variant]] = {
+    "default": take_default,
+    "all": take_all,
+    "tune": take_tuned,
+}
 
 
 def _patched(plain: Path, output: Path, sm: int, **options: Any) -> Variant:
@@ -87,7 +104,7 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     major, minor = torch.cuda.get_device_capability() if gpu else (0, 0)
     sm = 10 * major + minor
     row: dict[str, Any] = {"network": task.network, "batch": task.batch, "dtype": "float16", "failures": {}}
-    variants = _variants(task, paths[PLAIN], sm, row["failures"])
+    variants = _variants(task, paths[PLAIN], sm, talk, row["failures"])
     paths |= {name: v.model for name, v in variants.items() if v.model and not v.same_as}
     clock.lap("patch")
     talk.say(f"patched after {clock.total_s:.0f} s, {', '.join(f'{k} {len(v.sites)}' for k, v in variants.items())}")
@@ -125,7 +142,7 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     clock.lap("time")
     row |= summary(dict(zip(engines, samples, strict=True)), variants)
     if task.layers:
-        row |= _layer_facts(layers, variants, engines, sm, row.get("multiprocessors", 0))
+        row |= _layer_facts(layers, variants, engines)
     row["seconds"] = clock.laps
     talk.say(f"timed after {clock.total_s:.0f} s")
     return row
@@ -147,11 +164,11 @@ class _Clock:
         self._last = now
 
 
-def _variants(task: Task, plain: Path, sm: int, failures: dict[str, str]) -> dict[str, Variant]:
+def _variants(task: Task, plain: Path, sm: int, talk: Talk, failures: dict[str, str]) -> dict[str, Variant]:
     found: dict[str, Variant] = {}
     for name in task.variants:
         try:
-            variant = VARIANTS[name](plain, plain.with_name(f"{name}.onnx"), sm)
+            variant = VARIANTS[name](plain, plain.with_name(f"{name}.onnx"), sm, talk)
         except Exception as error:  # a variant that cannot be made must not cost the others
             failures[name] = sentence(error)
             continue
@@ -240,22 +257,21 @@ def _at(values: Sequence[float], share: float) -> float:
 
 
 def _layer_facts(
-    layers: Mapping[tuple[str, str], Any], variants: Mapping[str, Variant], engines: Mapping[tuple[str, str], Any],
-    sm: int, sm_count: int,
+    layers: Mapping[tuple[str, str], Any], variants: Mapping[str, Variant], engines: Mapping[tuple[str, str], Any]
 ) -> dict[str, Any]:  # fmt: skip
     wanted = _richest(variants)
     by_variant = {name: {m: layers[n, m] for n, m in layers if n == name} for name in (PLAIN, wanted) if name}
     found: dict[str, Any] = {"layers": by_variant, "layers_of": wanted}
     if wanted:
         fused = [n for key, e in engines.items() if key[0] == wanted for n in e.program.fused]
-        tiles = {node.name: tile_of(node, sm, sm_count) for node in fused}
+        tiles = {node.name: tile_of(node) for node in fused}
         found["sites"] = network_sites.fitted(variants[wanted].sites, by_variant[PLAIN], by_variant[wanted], tiles)
     return found
 
 
-def tile_of(node: Any, sm: int, sm_count: int) -> str:
+def tile_of(node: Any) -> str:
     """The name of the tile that a fused node of an engine runs: its own, else the kernels' first guess."""
     from cutefuse import kernels
 
     names = {c["id"]: c["name"] for c in kernels.operator_of(node.op_type)["configs"]}
-    return str(names[node.config or kernels.configs(node.call(sm=sm, sm_count=sm_count))[0]])
+    return str(names[node.config or node.tiles()[0]])

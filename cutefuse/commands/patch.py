@@ -10,12 +10,16 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from cutefuse import table
 from cutefuse.commands.doctor import local_sm
-from cutefuse.errors import run_command
+from cutefuse.engine.tune import RIVALS, Tuner
+from cutefuse.engine.tune_cache import TuneCache
+from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
+from cutefuse.report.tuned import NAMES, best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Pricing, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
 from cutefuse.sites.find import EXCLUDED, FUSED, MERGED, Site
@@ -106,6 +110,12 @@ def make_parser() -> argparse.ArgumentParser:
                    help="size of a dynamic input, for the figures and --verify; the model stays dynamic")  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="of the inputs for --verify")
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine, for --min-gain")
+    p.add_argument("--tune", action="store_true",
+                   help="time each site on this machine's GPU: its best tile, and what PyTorch takes for the nodes "
+                        "that it replaces; times are kept for the next run")  # fmt: skip
+    p.add_argument("--rival", choices=sorted(RIVALS), default="best",
+                   help="what --tune compares with: cuDNN's kernels, torch.compile, or the better of the two; default: "
+                        "best")  # fmt: skip
     p.add_argument("--min-gain", type=_microseconds, default=0.0, metavar="5us", help="skip sites that would gain less")
     p.add_argument(
         "--dtype", choices=sorted(DTYPES), help="lower the precision first; TensorRT 11 takes it from the file"
@@ -124,6 +134,24 @@ def make_parser() -> argparse.ArgumentParser:
     return p
 
 
+def _tuner(rival: str) -> Tuner:
+    from cutefuse.engine.tune_timer import gpu_timer
+
+    return Tuner(gpu_timer(), TuneCache(), rival)
+
+
+def _tuned(tuner: Tuner) -> str:
+    """What was timed, as a sentence each."""
+    timer, cache = tuner.timer, tuner.cache
+    modes = " and ".join(NAMES[mode] for mode in tuner.modes)
+    lines = [
+        f"tuned on {timer.tiles_machine.split(', cutefuse')[0]}: {tuner.timed} times taken, {tuner.known} known from "
+        f"{cache.path}",
+        f"the rival is PyTorch's ({modes}), not TensorRT's; --profile compares with a TensorRT engine",
+    ]
+    return "\n".join([*lines, *([cache.note] if cache.note else [])])
+
+
 def _pricing(model: Path, profile: Path | None) -> Pricing | None:
     if profile is None:
         return None
@@ -140,20 +168,26 @@ def _pricing(model: Path, profile: Path | None) -> Pricing | None:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `cutefuse patch` and scripts/patch_onnx.py."""
     args = make_parser().parse_args(argv)
-    options = Options(
-        args.include, args.exclude, args.include_op, args.exclude_op, args.without,
-        local_sm() if args.sm is None else args.sm, not args.no_functions, args.verify,
-        args.seed, dict(args.input_shape), args.dry_run, _pricing(args.model, args.profile), args.min_gain,
-        DTYPES.get(args.dtype, ""), args.clean,
-        args.scope or "", args.keep_float32,
-    )  # fmt: skip
 
     def command() -> int:
+        if args.tune and args.profile:
+            raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
+        tuner = _tuner(args.rival) if args.tune else None
+        options = Options(
+            args.include, args.exclude, args.include_op, args.exclude_op, args.without,
+            local_sm() if args.sm is None else args.sm, not args.no_functions, args.verify,
+            args.seed, dict(args.input_shape), args.dry_run,
+            pricing(tuner) if tuner else _pricing(args.model, args.profile), args.min_gain,
+            partial(best_tile, tuner) if tuner else None, DTYPES.get(args.dtype, ""), args.clean,
+            args.scope or "", args.keep_float32,
+        )  # fmt: skip
         result = patch(args.model, args.output or default_output(args.model), options)
         if args.json:
             print(json.dumps(result.report, indent=1))
         else:
             show(result, args.verbose)
+            if tuner:
+                print(_tuned(tuner))
         return result.exit_code
 
     return run_command(command)

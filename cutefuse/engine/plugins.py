@@ -80,6 +80,21 @@ def speaks_of(report: dict[str, Any], *names: str) -> bool:
     return not path or Path(str(path)).name in names
 
 
+def tuned_tiles(model: Path) -> dict[str, int]:
+    """Name of a fused node -> id of the tile that `cutefuse patch --tune` found fastest, from the patch report."""
+    report = patch_report(model)
+    if report is None or not speaks_of(report, model.name):
+        return {}
+    return {
+        str(site["name"]): int(site["tile"])
+        for site in report["sites"]
+        if isinstance(site, dict)
+        and site.get("status") == "fused"
+        and isinstance(site.get("tile"), int)
+        and site["tile"]
+    }
+
+
 def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
     """Name -> op_type of each fused node that the engine must run as a plugin.
 

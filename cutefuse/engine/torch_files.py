@@ -163,8 +163,9 @@ def _model_of(source: Path, words: Sequence[str]) -> tuple[Path, list[str]]:
 def _engine(model: Path, wanted: _Wanted, use_plugins: bool) -> TorchEngine:
     with spinner(f"loading {model.name} into PyTorch {torch.__version__}"):
         return TorchEngine.build(
-            model, wanted.mode, wanted.device, shapes=wanted.shapes, plugins=use_plugins, tf32=wanted.tf32
-        )
+            model, wanted.mode, wanted.device, shapes=wanted.shapes, plugins=use_plugins, tf32=wanted.tf32,
+            tiles=plugins.tuned_tiles(model) if use_plugins else None,
+        )  # fmt: skip
 
 
 def _say_idle(words: Sequence[str]) -> None:

@@ -109,7 +109,8 @@ class TorchEngine:
             mode: `cudnn` runs every node as one call of PyTorch, `compile` gives the whole graph to torch.compile; on a
             GPU both replay a CUDA graph. device: `cuda`, `cuda:1`, `cpu`; the first GPU where there is one.
             shapes: input name -> shape for dynamic inputs. plugins: False runs the bodies of fused nodes.
-            tiles: name of a fused node -> id of its tile, instead of the kernels' first guess.
+            tiles: name of a fused node -> id of its tile, instead of the kernels' first guess; a tile that cannot run
+            the shapes at hand is left, with a note of the program.
             quiet: makes a context that is held while cuDNN and Triton try their kernels on the GPU; processes that
             share a GPU pass a lock here, or their trials disturb each other's choice.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.
@@ -123,11 +124,7 @@ class TorchEngine:
         with torch.cuda.device(where) if where.type == "cuda" else contextlib.nullcontext():
             program = programs.load(proto, dims, fused=plugins and where.type == "cuda")
             merge(program, convolutions=mode == "cudnn")
-            for node in program.fused:
-                node.config = (tiles or {}).get(node.name, 0)
-            unknown = set(tiles or {}) - {node.name for node in program.fused}
-            if unknown and where.type == "cuda":
-                raise CutefuseError(f"tiles are given for {', '.join(sorted(unknown))}, which are no fused nodes here")
+            program.choose_tiles(tiles or {}, {n.name for n in proto.graph.node if n.domain == programs.DOMAIN})
             inputs = {}
             for name, array in seeded(specs, dims).items():
                 like = program.shapes[program.inputs[name]]

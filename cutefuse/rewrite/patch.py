@@ -68,6 +68,7 @@ class Options:
     dry_run: bool = False
     price: Pricing | None = None  # what a profile says that each site would save
     min_gain_us: float = 0.0
+    tile: Callable[[kernels.Call | None], int] | None = None  # the fastest tile of a call; 0 where it is not known
     dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
     clean: bool = False  # write the cleaned graph, not only the fused sites
     scope: str = ""  # of dtype: "model" (also "" for float16) or the fused "sites" (also "" for bfloat16)
@@ -139,6 +140,9 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         merge_parallel(graph, sites, options.sm)
     doomed = plan(graph, sites)
     fused = [s for s in sites if s.status == FUSED]
+    if options.tile:
+        for site in fused:
+            site.tile = options.tile(site.sized_call)
     digest = sha256_of(source)
     report: dict[str, Any] = {
         "schema": SCHEMA,
@@ -205,7 +209,7 @@ def _unused(graph: Graph, sites: Sequence[Site], options: Options) -> list[str]:
     if options.scope and not options.dtype:
         found.append("--scope does nothing without --dtype")
     if options.min_gain_us and options.price is None:
-        found.append("--min-gain does nothing without --profile: no gain is known")
+        found.append("--min-gain does nothing without --profile or --tune: no gain is known")
     return found
 
 

@@ -42,6 +42,7 @@ class Site:
     bytes_saved: int | None = 0  # None where sizes are not known
     sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
     gain_us: float | None = None  # the gain that a profile predicts; None without one
+    tile: int = 0  # id of the tile that was fastest here; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
 
     @property
@@ -49,8 +50,8 @@ class Site:
         return self.finder.op
 
     @property
-    def cost(self) -> Cost | None:
-        """What the call does on inputs of the given sizes; None where a size is not known."""
+    def sized_call(self) -> Call | None:
+        """The call on inputs of the given sizes; None where a size is not known."""
         if self.match is None:
             return None
         call, match = self.match.call, self.match
@@ -64,7 +65,13 @@ class Site:
         ]
         if any(d < 0 for t in (*inputs, *outputs) for d in t.dims):
             return None
-        return self.op.cost(replace(call, inputs=inputs, outputs=outputs, _keep=[]))
+        return replace(call, inputs=inputs, outputs=outputs, _keep=[])
+
+    @property
+    def cost(self) -> Cost | None:
+        """What the call does on inputs of the given sizes; None where a size is not known."""
+        call = self.sized_call
+        return None if call is None else self.op.cost(call)
 
     def _known(self, operand: str | Constant | Quantized) -> tuple[int, ...] | None:
         if isinstance(operand, Constant):
@@ -110,6 +117,7 @@ class Site:
             "bytes_moved": cost.bytes_moved if cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
             "gain_us": self.gain_us,
+            "tile": self.tile,
         }
 
 

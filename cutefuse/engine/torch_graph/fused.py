@@ -76,6 +76,10 @@ class FusedNode:
         sm = _sm()
         return (kernels.reject_device(sm) if sm else None) or kernels.reject(self.call(sm=sm, sm_count=_sm_count()))
 
+    def tiles(self) -> list[int]:
+        """The ids of the tiles that can run the node here, best guess first."""
+        return kernels.configs(self.call(sm=_sm(), sm_count=_sm_count()))
+
     def results(self) -> list[Tensor]:
         """The outputs as the node makes them, on `meta`."""
         return [self._empty(t, "meta") for t in self.outputs]

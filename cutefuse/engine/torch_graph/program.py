@@ -7,7 +7,7 @@ reads a shape out of a tensor and none makes the host wait for the GPU.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,18 @@ class Program:
     tensors: dict[str, str]
     fused: list[FusedNode] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def choose_tiles(self, tiles: Mapping[str, int], known: Collection[str]) -> None:
+        """Give fused nodes their tiles by name. `known`: all fused nodes of the model, also those that run their
+        bodies. Raises CutefuseError for a name of none of them."""
+        if unknown := sorted(set(tiles) - set(known)):
+            raise CutefuseError(f"tiles are given for {', '.join(unknown)}, which are no fused nodes here")
+        for node in self.fused:
+            tile = tiles.get(node.name, 0)
+            if tile and tile not in node.tiles():
+                self.notes.append(f"{node.name} runs the kernels' first guess: tile {tile} cannot run it here")
+                continue
+            node.config = tile
 
     def source(self) -> str:
         """The program as Python: a function of the inputs that forgets each tensor after its last use."""

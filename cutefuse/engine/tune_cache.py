@@ -1,0 +1,91 @@
+"""Times taken on this machine, kept between runs: a JSON file in the user's cache folder, written whole.
+
+`tiles` depend on GPU, driver and our library, `plain` on GPU, driver, PyTorch and cuDNN: each has the machine that it
+was taken on beside the key of what was timed. A damaged or unwritable file costs time, not the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from cutefuse.errors import CutefuseError
+from cutefuse.output import make_folder, write_text
+
+SCHEMA = 1
+KINDS = ("tiles", "plain")
+Times = dict[str, float]  # what was tried -> microseconds
+
+
+def cache_path() -> Path:
+    """$XDG_CACHE_HOME/cutefuse/tune.json; in ~/.cache where that is not set, or is no absolute path as it must be."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (base if base.is_absolute() else Path.home() / ".cache") / "cutefuse" / "tune.json"
+
+
+class TuneCache:
+    """Times by kind, machine and key. `note`: one sentence where the file could not be used, else ""."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or cache_path()
+        self.note = ""
+        self._new: dict[tuple[str, str, str], Times] = {}
+        self._stored = self._read()
+
+    def get(self, kind: str, machine: str, key: str) -> Times:
+        """What is known; empty where nothing is."""
+        found = self._new.get((kind, machine, key))
+        return dict(self._stored[kind].get(machine, {}).get(key, {}) if found is None else found)
+
+    def put(self, kind: str, machine: str, key: str, times: Times) -> None:
+        """Replace what is known; `save` writes it."""
+        self._new[kind, machine, key] = dict(times)
+
+    def save(self) -> None:
+        """Write what is new into the file as it is now, so that two runs at a time keep what each of them found."""
+        if not self._new:
+            return
+        stored = self._stored = self._read()
+        for (kind, machine, key), times in self._new.items():
+            stored[kind].setdefault(machine, {})[key] = {k: round(t, 4) for k, t in times.items()}
+        try:
+            make_folder(self.path.parent)
+            write_text(self.path, json.dumps({"schema": SCHEMA, **stored}, indent=1) + "\n")
+        except CutefuseError as error:
+            self.note = f"the times were not kept for the next run: {error}"
+            return
+        self._new.clear()
+
+    def _read(self) -> dict[str, dict[str, dict[str, Times]]]:
+        nothing: dict[str, dict[str, dict[str, Times]]] = {kind: {} for kind in KINDS}
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return nothing
+        except (OSError, ValueError, RecursionError) as error:
+            self.note = self._damaged(type(error).__name__)
+            return nothing
+        if isinstance(data, dict) and data.get("schema") not in (None, SCHEMA):
+            self.note = f"the times in {self.path} have another format ({data['schema']}); they are taken anew"
+            return nothing
+        if not isinstance(data, dict) or not all(_is_table(data.get(kind)) for kind in KINDS):
+            self.note = self._damaged("not what cutefuse writes")
+            return nothing
+        return {kind: data[kind] for kind in KINDS}
+
+    def _damaged(self, what: str) -> str:
+        return f"the times in {self.path} cannot be read ({what}); they are taken anew"
+
+
+def _is_table(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(keys, dict) for keys in value.values()):
+        return False
+    times = [own for keys in value.values() for own in keys.values()]
+    return all(isinstance(own, dict) and all(map(_is_time, own.values())) for own in times)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -1,0 +1,47 @@
+"""A part of a graph as a model of its own, for running or timing it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+from cutefuse.errors import CutefuseError
+from cutefuse.graph.read import ELEM_TYPES, Graph, label
+
+Sizes = Callable[[str], Sequence[int] | None]
+
+
+def cut(graph: Graph, nodes: Iterable[NodeProto], outputs: Sequence[str], sizes: Sizes) -> onnx.ModelProto:
+    """A model of some nodes with fixed sizes: constants inside, what else they read as inputs.
+
+    outputs: the tensors that it returns. sizes: of a tensor, None or -1 where not known.
+    Raises CutefuseError where the size or the type of an input is not known.
+    """
+    inside = {id(n) for n in nodes}
+    chosen = [n for n in graph.nodes if id(n) in inside]
+    made = {o for n in chosen for o in n.output if o}
+    read = dict.fromkeys(name for n in chosen for name in n.input if name and name not in made)
+    inputs, constants = [], []
+    for name in read:
+        value = graph.size_values(name)
+        if value is not None:
+            constants.append(numpy_helper.from_array(value, name))
+            continue
+        dims, dtype = sizes(name) or graph.dims(name), graph.dtype(name)
+        if dims is None or min(dims, default=0) < 0 or dtype is None:
+            reader = next(label(n) for n in chosen if name in n.input)
+            raise CutefuseError(f"the sizes of {name}, which {reader} reads, are not known; --input-shape gives them")
+        inputs.append(helper.make_tensor_value_info(name, ELEM_TYPES[dtype], list(dims)))
+    results = [_output(graph, name, sizes) for name in dict.fromkeys(outputs)]
+    body = helper.make_graph(chosen, "cut", inputs, results, constants)
+    return helper.make_model(body, opset_imports=list(graph.model.opset_import), ir_version=graph.model.ir_version)
+
+
+def _output(graph: Graph, name: str, sizes: Sizes) -> onnx.ValueInfoProto:
+    dims, dtype = sizes(name) or graph.dims(name), graph.dtype(name)
+    if dtype is None:
+        return helper.make_empty_tensor_value_info(name)
+    known = None if dims is None else [d if d >= 0 else None for d in dims]
+    return helper.make_tensor_value_info(name, ELEM_TYPES[dtype], known)
