@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
 from pathlib import Path
 
+from cutefuse.engine import trtexec
 from cutefuse.engine.build import BACKENDS, build
 from cutefuse.errors import CutefuseError, run_command
 
@@ -27,13 +29,24 @@ def trtexec_options(words: list[str]) -> list[str]:
     return [word if word.startswith("--") else f"--{word}" for word in words]
 
 
+def assumed_version(args: argparse.Namespace) -> str | None:
+    """The TensorRT version of a dry run: the one given, else the newest known where there is no TensorRT here."""
+    given: str | None = args.trt_version
+    there = args.backend not in ("auto", "trtexec") or trtexec.find() or importlib.util.find_spec("tensorrt")
+    if given or there or not args.dry_run:
+        return given
+    newest = ".".join(map(str, max(trtexec.FIRST_SEEN.values())))
+    print(f"# no TensorRT here: {newest} is assumed, the newest that cutefuse knows; --trt-version names another")
+    return newest
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, ...]) -> None:
     """Options that `build` and `process` share."""
     parser.add_argument("--backend", choices=backends, default="auto", help="what builds and runs the engine (auto)")
     parser.add_argument("--timeout", type=float, metavar="S", help="end trtexec after this many seconds")
     parser.add_argument("--no-plugins", action="store_true", help="build fused nodes from their function bodies")
     parser.add_argument(
-        "--trt-version", metavar="V", help="TensorRT version of a dry run without trtexec, such as 10.3"
+        "--trt-version", metavar="V", help="TensorRT version of a dry run without trtexec, such as 10.3 (newest)"
     )
 
 
@@ -53,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         end_on_sigterm()
         files = build(
             args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
-            not args.no_plugins, args.timeout, args.dry_run, args.trt_version,
+            not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),
         )  # fmt: skip
         if not args.dry_run:
             print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")

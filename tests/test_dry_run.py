@@ -1,0 +1,52 @@
+"""`cutefuse build --dry-run` on a machine without TensorRT: the newest version is assumed, and said."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import onnx
+import pytest
+from graphs import graph
+
+from cutefuse.commands.build import main
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model, where neither trtexec nor TensorRT's or PyTorch's package is to be found."""
+    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    onnx.save(graph("y = Relu(a)", {}, inputs={"a": "2"}, rank=1), str(tmp_path / "m.onnx"))
+    return str(tmp_path / "m.onnx")
+
+
+def test_the_newest_version_is_assumed_and_said(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([model, "--dry-run"]) == 0
+    said, command = capsys.readouterr().out.splitlines()
+    assert "11.1 is assumed" in said and "--trt-version" in said
+    assert command.startswith(f"trtexec --onnx={model} --saveEngine=")
+
+
+def test_its_options_are_those_of_that_version(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([model, "--dry-run", "--fp16"]) == 2
+    assert "TensorRT 11.1.0 builds strongly typed" in capsys.readouterr().err
+
+
+def test_a_given_version_is_taken_without_a_word(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([model, "--dry-run", "--fp16", "--trt-version", "10.3"]) == 0
+    assert "is assumed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run", "--backend", "tensorrt"]])
+def test_a_real_build_and_another_backend_assume_nothing(
+    words: list[str], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([model, *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "pip install tensorrt" in printed.err
+
+
+def test_an_installed_trtexec_is_asked(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: "/no/such/trtexec")
+    assert main([model, "--dry-run"]) == 2
