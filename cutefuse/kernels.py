@@ -250,7 +250,7 @@ def reject_device(sm: int) -> str | None:
 class Plan:
     """A call worked out once for the device that is current: its tile, its launches and the workspace they need.
 
-    Running it costs one ctypes call. It needs at most `call.workspace_bytes` bytes, or as many as it likes where those
+    It needs at most `call.workspace_bytes` bytes, or as many as it likes where those
     are -1. Any number of threads may run one plan. Raises KernelError when the call is refused.
     """
 
@@ -263,13 +263,14 @@ class Plan:
             raise KernelError(reason.decode())
         head = _PlanHead.from_buffer(self._state)
         self.config, self.splits, self.workspace_bytes = head.config, head.splits, head.workspace_bytes
+        self.num_inputs, self.num_outputs = head.num_inputs, head.num_outputs
 
     def run(self, inputs: Any, outputs: Any, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue on a stream: ctypes arrays of device addresses in the order of the call's tensors, and a workspace.
 
         Raises KernelError with the operator's reason.
         """
-        operands = _Operands(inputs, outputs, workspace or None, workspace_bytes, stream or None)
+        operands = _Operands(inputs, outputs, workspace, workspace_bytes, stream)
         reason = self._run(self._state, ctypes.byref(operands))
         if reason:
             raise KernelError(reason.decode())
@@ -277,7 +278,7 @@ class Plan:
 
 def addresses(data: Sequence[int]) -> Any:
     """Device addresses as `Plan.run` takes them; 0 for a tensor without elements."""
-    return (ctypes.c_void_p * len(data))(*(address or None for address in data))
+    return (ctypes.c_void_p * len(data))(*data)
 
 
 def run(call: Call) -> None:
@@ -285,8 +286,47 @@ def run(call: Call) -> None:
     Launcher(call)()
 
 
-class Launcher:
-    """A call planned once, for timing and for hot loops: calling it costs one ctypes call.
+@functools.cache
+def _run_at() -> Any:
+    """cutefuse_run over the addresses of a plan and its operands as integers, of which ctypes converts nothing."""
+    return ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(("cutefuse_run", library()))
+
+
+class Bound:
+    """A plan beside memory for the addresses of one call: a call costs one ctypes call and makes no other object.
+
+    For one thread at a time; any number of them may be bound to one plan.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        count = plan.num_inputs + plan.num_outputs
+        self._data = (ctypes.c_void_p * count)()
+        at = ctypes.addressof(self._data)
+        into = ctypes.POINTER(ctypes.c_void_p)
+        self._raw = _Operands(*(ctypes.cast(at + 8 * i, into) for i in (0, plan.num_inputs)))
+        self._run, self._at = _run_at(), (ctypes.addressof(plan._state), ctypes.addressof(self._raw))
+
+    def bind(self, data: Sequence[int], workspace: int = 0, workspace_bytes: int | None = None) -> Bound:
+        """Replace the device addresses of all inputs and outputs, in this order, and of the workspace, whose size
+        stays where None is given. Raises ValueError for another number of addresses."""
+        self._data[:] = data
+        self._raw.workspace = workspace
+        if workspace_bytes is not None:
+            self._raw.workspace_bytes = workspace_bytes
+        return self
+
+    def __call__(self, stream: int | None = None) -> None:
+        """Enqueue on a stream; None: the one before. Raises KernelError with the operator's reason."""
+        if stream is not None:
+            self._raw.stream = stream
+        reason = self._run(*self._at)
+        if reason:
+            raise KernelError(reason.decode())
+
+
+class Launcher(Bound):
+    """A call planned once and bound to its own addresses, for timing and for hot loops.
 
     Raises KernelError when the call is refused, or gives a workspace without saying how many bytes it has.
     """
@@ -295,20 +335,6 @@ class Launcher:
         if call.workspace and call.workspace_bytes < 0:
             raise KernelError("a workspace was given without its size; set workspace_bytes")
         given = max(call.workspace_bytes, 0)
-        self.plan = Plan(replace(call, workspace_bytes=given, _keep=[]))
-        self._inputs = addresses([t.data for t in call.inputs])
-        self._outputs = addresses([t.data for t in call.outputs])
-        self._workspace, self._workspace_bytes, self._stream = call.workspace, given, call.stream
-
-    def bind(self, data: Sequence[int], workspace: int = 0) -> Launcher:
-        """Replace the device addresses of all inputs and outputs, in this order, and of the workspace."""
-        count = len(self._inputs)
-        self._inputs, self._outputs = addresses(data[:count]), addresses(data[count:])
-        self._workspace = workspace
-        return self
-
-    def __call__(self, stream: int | None = None) -> None:
-        self.plan.run(
-            self._inputs, self._outputs, self._workspace, self._workspace_bytes,
-            self._stream if stream is None else stream,
-        )  # fmt: skip
+        super().__init__(Plan(replace(call, workspace_bytes=given, _keep=[])))
+        self.bind([t.data for t in (*call.inputs, *call.outputs)], call.workspace, given)
+        self._raw.stream = call.stream

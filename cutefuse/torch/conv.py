@@ -60,6 +60,11 @@ def _slope(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Te
     return torch.ones_like(z)
 
 
+def _pixels(t: Tensor, dims: tuple[int, ...]) -> kernels.Tensor:
+    """An NHWC tensor by its logical dims; its pixels may be wider."""
+    return kernels.Tensor(dims, NAMES[t.dtype], kernels.CHANNELS_LAST, ld=t.shape[-1])
+
+
 def _output_shape(xs: Sequence[Tensor], weight: Tensor, stride: Sequence[int], padding: Sequence[int],
                   dilation: Sequence[int]) -> tuple[Any, ...]:  # fmt: skip
     def size(axis: int) -> Any:
@@ -94,22 +99,21 @@ def _concat_conv(
     y = torch.empty(N, P, Q, -(-K // step) * step, dtype=xs[0].dtype, device=xs[0].device)
     b = torch.zeros(K, device=y.device) if bias is None else bias.float()
     packed = _pack(weight.to(y.dtype), channels)
-    dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])
 
-    def pixels(t: Tensor, dims: tuple[int, ...]) -> kernels.Tensor:
-        return kernels.Tensor(dims, dtype, kernels.CHANNELS_LAST, ld=t.shape[-1])
+    def call() -> kernels.Call:
+        dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])
+        inputs = [_pixels(t, tuple(x.shape)) for t, x in zip(padded, xs, strict=True)]
+        inputs += [kernels.Tensor(tuple(packed.shape), dtype), kernels.Tensor((K,), "float32")]
+        attrs = {
+            "channels": channels, "kernel_shape": filter_shape, "strides": list(stride), "pads": list(padding),
+            "dilations": list(dilation), "packed_sizes": conv_math.packed_sizes(channels, filter_shape),
+            "alpha": [alpha], "lo": [lo], "hi": [hi],
+        }  # fmt: skip
+        return kernels.Call(Form(len(xs), activation).op_type, inputs, [_pixels(y, (N, K, P, Q))], attrs)
 
-    inputs = [pixels(t, tuple(x.shape)) for t, x in zip(padded, xs, strict=True)]
-    inputs += [kernels.Tensor(tuple(packed.shape), dtype), kernels.Tensor((K,), "float32")]
-    outputs = [pixels(y, (N, K, P, Q))]
-    attrs = {
-        "channels": channels, "kernel_shape": filter_shape, "strides": list(stride), "pads": list(padding),
-        "dilations": list(dilation), "packed_sizes": conv_math.packed_sizes(channels, filter_shape),
-        "alpha": [alpha], "lo": [lo], "hi": [hi],
-    }  # fmt: skip
-    op_type = Form(len(xs), activation).op_type
-    key = (op_type, *inputs, *outputs, *map(tuple, attrs.values()))
-    enqueue(key, lambda: kernels.Call(op_type, inputs, outputs, attrs), [*padded, packed, b], [y])
+    shapes = (*(x.shape for x in xs), weight.shape)
+    key = ("concat_conv", activation, y.dtype, shapes, *stride, *padding, *dilation, alpha, lo, hi)
+    enqueue(key, call, [*padded, packed, b], [y])
     return y[..., :K].contiguous().permute(0, 3, 1, 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -14,7 +15,16 @@ from cutefuse.errors import CutefuseError
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _ABSENT = kernels.Tensor((0,), "float32")
 _ALIGNMENT = 16
-_plans: dict[tuple[Hashable, ...], kernels.Plan] = {}  # never changed once made: every thread may run them
+
+
+class _Kept(threading.local):
+    """What a thread has planned: it writes its own addresses beside its own plans."""
+
+    def __init__(self) -> None:
+        self.bound: dict[tuple[Hashable, ...], kernels.Bound] = {}
+
+
+_kept = _Kept()
 
 
 def runs_in_library(x: Tensor) -> bool:
@@ -44,21 +54,23 @@ def enqueue(
 ) -> None:  # fmt: skip
     """Enqueue on the current stream what `call` describes. `key` says all that the call depends on but the device.
 
-    Plans are kept by key: a second call costs one ctypes call.
+    Plans are kept by key, with memory for their addresses: a second call describes nothing and costs one ctypes call.
     """
-    device = next(t for t in (*inputs, *outputs) if t is not None).device
-    with torch.cuda.device(device):  # a plan is for the device that is current when it is made
-        at = (device.index, *key)
-        plan = _plans.get(at)
-        if plan is None:
-            if len(_plans) >= 1024:  # shapes that never come back must not fill the memory
-                _plans.clear()
-            plan = _plans[at] = kernels.Plan(call())
-        size = plan.workspace_bytes
-        workspace = torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
-        given, to = (kernels.addresses([0 if t is None else t.data_ptr() for t in ts]) for ts in (inputs, outputs))
-        address = 0 if workspace is None else workspace.data_ptr()
-        plan.run(given, to, address, size, torch.cuda.current_stream().cuda_stream)
+    operands = [*inputs, *outputs]
+    device = next(t for t in operands if t is not None).device
+    at = (device.index, *key)
+    bound = _kept.bound.get(at)
+    if bound is None:
+        if len(_kept.bound) >= 1024:  # shapes that never come back must not fill the memory
+            _kept.bound.clear()
+        with torch.cuda.device(device):  # a plan is for the device that is current when it is made
+            bound = _kept.bound[at] = kernels.Bound(kernels.Plan(call()))
+    size = bound.plan.workspace_bytes
+    workspace = torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
+    bound.bind(
+        [0 if t is None else t.data_ptr() for t in operands], 0 if workspace is None else workspace.data_ptr(), size
+    )
+    bound(torch.cuda.current_stream(device).cuda_stream)
 
 
 def run(op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]) -> None:
