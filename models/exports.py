@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-NAMES = ("unet_up", "yolo_up", "c2f", "elan", "bottleneck", "gru", "relu6", "leaky_relu", "hardswish", "dropout",
-         "grouped", "pre_activation", "llama_block")  # fmt: skip
+NAMES = ("unet_up", "yolo_up", "c2f", "elan", "bottleneck", "gru", "relu6", "leaky_relu", "hardswish", "tanh_silu",
+         "dropout", "grouped", "pre_activation", "llama_block")  # fmt: skip
 TRACING_OPSETS = (11, 13, 14, 17, 20)
 OLDEST_TRACING = {"llama_block": 14}  # scaled_dot_product_attention
 DYNAMO_OPSETS = (18, 21, 23)
@@ -26,6 +26,10 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
 
         def forward(self, *xs: torch.Tensor) -> torch.Tensor:
             return self.layers(torch.cat(xs, dim=1))
+
+    class TanhSiLU(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (0.5 * torch.tanh(0.5 * x) + 0.5)
 
     class UNetUp(nn.Module):
         def __init__(self) -> None:
@@ -100,13 +104,14 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
     found = {
         "unet_up": (UNetUp(), [(1, 16, 6, 5), (1, 8, 12, 10)], ["CuteConcatConv2Relu"]),
         "yolo_up": (YoloUp(), [(1, 16, 6, 5), (1, 8, 12, 10)], ["CuteViewConcatConv2Silu"]),
-        "c2f": (C2f(), [(1, 16, 12, 10)], ["CuteConcatConv2Silu"]),
+        "c2f": (C2f(), [(1, 16, 12, 10)], ["CuteViewConcatConv1", "CuteConcatConv2Silu"]),
         "elan": (Elan(), pair, ["CuteConcatConv2x2Silu", "CuteViewConcatConv2Silu"]),
         "bottleneck": (Bottleneck(), pair, ["CuteConcatConv2AddRelu"]),
         "gru": (Gru(), pair, ["CuteConcatConv2Sigmoid", "CuteConcatConv2Tanh"]),
         "relu6": (Joined(conv(stride=2), nn.ReLU6()), pair, ["CuteConcatConv2Clip"]),
         "leaky_relu": (Joined(conv(dilation=2), nn.LeakyReLU(0.2)), pair, ["CuteConcatConv2LeakyRelu"]),
         "hardswish": (Joined(conv(padding=1), nn.Hardswish()), pair, ["CuteConcatConv2HardSwish"]),
+        "tanh_silu": (nn.Sequential(conv(padding=1), TanhSiLU()), [(1, 24, 12, 10)], ["CuteConcatConv1Silu"]),
         "dropout": (Joined(nn.Dropout2d(), conv(padding="same")), pair, ["CuteConcatConv2"]),
         "grouped": (Joined(conv(groups=8), nn.ReLU()), pair, []),
         "pre_activation": (PreActivation(), pair, []),

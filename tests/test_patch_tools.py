@@ -32,7 +32,7 @@ def outputs(model: onnx.ModelProto, folder: Path) -> list[np.ndarray]:
 
 def assert_same(model: onnx.ModelProto, path: Path) -> None:
     original = onnx.load(str(path))
-    assert fused_types(model) == fused_types(original) and len(fused_types(model)) == 8
+    assert fused_types(model) == fused_types(original) and len(fused_types(model)) == 26
     assert {f.name for f in model.functions} == {f.name for f in original.functions}
     for a, b in zip(outputs(original, path.parent), outputs(model, path.parent), strict=True):
         assert np.allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -14,6 +14,7 @@ from models import exports
 pytestmark = pytest.mark.torch
 BEFORE_VIEWS = {  # a body of a view needs opset 12
     "yolo_up": ["CuteConcatConv2Silu"],
+    "c2f": ["CuteConcatConv2Silu"],
     "elan": ["CuteConcatConv2x2Silu", "CuteConcatConv2Silu"],
 }
 

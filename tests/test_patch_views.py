@@ -284,9 +284,10 @@ def test_a_channel_range_is_read_in_place(name: str, tmp_path: Path) -> None:
     outputs = ("y", "y2") if "y2" in body else ("y",)
     stored = weights(w=(12, channels, 3, 3), k=(12,)) | values
     result, patched = run_patch(graph(body, stored, inputs=WIDE, outputs=outputs), tmp_path)
-    assert fused_types(patched) == [op_type] and result.report["verify"]["passed"]
-    assert result.report["sites"][0]["title"].startswith(title) and result.report["sites"][0]["notes"] == []
-    assert "Concat" not in kinds(patched) and ("Split" in kinds(patched)) == ("C2f" in name or "y2" in body)
+    before = ["CuteViewConcatConv1"] if "C2f" in name else []  # its bottleneck reads a range as well
+    assert fused_types(patched) == [*before, op_type] and result.report["verify"]["passed"]
+    assert result.report["sites"][-1]["title"].startswith(title) and result.report["sites"][-1]["notes"] == []
+    assert "Concat" not in kinds(patched) and ("Split" in kinds(patched)) == ("y2" in body)
 
 
 @pytest.mark.parametrize(("opset", "body"), [

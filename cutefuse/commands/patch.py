@@ -84,7 +84,8 @@ def _microseconds(text: str) -> float:
 
 def make_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        prog="patch_onnx.py", description="Replace Concat+Conv(+BN+activation) and norms by fused plugin nodes.",
+        prog="patch_onnx.py",
+        description="Replace Concat+Conv(+BN+activation), Conv+activation and norms by fused plugin nodes.",
         epilog="exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch",
     )  # fmt: skip
     p.add_argument("model", type=Path, help="ONNX file; it is never changed")
@@ -97,8 +98,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--exclude-op", action="append", default=[], metavar="OP", help="not this operator")
     p.add_argument("--without", action="append", default=[], choices=TAKES,
-                   help="do not fuse nearest upsampling of a source, sources that are channel ranges, the Add of a "
-                        "residual, or parallel Convs on the same Concat")  # fmt: skip
+                   help="do not fuse Convs that read a single tensor, nearest upsampling of a source, sources that are "
+                        "channel ranges, the Add of a residual, or parallel Convs on the same sources")  # fmt: skip
     p.add_argument("--sm", type=int, metavar="90",
                    help="compute capability of the GPU that will run the model; operators that only an older "
                         "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip

@@ -132,7 +132,8 @@ class _Times:
         conv_layers = [la for la in self.of([_anchor(site)]) if la.kind != "copy"]
         moves: dict[int, Layer] = {}
         shares, stays = 1, False
-        for concat in (n for n in site.nodes if n.op_type == "Concat"):
+        concats = [n for n in site.nodes if n.op_type == "Concat"]
+        for concat in concats:
             found = self._moves(concat)
             moves |= {la.index: la for la in found}
             share = max(self.readers[label(concat)], 1)
@@ -152,11 +153,13 @@ class _Times:
         result.gain_us = (result.gain_us or 0.0) + result.separate_us
         if stays:
             result.note = "the concatenated tensor has other readers and stays"
-        elif not moves:
+        elif not concats and not separate:
+            result.note = "the engine runs no layer of its own for what is around this convolution"
+        elif concats and not moves:
             result.note = "the engine runs no copy for this concatenation"
         elif shares > 1:
             result.note = f"the concatenation is shared by {shares} convolutions; fuse all of them"
-        if self.peaks and conv_layers and conv_layers[0].inputs and not stays:
+        if self.peaks and concats and conv_layers and conv_layers[0].inputs and not stays:
             size = conv_layers[0].inputs[0].size_bytes
             # The copy reads and writes every element once; the convolution's own read remains.
             result.roof_gain_us = 2 * size / self.peaks.bandwidth_gbs / 1e3 / shares if size else None

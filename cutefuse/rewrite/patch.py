@@ -38,7 +38,7 @@ from cutefuse.sites.find import (
 from cutefuse.sites.match import Constant
 
 SCHEMA = 1
-TAKES = ("upsample", "ranges", "residual", "parallel")
+TAKES = ("single", "upsample", "ranges", "residual", "parallel")
 
 
 class Price(Protocol):

@@ -1,4 +1,4 @@
-"""What follows a convolution: recognisers for affine steps and activations, each exact or not used at all."""
+"""What follows a convolution: affine steps, an activation and a residual, each exact or not used at all."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.ops.conv_call import FLOAT_MAX
 from cutefuse.ops.conv_form import AFTER, BEFORE
+from cutefuse.sites.activation import Activation, activation_after, near_miss
 
+JOINED = ("", "Relu", "Clip")  # activations that engines fuse with their convolutions
 Shape = tuple[frozenset[int | str], ...]  # of each axis the numbers and names that its size is known by
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An activation after `tensor`: its suffix in op_types, its nodes, its output and its parameters."""
-
-    suffix: str
-    nodes: tuple[NodeProto, ...]
-    output: str
-    params: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,11 @@ class Affine:
 @dataclass(frozen=True)
 class Chain:
     """What follows a convolution and can be fused with it: affine steps, then at most one activation, and a tensor that
-    is added `when` BEFORE or AFTER the activation ("" for none)."""
+    is added `when` BEFORE or AFTER the activation ("" for none).
+
+    stored: the tensor that engines write and read again, because the kernel after it is not part of their convolution;
+    "" for none. note: what looks like a part of the chain and stays outside, and why.
+    """
 
     steps: tuple[Affine, ...]
     suffix: str
@@ -46,6 +41,13 @@ class Chain:
     output: str
     residual: str = ""
     when: str = ""
+    stored: str = ""
+    note: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the convolution stands alone: no activation, no residual."""
+        return not self.suffix and not self.residual
 
 
 def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) -> list[Chain]:
@@ -57,14 +59,24 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) ->
         tensor = step.output
     nodes = tuple(s.node for s in steps)
     act = activation_after(graph, tensor) or Activation("", (), tensor, {})
-    plain = Chain(tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output)
+    plain = Chain(
+        tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output,
+        stored="" if act.suffix in JOINED else tensor, note=near_miss(graph, tensor),
+    )  # fmt: skip
     if added := residual_after(graph, act.output, shape):
         add, other = added
         when = AFTER if act.suffix else BEFORE
-        whole = replace(plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when)
+        stored = plain.stored or (act.output if when == AFTER else "")
+        whole = replace(
+            plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when, stored=stored
+        )
         if when == BEFORE and (last := activation_after(graph, whole.output)):
             whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
-                            output=last.output)  # fmt: skip
+                            output=last.output, stored="" if last.suffix in JOINED else whole.output)  # fmt: skip
+        elif when == BEFORE:
+            whole = replace(whole, note=near_miss(graph, whole.output))
+        else:
+            whole = replace(whole, stored=plain.stored or act.output)
         return [whole, plain]
     return [plain]
 
@@ -137,59 +149,3 @@ def _channel_dims(graph: Graph, tensor: str, channels: int) -> tuple[int, ...] |
     # [K,1,1] and [1,K,1,1] broadcast along channels; a plain [K] would broadcast along W.
     right = (1,) * (4 - value.ndim) + value.shape if value.ndim <= 4 else ()
     return value.shape if right in ((1, channels, 1, 1), (1, 1, 1, 1)) else None
-
-
-def activation_after(graph: Graph, tensor: str) -> Activation | None:
-    """The activation that is the tensor's only reader; None unless it is exactly one of ours."""
-    if graph.escapes(tensor):
-        return None
-    users = {id(n): n for n in graph.users(tensor)}
-    if len(users) == 1:
-        return _single(graph, next(iter(users.values())), tensor)
-    if len(users) == 2:
-        return _gated(graph, list(users.values()), tensor)
-    return None
-
-
-def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
-    if not graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish", "Clip"):
-        return None
-    output = node.output[0]
-    if graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish"):
-        return Activation(node.op_type, (node,), output, {})
-    if graph.is_op(node, "LeakyRelu"):
-        return Activation("LeakyRelu", (node,), output, {"alpha": float(attribute(node, "alpha", 0.01))})
-    if graph.is_op(node, "Swish") and attribute(node, "alpha", 1.0) == 1.0:
-        return Activation("Silu", (node,), output, {})
-    if graph.is_op(node, "Clip") and node.input[0] == tensor and list(node.input).count(tensor) == 1:
-        lo, hi = _bound(graph, node, 1, "min", -FLOAT_MAX), _bound(graph, node, 2, "max", FLOAT_MAX)
-        if lo is not None and hi is not None and lo <= hi:  # false for NaN
-            return Activation("Clip", (node,), output, {"lo": lo, "hi": hi})
-    return None
-
-
-def _bound(graph: Graph, node: NodeProto, index: int, name: str, default: float) -> float | None:
-    if graph.opset < 11:
-        return float(attribute(node, name, default))
-    if len(node.input) <= index or not node.input[index]:
-        return default
-    value = graph.constant(node.input[index])
-    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
-
-
-def _gated(graph: Graph, users: list[NodeProto], tensor: str) -> Activation | None:
-    """x * gate(x): SiLU with a Sigmoid, HardSwish with a HardSigmoid of slope 1/6 and offset 1/2."""
-    gates = [n for n in users if graph.is_op(n, "Sigmoid", "HardSigmoid")]
-    if len(gates) != 1:
-        return None
-    gate, product = gates[0], next(n for n in users if n is not gates[0])
-    if not graph.is_op(product, "Mul") or set(product.input) != {tensor, gate.output[0]}:
-        return None
-    if graph.only_user(gate.output[0]) is not product:
-        return None
-    if gate.op_type == "Sigmoid":
-        return Activation("Silu", (gate, product), product.output[0], {})
-    slope, offset = attribute(gate, "alpha", 0.2), attribute(gate, "beta", 0.5)
-    if np.float32(slope) == np.float32(1 / 6) and offset == 0.5:
-        return Activation("HardSwish", (gate, product), product.output[0], {})
-    return None

@@ -1,4 +1,4 @@
-"""Turns a Concat -> Conv site into calls of the operator: the one that fuses most, then smaller ones."""
+"""Turns a Conv and its neighbours into calls of the operator: the one that fuses most, then smaller ones."""
 
 from __future__ import annotations
 
@@ -17,35 +17,50 @@ from cutefuse.ops import concat_conv, conv_form, conv_math
 from cutefuse.ops.conv_call import ELEMENT_BYTES, make_call, sources_of
 from cutefuse.ops.conv_form import Form, Source, most_outputs, most_sources
 from cutefuse.sites import conv_facts, views
-from cutefuse.sites.chain import Chain, Shape, chains_after
-from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal
+from cutefuse.sites.chain import Chain, chains_after
+from cutefuse.sites.conv_facts import Front
+from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal, Traffic
+from cutefuse.sites.neighbours import has_neighbour, output_shape, transposed
 from cutefuse.sites.quant_facts import is_quantised
 from cutefuse.sites.views import Operand
 
-RESIDUAL, PARALLEL = "residual", "parallel"
+RESIDUAL, PARALLEL, SINGLE = "residual", "parallel", "single"
 
 
 def match(graph: Graph, node: NodeProto) -> Match | Refusal | None:
     """The site around a Conv: the match that fuses most, or why there is none."""
-    found = _match(graph, node, most_sources())
-    if isinstance(found, Match) and kernels.reject(found.call):
-        # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
-        joined = _match(graph, node, 0)
-        found = joined if isinstance(joined, Match) and not kernels.reject(joined.call) else found
-    return found
+    found: Match | Refusal | None = None
+    # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
+    for flatten_to in (most_sources(), 0):
+        front = conv_facts.find_concat(graph, node, flatten_to)
+        found = _match(graph, node, front) if isinstance(front, conv_facts.Front) else front
+        if not isinstance(found, Match) or not kernels.reject(found.call):
+            break
+    if isinstance(found, Match) and not kernels.reject(found.call):
+        return found
+    alone = _match(graph, node, conv_facts.one_source(graph, node))
+    if found is None:
+        return alone
+    if not isinstance(alone, Match) or kernels.reject(alone.call):
+        return found
+    # What cannot be fused with its Concat may still be fused behind it.
+    reason = found.reason if isinstance(found, Refusal) else kernels.reject(found.call)
+    return noted(alone, f"'{node.input[0]}' is read as it is: {reason}")
 
 
-def _match(graph: Graph, node: NodeProto, flatten_to: int) -> Match | Refusal | None:
-    site = conv_facts.find_concat(graph, node, flatten_to)
-    if site is None or isinstance(site, Refusal):
-        return site
+def noted(found: Match, note: str) -> Match:
+    """A match and all its smaller ones with one more note."""
+    smaller = noted(found.otherwise, note) if found.otherwise else None
+    return replace(found, notes=(*found.notes, note), otherwise=smaller)
+
+
+def _match(graph: Graph, node: NodeProto, site: Front) -> Match | Refusal | None:
+    if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
+        return refusal if site.concats or has_neighbour(graph, node) else None
     facts = conv_facts.read(graph, node, site)
     if isinstance(facts, Refusal):
-        return facts
-    chains = chains_after(graph, node.output[0], facts.weight_dims[0], _output_shape(graph, node, site))
-    folded = conv_facts.Folded(graph, facts, chains[0].steps)
-    if reason := folded.reject():
-        return Refusal(reason, (node, *site.nodes, *chains[-1].nodes))
+        return facts if site.concats or has_neighbour(graph, node) else None
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], output_shape(graph, node, site.sources))
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
 
     def rejected(operands: Sequence[Operand]) -> str | None:
@@ -58,24 +73,21 @@ def _match(graph: Graph, node: NodeProto, flatten_to: int) -> Match | Refusal | 
         operands = views.choose(graph, plain, rejected, kinds)
         taken.setdefault(tuple(o.tensor for o in operands), operands)
     options = [
-        _built(graph, node, site, facts, folded, operands, chain)
-        for operands in taken.values() if len(operands) <= most_sources() for chain in chains
+        (operands, chain) for operands in taken.values() if len(operands) <= most_sources() for chain in chains
+        if site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
-        return Refusal(rejected(plain) or "", (node, *site.nodes))
-    legal = [m for m in options if not kernels.reject(m.call)] or options[-1:]
+        reason = (rejected(plain) or "") if site.concats else chains[0].note
+        return Refusal(reason, (node, *site.nodes)) if reason else None
+    folded = conv_facts.Folded(graph, facts, chains[0].steps)
+    if fault := folded.reject():
+        return Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
+    built = [_built(graph, node, site, facts, folded, operands, chain) for operands, chain in options]
+    legal = [m for m in built if not kernels.reject(m.call)] or built[-1:]
     found = legal[-1]
     for bigger in reversed(legal[:-1]):
         found = replace(bigger, otherwise=found)
     return found
-
-
-def _output_shape(graph: Graph, conv: NodeProto, site: conv_facts.ConcatSite) -> Shape:
-    own = [graph.partial_symbols(conv.output[0]) or ()]
-    # A Concat along channels needs equal N: shape inference gives it a new name behind some operators.
-    batches = own + [graph.partial_symbols(t) or () for t in site.sources]
-    known = [batches, own, own, own]
-    return tuple(frozenset(s[i] for s in rows if len(s) == 4 and s[i] != "") for i, rows in enumerate(known))
 
 
 def _call(facts: conv_facts.Facts, operands: Sequence[Operand], chain: Chain) -> Call:
@@ -85,7 +97,7 @@ def _call(facts: conv_facts.Facts, operands: Sequence[Operand], chain: Chain) ->
 
 
 def _built(
-    graph: Graph, conv: NodeProto, site: conv_facts.ConcatSite, facts: conv_facts.Facts, folded: conv_facts.Folded,
+    graph: Graph, conv: NodeProto, site: Front, facts: conv_facts.Facts, folded: conv_facts.Folded,
     operands: Sequence[Operand], chain: Chain,
 ) -> Match:  # fmt: skip
     call = _call(facts, operands, chain)
@@ -99,11 +111,12 @@ def _built(
     element_bytes = ELEMENT_BYTES[facts.dtype]
     saved = views.traffic(graph, operands, element_bytes)
     saved |= conv_facts.traffic(graph, site, facts, element_bytes)
-    takes = {RESIDUAL} if chain.residual else set()
+    saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), element_bytes)} if chain.stored else {}
+    takes = ({RESIDUAL} if chain.residual else set()) | (set() if site.concats else {SINGLE})
+    notes = [n for o in operands for n in o.notes] + ([chain.note] if chain.note else [])
     return Match(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
-        views.kinds_of(operands) | takes,
-        notes=tuple(dict.fromkeys(n for o in operands for n in o.notes)),
+        views.kinds_of(operands) | takes, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
 
@@ -160,14 +173,16 @@ def _stacked(parts: Sequence[str | Constant | Quantized]) -> np.ndarray:
 
 
 class ConvSites(Finder):
-    """Convolutions in float32, float16 and bfloat16."""
+    """Convolutions in float32, float16 and bfloat16, over a Concat or with another neighbour that costs time."""
 
     op = concat_conv.OPERATOR
-    anchors = frozenset({"Conv"})
+    anchors = frozenset({"Conv", "ConvTranspose"})
     own_tiles_first = True
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        return None if is_quantised(graph, node) else match(graph, node)
+        if node.domain not in ("", "ai.onnx") or len(node.input) < 2 or is_quantised(graph, node):
+            return None
+        return transposed(graph, node) if node.op_type == "ConvTranspose" else match(graph, node)
 
     def merge_key(self, match: Match) -> Hashable | None:
         return merge_key(match)

@@ -1,4 +1,4 @@
-"""Reads the Concat -> Conv part of a graph: every fact that the fused operator needs, or why it cannot be fused."""
+"""Reads a Conv and what stands in front of it: every fact that the fused operator needs, or why it cannot be fused."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has mor
 
 
 @dataclass(frozen=True)
-class ConcatSite:
-    """The concatenated tensors in order; the nodes between them and the Conv; which of those are Concats."""
+class Front:
+    """The tensors that a Conv reads, concatenated in this order; the nodes between them and the Conv; which of those
+    are Concats: none where the Conv reads one tensor as it is."""
 
     sources: tuple[str, ...]
     nodes: tuple[NodeProto, ...]
     concats: tuple[NodeProto, ...]
+
+    @property
+    def word(self) -> str:
+        """What to call a tensor that the Conv reads."""
+        return "source" if self.concats else "input"
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,11 @@ class Facts:
     geometry: Geometry
 
 
-def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> ConcatSite | Refusal | None:
+def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refusal | None:
     """The Concat that feeds a Conv, seen through Identity and inference Dropout.
 
     Nested Concats are flattened while there are at most `flatten_to` sources; 0 leaves them.
     """
-    if conv.domain not in ("", "ai.onnx") or not conv.input:
-        return None
     between, tensor = _pass_through(graph, conv.input[0])
     concat = graph.producer(tensor)
     quantised = graph.is_op(concat, "DequantizeLinear")
@@ -55,16 +59,29 @@ def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> ConcatSite | 
     if concat is None or concat.op_type != "Concat" or concat.domain not in ("", "ai.onnx"):
         return None
     nodes = (conv, *between, concat)
-    for node in (conv, concat):
-        if fault := graph.fault(node):
-            return Refusal(f"node '{label(node)}' breaks the ONNX standard ({fault}); repair the model", nodes)
+    if refusal := broken(graph, conv, nodes) or broken(graph, concat, nodes):
+        return refusal
     if quantised:
         return Refusal("quantised site: Q/DQ nodes stand between Concat and Conv, TensorRT fuses those itself", nodes)
     if not _joins_channels(graph, concat):
         axis = attribute(concat, "axis", 1)
         return Refusal(f"Concat joins axis {axis}; only the channel axis (1 or -3) can be fused into a Conv", nodes)
     sources, inner = _flatten(graph, concat, flatten_to)
-    return ConcatSite(tuple(sources), (*between, concat, *inner), (concat, *inner))
+    return Front(tuple(sources), (*between, concat, *inner), (concat, *inner))
+
+
+def one_source(graph: Graph, conv: NodeProto) -> Front:
+    """The one tensor that a Conv reads, seen through Identity and inference Dropout."""
+    between, tensor = _pass_through(graph, conv.input[0])
+    return Front((tensor,), tuple(between), ())
+
+
+def broken(graph: Graph, node: NodeProto, nodes: tuple[NodeProto, ...]) -> Refusal | None:
+    """The refusal of a site that holds a node against the standard."""
+    fault = graph.fault(node)
+    return (
+        Refusal(f"node '{label(node)}' breaks the ONNX standard ({fault}); repair the model", nodes) if fault else None
+    )
 
 
 def _pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
@@ -89,14 +106,14 @@ def _joins_channels(graph: Graph, concat: NodeProto | None) -> bool:
 
 
 def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
-    """Replace a source that is a Concat, needed by nothing else, by its own sources, while they stay few enough."""
+    """Replace a source that is a Concat, read by convolutions alone, by its own sources, while they stay few enough."""
     sources, nodes = list(concat.input), list[NodeProto]()
     for _ in range(MAX_DEPTH):
         for i, name in enumerate(sources):
             inner = graph.producer(name)
             if inner is None or not _joins_channels(graph, inner) or sources.count(name) > 1:
                 continue
-            if graph.only_user(name) is not None and len(sources) - 1 + len(inner.input) <= limit:
+            if len(sources) - 1 + len(inner.input) <= limit and _only_convolved(graph, name):
                 sources[i : i + 1] = inner.input
                 nodes.append(inner)
                 break
@@ -105,15 +122,33 @@ def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], li
     return sources, nodes
 
 
-def traffic(graph: Graph, site: ConcatSite, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
+def _only_convolved(graph: Graph, joined: str) -> bool:
+    """Whether a joined tensor goes when all convolutions behind it are fused: nothing else reads it, directly or
+    through further Concats."""
+    pending, seen = [joined], {joined}
+    while pending:
+        tensor = pending.pop()
+        if graph.escapes(tensor):
+            return False
+        for node in graph.users(tensor):
+            if _joins_channels(graph, node):
+                pending += {node.output[0]} - seen
+                seen.add(node.output[0])
+            elif not graph.is_op(node, "Conv") or list(node.input).index(tensor) != 0:
+                return False
+    return True
+
+
+def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
     """Joined tensor -> what it costs to write and to read it."""
     batch, _, height, width = facts.sources[0]
-    outer, *inner = (c.output[0] for c in site.concats)
-    channels = {outer: facts.weight_dims[1], **{t: (graph.dims(t) or (0, -1))[1] for t in inner}}
+    joined = [c.output[0] for c in site.concats]
+    # The outer one, which comes first, has the channels of the filter.
+    channels = {t: (graph.dims(t) or (0, -1))[1] if i else facts.weight_dims[1] for i, t in enumerate(joined)}
     return {t: Traffic((batch, count, height, width), element_bytes) for t, count in channels.items()}
 
 
-def read(graph: Graph, conv: NodeProto, site: ConcatSite) -> Facts | Refusal:
+def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     """Every fact about the convolution, or the first reason why it cannot be fused."""
     nodes = (conv, *site.nodes)
 
@@ -140,10 +175,8 @@ def read(graph: Graph, conv: NodeProto, site: ConcatSite) -> Facts | Refusal:
     if isinstance(sources, str):
         return no(sources)
     for name in site.sources:
-        if graph.dtype(name) not in (None, dtype):
-            return no(
-                f"source '{name}' is {graph.dtype(name)}, the filter is {dtype}; types must agree, repair the model"
-            )
+        if (own := graph.dtype(name)) not in (None, dtype):
+            return no(f"{site.word} '{name}' is {own}, the filter is {dtype}; types must agree, repair the model")
     geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
@@ -169,15 +202,16 @@ def _not_constant(graph: Graph, what: str, tensor: str) -> str | None:
     return None
 
 
-def source_dims(graph: Graph, site: ConcatSite, C: int) -> tuple[tuple[int, int, int, int], ...] | str:
+def source_dims(graph: Graph, site: Front, C: int) -> tuple[tuple[int, int, int, int], ...] | str:
     """N,C,H,W of each source, -1 for unknown sizes; or why they do not suit a filter of C channels."""
     known = [graph.dims(name) for name in site.sources]
-    whole = graph.dims(site.concats[0].output[0])
+    whole = graph.dims(site.concats[0].output[0]) if site.concats else None
     for name, d in zip(site.sources, known, strict=True):
         if d is not None and len(d) != 4:
-            return f"source '{name}' has rank {len(d)}; only 2-D convolutions (rank 4, NCHW) can be fused"
+            return f"{site.word} '{name}' has rank {len(d)}; only 2-D convolutions (rank 4, NCHW) can be fused"
         if d is not None and 0 in d:  # runtimes skip an empty operand of Concat even where its other sizes disagree
-            return f"source '{name}' is empty ({'x'.join(map(str, d))}); take it out of the Concat"
+            remedy = "take it out of the Concat" if site.concats else "give the model larger inputs"
+            return f"{site.word} '{name}' is empty ({'x'.join(map(str, d))}); {remedy}"
     channels = [d[1] if d else -1 for d in known]
     if channels.count(-1) == 1:  # its channels are the filter's, less those of the others
         channels[channels.index(-1)] = C - sum(c for c in channels if c >= 0)
@@ -185,7 +219,8 @@ def source_dims(graph: Graph, site: ConcatSite, C: int) -> tuple[tuple[int, int,
         name = site.sources[channels.index(-1)]
         return f"the channel count of source '{name}' is unknown; give the model's inputs static channel counts"
     if sum(channels) != C:
-        return f"the sources have {'+'.join(map(str, channels))} channels, the filter takes {C}; repair the model"
+        found = f"{site.word}s have" if len(channels) > 1 else f"{site.word} has"
+        return f"the {found} {'+'.join(map(str, channels))} channels, the filter takes {C}; repair the model"
     rows = [d for d in (*known, whole) if d is not None and len(d) == 4]
     dims = []
     for c, own in zip(channels, known, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -205,12 +206,21 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
-    """Take a smaller match, or refuse the site, where no function body can be written in the model's opset."""
+    """Take a smaller match, or refuse the site, where no function body can be written in the model's opset.
+
+    One body serves all sites of an op_type, so where they differ in what it cannot compute, it is that of the most.
+    """
     before = {n.op_type: n for n in fused_nodes(graph.model)}
-    written: dict[str, _Shared] = {}
-    for site in (s for s in sites if s.status == FUSED):
-        if site.match and (node := before.get(site.match.call.op_type)):
-            written.setdefault(node.op_type, _Shared.of(site.op, graph.opset, graph_call(node, graph)))
+    fused = [s for s in sites if s.status == FUSED]
+    votes: dict[str, Counter[_Shared]] = {}
+    for site in fused:
+        assert site.match is not None
+        call = site.match.call
+        if node := before.get(call.op_type):
+            call = graph_call(node, graph)
+        votes.setdefault(call.op_type, Counter())[_Shared.of(site.op, graph.opset, call)] += 1
+    written = {op_type: count.most_common(1)[0][0] for op_type, count in votes.items()}
+    for site in fused:
         while reason := _no_body(graph, site, written):
             if not site.fall_back():
                 site.refuse(REFUSED, reason)
@@ -260,18 +270,63 @@ def _no_body(graph: Graph, site: Site, written: Mapping[str, _Shared]) -> str | 
 
 
 def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
-    """Take a smaller match for the later of two sites that would replace the same node, or refuse it; sites may share
-    nodes that stay for others."""
+    """Let every node be replaced by one site alone; sites may share nodes that stay for others.
+
+    The later of two sites that want a node takes a smaller match. Where it has none, the earlier one takes a smaller
+    match; where that has none either, the later one is refused.
+    """
     claimed: dict[int, Site] = {}
     for site in (s for s in sites if s.status == FUSED):
-        while rival := _rival(site, claimed):
-            if not site.fall_back():
-                text = f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
-                site.refuse(REFUSED, text)
+        largest = site.match
+        assert largest is not None
+        while contested := _contested(site, claimed):
+            rival, node = contested
+            smaller = _spared(graph, rival, site)
+            if smaller is None:
+                site.refuse(REFUSED, _lost(site, rival, node))
                 break
+            _claim(graph, rival, claimed, smaller)
+            site.take(largest)
         else:
-            assert site.match is not None
-            claimed.update((i, site) for i in _goes(graph, site.match))
+            _claim(graph, site, claimed)
+
+
+def _contested(site: Site, claimed: Mapping[int, Site]) -> tuple[Site, NodeProto] | None:
+    """Take the largest match whose nodes nobody claims; without one the smallest, and who claims which of its nodes."""
+    while True:
+        assert site.match is not None
+        found = next(((claimed[id(n)], n) for n in site.match.nodes if id(n) in claimed), None)
+        if found is None or not site.fall_back():
+            return found
+
+
+def _spared(graph: Graph, rival: Site, site: Site) -> Match | None:
+    """The rival's largest match that claims none of the site's nodes."""
+    assert rival.match is not None and site.match is not None
+    wanted = {id(n) for n in site.match.nodes}
+    smaller = rival.match.otherwise
+    while smaller is not None and wanted & _goes(graph, smaller):
+        smaller = smaller.otherwise
+    return smaller
+
+
+def _claim(graph: Graph, site: Site, claimed: dict[int, Site], instead: Match | None = None) -> None:
+    """Claim what goes with a site's match, or let the site take and claim another one `instead`."""
+    assert site.match is not None
+    if instead is not None:
+        for i in _goes(graph, site.match):
+            del claimed[i]
+        site.take(instead)
+    claimed.update((i, site) for i in _goes(graph, instead or site.match))
+
+
+def _lost(site: Site, rival: Site, node: NodeProto) -> str:
+    if rival.op is not site.op:
+        return f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
+    return (
+        f"{node.op_type} '{label(node)}' is fused into the site '{rival.name}', and nothing else around this Conv can "
+        f"be fused; --exclude '{rival.name}' gives it to this one"
+    )
 
 
 def _goes(graph: Graph, match: Match) -> set[int]:
@@ -287,11 +342,6 @@ def _goes(graph: Graph, match: Match) -> set[int]:
         if not kept & going:
             return going
         going -= kept
-
-
-def _rival(site: Site, claimed: Mapping[int, Site]) -> Site | None:
-    assert site.match is not None
-    return next((claimed[id(n)] for n in site.match.nodes if id(n) in claimed), None)
 
 
 def suit_device(sites: Sequence[Site], sm: int) -> None:
@@ -316,9 +366,9 @@ def merge_parallel(graph: Graph, sites: Sequence[Site], sm: int) -> None:
     shared: dict[str, set[_Shared]] = {}
     for site in fused:
         assert site.match is not None
-        shared.setdefault(site.op.stem, set()).add(_Shared.of(site.op, graph.opset, site.match.call))
+        shared.setdefault(site.match.call.op_type, set()).add(_Shared.of(site.op, graph.opset, site.match.call))
     if graph.opset < CAST_LIKE_OPSET:  # one body could not serve the merged op_types of calls that differ
-        fused = [s for s in fused if len(shared[s.op.stem]) == 1]
+        fused = [s for s in fused if s.match and len(shared[s.match.call.op_type]) == 1]
     order = {id(n): i for i, n in enumerate(graph.nodes)}
     groups: dict[Hashable, list[Site]] = {}
     for site in fused:

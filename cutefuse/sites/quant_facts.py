@@ -159,7 +159,7 @@ def _read(
         raise _No(f"the Conv has {group} groups; only group=1 can be fused")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
         raise _No(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the {R}x{S} filter; repair the model")
-    joined = conv_facts.ConcatSite(tuple(concat.input), (concat,), (concat,))
+    joined = conv_facts.Front(tuple(concat.input), (concat,), (concat,))
     dims = conv_facts.source_dims(graph, joined, C)
     if isinstance(dims, str):
         raise _No(dims)

@@ -1,0 +1,182 @@
+"""Recognises the activations that a convolution of ours can end with, in every form that exporters write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph, attribute, label
+from cutefuse.ops.conv_call import FLOAT_MAX
+
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative; else float32's
+MAX_STEPS = 4  # scalar steps on one side of a gate; exporters write at most two
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation after `tensor`: its suffix in op_types, its nodes, its output and its parameters."""
+
+    suffix: str
+    nodes: tuple[NodeProto, ...]
+    output: str
+    params: dict[str, float]
+
+
+def activation_after(graph: Graph, tensor: str) -> Activation | None:
+    """The activation that is the tensor's only reader; None unless it is exactly one of ours."""
+    if graph.escapes(tensor):
+        return None
+    users = list({id(n): n for n in graph.users(tensor)}.values())
+    if len(users) == 1:
+        return _single(graph, users[0], tensor)
+    if len(users) == 2:
+        return _gated(graph, tensor, *users) or _gated(graph, tensor, *reversed(users))
+    return None
+
+
+def near_miss(graph: Graph, tensor: str) -> str:
+    """Why the tensor's only reader is almost one of our activations and not one; "" where it is nothing like them."""
+    node = graph.only_user(tensor)
+    if graph.is_op(node, "Swish") and (alpha := attribute(node, "alpha", 1.0)) != 1.0:
+        return f"Swish '{label(node)}' stays: its alpha is {alpha:g}; only alpha=1, which is SiLU, can be fused"
+    return ""
+
+
+def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
+    if not graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish", "Clip"):
+        return None
+    output = node.output[0]
+    if graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish"):
+        return Activation(node.op_type, (node,), output, {})
+    if graph.is_op(node, "LeakyRelu"):
+        return Activation("LeakyRelu", (node,), output, {"alpha": float(attribute(node, "alpha", 0.01))})
+    if graph.is_op(node, "Swish") and attribute(node, "alpha", 1.0) == 1.0:
+        return Activation("Silu", (node,), output, {})
+    if graph.is_op(node, "Clip") and (bounds := _clip(graph, node, tensor)):
+        return Activation("Clip", (node,), output, {"lo": bounds[0], "hi": bounds[1]})
+    return None
+
+
+def _clip(graph: Graph, node: NodeProto, tensor: str) -> tuple[float, float] | None:
+    """The constant bounds of a Clip of the tensor; None where they are computed or contradict each other."""
+    if node.input[0] != tensor or list(node.input).count(tensor) != 1:
+        return None
+    lo, hi = _bound(graph, node, 1, "min", -FLOAT_MAX), _bound(graph, node, 2, "max", FLOAT_MAX)
+    return (lo, hi) if lo is not None and hi is not None and lo <= hi else None  # false for NaN
+
+
+def _bound(graph: Graph, node: NodeProto, index: int, name: str, default: float) -> float | None:
+    if graph.opset < 11:
+        return float(attribute(node, name, default))
+    if len(node.input) <= index or not node.input[index]:
+        return default
+    value = graph.constant(node.input[index])
+    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+
+@dataclass
+class _Line:
+    """y = scale * x + shift, as far as the scalar steps that were read say; `rounding` is that of their constants."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+    rounding: float = 2.0**-24
+
+    def then(self, scale: float, shift: float, rounding: float) -> None:
+        self.scale, self.shift = self.scale * scale, self.shift * scale + shift
+        self.rounding = max(self.rounding, rounding)
+
+
+def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> Activation | None:
+    """x * gate(x), where the gate begins with `first`: scalar steps, one function, scalar steps; after the product
+    possibly one more scale.
+
+    SiLU is x * sigmoid(x), and sigmoid(x) is 0.5 * tanh(0.5 * x) + 0.5. HardSwish is x * max(0, min(1, x / 6 + 1 / 2)).
+    """
+    if not graph.is_op(product, "Mul"):
+        return None
+    inner, outer = _Line(), _Line()
+    before, entry, function = _steps(graph, tensor, first, inner)
+    if not graph.is_op(function, "Sigmoid", "Tanh", "HardSigmoid", "Clip"):
+        return None
+    after, gate, last = _steps(graph, function.output[0], graph.only_user(function.output[0]), outer)
+    if last is not product or sorted(product.input) != sorted((tensor, gate)):
+        return None
+    nodes, output = (*before, function, *after, product), product.output[0]
+    if _is_silu(function, inner, outer):
+        return Activation("Silu", nodes, output, {})
+    if _is_hard_swish(graph, function, entry, inner, outer):
+        return Activation("HardSwish", nodes, output, {})
+    scale = graph.only_user(output)  # x * relu6(x + 3) / 6 is divided last
+    step = _scalar_step(graph, scale, output)
+    if scale is None or step is None or step[1] != 0.0:
+        return None
+    outer.then(*step)
+    if _is_hard_swish(graph, function, entry, inner, outer):
+        return Activation("HardSwish", (*nodes, scale), scale.output[0], {})
+    return None
+
+
+def _steps(
+    graph: Graph, tensor: str, node: NodeProto | None, line: _Line
+) -> tuple[list[NodeProto], str, NodeProto | None]:
+    """The scalar steps from `node` on, which reads the tensor; what they give, and the node that reads that."""
+    nodes: list[NodeProto] = []
+    while node is not None and len(nodes) < MAX_STEPS and (step := _scalar_step(graph, node, tensor)):
+        line.then(*step)
+        nodes.append(node)
+        tensor = node.output[0]
+        node = graph.only_user(tensor)
+    return nodes, tensor, node
+
+
+def _scalar_step(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[float, float, float] | None:
+    """(scale, shift, rounding of the constant) of a Mul, Div, Add or Sub of the tensor with one constant number."""
+    if not graph.is_op(node, "Mul", "Div", "Add", "Sub") or list(node.input).count(tensor) != 1:
+        return None
+    left = node.input[0] == tensor
+    constant = graph.constant(node.input[1 if left else 0])
+    if constant is None or constant.size != 1 or constant.ndim > 4:  # more axes would change the tensor's rank
+        return None
+    value = float(constant.reshape(-1)[0])
+    rounding = ROUNDING.get(constant.dtype.name, 2.0**-24)
+    if node.op_type == "Mul":
+        return value, 0.0, rounding
+    if node.op_type == "Div":
+        return (1.0 / value, 0.0, rounding) if left and value else None
+    if node.op_type == "Add":
+        return 1.0, value, rounding
+    return (1.0, -value, rounding) if left else (-1.0, value, rounding)
+
+
+def _equal(values: Sequence[float], wanted: Sequence[float], rounding: float) -> bool:
+    return all(abs(v - w) <= rounding for v, w in zip(values, wanted, strict=True))  # false for NaN
+
+
+def _is_silu(function: NodeProto, inner: _Line, outer: _Line) -> bool:
+    factor = {"Sigmoid": (1.0, 0.0, 1.0, 0.0), "Tanh": (0.5, 0.0, 0.5, 0.5)}.get(function.op_type)
+    lines = (inner.scale, inner.shift, outer.scale, outer.shift)
+    return factor is not None and lines == factor  # these numbers are exact in every type
+
+
+def _is_hard_swish(graph: Graph, function: NodeProto, entry: str, inner: _Line, outer: _Line) -> bool:
+    """Whether outer(function(inner(x))) is x / 6 + 1 / 2 between 0 and 1."""
+    rounding = max(inner.rounding, outer.rounding)
+    if function.op_type == "HardSigmoid":
+        slope, offset = (float(np.float32(attribute(function, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
+        lo, hi = 0.0, 1.0
+    elif function.op_type == "Clip" and (bounds := _clip(graph, function, entry)):
+        slope, offset = 1.0, 0.0
+        lo, hi = bounds
+    else:
+        return False
+    found = (
+        outer.scale * slope * inner.scale,
+        outer.scale * (slope * inner.shift + offset) + outer.shift,
+        outer.scale * lo + outer.shift,
+        outer.scale * hi + outer.shift,
+    )
+    return _equal(found, (1 / 6, 1 / 2, 0.0, 1.0), rounding)

@@ -1,0 +1,51 @@
+"""Whether a convolution that cannot be fused has a neighbour worth fusing, so that it is told about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph, attribute
+from cutefuse.ops.conv_form import Source
+from cutefuse.sites import conv_facts, views
+from cutefuse.sites.chain import Shape, chains_after
+from cutefuse.sites.match import Refusal
+from cutefuse.sites.views import Operand
+
+
+def output_shape(graph: Graph, conv: NodeProto, sources: Sequence[str]) -> Shape:
+    """What is known of the sizes of a convolution's output, as a residual must have them."""
+    own = graph.partial_symbols(conv.output[0]) or ()
+    rank = len(own) or 4
+    # A Concat along channels needs equal N: shape inference gives it a new name behind some operators.
+    batches = [own, *(graph.partial_symbols(t) or () for t in sources)]
+    known = [batches, *[[own]] * (rank - 1)]
+    return tuple(frozenset(s[i] for s in rows if len(s) == rank and s[i] != "") for i, rows in enumerate(known))
+
+
+def has_neighbour(graph: Graph, conv: NodeProto) -> bool:
+    """Whether an activation or a residual follows a convolution of any kind, or what it reads is enlarged or a channel
+    range."""
+    if not conv.output or not conv.output[0]:
+        return False
+    weight = graph.dims(conv.input[1]) or ()
+    filters = weight[0] if weight and conv.op_type == "Conv" else -1
+    if len(weight) > 1 and conv.op_type == "ConvTranspose":
+        filters = weight[1] * attribute(conv, "group", 1)
+    front = conv_facts.one_source(graph, conv)
+    chain = chains_after(graph, conv.output[0], filters, output_shape(graph, conv, front.sources))[0]
+    if not chain.is_empty or chain.note:
+        return True
+    (tensor,) = front.sources
+    dims = graph.dims(tensor)
+    if dims is None or len(dims) != 4:
+        return False
+    return views.see_through(graph, Operand(tensor, Source(dims, dims[1]))).source.is_view
+
+
+def transposed(graph: Graph, node: NodeProto) -> Refusal | None:
+    """The refusal of a ConvTranspose with such a neighbour."""
+    if not has_neighbour(graph, node):
+        return None
+    return Refusal("this is a ConvTranspose, and only a Conv can be fused; it stays as it is", (node,))

@@ -1,0 +1,323 @@
+"""Convolutions that read one tensor: which neighbours make them a site, in every form that exporters write, which do
+not, and what is said of those that are almost one. Every positive graph is proven equal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import bn_weights, fused_types, graph, run_patch, weights
+
+NEWEST = onnx.defs.onnx_opset_version()
+ALONE = "x = Conv<pads=[1,1,1,1]>(b, w, k) "
+JOINED = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, v, k) "
+FILTERS = weights(w=(12, 16, 3, 3), v=(12, 24, 3, 3), k=(12,))
+NUMBERS = {
+    "half": np.float32(0.5), "two": np.float32([2]), "one": np.float32(1), "three": np.float32([[[[3]]]]),
+    "six": np.float32(6), "sixth": np.float32(1 / 6), "zero": np.float32(0), "ln": np.float32(0.4),
+    "off": np.float32(0.1667), "vec": np.full((12, 1, 1), 0.5, np.float32), "r5": np.full((1,) * 5, 0.5, np.float32),
+    "lo": np.float32(-0.25), "hi": np.float32(0.5),
+}  # fmt: skip
+BN = bn_weights()
+
+
+def small(body: str, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The values that a body reads."""
+    return {name: value for name, value in values.items() if re.search(rf"\b{name}\b", body.split("=", 1)[1])}
+
+
+def model_of(body: str, *, dtype: str = "float32", **options: object) -> onnx.ModelProto:
+    values = small(body, FILTERS | NUMBERS | BN)
+    return graph(body, {n: v.astype(dtype) for n, v in values.items()}, dtype=dtype, **options)  # type: ignore[arg-type]
+
+
+ACTIVATIONS = {
+    "Relu": ("y = Relu(x)", "Relu"),
+    "LeakyRelu": ("y = LeakyRelu<alpha=0.125>(x)", "LeakyRelu"),
+    "Clip": ("y = Clip(x, lo, hi)", "Clip"),
+    "ReLU6": ("y = Clip(x, zero, six)", "Clip"),
+    "Sigmoid": ("y = Sigmoid(x)", "Sigmoid"),
+    "Tanh": ("y = Tanh(x)", "Tanh"),
+    "HardSwish": ("y = HardSwish(x)", "HardSwish"),
+    "SiLU": ("g = Sigmoid(x) y = Mul(x, g)", "Silu"),
+    "SiLU, gate first": ("g = Sigmoid(x) y = Mul(g, x)", "Silu"),
+    "SiLU by tanh": ("m = Mul(x, half) t = Tanh(m) h = Mul(t, half) g = Add(h, half) y = Mul(x, g)", "Silu"),
+    "SiLU by tanh, constants first": (
+        "m = Mul(half, x) t = Tanh(m) h = Mul(half, t) g = Add(half, h) y = Mul(g, x)", "Silu"),
+    "SiLU by tanh, halved by Div": ("m = Div(x, two) t = Tanh(m) h = Div(t, two) g = Add(h, half) y = Mul(x, g)",
+                                    "Silu"),
+    "SiLU by tanh, one added first": ("m = Mul(x, half) t = Tanh(m) h = Add(t, one) g = Mul(h, half) y = Mul(x, g)",
+                                      "Silu"),
+    "HardSwish by HardSigmoid": ("g = HardSigmoid<alpha=0.16666667, beta=0.5>(x) y = Mul(x, g)", "HardSwish"),
+    "HardSwish by ReLU6, divided last": ("s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y = Div(p, six)",
+                                         "HardSwish"),
+    "HardSwish by ReLU6, divided first": ("s = Add(three, x) e = Clip(s, zero, six) g = Div(e, six) y = Mul(g, x)",
+                                          "HardSwish"),
+    "HardSwish by ReLU6, times a sixth": ("s = Add(x, three) e = Clip(s, zero, six) g = Mul(sixth, e) y = Mul(x, g)",
+                                          "HardSwish"),
+    "HardSwish by ReLU6, times a sixth last": (
+        "s = Add(x, three) e = Clip(s, zero, six) p = Mul(e, x) y = Mul(p, sixth)", "HardSwish"),
+    "HardSwish by a unit Clip": ("m = Mul(x, sixth) s = Add(m, half) g = Clip(s, zero, one) y = Mul(x, g)",
+                                 "HardSwish"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("front", ["alone", "joined"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_form_of_an_activation_is_fused_with_and_without_a_concat(name: str, front: str, tmp_path: Path) -> None:
+    body, suffix = ACTIVATIONS[name]
+    result, patched = run_patch(model_of((ALONE if front == "alone" else JOINED) + body), tmp_path)
+    assert fused_types(patched) == [f"CuteConcatConv{1 if front == 'alone' else 2}{suffix}"]
+    assert [n.domain for n in patched.graph.node] == ["cutefuse"] and result.report["verify"]["passed"]
+    (site,) = result.report["sites"]
+    assert site["takes"] == (["single"] if front == "alone" else []) and "Concat" not in "".join(site["notes"])
+    onnx.checker.check_model(patched, full_check=True)
+
+
+@pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n.startswith(("SiLU", "HardSwish by"))])
+def test_the_forms_of_gates_are_known_in_float16_too(name: str, tmp_path: Path) -> None:
+    body, suffix = ACTIVATIONS[name]
+    _, patched = run_patch(model_of(ALONE + body, dtype="float16"), tmp_path)
+    assert fused_types(patched) == [f"CuteConcatConv1{suffix}"] and len(patched.graph.node) == 1
+
+
+TANH = "m = Mul(x, {}) t = Tanh(m) h = Mul(t, {}) g = Add(h, {}) y = Mul(x, g)"
+ALMOST = {
+    "tanh of 0.4 x": TANH.format("ln", "half", "half"),
+    "0.4 times tanh": TANH.format("half", "ln", "half"),
+    "0.4 added": TANH.format("half", "half", "ln"),
+    "a factor for each channel": TANH.format("vec", "half", "half"),
+    "a factor of rank 5": TANH.format("half", "half", "r5"),
+    "subtracted": TANH.format("half", "half", "half").replace("Add(h, half)", "Sub(h, half)"),
+    "divided by the tensor": TANH.format("half", "half", "half").replace("Mul(x, half)", "Div(half, x)"),
+    "a gate of a gate": "s = Sigmoid(x) g = Sigmoid(s) y = Mul(x, g)",
+    "sigmoid of 0.5 x": "m = Mul(x, half) g = Sigmoid(m) y = Mul(x, g)",
+    "gate added": "g = Sigmoid(x) y = Add(x, g)",
+    "divided by the gate": "g = Sigmoid(x) y = Div(x, g)",
+    "gate of another tensor": "z = Neg(b) r = ReduceMean<axes=[1]>(z) g = Sigmoid(r) n = Neg(x) y = Mul(n, g)",
+    "relu6 of x + 2": "s = Add(x, two) e = Clip(s, zero, six) p = Mul(x, e) y = Div(p, six)",
+    "clipped at 3": "s = Add(x, three) e = Clip(s, zero, three) p = Mul(x, e) y = Div(p, six)",
+    "divided by 3": "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y = Div(p, three)",
+    "times 0.1667": "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y = Mul(p, off)",
+    "divided by nothing": "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y = Neg(p)",
+    "hard sigmoid of the default slope": "g = HardSigmoid(x) y = Mul(x, g)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALMOST)
+def test_what_is_almost_an_activation_is_none(name: str, tmp_path: Path) -> None:
+    result, patched = run_patch(model_of(ALONE + ALMOST[name], rank=5 if "rank 5" in name else 4), tmp_path)
+    assert patched is None and result.report["sites"] == [] and result.exit_code == 3
+
+
+USED = {  # shared intermediates: whoever else reads one of them still gets it
+    "the convolution": ("g = Sigmoid(x) y1 = Mul(x, g) y2 = Neg(x)", []),
+    "the gate": ("g = Sigmoid(x) y1 = Mul(x, g) y2 = Neg(g)", []),
+    "the gate as a result": ("y2 = Sigmoid(x) y1 = Mul(x, y2)", []),
+    "the inner product": ("m = Mul(x, half) t = Tanh(m) h = Mul(t, half) g = Add(h, half) y1 = Mul(x, g) y2 = Neg(m)",
+                          []),
+    "the inner product as a result": (
+        "y2 = Mul(x, half) t = Tanh(y2) h = Mul(t, half) g = Add(h, half) y1 = Mul(x, g)", []),
+    "the tanh": ("m = Mul(x, half) t = Tanh(m) h = Mul(t, half) g = Add(h, half) y1 = Mul(x, g) y2 = Neg(t)", []),
+    "the product before it is divided": (
+        "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y1 = Div(p, six) y2 = Neg(p)", []),
+    "the activation": ("z = Relu(x) y1 = Neg(z) y2 = Abs(z)", ["CuteConcatConv1Relu"]),
+    "the convolution as a result": ("y2 = Identity(x) y1 = Relu(x)", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_others_read_too_is_kept(name: str, tmp_path: Path) -> None:
+    body, types = USED[name]
+    _, patched = run_patch(model_of(ALONE + body, outputs=("y1", "y2")), tmp_path)
+    assert fused_types(patched) == types
+
+
+NO_SITE = {
+    "alone": ("y = Conv(b, w, k)", {}),
+    "a batch norm alone": (ALONE + "y = BatchNormalization(x, gamma, beta, mean, var)", {}),
+    "an unknown activation": (ALONE + "y = Softplus(x)", {}),
+    "a pooling": (ALONE + "y = MaxPool<kernel_shape=[2,2]>(x)", {}),
+    "a constant added": (ALONE + "y = Add(x, vec)", {}),
+    "a broadcast residual": (ALONE + "m = ReduceMean<axes=[2,3]>(x2) y = Add(x, m)", {}),
+    "a residual of one channel": (ALONE + "m = ReduceMean<axes=[1]>(b) y = Add(x, m)", {}),
+    "itself twice": (ALONE + "y = Add(x, x)", {}),
+    "a transposed convolution alone": ("y = ConvTranspose(b, w)", {"w": (16, 12, 3, 3)}),
+    "a grouped convolution alone": ("y = Conv<group=16>(b, w)", {"w": (16, 1, 3, 3)}),
+    "a computed filter alone": ("u = Relu(w) y = Conv(b, u)", {}),
+    "a linear resize": ('u = Resize<mode="linear">(b, , s) y = Conv(u, w, k)', {}),
+    "a split of rows": ("p, q = Split<axis=2, num_outputs=2>(b) r = Conv(p, w, k) t = Neg(q) y = Concat<axis=2>(r, t)",
+                        {}),
+    "another domain": (ALONE + "y = Relu(x)", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_SITE)
+def test_a_convolution_without_such_a_neighbour_is_no_candidate(name: str, tmp_path: Path) -> None:
+    body, shapes = NO_SITE[name]
+    body = body.replace("x2", "b") if "broadcast" not in name else body.replace("(x2)", "(d)")
+    values = small(body, FILTERS | NUMBERS | BN | weights(**shapes) | {"s": np.float32([1, 1, 2, 2])})
+    inputs = {"b": "n,16,9,7"} | ({"d": "n,12,9,7"} if "broadcast" in name else {})
+    if name == "a split of rows":
+        inputs, body = {"b": "n,16,10,7"}, body.replace("y = Concat<axis=2>(r, t)", "y = Exp(r)")
+    model = graph(body, values, inputs=inputs, opset=18 if "Split" in body else 17)
+    if name == "another domain":
+        model.opset_import.append(onnx.helper.make_opsetid("com.mine", 1))
+        model.graph.node[0].domain = "com.mine"
+    result, patched = run_patch(model, tmp_path, verify=False)
+    assert patched is None and result.report["sites"] == []
+
+
+REFUSED = {
+    "depthwise": ("x = Conv<group=16>(b, w) y = Relu(x)", {"w": (16, 1, 3, 3)}, "the Conv has 16 groups; only group=1"),
+    "grouped before a residual": ("x = Conv<group=4, pads=[1,1,1,1]>(b, w) y = Add(x, b)", {"w": (16, 4, 3, 3)},
+                                  "the Conv has 4 groups"),
+    "depthwise before SiLU by tanh": (
+        "x = Conv<group=16>(b, w) m = Mul(x, half) t = Tanh(m) h = Mul(t, half) g = Add(h, half) y = Mul(x, g)",
+        {"w": (16, 1, 3, 3)}, "16 groups"),
+    "depthwise over an enlarged input": ("u = Resize(b, , s) y = Conv<group=16>(u, w)", {"w": (16, 1, 3, 3)},
+                                         "16 groups"),
+    "transposed": ("x = ConvTranspose(b, w) y = Relu(x)", {"w": (16, 12, 3, 3)}, "this is a ConvTranspose, and only a"),
+    "transposed and normalised": (
+        "x = ConvTranspose(b, w) z = BatchNormalization(x, gamma, beta, mean, var) y = Relu(z)", {"w": (16, 12, 3, 3)},
+        "ConvTranspose"),
+    "a computed filter": ("u = Relu(w) x = Conv(b, u) y = Relu(x)", {"w": (12, 16, 3, 3)}, "computed at run time"),
+    "a computed bias": ("u = RandomNormalLike(k) x = Conv(b, w, u) y = Relu(x)", {"w": (12, 16, 3, 3), "k": (12,)},
+                        "the bias 'u' is computed at run time"),
+    "a huge filter": ("x = Conv<pads=[20,20,20,20]>(b, w) y = Relu(x)", {"w": (4, 16, 33, 33)},
+                      r"kernel_shape\[0\] is 33"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_fused_beside_such_a_neighbour_says_why(name: str, tmp_path: Path) -> None:
+    body, shapes, reason = REFUSED[name]
+    values = small(body, NUMBERS | BN) | weights(**shapes)
+    values |= {"s": np.float32([1, 1, 2, 2])} if "Resize" in body else {}
+    result, patched = run_patch(graph(body, values, inputs={"b": "n,16,9,7"}), tmp_path)
+    (site,) = result.report["sites"]
+    assert patched is None and site["status"] == "refused" and re.search(reason, site["reason"]), site
+    assert "Concat joins" not in site["reason"] and "source" not in site["reason"]
+
+
+@pytest.mark.parametrize("rank", [3, 5])
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("tail", ["y = Relu(x)", "y = Add(x, b)"])
+def test_one_and_three_dimensional_convolutions_are_refused(rank: int, op: str, tail: str, tmp_path: Path) -> None:
+    sizes = ",9" * (rank - 2)
+    model = graph(f"x = {op}(b, w) {tail}", weights(w=(16, 16) + (1,) * (rank - 2)), rank=rank,
+                  inputs={"b": f"n,16{sizes}"})  # fmt: skip
+    result, patched = run_patch(model, tmp_path)
+    (site,) = result.report["sites"]
+    wanted = f"rank {rank}; only 2-D" if op == "Conv" else "this is a ConvTranspose"
+    assert patched is None and wanted in site["reason"]
+
+
+def test_a_normalisation_is_folded(tmp_path: Path) -> None:
+    body = ALONE + "z = BatchNormalization(x, gamma, beta, mean, var) g = Sigmoid(z) y = Mul(z, g)"
+    result, patched = run_patch(model_of(body), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv1Silu"] and result.report["verify"]["passed"]
+
+
+def test_a_normalisation_that_cannot_be_folded_is_refused(tmp_path: Path) -> None:
+    body = ALONE + "z = BatchNormalization(x, huge, beta, mean, var) y = Relu(z)"
+    values = small(body, FILTERS | BN) | {"huge": np.full(12, 1e36, np.float32)}
+    result, _ = run_patch(graph(body, values), tmp_path)
+    assert "overflows or loses precision" in result.report["sites"][0]["reason"]
+
+
+def test_identity_and_inference_dropout_in_front_are_passed(tmp_path: Path) -> None:
+    result, patched = run_patch(model_of("d = Dropout(b) e = Identity(d) x = Conv(e, w, k) y = Relu(x)"), tmp_path)
+    assert [n.op_type for n in patched.graph.node] == ["CuteConcatConv1Relu"] and result.report["verify"]["passed"]
+    assert list(patched.graph.node[0].input)[:1] == ["b"]
+
+
+def test_the_wrong_channel_count_is_said_of_one_input(tmp_path: Path) -> None:
+    model = model_of(ALONE + "y = Relu(x)", inputs={"b": "n,m,9,7"})
+    _, patched = run_patch(model, tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv1Relu"]
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 15
+    (tmp_path / "model.cutefuse.onnx").unlink()
+    (tmp_path / "model.patch.json").unlink()
+    result, _ = run_patch(model, tmp_path)
+    reason = result.report["sites"][0]["reason"]
+    assert reason == "the input has 15 channels, the filter takes 16; repair the model"
+
+
+@pytest.mark.skipif(NEWEST < 24, reason="Swish came with opset 24")
+def test_swish_is_silu_with_alpha_one_and_stays_in_words_with_another(tmp_path: Path) -> None:
+    # ONNX Runtime has no kernel for Swish in every release: only the match is looked at.
+    _, patched = run_patch(model_of(ALONE + "y = Swish(x)", opset=24), tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv1Silu"]
+    (tmp_path / "model.cutefuse.onnx").unlink()
+    (tmp_path / "model.patch.json").unlink()
+    words = "Swish 'Swish_1' stays: its alpha is 1.5; only alpha=1, which is SiLU, can be fused"
+    result, patched = run_patch(model_of(ALONE + "y = Swish<alpha=1.5>(x)", opset=24), tmp_path, verify=False)
+    assert patched is None and result.report["sites"][0]["reason"] == words
+    body = JOINED + "y = Swish<alpha=1.5>(x)"
+    result, patched = run_patch(model_of(body, opset=24), tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv2"]
+    assert result.report["sites"][0]["notes"] == [words.replace("Swish_1", "Swish_2")]
+
+
+BEHIND = {
+    "rows joined": ("c = Concat<axis=2>(b, b) x = Conv(c, w, k) y = Relu(x)", "Concat joins axis 2; only"),
+    "nine sources": (
+        "c = Concat<axis=1>(b, b, b, b, b, b, b, b, b) x = Conv(c, u) y = Relu(x)",
+        "Concat joins 9 tensors, at most 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_concat_that_cannot_be_fused_is_read_as_it_is(name: str, tmp_path: Path) -> None:
+    body, reason = BEHIND[name]
+    values = small(body, FILTERS | weights(u=(12, 144, 1, 1)))
+    result, patched = run_patch(graph(body, values), tmp_path)
+    assert [n.op_type for n in patched.graph.node] == ["Concat", "CuteConcatConv1Relu"]
+    (note,) = result.report["sites"][0]["notes"]
+    assert note.startswith(f"'c' is read as it is: {reason}") and result.report["verify"]["passed"]
+
+
+def test_a_source_of_one_concat_stays_a_site_of_that_concat(tmp_path: Path) -> None:
+    body = "c = Concat<axis=1>(b) y = Conv(c, w, k)"
+    result, patched = run_patch(model_of(body), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv1"] and result.report["sites"][0]["takes"] == []
+
+
+def test_sites_of_one_tensor_can_be_left_out(tmp_path: Path) -> None:
+    body = JOINED.replace("x =", "z =") + "n = Relu(z) x = Conv(n, u) y = Relu(x)"
+    model = graph(body, small(body, FILTERS | weights(u=(4, 12, 1, 1))))
+    result, patched = run_patch(model, tmp_path, without=["single"])
+    assert fused_types(patched) == ["CuteConcatConv2Relu"]
+    assert [(s["status"], s["reason"]) for s in result.report["sites"]] == [
+        ("fused", ""), ("excluded", "--without single"),
+    ]  # fmt: skip
+
+
+def test_the_tensor_before_an_activation_of_its_own_is_counted_and_before_a_relu_not(tmp_path: Path) -> None:
+    body = "x = Conv(b, w, k) g = Sigmoid(x) z = Mul(x, g) r = Conv(z, u) y = Relu(r)"
+    model = graph(body, small(body, FILTERS | weights(u=(4, 12, 1, 1))), inputs={"b": "1,16,9,7"})
+    result, _ = run_patch(model, tmp_path)
+    assert [s["bytes_saved"] for s in result.report["sites"]] == [2 * 12 * 7 * 5 * 4, 0]
+
+
+def test_parallel_convolutions_of_one_tensor_become_one(tmp_path: Path) -> None:
+    body = "x1 = Conv(b, w, k) y1 = Relu(x1) x2 = Conv(b, w) y2 = Relu(x2)"
+    result, patched = run_patch(model_of(body, outputs=("y1", "y2"), inputs={"b": "n,16,9,7"}), tmp_path)
+    assert [s["status"] for s in result.report["sites"]] == ["fused", "merged"]
+    assert fused_types(patched) == ["CuteConcatConv1x2Relu"] and result.report["verify"]["passed"]
+
+
+def test_inside_a_body_of_control_flow_it_is_told_to_be_inlined(tmp_path: Path) -> None:
+    model = model_of(
+        "i = Constant<value = bool {1}>() "
+        "y = If(i) <then_branch = t () => (float[n,12,9,7] p) { q = Conv<pads=[1,1,1,1]>(b, w, k) p = Relu(q) }, "
+        "else_branch = e () => (float[n,12,9,7] r) { r = Conv<pads=[1,1,1,1]>(b, w, k) }>"
+    )
+    result, _ = run_patch(model, tmp_path)
+    (site,) = result.report["sites"]
+    assert site["status"] == "refused" and "inline it first" in site["reason"]
