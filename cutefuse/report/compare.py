@@ -42,6 +42,12 @@ class Comparison:
     by_kind: dict[str, list[float]]
 
     @property
+    def caution(self) -> str:
+        """What the times must not be taken for; empty where they are what they seem."""
+        names = ", ".join(e.name for e in self.engines if e.runs_bodies)
+        return names and f"fused nodes of {names} run as function bodies on a CPU: no measure of the kernels on a GPU"
+
+    @property
     def latency_speedup(self) -> float | None:
         a, b = self.engines[0].latency_ms, self.engines[-1].latency_ms
         return a / b if a and b else None

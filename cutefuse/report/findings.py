@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cutefuse.engine.plugins import count_plugins
 from cutefuse.report.cost import Cost, Placement
 from cutefuse.report.graph import neighbours
-from cutefuse.report.kinds import copy_origin, on_tensor_cores
+from cutefuse.report.kinds import copy_origin, is_row_norm, on_tensor_cores
 from cutefuse.report.reader import Engine, Layer
 
 TINY_US = 5.0
@@ -37,7 +37,7 @@ class Finding:
 def findings(engine: Engine, costs: list[Cost], places: list[Placement | None]) -> list[Finding]:
     """All findings, the costliest first within each severity."""
     found: list[Finding] = []
-    for check in (_plugins, _concats, _reformats, _islands, _channels, _scalar_convs, _tiny, _opaque, _norms, _timing):
+    for check in _ON_CPU if engine.on_cpu else _ALL:
         found += check(engine)
     found += _far_from_roof(engine, places)
     order = {"high": 0, "medium": 1, "low": 2, "info": 3}
@@ -72,6 +72,11 @@ def _make(engine: Engine, layers: list[Layer], title: str, text: str, advice: st
 
 
 def _plugins(engine: Engine) -> list[Finding]:
+    if engine.runs_bodies:
+        bodies = [layer for layer in engine.layers if engine.in_body(layer)]
+        text = "On a CPU fused nodes run their function bodies, in standard operators."
+        advice = "Their times are no measure of the kernels: profile on a GPU, with TensorRT or PyTorch."
+        return [_make(engine, bodies, "Fused nodes run as function bodies", text, advice, "info")]
     sites = {
         str(s["name"]): str(s.get("op_type", ""))
         for s in (engine.patch or {}).get("sites", [])
@@ -98,6 +103,8 @@ def _concats(engine: Engine) -> list[Finding]:
     hits: list[Layer] = []
     for layer in engine.layers:
         if layer.kind == "copy" and copy_origin(layer.name, layer.raw, layer.type) == "concat":
+            if engine.in_body(layer):  # where a GPU runs a kernel
+                continue
             if any(engine.layers[c].kind == "conv" for c in consumers[layer.index]) or layer.name.endswith(" copy"):
                 hits.append(layer)
     if not hits:
@@ -108,6 +115,8 @@ def _concats(engine: Engine) -> list[Finding]:
         "A convolution that reads its sources directly needs none of them."
     )
     advice = "Run `cutefuse patch` on the ONNX model: Concat → Conv → BatchNorm → activation becomes one plugin."
+    if engine.fused_nodes:
+        advice = "The model is patched already: its patch report says why these were left out."
     reasons = {n.get("reason", "") for n in engine.concats if n.get("action") == "copy"} - {""}
     if reasons:
         text += f" TensorRT's own reasons: {'; '.join(sorted(reasons)[:3])}"
@@ -215,13 +224,12 @@ def _scalar_convs(engine: Engine) -> list[Finding]:
 
 
 def _tiny(engine: Engine) -> list[Finding]:
-    if engine.on_cpu:
-        return []
     hits = [lay for lay in engine.layers if lay.time_us is not None and 0 < lay.time_us < TINY_US]
     if len(hits) < 4 or _time(hits) < 0.05 * engine.total_us:
         return []
     text = f"{len(hits)} of {len(engine.layers)} layers take under {TINY_US:g} µs each ({_share(engine, _time(hits))})."
-    advice = "Launch and drain dominate them: fuse neighbours, raise the batch, and run with CUDA graphs."
+    graphs = "" if engine.inference.get("CUDA Graph") == "Enabled" else ", and run with CUDA graphs"
+    advice = f"Launch and drain dominate them: fuse neighbours, raise the batch{graphs}."
     return [_make(engine, hits, f"{len(hits)} tiny layers", text, advice)]
 
 
@@ -237,7 +245,7 @@ def _opaque(engine: Engine) -> list[Finding]:
 
 
 def _norms(engine: Engine) -> list[Finding]:
-    hits = [lay for lay in engine.layers if lay.kind == "norm" and "norm" in f"{lay.type} {lay.name}".lower()]
+    hits = [lay for lay in engine.layers if lay.kind == "norm" and is_row_norm(lay.type, lay.name)]
     if not hits or _time(hits) < 0.05 * engine.total_us:
         return []
     text = f"Normalisations run as layers of their own ({_share(engine, _time(hits))})."
@@ -251,18 +259,26 @@ def _timing(engine: Engine) -> list[Finding]:
     if latency_ms and engine.total_us and not 0.75 < engine.total_us / 1000 / latency_ms < 1.25:
         text = (
             f"The layers sum up to {engine.total_us / 1000:.3f} ms, one inference takes {latency_ms:.3f} ms. "
-            "Profiling adds an event per layer; parallel streams and CUDA graphs hide launches."
-        )
+            + ("The profiler ran apart from the timing, and costs time of its own." if engine.on_cpu else
+               "Profiling adds an event per layer; parallel streams and CUDA graphs hide launches.")
+        )  # fmt: skip
         found.append(Finding("info", "Layer times do not add up to the latency", text, "Trust shares, not sums."))
     if len(engine.latencies_ms) >= 20 and latency_ms:
         ordered = sorted(engine.latencies_ms)
         p99 = ordered[int(0.99 * (len(ordered) - 1))]
         if p99 > 1.2 * latency_ms:
             text = f"p99 is {p99:.3f} ms, the median {latency_ms:.3f} ms."
-            found.append(
-                Finding("low", "Latency is unsteady", text, "Lock the clocks, use spin wait, and look for other load.")
-            )
+            advice = "Lock the clocks, use spin wait, and look for other load."
+            if engine.on_cpu:
+                advice = (
+                    "Other work shares the processor, or its clock changes; give more iterations= or fewer threads=."
+                )
+            found.append(Finding("low", "Latency is unsteady", text, advice))
     return found
+
+
+_ALL = (_plugins, _concats, _reformats, _islands, _channels, _scalar_convs, _tiny, _opaque, _norms, _timing)
+_ON_CPU = (_plugins, _concats, _norms, _timing)  # the others speak of GPUs
 
 
 def _far_from_roof(engine: Engine, places: list[Placement | None]) -> list[Finding]:
@@ -285,5 +301,7 @@ def _far_from_roof(engine: Engine, places: list[Placement | None]) -> list[Findi
         f"{worst[1].floor_us:.1f} µs)."
     )
     advice = "Small grids, bad alignment or an unlucky tactic: raise the optimisation level or the batch."
+    if engine.on_cpu:
+        advice = "On a CPU small layers leave cores idle; it says nothing about a GPU."
     finding = _make(engine, [h[0] for h in hits], "Heavy layers far below the roof", text, advice, "medium")
     return [finding]

@@ -42,6 +42,9 @@ _TENSOR_CORE = re.compile(
     r"tensor\d+x\d+x\d+|h16816|s16816|h1688|s1688|s884|h884|i8816|i16832|i8832|imma|hmma|gmma|utcmma|"
     r"tensorop|interleaved_i8|f8f8|sm(?:90|100)_xmma|ampere_fp16_s|turing_fp16_s|volta_fp16_s"
 )
+_OTHER_NORM = re.compile(
+    r"(?:batch|instance|group|lp|local_?response|spectral|weight)_?norm|\bmeanvariance|\blrn\b|\bbn\d*\b"
+)
 _SCALAR = re.compile(r"ffma|scudnn|simt|icudnn_int8x4|int8x4|depthwise|winograd|hfma|dp4a|fp32_icudnn|_h?cudnn_\d")
 
 
@@ -81,6 +84,12 @@ def on_tensor_cores(kind: str, layer_type: str, tactic: str) -> bool | None:
     if _SCALAR.search(text):
         return False
     return True if _TENSOR_CORE.search(text) else None
+
+
+def is_row_norm(layer_type: str, name: str) -> bool:
+    """Whether a normalisation may be an RMSNorm or LayerNorm: none over a batch, an instance or groups."""
+    text = f"{layer_type} {name}".lower()
+    return "norm" in text and not _OTHER_NORM.search(text)
 
 
 def copy_origin(name: str, raw: dict[str, Any], layer_type: str) -> str:

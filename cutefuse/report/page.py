@@ -125,7 +125,7 @@ def _tiles(analysis: Analysis) -> list[dict[str, str]]:
     if engine.profiled and engine.total_us:
         copies = sum(la.time_us or 0.0 for la in engine.layers if la.kind == "copy")
         share = 100 * copies / engine.total_us
-        source = f"{files.get('profile', '')} › averageMs of copies, reformats and concats"
+        source = f"{files.get('profile', '')} › {engine.time_field} of copies, reformats and concats"
         tiles.append(tile("of the time moves data", f"{share:.1f}", "%", source, "bad" if share >= 10 else ""))
     plugins = [la for la in engine.layers if la.kind == "plugin"]
     if plugins:
@@ -231,7 +231,7 @@ def _time(engine: Engine) -> dict[str, Any]:
     return {
         "count": len(engine.layers),
         "total": engine.total_us,
-        "time_source": f"{engine.files['profile'].name} › averageMs" if "profile" in engine.files else "",
+        "time_source": f"{engine.files['profile'].name} › {engine.time_field}" if "profile" in engine.files else "",
         "kinds": shares(engine, "kind", KINDS, None),
         "precisions": shares(engine, "precision", {}, _COLORS),
         "top": [

@@ -22,7 +22,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
             "name": e.name,
             "total": e.total_us,
             "count": len(e.layers),
-            "source": f"{e.files['profile'].name} › averageMs" if "profile" in e.files else "",
+            "source": f"{e.files['profile'].name} › {e.time_field}" if "profile" in e.files else "",
             "parts": shares(e, "kind", KINDS, None),
         }
         for e in engines
@@ -59,9 +59,14 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
         ],
         rows=rows,
         change=engines[-1].total_us - engines[0].total_us,
+        caution=comparison.caution,
         more=max(len(comparison.rows) - _LIMIT, 0),
         files=[(f"{e.name}: {k.replace('_', ' ')}", p.name) for e in engines for k, p in e.files.items()],
     )
+
+
+def _tone(comparison: Comparison, ratio: float) -> str:
+    return "" if comparison.caution else "good" if ratio > 1.005 else "bad" if ratio < 0.995 else ""
 
 
 def _compare_tiles(comparison: Comparison) -> list[dict[str, str]]:
@@ -73,12 +78,14 @@ def _compare_tiles(comparison: Comparison) -> list[dict[str, str]]:
             tiles.append(tile(f"median latency, {middle(e.name, 30)}", f"{e.latency_ms:.4g}", "ms", source))
     speed = comparison.latency_speedup
     if speed:
-        tone = "good" if speed > 1.005 else "bad" if speed < 0.995 else ""
+        tone = _tone(comparison, speed)
         tiles.append(tile("speed-up of an inference", f"{speed:.3g}", "×", "median latencies", tone))
     if first.total_us and last.total_us:
         ratio = first.total_us / last.total_us
-        tone = "good" if ratio > 1.005 else "bad" if ratio < 0.995 else ""
-        tiles.append(tile("speed-up of the layers' sum", f"{ratio:.3g}", "×", "averageMs of the profiles", tone))
+        tone = _tone(comparison, ratio)
+        tiles.append(
+            tile("speed-up of the layers' sum", f"{ratio:.3g}", "×", f"{last.time_field} of the profiles", tone)
+        )
     tiles.append(tile("layers", f"{len(first.layers)} → {len(last.layers)}"))
     fused = sum("plugin" in r.change for r in comparison.rows)
     if fused:

@@ -28,7 +28,8 @@ __all__ = ["Engine", "Layer", "find_engines", "node_names", "read_engine"]
 class Layer:
     """One layer of an engine graph with its measured time.
 
-    `time_us` is the mean of trtexec's `averageMs`; None when the layer was not profiled (no-ops, constants).
+    `time_us` is the median of the profile, which no outlier rules; its mean where it has no median (`mean_us` is always
+    that), and None when the layer was not profiled (no-ops, constants).
     `sources` names file and field of each figure, for tooltips.
     """
 
@@ -41,7 +42,7 @@ class Layer:
     kind: str = "other"
     precision: str = ""
     time_us: float | None = None
-    median_us: float | None = None
+    mean_us: float | None = None
     percent: float | None = None
     onnx: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
@@ -78,17 +79,34 @@ class Engine:
     backend: str = "tensorrt"
     version: str = ""
     size_bytes: int | None = None
+    time_field: str = "averageMs"  # of the profile, from which the layers' times are
     notes: list[str] = field(default_factory=list)
 
     @cached_property
     def total_us(self) -> float:
-        """Sum of the layers' mean times. Larger than the latency: profiling adds an event per layer."""
+        """Sum of the layers' times. Larger than the latency: profiling adds an event per layer."""
         return sum(layer.time_us or 0.0 for layer in self.layers)
 
     @property
     def on_cpu(self) -> bool:
         """Whether an embedded engine ran on the CPU, where fused nodes run their function bodies."""
         return self.backend == "onnxruntime" or str(self.device.get("Selected Device", "")).startswith("CPU")
+
+    @property
+    def fused_nodes(self) -> set[str]:
+        """Names of the nodes that the patch report calls fused."""
+        sites = [s for s in (self.patch or {}).get("sites", []) if isinstance(s, dict)]
+        return {str(s["name"]) for s in sites if s.get("status") == "fused" and s.get("name")}
+
+    def in_body(self, layer: Layer) -> bool:
+        """Whether a layer computes a part of a fused node's function body, as engines on the CPU do."""
+        named = any(_INLINED in t.name for t in (*layer.inputs, *layer.outputs))
+        return self.on_cpu and (named or not self.fused_nodes.isdisjoint(layer.onnx))
+
+    @property
+    def runs_bodies(self) -> bool:
+        """Whether fused nodes run their function bodies, so that their times say nothing about the kernels."""
+        return any(map(self.in_body, self.layers))
 
     @property
     def profiled(self) -> bool:
@@ -102,6 +120,9 @@ class Engine:
             return ordered[len(ordered) // 2]
         values = self.performance.get("Latency") or self.performance.get("GPU Compute Time")
         return float(values[3]) if isinstance(values, list) and len(values) > 3 and _is_number(values[3]) else None
+
+
+_INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body that ONNX Runtime has inlined
 
 
 def _is_number(value: Any) -> bool:
@@ -234,11 +255,13 @@ def _add_profile(engine: Engine, data: Any, file: str) -> None:
             layer.kind = kind_of("", {}, name)
             engine.layers.append(layer)
         seen[name] += 1
-        times = [_finite(record.get(key)) for key in ("averageMs", "medianMs", "percentage")]
-        layer.time_us = times[0] * 1000 if times[0] is not None else None
-        layer.median_us = times[1] * 1000 if times[1] is not None else layer.time_us
-        layer.percent = times[2]
-        layer.sources["time"] = f"{file} › [{position}].averageMs"
+        mean, median = (_finite(record.get(key)) for key in ("averageMs", "medianMs"))
+        field_name, time_ms = ("medianMs", median) if median else ("averageMs", mean)
+        layer.time_us = time_ms * 1000 if time_ms is not None else None
+        layer.mean_us = mean * 1000 if mean is not None else layer.time_us
+        layer.percent = _finite(record.get("percentage"))
+        layer.sources["time"] = f"{file} › [{position}].{field_name}"
+        engine.time_field = field_name
     if unknown:
         engine.notes.append(
             f"{unknown} profiled layers are not in the layer information; were both made from one engine?"

@@ -47,7 +47,9 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
     width, height = number(drawing.width), number(drawing.height)
     size = f' width="{width}" height="{height}"' if standalone else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"{size} id="graph" role="img"'
-    parts = [f'{head} aria-label="engine graph">']
+    first = min((e.target for e in edges if e.source < 0 <= e.target), default=0)
+    start = f"{number(drawing.x[first] + NODE_WIDTH / 2)} {number(drawing.y[first])}"  # where the page begins to look
+    parts = [f'{head} data-start="{start}" aria-label="engine graph">']
     if standalone:
         parts.append(f"<title>{text(engine.name)}</title><style>{_STYLE}{GRAPH_STYLE}</style>")
     parts.append(

@@ -65,7 +65,7 @@ def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) ->
     formats = [f"{t.dtype} {t.layout}".strip() for t in (source, out) if t]
     return {
         "i": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
-        "us": layer.time_us, "median": layer.median_us,
+        "us": layer.time_us, "mean": layer.mean_us,
         "pct": 100 * layer.time_us / total if layer.time_us is not None and total else None,
         "shape": out.shape_text if out else "", "format": " → ".join(dict.fromkeys(formats)), "tactic": layer.tactic,
         "flops": cost.flops, "bytes": cost.size_bytes,
@@ -78,7 +78,7 @@ def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) ->
 
 _CSV = {
     "i": "index", "name": "name", "type": "type", "kind": "kind", "precision": "precision", "us": "time_us",
-    "median": "median_us", "pct": "percent", "shape": "output_shape", "format": "format", "tactic": "tactic",
+    "mean": "mean_us", "pct": "percent", "shape": "output_shape", "format": "format", "tactic": "tactic",
     "flops": "flops", "bytes": "min_bytes", "gbs": "gb_per_s", "tflops": "tflop_per_s", "roof": "percent_of_roof",
     "bound": "bound", "floor": "floor_us",
 }  # fmt: skip
@@ -165,6 +165,7 @@ def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     lines = [f"{first.name} → {last.name}"]
     if comparison.latency_speedup:
         lines[0] += f": {first.latency_ms:.4g} → {last.latency_ms:.4g} ms, {comparison.latency_speedup:.2f}×"
+    lines += [comparison.caution] if comparison.caution else []
     lines.append(f"{'first µs':>10}{'last µs':>10}{'saved':>9}  layers")
     for row in comparison.rows[:limit]:
         times = [f"{t:>10.1f}" if t is not None else f"{'-':>10}" for t in (row.times_us[0], row.times_us[-1])]

@@ -91,7 +91,7 @@ def _keys(engine: Engine, fused: set[str], copies: Mapping[str, Keys]) -> dict[i
 def _parts(engine: Engine, keys: Mapping[int, Keys], owners: Mapping[str, set[str]]) -> list[_Part]:
     found = []
     for layer in engine.layers:
-        time_us, own = layer.median_us or layer.time_us, keys.get(layer.index)
+        time_us, own = layer.time_us, keys.get(layer.index)
         if time_us and own:
             sites = frozenset(s for k in own for s in owners.get(k, ()))
             found.append(_Part(time_us, own, sites, all(k in owners for k in own)))

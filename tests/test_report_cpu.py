@@ -1,0 +1,171 @@
+"""What the report says of embedded engines on a CPU, of patched models, and of times with outliers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import engine_files as ef
+import pytest
+
+from cutefuse.report.compare import compare
+from cutefuse.report.findings import Finding, findings
+from cutefuse.report.kinds import is_row_norm
+from cutefuse.report.reader import Engine, find_engines, read_engine
+from cutefuse.report.tables import compare_terminal
+from cutefuse.report.write import write, write_compare
+
+SITE = "/neck/Conv"
+
+
+def conv(name: str, source: str, out: str, node: str) -> dict[str, Any]:
+    layer = ef.conv(name, ef.tensor(source, [1, 16, 8, 8]), ef.tensor(out, [1, 16, 8, 8]))
+    return layer | {"TacticName": "CPUExecutionProvider", "Metadata": f"[ONNX Layer: {node}]"}
+
+
+def concat(name: str, out: str, node: str) -> dict[str, Any]:
+    return {
+        "Name": name, "LayerType": "Concat", "ParameterType": "Concatenation", "Metadata": f"[ONNX Layer: {node}]",
+        "Inputs": [ef.tensor("s", [1, 8, 8, 8])] * 2, "Outputs": [ef.tensor(out, [1, 16, 8, 8])],
+    }  # fmt: skip
+
+
+def engine(
+    folder: Path, layers: list[dict[str, Any]], *, backend: str = "onnxruntime", patched: bool = False,
+    latencies_ms: list[float] | None = None, medians: list[float] | None = None, **inference: str,
+) -> Engine:  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / "m.onnx.engine"
+    profile: list[dict[str, Any]] = [{"count": 10}]
+    for i, layer in enumerate(layers):
+        record = {"name": layer["Name"], "timeMs": 1.0, "averageMs": 0.1, "percentage": 1}
+        profile.append(record | ({"medianMs": medians[i]} if medians else {}))
+    files = {
+        "graph": {"Layers": layers}, "profile": profile,
+        "timing": [{"latencyMs": t} for t in latencies_ms or [0.1] * 30],
+        "profile.metadata": {"backend": backend, "inference_options": inference},
+    }  # fmt: skip
+    for name, data in files.items():
+        Path(f"{stem}.{name}.json").write_text(json.dumps(data))
+    if patched:
+        site = {"name": SITE, "status": "fused", "op_type": "CuteConcatConv2Relu", "nodes": ["/cat", SITE]}
+        (folder / "m.patch.json").write_text(json.dumps({"model": "m.onnx", "output": "m.onnx", "sites": [site]}))
+    return read_engine(find_engines(folder)[0])
+
+
+def found(given: Engine) -> dict[str, Finding]:
+    return {f.title: f for f in findings(given, [], [None] * len(given.layers))}
+
+
+BODY = [concat("Concat_1", "t", SITE), conv("FusedConv_2", "t", "y", SITE)]
+BY_NAME = [
+    concat("Concat_1", "_inlfunc_CuteConcatConv2Relu_t", ""),
+    conv("c", "_inlfunc_CuteConcatConv2Relu_t", "y", ""),
+]
+COPIED = "Concatenations are copied in front of convolutions"
+BODIES = "Fused nodes run as function bodies"
+
+
+@pytest.mark.parametrize("case", ["patch report", "tensor names"])
+def test_the_concat_of_a_function_body_is_no_reason_to_patch(case: str, tmp_path: Path) -> None:
+    given = engine(tmp_path, BODY if case == "patch report" else BY_NAME, patched=case == "patch report")
+    assert given.runs_bodies and COPIED not in found(given)
+    assert found(given)[BODIES].layers == [0, 1]
+
+
+def test_a_concat_beside_the_fused_nodes_is_told_without_advice_to_patch_again(tmp_path: Path) -> None:
+    given = engine(tmp_path, [*BODY, concat("cat2", "u", "/cat2"), conv("c2", "u", "z", "/c2")], patched=True)
+    finding = found(given)[COPIED]
+    assert finding.layers == [2] and "patched already" in finding.advice
+    plain = found(engine(tmp_path / "plain", [concat("cat2", "u", "/cat2"), conv("c2", "u", "z", "/c2")]))
+    assert "Run `cutefuse patch`" in plain[COPIED].advice and BODIES not in plain
+
+
+def test_on_a_gpu_nothing_is_a_body(tmp_path: Path) -> None:
+    given = engine(tmp_path, BODY, backend="tensorrt", patched=True)
+    assert not given.runs_bodies and "0 of 1 fused nodes run as plugins" in found(given)
+
+
+UNSTEADY = [0.1] * 25 + [9.0] * 5
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
+def test_advice_about_clocks_and_graphs_is_for_gpus(backend: str, tmp_path: Path) -> None:
+    layers = [conv(f"c{i}", f"t{i}", f"t{i + 1}", f"/c{i}") for i in range(8)]
+    given = engine(tmp_path, layers, backend=backend, latencies_ms=UNSTEADY, medians=[0.004] * 8)
+    words = " ".join(f.text + f.advice for f in found(given).values())
+    assert "Latency is unsteady" in found(given) and "Layer times do not add up to the latency" in found(given)
+    for word in ("clocks", "CUDA graphs", "spin wait"):
+        assert (word in words) == (backend == "tensorrt"), word
+
+
+@pytest.mark.parametrize(("graphs", "advised"), [("Enabled", False), ("Disabled", True)])
+def test_cuda_graphs_are_advised_where_they_are_off(graphs: str, advised: bool, tmp_path: Path) -> None:
+    layers = [conv(f"c{i}", f"t{i}", f"t{i + 1}", f"/c{i}") for i in range(8)]
+    given = engine(tmp_path, layers, backend="torch", medians=[0.004] * 8, **{"CUDA Graph": graphs})
+    assert ("CUDA graphs" in found(given)["8 tiny layers"].advice) == advised
+
+
+@pytest.mark.parametrize(
+    ("layer_type", "name", "ours"),
+    [
+        ("LayerNormalization", "ln", True), ("SkipLayerNormalization", "s", True), ("RMSNormalization", "r", True),
+        ("Normalization", "/encoder/norm1/LayerNorm", True), ("BatchNormalization", "BatchNormalization_3", False),
+        ("Scale", "/features/norm0/BatchNormalization", False), ("InstanceNormalization", "i", False),
+        ("GroupNorm", "g", False), ("LRN", "norm", False), ("Reduce", "/head/ReduceMean", False),
+        ("LpNormalization", "l", False),
+    ],
+)  # fmt: skip
+def test_a_batchnorm_is_no_norm_that_patch_replaces(layer_type: str, name: str, ours: bool, tmp_path: Path) -> None:
+    assert is_row_norm(layer_type, name) == ours
+    norm = conv(name, "a", "b", name) | {"LayerType": layer_type, "ParameterType": layer_type, "TacticName": "t"}
+    titles = found(engine(tmp_path, [norm], backend="tensorrt"))
+    assert any("normalisation layer" in t for t in titles) == ours
+
+
+def test_one_outlier_does_not_rule_a_ranking(tmp_path: Path) -> None:
+    layers = [conv("steady", "a", "b", "/a"), conv("once", "b", "c", "/b")]
+    given = engine(tmp_path, layers, medians=[0.02, 0.005])  # means of 0.1 each
+    assert [layer.time_us for layer in given.layers] == [20, 5] and given.total_us == 25
+    assert [layer.mean_us for layer in given.layers] == [100, 100]
+    assert given.layers[0].sources["time"].endswith("[1].medianMs")
+    page = write(tmp_path, tmp_path / "out", quiet=True).read_text()
+    assert "medianMs" in page and "averageMs" not in page
+    only_means = engine(tmp_path / "old", layers)
+    assert [layer.time_us for layer in only_means.layers] == [100, 100]
+    assert only_means.layers[0].sources["time"].endswith("[1].averageMs")
+
+
+def test_a_comparison_says_that_function_bodies_are_no_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = engine(tmp_path / "a", [concat("cat", "t", "/cat"), conv("c", "t", "y", SITE)])
+    bodies = engine(tmp_path / "b", BODY, patched=True)
+    assert "no measure of the kernels" in compare_terminal(compare([plain, bodies]))
+    page = write_compare([tmp_path / "a", tmp_path / "b"], tmp_path / "compare.html").read_text()
+    assert "no measure of the kernels" in page and 'class="tile bad"' not in page
+    assert "no measure of the kernels" in capsys.readouterr().out
+    assert compare([plain, plain]).caution == ""
+    on_gpu = engine(tmp_path / "c", BODY, backend="tensorrt", patched=True)
+    assert compare([plain, on_gpu]).caution == ""
+
+
+def test_the_last_column_of_a_comparison_wraps() -> None:
+    """`.wrap` alone is weaker than `td.wide`, so that the column ran out of the page."""
+    css = (Path(ef.__file__).parent.parent / "cutefuse" / "report" / "page.css").read_text()
+    assert css.index("td.wide{white-space:nowrap}") < css.index("td.wrap{white-space:normal")
+
+
+def test_a_wide_graph_opens_on_the_layer_that_takes_the_input(tmp_path: Path) -> None:
+    """Forty layers side by side read constants; one, far from the middle, reads the engine's input."""
+    layers = [conv(f"c{i}", f"k{i}", f"t{i}", f"/c{i}") for i in range(40)]
+    made = [{"Name": f"k{i}", "LayerType": "Constant", "Inputs": [], "Outputs": [ef.tensor(f"k{i}", [1, 16, 8, 8])]}
+            for i in range(1, 40)]  # fmt: skip
+    engine(tmp_path, [*layers, *made])
+    page = write(tmp_path, tmp_path / "out", quiet=True).read_text()
+    picture = page[page.index('id="graph"') - 200 :]
+    width = float(picture.split('viewBox="0 0 ')[1].split(" ")[0])
+    x, y = map(float, picture.split('data-start="')[1].split('"')[0].split(" "))
+    node = picture.split('data-i="0" transform="translate(')[1].split(")")[0]
+    assert width > 5000 and [x - 102, y] == [float(v) for v in node.split(" ")]
