@@ -135,7 +135,9 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     suit_device(sites, options.sm)
     if options.functions:
         check_bodies(graph, sites)
-    check_overlaps(graph, sites)  # the last check: an excluded site must claim no nodes
+    check_overlaps(graph, sites)  # after the other checks: an excluded site must claim no nodes
+    if options.functions:
+        check_bodies(graph, sites)  # of the smaller matches that this left
     if "parallel" not in options.without:
         merge_parallel(graph, sites, options.sm)
     doomed = plan(graph, sites)

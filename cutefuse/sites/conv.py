@@ -60,8 +60,9 @@ def _match(graph: Graph, node: NodeProto, site: Front) -> Match | Refusal | None
     facts = conv_facts.read(graph, node, site)
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
-    chains = chains_after(graph, node.output[0], facts.weight_dims[0], output_shape(graph, node, site.sources))
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
+    images = (*site.sources, *(views.see_through(graph, p).tensor for p in plain))  # a view has the batch of its tensor
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], output_shape(graph, node, images))
 
     def rejected(operands: Sequence[Operand]) -> str | None:
         if len(operands) > most_sources():

@@ -134,9 +134,14 @@ def _only_convolved(graph: Graph, joined: str) -> bool:
             if _joins_channels(graph, node):
                 pending += {node.output[0]} - seen
                 seen.add(node.output[0])
-            elif not graph.is_op(node, "Conv") or list(node.input).index(tensor) != 0:
+            elif not graph.is_op(node, "Conv") or list(node.input).index(tensor) != 0 or not _is_plain(graph, node):
                 return False
     return True
+
+
+def _is_plain(graph: Graph, conv: NodeProto) -> bool:
+    """Whether nothing is known against fusing a Conv before all its facts are read."""
+    return attribute(conv, "group", 1) == 1 and graph.is_constant(conv.input[1])
 
 
 def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict[str, Traffic]:

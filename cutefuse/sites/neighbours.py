@@ -14,12 +14,13 @@ from cutefuse.sites.match import Refusal
 from cutefuse.sites.views import Operand
 
 
-def output_shape(graph: Graph, conv: NodeProto, sources: Sequence[str]) -> Shape:
-    """What is known of the sizes of a convolution's output, as a residual must have them."""
+def output_shape(graph: Graph, conv: NodeProto, images: Sequence[str]) -> Shape:
+    """What is known of the sizes of a convolution's output, as a residual must have them; `images` are tensors of the
+    same batch."""
     own = graph.partial_symbols(conv.output[0]) or ()
     rank = len(own) or 4
     # A Concat along channels needs equal N: shape inference gives it a new name behind some operators.
-    batches = [own, *(graph.partial_symbols(t) or () for t in sources)]
+    batches = [own, *(graph.partial_symbols(t) or () for t in images)]
     known = [batches, *[[own]] * (rank - 1)]
     return tuple(frozenset(s[i] for s in rows if len(s) == rank and s[i] != "") for i, rows in enumerate(known))
 
