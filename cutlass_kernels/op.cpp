@@ -23,7 +23,7 @@ Span<Op const *> operators() {
 #include "op_list.inc"
   };
 #undef CUTEFUSE_OP
-  return {kOps, static_cast<std::int32_t>(sizeof(kOps) / sizeof(kOps[0]))};
+  return kOps;
 }
 
 char const *sentence(char const *format, ...) {
@@ -42,11 +42,8 @@ char const *reject(Op const &op, Call const &call) {
 }
 
 std::int32_t living_config(Op const &op, std::int32_t id) {
-  for (Retired const &tile : op.retired) {
-    if (tile.id == id) return tile.heir;
-  }
-  auto const same = [&](Config const &tile) { return tile.id == id; };
-  return std::any_of(op.configs_table.begin(), op.configs_table.end(), same) ? id : 0;
+  if (Retired const *const tile = find_id(op.retired, id)) return tile->heir;
+  return find_id(op.configs_table, id) != nullptr ? id : 0;
 }
 
 namespace {
@@ -55,9 +52,8 @@ constexpr std::int32_t kMostConfigs = 256;
 
 // Why a tile that was asked for is not legal; its heir, where it has one, is the call's.
 char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
-  auto const same = [&](Config const &tile) { return tile.id == call.config; };
-  Config const *const tile = std::find_if(op.configs_table.begin(), op.configs_table.end(), same);
-  if (tile == op.configs_table.end()) {
+  Config const *const tile = find_id(op.configs_table, call.config);
+  if (tile == nullptr) {
     return sentence("%s: tile %d does not exist; ask configs() for the legal ones", op.name, asked);
   }
   Type const type = call.inputs[0].type;

@@ -2,7 +2,10 @@
 // be included here, so that the rewriter can ask an operator on a machine without a compiler for CUDA.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <iterator>
+#include <type_traits>
 
 #include "facts.h"
 
@@ -110,14 +113,38 @@ struct Operands {
   void *stream;  // cudaStream_t
 };
 
+// A view of an array or std::array that outlives it.
 template <class T>
 struct Span {
   T const *data;
   std::int32_t size;
+  template <class Table>
+  constexpr Span(Table const &table) : data(std::data(table)), size(static_cast<std::int32_t>(std::size(table))) {}
   constexpr T const *begin() const { return data; }
   constexpr T const *end() const { return data + size; }
   constexpr T const &operator[](std::int32_t i) const { return data[i]; }
 };
+
+// The row of a table that has this id; null where none has.
+template <class Table>
+constexpr auto find_id(Table const &table, std::int32_t id) -> decltype(&*std::begin(table)) {
+  for (auto const &row : table) {
+    if (row.id == id) return &row;
+  }
+  return nullptr;
+}
+
+// Tables of tiles as callers read them: config_of() of every row.
+template <class... Tables>
+constexpr auto configs_of(Tables const &...tables) {
+  std::array<Config, (std::extent_v<Tables> + ...)> all{};
+  std::size_t i = 0;
+  auto const add = [&](auto const &table) {
+    for (auto const &row : table) all[i++] = config_of(row);
+  };
+  (add(tables), ...);
+  return all;
+}
 
 // Every function is host code, thread-safe, without global state, and neither allocates device memory nor synchronises.
 // A returned text is one sentence (given, allowed, what to do), valid until the same thread asks again; null means yes
@@ -161,32 +188,20 @@ Span<Op const *> operators();
 
 inline constexpr std::int32_t size_of(Type type) {
   switch (type) {
-    case Type::kFloat32:
-    case Type::kInt32:
-      return 4;
+    case Type::kInt8:
+      return 1;
     case Type::kFloat16:
     case Type::kBFloat16:
       return 2;
-    case Type::kInt8:
-      return 1;
+    default:
+      return 4;
   }
-  return 0;
 }
 
 inline constexpr char const *name_of(Type type) {
-  switch (type) {
-    case Type::kFloat32:
-      return "float32";
-    case Type::kFloat16:
-      return "float16";
-    case Type::kBFloat16:
-      return "bfloat16";
-    case Type::kInt8:
-      return "int8";
-    case Type::kInt32:
-      return "int32";
-  }
-  return "unknown type";
+  constexpr char const *kNames[] = {"float32", "float16", "bfloat16", "int8", "int32"};
+  auto const i = static_cast<std::uint32_t>(type);
+  return i < std::size(kNames) ? kNames[i] : "unknown type";
 }
 
 // Channels that one pixel of a dense kChannelsLast tensor occupies.

@@ -8,7 +8,7 @@ namespace cutefuse::concat_conv {
 using namespace conv;
 
 // Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
-constexpr Tile kTiles[] = {
+inline constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
     // ns per channel, us per block
     {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, 16, 13.1, 4.25},
@@ -42,8 +42,6 @@ constexpr Tile kTiles[] = {
 constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},  {101, 113},
                                 {103, 113}, {104, 113}, {106, 105}, {107, 105}, {123, 122}, {125, 124}};
 
-constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-
 // Pixels of 16-bit types are whole vectors.
 constexpr bool copies_whole_pieces() {
   for (Tile const &tile : kTiles) {
@@ -53,24 +51,5 @@ constexpr bool copies_whole_pieces() {
   return true;
 }
 static_assert(copies_whole_pieces());
-
-constexpr Tile const *find_tile(int id) {
-  for (Tile const &tile : kTiles) {
-    if (tile.id == id) return &tile;
-  }
-  return nullptr;
-}
-
-// A row of the table as a type: what the kernels are instantiated with.
-template <int kId>
-struct Row {
-  static constexpr Tile kTile = *find_tile(kId);
-};
-
-// `view` holds the tiles that upsample, `any` those that take pixels of any stride, `taps` those whose taps share
-// pixels.
-Find find_sm80_f16, find_sm80_bf16, find_sm80_f32, find_sm80_taps_f16, find_sm80_taps_bf16;
-Find find_sm80_view_f16, find_sm80_view_bf16, find_sm80_view_f32, find_sm80_any_f32;
-Find find_sm90_f16, find_sm90_bf16;
 
 }  // namespace cutefuse::concat_conv

@@ -2,10 +2,45 @@
 
 #include <algorithm>
 
+#include "conv/checks.h"
 #include "device.h"
 
 namespace cutefuse::conv {
 namespace {
+
+// Whether every source's channels are whole 16-byte vectors.
+bool whole_vectors(Problem const &p) {
+  return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
+}
+
+// The largest copy of at most 16 bytes that divides every source's pixels and channels; 16 where pixels are whole
+// vectors, since a tail of channels is then masked.
+int copy_bytes(Problem const &p) {
+  std::int64_t strides = 16, sizes = 16;
+  for (int i = 0; i < p.sources; ++i) {
+    strides |= p.ldx[i] * size_of(p.type), sizes |= (p.ldx[i] | p.C[i]) * size_of(p.type);
+  }
+  return strides % 16 == 0 ? 16 : int(sizes & -sizes);
+}
+
+// The taps of a filter row can share pixels that are adjacent, where one stage holds all that a tile reads of them.
+char const *obstacle_to_taps(Tile const &tile, Problem const &p) {
+  bool const adjacent = p.stride_w == 1 && (p.dilation_w == 1 || tile.type_bytes > 1);
+  if (p.S != kRowTaps || !adjacent) return "this filter, stride or dilation";
+  int const image_rows = p.Q > 0 ? (tile.m + p.Q - 2) / p.Q + 1 : 1;
+  return image_rows * halo_of(p) <= tile.halo_rows ? nullptr : "images this narrow";
+}
+
+// Int8 sources have one scale and integers that cannot overflow, or a tile that keeps each one's sums apart.
+char const *obstacle_to_sums(Tile const &tile, Problem const &p) {
+  if (tile.drains()) return nullptr;
+  std::int64_t sum = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    if (p.scale[i] != p.scale[0]) return "sources of other scales";
+    sum += largest_sum(p, i);
+  }
+  return sum > kInt32Max ? "sums beyond 32 bits" : nullptr;
+}
 
 // Slots for blocks of a split launch. The int8 kernels are as fast with one block on a multiprocessor as with two.
 std::int64_t slots(Tile const &tile, Target const &target) {
@@ -31,6 +66,25 @@ Target::Target(Call const &call)
                : call.sm == 90   ? 132
                                  : 108),
       workspace_bytes(call.workspace_promise) {}
+
+std::int64_t largest_sum(Problem const &p, int source) {
+  constexpr int kMaxProduct = 1 << 14;  // |x * w| of two int8
+  return std::int64_t(p.C[source]) * p.R * p.S * kMaxProduct;
+}
+
+char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
+  if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
+  if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
+  char const *const taps = tile.halo_rows > 0 ? obstacle_to_taps(tile, p) : nullptr;
+  if (taps != nullptr || p.type == Type::kInt8) return taps != nullptr ? taps : obstacle_to_sums(tile, p);
+  if (!tile.any_channels && !whole_vectors(p)) return "channels that are no multiples of a vector";
+  bool const fits = tile.copy_bytes <= copy_bytes(p) && (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
+  return fits ? nullptr : "pixels of this stride";
+}
+
+bool runs(Tile const &tile, Problem const &p, std::int32_t sm) {
+  return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) && obstacle_of(tile, p, sm) == nullptr;
+}
 
 std::int64_t output_tiles(Tile const &tile, Problem const &p) {
   return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
@@ -59,10 +113,6 @@ std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &t
   return slots(tile, target) * tile.m * tile.n * std::int64_t(sizeof(float));
 }
 
-bool whole_vectors(Problem const &p) {
-  return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
-}
-
 // Blocks go to the multiprocessors in turn; those that share one hide each other's latencies and take less than as many
 // times as long as one alone.
 double cost_us(Tile const &tile, Problem const &p, Target const &target) {
@@ -80,11 +130,11 @@ double cost_us(Tile const &tile, Problem const &p, Target const &target) {
   return rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
 }
 
-std::int32_t ranked(Candidate *candidates, int count, std::int32_t *ids, std::int32_t capacity) {
-  std::stable_sort(candidates, candidates + count, [](Candidate const &a, Candidate const &b) {
+std::int32_t ranked(std::vector<Candidate> candidates, std::int32_t *ids, std::int32_t capacity) {
+  std::stable_sort(candidates.begin(), candidates.end(), [](Candidate const &a, Candidate const &b) {
     return a.later != b.later ? b.later : a.cost < b.cost;
   });
-  count = std::min(count, int(capacity));
+  int const count = std::min(int(candidates.size()), int(capacity));
   for (int i = 0; i < count; ++i) ids[i] = candidates[i].id;
   return count;
 }

@@ -1,6 +1,8 @@
-// How a device runs the Ampere path's tiles: blocks, splits of the reduction, workspace, predicted time. Host code for
-// all number types.
+// Which of the Ampere path's tiles run a problem, and how a device runs them: blocks, splits of the reduction,
+// workspace, predicted time. Host code for all number types.
 #pragma once
+
+#include <vector>
 
 #include "conv/params.h"
 
@@ -16,6 +18,14 @@ struct Target {
 };
 
 constexpr int kMostSplits = 16;
+
+// Largest |sum of products| of an int8 source; beyond 2^31 - 1 the integers could overflow.
+std::int64_t largest_sum(Problem const &p, int source);
+
+// What of a problem a tile of its type cannot run, null: nothing; where its width is not known, in images wide enough.
+// sm 0: on any device.
+char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm);
+bool runs(Tile const &tile, Problem const &p, std::int32_t sm);
 
 std::int64_t output_tiles(Tile const &tile, Problem const &p);
 
@@ -37,16 +47,13 @@ std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &t
 // Predicted time in microseconds; every size is known.
 double cost_us(Tile const &tile, Problem const &p, Target const &target);
 
-// Whether every source's channels are whole 16-byte vectors.
-bool whole_vectors(Problem const &p);
-
 struct Candidate {
   std::int32_t id;
   bool later;  // ranked after all candidates without this flag
   double cost;
 };
 
-// Writes the ids of `count` candidates, best guess first; returns how many it wrote.
-std::int32_t ranked(Candidate *candidates, int count, std::int32_t *ids, std::int32_t capacity);
+// Writes the ids of the candidates, best guess first; returns how many it wrote.
+std::int32_t ranked(std::vector<Candidate> candidates, std::int32_t *ids, std::int32_t capacity);
 
 }  // namespace cutefuse::conv

@@ -64,6 +64,11 @@ CUTEFUSE_HOST_DEVICE int stored_channels(Problem const &p) {
 // source's end.
 enum class Sums { kNone, kRegisters, kShared };
 
+// Tiles whose kernels are one translation unit for each number type, so that they compile in parallel: plain ones;
+// those whose taps share pixels; for enlarged sources; for pixels of any stride; with sums of earlier sources;
+// Hopper's.
+enum class Group { kPlain, kTaps, kEnlarged, kPieces, kSums, kTapsSums, kHopper };
+
 // A row of an operator's table of tiles.
 struct Tile {
   int id;
@@ -82,6 +87,11 @@ struct Tile {
   int halo_rows = 0;  // > 0: the taps of a filter row share their pixels, of which a stage holds up to m + halo_rows
   Sums sums = Sums::kNone;
   constexpr bool drains() const { return sums != Sums::kNone; }
+  constexpr Group group() const {
+    if (copy_bytes < 16) return Group::kPieces;
+    if (upsamples) return Group::kEnlarged;
+    return halo_rows > 0 ? drains() ? Group::kTapsSums : Group::kTaps : drains() ? Group::kSums : Group::kPlain;
+  }
   constexpr int threads() const { return warps_m * warps_n * 32; }
   // Bytes of a pixel's sums or outputs in shared memory; int8 outputs are kept there as 32-bit sums, with 32 bytes
   // between pixels so that rows touch different banks.
@@ -99,12 +109,20 @@ struct Tile {
   }
 };
 
+constexpr Config config_of(Tile const &tile) {
+  bool const int8 = tile.type_bytes == 1;
+  char const *const kind = tile.upsamples ? "enlarged" : tile.halo_rows == 0 ? "plain" : int8 ? "rows" : "taps";
+  std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
+  std::uint32_t const types = int8 ? bit_of(Type::kInt8) : tile.type_bytes == 2 ? halves : bit_of(Type::kFloat32);
+  return {tile.id, tile.min_sm, tile.name, kind, types};
+}
+
 // A tile's kernel, and the one that adds the parts of a divided reduction. Without it the tile never divides the
 // reduction.
 struct Kernels {
   Kernel main, finish;
 };
-// Finds a tile's kernels in one translation unit; they have several, so that they compile in parallel.
+// Finds a tile's kernels in one translation unit.
 using Find = Kernels(int tile_id);
 
 constexpr int kFinishThreads = 128;

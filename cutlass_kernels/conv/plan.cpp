@@ -1,7 +1,16 @@
 #include "conv/plan.h"
 
+#include <algorithm>
 #include <cstring>
-#include <initializer_list>
+
+// The translation units that CMake lists.
+#define CUTEFUSE_KERNELS(stem, type, group, Element) \
+  namespace cutefuse::stem {                         \
+  extern Op const op;                                \
+  conv::Find find_##type##_##group;                  \
+  }
+#include "conv_kernels.inc"
+#undef CUTEFUSE_KERNELS
 
 namespace cutefuse::conv {
 namespace {
@@ -12,10 +21,16 @@ struct State {
 };
 static_assert(sizeof(State) <= sizeof(Plan::state));
 
-}  // namespace
+// The translation unit of an operator's kernels of a number type; null in a library without it.
+Find *find_kernels([[maybe_unused]] Op const &op, [[maybe_unused]] Type type, [[maybe_unused]] Group group) {
+#define CUTEFUSE_KERNELS(stem, number, part, Element) \
+  if (&op == &stem::op && type == Type::number && group == Group::part) return stem::find_##number##_##part;
+#include "conv_kernels.inc"
+#undef CUTEFUSE_KERNELS
+  return nullptr;
+}
 
-std::uint32_t all_operands(Call const &call) { return (1u << (call.num_inputs + call.num_outputs)) - 1; }
-
+// Without addresses.
 Params make_params(Problem const &p) {
   Params params{};
   params.problem = p;
@@ -26,6 +41,7 @@ Params make_params(Problem const &p) {
   return params;
 }
 
+// Sources, packed filter, its scales if it is int8, bias, residual; outputs.
 void set_addresses(Params &params, Operands const &operands) {
   Problem const &p = params.problem;
   void const *const *next = operands.inputs;
@@ -41,13 +57,7 @@ void set_addresses(Params &params, Operands const &operands) {
   params.partials = static_cast<float *>(operands.workspace);
 }
 
-char const *refused(Op const &op, std::int32_t tile, char const *why) {
-  char const *name = "of none";
-  for (Config const &config : op.configs_table) name = config.id == tile ? config.name : name;
-  return sentence("%s: tile %s could not be launched (%s); check that the library was built for this GPU", op.name,
-                  name, why);
-}
-
+// The main kernel and, where the reduction is divided, the one that adds the parts.
 char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan) {
   State state{make_params(p), {}, {}};
   Params &params = state.params;
@@ -59,7 +69,6 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
   state.finish.blocks = (finished + kFinishThreads - 1) / kFinishThreads;
   plan.splits = params.splits, plan.launches = params.splits > 1 ? 2 : 1;
   plan.workspace_bytes = split_bytes(p, params.splits);
-  plan.operands = all_operands(call);
   if (find != nullptr && plan.device >= 0) {
     Kernels const kernels = find(tile.id);
     state.main.kernel = kernels.main, state.finish.kernel = kernels.finish;
@@ -79,6 +88,73 @@ char const *launch_sm80(Op const &op, Plan const &plan, Operands const &operands
   char const *why = start(state.main, &state.params, operands.stream);
   if (why == nullptr && plan.launches > 1) why = start(state.finish, &state.params, operands.stream);
   return why == nullptr ? nullptr : refused(op, plan.config, why);
+}
+
+}  // namespace
+
+std::int64_t workspace_bytes(Family const &family, Call const &call) {
+  Problem p;
+  if (family.problem_of(call, &p) != nullptr) return -1;
+  Problem wide = p;
+  wide.Q = -1;  // whose tiles may run larger images, and other devices
+  std::int64_t bytes = 0;
+  for (Tile const &tile : family.tiles) {
+    if (runs(tile, wide, 0)) bytes = std::max(bytes, workspace_bound(tile, p, Target(call)));
+  }
+  return bytes;
+}
+
+// The Ampere tiles come after Hopper's on Hopper, and before them where the device is not known.
+std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
+  Problem p;
+  if (family.problem_of(call, &p) != nullptr) return 0;
+  std::vector<Candidate> legal;
+  bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
+  Target const target(call);
+  for (Tile const &tile : family.tiles) {
+    if (runs(tile, p, call.sm)) legal.push_back({tile.id, call.sm == 90, sized ? cost_us(tile, p, target) : 0});
+  }
+  for (Sm90Tile const &tile : kSm90Tiles) {
+    if (!(call.sm == 0 || (call.sm == 90 && builds_for("90a"))) || !sm90_can_run(tile, p)) continue;
+    legal.push_back({tile.id, call.sm != 90, sized ? sm90_cost(tile, p, target.sm_count) : 0});
+  }
+  return ranked(legal, ids, capacity);
+}
+
+char const *obstacle(Family const &family, Call const &call, std::int32_t config) {
+  Problem p;
+  family.problem_of(call, &p);
+  if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
+  if (call.sm != 90) return "this call";
+  if (is_upsampled(p)) return "enlarged sources";
+  return p.residual != Residual::kNone ? "a residual" : "this filter, stride, padding or number of channels";
+}
+
+char const *plan(Family const &family, Call const &call, Plan &plan) {
+  Problem p;
+  if (char const *reason = family.problem_of(call, &p)) return reason;
+  if (p.N == 0) return nullptr;
+  Op const &op = family.op;
+  plan.operands = (1u << (call.num_inputs + call.num_outputs)) - 1;  // a convolution has none that may be absent
+  if (Tile const *const tile = find_id(family.tiles, call.config)) {
+    return plan_sm80(op, *tile, call, p, find_kernels(op, p.type, tile->group()), plan);
+  }
+  if (Sm90Tile const *const tile = find_id(kSm90Tiles, call.config)) {
+    return plan_sm90(op, *tile, call, p, find_kernels(op, p.type, Group::kHopper), plan);
+  }
+  return sentence("%s: no tile runs these sources on compute capability %d.%d; skip this fusion", op.name, call.sm / 10,
+                  call.sm % 10);
+}
+
+char const *launch(Family const &family, Plan const &plan, Operands const &operands) {
+  bool const hopper = find_id(kSm90Tiles, plan.config) != nullptr;
+  return (hopper ? launch_sm90 : launch_sm80)(family.op, plan, operands);
+}
+
+char const *refused(Op const &op, std::int32_t tile, char const *why) {
+  Config const *const config = find_id(op.configs_table, tile);
+  return sentence("%s: tile %s could not be launched (%s); check that the library was built for this GPU", op.name,
+                  config != nullptr ? config->name : "of none", why);
 }
 
 }  // namespace cutefuse::conv

@@ -1,25 +1,49 @@
-// From a judged problem to launches: what the plans of all convolution operators hold, and how their addresses are
-// filled in.
+// What the convolution operators answer as an Op, from a judged problem to launches: what their plans hold, and how the
+// addresses are filled in.
 #pragma once
 
 #include "conv/cost.h"
-#include "conv/params.h"
+#include "conv/sm90/tiles.h"
 
 namespace cutefuse::conv {
 
-// Bits of all tensors: a convolution has none that may be absent.
-std::uint32_t all_operands(Call const &call);
+// What tells one operator from another: its Ampere tiles, and what it accepts.
+struct Family {
+  Op const &op;
+  Span<Tile> tiles;
+  char const *(*problem_of)(Call const &call, Problem *problem);
+};
 
-// Parameters without addresses.
-Params make_params(Problem const &p);
+std::int64_t workspace_bytes(Family const &family, Call const &call);
+std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity);
+char const *obstacle(Family const &family, Call const &call, std::int32_t config);
+char const *plan(Family const &family, Call const &call, Plan &plan);
+char const *launch(Family const &family, Plan const &plan, Operands const &operands);
 
-// Sources, packed filter, its scales if it is int8, bias, residual; outputs.
-void set_addresses(Params &params, Operands const &operands);
+template <Family const &kFamily>
+constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attrs, Span<Config> configs_table,
+                   Span<Retired> retired) {
+  auto const reject = [](Call const &call) {
+    Problem problem;
+    return kFamily.problem_of(call, &problem);
+  };
+  return {
+      name,
+      variants,
+      attrs,
+      configs_table,
+      retired,
+      reject,
+      [](Call const &call) { return workspace_bytes(kFamily, call); },
+      [](Call const &call, std::int32_t *ids, std::int32_t capacity) { return configs(kFamily, call, ids, capacity); },
+      [](Call const &call, std::int32_t config) { return obstacle(kFamily, call, config); },
+      [](Call const &call, Plan &to) { return plan(kFamily, call, to); },
+      [](Plan const &from, Operands const &operands) { return launch(kFamily, from, operands); }};
+}
 
-// The main kernel and, where the reduction is divided, the one that adds the parts. `find` is null in a library without
-// kernels.
-char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan);
-char const *launch_sm80(Op const &op, Plan const &plan, Operands const &operands);
+// The Hopper path, one launch for each output. `find` is null in a library without kernels.
+char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan);
+char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands);
 
 // A launch that was refused, as a sentence.
 char const *refused(Op const &op, std::int32_t tile, char const *why);

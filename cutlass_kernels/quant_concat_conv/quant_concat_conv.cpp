@@ -1,6 +1,4 @@
-// Host side of the int8 ConcatConv: what is legal, which tile to try first, and which kernel a plan takes. No CUDA
-// header.
-#include <algorithm>
+// Host side of the int8 ConcatConv: what is legal. No CUDA header.
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -44,22 +42,9 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   return table;
 }();
 
-std::array<Config, kTileCount> const kConfigTable = [] {
-  std::array<Config, kTileCount> table{};
-  for (int i = 0; i < kTileCount; ++i) {
-    Tile const &tile = kTiles[i];
-    table[i] = {tile.id, tile.min_sm, tile.name, tile.halo_rows > 0 ? "rows" : "plain", bit_of(Type::kInt8)};
-  }
-  return table;
-}();
+constexpr auto kConfigTable = configs_of(kTiles);
 
 bool good_scale(float scale) { return std::isfinite(scale) && scale > 0.f; }
-
-// Largest |sum of products| of a source; beyond 2^31 - 1 the integers could overflow.
-std::int64_t largest_sum(Problem const &p, int source) {
-  constexpr int kMaxProduct = 1 << 14;  // |x * w| of two int8
-  return std::int64_t(p.C[source]) * p.R * p.S * kMaxProduct;
-}
 
 char const *check_scales(Checks const &checks) {
   Problem &p = checks.p;
@@ -120,96 +105,10 @@ char const *problem_of(Call const &call, Problem *problem) {
   return check_output(checks);
 }
 
-char const *reject(Call const &call) {
-  Problem problem;
-  return problem_of(call, &problem);
-}
-
-// What of a problem a tile cannot run on images wide enough for it, null: nothing; and whether these are: a row of
-// outputs in a tile over rows takes two more pixels of its stage.
-char const *obstacle_of(Tile const &tile, Problem const &p, int sm) {
-  std::int64_t sum = 0;
-  bool equal = true;
-  for (int i = 0; i < p.sources; ++i) sum += largest_sum(p, i), equal = equal && p.scale[i] == p.scale[0];
-  bool const right_filter = tile.halo_rows == 0 || (p.S == kRowTaps && p.stride_w == 1 && p.dilation_w == 1);
-  if (!right_filter) return "this filter, stride or dilation";
-  if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
-  if (tile.drains()) return nullptr;
-  return !equal ? "sources of other scales" : sum > kInt32Max ? "sums beyond 32 bits" : nullptr;
-}
-
-bool runs(Tile const &tile, Problem const &p, int sm) {
-  return (sm == 0 || sm >= tile.min_sm) && obstacle_of(tile, p, sm) == nullptr;
-}
-
-bool fits(Tile const &tile, Problem const &p) {
-  return tile.halo_rows == 0 || p.Q < 1 || (tile.m - 2) / p.Q + 2 <= tile.halo_rows / (kRowTaps - 1);
-}
-
-std::int64_t workspace_bytes(Call const &call) {
-  Problem p;
-  if (problem_of(call, &p) != nullptr) return -1;
-  std::int64_t bytes = 0;
-  for (Tile const &tile : kTiles) {
-    if (runs(tile, p, call.sm)) bytes = std::max(bytes, workspace_bound(tile, p, Target(call)));
-  }
-  return bytes;
-}
-
-std::int32_t configs(Call const &call, std::int32_t *ids, std::int32_t capacity) {
-  Problem p;
-  if (problem_of(call, &p) != nullptr) return 0;
-  Candidate legal[kTileCount];
-  int count = 0;
-  bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
-  for (Tile const &tile : kTiles) {
-    if (!runs(tile, p, call.sm) || !fits(tile, p)) continue;
-    legal[count++] = {tile.id, false, sized ? cost_us(tile, p, Target(call)) : 0.0};
-  }
-  return ranked(legal, count, ids, capacity);
-}
-
-char const *obstacle(Call const &call, std::int32_t config) {
-  Problem p;
-  problem_of(call, &p);
-  Tile const &tile = *find_tile(config);
-  char const *const what = obstacle_of(tile, p, call.sm);
-  return what != nullptr ? what : "images this narrow";
-}
-
-// Which translation unit holds a tile's kernels; null in a library without any.
-Find *kernels_of([[maybe_unused]] Tile const &tile) {
-#if CUTEFUSE_WITH_CUDA
-  if (tile.halo_rows > 0) return tile.drains() ? find_rows_drain : find_rows;
-  return tile.drains() ? find_drain : find_one_scale;
-#else
-  return nullptr;
-#endif
-}
-
-char const *plan(Call const &call, Plan &plan) {
-  Problem p;
-  if (char const *reason = problem_of(call, &p)) return reason;
-  if (p.N == 0) return nullptr;
-  if (Tile const *const tile = find_tile(call.config)) return plan_sm80(op, *tile, call, p, kernels_of(*tile), plan);
-  return sentence("quant_concat_conv: no tile runs these sources on compute capability %d.%d; skip this fusion",
-                  call.sm / 10, call.sm % 10);
-}
-
-char const *launch(Plan const &plan, Operands const &operands) { return launch_sm80(op, plan, operands); }
+constexpr Family kFamily = {op, kTiles, problem_of};
 
 }  // namespace
 
-Op const op = {"quant_concat_conv",
-               {kVariantTable.data(), kVariants},
-               {kAttrSpecs.data(), kAttrs},
-               {kConfigTable.data(), kTileCount},
-               {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
-               reject,
-               workspace_bytes,
-               configs,
-               obstacle,
-               plan,
-               launch};
+Op const op = op_of<kFamily>("quant_concat_conv", kVariantTable, kAttrSpecs, kConfigTable, kRetired);
 
 }  // namespace cutefuse::quant_concat_conv

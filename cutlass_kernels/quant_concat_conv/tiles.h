@@ -11,7 +11,7 @@ constexpr int kVector = 16;    // channels of one 16-byte copy
 constexpr int kHaloRows = 16;  // pixels of a stage beyond those under one tap: two for every image row that it touches
 
 // Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
-constexpr Tile kTiles[] = {
+inline constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
     // ns per channel, us per block, halo rows, sums
     {1, "s8_128x128_s4", 80, 1, 128, 128, 64, 4, 2, 2, 2, false, false, 16, 435 / 64., 4.0, 0, Sums::kNone},
@@ -32,22 +32,5 @@ constexpr Tile kTiles[] = {
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
 constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}};
-
-constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-
-constexpr Tile const *find_tile(int id) {
-  for (Tile const &tile : kTiles) {
-    if (tile.id == id) return &tile;
-  }
-  return nullptr;
-}
-
-// A row of the table as a type: what the kernels are instantiated with.
-template <int kId>
-struct Row {
-  static constexpr Tile kTile = *find_tile(kId);
-};
-
-Find find_one_scale, find_drain, find_rows, find_rows_drain;
 
 }  // namespace cutefuse::quant_concat_conv

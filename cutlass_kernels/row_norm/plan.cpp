@@ -5,6 +5,11 @@
 #include "row_norm/tiles.h"
 
 namespace cutefuse::row_norm {
+
+#define CUTEFUSE_KERNELS(stem, type, group, Element) Kernels kernels_##type();
+#include "row_norm_kernels.inc"
+#undef CUTEFUSE_KERNELS
+
 namespace {
 
 int whole_warps(std::int64_t threads) { return int(ceil_div(threads, 32) * 32); }
@@ -164,11 +169,13 @@ std::int64_t bytes_of_parts(Problem const &p, std::int64_t parts) {
   return parts * p.columns * 2 * std::int64_t(sizeof(float));
 }
 
-#if CUTEFUSE_WITH_CUDA
-Kernels const &kernels_of(Type type) {
-  return type == Type::kFloat16 ? kernels_f16 : type == Type::kBFloat16 ? kernels_bf16 : kernels_f32;
+Kernels kernels_of([[maybe_unused]] Type type) {
+#define CUTEFUSE_KERNELS(stem, number, group, Element) \
+  if (type == Type::number) return kernels_##number();
+#include "row_norm_kernels.inc"
+#undef CUTEFUSE_KERNELS
+  return {};
 }
-#endif
 
 // Plans `kernel` on `grid` as the next launch.
 template <class Params, class Slots>
@@ -195,7 +202,7 @@ std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const 
   if (forward_problem(op, call, slots, &p) != nullptr || p.columns < 0) return 0;
   if (p.rows < 0) p.rows = 1 << 20;
   int const sm_count = call.sm_count > 0 ? call.sm_count : kUsualCount;
-  Tile const *legal[kTileCount];
+  Tile const *legal[std::size(kTiles)];
   int count = 0;
   for (Tile const &tile : kTiles) {
     bool const runs = call.sm == 0 || call.sm >= tile.min_sm;
@@ -221,7 +228,7 @@ char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slo
   state.slots = slots;
   if (char const *reason = forward_problem(op, call, slots, &p)) return reason;
   if (p.rows == 0) return nullptr;
-  Tile const *const tile = find_tile(call.config);
+  Tile const *const tile = find_id(kTiles, call.config);
   if (tile == nullptr) {
     return sentence("%s: no tile runs rows of %lld %s on compute capability %d.%d; skip this fusion", op.name,
                     (long long)p.columns, name_of(p.type), call.sm / 10, call.sm % 10);
@@ -232,9 +239,7 @@ char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slo
   plan.operands = bit(slots.x) | bit(slots.residual) | bit(slots.gamma) | bit(slots.beta) |
                   bit(slots.y, call.num_inputs) | bit(slots.sum, call.num_inputs);
   void const *kernel = nullptr;
-#if CUTEFUSE_WITH_CUDA
   if (plan.device >= 0) kernel = kernels_of(p.type).forward(*tile, state.params);
-#endif
   int const shared_bytes = tile->scope == Scope::kShared ? state.params.slice * kVectorBytes * rows : 0;
   if (char const *why = add(state, plan, kernel, grid, shared_bytes)) return refused(op, why);
   std::memcpy(plan.state, &state, sizeof(state));
@@ -279,9 +284,7 @@ char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &s
     }
   }
   BackwardKernels kernels{};
-#if CUTEFUSE_WITH_CUDA
   if (plan.device >= 0) kernels = kernels_of(p.type).backward(params, pipelined);
-#endif
   std::int64_t const column_blocks = ceil_div(p.columns, 32);
   char const *why = nullptr;
   if (p.rows > 0 && pipelined) {

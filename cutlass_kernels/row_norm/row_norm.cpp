@@ -44,16 +44,7 @@ char const *launch(Plan const &plan, Operands const &operands) { return launch_f
 
 }  // namespace
 
-Op const op = {"row_norm",
-               {kVariantTable, 4},
-               {kAttrSpecs, 1},
-               {kConfigTable.data(), kTileCount},
-               {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
-               reject,
-               workspace_bytes,
-               configs,
-               obstacle,
-               plan,
-               launch};
+Op const op = {"row_norm",      kVariantTable, kAttrSpecs, kConfigTable, kRetired, reject,
+               workspace_bytes, configs,       obstacle,   plan,         launch};
 
 }  // namespace cutefuse::row_norm

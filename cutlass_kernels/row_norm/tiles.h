@@ -1,8 +1,6 @@
 // The table of forward tiles and the kernels behind it: one row serves dispatch, TensorRT's tactics and the tests.
 #pragma once
 
-#include <array>
-
 #include "problem.h"
 
 namespace cutefuse::row_norm {
@@ -19,7 +17,7 @@ struct Tile {
   int vectors;
 };
 
-constexpr Tile kTiles[] = {
+inline constexpr Tile kTiles[] = {
     {1, "warp_v1", 80, Scope::kWarp, 1},  // several rows per block, shuffles only
     {2, "warp_v2", 80, Scope::kWarp, 2},
     {3, "warp_v4", 80, Scope::kWarp, 4},
@@ -30,7 +28,6 @@ constexpr Tile kTiles[] = {
     {12, "shared", 90, Scope::kShared, 1},  // one row per block or cluster, in shared memory
     {13, "cluster_v8", 90, Scope::kCluster, kClusterVectors},  // one row per cluster: 16-bit rows that fill it
 };
-constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
 // An engine may ask for a tile that left the table: those were tiles for clusters with other widths.
 constexpr Retired kRetired[] = {{7, 12}, {8, 12}, {9, 12}, {10, 12}};
@@ -38,22 +35,10 @@ constexpr Retired kRetired[] = {{7, 12}, {8, 12}, {9, 12}, {10, 12}};
 // The names of `scope` in its order.
 constexpr char const *kScopeNames[] = {"warp", "block", "cluster", "shared", "stream"};
 
-// The table as TensorRT, tests and the autotuner read it.
-inline constexpr auto kConfigTable = [] {
-  std::array<Config, kTileCount> table{};
-  for (int i = 0; i < kTileCount; ++i) {
-    Tile const &tile = kTiles[i];
-    table[i] = {tile.id, tile.min_sm, tile.name, kScopeNames[static_cast<int>(tile.scope)], kFloatTypes};
-  }
-  return table;
-}();
-
-constexpr Tile const *find_tile(int id) {
-  for (Tile const &tile : kTiles) {
-    if (tile.id == id) return &tile;
-  }
-  return nullptr;
+constexpr Config config_of(Tile const &tile) {
+  return {tile.id, tile.min_sm, tile.name, kScopeNames[static_cast<int>(tile.scope)], kFloatTypes};
 }
+inline constexpr auto kConfigTable = configs_of(kTiles);
 
 // The kernels, one translation unit per element type. `pipelined`: rows that the pipelined backward kernel takes;
 // otherwise those that take any row, with one more launch for dgamma and dbeta.
@@ -64,6 +49,5 @@ struct Kernels {
   void const *(*forward)(Tile const &tile, ForwardParams const &params) = nullptr;
   BackwardKernels (*backward)(BackwardParams const &params, bool pipelined) = nullptr;
 };
-extern Kernels const kernels_f32, kernels_f16, kernels_bf16;
 
 }  // namespace cutefuse::row_norm

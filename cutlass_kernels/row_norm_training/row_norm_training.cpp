@@ -95,16 +95,7 @@ char const *launch(Plan const &plan, Operands const &operands) {
 
 }  // namespace
 
-Op const op = {"row_norm_training",
-               {kVariantTable, 2},
-               {kAttrSpecs, 2},
-               {kConfigTable.data(), kTileCount},
-               {kRetired, sizeof(kRetired) / sizeof(kRetired[0])},
-               reject,
-               workspace_bytes,
-               configs,
-               obstacle,
-               plan,
-               launch};
+Op const op = {"row_norm_training", kVariantTable, kAttrSpecs, kConfigTable, kRetired, reject,
+               workspace_bytes,     configs,       obstacle,   plan,         launch};
 
 }  // namespace cutefuse::row_norm_training

@@ -63,6 +63,8 @@ Port port(Variant const &, std::int32_t pos) {
           Layout::kLinear};
 }
 
+char const *obstacle(Call const &, std::int32_t) { return "this width"; }
+
 char const *shapes(ShapeCall const &call) {
   if (call.ints("fault")[0] == 5) call.ints("no such attribute");
   call.outputs[0] = call.outputs[1] = call.inputs[0];
@@ -72,8 +74,7 @@ char const *shapes(ShapeCall const &call) {
 }  // namespace
 
 extern Op const op;
-Op const op = {"toy",  {kVariants, 1},  {kAttrs, 2}, {kConfigs, 2}, {kRetired, 1},
-               reject, workspace_bytes, configs,     plan,          launch};
+Op const op = {"toy", kVariants, kAttrs, kConfigs, kRetired, reject, workspace_bytes, configs, obstacle, plan, launch};
 extern PluginRules const plugin;
 PluginRules const plugin = {&op, port, shapes};
 

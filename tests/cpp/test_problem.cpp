@@ -135,10 +135,11 @@ void test_output_size() {
 
 void test_tiles() {
   for (cc::Tile const &a : cc::kTiles) {
-    expect(a.id > 0 && cc::find_tile(a.id) == &a, "tile ids are positive and unique", a.id);
+    expect(a.id > 0 && cutefuse::find_id(cc::kTiles, a.id) == &a, "tile ids are positive and unique", a.id);
     expect(a.threads() <= 1024 && a.shared_bytes() <= 163 * 1024, "a tile fits sm_80's blocks", a.id);
   }
-  expect(cc::find_tile(0) == nullptr && cc::find_tile(-1) == nullptr, "0 and negative ids name no tile");
+  expect(cutefuse::find_id(cc::kTiles, 0) == nullptr && cutefuse::find_id(cc::kTiles, -1) == nullptr,
+         "0 and negative ids name no tile");
 }
 
 // [N][H][W][ld] and [N][ceil(C/32)][H][W][32], counted in the order of memory.
@@ -178,7 +179,7 @@ void test_rows_plans() {
   p.type = cutefuse::Type::kFloat16, p.outputs = 1, p.K = 64, p.stride_h = p.stride_w = 1;
   p.upsample[0] = 1, p.ranges[0] = {0, 64, 64};
   for (int id : {141, 142}) {
-    cc::Sm90Tile const &tile = *cc::find_sm90_tile(id);
+    cc::Sm90Tile const &tile = *cutefuse::find_id(cc::kSm90Tiles, id);
     for (int size : {1, 2, 3, 5, 7, 9, 16}) {
       for (int other : {1, 3, 5, 16}) {
         for (int dilation : {1, 2, 7, 20}) {

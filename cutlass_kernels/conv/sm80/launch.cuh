@@ -1,6 +1,8 @@
 // The Ampere kernels by the ids of their tiles.
 #pragma once
 
+#include <utility>
+
 #include "conv/sm80/main_loop.cuh"
 #include "conv/sm80/split.cuh"
 
@@ -13,12 +15,33 @@ Kernels sm80_kernels() {
           {reinterpret_cast<void const *>(finish), kFinishThreads, 0}};
 }
 
-// One switch per number type over the rows of the table that it can run.
-template <class Element, class... Rows>
-Kernels find_sm80(int tile_id) {
+// The row of an operator's table as a type: what a kernel is instantiated with.
+template <auto const &kTiles, std::size_t kIndex>
+struct Row {
+  static constexpr Tile kTile = kTiles[kIndex];
+};
+
+// One test for each row that is in the group.
+template <class Element, auto const &kTiles, Group kGroup, std::size_t... kRows>
+Kernels find_sm80(int tile_id, std::index_sequence<kRows...>) {
   Kernels found;
-  ((tile_id == Rows::kTile.id ? void(found = sm80_kernels<Sm80<Element, Rows>>()) : void()), ...);
+  auto const visit = [&](auto row) {
+    constexpr Tile kTile = kTiles[decltype(row)::value];
+    if constexpr (kTile.type_bytes == sizeof(Element) && kTile.group() == kGroup) {
+      if (tile_id == kTile.id) found = sm80_kernels<Sm80<Element, Row<kTiles, decltype(row)::value>>>();
+    }
+  };
+  (visit(std::integral_constant<std::size_t, kRows>{}), ...);
   return found;
 }
 
 }  // namespace cutefuse::conv
+
+// A translation unit: CMake writes one for each group of an operator's tiles and number type.
+#define CUTEFUSE_KERNELS(stem, type, group, Element)                                    \
+  namespace cutefuse::stem {                                                            \
+  Kernels find_##type##_##group(int tile_id) {                                          \
+    constexpr auto kRows = std::make_index_sequence<std::extent_v<decltype(kTiles)>>{}; \
+    return find_sm80<Element, kTiles, Group::group>(tile_id, kRows);                    \
+  }                                                                                     \
+  }

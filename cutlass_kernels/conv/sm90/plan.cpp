@@ -1,9 +1,8 @@
-#include "conv/sm90/plan.h"
+// From a judged problem to launches of the Hopper kernels, one for each output.
+#include "conv/plan.h"
 
 #include <algorithm>
 #include <cstring>
-
-#include "conv/plan.h"
 
 #if CUTEFUSE_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -165,7 +164,7 @@ char const *plan_part(Op const &op, Sm90Tile const &tile, Call const &call, Prob
 }  // namespace
 
 char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan) {
-  plan.launches = p.outputs, plan.operands = all_operands(call);
+  plan.launches = p.outputs;
   if (find == nullptr || plan.device < 0) return nullptr;
   for (int i = 0; i < p.outputs; ++i) {
     Part part{};
@@ -202,8 +201,8 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
 
 #else
 
-char const *plan_sm90(Op const &, Sm90Tile const &, Call const &call, Problem const &p, Find *, Plan &plan) {
-  plan.launches = p.outputs, plan.operands = all_operands(call);
+char const *plan_sm90(Op const &, Sm90Tile const &, Call const &, Problem const &p, Find *, Plan &plan) {
+  plan.launches = p.outputs;
   return nullptr;
 }
 

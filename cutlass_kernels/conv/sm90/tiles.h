@@ -34,7 +34,7 @@ constexpr int sm90_store_rows(int pixels_per_warpgroup) {
 }
 
 // Ids are permanent, as in kTiles.
-constexpr Sm90Tile kSm90Tiles[] = {
+inline constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, halo, filters, pixels a, b, cluster f, schedule
     {102, "sm90_128x256_f2", false, 128, 1, 256, 2, Sm90Schedule::kCooperative},
     {105, "sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative},
@@ -53,17 +53,17 @@ constexpr Sm90Tile kSm90Tiles[] = {
     {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, Sm90Schedule::kRows},
     {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, Sm90Schedule::kRows},
 };
-constexpr bool divides_reduction(Sm90Tile const &tile) {
-  return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kRows;
+
+constexpr Config config_of(Sm90Tile const &tile) {
+  char const *const kind = tile.schedule == Sm90Schedule::kRows       ? "rows"
+                           : tile.halo                                ? "halo"
+                           : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
+                                                                      : "im2col";
+  return {tile.id, 90, tile.name, kind, bit_of(Type::kFloat16) | bit_of(Type::kBFloat16)};
 }
 
-constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
-
-constexpr Sm90Tile const *find_sm90_tile(int id) {
-  for (Sm90Tile const &tile : kSm90Tiles) {
-    if (tile.id == id) return &tile;
-  }
-  return nullptr;
+constexpr bool divides_reduction(Sm90Tile const &tile) {
+  return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kRows;
 }
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
