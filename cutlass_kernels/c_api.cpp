@@ -103,7 +103,7 @@ char const *bad_call(std::int32_t op, Call const *call) {
     }
   }
   for (std::int32_t i = 0; i < call->num_inputs + call->num_outputs; ++i) {
-    Tensor const &t = i < call->num_inputs ? call->inputs[i] : call->outputs[i - call->num_inputs];
+    Tensor const &t = tensor_of(*call, i);
     if (t.rank < 0 || t.rank > kMaxRank) {
       return sentence("%s: tensor %d has rank %d, 0 to %d are allowed", o.name, i, t.rank, kMaxRank);
     }

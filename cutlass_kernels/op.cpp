@@ -86,7 +86,7 @@ char const *plan(Op const &op, Call const &given, Plan *plan) {
   if (call.sm_count == 0 && call.sm == device.sm) call.sm_count = device.sm_count;
   if (char const *reason = reject(op, call)) return reason;
   for (std::int32_t i = 0; i < call.num_inputs + call.num_outputs; ++i) {
-    Tensor const &t = i < call.num_inputs ? call.inputs[i] : call.outputs[i - call.num_inputs];
+    Tensor const &t = tensor_of(call, i);
     if (std::any_of(t.dims, t.dims + t.rank, [](std::int64_t size) { return size < 0; })) {
       return sentence("%s: a plan needs every size, one of tensor %d is still dynamic", op.name, i);
     }

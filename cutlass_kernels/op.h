@@ -89,6 +89,11 @@ struct Call {
   std::int32_t reserved;
 };
 
+// Tensor i of a call, inputs first.
+constexpr Tensor const &tensor_of(Call const &call, std::int32_t i) {
+  return i < call.num_inputs ? call.inputs[i] : call.outputs[i - call.num_inputs];
+}
+
 // A call worked out once: its tile, how its reduction is divided, every launch. Plain data without a destructor, so
 // that it can be copied with memcpy and kept by value; good in the process that made it, on the device that was
 // current.
@@ -169,6 +174,24 @@ struct Op {
   // Enqueues. The operands named by the plan are set and aligned, and the workspace is as large as it says.
   char const *(*launch)(Plan const &plan, Operands const &operands);
 };
+
+// An operator of a family that shares these functions, each of which takes what tells its operators apart first.
+template <auto const &kFamily>
+constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attrs, Span<Config> configs_table,
+                   Span<Retired> retired) {
+  return {
+      name,
+      variants,
+      attrs,
+      configs_table,
+      retired,
+      [](Call const &call) { return reject(kFamily, call); },
+      [](Call const &call) { return workspace_bytes(kFamily, call); },
+      [](Call const &call, std::int32_t *ids, std::int32_t capacity) { return configs(kFamily, call, ids, capacity); },
+      [](Call const &call, std::int32_t config) { return obstacle(kFamily, call, config); },
+      [](Call const &call, Plan &to) { return plan(kFamily, call, to); },
+      [](Plan const &from, Operands const &operands) { return launch(kFamily, from, operands); }};
+}
 
 // Whether the call is legal on its device.
 char const *reject(Op const &op, Call const &call);

@@ -92,6 +92,11 @@ char const *launch_sm80(Op const &op, Plan const &plan, Operands const &operands
 
 }  // namespace
 
+char const *reject(Family const &family, Call const &call) {
+  Problem p;
+  return family.problem_of(call, &p);
+}
+
 std::int64_t workspace_bytes(Family const &family, Call const &call) {
   Problem p;
   if (family.problem_of(call, &p) != nullptr) return -1;

@@ -14,32 +14,13 @@ struct Family {
   char const *(*problem_of)(Call const &call, Problem *problem);
 };
 
+// The functions of Op.
+char const *reject(Family const &family, Call const &call);
 std::int64_t workspace_bytes(Family const &family, Call const &call);
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity);
 char const *obstacle(Family const &family, Call const &call, std::int32_t config);
 char const *plan(Family const &family, Call const &call, Plan &plan);
 char const *launch(Family const &family, Plan const &plan, Operands const &operands);
-
-template <Family const &kFamily>
-constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attrs, Span<Config> configs_table,
-                   Span<Retired> retired) {
-  auto const reject = [](Call const &call) {
-    Problem problem;
-    return kFamily.problem_of(call, &problem);
-  };
-  return {
-      name,
-      variants,
-      attrs,
-      configs_table,
-      retired,
-      reject,
-      [](Call const &call) { return workspace_bytes(kFamily, call); },
-      [](Call const &call, std::int32_t *ids, std::int32_t capacity) { return configs(kFamily, call, ids, capacity); },
-      [](Call const &call, std::int32_t config) { return obstacle(kFamily, call, config); },
-      [](Call const &call, Plan &to) { return plan(kFamily, call, to); },
-      [](Plan const &from, Operands const &operands) { return launch(kFamily, from, operands); }};
-}
 
 // The Hopper path, one launch for each output. `find` is null in a library without kernels.
 char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan);

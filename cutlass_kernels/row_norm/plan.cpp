@@ -1,6 +1,7 @@
 // How many threads and blocks the norms take, and their launches, for both operators. No CUDA header.
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 #include "row_norm/tiles.h"
 
@@ -138,7 +139,7 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
 
 constexpr int kMostLaunches = 3;  // backward: rows, and where those do not add them up columns; then their sums
 
-template <class Params, class Slots>
+template <class Params>
 struct State {
   Params params;
   Slots slots;
@@ -147,18 +148,8 @@ struct State {
   State() = default;
   explicit State(Plan const &plan) { std::memcpy(this, plan.state, sizeof(*this)); }
 };
-using ForwardState = State<ForwardParams, ForwardSlots>;
-using BackwardState = State<BackwardParams, BackwardSlots>;
-static_assert(sizeof(ForwardState) <= sizeof(Plan::state) && sizeof(BackwardState) <= sizeof(Plan::state));
-
-// The addresses of a plan's tensors by their slots.
-struct Addresses {
-  Operands const &operands;
-  void const *in(std::int8_t slot) const { return slot < 0 ? nullptr : operands.inputs[slot]; }
-  void *out(std::int8_t slot) const { return slot < 0 ? nullptr : operands.outputs[slot]; }
-};
-
-std::uint32_t bit(std::int8_t slot, int first = 0) { return slot < 0 ? 0 : 1u << (first + slot); }
+static_assert(sizeof(State<ForwardParams>) <= sizeof(Plan::state));
+static_assert(sizeof(State<BackwardParams>) <= sizeof(Plan::state));
 
 char const *refused(Op const &op, char const *why) {
   return sentence("%s: the kernel could not be launched (%s); check that the library was built for this GPU", op.name,
@@ -178,55 +169,22 @@ Kernels kernels_of([[maybe_unused]] Type type) {
 }
 
 // Plans `kernel` on `grid` as the next launch.
-template <class Params, class Slots>
-char const *add(State<Params, Slots> &state, Plan &plan, void const *kernel, Grid const &grid, int shared_bytes) {
+template <class Params>
+char const *add(State<Params> &state, Plan &plan, void const *kernel, Grid const &grid, int shared_bytes) {
   Launch &launch = state.launches[plan.launches++];
   launch = {{kernel, grid.threads, shared_bytes}, grid.blocks, grid.cluster, plan.sm >= 90};
   return prepare(launch, plan.device >= 0);
 }
 
-template <class Params, class Slots>
-char const *start_all(Op const &op, Plan const &plan, State<Params, Slots> &state, void *stream) {
-  for (std::int32_t i = 0; i < plan.launches; ++i) {
-    if (char const *why = start(state.launches[i], &state.params, stream)) return refused(op, why);
-  }
-  return nullptr;
+std::uint32_t bits(Slots const &slots, std::initializer_list<Operand> operands) {
+  std::uint32_t all = 0;
+  for (Operand operand : operands) all |= slots.has(operand) ? 1u << slots.at[operand] : 0;
+  return all;
 }
 
-}  // namespace
-
-std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const &slots, std::int32_t *ids,
-                             std::int32_t capacity) {
-  ForwardParams params{};
-  Problem &p = params.problem;
-  if (forward_problem(op, call, slots, &p) != nullptr || p.columns < 0) return 0;
-  if (p.rows < 0) p.rows = 1 << 20;
-  int const sm_count = call.sm_count > 0 ? call.sm_count : kUsualCount;
-  Tile const *legal[std::size(kTiles)];
-  int count = 0;
-  for (Tile const &tile : kTiles) {
-    bool const runs = call.sm == 0 || call.sm >= tile.min_sm;
-    if (runs && forward_grid(tile, sm_count, &params).threads > 0) legal[count++] = &tile;
-  }
-  // After the first choice: registers before shared memory before two reads, more vectors before fewer.
-  int const first = favourite(p, sm_count);
-  auto const rank = [&](Tile const *tile) { return tile->id == first ? -100 : 8 * int(tile->scope) - tile->vectors; };
-  std::stable_sort(legal, legal + count, [&](Tile const *a, Tile const *b) { return rank(a) < rank(b); });
-  count = std::min(count, int(capacity));
-  std::transform(legal, legal + count, ids, [](Tile const *tile) { return tile->id; });
-  return count;
-}
-
-char const *forward_obstacle(Call const &call, ForwardSlots const &slots) {
-  Tensor const &x = call.inputs[slots.x];
-  return sentence("rows of %lld %s", (long long)x.dims[x.rank - 1], name_of(x.type));
-}
-
-char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slots, Plan &plan) {
-  ForwardState state{};
-  Problem &p = state.params.problem;
-  state.slots = slots;
-  if (char const *reason = forward_problem(op, call, slots, &p)) return reason;
+char const *plan_forward(Op const &op, Problem const &p, Slots const &slots, Call const &call, Plan &plan) {
+  State<ForwardParams> state{};
+  state.params.problem = p, state.slots = slots;
   if (p.rows == 0) return nullptr;
   Tile const *const tile = find_id(kTiles, call.config);
   if (tile == nullptr) {
@@ -236,8 +194,7 @@ char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slo
   Grid const grid = forward_grid(*tile, call.sm_count > 0 ? call.sm_count : kUsualCount, &state.params);
   state.params.inverse = 1.f / float(p.columns);
   int const rows = p.residual ? 2 : 1;  // that a block keeps in shared memory
-  plan.operands = bit(slots.x) | bit(slots.residual) | bit(slots.gamma) | bit(slots.beta) |
-                  bit(slots.y, call.num_inputs) | bit(slots.sum, call.num_inputs);
+  plan.operands = bits(slots, {kX, kResidual, kGamma, kBeta, kY, kSum});
   void const *kernel = nullptr;
   if (plan.device >= 0) kernel = kernels_of(p.type).forward(*tile, state.params);
   int const shared_bytes = tile->scope == Scope::kShared ? state.params.slice * kVectorBytes * rows : 0;
@@ -246,31 +203,11 @@ char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slo
   return nullptr;
 }
 
-char const *launch_forward(Op const &op, Plan const &plan, Operands const &operands) {
-  ForwardState state(plan);
-  ForwardParams &params = state.params;
-  ForwardSlots const &slots = state.slots;
-  Addresses const at{operands};
-  params.x = at.in(slots.x), params.residual = at.in(slots.residual);
-  params.gamma = at.in(slots.gamma), params.beta = at.in(slots.beta);
-  params.y = at.out(slots.y), params.sum = at.out(slots.sum);
-  params.mean = static_cast<float *>(at.out(slots.mean)), params.rstd = static_cast<float *>(at.out(slots.rstd));
-  return start_all(op, plan, state, operands.stream);
-}
-
-std::int64_t backward_bytes(Problem const &p, BackwardSlots const &slots, Call const &call) {
-  if (p.rows < 0 || p.columns < 0 || (slots.dgamma < 0 && slots.dbeta < 0)) return 0;
-  BackwardParams params{};
-  params.problem = p;
-  backward_grid(call, &params);
-  return bytes_of_parts(p, params.parts);
-}
-
-char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &slots, Call const &call, Plan &plan) {
-  BackwardState state{};
+char const *plan_backward(Op const &op, Problem const &p, Slots const &slots, Call const &call, Plan &plan) {
+  State<BackwardParams> state{};
   BackwardParams &params = state.params;
   params.problem = p, state.slots = slots;
-  bool const sums = slots.dgamma >= 0 || slots.dbeta >= 0;
+  bool const sums = slots.has(kDgamma) || slots.has(kDbeta);
   if (p.rows > 0x7fffffff) {
     return sentence("%s: %lld rows are more than the 2^31 of one launch; split the batch", op.name, (long long)p.rows);
   }
@@ -305,25 +242,99 @@ char const *plan_backward(Op const &op, Problem const &p, BackwardSlots const &s
   if (why == nullptr && sums) why = add(state, plan, kernels.sums, {column_blocks, 32 * kFinalRows, 1}, 0);
   if (why != nullptr) return refused(op, why);
   plan.workspace_bytes = sums ? bytes_of_parts(p, params.parts) : 0;
-  if (p.rows > 0) {
-    plan.operands = bit(slots.dy) | bit(slots.dsum) | bit(slots.x) | bit(slots.gamma) | bit(slots.dx, call.num_inputs);
-  }
+  if (p.rows > 0) plan.operands = bits(slots, {kDy, kDsum, kX, kGamma, kDx});
   std::memcpy(plan.state, &state, sizeof(state));
   return nullptr;
 }
 
-char const *launch_backward(Op const &op, Plan const &plan, Operands const &operands) {
-  BackwardState state(plan);
-  BackwardParams &params = state.params;
-  BackwardSlots const &slots = state.slots;
-  Addresses const at{operands};
-  params.dy = at.in(slots.dy), params.dsum = at.in(slots.dsum);
-  params.x = at.in(slots.x), params.gamma = at.in(slots.gamma);
-  params.mean = static_cast<float const *>(at.in(slots.mean));
-  params.rstd = static_cast<float const *>(at.in(slots.rstd));
-  params.dx = at.out(slots.dx), params.dgamma = at.out(slots.dgamma), params.dbeta = at.out(slots.dbeta);
-  params.partial = plan.workspace_bytes > 0 ? static_cast<float *>(operands.workspace) : nullptr;
-  return start_all(op, plan, state, operands.stream);
+// Fills in the addresses, at(operand), which are null for absent operands.
+template <class At>
+void set_addresses(ForwardParams &params, At const &at) {
+  params.x = at(kX), params.residual = at(kResidual), params.gamma = at(kGamma), params.beta = at(kBeta);
+  params.y = at(kY), params.sum = at(kSum);
+  params.mean = static_cast<float *>(at(kMean)), params.rstd = static_cast<float *>(at(kRstd));
+}
+
+template <class At>
+void set_addresses(BackwardParams &params, At const &at) {
+  params.dy = at(kDy), params.dsum = at(kDsum), params.x = at(kX), params.gamma = at(kGamma);
+  params.mean = static_cast<float const *>(at(kMean)), params.rstd = static_cast<float const *>(at(kRstd));
+  params.dx = at(kDx), params.dgamma = at(kDgamma), params.dbeta = at(kDbeta);
+}
+
+template <class Params>
+char const *launch_all(Op const &op, Plan const &plan, Operands const &operands) {
+  State<Params> state(plan);
+  set_addresses(state.params, [&](Operand operand) -> void * {
+    int const i = state.slots.at[operand];
+    if (i < 0) return nullptr;
+    return i < plan.num_inputs ? const_cast<void *>(operands.inputs[i]) : operands.outputs[i - plan.num_inputs];
+  });
+  if constexpr (std::is_same_v<Params, BackwardParams>) {
+    state.params.partial = plan.workspace_bytes > 0 ? static_cast<float *>(operands.workspace) : nullptr;
+  }
+  for (std::int32_t i = 0; i < plan.launches; ++i) {
+    if (char const *why = start(state.launches[i], &state.params, operands.stream)) return refused(op, why);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+char const *reject(Family const &family, Call const &call) {
+  Problem p{};
+  return problem_of(family, call, slots_of(family, call), &p);
+}
+
+std::int64_t workspace_bytes(Family const &family, Call const &call) {
+  BackwardParams params{};
+  Problem &p = params.problem;
+  Slots const slots = slots_of(family, call);
+  if (!slots.has(kDgamma) && !slots.has(kDbeta)) return 0;
+  if (problem_of(family, call, slots, &p) != nullptr || p.rows < 0 || p.columns < 0) return 0;
+  backward_grid(call, &params);
+  return bytes_of_parts(p, params.parts);
+}
+
+std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
+  ForwardParams params{};
+  Problem &p = params.problem;
+  Slots const slots = slots_of(family, call);
+  if (slots.backward || problem_of(family, call, slots, &p) != nullptr || p.columns < 0) return 0;
+  if (p.rows < 0) p.rows = 1 << 20;
+  int const sm_count = call.sm_count > 0 ? call.sm_count : kUsualCount;
+  Tile const *legal[std::size(kTiles)];
+  int count = 0;
+  for (Tile const &tile : kTiles) {
+    bool const runs = call.sm == 0 || call.sm >= tile.min_sm;
+    if (runs && forward_grid(tile, sm_count, &params).threads > 0) legal[count++] = &tile;
+  }
+  // After the first choice: registers before shared memory before two reads, more vectors before fewer.
+  int const first = favourite(p, sm_count);
+  auto const rank = [&](Tile const *tile) { return tile->id == first ? -100 : 8 * int(tile->scope) - tile->vectors; };
+  std::stable_sort(legal, legal + count, [&](Tile const *a, Tile const *b) { return rank(a) < rank(b); });
+  count = std::min(count, int(capacity));
+  std::transform(legal, legal + count, ids, [](Tile const *tile) { return tile->id; });
+  return count;
+}
+
+char const *obstacle(Family const &family, Call const &call, std::int32_t) {
+  Slots const slots = slots_of(family, call);
+  if (slots.backward) return "a backward pass, which has no tiles,";
+  Tensor const &x = call.inputs[slots.at[kX]];
+  return sentence("rows of %lld %s", (long long)x.dims[x.rank - 1], name_of(x.type));
+}
+
+char const *plan(Family const &family, Call const &call, Plan &plan) {
+  Problem p{};
+  Slots const slots = slots_of(family, call);
+  if (char const *reason = problem_of(family, call, slots, &p)) return reason;
+  return (slots.backward ? plan_backward : plan_forward)(family.op, p, slots, call, plan);
+}
+
+char const *launch(Family const &family, Plan const &plan, Operands const &operands) {
+  bool const backward = family.op.variants[plan.variant].facts.kind == Kind::kNormBackward;
+  return (backward ? launch_all<BackwardParams> : launch_all<ForwardParams>)(family.op, plan, operands);
 }
 
 }  // namespace cutefuse::row_norm

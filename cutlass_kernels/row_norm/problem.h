@@ -100,48 +100,40 @@ constexpr int ring_bytes(BackwardParams const &p) {
   return p.stages * (p.problem.residual ? 3 : 2) * p.vectors * kVectorBytes * kBackwardThreads;
 }
 
-// The positions of an op_type's tensors in its list of inputs, and for y, sum, mean and rstd (dx, dgamma and dbeta) of
-// outputs; -1: there is none.
-struct ForwardSlots {
-  std::int8_t x = -1, residual = -1, gamma = -1, beta = -1, y = -1, sum = -1, mean = -1, rstd = -1;
-  bool layer = false;  // LayerNorm, else RMSNorm
-};
-struct BackwardSlots {
-  std::int8_t dy = -1, dsum = -1, x = -1, gamma = -1, mean = -1, rstd = -1, dx = -1, dgamma = -1, dbeta = -1;
+// What a tensor of a call may be. Backward also takes x, gamma and the saved statistics.
+enum Operand { kX, kResidual, kGamma, kBeta, kY, kSum, kMean, kRstd, kDy, kDsum, kDx, kDgamma, kDbeta, kOperands };
+
+// The operands of an op_type in its order, inputs first.
+struct Form {
+  Operand operands[9];
 };
 
-// The checks of the tensors of a call, one after another. `reason` is null, or the sentence of the first check that
-// failed; later ones are then skipped. A null tensor is absent, and passes.
-struct Checks {
-  char const *op;   // begins the sentences
-  Tensor const &x;  // what is normalised
-  Problem &p;
-  char const *reason = nullptr;
-
-  // Fills epsilon, type, rows and columns (-1 where unknown).
-  void activation(float epsilon);
-  // The shape and type of x.
-  void like(char const *what, Tensor const *given);
-  // A dense vector of `size` elements.
-  void vector(char const *what, Tensor const *given, std::int64_t size, Type type);
-  // A vector as long as a row, of param_type, which is the activation's type or float32.
-  void parameter(char const *what, Tensor const *given);
-  // gamma and beta; fills param_type and affine.
-  void parameters(Tensor const *gamma, Tensor const *beta);
+// What tells one operator from another. `absent`: whether a vector without elements stands for no gamma, beta, dgamma,
+// dbeta, residual, sum, dsum or mean, and forward for no rstd.
+struct Family {
+  Op const &op;
+  Span<Form> forms;  // of each op_type
+  bool absent;
 };
 
-// The functions of Op that both operators use for their forward calls, whose tensors are at `slots`.
-char const *forward_problem(Op const &op, Call const &call, ForwardSlots const &slots, Problem *problem);
-std::int32_t forward_configs(Op const &op, Call const &call, ForwardSlots const &slots, std::int32_t *ids,
-                             std::int32_t capacity);
-char const *forward_obstacle(Call const &call, ForwardSlots const &slots);
-char const *plan_forward(Op const &op, Call const &call, ForwardSlots const &slots, Plan &plan);
-char const *launch_forward(Op const &op, Plan const &plan, Operands const &operands);
+// The tensors of a call by operand: their places in its list, inputs first; -1: there is none.
+struct Slots {
+  std::int8_t at[kOperands];
+  bool layer, backward;
+  bool has(Operand operand) const { return at[operand] >= 0; }
+};
 
-// Bytes with which the sums of dgamma and dbeta fill the device.
-std::int64_t backward_bytes(Problem const &problem, BackwardSlots const &slots, Call const &call);
-char const *plan_backward(Op const &op, Problem const &problem, BackwardSlots const &slots, Call const &call,
-                          Plan &plan);
-char const *launch_backward(Op const &op, Plan const &plan, Operands const &operands);
+Slots slots_of(Family const &family, Call const &call);
+
+// Null, and the call as a problem, or why it is refused.
+char const *problem_of(Family const &family, Call const &call, Slots const &slots, Problem *problem);
+
+// The functions of Op.
+char const *reject(Family const &family, Call const &call);
+std::int64_t workspace_bytes(Family const &family, Call const &call);
+std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity);
+char const *obstacle(Family const &family, Call const &call, std::int32_t config);
+char const *plan(Family const &family, Call const &call, Plan &plan);
+char const *launch(Family const &family, Plan const &plan, Operands const &operands);
 
 }  // namespace cutefuse::row_norm
