@@ -233,30 +233,19 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 
 // ---- choice ---------------------------------------------------------------------------------------------------------
 
-using BackwardKernel = void (*)(BackwardParams);
-
-template <class Element, int kVectors>
-BackwardKernel pick_pipelined(bool warp, bool layer) {
-  if (layer) {
-    return warp ? row_norm_backward<Element, kVectors, true, true> : row_norm_backward<Element, kVectors, false, true>;
-  }
-  return warp ? row_norm_backward<Element, kVectors, true, false> : row_norm_backward<Element, kVectors, false, false>;
-}
-
 template <class Element>
 BackwardKernels pick_backward(BackwardParams const &params, bool pipelined) {
-  bool const warp = params.lanes <= 32, layer = params.problem.layer;
-  BackwardKernel rows = row_norm_backward_stream<Element>;
-  if constexpr (sizeof(Element) == 4) {
-    if (pipelined) rows = pick_pipelined<Element, 4>(warp, layer);
-  } else if (pipelined) {
-    // Four vectors of 16-bit types only serve rows that fill a block, never one warp.
-    rows = params.vectors == 2 ? pick_pipelined<Element, 2>(warp, layer)
-           : layer             ? row_norm_backward<Element, 4, false, true>
-                               : row_norm_backward<Element, 4, false, false>;
-  }
-  auto const address = [](BackwardKernel kernel) { return reinterpret_cast<void const *>(kernel); };
-  return {address(rows), address(row_norm_backward_columns<Element>), address(row_norm_backward_final<Element>)};
+  using Kernel = void (*)(BackwardParams);
+  // Four vectors of 16-bit types only serve rows that fill a block, never one warp.
+  constexpr bool kFloat32 = sizeof(Element) == 4;
+  auto const rows = [&](auto warp, auto layer) -> Kernel {
+    if (!kFloat32 && params.vectors == 4) return row_norm_backward < Element, 4, kFloat32 && warp, layer > ;
+    return row_norm_backward < Element, kFloat32 ? 4 : 2, warp, layer > ;
+  };
+  Kernel const stream = row_norm_backward_stream<Element>;
+  auto const address = [](Kernel kernel) { return reinterpret_cast<void const *>(kernel); };
+  return {address(pipelined ? pick(rows, params.lanes <= 32, params.problem.layer) : stream),
+          address(row_norm_backward_columns<Element>), address(row_norm_backward_final<Element>)};
 }
 
 }  // namespace cutefuse::row_norm

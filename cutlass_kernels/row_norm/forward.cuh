@@ -170,36 +170,31 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
 
 // ---- choice ---------------------------------------------------------------------------------------------------------
 
-template <class Element, int kVectors, bool kShifted, bool kWarp, bool kResidual, bool kLayer>
-constexpr ForwardKernel forward_kernel() {
-  return row_norm_forward<Element, kVectors, kWarp, kShifted, kResidual, kLayer>;
-}
-
-template <class Element, bool... kFlags>
-ForwardKernel pick_forward(int vectors, bool shifted) {
-  return shifted        ? forward_kernel<Element, 4, true, kFlags...>()
-         : vectors == 1 ? forward_kernel<Element, 1, false, kFlags...>()
-         : vectors == 2 ? forward_kernel<Element, 2, false, kFlags...>()
-                        : forward_kernel<Element, 4, false, kFlags...>();
-}
-
-// Run-time flags to template arguments: warp, residual, layer.
-template <class Element, bool... kFlags, class... Flags>
-ForwardKernel pick_forward(int vectors, bool shifted, bool flag, Flags... flags) {
-  return flag ? pick_forward<Element, kFlags..., true>(vectors, shifted, flags...)
-              : pick_forward<Element, kFlags..., false>(vectors, shifted, flags...);
-}
-
 template <class Element>
 void const *pick_forward(Tile const &tile, ForwardParams const &params) {
   Problem const &p = params.problem;
+  int const vectors = tile.vectors;
+  bool const shifted = is_shifted(p), warp = tile.scope == Scope::kWarp, cluster = tile.scope == Scope::kCluster;
+  auto const shared = [](auto is_shifted, auto layer) -> ForwardKernel {
+    return row_norm_forward_shared<Element, is_shifted, layer>;
+  };
+  auto const registers = [&](auto warp, auto residual, auto layer) -> ForwardKernel {
+    return shifted        ? row_norm_forward<Element, 4, warp, true, residual, layer>
+           : vectors == 1 ? row_norm_forward<Element, 1, warp, false, residual, layer>
+           : vectors == 2 ? row_norm_forward<Element, 2, warp, false, residual, layer>
+                          : row_norm_forward<Element, 4, warp, false, residual, layer>;
+  };
   ForwardKernel kernel = row_norm_forward_stream<Element>;
-  if (tile.scope == Scope::kShared) kernel = pick_shared<Element>(is_shifted(p), p.layer);
-  if (tile.scope == Scope::kWarp || tile.scope == Scope::kBlock) {
-    kernel = pick_forward<Element>(tile.vectors, is_shifted(p), tile.scope == Scope::kWarp, p.residual, p.layer);
-  }
+  if (tile.scope == Scope::kShared) kernel = pick(shared, shifted, p.layer);
+  if (warp || tile.scope == Scope::kBlock) kernel = pick(registers, warp, p.residual, p.layer);
   if constexpr (sizeof(Element) == 2) {
-    if (params.full && is_plain(p)) kernel = pick_even<Element>(tile, p.layer);
+    auto const even = [&](auto warp, auto layer) -> ForwardKernel {
+      return cluster        ? row_norm_forward_cluster<Element, layer>
+             : vectors == 1 ? row_norm_forward_even<Element, 1, warp, layer>
+             : vectors == 2 ? row_norm_forward_even<Element, 2, warp, layer>
+                            : row_norm_forward_even<Element, 4, warp, layer>;
+    };
+    if (params.full && is_plain(p)) kernel = pick(even, warp, p.layer);
   }
   return reinterpret_cast<void const *>(kernel);
 }

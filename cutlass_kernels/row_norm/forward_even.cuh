@@ -74,11 +74,7 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forw
   constexpr int kVectors = kClusterVectors, kThreads = kClusterThreads;
   constexpr int kAtOnce = 2;  // vectors whose parameters are on their way
   __shared__ MomentSlots<kThreads / 32 * kMaxCluster> slots;
-  if (threadIdx.x == 0) {
-    cute::initialize_barrier(slots.arrived);
-    cutlass::arch::fence_barrier_init();
-  }
-  cute::cluster_arrive_relaxed();
+  announce_barriers<1>(&slots.arrived);
   uint32_t const index = blockIdx.x >> p.log_cluster;
   uint32_t const begin = cute::block_rank_in_cluster() * (kThreads * kVectors) + threadIdx.x;
   int64_t const origin = int64_t(index) * (kThreads * kVectors << p.log_cluster) + begin;
@@ -113,26 +109,6 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forw
     }
   }
 #endif
-}
-
-// ---- choice ---------------------------------------------------------------------------------------------------------
-
-using ForwardKernel = void (*)(ForwardParams);
-
-template <class Element, bool kWarp, bool kLayer>
-ForwardKernel pick_even(int vectors) {
-  return vectors == 1   ? row_norm_forward_even<Element, 1, kWarp, kLayer>
-         : vectors == 2 ? row_norm_forward_even<Element, 2, kWarp, kLayer>
-                        : row_norm_forward_even<Element, 4, kWarp, kLayer>;
-}
-
-template <class Element>
-ForwardKernel pick_even(Tile const &tile, bool layer) {
-  if (tile.scope == Scope::kCluster)
-    return layer ? row_norm_forward_cluster<Element, true> : row_norm_forward_cluster<Element, false>;
-  if (tile.scope == Scope::kWarp)
-    return layer ? pick_even<Element, true, true>(tile.vectors) : pick_even<Element, true, false>(tile.vectors);
-  return layer ? pick_even<Element, false, true>(tile.vectors) : pick_even<Element, false, false>(tile.vectors);
 }
 
 }  // namespace cutefuse::row_norm

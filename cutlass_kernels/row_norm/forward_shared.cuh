@@ -16,13 +16,7 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
   extern __shared__ uint4 held[];                      // x, then the residual
   __shared__ MomentSlots<kSharedThreads / 32 * kMaxCluster> slots;
   int const cluster = 1 << p.log_cluster, threads = blockDim.x;
-  if (cluster > 1) {
-    if (threadIdx.x == 0) {
-      cute::initialize_barrier(slots.arrived);
-      cutlass::arch::fence_barrier_init();
-    }
-    cute::cluster_arrive_relaxed();
-  }
+  if (cluster > 1) announce_barriers<1>(&slots.arrived);
   int const begin = cluster > 1 ? int(cute::block_rank_in_cluster()) * p.slice : 0;
   int64_t const index = blockIdx.x >> p.log_cluster;
   Row<Element, kShifted> const row(index, p.problem);
@@ -126,15 +120,6 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
   p.problem.param_type == Type::kFloat32 ? write(0.f) : write(Element());
   if (begin + threadIdx.x == 0) save_statistics(p, index, statistics);
 #endif
-}
-
-using ForwardKernel = void (*)(ForwardParams);
-
-template <class Element>
-ForwardKernel pick_shared(bool shifted, bool layer) {
-  if (shifted)
-    return layer ? row_norm_forward_shared<Element, true, true> : row_norm_forward_shared<Element, true, false>;
-  return layer ? row_norm_forward_shared<Element, false, true> : row_norm_forward_shared<Element, false, false>;
 }
 
 }  // namespace cutefuse::row_norm

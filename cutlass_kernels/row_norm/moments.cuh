@@ -141,10 +141,19 @@ CUTE_DEVICE void merge_equal(Moments &mine, int lanes) {
 }
 
 // Where the warps of a row leave their moments; `arrived` counts what came from other blocks of a cluster.
+// kEqual: they have counts alike and no rest.
 template <int kWarps>
 struct MomentSlots {
   float squares[kWarps], mean[kWarps], rest[kWarps], count[kWarps];
   uint64_t arrived;
+
+  // visit(slot, member of Moments) for every number that is left.
+  template <bool kLayer, bool kEqual, class Moments, class Visit>
+  CUTE_DEVICE void each(int slot, Moments &of, Visit const &visit) {
+    visit(squares[slot], of.squares);
+    if (kLayer) visit(mean[slot], of.mean);
+    if (kLayer && !kEqual) visit(rest[slot], of.rest), visit(count[slot], of.count);
+  }
 };
 
 // The moments of a row that `lanes` lanes of a warp share (kWarp), or all warps of a block. kEqual: every thread has as
@@ -164,17 +173,11 @@ CUTE_DEVICE Moments merge_row(Moments mine, int lanes, MomentSlots<kWarps> &slot
   merge(32);
   if (lanes <= 32) return mine;
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = lanes / 32;
-  if (lane == 0) {
-    slots.squares[warp] = mine.squares;
-    if (kLayer) slots.mean[warp] = mine.mean;
-    if (kLayer && !kEqual) slots.rest[warp] = mine.rest, slots.count[warp] = mine.count;
-  }
+  if (lane == 0) slots.template each<kLayer, kEqual>(warp, mine, [](float &to, float from) { to = from; });
   __syncthreads();
   int const width = kEqual ? warps : 1 << (32 - __clz(warps - 1)), from = lane & (width - 1);
   bool const there = kEqual || from < warps;
-  mine.squares = there ? slots.squares[from] : 0.f;
-  if (kLayer) mine.mean = there ? slots.mean[from] : 0.f;
-  if (kLayer && !kEqual) mine.rest = there ? slots.rest[from] : 0.f, mine.count = there ? slots.count[from] : 0.f;
+  slots.template each<kLayer, kEqual>(from, mine, [&](float &slot, float &to) { to = there ? slot : 0.f; });
   merge(width);
   return mine;
 }
@@ -194,12 +197,8 @@ CUTE_DEVICE Moments merge_cluster(Moments mine, int cluster, MomentSlots<kWarps>
     mine = merge_lanes<kLayer>(own, 32);
   }
   if (lane < cluster) {
-    store_remote(&slots.squares[to], &slots.arrived, lane, mine.squares);
-    if (kLayer) store_remote(&slots.mean[to], &slots.arrived, lane, mine.mean);
-    if (kLayer && !kEqual) {
-      store_remote(&slots.rest[to], &slots.arrived, lane, mine.rest);
-      store_remote(&slots.count[to], &slots.arrived, lane, mine.count);
-    }
+    slots.template each<kLayer, kEqual>(
+        to, mine, [&](float &slot, float value) { store_remote(&slot, &slots.arrived, lane, value); });
   }
   constexpr int kNumbers = !kLayer ? 1 : kEqual ? 2 : 4;
   if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived, all * kNumbers * int(sizeof(float)));
@@ -216,8 +215,7 @@ CUTE_DEVICE Moments merge_cluster(Moments mine, int cluster, MomentSlots<kWarps>
   for (int i = 0; i < 2; ++i) {
     int const from = lane + 32 * i;
     if (from >= all) continue;
-    part[i].squares = slots.squares[from];
-    if (kLayer) part[i].mean = slots.mean[from], part[i].rest = slots.rest[from], part[i].count = slots.count[from];
+    slots.template each<kLayer, kEqual>(from, part[i], [](float &slot, float &to_part) { to_part = slot; });
   }
   return merge_lanes<kLayer>(part, 32);
 }

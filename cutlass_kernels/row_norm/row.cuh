@@ -190,6 +190,16 @@ inline constexpr bool kClusters = true;
 inline constexpr bool kClusters = false;
 #endif
 
+// Makes the barriers, and tells the other blocks of the cluster; they must be waited for before the first sum.
+template <int kCount>
+CUTE_DEVICE void announce_barriers(uint64_t *barriers) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kCount; ++i) cute::initialize_barrier(barriers[i]);
+    cutlass::arch::fence_barrier_init();
+  }
+  cute::cluster_arrive_relaxed();
+}
+
 // Where the warps of a row leave their sums: two turns of two values, kWarps warps, and for clusters a barrier a turn
 // of each group.
 template <int kWarps>
@@ -197,14 +207,7 @@ struct RowSlots {
   float sums[2][2][kWarps];
   uint64_t arrived[kMostGroups][2];
 
-  // Makes the barriers, and tells the other blocks of the cluster; they must be waited for before the first sum.
-  CUTE_DEVICE void announce() {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < 2 * kMostGroups; ++i) cute::initialize_barrier(arrived[i / 2][i % 2]);
-      cutlass::arch::fence_barrier_init();
-    }
-    cute::cluster_arrive_relaxed();
-  }
+  CUTE_DEVICE void announce() { announce_barriers<2 * kMostGroups>(arrived[0]); }
 };
 
 // Writes to the same shared variable of another block of the cluster and counts the bytes at its barrier: no fence, as
@@ -219,6 +222,19 @@ CUTE_DEVICE void wait_for_remote(uint64_t &barrier, int phase) {
   cute::wait_barrier(barrier, phase);
   asm volatile("" ::: "memory");
 }
+
+// Run-time flags to template arguments: make(std::bool_constant<flag>...).
+template <bool... kFlags, class Make>
+auto pick(Make const &make) {
+  return make(std::bool_constant<kFlags>{}...);
+}
+
+template <bool... kFlags, class Make, class... Flags>
+auto pick(Make const &make, bool flag, Flags... flags) {
+  return flag ? pick<kFlags..., true>(make, flags...) : pick<kFlags..., false>(make, flags...);
+}
+
+using ForwardKernel = void (*)(ForwardParams);
 
 // Sums of kValues values over a row whose threads are 2^log_lanes lanes of a warp (kWarp), or group number `group` of
 // `warps` warps of a block, times `cluster` blocks. Without kGroups a block is one group: a kernel with numbered
