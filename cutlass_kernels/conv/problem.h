@@ -178,13 +178,6 @@ struct KBlock {
 };
 
 template <int kTileK>
-CUTEFUSE_HOST_DEVICE int k_blocks(Problem const &p) {
-  int blocks = 0;
-  for (int i = 0; i < p.sources; ++i) blocks += ceil_div(p.C[i], kTileK);
-  return blocks;
-}
-
-template <int kTileK>
 CUTEFUSE_HOST_DEVICE int k_tiles(Problem const &p) {
   int tiles = 0;
   for (int i = 0; i < p.sources; ++i) tiles += ceil_div(p.C[i], kTileK) * p.R * p.S;

@@ -7,11 +7,13 @@
 
 namespace cutefuse::conv {
 
-// Two neighbouring channels of one pixel, as one thread holds them.
-template <class Output>
-struct alignas(2 * sizeof(Output)) Pair {
-  Output v[2];
+// Neighbouring channels of one pixel that one thread holds or finishes at a time.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T)) Channels {
+  T v[kCount];
 };
+template <class T>
+using Pair = Channels<T, 2>;
 
 template <class Output>
 __device__ __forceinline__ Pair<Output> &pair_at(Output *at) {
@@ -24,17 +26,9 @@ __device__ __forceinline__ Pair<Output> clamp_nan(Pair<Output> x, Pair<Output> l
   if constexpr (sizeof(Output) == 4) {
     return {min_nan(max_nan(x.v[0], lo.v[0]), hi.v[0]), min_nan(max_nan(x.v[1], lo.v[1]), hi.v[1])};
   } else {
-    auto const bits = [](Pair<Output> const &pair) { return reinterpret_cast<uint32_t const &>(pair); };
-    uint32_t y;
-    if constexpr (std::is_same_v<Output, cutlass::half_t>) {
-      asm("{.reg .b32 t; max.NaN.f16x2 t, %1, %2; min.NaN.f16x2 %0, t, %3;}"
-          : "=r"(y)
-          : "r"(bits(x)), "r"(bits(lo)), "r"(bits(hi)));
-    } else {
-      asm("{.reg .b32 t; max.NaN.bf16x2 t, %1, %2; min.NaN.bf16x2 %0, t, %3;}"
-          : "=r"(y)
-          : "r"(bits(x)), "r"(bits(lo)), "r"(bits(hi)));
-    }
+    using Two = std::conditional_t<std::is_same_v<Output, cutlass::half_t>, __half2, __nv_bfloat162>;
+    auto const two = [](Pair<Output> const &pair) { return reinterpret_cast<Two const &>(pair); };
+    Two y = __hmin2_nan(__hmax2_nan(two(x), two(lo)), two(hi));
     return reinterpret_cast<Pair<Output> &>(y);
   }
 }

@@ -122,12 +122,9 @@ struct SourceSums {
   }
 };
 
-// Four neighbouring channels of a pixel: what one thread finishes at a time.
-constexpr int kFinished = 4;
+constexpr int kFinished = 4;  // channels of a pixel
 template <class T>
-struct alignas(kFinished * sizeof(T)) Finished {
-  T v[kFinished];
-};
+using Finished = Channels<T, kFinished>;
 
 // Rounds them; ReLU, Clip and none are done here, since rounding is monotonic.
 template <class Output>

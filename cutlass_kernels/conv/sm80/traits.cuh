@@ -13,34 +13,25 @@ using namespace cute;
 using cute::Layout;  // these names are CuTe's here, not those of op.h
 using cute::Tensor;
 
-// What the tensor cores read, the instruction that multiplies it, and what it adds up in. `kScaled`: each source has a
+// The instruction that multiplies what the tensor cores read, and what it adds up in. `kScaled`: each source has a
 // scale, and its sums are added to float32 ones at its end; memory may then hold blocks of 32 channels.
+template <class Op_, class Sum_>
+struct Multiply {
+  using Op = Op_;
+  using Sum = Sum_;
+  static constexpr bool kScaled = std::is_same_v<Sum, int32_t>;
+};
+
 template <class Element>
 struct Numbers;
 template <>
-struct Numbers<cutlass::half_t> {
-  using Op = SM80_16x8x16_F32F16F16F32_TN;
-  using Sum = float;
-  static constexpr bool kScaled = false;
-};
+struct Numbers<cutlass::half_t> : Multiply<SM80_16x8x16_F32F16F16F32_TN, float> {};
 template <>
-struct Numbers<cutlass::bfloat16_t> {
-  using Op = SM80_16x8x16_F32BF16BF16F32_TN;
-  using Sum = float;
-  static constexpr bool kScaled = false;
-};
+struct Numbers<cutlass::bfloat16_t> : Multiply<SM80_16x8x16_F32BF16BF16F32_TN, float> {};
+template <>  // memory holds float32, rounded to tf32 in registers
+struct Numbers<cutlass::tfloat32_t> : Multiply<SM80_16x8x8_F32TF32TF32F32_TN, float> {};
 template <>
-struct Numbers<cutlass::tfloat32_t> {  // memory holds float32, rounded to tf32 in registers
-  using Op = SM80_16x8x8_F32TF32TF32F32_TN;
-  using Sum = float;
-  static constexpr bool kScaled = false;
-};
-template <>
-struct Numbers<int8_t> {
-  using Op = SM80_16x8x32_S32S8S8S32_TN;
-  using Sum = int32_t;
-  static constexpr bool kScaled = true;
-};
+struct Numbers<int8_t> : Multiply<SM80_16x8x32_S32S8S8S32_TN, int32_t> {};
 
 // Row is a row of the operator's table as a type: its kTile says what to instantiate.
 template <class Element_, class Row>
