@@ -106,6 +106,7 @@ def main() -> int:
             print(
                 "(ONNX Runtime runs the function bodies of the fused nodes: these times say nothing about the plugins)"
             )
+        print("\nyour own model: . .venv/bin/activate && cutefuse patch model.onnx --verify")
         print(f"\nreports: {next(after.glob('*.report.html'))}\n         {page}\n{time.monotonic() - start:.0f} s")
 
     return run_command(command)

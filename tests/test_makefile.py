@@ -115,3 +115,8 @@ def test_a_folder_configured_without_kernels_finds_the_compiler_later(tmp_path: 
     ):
         subprocess.run([*configure, *options], check=True, capture_output=True)
         assert build_archs.configured(tmp_path / "CMakeCache.txt") == built
+
+
+def test_setting_up_leaves_the_command_behind() -> None:
+    made = dry_run("-B", "setup")
+    assert made.index("pip install") < made.index("scripts/link_package.py") < made.index(".venv/.ready")
