@@ -32,11 +32,23 @@ def test_a_kernel_belongs_to_the_step_whose_region_holds_its_launch() -> None:
     found = read_trace(trace(
         kernel("b", 2, 90, 5), kernel("a", 1, 50, 3), kernel("c", 3, 99, 1), kernel("d", 4, 120, 1),
         region(0, 10, 10), region(1, 30, 10), launch(1, 12), launch(2, 35), launch(3, 36), launch(4, 38, tid=2),
-        {"cat": "gpu_memset", "name": "Memset (Device)", "ts": 91, "dur": 2, "args": {"correlation": 9}},
+        {"cat": "gpu_memset", "name": "Memset (Device)", "ts": 96, "dur": 2, "args": {"correlation": 9}},
     ))  # fmt: skip
     assert [(k.name, k.step, k.time_us) for k in found] == [
         ("a", 0, 3), ("b", 1, 5), ("Memset (Device)", None, 2), ("c", 1, 1), ("d", None, 1),
     ]  # fmt: skip
+
+
+def test_kernels_that_overlap_share_the_time_they_took_together() -> None:
+    """A dependent kernel is launched early, beside the one it waits for: c ends last, d inside of b adds nothing."""
+    from cutefuse.engine.torch_layers import read_trace
+
+    found = read_trace(trace(
+        kernel("a", 1, 10, 10), kernel("b", 2, 12, 14), kernel("d", 4, 20, 2), kernel("c", 3, 22, 7),
+        kernel("e", 5, 40, 3),
+    ))  # fmt: skip
+    assert [(k.name, k.time_us) for k in found] == [("a", 10), ("b", 6), ("d", 0), ("c", 3), ("e", 3)]
+    assert sum(k.time_us for k in found) == 19 + 3
 
 
 def test_an_empty_trace_has_no_kernels() -> None:

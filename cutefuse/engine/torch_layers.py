@@ -30,7 +30,8 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 @dataclass(frozen=True)
 class Kernel:
-    """One execution of a kernel, copy or fill on the GPU. `launch` is equal for all kernels of one graph replay."""
+    """One execution of a kernel, copy or fill on the GPU. `time_us`: by how much it lengthened the run, so that the
+    times of kernels that overlap add up to the whole. `launch` is equal for all kernels of one graph replay."""
 
     name: str
     start_us: float
@@ -80,9 +81,14 @@ def read_trace(trace: dict[str, Any]) -> list[Kernel]:
         return next((i for start, end, i in regions.get(thread, []) if start <= at <= end), None)
 
     kernels = []
+    busy_until_us = 0.0
     for event in sorted(found, key=lambda e: float(e["ts"])):
-        launch = int(event.get("args", {}).get("correlation", -1))
-        kernels.append(Kernel(event["name"], float(event["ts"]), float(event["dur"]), launch, step_of(launch)))
+        launch, start_us = int(event.get("args", {}).get("correlation", -1)), float(event["ts"])
+        end_us = start_us + float(event["dur"])
+        # A kernel launched early waits beside the one before it; its own time begins where that one ends.
+        time_us = max(end_us - max(start_us, busy_until_us), 0.0)
+        busy_until_us = max(busy_until_us, end_us)
+        kernels.append(Kernel(event["name"], start_us, time_us, launch, step_of(launch)))
     return kernels
 
 
