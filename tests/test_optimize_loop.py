@@ -219,6 +219,23 @@ def test_a_mode_that_is_far_behind_is_not_built_again() -> None:
     assert [sorted(r.times_us) for r in outcome.rounds] == [["compile", "cudnn"], ["compile", "cudnn"], ["compile"]]
 
 
+def test_sites_that_one_mode_does_not_show_are_judged_by_the_other() -> None:
+    world = World({"a": 100.0, "b": -50.0, "c": 20.0}, slow={"cudnn": 1.02, "compile": 1.0})
+    worth = world.worth
+
+    def half_blind(plain: FakeEngine, patched: FakeEngine) -> list[Worth]:
+        assert plain.mode == patched.mode
+        found = worth(plain, patched)
+        blind = {"compile": ("b", "c"), "cudnn": ("c",)}[patched.mode]
+        return [Worth(w.sites, None, None) if w.sites[0] in blind else w for w in found]
+
+    world.worth = half_blind  # type: ignore[method-assign]
+    outcome = run(world)
+    verdicts = {w.sites: w.verdict for w in outcome.rounds[1].worths}
+    assert verdicts == {("a",): PAYS, ("b",): LOSES, ("c",): UNKNOWN}
+    assert outcome.kept and set(outcome.kept.graph.sites) == {"a", "c"}
+
+
 # ----------------------------------------------------------------------------------------------------- limits
 @pytest.mark.parametrize("most", [2, 3, 4, 9])
 def test_no_more_builds_than_allowed(most: int) -> None:
@@ -267,6 +284,13 @@ def test_a_failure_at_any_step_leaves_an_engine_that_was_good(step: str, error: 
         loop.run()
     assert world.kept and world.kept is loop.outcome.kept and world.kept.time_us <= PLAIN_US
     assert seen and (world.kept.graph.name == "patched 1") == (step in ("build patched 2", "keep patched 2", "worth"))
+
+
+def test_an_engine_that_is_slower_is_not_kept_in_between() -> None:
+    world = World({"a": 50.0, "b": -80.0}, fail=lambda s: CutefuseError("no") if s == "build patched 2" else None)
+    with pytest.raises(CutefuseError):
+        Loop(world, world).run()
+    assert world.kept and world.kept.graph.name == "plain" and "check" not in world.steps
 
 
 def test_a_failure_of_the_plain_build_leaves_nothing() -> None:

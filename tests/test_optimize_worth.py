@@ -93,6 +93,16 @@ def test_of_inseparable_sites_the_certain_ones_are_named(tmp_path: Path) -> None
     assert (found[("C",)].plain_us, found[("C",)].patched_us) == (22.0, 15.0)  # the rest, with what they shared
 
 
+def test_no_gain_is_certain_where_a_layer_also_computes_other_nodes(tmp_path: Path) -> None:
+    plain = [
+        (layer("convA", "x", "p", "A Add"), 50.0), (layer("convB", "x", "q", "B"), 10.0),
+        (layer("acts", "pq", "ab", "SA SB", "PointWise"), 4.0),
+    ]  # fmt: skip
+    patched = [(plugin("A", "x", "a"), 20.0), (layer("Add", "x", "p"), 40.0), (plugin("B", "x", "b"), 12.0)]
+    (found,) = judge(tmp_path, plain, patched, site("A", "A SA"), site("B", "B SB")).values()
+    assert set(found.sites) == {"A", "B"} and found.gain_us == -8.0
+
+
 def test_a_layer_that_also_computes_other_nodes_brings_their_layers_along(tmp_path: Path) -> None:
     """Fused into one kernel before, an Add outside of the site runs alone afterwards."""
     plain = [(layer("A + Add", "xz", "y", "A Add"), 20.0)]

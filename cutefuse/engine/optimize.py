@@ -226,8 +226,7 @@ class Loop(Generic[E]):
                 self.bench.check(rival, front)
                 self._keep(front)
             self._best, self._beats = front, beats
-            if front.mode in self._plain:
-                this.worths = list(self.patcher.worth(self._plain[front.mode], front))
+            this.worths = self._worths([front, *(e for e in engines if e is not front)])
         for engine in (*engines, *([best] if best else [])):
             if engine is not self._best and engine is not self.outcome.kept:
                 self.bench.release(engine)
@@ -296,6 +295,17 @@ class Loop(Generic[E]):
         this.seconds = self.clock() - begin
         self.outcome.rounds.append(this)
         return engines[medians.index(min(medians))]
+
+    def _worths(self, engines: Sequence[E]) -> list[Worth]:
+        """By the layers of the first engine; sites that they do not show by those of the next mode."""
+        found: list[Worth] = []
+        for engine in (e for e in engines if e.mode in self._plain):
+            own = list(self.patcher.worth(self._plain[engine.mode], engine))
+            dark = {s for w in found if w.verdict == UNKNOWN for s in w.sites} if found else set(engine.graph.sites)
+            more = [w for w in own if set(w.sites) <= dark and (not found or w.verdict != UNKNOWN)]
+            seen = {s for w in more for s in w.sites}
+            found = [w for w in found if not seen & set(w.sites)] + more
+        return found
 
     def _keep(self, engine: E) -> None:
         if self.outcome.kept is not engine:
