@@ -90,6 +90,7 @@ class TestCache:
             ('{"schema": 1, "tiles": {}}', "not what cutefuse writes"),
             ('{"schema": 1, "tiles": {"m": {"k": {"1": "fast"}}}, "plain": {}}', "not what cutefuse writes"),
             ('{"schema": 1, "tiles": {"m": {"k": {"1": NaN}}}, "plain": {}}', "not what cutefuse writes"),
+            ('{"schema": 1, "tiles": {"m": {"k": {"1": Infinity}}}, "plain": {}}', "not what cutefuse writes"),
             ('{"schema": 1, "tiles": {"m": 3}, "plain": {}}', "not what cutefuse writes"),
             ('{"schema": 99, "tiles": {}, "plain": {}}', "another format (99)"),
         ],

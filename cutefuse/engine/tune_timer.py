@@ -21,8 +21,8 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.kernels import Call
 
-GRAPH_US = 1500.0  # what one replay should take
-MOST_COPIES = 200
+GRAPH_US = 1500.0  # what one replay should take at most
+LEAST_COPIES, MOST_COPIES = 16, 200
 Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 FIRST_ROUNDS, ROUNDS = 3, 11
 NEAR = 1.15  # tiles within this of the best are timed again, in turns
@@ -127,7 +127,7 @@ class GpuTimer:
 
 
 class _Repeated:
-    """Work that fills a CUDA graph of about `GRAPH_US`."""
+    """Work that is repeated inside of a CUDA graph, for `GRAPH_US` or less."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         import torch
@@ -136,35 +136,35 @@ class _Repeated:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()
+            # Called one by one, small work takes longer than inside of a graph: too few copies, which does no harm.
+            once_us = max(_between(side, lambda: [work() for _ in range(4)]) / 4, 0.1)
         torch.cuda.current_stream().wait_stream(side)
-        once = self._captured(work, 4)
-        self._graph, self.copies = once, 4
-        once_us = max(min(self.sample_us() for _ in range(3)), 0.1)
-        self.copies = min(max(round(GRAPH_US / once_us), 4), MOST_COPIES)
-        self._graph = self._captured(work, self.copies)
-        self.sample_us()  # the first replay uploads the graph
-
-    @staticmethod
-    def _captured(work: Callable[[], Any], copies: int) -> Any:
-        import torch
-
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(copies):
+        self.copies = min(max(round(GRAPH_US / once_us), LEAST_COPIES), MOST_COPIES)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for _ in range(self.copies):
                 work()
-        return graph
+        self.sample_us()  # the first replay uploads the graph
 
     def sample_us(self) -> float:
         """The time of one piece of work, the mean over one replay."""
         import torch
 
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        self._graph.replay()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1000 / self.copies
+        self._graph.replay()  # the GPU is busy while the host enqueues what is timed
+        return _between(torch.cuda.current_stream(), self._graph.replay) / self.copies
+
+
+def _between(stream: Any, work: Callable[[], Any]) -> float:
+    """Microseconds of the GPU for what `work` enqueues."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1000
 
 
 def _in_turns(graphs: Mapping[int, _Repeated], rounds: int) -> dict[int, float]:
