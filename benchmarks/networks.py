@@ -7,7 +7,8 @@
 Each network has a process of its own. These compile side by side; whoever tries kernels on the GPU holds a lock, and
 while one is timed all others are stopped. Within a network all engines are timed in the same interleaved rounds.
 `ratio` is the best patched time over the best plain one; `predicted` is the ratio that the sites' predicted gains make.
-Outputs are compared on the GPU: `error` is the largest difference of a tensor over its largest value. A network that
+Outputs are compared on the GPU with those of the plain network in float32: `error` is the largest difference of a
+tensor over its largest value, of the worst mode. A patched network may have twice the error of the plain one. One that
 fails is named in one sentence, and the JSON is written after each network.
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import models  # noqa: E402
 from benchmarks.lib import network_table, network_work, pool  # noqa: E402

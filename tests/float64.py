@@ -35,8 +35,8 @@ def rounding_limit(model: onnx.ModelProto, dtype: str) -> float:
     return _ROUNDINGS[dtype] * math.sqrt(max(1, *(depths.get(o.name, 0) for o in model.graph.output)))
 
 
-def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a float32 or float16 model without local functions whose tensors are float64."""
+def widened(model: onnx.ModelProto, to: int = TensorProto.DOUBLE) -> onnx.ModelProto:
+    """A copy of a float32 or float16 model without local functions whose tensors are float64, or float32."""
     assert not model.functions, "widen the plain model, of which the patched one is a rewriting"
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
@@ -45,27 +45,28 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     del graph.value_info[:]
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type in _NARROW:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+            value.type.tensor_type.elem_type = to
     for tensor in graph.initializer:
         if tensor.name not in kept:
-            _widen(tensor)
-    _widen_nodes(graph.node, kept)
+            _widen(tensor, to)
+    _widen_nodes(graph.node, kept, to)
     return wide
 
 
-def _widen(tensor: TensorProto) -> None:
+def _widen(tensor: TensorProto, to: int) -> None:
     if tensor.data_type in _NARROW:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+        kind = onnx.helper.tensor_dtype_to_np_dtype(to)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(kind), tensor.name))
 
 
-def _widen_nodes(nodes: Iterable[NodeProto], kept: set[str]) -> None:
+def _widen_nodes(nodes: Iterable[NodeProto], kept: set[str], to: int) -> None:
     for node in nodes:
         assert node.op_type not in ("QuantizeLinear", "DequantizeLinear", "If"), f"{node.op_type} is not widened"
         for a in node.attribute:
             if a.HasField("t") and not kept & set(node.output):
-                _widen(a.t)
+                _widen(a.t, to)
             elif node.op_type == "Cast" and a.name == "to" and a.i in _NARROW:
-                a.i = TensorProto.DOUBLE
+                a.i = to
 
 
 def feed_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:

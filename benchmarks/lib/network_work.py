@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from float64 import widened
+from onnx import TensorProto
+
 from benchmarks.lib import network_sites, timing
 from benchmarks.lib.pool import Talk, sentence
 
 PLAIN = "plain"
 MODES = ("cudnn", "compile")
-LARGEST_ERROR = 2e-2  # of a tensor's largest value; two roundings of 11 bits a layer over a few dozen layers
+ROUNDING = 2.0**-11  # of float16
 WARM_ROUNDS = 3
 
 
@@ -46,35 +50,51 @@ class Variant:
     sites: Sequence[Any]  # those that were fused
     model: Path | None
     tiles: Mapping[str, int] = field(default_factory=dict)  # fused node -> id, where they were measured
+    facts: Mapping[str, Any] = field(default_factory=dict)  # more for its row
     same_as: str = ""  # the variant before it that fused the same nodes
 
 
-def take_default(plain: Path, output: Path, sm: int, talk: Talk) -> Variant:
+def take_default(plain: Path, output: Path, sm: int) -> Variant:
     """What `cutefuse patch` does by itself."""
     return _patched(plain, output, sm)
 
 
-def take_all(plain: Path, output: Path, sm: int, talk: Talk) -> Variant:
+def take_all(plain: Path, output: Path, sm: int) -> Variant:
     """Every legal site, whether it pays or not."""
     return _patched(plain, output, sm)
 
 
-def take_tuned(plain: Path, output: Path, sm: int, talk: Talk) -> Variant:
+def take_tuned(plain: Path, output: Path, sm: int) -> Variant:
     """What `cutefuse patch --tune` does; the times are kept beside the model, for this run alone."""
     from cutefuse.engine.tune import Tuner
     from cutefuse.engine.tune_cache import TuneCache
     from cutefuse.engine.tune_timer import gpu_timer
     from cutefuse.report.tuned import best_tile, pricing
 
-    tuner = Tuner(gpu_timer(talk.quiet), TuneCache(plain.with_name("tune.json")))
+    tuner = Tuner(gpu_timer(), TuneCache(plain.with_name("tune.json")))
     found = _patched(plain, output, sm, price=pricing(tuner), tile=partial(best_tile, tuner))
     return replace(found, tiles={s.name: s.tile for s in found.sites if s.tile})
 
 
-VARIANTS: dict[str, Callable[[Path, Path, int, Talk], Variant]] = {
+def take_optimized(plain: Path, output: Path, sm: int) -> Variant:
+    """What `cutefuse optimize --backend torch` keeps: the plain network where nothing paid."""
+    from cutefuse.report.optimize import KEPT, Request, optimize
+    from cutefuse.rewrite.patch import Options
+
+    begin = time.monotonic()
+    data = optimize(Request(plain, output.with_suffix(""), "torch", ("--duration=0.2",), Options(sm=sm)))
+    kept = frozenset(s["name"] for s in data["sites"] if s["status"] == KEPT)
+    found = _patched(plain, output, sm, only=kept)
+    keys = ("builds", "kept", "plain_us", "best_us", "ended", "notes")
+    facts = {k: data[k] for k in keys if k in data} | {"seconds": round(time.monotonic() - begin, 1)}
+    return replace(found, facts={"optimize": facts})
+
+
+VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {
     "default": take_default,
     "all": take_all,
     "tune": take_tuned,
+    "optimize": take_optimized,
 }
 
 
@@ -93,8 +113,10 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
 
     import models
     from cutefuse.engine.torch_gpu import TorchEngine, time_interleaved_us
+    from cutefuse.engine.torch_share import share_gpu
 
     torch.set_num_threads(1)
+    share_gpu(talk.quiet)
     clock = _Clock()
     gpu = task.device != "cpu"
     folder = task.folder / f"{task.network}.b{task.batch}"
@@ -104,7 +126,8 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     major, minor = torch.cuda.get_device_capability() if gpu else (0, 0)
     sm = 10 * major + minor
     row: dict[str, Any] = {"network": task.network, "batch": task.batch, "dtype": "float16", "failures": {}}
-    variants = _variants(task, paths[PLAIN], sm, talk, row["failures"])
+    variants = _variants(task, paths[PLAIN], sm, row["failures"])
+    _free(gpu)  # what tuning and optimising built
     paths |= {name: v.model for name, v in variants.items() if v.model and not v.same_as}
     clock.lap("patch")
     talk.say(f"patched after {clock.total_s:.0f} s, {', '.join(f'{k} {len(v.sites)}' for k, v in variants.items())}")
@@ -114,19 +137,21 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
         for name, path in paths.items():
             tiles = variants[name].tiles if name in variants else None
             try:
-                engines[name, mode] = TorchEngine.build(path, mode, task.device, tiles=tiles, quiet=talk.quiet)
+                engines[name, mode] = TorchEngine.build(path, mode, task.device, tiles=tiles)
             except Exception as error:  # one mode that a network cannot take must not cost the others
                 row["failures"][f"{name} {mode}"] = sentence(error)
             clock.lap(f"build_{mode}")
-    if gpu:
-        torch.cuda.empty_cache()  # what cuDNN tried with; other networks are built on the same GPU
+    _free(gpu)  # what cuDNN tried with; other networks are built on the same GPU
     talk.say(f"built {len(engines)} engines after {clock.total_s:.0f} s")
     if not any(name == PLAIN for name, _ in engines):
         row["failure"] = f"no plain engine: {next(iter(row['failures'].values()))}"
         return row
 
     with talk.quiet():
-        row["errors"] = compare(engines)
+        exact = TorchEngine.build(widened(onnx.load(paths[PLAIN]), TensorProto.FLOAT), "cudnn", task.device, tf32=False)
+        row["errors"] = compare(engines, exact)
+        del exact
+        _free(gpu)
         layers = {}
         if task.layers:
             wanted = _richest(variants)
@@ -148,6 +173,15 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     return row
 
 
+def _free(gpu: bool) -> None:
+    """Give the GPU's memory back that nothing needs."""
+    import torch
+
+    gc.collect()
+    if gpu:
+        torch.cuda.empty_cache()
+
+
 class _Clock:
     def __init__(self) -> None:
         self._start = self._last = time.monotonic()
@@ -164,11 +198,11 @@ class _Clock:
         self._last = now
 
 
-def _variants(task: Task, plain: Path, sm: int, talk: Talk, failures: dict[str, str]) -> dict[str, Variant]:
+def _variants(task: Task, plain: Path, sm: int, failures: dict[str, str]) -> dict[str, Variant]:
     found: dict[str, Variant] = {}
     for name in task.variants:
         try:
-            variant = VARIANTS[name](plain, plain.with_name(f"{name}.onnx"), sm, talk)
+            variant = VARIANTS[name](plain, plain.with_name(f"{name}.onnx"), sm)
         except Exception as error:  # a variant that cannot be made must not cost the others
             failures[name] = sentence(error)
             continue
@@ -188,15 +222,14 @@ def _richest(variants: Mapping[str, Variant]) -> str:
     return max(own, key=lambda name: len(variants[name].sites), default="")
 
 
-def compare(engines: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """For each "variant mode": output tensor -> its largest difference from the first engine's, over the largest value
-    of that; None for a NaN that the first engine has not. All engines get the same inputs.
-    """
-    (first, *others) = engines
-    want = engines[first]()
+def compare(engines: Mapping[tuple[str, str], Any], exact: Any) -> dict[str, dict[str, Any]]:
+    """For each "variant mode": output tensor -> its largest difference from what `exact` computes, the plain network in
+    a wider type, over the largest value of that; None for a NaN that the other has not. All get the same inputs."""
+    feed = {name: tensor.clone() for name, tensor in next(iter(engines.values())).inputs.items()}
+    want = exact(feed)
     found: dict[str, dict[str, Any]] = {}
-    for key in others:
-        got = engines[key]()
+    for key, engine in engines.items():
+        got = engine(feed)
         found[" ".join(key)] = {name: _error(got[name], want[name]) for name in want}
         del got
     return found
@@ -224,7 +257,7 @@ def summary(samples: Mapping[tuple[str, str], Sequence[float]], variants: Mappin
         if variant.same_as:
             own["same_as"] = variant.same_as
         gains = [s.get("gain_us") for s in counted]
-        own |= {"sites": len(counted), "candidates": len(variant.report["sites"])}
+        own |= {"sites": len(counted), "candidates": len(variant.report["sites"]), **variant.facts}
         own["report"] = network_sites.site_rows(variant.report)
         if times and plain_times:
             rounds = sorted(a / b for a, b in zip(times, plain_times, strict=True))

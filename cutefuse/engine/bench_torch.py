@@ -15,6 +15,7 @@ from cutefuse.engine.noise import interleave
 from cutefuse.engine.optimize import Graph
 from cutefuse.engine.torch_files import build_and_profile
 from cutefuse.engine.torch_gpu import MODES, TorchEngine
+from cutefuse.engine.torch_share import shared
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.closeness import compare
 from cutefuse.progress import spinner
@@ -55,7 +56,7 @@ class TorchBench:
         return built
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
-        with spinner(f"timing {', '.join(f'{e.graph.name} {e.mode}' for e in engines)} in turns"):
+        with spinner(f"timing {', '.join(f'{e.graph.name} {e.mode}' for e in engines)} in turns"), shared()():
             samplers = []
             for engine in (e.runner for e in engines):
                 engine.sample_us(3)

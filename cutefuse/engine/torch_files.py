@@ -119,7 +119,7 @@ def build_and_profile(model: Path, outdir: Path, words: Sequence[str]) -> tuple[
 
 
 def _write_profile(engine: TorchEngine, model: Path, files: Artifacts, wanted: _Wanted) -> None:
-    with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"):
+    with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"), engine.quiet():
         end = time.perf_counter() + wanted.warm_up_s
         while time.perf_counter() < end:
             engine.sample_us(1)

@@ -28,10 +28,10 @@ from cutefuse.engine.torch_graph.convolution import ConvolutionRelu
 from cutefuse.engine.torch_graph.merge import merge
 from cutefuse.engine.torch_graph.node import dtype_of
 from cutefuse.engine.torch_layers import Layer
+from cutefuse.engine.torch_share import Quiet, shared
 from cutefuse.errors import CutefuseError
 
 MODES = ("cudnn", "compile")
-Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 _WARM_RUNS = 3  # before a capture: cuDNN tries its algorithms, Triton loads its kernels
 
 
@@ -78,23 +78,23 @@ class TorchEngine:
     def __init__(
         self, program: programs.Program, settings: Settings, inputs: dict[str, Tensor], quiet: Quiet | None = None
     ) -> None:
-        self.program, self.settings, self.inputs, self._quiet = program, settings, inputs, quiet
+        self.program, self.settings, self.inputs = program, settings, inputs
+        self.quiet = quiet or shared()
         self.device = torch.device(settings.device)
         self.constants = {s: t.to(self.device) for s, t in program.constants.items()}
         self.kernel_sources: list[torch_layers.KernelSource] = []  # of a compiled program
         self._graph: Any = None
         self._results: tuple[Tensor, ...] = ()
         self._workspace = self._allocate_workspace()
-        alone = quiet or contextlib.nullcontext
         with self._rules(), torch.no_grad():
             if self.device.type == "cuda" and settings.mode == "cudnn":
-                with alone():
+                with self.quiet():
                     self._check_merges()
             self._function = program.function(self.constants)
             if settings.mode == "compile":
                 self._compile()
             if self.device.type == "cuda":
-                with alone():
+                with self.quiet():
                     self._capture()
 
     @classmethod
@@ -111,8 +111,8 @@ class TorchEngine:
             shapes: input name -> shape for dynamic inputs. plugins: False runs the bodies of fused nodes.
             tiles: name of a fused node -> id of its tile, instead of the kernels' first guess; a tile that cannot run
             the shapes at hand is left, with a note of the program.
-            quiet: makes a context that is held while cuDNN and Triton try their kernels on the GPU; processes that
-            share a GPU pass a lock here, or their trials disturb each other's choice.
+            quiet: makes a context that is held while cuDNN and Triton try their kernels on the GPU; that of
+            `torch_share.share_gpu` where none is given.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.
         """
         settings = Settings(mode, device or ("cuda" if torch.cuda.is_available() else "cpu"), tf32)
@@ -264,7 +264,7 @@ class TorchEngine:
     def _compile(self) -> None:
         from torch._inductor.utils import run_and_get_code
 
-        backend: Any = "inductor" if self._quiet is None else self._quiet_inductor
+        backend: Any = "inductor" if self.quiet is contextlib.nullcontext else self._quiet_inductor
         compiled = torch.compile(self._function, fullgraph=True, dynamic=False, backend=backend)
         try:
             _, codes = run_and_get_code(compiled, *self.inputs.values())
@@ -278,10 +278,9 @@ class TorchEngine:
         from torch._inductor.compile_fx import compile_fx
 
         made: Any = compile_fx(graph, given)
-        alone = self._quiet or contextlib.nullcontext
 
         def run(*xs: Any) -> Any:
-            with alone():
+            with self.quiet():
                 return made(*xs)
 
         return run

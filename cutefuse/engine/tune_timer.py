@@ -6,7 +6,6 @@ network, and no launch from the host is part of the time.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import statistics
 import subprocess
@@ -18,21 +17,18 @@ import onnx
 
 import cutefuse
 from cutefuse import kernels
+from cutefuse.engine.torch_share import shared
 from cutefuse.errors import CutefuseError
 from cutefuse.kernels import Call
 
 GRAPH_US = 1500.0  # what one replay should take at most
 LEAST_COPIES, MOST_COPIES = 16, 200
-Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 FIRST_ROUNDS, ROUNDS = 3, 11
 NEAR = 1.15  # tiles within this of the best are timed again, in turns
 
 
-def gpu_timer(quiet: Quiet = contextlib.nullcontext) -> GpuTimer:
-    """The timer of this machine's first GPU. `quiet` makes a context that is held while the GPU is measured.
-
-    Raises CutefuseError, in one sentence, where there is no GPU.
-    """
+def gpu_timer() -> GpuTimer:
+    """The timer of this machine's first GPU. Raises CutefuseError, in one sentence, where there is none."""
     try:
         import torch
     except ImportError:
@@ -48,16 +44,13 @@ def gpu_timer(quiet: Quiet = contextlib.nullcontext) -> GpuTimer:
     major, minor = torch.cuda.get_device_capability()
     if reason := kernels.reject_device(10 * major + minor):
         raise CutefuseError(f"{reason}; leave --tune out")
-    return GpuTimer(quiet)
+    return GpuTimer()
 
 
 class GpuTimer:
     """See `cutefuse.engine.tune.Timer`."""
 
     device = "cuda"
-
-    def __init__(self, quiet: Quiet = contextlib.nullcontext) -> None:
-        self.quiet = quiet
 
     @cached_property
     def gpu(self) -> str:
@@ -99,7 +92,7 @@ class GpuTimer:
         first = node()
         size = max(first.workspace_bytes(), 0)
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
-        with self.quiet():
+        with shared()():
             graphs: dict[int, _Repeated] = {}
             reasons = []
             for tile in first.tiles():
@@ -120,9 +113,9 @@ class GpuTimer:
     def model_us(self, model: onnx.ModelProto, mode: str) -> float:
         from cutefuse.engine.torch_gpu import TorchEngine
 
-        engine = TorchEngine.build(model, mode, self.device, quiet=self.quiet)
+        engine = TorchEngine.build(model, mode, self.device)
         # Its own graph holds one inference, whose launch from the host would be most of the time.
-        with self.quiet():
+        with shared()():
             return _in_turns({0: _Repeated(engine.run_outside_graph)}, ROUNDS)[0]
 
 
