@@ -32,6 +32,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trt-check": ("cutefuse.commands.trt_check", "check the plugins on a machine with TensorRT and write a report"),
 }
 
+FIRST_STEPS = """a first time, each command naming the next:
+  cutefuse patch model.onnx --verify             # -> model.cutefuse.onnx, equal to the model
+  cutefuse process model.onnx plain/             # build, profile and report the model as it was
+  cutefuse process model.cutefuse.onnx patched/  # and the patched one
+  cutefuse compare plain/ patched/               # what was fused, where the time moved"""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script: dispatches to the command's own main."""
@@ -41,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         print("usage: cutefuse <command> [options]\n\ncommands:")
         for name, (_, text) in COMMANDS.items():
             print(f"  {name:<{width}}  {text}")
+        print(f"\n{FIRST_STEPS}")
         return 0 if args else 2
     if args[0] == "--version":
         print(f"cutefuse {cutefuse.__version__}")

@@ -7,6 +7,7 @@ import importlib.util
 import signal
 from pathlib import Path
 
+from cutefuse.commands import next_step
 from cutefuse.engine import trtexec
 from cutefuse.engine.build import BACKENDS, build
 from cutefuse.errors import CutefuseError, run_command
@@ -70,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         )  # fmt: skip
         if not args.dry_run:
             print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")
+            next_step.after_build(files.engine)
         return 0
 
     return run_command(command)

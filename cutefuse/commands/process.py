@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from cutefuse.commands import next_step
 from cutefuse.commands.build import add_engine_arguments, end_on_sigterm, trtexec_options
 from cutefuse.engine import build as engine
 from cutefuse.engine.files import Artifacts
@@ -143,6 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         )  # fmt: skip
         if page:
             print(f"report: {page}")
+            next_step.after_process(args.input, args.outdir)
         return 0
 
     return run_command(command)
