@@ -1,4 +1,4 @@
-"""1,000 damaged models: never a traceback, never a hang, never a wrong result."""
+"""1,400 damaged models: never a traceback, never a hang, never a wrong result."""
 
 from __future__ import annotations
 
@@ -48,8 +48,21 @@ AROUND_VALUES = weights(w=(8, 36, 3, 3), k=(8,)) | {"scales": np.float32([1, 1, 
     {"zero": [0], "two": [2], "hw": [8, 6], "parts": [8, 8], "four": [4], "all": [2**31], "one": [1]}.items()
 }  # fmt: skip
 AROUND_INPUTS = {"a": "n,8,4,3", "b": "n,16,8,6", "z": "n,8,8,6"}
+SINGLE = (
+    "o = Conv<pads=[1,1,1,1]>(b, w, k) h = Mul(o, half) t = Tanh(h) q = Mul(t, half) g = Add(q, half) x = Mul(o, g) "
+    "c1 = Conv<pads=[1,1,1,1]>(x, w) n1 = BatchNormalization(c1, gamma, beta, mean, var) r1 = Add(n1, b) v1 = Relu(r1) "
+    "c2 = Conv(v1, p) c3 = Conv<group=4>(v1, d) s = Add(c2, c3) a3 = Add(s, three) l = Clip(a3, zero, six) "
+    "m = Mul(s, l) f = Div(m, six) u = ConvTranspose(f, p) e = Concat<axis=1>(u, v1) i = Concat<axis=1>(e, f) "
+    "c4 = Conv(e, j) y4 = Sigmoid(c4) c5 = Conv(i, z) y5 = LeakyRelu(c5) y = Mul(y4, y5)"
+)
+SINGLE_VALUES = (
+    weights(w=(16, 16, 3, 3), k=(16,), p=(16, 16, 1, 1), d=(16, 4, 1, 1), j=(16, 32, 1, 1), z=(16, 48, 1, 1))
+    | bn_weights(16)
+    | {n: np.float32(v) for n, v in {"half": 0.5, "three": 3, "zero": 0, "six": 6}.items()}
+)
 BASES = [graph(BODY, VALUES, opset=o).SerializeToString() for o in (11, 13, 17, 21)]
 BASES.append(graph(NORM, NORM_VALUES, inputs={"a": "n,5,3,8", "b": "n,5,3,8"}).SerializeToString())
+BASES += [graph(SINGLE, SINGLE_VALUES, opset=o, inputs={"b": "n,16,9,7"}).SerializeToString() for o in (11, 17)]
 RUNNABLE = len(BASES)  # ONNX Runtime aborts the process on some damaged Slices: the next ones are patched only
 BASES += [graph(AROUND, AROUND_VALUES, opset=o, inputs=AROUND_INPUTS).SerializeToString() for o in (13, 17)]
 NUMBERS = [0, 1, -1, 2, 3, -3, 7, 8, 2**31, -(2**31), 2**62]
@@ -81,7 +94,7 @@ def add_operand(rng: random.Random, g: onnx.GraphProto) -> None:
 
 def change_op(rng: random.Random, g: onnx.GraphProto) -> None:
     kinds = ["Relu", "Concat", "Conv", "Identity", "Dropout", "HardSigmoid", "Clip", "If", "Split", "Slice", "Resize",
-             "Add", "Nothing", ""]  # fmt: skip
+             "Add", "Tanh", "Mul", "ConvTranspose", "Nothing", ""]  # fmt: skip
     rng.choice(g.node).op_type = rng.choice(kinds)
 
 
@@ -180,12 +193,15 @@ def attempt(data: bytes, verify: bool = True) -> str:
         proof = result.report["verify"]
         assert proof is None or proof["passed"], proof
         if result.output:
-            unpatch(result.output, Path(folder) / "plain.onnx")
+            try:
+                unpatch(result.output, Path(folder) / "plain.onnx")
+            except CutefuseError as error:  # a damaged node had our domain before
+                assert "is not in the library" in str(error) and "\n" not in str(error)
         return "patched" if result.output else "nothing to patch"
 
 
 @pytest.mark.slow
-@settings(max_examples=700, deadline=5000, derandomize=True)
+@settings(max_examples=1000, deadline=5000, derandomize=True)
 @given(st.integers(0, len(BASES) - 1), st.integers(0, 2**32), st.integers(1, 3))
 def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None:
     rng = random.Random(seed)
@@ -205,7 +221,7 @@ def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=5000, derandomize=True)
+@settings(max_examples=400, deadline=5000, derandomize=True)
 @given(st.integers(0, len(BASES) - 1), st.integers(0, 2**32))
 def test_files_with_damaged_bytes(base: int, seed: int) -> None:
     rng = random.Random(seed)

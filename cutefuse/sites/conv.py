@@ -61,7 +61,8 @@ def _match(graph: Graph, node: NodeProto, site: Front) -> Match | Refusal | None
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
-    images = (*site.sources, *(views.see_through(graph, p).tensor for p in plain))  # a view has the batch of its tensor
+    seen = [views.see_through(graph, p) for p in plain]
+    images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
     chains = chains_after(graph, node.output[0], facts.weight_dims[0], output_shape(graph, node, images))
 
     def rejected(operands: Sequence[Operand]) -> str | None:
@@ -70,7 +71,8 @@ def _match(graph: Graph, node: NodeProto, site: Front) -> Match | Refusal | None
         return kernels.reject(_call(facts, operands, chains[-1]))
 
     taken: dict[tuple[str, ...], tuple[Operand, ...]] = {}  # best first, each with other tensors as sources
-    for kinds in (views.KINDS, (views.RANGES,), (views.UPSAMPLE,), ()):
+    in_place = any(o is not p for o, p in zip(seen, plain, strict=True))
+    for kinds in (views.KINDS, (views.RANGES,), (views.UPSAMPLE,), ()) if in_place else ((),):
         operands = views.choose(graph, plain, rejected, kinds)
         taken.setdefault(tuple(o.tensor for o in operands), operands)
     options = [
