@@ -88,13 +88,11 @@ def progress(outcome: Outcome[Any]) -> None:
 def show_result(data: dict[str, Any], out: Path) -> None:
     """The one table of an optimisation, and the faster engine."""
     rows: list[list[str]] = []
-    for number, this in enumerate(data["rounds"]):
-        for mode, us in this["times_us"].items() or [("", None)]:
+    for this in data["rounds"]:
+        for mode, us in this["times_us"].items():
             against = this["against_plain"].get(mode)
-            ratio = f"{against['ratio']:.3f} ({against['low']:.3f} to {against['high']:.3f})" if against else ""
             name = f"{this['graph']}, {mode}" if mode else this["graph"]
-            us = data["plain_us"] if us is None and not number else us
-            rows.append([name, "" if us is None else f"{us:.1f}", ratio, f"{len(this['sites'])} sites"])
+            rows.append([name, f"{us:.1f}", _ratio(against) if against else "", f"{len(this['sites'])} sites"])
     for site in data["sites"]:
         if site["status"] in (KEPT, DROPPED):
             rows.append([f"  {site['name']}", _signed(site["measured_us"]), site["verdict"] or "", _about(site)])
@@ -107,14 +105,17 @@ def show_result(data: dict[str, Any], out: Path) -> None:
     for note in data["notes"]:
         print(note)
     verdict = data["verdict"]
-    figures = f"{data['plain_us']:.1f} -> {data['best_us']:.1f} us, " if verdict else ""
     if data["paid"]:
-        ratio = f"{verdict['ratio']:.3f} ({verdict['low']:.3f} to {verdict['high']:.3f})"
-        print(f"faster: {data['kept']}, {figures}{ratio} of {data['rival']}; {data['builds']} builds; {data['ended']}")
+        figures = f"{data['plain_us']:.1f} -> {data['best_us']:.1f} us, {_ratio(verdict)}"
+        print(f"faster: {data['kept']}, {figures} of {data['rival']}; {data['builds']} builds; {data['ended']}")
         print(f"wrote {out / BEST}")
     else:
-        why = f"the best patched engine takes {verdict['ratio']:.3f} of the plain one's time" if verdict else ""
+        why = f"the best patched engine takes {_ratio(verdict)} of the plain one's time" if verdict else ""
         print(f"nothing pays: {'; '.join(filter(None, (data['ended'], why)))}; {out / BEST} is the plain engine")
+
+
+def _ratio(verdict: dict[str, Any]) -> str:
+    return f"{verdict['ratio']:.3f} ({verdict['low']:.3f} to {verdict['high']:.3f})"
 
 
 def _signed(us: float | None) -> str:

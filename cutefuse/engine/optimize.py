@@ -198,7 +198,7 @@ class Loop(Generic[E]):
     def _start(self) -> None:
         begin = self.clock()
         engines = self.bench.build(self.patcher.plain(), self.bench.modes)
-        times = self.bench.race(engines) if len(engines) > 1 else [[0.0]]
+        times = self.bench.race(engines) if len(engines) > 1 else [[0.0]]  # alone: timed beside its first rival
         rival = self._note(engines, times, begin)
         self._plain = {e.mode: e for e in engines}
         self.outcome.rival = rival
@@ -218,6 +218,7 @@ class Loop(Generic[E]):
         own = times[len(runners) - len(engines) :]
         front = self._note(engines, own, begin, times[0])
         this = self.outcome.rounds[-1]
+        self.outcome.rounds[0].times_us = self.outcome.rounds[0].times_us or {rival.mode: median(times[0])}
         beats = this.verdicts[front.mode].faster
         mine = own[engines.index(front)]
         improved = best is None or compare(mine, times[1]).ratio <= 1 and beats >= self._beats
