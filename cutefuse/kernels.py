@@ -119,6 +119,8 @@ def library() -> ctypes.CDLL:
     lib.cutefuse_reject_device.argtypes = [ctypes.c_int32]
     lib.cutefuse_plan.argtypes = [ctypes.c_int32, call, ctypes.c_void_p]
     lib.cutefuse_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Operands)]
+    lib.cutefuse_predicted_us.argtypes = [ctypes.c_int32, call]
+    lib.cutefuse_predicted_us.restype = ctypes.c_double
     lib.cutefuse_configs.argtypes = [ctypes.c_int32, call, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32]
     for function in (lib.cutefuse_reject, lib.cutefuse_reject_device, lib.cutefuse_plan, lib.cutefuse_run):
         function.restype = ctypes.c_char_p
@@ -233,6 +235,17 @@ def configs(call: Call) -> list[int]:
     ids = (ctypes.c_int32 * 256)()
     count = library().cutefuse_configs(op_id, ctypes.byref(raw), ids, len(ids))
     return list(ids[:count])
+
+
+def predicted_us(call: Call) -> float | None:
+    """Microseconds that the call should take with its tile, or the best guess; needs no GPU.
+
+    None where a size is not known, the operator has no model, or the call is rejected. The constants of the models are
+    an H200's, whatever `sm` says; `sm` and `sm_count` decide which tiles can run and in how many rounds.
+    """
+    op_id, raw = _lower(call)
+    found = float(library().cutefuse_predicted_us(op_id, ctypes.byref(raw)))
+    return found if found >= 0 else None
 
 
 def made_for(call: Call, sm: int) -> bool:

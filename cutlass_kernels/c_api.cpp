@@ -157,6 +157,11 @@ std::int32_t cutefuse_configs(std::int32_t op, Call const *call, std::int32_t *i
   return operators()[op]->configs(*call, ids, capacity);
 }
 
+double cutefuse_predicted_us(std::int32_t op, Call const *call) {
+  if (cutefuse_reject(op, call) != nullptr) return -1;
+  return cutefuse::predicted_us(*operators()[op], *call);
+}
+
 char const *cutefuse_plan(std::int32_t op, Call const *call, cutefuse::Plan *plan) {
   if (char const *reason = bad_call(op, call)) return reason;
   if (plan == nullptr) return "cutefuse: no plan was given to fill; pass cutefuse_plan_bytes() bytes";

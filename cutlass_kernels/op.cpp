@@ -63,6 +63,10 @@ char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
                   asked, what, call.sm / 10, call.sm % 10);
 }
 
+bool has_unknown_size(Tensor const &t) {
+  return std::any_of(t.dims, t.dims + t.rank, [](std::int64_t size) { return size < 0; });
+}
+
 char const *choose(Op const &op, Call &call) {
   std::int32_t ids[kMostConfigs];
   std::int32_t const count = op.configs(call, ids, kMostConfigs);
@@ -78,6 +82,15 @@ char const *choose(Op const &op, Call &call) {
 
 }  // namespace
 
+double predicted_us(Op const &op, Call const &given) {
+  Call call = given;
+  for (std::int32_t i = 0; i < call.num_inputs + call.num_outputs; ++i) {
+    if (has_unknown_size(tensor_of(call, i))) return -1;
+  }
+  if (choose(op, call) != nullptr || call.config == 0) return -1;
+  return op.predicted_us(call);
+}
+
 char const *plan(Op const &op, Call const &given, Plan *plan) {
   *plan = Plan{};
   Call call = given;
@@ -86,8 +99,7 @@ char const *plan(Op const &op, Call const &given, Plan *plan) {
   if (call.sm_count == 0 && call.sm == device.sm) call.sm_count = device.sm_count;
   if (char const *reason = reject(op, call)) return reason;
   for (std::int32_t i = 0; i < call.num_inputs + call.num_outputs; ++i) {
-    Tensor const &t = tensor_of(call, i);
-    if (std::any_of(t.dims, t.dims + t.rank, [](std::int64_t size) { return size < 0; })) {
+    if (has_unknown_size(tensor_of(call, i))) {
       return sentence("%s: a plan needs every size, one of tensor %d is still dynamic", op.name, i);
     }
   }

@@ -168,6 +168,8 @@ struct Op {
   // What of the call a tile of the table cannot run, as the object of "cannot run"; its device and types are judged
   // before.
   char const *(*obstacle)(Call const &call, std::int32_t config);
+  // Microseconds that the call should take; negative: there is no model. Every size is known, config is a legal tile.
+  double (*predicted_us)(Call const &call);
   // Fills workspace_bytes, splits, launches, operands and state. Every size is known, sm and sm_count are the device's,
   // and config is a legal tile, or 0 where there is none.
   char const *(*plan)(Call const &call, Plan &plan);
@@ -189,6 +191,7 @@ constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attr
       [](Call const &call) { return workspace_bytes(kFamily, call); },
       [](Call const &call, std::int32_t *ids, std::int32_t capacity) { return configs(kFamily, call, ids, capacity); },
       [](Call const &call, std::int32_t config) { return obstacle(kFamily, call, config); },
+      [](Call const &call) { return predicted_us(kFamily, call); },
       [](Call const &call, Plan &to) { return plan(kFamily, call, to); },
       [](Plan const &from, Operands const &operands) { return launch(kFamily, from, operands); }};
 }
@@ -197,6 +200,9 @@ constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attr
 char const *reject(Op const &op, Call const &call);
 // The tile that does the work of one: itself, or its heir when it has been retired; 0 for an unknown id.
 std::int32_t living_config(Op const &op, std::int32_t id);
+// Microseconds that a legal call should take with its tile, or the best guess, where config is 0. Negative where a size
+// or the model is missing, or the tile cannot run it. The constants of the models are an H200's.
+double predicted_us(Op const &op, Call const &call);
 // All that costs host time, once for each shape: judging, the choice of a tile, dividers, the kernels' parameters and
 // attributes.
 char const *plan(Op const &op, Call const &call, Plan *plan);

@@ -102,7 +102,7 @@ def row(host: Host, name: str, dtype: str, model: onnx.ModelProto, reasons: Coun
     with tempfile.TemporaryDirectory() as folder:
         source, output, plain = (Path(folder) / f"{n}.onnx" for n in ("m", "out", "plain"))
         onnx.save(model, str(source))
-        result = patch(source, output, Options(verify=True, shapes=models.one_image(model)))
+        result = patch(source, output, Options(all_sites=True, verify=True, shapes=models.one_image(model)))
         summary = result.report["summary"]
         reasons.update(s["reason"] for s in result.report["sites"] if s["status"] == "refused")
         error = undone = plugins = "-"

@@ -56,11 +56,11 @@ def graph(
 
 
 def run_patch(model: onnx.ModelProto, folder: Path, **options: object) -> tuple[Result, onnx.ModelProto | None]:
-    """Save and patch a model, with --verify unless told otherwise; returns the result and the patched model."""
+    """Save and patch a model, with --verify and --all unless told otherwise: the result and the patched model."""
     source = folder / "model.onnx"
     onnx.save(model, str(source))
     output = folder / "model.cutefuse.onnx"
-    result = patch(source, output, Options(**{"verify": True, **options}))  # type: ignore[arg-type]
+    result = patch(source, output, Options(**{"verify": True, "all_sites": True, **options}))  # type: ignore[arg-type]
     assert (result.output is not None) == output.exists()
     assert report_path(output).exists() == (result.exit_code in (0, 1) and not options.get("dry_run"))
     return result, onnx.load(str(output)) if output.exists() else None

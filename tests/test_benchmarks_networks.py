@@ -55,7 +55,10 @@ class TestPool:
 
 def variant(gains: list[float | None], model: Path | None = Path("m"), same_as: str = "") -> Variant:
     sites = [{"name": f"s{i}", "status": "fused", "gain_us": g} for i, g in enumerate(gains)]
-    return Variant({"sites": [*sites, {"name": "r", "status": "refused", "gain_us": None}]}, [], model, same_as=same_as)
+    known = [g for g in gains if g is not None]
+    summary = {"gain_us": sum(known), "gain_unknown": len(gains) - len(known)}
+    report = {"sites": [*sites, {"name": "r", "status": "refused", "gain_us": None}], "summary": summary}
+    return Variant(report, [], model, same_as=same_as)
 
 
 SAMPLES = {

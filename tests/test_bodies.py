@@ -248,9 +248,9 @@ def test_a_body_of_one_geometry_is_a_handful_of_nodes(
 def test_a_second_patch_rewrites_the_body_for_the_sites_of_both(tmp_path: Path) -> None:
     onnx.save(model_of([("1x1", "64+128"), ("strided", "8+16")], 17), str(tmp_path / "m.onnx"))
     one, two = tmp_path / "one.onnx", tmp_path / "two.onnx"
-    assert patch(tmp_path / "m.onnx", one, Options(include=["Conv_1"])).exit_code == 0
+    assert patch(tmp_path / "m.onnx", one, Options(all_sites=True, include=["Conv_1"])).exit_code == 0
     assert literal_of(onnx.load(str(one)), "kernel_shape") == [[1, 1]]
-    assert patch(one, two, Options(verify=True)).exit_code == 0
+    assert patch(one, two, Options(all_sites=True, verify=True)).exit_code == 0
     patched = onnx.load(str(two))
     assert len(fused_types(patched)) == 2 and len(patched.functions) == 1
     assert verify(tmp_path / "m.onnx", patched, tmp_path, 1e-5, {})["passed"] and faults(patched.functions) == []
@@ -260,8 +260,8 @@ def test_a_second_patch_rewrites_the_body_for_the_sites_of_both(tmp_path: Path) 
 def test_a_second_patch_of_an_old_opset_leaves_out_what_the_first_body_cannot_serve(tmp_path: Path) -> None:
     onnx.save(model_of([("3x3", "64+128"), ("strided", "8+16")], 9), str(tmp_path / "m.onnx"))
     one, two = tmp_path / "one.onnx", tmp_path / "two.onnx"
-    assert patch(tmp_path / "m.onnx", one, Options(include=["Conv_1"])).exit_code == 0
-    result = patch(one, two, Options())
+    assert patch(tmp_path / "m.onnx", one, Options(all_sites=True, include=["Conv_1"])).exit_code == 0
+    result = patch(one, two, Options(all_sites=True))
     assert result.exit_code == 3 and "strides" in result.report["sites"][0]["reason"]
 
 
@@ -270,7 +270,7 @@ def test_unpatching_gives_every_site_its_own_convolution_back(opset: int, tmp_pa
     kinds = [g for g in GEOMETRIES if opset >= 11 or ("strided" not in g and "dilated" not in g)]
     model = model_of([(g, "8+16") for g in kinds], opset)
     onnx.save(model, str(tmp_path / "m.onnx"))
-    assert patch(tmp_path / "m.onnx", tmp_path / "p.onnx", Options()).exit_code == 0
+    assert patch(tmp_path / "m.onnx", tmp_path / "p.onnx", Options(all_sites=True)).exit_code == 0
     assert unpatch(tmp_path / "p.onnx", tmp_path / "u.onnx") == len(kinds)
     plain = onnx.load(str(tmp_path / "u.onnx"))
     assert [n.op_type for n in plain.graph.node] == ["Concat", "Conv", "Relu"] * len(kinds)

@@ -73,7 +73,7 @@ def test_an_input_shape_of_no_input_is_a_sentence(source: Path, capsys: pytest.C
         (["--keep-float32", "Conv_1"], "--keep-float32 'Conv_1' does nothing without --dtype"),
         (["--dtype", "fp16", "--keep-float32", "head*"], "--keep-float32 'head*' names no node of the model"),
         (["--scope", "sites"], "--scope does nothing without --dtype"),
-        (["--min-gain", "5us"], "--min-gain does nothing without --profile"),
+        (["--min-gain", "5us", "--all"], "--min-gain does nothing with --all"),
     ],
 )
 def test_an_option_that_changes_nothing_says_so(
@@ -148,7 +148,8 @@ def test_min_gain_skips_sites_that_the_profile_calls_cheap(source: Path, tmp_pat
     assert main([str(source), "--profile", str(tmp_path / "profile"), "--min-gain", "0.005ms"]) == 0
     first, second = json.loads(source.with_name("model.patch.json").read_text())["sites"]
     assert first["status"] == "fused"
-    assert second["status"] == "excluded" and "about 2 us, less than --min-gain 5 us" in second["reason"]
+    assert second["status"] == "left out" and "saves 2.0 us, less than --min-gain 5 us" in second["reason"]
+    assert (first["basis"], second["basis"], first["gain_us"]) == ("profile", "profile", 12.0)
 
 
 def test_a_wrong_packing_fails_verification_and_leaves_no_model(
@@ -347,7 +348,7 @@ def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excl
 
 
 def test_the_function_can_be_used_without_the_command(source: Path) -> None:
-    result = patch(source, source.with_name("out.onnx"), Options(exclude=["Conv_4"]))
+    result = patch(source, source.with_name("out.onnx"), Options(all_sites=True, exclude=["Conv_4"]))
     assert result.exit_code == 0 and [s.status for s in result.sites] == ["fused", "excluded"]
 
 

@@ -20,7 +20,7 @@ from cutefuse.rewrite.patch import Options, patch
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tools")
     onnx.save(models.build("yolo_neck", "float32", small=True), str(folder / "m.onnx"))
-    assert patch(folder / "m.onnx", folder / "p.onnx", Options()).exit_code == 0
+    assert patch(folder / "m.onnx", folder / "p.onnx", Options(all_sites=True)).exit_code == 0
     return folder / "p.onnx"
 
 

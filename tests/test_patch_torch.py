@@ -20,7 +20,7 @@ BEFORE_VIEWS = {  # a body of a view needs opset 12
 
 
 def check(path: Path, types: list[str]) -> None:
-    result = patch(path, path.with_name("out.onnx"), Options(verify=True))
+    result = patch(path, path.with_name("out.onnx"), Options(all_sites=True, verify=True))
     if not types:
         assert result.output is None
         return

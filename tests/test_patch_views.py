@@ -169,9 +169,9 @@ def test_without_bodies_an_old_opset_can_neither_be_verified_nor_undone(tmp_path
     onnx.save(graph(OLD[11] + CONV.format("u, b"), values, opset=11, inputs=SMALL), str(tmp_path / "m.onnx"))
     output = tmp_path / "p.onnx"
     with pytest.raises(CutefuseError, match="CuteViewConcatConv2Relu has no standard form before opset 12"):
-        patch(tmp_path / "m.onnx", output, Options(functions=False, verify=True))
+        patch(tmp_path / "m.onnx", output, Options(all_sites=True, functions=False, verify=True))
     assert not output.exists()
-    assert patch(tmp_path / "m.onnx", output, Options(functions=False)).exit_code == 0
+    assert patch(tmp_path / "m.onnx", output, Options(all_sites=True, functions=False)).exit_code == 0
     with pytest.raises(CutefuseError, match="convert the model before it is patched"):
         unpatch(output, tmp_path / "plain.onnx")
 

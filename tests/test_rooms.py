@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "graph": (),
     "ops": ("kernels", "graph"),
     "torch": ("kernels", "ops"),
-    "sites": ("kernels", "graph", "ops"),
+    "sites": ("kernels", "roofline", "graph", "ops"),
     "rewrite": ("kernels", "graph", "ops", "sites"),
     "engine": ("kernels", "graph", "ops", "torch", "roofline"),
     "report": ("kernels", "graph", "ops", "sites", "rewrite", "roofline", "engine"),

@@ -74,7 +74,7 @@ def test_fused_nodes_are_kernel_calls(name: str, reference_kernels: list[str], t
     from cutefuse.commands.patch import Options, patch
 
     onnx.save(models.build(name, "float32", small=True), str(tmp_path / "m.onnx"))
-    patch(tmp_path / "m.onnx", tmp_path / "p.onnx", Options())
+    patch(tmp_path / "m.onnx", tmp_path / "p.onnx", Options(all_sites=True))
     patched = onnx.load(str(tmp_path / "p.onnx"))
     fused = [node for node in patched.graph.node if node.domain == "cutefuse"]
     program, function, inputs = kernel_program(patched)

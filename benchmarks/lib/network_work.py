@@ -55,13 +55,13 @@ class Variant:
 
 
 def take_default(plain: Path, output: Path, sm: int) -> Variant:
-    """What `cutefuse patch` does by itself."""
+    """What `cutefuse patch --engine torch` does by itself."""
     return _patched(plain, output, sm)
 
 
 def take_all(plain: Path, output: Path, sm: int) -> Variant:
     """Every legal site, whether it pays or not."""
-    return _patched(plain, output, sm)
+    return _patched(plain, output, sm, all_sites=True)
 
 
 def take_tuned(plain: Path, output: Path, sm: int) -> Variant:
@@ -100,9 +100,10 @@ VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {
 
 def _patched(plain: Path, output: Path, sm: int, **options: Any) -> Variant:
     from cutefuse.rewrite.patch import Options, patch
+    from cutefuse.sites.choose_engine import TORCH
     from cutefuse.sites.find import FUSED
 
-    result = patch(plain, output, Options(sm=sm, **options))
+    result = patch(plain, output, Options(sm=sm, engine=TORCH, **options))
     return Variant(result.report, [s for s in result.sites if s.status == FUSED], result.output)
 
 
@@ -256,15 +257,15 @@ def summary(samples: Mapping[tuple[str, str], Sequence[float]], variants: Mappin
         own, times = _times(samples, source)
         if variant.same_as:
             own["same_as"] = variant.same_as
-        gains = [s.get("gain_us") for s in counted]
         own |= {"sites": len(counted), "candidates": len(variant.report["sites"]), **variant.facts}
         own["report"] = network_sites.site_rows(variant.report)
         if times and plain_times:
             rounds = sorted(a / b for a, b in zip(times, plain_times, strict=True))
             own["ratio"] = own["best_us"] / plain["best_us"]
             own["ratio_p20"], own["ratio_p80"] = _at(rounds, 0.2), _at(rounds, 0.8)
-            if None not in gains:
-                own["predicted_gain_us"] = float(sum(gains))
+            together_us = variant.report["summary"]["gain_us"]  # a saving that sites share counts once
+            if together_us is not None and not variant.report["summary"]["gain_unknown"]:
+                own["predicted_gain_us"] = together_us
                 own["predicted"] = max(1 - own["predicted_gain_us"] / plain["best_us"], 0.0)
         found[name] = own
     return {"variants": found}

@@ -16,6 +16,7 @@ import cutefuse
 from cutefuse import kernels
 from cutefuse.engine import trtexec
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.roofline.peaks import by_name
 
 OK, OPTIONAL, MISSING = "ok", "optional", "missing"
 
@@ -88,6 +89,18 @@ def local_sm() -> int:
         return 0
     major, minor = _capability(driver, 0) if driver.cuInit(0) == 0 else (0, 0)
     return 10 * major + minor
+
+
+def local_gpu() -> str:
+    """The name of the first GPU of this machine where its peak rates are known; "" otherwise."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    name = ctypes.create_string_buffer(256)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetName(name, 256, 0) != 0:
+        return ""
+    return name.value.decode() if by_name(name.value.decode()) else ""
 
 
 def judge_device(name: str, major: int, minor: int) -> Finding:

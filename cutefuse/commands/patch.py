@@ -6,24 +6,30 @@ Exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cutefuse import table
-from cutefuse.commands.doctor import local_sm
+from cutefuse.commands.doctor import local_gpu, local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
 from cutefuse.report.tuned import NAMES, best_tile, pricing
-from cutefuse.rewrite.patch import TAKES, Options, Pricing, Result, default_output, patch, report_path
+from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
-from cutefuse.sites.find import EXCLUDED, FUSED, MERGED, Site
+from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
+from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
+from cutefuse.sites.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, Site
 
+BASES = {"profile": "a profile", "tuned": "times taken on this GPU", "model": "a model"}
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -33,10 +39,12 @@ def show(result: Result, verbose: bool) -> None:
     for s in result.report["sites"]:
         gflop = table.scaled(s["flops"], 1e9) if s["op_type"] else ""
         saved = table.scaled(s["bytes_saved"], 1e6) if s["status"] == FUSED else ""
+        gain = ("?" if s["gain_us"] is None else f"{s['gain_us']:.1f}") if s["status"] == FUSED else ""
         notes = f" ({'; '.join(s['notes'])})" if s["notes"] else ""
         verdict = f"fused as {s['op_type']}{notes}" if s["status"] == FUSED else f"{s['status']}: {s['reason']}"
-        rows.append([s["name"], s["title"] or s["operator"], s["dtype"] or "", gflop, saved, verdict])
-    table.show("candidates", ["site", "problem", "type", "GFLOP", "MB saved", "verdict"], rows, numbers=(3, 4))
+        rows.append([s["name"], s["title"] or s["operator"], s["dtype"] or "", gflop, saved, gain, verdict])
+    headings = ["site", "problem", "type", "GFLOP", "MB saved", "us saved", "verdict"]
+    table.show("candidates", headings, rows, numbers=(3, 4, 5))
     if verbose:
         for s in result.report["sites"]:
             print(f"{s['name']}: nodes {', '.join(s['nodes'])}; inputs {', '.join(s['inputs'])}; shapes {s['shapes']}")
@@ -46,9 +54,13 @@ def show(result: Result, verbose: bool) -> None:
     if changed:
         changed.append(["all nodes", summary["nodes_before"], summary["nodes_after"]])
         table.show("nodes", ["op_type", "before", "after"], changed, numbers=(1, 2))
-    counts = ", ".join(f"{summary[k]} {k}" for k in (FUSED, MERGED, "refused", EXCLUDED) if summary[k] or k == FUSED)
+    statuses = (FUSED, MERGED, LEFT_OUT, "refused", EXCLUDED)
+    counts = ", ".join(
+        f"{count} {status}" for status in statuses if (count := summary[status.replace(" ", "_")]) or status == FUSED
+    )
     saved = table.scaled(summary["bytes_saved"], 1e6)
     print(f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s")
+    print("\n".join(_prediction(result.report)))
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
         print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
     for sentence in result.report["unused_options"]:
@@ -63,7 +75,31 @@ def show(result: Result, verbose: bool) -> None:
     if result.output:
         print(f"wrote {result.output} and {report_path(result.output)}")
     elif result.exit_code == 3:
-        print("nothing to patch; nothing was written")
+        print(_nothing(summary))
+
+
+def _prediction(report: dict[str, Any]) -> list[str]:
+    """Sentences on what the fused sites should save together, by whose word, and what is not known."""
+    summary, about = report["summary"], report["prediction"]
+    if not summary[FUSED] and not summary["left_out"]:
+        return []
+    engine = about["engine"] + (", the newest known (--trt-version names another)" if about["engine_assumed"] else "")
+    gpu = about["gpu"] + (" (--gpu names another)" if about["gpu_assumed"] else "")
+    bases = Counter(s["basis"] for s in report["sites"] if s["status"] == FUSED and s["basis"])
+    found = []
+    if summary["gain_us"] is not None and bases:
+        by = " and ".join(f"{count} by {BASES[basis]}" for basis, count in sorted(bases.items()))
+        found.append(f"predicted: {summary['gain_us']:.1f} us saved together, {by}")
+    found.append(f"the model's engine is {engine}, on {gpu}")
+    if unknown := summary["gain_unknown"]:
+        found.append(f"what {unknown} of the fused sites save is not known; --min-gain leaves such sites out")
+    return found
+
+
+def _nothing(summary: dict[str, Any]) -> str:
+    if summary["left_out"]:
+        return "no site would pay; nothing was written (--all fuses every legal site)"
+    return "nothing to patch; nothing was written"
 
 
 def shape_argument(text: str) -> tuple[str, list[int]]:
@@ -110,14 +146,23 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--input-shape", action="append", default=[], type=shape_argument, metavar="NAME:1x3x224x224",
                    help="size of a dynamic input, for the figures and --verify; the model stays dynamic")  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="of the inputs for --verify")
-    p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine, for --min-gain")
+    p.add_argument("--all", action="store_true", dest="all_sites", help="fuse every legal site, whatever it saves")
+    p.add_argument("--min-gain", type=_microseconds, metavar="5us",
+                   help=f"leave out sites that save less, or nobody knows what; default: {LEAST_US:g}us, or "
+                        f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown ones are fused")  # fmt: skip
+    p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine: its times choose")
     p.add_argument("--tune", action="store_true",
                    help="time each site on this machine's GPU: its best tile, and what PyTorch takes for the nodes "
                         "that it replaces; times are kept for the next run")  # fmt: skip
     p.add_argument("--rival", choices=sorted(RIVALS), default="best",
                    help="what --tune compares with: cuDNN's kernels, torch.compile, or the better of the two; default: "
                         "best")  # fmt: skip
-    p.add_argument("--min-gain", type=_microseconds, default=0.0, metavar="5us", help="skip sites that would gain less")
+    p.add_argument("--engine", choices=ENGINES, default=TENSORRT, help="whose time is predicted; default: tensorrt")
+    p.add_argument("--trt-version", default="", metavar="10.3",
+                   help=f"TensorRT that will build the engine; default: {'.'.join(map(str, NEWEST))}")  # fmt: skip
+    p.add_argument("--gpu", default="", metavar="NAME",
+                   help="GPU whose time is predicted, as 'A100' or 'RTX 4090'; default: this machine's, or the usual "
+                        "one of --sm")  # fmt: skip
     p.add_argument(
         "--dtype", choices=sorted(DTYPES), help="lower the precision first; TensorRT 11 takes it from the file"
     )
@@ -159,8 +204,10 @@ def _pricing(model: Path, profile: Path | None) -> Pricing | None:
 
     from cutefuse.report import rank
 
+    read = functools.cache(rank.profile_of)
+
     def price(graph: Graph, sites: Sequence[Site]) -> list[rank.Candidate]:
-        engine = rank.profile_of(profile, model)
+        engine = read(profile, model)
         return rank.price(engine, graph, sites, rank.engine_peaks(engine), model)
 
     return price
@@ -174,13 +221,17 @@ def main(argv: list[str] | None = None) -> int:
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
         tuner = _tuner(args.rival) if args.tune else None
+        own_sm = local_sm()
+        sm = own_sm if args.sm is None else args.sm
         options = Options(
-            args.include, args.exclude, args.include_op, args.exclude_op, args.without,
-            local_sm() if args.sm is None else args.sm, not args.no_functions, args.verify,
-            args.seed, dict(args.input_shape), args.dry_run,
-            pricing(tuner) if tuner else _pricing(args.model, args.profile), args.min_gain,
-            partial(best_tile, tuner) if tuner else None, DTYPES.get(args.dtype, ""), args.clean,
-            args.scope or "", args.keep_float32,
+            include=args.include, exclude=args.exclude, include_op=args.include_op, exclude_op=args.exclude_op,
+            without=args.without, sm=sm, functions=not args.no_functions, verify=args.verify, seed=args.seed,
+            shapes=dict(args.input_shape), dry_run=args.dry_run,
+            price=pricing(tuner) if tuner else _pricing(args.model, args.profile),
+            tile=partial(best_tile, tuner) if tuner else None, min_gain_us=args.min_gain,
+            dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
+            all_sites=args.all_sites, engine=args.engine, trt_version=args.trt_version,
+            gpu=args.gpu or (local_gpu() if sm == own_sm else ""),
         )  # fmt: skip
         result = patch(args.model, args.output or default_output(args.model), options)
         if args.json:

@@ -166,7 +166,7 @@ def patched_twin(plain: Path, outdir: Path) -> tuple[Path, str]:
     from cutefuse.rewrite.patch import Options, patch
 
     patched = outdir / f"{plain.name.removesuffix('.onnx')}.cutefuse.onnx"
-    result = patch(plain, patched, Options(verify=True, sm=local_sm()))
+    result = patch(plain, patched, Options(all_sites=True, verify=True, sm=local_sm()))
     if result.exit_code:
         raise CutefuseError(f"{plain.name} could not be patched (exit code {result.exit_code}); see its patch.json")
     return patched, next(s.match.call.outputs[0].dtype for s in result.sites if s.status == FUSED and s.match)

@@ -20,6 +20,7 @@ from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.report.worth import worths
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.rewrite.prove import failure
+from cutefuse.sites.choose_engine import TENSORRT, TORCH
 from cutefuse.sites.find import FUSED, MERGED
 
 SCHEMA = 1
@@ -89,7 +90,8 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
     with shelf.open():
         source = _converted(request, shelf) if request.dtype else request.model
         bodies = request.patch.functions and _bodies_do(kind)
-        options = replace(request.patch, functions=bodies, keep_float32=())  # the conversion is done
+        engine = TORCH if kind == "torch" else TENSORRT  # whose time the first choice predicts
+        options = replace(request.patch, functions=bodies, keep_float32=(), engine=engine)  # the conversion is done
         rewriter = Rewriter(source, shelf, options)
         bench = _bench(kind, request, shelf)
         head = {

@@ -6,11 +6,12 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import onnx
 
@@ -24,9 +25,14 @@ from cutefuse.ops import operators
 from cutefuse.output import write_text
 from cutefuse.rewrite.apply import Plan, apply_sites, plan
 from cutefuse.rewrite.prove import prove
+from cutefuse.sites.choose import Policy, Pricing, choose
+from cutefuse.sites.choose_cost import device_of
+from cutefuse.sites.choose_engine import TENSORRT, engine_of
+from cutefuse.sites.choose_model import Model
 from cutefuse.sites.find import (
     EXCLUDED,
     FUSED,
+    LEFT_OUT,
     MERGED,
     Site,
     check_bodies,
@@ -41,19 +47,9 @@ SCHEMA = 1
 TAKES = ("single", "upsample", "ranges", "residual", "parallel")
 
 
-class Price(Protocol):
-    """What fusing a site would save, in microseconds; None where that is not known, and then `note` says why."""
-
-    gain_us: float | None
-    note: str
-
-
-Pricing = Callable[[Graph, Sequence[Site]], Sequence[Price]]  # one price for each site
-
-
 @dataclass(frozen=True)
 class Options:
-    """What to patch and how; the defaults patch everything that is legal."""
+    """What to patch and how; the defaults fuse the sites that should pay in the newest TensorRT."""
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -66,14 +62,18 @@ class Options:
     seed: int = 0
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dry_run: bool = False
-    price: Pricing | None = None  # what a profile says that each site would save
-    min_gain_us: float = 0.0
+    price: Pricing | None = None  # what was measured of each site, trusted before the model
+    min_gain_us: float | None = None  # the least gain of a site; None: see cutefuse.sites.choose.Policy
     tile: Callable[[kernels.Call | None], int] | None = None  # the fastest tile of a call; 0 where it is not known
     dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
     clean: bool = False  # write the cleaned graph, not only the fused sites
     scope: str = ""  # of dtype: "model" (also "" for float16) or the fused "sites" (also "" for bfloat16)
     keep_float32: Sequence[str] = ()
     only: frozenset[str] | None = None  # names of sites; None for all that the filters leave
+    all_sites: bool = False  # every legal site, whatever it saves
+    engine: str = TENSORRT  # whose time is predicted: one of choose_engine.ENGINES
+    trt_version: str = ""  # as 10.3; "" for the newest that is known
+    gpu: str = ""  # name of a board in the table of peaks; "" for the usual one of `sm`
 
 
 @dataclass
@@ -127,19 +127,13 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         tidy(model, cleaned)
         cleaned, sites = find_sites(model, source.parent, options.shapes)
     graph = cleaned.whole
-    _select(graph, sites, source, options)
+    _select(sites, options)
     if conversion and scope == "sites":
         from cutefuse.rewrite.retype import retype
 
         conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32, graph.opset)
-    suit_device(sites, options.sm)
-    if options.functions:
-        check_bodies(graph, sites)
-    check_overlaps(graph, sites)  # after the other checks: an excluded site must claim no nodes
-    if options.functions:
-        check_bodies(graph, sites)  # of the smaller matches that this left
-    if "parallel" not in options.without:
-        merge_parallel(graph, sites, options.sm)
+    model_of = _model(graph, sites, options)
+    gain_us = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
     doomed = plan(graph, sites)
     fused = [s for s in sites if s.status == FUSED]
     if options.tile:
@@ -156,6 +150,12 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         "conversion": conversion,
         "unused_options": _unused(graph, sites, options),
         "clean": {"written": options.clean, **cleaning},
+        "prediction": {
+            "engine": model_of.engine.title,
+            "engine_assumed": model_of.engine.assumed,
+            "gpu": model_of.device.name,
+            "gpu_assumed": model_of.device.assumed,
+        },
         "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
         "sites": [],
         "verify": None,
@@ -165,7 +165,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         written = _write(source, output, graph, sites, doomed, external, options, report, converted)
     report["sites"] = [s.as_json() for s in sites]
     after = op_counts(model.graph) if written or report["verify"] else _predicted(graph, sites, doomed)
-    report["summary"] = _summary(sites, before, after, time.perf_counter() - started)
+    report["summary"] = _summary(sites, before, after, gain_us, time.perf_counter() - started)
     failed = report["verify"] is not None and not report["verify"]["passed"]
     if written or failed:
         write_text(report_path(output), json.dumps(report, indent=1) + "\n")
@@ -210,8 +210,8 @@ def _unused(graph: Graph, sites: Sequence[Site], options: Options) -> list[str]:
             found.append(f"--keep-float32 '{pattern}' names no node of the model; nothing was kept by it")
     if options.scope and not options.dtype:
         found.append("--scope does nothing without --dtype")
-    if options.min_gain_us and options.price is None:
-        found.append("--min-gain does nothing without --profile or --tune: no gain is known")
+    if options.all_sites and options.min_gain_us is not None:
+        found.append("--min-gain does nothing with --all")
     return found
 
 
@@ -231,7 +231,29 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[on
     return to_float16(model, source.parent, options.keep_float32)
 
 
-def _select(graph: Graph, sites: Sequence[Site], source: Path, options: Options) -> None:
+def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
+    engine = engine_of(options.engine, options.trt_version, options.sm)
+    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims)
+
+
+def _policy(options: Options) -> Policy:
+    # Sites that were named one by one have been chosen already.
+    return Policy(options.all_sites or options.only is not None, options.min_gain_us, options.price)
+
+
+def _settle(graph: Graph, options: Options, sites: Sequence[Site], apart: Collection[int]) -> None:
+    """Make the fused sites legal beside each other."""
+    suit_device(sites, options.sm)
+    if options.functions:
+        check_bodies(graph, sites)
+    check_overlaps(graph, sites)  # after the other checks: an excluded site must claim no nodes
+    if options.functions:
+        check_bodies(graph, sites)  # of the smaller matches that this left
+    if "parallel" not in options.without:
+        merge_parallel(graph, [s for s in sites if id(s) not in apart], options.sm)
+
+
+def _select(sites: Sequence[Site], options: Options) -> None:
     stems = [op.stem for op in operators()]
     for stem in (*options.include_op, *options.exclude_op):
         if stem not in stems:
@@ -254,20 +276,6 @@ def _select(graph: Graph, sites: Sequence[Site], source: Path, options: Options)
             site.refuse(EXCLUDED, "no --include-op names its operator")
         elif site.op.stem in options.exclude_op:
             site.refuse(EXCLUDED, f"--exclude-op {site.op.stem}")
-    if options.price:
-        fused = [s for s in sites if s.status == FUSED]
-        _choose_by_gain(fused, options.price(graph, fused), options.min_gain_us)
-
-
-def _choose_by_gain(sites: Sequence[Site], prices: Sequence[Price], min_gain_us: float) -> None:
-    for site, found in zip(sites, prices, strict=True):
-        site.gain_us = found.gain_us
-        if found.gain_us is None and min_gain_us > 0:
-            site.refuse(EXCLUDED, f"what it would save is not known: {found.note}; without --min-gain it is fused")
-        elif found.gain_us is not None and found.gain_us < min_gain_us:
-            reason = f" ({found.note})" if found.note else ""
-            text = f"it would save about {found.gain_us:.3g} us{reason}, less than --min-gain {min_gain_us:g} us"
-            site.refuse(EXCLUDED, text)
 
 
 def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str]:
@@ -276,7 +284,9 @@ def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str
     return counts
 
 
-def _summary(sites: Sequence[Site], before: Counter[str], after: Counter[str], seconds: float) -> dict[str, Any]:
+def _summary(
+    sites: Sequence[Site], before: Counter[str], after: Counter[str], gain_us: float | None, seconds: float
+) -> dict[str, Any]:
     status, saved = Counter(s.status for s in sites), [s.bytes_saved for s in sites]
     return {
         "candidates": len(sites),
@@ -284,6 +294,9 @@ def _summary(sites: Sequence[Site], before: Counter[str], after: Counter[str], s
         "merged": status[MERGED],
         "refused": status["refused"],
         "excluded": status[EXCLUDED],
+        "left_out": status[LEFT_OUT],
+        "gain_us": gain_us,
+        "gain_unknown": sum(s.status == FUSED and s.gain_us is None for s in sites),
         "nodes_before": sum(before.values()),
         "nodes_after": sum(after.values()),
         "ops_before": dict(sorted(before.items())),

@@ -95,12 +95,17 @@ _BOARDS: tuple[tuple[str, str, str, int, float, float, bool, str], ...] = (
 
 @dataclass(frozen=True)
 class Peaks:
-    """Upper bounds of one device. `tflops`: precision -> 10^12 operations a second; `bandwidth_gbs`: 10^9 bytes/s."""
+    """Upper bounds of one device. `tflops`: precision -> 10^12 operations a second; `bandwidth_gbs`: 10^9 bytes/s.
+
+    capability ("9.0") and multiprocessors of a board of the table; "" and 0 where they are not known.
+    """
 
     device: str
     bandwidth_gbs: float
     tflops: dict[str, float]
     source: str
+    capability: str = ""
+    multiprocessors: int = 0
 
     def rate(self, precision: str) -> float | None:
         """Peak in TFLOP/s for a precision; a type without tensor cores here runs at the next wider one's rate."""
@@ -142,7 +147,7 @@ def _rates(capability: str, sms: int, clock_ghz: float, geforce: bool) -> dict[s
 
 
 def _board(b: tuple[str, str, str, int, float, float, bool, str]) -> Peaks:
-    return Peaks(b[0], b[5], {**_rates(b[2], b[3], b[4], b[6]), **_PUBLISHED.get(b[0], {})}, b[7])
+    return Peaks(b[0], b[5], {**_rates(b[2], b[3], b[4], b[6]), **_PUBLISHED.get(b[0], {})}, b[7], b[2], b[3])
 
 
 def boards() -> list[Peaks]:

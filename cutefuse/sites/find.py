@@ -23,7 +23,7 @@ from cutefuse.ops.op import Cost, FusedOp
 from cutefuse.sites import conv, norm, quant
 from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal, filled
 
-FUSED, REFUSED, EXCLUDED, MERGED = "fused", "refused", "excluded", "merged"
+FUSED, REFUSED, EXCLUDED, MERGED, LEFT_OUT = "fused", "refused", "excluded", "merged", "left out"
 CAST_LIKE_OPSET = 15
 BODY_OPSET = 11  # from here on a body serves calls of every geometry
 FINDERS: tuple[Finder, ...] = (conv.ConvSites(), quant.QuantSites(), norm.NormSites())
@@ -42,7 +42,8 @@ class Site:
     around: list[NodeProto] = field(default_factory=list)  # the nodes of all its matches, in graph order
     bytes_saved: int | None = 0  # None where sizes are not known
     sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
-    gain_us: float | None = None  # the gain that a profile predicts; None without one
+    gain_us: float | None = None  # what fusing it should save while the other sites stay as they are; None: not known
+    basis: str = ""  # of gain_us: "profile", "tuned" or "model"
     tile: int = 0  # id of the tile that was fastest here; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
 
@@ -53,9 +54,11 @@ class Site:
     @property
     def sized_call(self) -> Call | None:
         """The call on inputs of the given sizes; None where a size is not known."""
-        if self.match is None:
-            return None
-        call, match = self.match.call, self.match
+        return self.call_of(self.match) if self.match else None
+
+    def call_of(self, match: Match) -> Call | None:
+        """The call of one of its matches on inputs of the given sizes; None where a size is not known."""
+        call = match.call
         known = next((self.sizes(name) for name in match.outputs if name), None)
         inputs = [
             replace(t, dims=filled(t.dims, self._known(o))) for t, o in zip(call.inputs, match.inputs, strict=True)
@@ -119,6 +122,7 @@ class Site:
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
             "gain_us": self.gain_us,
             "tile": self.tile,
+            "basis": self.basis,
         }
 
 

@@ -135,6 +135,16 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   return p.residual != Residual::kNone ? "a residual" : "this filter, stride, padding or number of channels";
 }
 
+double predicted_us(Family const &family, Call const &call) {
+  Problem p;
+  if (family.problem_of(call, &p) != nullptr) return -1;
+  if (p.N == 0) return 0;
+  Target const target(call);
+  if (Tile const *const tile = find_id(family.tiles, call.config)) return cost_us(*tile, p, target);
+  Sm90Tile const *const tile = find_id(kSm90Tiles, call.config);
+  return tile == nullptr ? -1 : sm90_cost(*tile, p, target.sm_count) / kSm90ClocksPerUs;
+}
+
 char const *plan(Family const &family, Call const &call, Plan &plan) {
   Problem p;
   if (char const *reason = family.problem_of(call, &p)) return reason;

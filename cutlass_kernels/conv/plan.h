@@ -19,6 +19,7 @@ char const *reject(Family const &family, Call const &call);
 std::int64_t workspace_bytes(Family const &family, Call const &call);
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity);
 char const *obstacle(Family const &family, Call const &call, std::int32_t config);
+double predicted_us(Family const &family, Call const &call);
 char const *plan(Family const &family, Call const &call, Plan &plan);
 char const *launch(Family const &family, Plan const &plan, Operands const &operands);
 

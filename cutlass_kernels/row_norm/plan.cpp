@@ -318,6 +318,8 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   return count;
 }
 
+double predicted_us(Family const &, Call const &) { return -1; }
+
 char const *obstacle(Family const &family, Call const &call, std::int32_t) {
   Slots const slots = slots_of(family, call);
   if (slots.backward) return "a backward pass, which has no tiles,";

@@ -64,6 +64,7 @@ Port port(Variant const &, std::int32_t pos) {
 }
 
 char const *obstacle(Call const &, std::int32_t) { return "this width"; }
+double predicted_us(Call const &) { return -1; }
 
 char const *shapes(ShapeCall const &call) {
   if (call.ints("fault")[0] == 5) call.ints("no such attribute");
@@ -74,7 +75,8 @@ char const *shapes(ShapeCall const &call) {
 }  // namespace
 
 extern Op const op;
-Op const op = {"toy", kVariants, kAttrs, kConfigs, kRetired, reject, workspace_bytes, configs, obstacle, plan, launch};
+Op const op = {"toy",           kVariants, kAttrs,   kConfigs,     kRetired, reject,
+               workspace_bytes, configs,   obstacle, predicted_us, plan,     launch};
 extern PluginRules const plugin;
 PluginRules const plugin = {&op, port, shapes};
 

@@ -1,0 +1,259 @@
+"""What an engine does by itself: which inputs of a Concat it writes in place, what it computes inside a convolution.
+
+The facts about TensorRT are of its public build logs: "Eliminating concatenation", "Retargeting x to y", "Generating
+copy for x to y because input is not movable" (a range of another tensor, the output of merged convolutions, a tensor
+that lies in another Concat already), "because of stomping hazard", and "does not support striding" for plugins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from onnx import NodeProto
+
+from cutefuse.errors import CutefuseError
+from cutefuse.graph.read import Graph, attribute
+from cutefuse.sites.match import Constant, Match
+
+TENSORRT, TORCH = ENGINES = ("tensorrt", "torch")
+NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
+OLDEST = (10, 0)
+ORIN = 87  # TensorRT 10 was seen to compute Conv and SiLU in one layer there, and in two elsewhere
+RANGES = ("Split", "Slice")
+ENLARGED = ("Resize", "Upsample")
+ELEMENTWISE = (
+    "Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh",
+    "Pow", "Sqrt", "Exp", "Max", "Min", "BatchNormalization", "PRelu", "Elu", "Gelu", "Cast",
+)  # fmt: skip
+_SEEN_THROUGH = ("Identity", "Dropout")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine whose time is predicted: `tensorrt`, or `torch`, which is torch.compile with cuDNN's convolutions."""
+
+    name: str = TENSORRT
+    version: tuple[int, int] = NEWEST
+    sm: int = 0
+    assumed: bool = False  # nobody named the version
+
+    @property
+    def title(self) -> str:
+        if self.name == TORCH:
+            return "PyTorch (torch.compile)"
+        return f"TensorRT {self.version[0]}.{self.version[1]}"
+
+    def inside(self, activation: str) -> bool:
+        """Whether the convolution's own kernel computes the activation.
+
+        TensorRT's catalogue of fusions has Conv with ReLU and Clip. From 11 on it also takes tanh, and so SiLU in its
+        tanh form, which `--tanh-silu` writes; this is what a fused SiLU has to beat there.
+        """
+        if self.name == TORCH:
+            return False  # Triton computes bias and activation in one kernel after cuDNN's
+        inside = {"", "Relu", "Clip"}
+        if self.version >= (11, 0):
+            inside |= {"Tanh", "Silu"}
+        elif self.sm == ORIN:
+            inside |= {"Silu"}
+        return activation in inside
+
+    @property
+    def merges_pointwise(self) -> bool:
+        """Whether 1x1 convolutions of the same tensor become one."""
+        return self.name == TENSORRT
+
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense."""
+        return self.name == TENSORRT
+
+
+def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
+    """The engine of a name and a TensorRT version such as 10.3 or 11.
+
+    Raises CutefuseError for another name, a version that is none, and a TensorRT version for PyTorch.
+    """
+    if name not in ENGINES:
+        raise CutefuseError(f"there is no engine '{name}'; choose one of {', '.join(ENGINES)}")
+    if not version:
+        return Engine(name, sm=sm, assumed=name == TENSORRT)
+    if name != TENSORRT:
+        raise CutefuseError(f"--trt-version {version} does not go with --engine {name}; leave one of them out")
+    found = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)*", version)
+    own = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+    if own < OLDEST:
+        raise CutefuseError(f"'{version}' is no TensorRT that takes these plugins; give 10.0 or newer, as 10.3 or 11.2")
+    return Engine(name, own, sm, assumed=False)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a Concat; `copied` says why the engine copies it, "" where its producer writes it in place."""
+
+    tensor: str
+    copied: str = ""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A graph in which some matches are fused.
+
+    made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. gone: ids of the nodes that
+    nothing needs any more. position: id of a node -> its place in the graph.
+    """
+
+    graph: Graph
+    engine: Engine
+    position: Mapping[int, int]
+    made: Set[str] = frozenset()
+    read: Mapping[str, int] = field(default_factory=Counter)
+    gone: Set[int] = frozenset()
+
+    def fused(self, match: Match) -> Wiring:
+        """The same graph with one more match fused."""
+        made = self.made | {o for o in match.outputs if o}
+        read, gone = Counter(self.read), set(self.gone)
+        read.update(_operands(match))
+        waiting = sorted(match.nodes, key=lambda n: -self.position[id(n)])
+        while True:  # one pass takes all where the nodes are in order
+            found = [n for n in waiting if id(n) not in gone and not self._needed(n, made, read, gone)]
+            gone |= {id(n) for n in found}
+            if not found:
+                return replace(self, made=made, read=read, gone=gone)
+
+    def unfused(self, match: Match) -> Wiring:
+        """The same graph without a match: all its nodes come back, since its outputs need them."""
+        read = Counter(self.read)
+        read.subtract(_operands(match))
+        gone = self.gone - {id(n) for n in match.nodes}
+        return replace(self, made=self.made - set(match.outputs), read=read, gone=gone)
+
+    def _needed(self, node: NodeProto, made: Set[str], read: Mapping[str, int], gone: Set[int]) -> bool:
+        """Whether something that stays reads an output which no fused node makes."""
+        graph = self.graph
+        return any(
+            o and o not in made and (graph.escapes(o) or read[o] or any(id(u) not in gone for u in graph.users(o)))
+            for o in node.output
+        )
+
+    def alive(self, node: NodeProto | None) -> bool:
+        return node is not None and id(node) not in self.gone
+
+    def inputs_of(self, concat: NodeProto) -> list[Input]:
+        """What happens to each input of a Concat that stays."""
+        seen: set[str] = set()
+        result = []
+        for tensor in concat.input:
+            why = "it is there twice" if tensor in seen else self._why(tensor, concat)
+            seen.add(tensor)
+            result.append(Input(tensor, why))
+        return result
+
+    def _why(self, tensor: str, concat: NodeProto) -> str:
+        graph, torch = self.graph, self.engine.name == TORCH
+        own = self.source(tensor)
+        if own in self.made:
+            return "a fused node's output, which cannot be strided"
+        node = graph.producer(own)
+        if node is None:
+            return "a network input" if own in graph.inputs else "a constant"
+        if graph.escapes(tensor) or graph.escapes(own):
+            return "a network output (stomping hazard)" if not torch else "a network output"
+        if node.op_type in RANGES:
+            return "a range of another tensor, which is not movable"
+        if node.op_type in ENLARGED and not torch:
+            return "an enlarged tensor, which TensorRT copies"
+        if self._claimed(own, concat):
+            return "it lies in another Concat already"
+        if self._is_merged(own):
+            return "the output of merged 1x1 convolutions, which is not movable"
+        if not torch and self._is_hazard(node):
+            return "stomping hazard"
+        return ""
+
+    def source(self, tensor: str) -> str:
+        """The tensor behind nodes without effect."""
+        node = self.graph.producer(tensor)
+        while node is not None and node.op_type in _SEEN_THROUGH and tensor not in self.made:
+            tensor = node.input[0]
+            node = self.graph.producer(tensor)
+        return tensor
+
+    def _claimed(self, tensor: str, concat: NodeProto) -> bool:
+        """Whether another Concat that stays takes the tensor; engines begin with the last one."""
+        others = [n for n in self.concats_of(tensor) if n is not concat and self.alive(n)]
+        return any(self.position[id(n)] > self.position[id(concat)] for n in others)
+
+    def concats_of(self, tensor: str) -> list[NodeProto]:
+        """The Concats that read a tensor, those behind nodes without effect included."""
+        found: dict[int, NodeProto] = {}
+        for node in self.graph.users(tensor):
+            if node.op_type == "Concat":
+                found[id(node)] = node
+            elif node.op_type in _SEEN_THROUGH:
+                found |= {id(n): n for n in self.concats_of(node.output[0])}
+        return list(found.values())
+
+    def convolution_behind(self, tensor: str) -> NodeProto | None:
+        """The Conv whose kernel writes the tensor: bias, folded affine steps and the activation inside included."""
+        node = self.graph.producer(self.source(tensor))
+        for _ in range(4):
+            if node is None or node.op_type == "Conv":
+                break
+            movable = [t for t in node.input if t and not self.graph.is_constant(t)]
+            folded = node.op_type in ("BatchNormalization", "Mul", "Add") and len(movable) == 1
+            if not folded and not (node.op_type in ("Relu", "Clip", "Tanh") and self.engine.inside(node.op_type)):
+                return None
+            node = self.graph.producer(self.source(movable[0]))
+        return node if node is not None and node.op_type == "Conv" and self.alive(node) else None
+
+    def siblings(self, conv: NodeProto) -> list[NodeProto]:
+        """The convolutions that stay and that TensorRT computes in the kernel of a 1x1 convolution, itself included."""
+        if not self.engine.merges_pointwise or not _is_pointwise(self.graph, conv):
+            return [conv] if self.alive(conv) else []
+        users = {id(n): n for n in self.graph.users(conv.input[0]) if n.op_type == "Conv"}
+        return [n for n in users.values() if self.alive(n) and _is_pointwise(self.graph, n)]
+
+    def _is_merged(self, tensor: str) -> bool:
+        conv = self.convolution_behind(tensor)
+        return conv is not None and len(self.siblings(conv)) > 1
+
+    def _is_hazard(self, node: NodeProto) -> bool:
+        """Whether TensorRT sees a stomping hazard: recorded for the boxes of detectors, sums and products with a
+        constant that are no images; the condition itself is not public."""
+        dims = self.graph.dims(node.output[0])
+        constant = any(self.graph.is_constant(t) for t in node.input if t)
+        return node.op_type in ("Mul", "Div", "Add", "Sub") and constant and (dims is None or len(dims) != 4)
+
+    def own_kernel(self, node: NodeProto) -> bool:
+        """Whether an elementwise node that stays is a kernel of its own: nothing but fused nodes, inputs and ranges
+        stand before it, while it would be a part of the kernel of any other node."""
+        if node.op_type not in ELEMENTWISE or not self.alive(node):
+            return False
+        return not any(self._hosts(t) for t in node.input if t and not self.graph.is_constant(t))
+
+    def _hosts(self, tensor: str) -> bool:
+        own = self.source(tensor)
+        node = self.graph.producer(own)
+        if own in self.made or node is None or not self.alive(node):
+            return False
+        return node.op_type == "Conv" or node.op_type in ELEMENTWISE
+
+
+def _is_pointwise(graph: Graph, conv: NodeProto) -> bool:
+    dims = graph.dims(conv.input[1]) if len(conv.input) > 1 else None
+    plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
+    return dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
+
+
+def wiring(graph: Graph, engine: Engine) -> Wiring:
+    """The graph with nothing fused."""
+    return Wiring(graph, engine, {id(n): i for i, n in enumerate(graph.nodes)})
+
+
+def _operands(match: Match) -> list[str]:
+    return [i if isinstance(i, str) else i.tensor for i in match.inputs if not isinstance(i, Constant)]

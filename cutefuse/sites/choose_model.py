@@ -1,0 +1,233 @@
+"""What a fused site saves in an engine, over the graph: its own kernels against ours, and what its neighbours cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import NodeProto
+
+from cutefuse import kernels
+from cutefuse.graph.read import Graph, label
+from cutefuse.kernels import Call
+from cutefuse.ops.conv_form import AFTER
+from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
+from cutefuse.sites.choose_engine import ELEMENTWISE, ENLARGED, RANGES, TORCH, Engine, Wiring
+from cutefuse.sites.find import Site
+from cutefuse.sites.match import Match
+
+# Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms").
+_NORM_RATIOS = {False: 0.83, True: 0.74}
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True)
+class Own:
+    """A site by itself: time of the engine's kernels that it replaces, and of ours. NaN: not known, `why` says.
+
+    convolution_us: the part of `before_us` that is a 1x1 convolution, which the engine may merge with others.
+    """
+
+    before_us: float
+    after_us: float
+    why: str = ""
+    convolution_us: float = 0.0
+
+
+UNSIZED = "its sizes are not known"
+
+
+class Model:
+    """Prices matches for one engine on one GPU. NaN stands for what is not known."""
+
+    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any) -> None:
+        self.graph, self.engine, self.device, self._sizes = graph, engine, device, sizes
+        self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
+
+    # ------------------------------------------------------------------------------------------------------- a site
+    def own(self, site: Site, match: Match) -> Own:
+        """The site's own kernels: the convolution with what follows it, or the norm."""
+        if id(match) not in self._own:
+            call = site.call_of(match)
+            kind = kernels.facts(match.call.op_type)
+            if call is None:
+                found = Own(math.nan, math.nan, UNSIZED)
+            elif kind["kind"] == "norm":
+                found = self._norm(site, call, kind["layer"])
+            elif kind["quantised"] and self.engine.name == TORCH:
+                found = Own(math.nan, math.nan, f"no time of {self.engine.title}'s quantised convolutions is recorded")
+            else:
+                found = self._convolution(site, match, call)
+            self._own[id(match)] = match, found
+        return self._own[id(match)][1]
+
+    def _norm(self, site: Site, call: Call, layer: bool) -> Own:
+        if self.engine.name != TORCH:
+            return Own(math.nan, math.nan, f"no time of {self.engine.title}'s norms is recorded; --profile tells")
+        after_us = self.device.pass_us(site.op.cost(call).bytes_moved)
+        return Own(after_us / _NORM_RATIOS[layer], after_us)
+
+    def _convolution(self, site: Site, match: Match, call: Call) -> Own:
+        attrs, facts = dict[str, Any](call.attrs), kernels.facts(call.op_type)
+        r, s = attrs["kernel_shape"]
+        first = call.inputs[0].dims
+        factor = attrs.get("upsample", [1])[0]
+        dtype = call.inputs[0].dtype
+        N, _, P, Q = call.outputs[0].dims
+        outputs = [t.dims[1] for t in call.outputs]
+        together = self.engine.merges_pointwise and r * s == 1
+        filters = [sum(outputs)] if together else outputs
+        convs = [
+            Convolution(N, sum(attrs["channels"]), first[2] * factor, first[3] * factor, K, P, Q, r * s, dtype)
+            for K in filters
+        ]
+        before_us = sum(convolution_us(c, self.device) for c in convs)
+        mergeable_us = before_us if together else 0.0
+        activation, residual = str(facts["activation"]), facts["residual"]
+        for conv in convs:
+            y = conv.output_bytes
+            inside = self.engine.inside(activation) and not (residual == AFTER and activation in ("Relu", "Clip"))
+            if inside:
+                before_us += self.device.move_us(y) if residual else 0.0
+            elif self.engine.inside("") or activation or residual or self._has_bias(match):
+                before_us += self.device.pass_us(3 * y if residual else 2 * y)
+        anchor = match.nodes[0]
+        behind = self.graph.producer(anchor.input[0])
+        if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
+            before_us += self.device.pass_us(2 * self.size_of(anchor.input[0]))
+        after_us = fused_us(call, self.device, site.op.cost(call).bytes_moved)
+        if after_us is None:
+            return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
+        if residual:
+            after_us += self.device.move_us(sum(c.output_bytes for c in convs))
+        return Own(before_us, after_us, "", mergeable_us)
+
+    def merged_us(self, conv: NodeProto, wiring: Wiring) -> float:
+        """Time of the one kernel that TensorRT makes of all 1x1 convolutions of a tensor that stay."""
+        group = wiring.siblings(conv)
+        if not group:
+            return 0.0
+        x, y = (self._sizes(t) or self.graph.dims(t) or () for t in (conv.input[0], conv.output[0]))
+        filters = [(self.graph.dims(n.input[1]) or (-1,))[0] for n in group]
+        if len(x) != 4 or len(y) != 4 or min(*x, *y, *filters) < 0:
+            return math.nan
+        dtype = self.graph.dtype(conv.input[0]) or "float32"
+        whole = Convolution(x[0], x[1], x[2], x[3], sum(filters), y[2], y[3], 1, dtype)
+        return convolution_us(whole, self.device)
+
+    def _has_bias(self, match: Match) -> bool:
+        anchor = match.nodes[0]
+        return len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
+
+    # ---------------------------------------------------------------------------------------------------- the graph
+    def size_of(self, tensor: str) -> float:
+        """Bytes of a tensor; NaN where a size is not known."""
+        dims = self._sizes(tensor) or self.graph.dims(tensor)
+        if dims is None or any(d < 0 for d in dims):
+            return math.nan
+        return math.prod(dims) * ELEMENT_BYTES.get(self.graph.dtype(tensor) or "", 2)
+
+    def node_us(self, node: NodeProto, wiring: Wiring) -> float:
+        """What a node that stays costs beside the convolutions: a Concat's copies, an enlargement, an elementwise
+        node that no other kernel takes in."""
+        if not wiring.alive(node):
+            return 0.0
+        if node.op_type == "Concat":
+            copied = [self.size_of(i.tensor) for i in wiring.inputs_of(node) if i.copied]
+            runs = min(len(copied), 1) if self.engine.name == TORCH else len(copied)  # Triton copies all in one kernel
+            return sum((self.device.pass_us(0) for _ in range(runs)), self.device.move_us(2 * sum(copied)))
+        if node.op_type in ENLARGED:
+            return self.device.pass_us(self.size_of(node.input[0]) + self.size_of(node.output[0]))
+        if node.op_type in ELEMENTWISE:
+            read = [t for t in node.input if t and not self.graph.is_constant(t)]
+            if wiring.own_kernel(node):
+                return self.device.pass_us(sum(map(self.size_of, read)) + self.size_of(node.output[0]))
+            return self.device.move_us(sum(map(self.size_of, read[1:])))
+        return 0.0
+
+    def readers(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
+        """The nodes whose cost depends on who makes the outputs of these matches."""
+        own = {id(n) for m in matches for n in m.nodes}
+        found: dict[int, NodeProto] = {}
+        for match in matches:
+            for tensor in filter(None, match.outputs):
+                near = [*wiring.concats_of(tensor), *self.graph.users(tensor)]
+                found |= {id(n): n for n in near if n.op_type == "Concat" or n.op_type in ELEMENTWISE}
+        return {i: n for i, n in found.items() if i not in own}
+
+    def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
+        """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
+        with one of them or with a 1x1 convolution that TensorRT would merge."""
+        own = [n for m in matches for n in m.nodes if n.op_type == "Concat" or n.op_type in ENLARGED]
+        found = {id(n): n for n in own}
+        for node in own:
+            found |= {id(n): n for t in node.input for n in wiring.concats_of(t)}
+        for match in matches:
+            if match.nodes[0].op_type == "Conv":
+                for conv in wiring.siblings(match.nodes[0]):
+                    ends = [o for n in (conv, *self.graph.users(conv.output[0])) for o in n.output]
+                    found |= {id(n): n for t in ends for n in wiring.concats_of(t)}
+        return found
+
+    # ------------------------------------------------------------------------------------------------------- in words
+    def note(self, site: Site, match: Match, wiring: Wiring) -> str:
+        """Why a site saves what it saves. `wiring`: the graph with this site fused."""
+        plain = wiring.unfused(match)
+        parts = []
+        for concat in (n for n in match.nodes if n.op_type == "Concat"):
+            if wiring.alive(concat):
+                parts.append(f"the tensor of Concat '{label(concat)}' has other readers and stays")
+                continue
+            copied = [i for i in plain.inputs_of(concat) if i.copied]
+            count = len(concat.input)
+            if copied:
+                parts.append(f"{self.engine.title} copies {len(copied)} of the Concat's {count} inputs")
+            else:
+                number = _WORDS[count] if count < len(_WORDS) else str(count)
+                which = "both" if count == 2 else f"all {number}"
+                parts.append(f"{self.engine.title} writes {which} inputs into the Concat")
+        costs = [n for n in self.readers([match], wiring).values() if wiring.alive(n)]
+        costs = [n for n in costs if self.node_us(n, wiring) > self.node_us(n, plain)]
+        parts += [
+            f"{n.op_type} '{label(n)}' would copy its output" if n.op_type == "Concat"
+            else f"{n.op_type} '{label(n)}' would become a kernel of its own" for n in costs
+        ]  # fmt: skip
+        own, group = self.own(site, match), plain.siblings(match.nodes[0])
+        if own.convolution_us and len(group) > 1:
+            parts.append(f"{self.engine.title} merges {len(group)} 1x1 convolutions of this tensor")
+        if not math.isnan(own.after_us):
+            parts.append(f"its kernels take {own.before_us:.1f} us, ours {own.after_us:.1f} us")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Pricer:
+    """Gains of fused sites: by the model, or, where `given` has a figure for a site, by that and the model's figure
+    for its readers alone."""
+
+    model: Model
+    given: dict[int, float]  # id of a site -> microseconds that it saves by itself
+
+    def gain_us(self, sites: Sequence[Site], wiring: Wiring) -> float:
+        """What these sites save together, while all others stay as they are; NaN where that is not known."""
+        matches = [s.match for s in sites if s.match]
+        plain = wiring
+        for match in matches:
+            plain = plain.unfused(match)
+        modelled = [s.match for s in sites if s.match and id(s) not in self.given]
+        near = self.model.readers(matches, wiring)
+        near |= self.model.inside(modelled, plain)
+        gain = sum(self.given[id(s)] for s in sites if id(s) in self.given)
+        merged: dict[str, NodeProto] = {}  # tensor -> a 1x1 convolution of it
+        for site in sites:
+            if id(site) not in self.given and site.match:
+                own, conv = self.model.own(site, site.match), site.match.nodes[0]
+                gain += own.before_us - own.after_us
+                if own.convolution_us and len(plain.siblings(conv)) > 1:
+                    gain -= own.convolution_us
+                    merged[conv.input[0]] = conv
+        for conv in merged.values():
+            gain += self.model.merged_us(conv, plain) - self.model.merged_us(conv, wiring)
+        return gain + sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())

@@ -1,0 +1,105 @@
+"""Predicted times against recorded ones, and what has no prediction."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.kernels import Call
+from cutefuse.ops.conv_call import make_call
+from cutefuse.ops.conv_form import Form, Source
+from cutefuse.ops.conv_math import Geometry
+from cutefuse.sites.choose_cost import Convolution, convolution_us, device_of, fused_us
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+SHAPES: dict[str, dict[str, Any]] = {
+    s["name"]: s for s in json.loads((BENCHMARKS / "conv_shapes.json").read_text())["shapes"]
+}
+ROWS: list[dict[str, Any]] = json.loads((BENCHMARKS / "results/concat_conv_h200.json").read_text())
+ACTIVATIONS = {"none": "", "relu": "Relu", "silu": "Silu", "sigmoid": "Sigmoid"}
+
+
+def call_of(shape: dict[str, Any], batch: int | None = None) -> Call:
+    """The call of a benchmark's shape on Hopper."""
+    N = shape["N"] if batch is None else batch
+    sources = [Source((N, c, shape["H"], shape["W"]), c) for c in shape["C"]]
+    geometry = Geometry(
+        (shape["R"], shape["S"]), tuple(shape.get("stride", (1, 1))), tuple(shape.get("pads", (0, 0, 0, 0))),
+        tuple(shape.get("dilation", (1, 1))),
+    )  # fmt: skip
+    form = Form(len(sources), ACTIVATIONS[shape.get("activation", "relu")], False, 1, "")
+    return replace(make_call(form, sources, (shape["K"],), geometry, "float16", {}), sm=90, sm_count=132, _keep=[])
+
+
+def recorded_us(name: str, variant: str) -> float:
+    rows = [r for r in ROWS if (r["shape"], r["variant"]) == (name, variant) and r.get("best", True)]
+    return float(min(r["time_us"] for r in rows))
+
+
+def engine_us(name: str) -> float:
+    shape, call = SHAPES[name], call_of(SHAPES[name])
+    N, K, P, Q = call.outputs[0].dims
+    conv = Convolution(N, sum(shape["C"]), shape["H"], shape["W"], K, P, Q, shape["R"] * shape["S"], "float16")
+    return convolution_us(conv, device_of(90))
+
+
+def test_our_kernels_take_what_was_recorded() -> None:
+    ratios = [(kernels.predicted_us(call_of(s)) or 0.0) / recorded_us(name, "ours") for name, s in SHAPES.items()]
+    assert statistics.geometric_mean(ratios) == pytest.approx(1, abs=0.05)
+    assert 0.8 < min(ratios) and max(ratios) < 1.2
+
+
+def test_the_convolutions_of_cudnn_take_what_was_recorded() -> None:
+    ratios = [engine_us(name) / recorded_us(name, "cudnn_precat") for name in SHAPES]
+    assert statistics.geometric_mean(ratios) == pytest.approx(1, abs=0.05)
+    assert 0.7 < min(ratios) and max(ratios) < 1.35
+
+
+def test_a_tile_that_is_named_is_the_one_predicted() -> None:
+    call = call_of(SHAPES["unet_up4_b1"])
+    tiles = kernels.configs(call)
+    times = [kernels.predicted_us(replace(call, config=t, _keep=[])) for t in tiles]
+    assert times[0] == kernels.predicted_us(call) and len(set(times)) > 5
+
+
+@pytest.mark.parametrize("change", [{"config": 9999}, {"sm": 60}])
+def test_nothing_is_predicted_for_what_cannot_run(change: dict[str, int]) -> None:
+    assert kernels.predicted_us(replace(call_of(SHAPES["unet_up4_b1"]), _keep=[], **change)) is None
+
+
+def test_nothing_is_predicted_for_unknown_sizes_or_norms() -> None:
+    assert kernels.predicted_us(call_of(SHAPES["unet_up4_b1"], batch=-1)) is None
+    assert kernels.predicted_us(call_of(SHAPES["unet_up4_b1"], batch=0)) == 0
+    x, gamma = kernels.Tensor((64, 512), "float16"), kernels.Tensor((512,), "float16")
+    assert kernels.predicted_us(Call("CuteRMSNorm", [x, gamma], [x], {"epsilon": 1e-5})) is None
+
+
+def test_more_work_takes_longer_and_nothing_takes_no_time() -> None:
+    small = Convolution(1, 64, 40, 40, 64, 40, 40, 9, "float16")
+    large = replace(small, N=64)
+    device = device_of(90)
+    assert 2.0 < convolution_us(small, device) < convolution_us(large, device)
+    assert device.pass_us(0) > 1.0 and device.pass_us(4_000_000) - device.pass_us(0) == device.move_us(4_000_000)
+
+
+def test_other_gpus_are_scaled_by_their_peaks() -> None:
+    conv = Convolution(8, 256, 80, 80, 256, 80, 80, 9, "float16")
+    times = [convolution_us(conv, device_of(sm)) for sm in (90, 80, 86, 87)]
+    assert times == sorted(times) and times[1] > 2 * times[0]
+    ours = [fused_us(call_of(SHAPES["unet_up2_b1"]), device_of(sm), 5e7) or math.nan for sm in (90, 80, 87)]
+    assert ours == sorted(ours)
+
+
+def test_a_gpu_goes_by_its_name_or_by_its_capability() -> None:
+    assert device_of(0).name == device_of(90).name == "H200" and device_of(0).sm == 90 and device_of(90).assumed
+    assert device_of(0, "RTX 4090").sm == 89 and not device_of(89, "NVIDIA L4").assumed
+    with pytest.raises(CutefuseError, match="peak rates of a GPU 'Voodoo 2' are not known; choose one of"):
+        device_of(90, "Voodoo 2")

@@ -1,0 +1,177 @@
+"""What an engine does with a Concat by itself, against the verdicts of public TensorRT build logs.
+
+YOLOv8: NVIDIA/TensorRT 3254. GoogLeNet: dusty-nv/jetson-inference 1630. Plugins: NVIDIA/TensorRT 4345.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import graphs
+import numpy as np
+import pytest
+
+from cutefuse.errors import CutefuseError
+from cutefuse.sites.choose_engine import NEWEST, Engine, Wiring, engine_of, wiring
+from cutefuse.sites.find import find_sites
+
+TRT = Engine("tensorrt", (10, 3))
+TORCH = Engine("torch")
+
+
+def conv(x: str, y: str, w: str = "w", act: str = "") -> str:
+    """A Conv and its activation, in ONNX's text form."""
+    if act == "Silu":
+        return f"{y}c = Conv(x0, {w})".replace("x0", x) + f" {y}s = Sigmoid({y}c) {y} = Mul({y}c, {y}s) "
+    return f"{y}c = Conv({x}, {w}) {y} = {act}({y}c) " if act else f"{y} = Conv({x}, {w}) "
+
+
+def wired(body: str, values: dict[str, np.ndarray], inputs: dict[str, str], engine: Engine = TRT) -> Wiring:
+    model = graphs.graph(body, values, inputs=inputs)
+    return wiring(find_sites(model, Path())[0].whole, engine)
+
+
+def verdicts(wires: Wiring, concat: str) -> list[str]:
+    """What happens to each input of the Concat that makes a tensor: why it is copied, "" where it is not."""
+    node = wires.graph.producer(concat)
+    assert node is not None
+    return [i.copied for i in wires.inputs_of(node)]
+
+
+def c2f(engine: Engine = TRT) -> Wiring:
+    """YOLOv8's /model.21: cv1, its two halves, two convolutions after them, all four joined."""
+    body = (
+        conv("a", "h", "w1", "Silu") + "p, q = Split<axis=1>(h, halves) " + conv("q", "m0", "w2", "Silu")
+        + conv("m0", "m1", "w2", "Silu") + "c = Concat<axis=1>(p, q, m0, m1) " + conv("c", "y", "w3")
+    )  # fmt: skip
+    values = graphs.weights(w1=(16, 8, 1, 1), w2=(8, 8, 1, 1), w3=(8, 32, 1, 1)) | {"halves": np.array([8, 8])}
+    return wired(body, values, {"a": "1,8,20,20"}, engine)
+
+
+def inception(engine: Engine = TRT, act: str = "Relu", kernel: int = 1) -> Wiring:
+    """GoogLeNet's inception_5b: a 1x1, two reduced branches, and a pool with its projection."""
+    body = (
+        conv("a", "b1", "w1", act) + conv("a", "r2", "w1", act) + conv("r2", "b2", "w1", act)
+        + conv("a", "r3", "w1", act) + conv("r3", "b3", "w1", act)
+        + "p = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1], strides=[1,1]>(a) " + conv("p", "b4", "w1", act)
+        + "y = Concat<axis=1>(b1, b2, b3, b4) z = Relu(y)"
+    )  # fmt: skip
+    model = graphs.graph(body.replace("y =", "c =").replace("(y)", "(c)"), graphs.weights(w1=(8, 8, kernel, kernel)),
+                         inputs={"a": "1,8,7,7"}, outputs=("z",))  # fmt: skip
+    return wiring(find_sites(model, Path())[0].whole, engine)
+
+
+def test_two_halves_of_a_split_are_copied_and_two_convolutions_retargeted() -> None:
+    first, second, third, fourth = verdicts(c2f(), "c")
+    assert "not movable" in first and "not movable" in second and third == fourth == ""
+
+
+def test_the_outputs_of_two_branches_are_both_retargeted() -> None:
+    """YOLOv8's /model.22/Concat_2: the box and the class branch, 3x3 convolutions of one tensor."""
+    body = conv("a", "u", "w1") + conv("a", "v", "w1") + "c = Concat<axis=1>(u, v) y = Relu(c)"
+    wires = wired(body, graphs.weights(w1=(8, 8, 3, 3)), {"a": "1,8,20,20"})
+    assert verdicts(wires, "c") == ["", ""]
+
+
+def test_boxes_have_one_stomping_hazard() -> None:
+    """YOLOv8's /model.22/Concat_4: (far + near) / 2 and far - near."""
+    body = "s = Add(a, b) u = Div(s, two) v = Sub(a, b) y = Concat<axis=1>(u, v)"
+    model = graphs.graph(body.replace("y =", "c =") + " y = Relu(c)", {"two": np.array(2, np.float32)},
+                         inputs={"a": "1,2,84", "b": "1,2,84"}, rank=3)  # fmt: skip
+    wires = wiring(find_sites(model, Path())[0].whole, TRT)
+    assert verdicts(wires, "c") == ["stomping hazard", ""]
+
+
+def test_the_output_of_merged_1x1_convolutions_is_copied() -> None:
+    """GoogLeNet's inception_5b/output."""
+    first, *others = verdicts(inception(), "c")
+    assert "merged 1x1" in first and others == ["", "", ""]
+
+
+@pytest.mark.parametrize(("act", "kernel"), [("Silu", 1), ("Relu", 3)])
+def test_convolutions_that_are_not_merged_or_end_in_a_kernel_of_their_own_are_retargeted(act: str, kernel: int) -> None:
+    wires = inception(act=act, kernel=kernel) if kernel == 1 else None
+    if wires is None:
+        body = (
+            "b1 = Conv<pads=[1,1,1,1]>(a, w1) b2 = Conv<pads=[1,1,1,1]>(a, w1) c = Concat<axis=1>(b1, b2) y = Relu(c)"
+        )
+        wires = wired(body, graphs.weights(w1=(8, 8, 3, 3)), {"a": "1,8,7,7"})
+    assert set(verdicts(wires, "c")) == {""}
+
+
+def test_any_output_of_a_plugin_is_copied() -> None:
+    model = graphs.graph(
+        "c = Concat<axis=1>(a, b) v = Conv(c, w1) u = Conv(a, w2) d = Concat<axis=1>(u, v) y = Relu(d)",
+        graphs.weights(w1=(8, 16, 1, 1), w2=(8, 8, 1, 1)), inputs={"a": "1,8,7,7", "b": "1,8,7,7"},
+    )  # fmt: skip
+    cleaned, (site, *_) = find_sites(model, Path())
+    assert site.match is not None
+    plain = wiring(cleaned.whole, TRT)
+    assert verdicts(plain, "d") == ["", ""]
+    assert verdicts(plain.fused(site.match), "d")[1].startswith("a fused node's output")
+    assert verdicts(plain.fused(site.match).unfused(site.match), "d") == ["", ""]
+    torch = wiring(cleaned.whole, TORCH).fused(site.match)
+    assert verdicts(torch, "d")[1].startswith("a fused node's output")
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        ("u = Relu(a) d = Concat<axis=1>(u, b) e = Concat<axis=1>(u, a)", "it lies in another Concat already"),
+        ("d = Concat<axis=1>(a, b)", "a network input"),
+        ("u = Identity(a) d = Concat<axis=1>(u, b)", "a network input"),
+        ("u = Resize(a, , two) d = Concat<axis=1>(u, u)", "an enlarged tensor, which TensorRT copies"),
+        ("y = Relu(a) d = Concat<axis=1>(y, b)", "a network output (stomping hazard)"),
+        ("u = Relu(a) d = Concat<axis=1>(u, u)", ""),
+    ],
+)
+def test_other_inputs_of_a_concat(body: str, first: str) -> None:
+    values = {"two": np.array([1, 1, 2, 2], np.float32)}
+    tail = "" if "y =" in body else " y = Relu(d)"
+    tail += " f = Relu(e)" if "e =" in body else ""
+    model = graphs.graph(body + tail, values, inputs={"a": "1,8,6,6", "b": "1,8,6,6"})
+    wires = wiring(find_sites(model, Path())[0].whole, TRT)
+    assert verdicts(wires, "d")[0] == first
+
+
+def test_a_tensor_twice_in_a_concat_is_copied_once() -> None:
+    wires = wired("u = Relu(a) d = Concat<axis=1>(u, u) y = Relu(d)", {}, {"a": "1,8,6,6"})
+    assert verdicts(wires, "d") == ["", "it is there twice"]
+
+
+def test_triton_writes_enlarged_tensors_in_place_and_merges_no_convolutions() -> None:
+    body = "u = Resize(a, , two) v = Relu(u) d = Concat<axis=1>(u, v) y = Relu(d)"
+    wires = wired(body, {"two": np.array([1, 1, 2, 2], np.float32)}, {"a": "1,8,6,6"}, TORCH)
+    assert verdicts(wires, "d") == ["", ""]
+    assert set(verdicts(inception(TORCH), "c")) == {""}
+
+
+def test_activations_inside_of_a_convolution_by_version() -> None:
+    ten, eleven, orin = (
+        engine_of("tensorrt", "10.3", 90),
+        engine_of("tensorrt", "11.2"),
+        engine_of("tensorrt", "10", 87),
+    )
+    assert [e.inside("Silu") for e in (ten, eleven, orin, TORCH)] == [False, True, True, False]
+    assert all(e.inside("Relu") and e.inside("") for e in (ten, eleven, orin))
+    assert not any(e.inside("HardSwish") or e.inside("LeakyRelu") for e in (ten, eleven, orin, TORCH))
+    assert not TORCH.inside("")  # cuDNN's bare convolution, bias and activation in Triton
+
+
+def test_the_newest_version_is_assumed_and_said() -> None:
+    assert engine_of("tensorrt").assumed and engine_of("tensorrt").title == f"TensorRT {NEWEST[0]}.{NEWEST[1]}"
+    assert not engine_of("tensorrt", "10.3.1").assumed and engine_of("tensorrt", "10.3.1").title == "TensorRT 10.3"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [
+        ("tensorflow", "", "no engine 'tensorflow'; choose one of tensorrt, torch"),
+        ("torch", "10.3", "does not go with --engine torch"),
+        ("tensorrt", "8.6", "'8.6' is no TensorRT that takes these plugins"),
+        ("tensorrt", "new", "'new' is no TensorRT"),
+    ],
+)
+def test_engines_that_do_not_exist(name: str, version: str, words: str) -> None:
+    with pytest.raises(CutefuseError, match=words):
+        engine_of(name, version)
