@@ -1,9 +1,14 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and results that are printed as JSON."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
+import math
 import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +37,30 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CutefuseError(f"output folder {path} cannot be made ({error.strerror}); choose another one") from error
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option `--json`, the same for every command."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON; other lines go to stderr")
+
+
+def printable(data: Any) -> Any:
+    """Data without NaN and infinity, for which JSON has no word: null in their place."""
+    if isinstance(data, dict):
+        return {key: printable(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [printable(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+@contextlib.contextmanager
+def json_alone(wanted: bool) -> Iterator[Callable[[Any], None]]:
+    """Where JSON is wanted, lines that are printed inside go to stderr; the function given prints data as JSON."""
+
+    def show(data: Any) -> None:
+        if wanted:
+            print(json.dumps(printable(data), indent=1, ensure_ascii=False, default=str), file=out)
+
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
+        yield show

@@ -10,6 +10,7 @@ from typing import Any
 
 import cutefuse
 from cutefuse.errors import CutefuseError, VerificationError, run_command
+from cutefuse.output import add_json, json_alone
 
 
 def require(package: str) -> None:
@@ -79,14 +80,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rtol", type=float, default=1e-2, help="relative tolerance (1e-2: float16 and TF32)")
     parser.add_argument("--atol", type=float, default=1e-2, help="absolute tolerance")
     parser.add_argument("--seed", type=int, default=0)
+    add_json(parser)
     args = parser.parse_args(argv)
 
     def command() -> None:
         shapes = dict(map(shape_of, args.shapes))
-        if not compare(args.engine, args.reference, args.rtol, args.atol, args.seed, shapes):
+        with json_alone(args.json) as show:
+            equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, shapes)
+            show({"equal": equal, "rtol": args.rtol, "atol": args.atol, "seed": args.seed})
+        if not equal:
             raise VerificationError(
                 f"{args.engine.name} and {args.reference.name} differ; Polygraphy's lines say where"
             )
-        print(f"{args.engine.name} and {args.reference.name} agree within {args.atol:g} + {args.rtol:g} * |value|")
+        if not args.json:
+            print(f"{args.engine.name} and {args.reference.name} agree within {args.atol:g} + {args.rtol:g} * |value|")
 
     return run_command(command)

@@ -11,6 +11,7 @@ from cutefuse.commands import next_step
 from cutefuse.engine import trtexec
 from cutefuse.engine.build import BACKENDS, build
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import add_json, json_alone
 
 
 def end_on_sigterm() -> None:
@@ -61,17 +62,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("outdir", type=Path, nargs="?", help="folder for the engine and its files (<model>.trt)")
     parser.add_argument("--dry-run", "--print-only", action="store_true", help="print the exact command and stop")
     add_engine_arguments(parser, BACKENDS[:4])
+    add_json(parser)
     args, rest = parser.parse_known_args(argv)
 
     def command() -> int:
         end_on_sigterm()
-        files = build(
-            args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
-            not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),
-        )  # fmt: skip
-        if not args.dry_run:
-            print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")
-            next_step.after_build(files.engine)
+        with json_alone(args.json) as show:
+            files = build(
+                args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
+                not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),
+            )  # fmt: skip
+            made = {} if args.dry_run else {"graph": files.graph, "log": files.build_log}
+            show({"engine": files.engine, "written": not args.dry_run} | {k: p for k, p in made.items() if p.is_file()})
+            if not args.dry_run:
+                print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")
+                next_step.after_build(files.engine)
         return 0
 
     return run_command(command)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from cutefuse.errors import run_command
+from cutefuse.output import add_json, json_alone
+from cutefuse.report.sources import read_json
 from cutefuse.report.write import write_compare
 
 
@@ -14,10 +16,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cutefuse compare", allow_abbrev=False, description="Compare engines.")
     parser.add_argument("sources", type=Path, nargs="+", help="folders or *.graph.json files, the baseline first")
     parser.add_argument("-o", "--output", type=Path, default=Path("compare.html"), help="page to write (compare.html)")
+    add_json(parser)
     args = parser.parse_args(argv)
 
     def command() -> int:
-        print(f"comparison: {write_compare(args.sources, args.output)}")
+        with json_alone(args.json) as show:
+            page = write_compare(args.sources, args.output)
+            show({"page": page, **read_json(page.with_suffix(".json"))})
+            print(f"comparison: {page}")
         return 0
 
     return run_command(command)

@@ -15,7 +15,7 @@ from cutefuse.commands.build import add_engine_arguments, end_on_sigterm, trtexe
 from cutefuse.engine import build as engine
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import make_folder
+from cutefuse.output import add_json, json_alone, make_folder
 
 _ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
 
@@ -126,6 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
         "-d", "--draw-engine", "--draw_engine", action="store_true", help="draw the graph and the report"
     )
     add_engine_arguments(parser, engine.BACKENDS)
+    add_json(parser)
     return parser
 
 
@@ -138,13 +139,15 @@ def main(argv: list[str] | None = None) -> int:
         every = not (args.build_engine or args.profile_engine or args.draw_engine)
         steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
         options = trtexec_options([*args.trtexec, *rest])
-        page = process(
-            args.input, args.outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
-            args.print_only, args.trt_version,
-        )  # fmt: skip
-        if page:
-            print(f"report: {page}")
-            next_step.after_process(args.input, args.outdir)
+        with json_alone(args.json) as show:
+            page = process(
+                args.input, args.outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
+                args.print_only, args.trt_version,
+            )  # fmt: skip
+            show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
+            if page:
+                print(f"report: {page}")
+                next_step.after_process(args.input, args.outdir)
         return 0
 
     return run_command(command)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import make_folder, write_json, write_text
+from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
 from cutefuse.progress import spinner
 
 # metric of Nsight Compute, what the table calls it, factor from ncu's base unit, digits
@@ -276,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list operators, tiles and cases")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and stop")
     parser.add_argument("-o", "--outdir", type=Path, default=Path("kernel_profile"), help="folder (kernel_profile)")
+    add_json(parser)
     return parser
 
 
@@ -343,10 +344,11 @@ def _run(args: argparse.Namespace, variants: list[Variant]) -> int:
             raise CutefuseError(
                 f"{path} cannot be read ({error.strerror}); give a CSV of ncu --csv --page raw"
             ) from None
-    print(table(variants))
-    write_json(args.outdir / "kernels.json", [
-        {"label": v.label, "command": v.command, "kernels": [vars(k) for k in v.kernels]} for v in variants
-    ])  # fmt: skip
+    data = [{"label": v.label, "command": v.command, "kernels": [vars(k) for k in v.kernels]} for v in variants]
+    write_json(args.outdir / "kernels.json", data)
+    with json_alone(args.json) as show:
+        show(data)
+        print(table(variants))
     return 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import make_folder, write_json
+from cutefuse.output import add_json, json_alone, make_folder, write_json
 from cutefuse.progress import track
 
 REGION = "module:"  # prefix of our regions; "<path> (<class>)" follows
@@ -319,6 +319,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--iterations", type=int, default=10, help="profiled iterations (10)")
     parser.add_argument("--rows", type=int, default=15, help="rows of each table (15)")
     parser.add_argument("-o", "--outdir", type=Path, default=Path("torch_profile"), help="folder (torch_profile)")
+    add_json(parser)
     args = parser.parse_args(argv)
 
     def command() -> int:
@@ -332,15 +333,18 @@ def main(argv: list[str] | None = None) -> int:
         make_folder(args.outdir)
         trace = args.outdir / "trace.json"
         events = measure(torch, module, inputs, args.iterations, trace)
-        write(events, args.iterations, args.outdir, args.rows)
-        print(f"\nfigures in {args.outdir / 'profile.json'}, time line in {trace} (chrome://tracing, ui.perfetto.dev)")
+        with json_alone(args.json) as show:
+            show(write(events, args.iterations, args.outdir, args.rows))
+            print(
+                f"\nfigures in {args.outdir / 'profile.json'}, time line in {trace} (chrome://tracing, ui.perfetto.dev)"
+            )
         return 0
 
     return run_command(command)
 
 
-def write(events: list[Event], iterations: int, outdir: Path, rows: int) -> None:
-    """Print the tables and write profile.json."""
+def write(events: list[Event], iterations: int, outdir: Path, rows: int) -> dict[str, Any]:
+    """Print the tables, write profile.json and return what it holds."""
     device = any(e.device_us for e in events)
     operators, regions, spots = (
         by_operator(events, iterations),
@@ -350,10 +354,12 @@ def write(events: list[Event], iterations: int, outdir: Path, rows: int) -> None
     print(text_table(operators, "operator", rows, device))
     print("\n" + text_table(regions, "module", rows, device, whole=True))
     print("\n" + spots_text(spots))
-    write_json(outdir / "profile.json", {
+    figures = {
         "schema": 1, "iterations": iterations, "device_times": device, "operators": operators, "modules": regions,
         "hot_spots": [vars(s) for s in spots],
-    })  # fmt: skip
+    }  # fmt: skip
+    write_json(outdir / "profile.json", figures)
+    return figures
 
 
 if __name__ == "__main__":

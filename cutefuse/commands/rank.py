@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from cutefuse.errors import run_command
-from cutefuse.output import write_json
+from cutefuse.output import json_alone, write_json
 from cutefuse.report.rank import candidates, engine_of, engine_peaks
 
 
@@ -17,14 +17,20 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cutefuse rank", allow_abbrev=False, description="What to fuse next.")
     parser.add_argument("profile", type=Path, help="folder that `cutefuse process` wrote, or a *.graph.json")
     parser.add_argument("model", type=Path, help="the ONNX model of that profile")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the ranking as JSON")
+    parser.add_argument("--json", type=Path, nargs="?", const=Path("-"), metavar="FILE",
+                        help="print the ranking as JSON, or write it into a file beside the table")  # fmt: skip
     args = parser.parse_args(argv)
 
     def command() -> int:
         engine = engine_of(args.profile, args.model)
         rows = candidates(engine, args.model, engine_peaks(engine))
+        data = [{**vars(c), "measured_us": c.measured_us} for c in rows]
+        if args.json == Path("-"):
+            with json_alone(True) as show:
+                show(data)
+            return 0
         if args.json:
-            write_json(args.json, [{**vars(c), "measured_us": c.measured_us} for c in rows])
+            write_json(args.json, data)
         if not rows:
             print("nothing to fuse: no site was found; `cutefuse patch --dry-run` says what is looked for")
             return 0

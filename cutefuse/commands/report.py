@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 
 from cutefuse.errors import run_command
+from cutefuse.output import add_json, json_alone
+from cutefuse.report.sources import read_json
 from cutefuse.report.write import write
 
 
@@ -16,11 +18,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-o", "--outdir", type=Path, help="folder of the report (the source's own)")
     parser.add_argument("--onnx", type=Path, help="the ONNX model, to rank what to fuse next")
     parser.add_argument("--peaks", default="auto", help="auto, measured, a board such as H200, or a JSON file")
+    add_json(parser)
     args = parser.parse_args(argv)
 
     def command() -> int:
         folder = args.source if args.source.is_dir() else args.source.parent
-        print(f"report: {write(args.source, args.outdir or folder, args.onnx, args.peaks)}")
+        with json_alone(args.json) as show:
+            page = write(args.source, args.outdir or folder, args.onnx, args.peaks)
+            show({"page": page, **read_json(page.with_suffix(".json"))})
+            print(f"report: {page}")
         return 0
 
     return run_command(command)

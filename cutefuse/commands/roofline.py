@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import write_json
+from cutefuse.output import add_json, json_alone, write_json
 from cutefuse.report.pages import write_llm_page
 from cutefuse.roofline.llm import MODELS, llm_view, transformer_from
 from cutefuse.roofline.measure import peaks_for
@@ -25,9 +25,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--weights", default="FP16", help="type of the weights (FP16)")
     parser.add_argument("--kv", default="FP16", help="type of the key-value cache (FP16)")
     parser.add_argument("-o", "--output", type=Path, help="also write the figures (.json) or a page (.html)")
+    add_json(parser)
     args = parser.parse_args(argv)
 
     def command() -> int:
+        with json_alone(args.json) as show:
+            show(figures())
+        return 0
+
+    def figures() -> Any:
         if args.batch < 1 or args.context < 0:
             raise CutefuseError(
                 f"batch {args.batch} and context {args.context}: batch must be 1 or more, context 0 or more"
@@ -35,9 +41,10 @@ def main(argv: list[str] | None = None) -> int:
         if not args.llm:
             rows = [peaks_for(args.peaks)] if args.peaks else list(boards())
             _print_peaks([r for r in rows if r])
+            data = [vars(r) for r in rows if r]
             if args.output:
-                write_json(args.output, [vars(r) for r in rows if r])
-            return 0
+                write_json(args.output, data)
+            return data
         peaks = peaks_for(args.peaks or "H200")
         assert peaks is not None
         view = llm_view(
@@ -48,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
             write_llm_page(view, peaks, args.output)
         elif args.output:
             write_json(args.output, view)
-        return 0
+        return view
 
     return run_command(command)
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from cutefuse.errors import run_command
+from cutefuse.output import add_json, json_alone
 from cutefuse.rewrite.unpatch import default_output, unpatch
 
 
@@ -13,6 +14,7 @@ def make_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="cutefuse unpatch", description="Turn fused nodes back into standard operators.")
     p.add_argument("model", type=Path, help="a patched ONNX file; it is never changed")
     p.add_argument("-o", "--output", type=Path, help="default: model.plain.onnx beside the model")
+    add_json(p)
     return p
 
 
@@ -22,8 +24,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         output = args.output or default_output(args.model)
-        count = unpatch(args.model, output)
-        print(f"{count} fused nodes turned back into standard operators; wrote {output}")
+        with json_alone(args.json) as show:
+            count = unpatch(args.model, output)
+            show({"output": output, "fused_nodes": count})
+            print(f"{count} fused nodes turned back into standard operators; wrote {output}")
         return 0
 
     return run_command(command)

@@ -159,6 +159,17 @@ def compare_csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
+def compare_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as data, times in microseconds; `speedup` is that of an inference, first over last."""
+    return {
+        "schema": 1, "engines": [e.name for e in comparison.engines], "speedup": comparison.latency_speedup,
+        "latency_ms": [e.latency_ms for e in comparison.engines], "caution": comparison.caution,
+        "layers_us": [e.total_us for e in comparison.engines], "time_us_by_kind": comparison.by_kind,
+        "rows": [{"layers": r.label, "times_us": r.times_us, "saved_us": r.saved_us, "speedup": r.speedup,
+                  "change": r.change} for r in comparison.rows],
+    }  # fmt: skip
+
+
 def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     """The comparison in a few lines."""
     first, last = comparison.engines[0], comparison.engines[-1]

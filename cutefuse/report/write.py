@@ -72,11 +72,13 @@ def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: objec
 
 
 def write_compare(sources: list[Path], output: Path, quiet: bool = False) -> Path:
-    """Compare engines (folders or graph JSON files, the baseline first) in one page, with a CSV beside it."""
+    """Compare engines (folders or graph JSON files, the baseline first) in one page, with CSV and JSON beside it."""
     from cutefuse.report.pages import write_compare_page
 
     if len(sources) < 2:
         raise CutefuseError("one engine was given; a comparison needs two or more folders or *.graph.json files")
+    if output.suffix in (".csv", ".json"):
+        raise CutefuseError(f"{output} is to be the page, beside which .csv and .json are written; name it *.html")
     engines = [read_engine(_only(source)) for source in sources]
     for engine, source in zip(engines, sources, strict=True):
         if not engine.profiled:
@@ -86,6 +88,7 @@ def write_compare(sources: list[Path], output: Path, quiet: bool = False) -> Pat
     comparison = compare(engines)
     make_folder(output.parent)
     write_text(output.with_suffix(".csv"), tables.compare_csv(comparison))
+    write_json(output.with_suffix(".json"), tables.compare_json(comparison))
     write_compare_page(comparison, output)
     if not quiet:
         print(tables.compare_terminal(comparison))
