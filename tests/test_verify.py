@@ -10,6 +10,7 @@ import onnx
 import pytest
 from graphs import bn_weights, graph, run_patch, weights
 
+import models
 from cutefuse.commands.patch import show
 from cutefuse.graph.closeness import compare
 from cutefuse.sites import conv_facts
@@ -92,3 +93,27 @@ def test_int8_values_may_be_a_step_apart_and_no_more() -> None:
     assert compare(values, values + np.int8(1), 2e-2)["passed"]
     assert not compare(values, values + np.int8(4), 2e-2)["passed"]
     assert not compare(values.astype(np.int64), values.astype(np.int64) + 1, 2e-2)["passed"]
+
+
+# Twenty-six convolutions one after the other, each in float16 between tensors of a float32 graph.
+LOW = {"dtype": "float16", "scope": "sites"}
+
+
+def test_a_chain_of_lowered_sites_is_judged_site_by_site(tmp_path: Path) -> None:
+    result, patched = run_patch(models.build("squeezenet1_1", small=True, batch=1), tmp_path, **LOW)
+    proof = result.report["verify"]
+    assert patched is not None and proof["passed"] and len(proof["sites"]) == 26
+    largest = max(o["max_rel_error"] for o in proof["end_to_end"])
+    assert largest > proof["tolerance"] > max(s["max_rel_error"] for s in proof["sites"])
+
+
+def test_a_wrong_site_in_a_chain_of_lowered_sites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.build("squeezenet1_1", small=True, batch=1)
+    filters = [tuple(t.dims) for t in model.graph.initializer if len(t.dims) == 4]
+    assert filters.count(filters[-1]) == 1, "one filter alone is wrong"
+    right = conv_facts.pack
+    wrong = np.float32(1.02)
+    monkeypatch.setattr(conv_facts, "pack", lambda w, c: right(w * wrong if w.shape == filters[-1] else w, c))
+    result, patched = run_patch(model, tmp_path, **LOW)
+    proof = result.report["verify"]
+    assert patched is None and not proof["passed"] and "end_to_end" not in proof

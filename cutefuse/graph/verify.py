@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.closeness import Judge, compare, passed
 from cutefuse.graph.read import TYPE_NAMES
 from cutefuse.graph.store import load_model, outside
@@ -226,18 +227,23 @@ def _from_given(
     """The figures when both models compute every site and output from the unfused one's values of the probed tensors.
 
     None when that cannot run. The unfused model runs again as well, since a runtime that sees no tensor between two
-    nodes may leave out its rounding.
+    nodes may leave out its rounding. Where sites compute in a lower type, the next one reads what stands before the
+    Cast to the graph's type, so that is given too.
     """
     values = {n: np.asarray(v) for n, v in zip(judge.names, judge.expected, strict=True) if n in judge.probed}
     types = {n: np.asarray(v).dtype for n, v in zip(judge.names, actual, strict=True)}
-    low = {n: v.astype(types[n]) for n, v in values.items()}
     probed = judge.names[judge.outputs :]
+    lowered = {t: source for t, source in _before_casts(patched[0]).items() if t in values}
     made = []
     try:
-        for (model, folder), given in (
-            (unfused, {n: low[n].astype(v.dtype) for n, v in values.items()}),
-            (patched, low),
-        ):
+        if lowered:
+            before = Runner(_with_outputs(patched[0], list(lowered.values())), patched[1], reference)(dict(feeds))
+            types |= {t: np.asarray(v).dtype for t, v in zip(lowered, before[judge.outputs :], strict=True)}
+        low = {n: v.astype(types[n]) for n, v in values.items()}
+        wide = {n: low[n].astype(v.dtype) for n, v in values.items()}
+        given_low = {n: wide[n] if n in lowered else v for n, v in low.items()}
+        given_low |= {source: low[t] for t, source in lowered.items()}
+        for (model, folder), given in ((unfused, wide), (patched, given_low)):
             forced = _with_given(_with_outputs(model, probed), given)
             made.append(Runner(forced, folder, reference)(dict(feeds) | given))
     except Exception:  # ONNX Runtime's exceptions share no public base class; the plain verdict stands
@@ -281,12 +287,22 @@ def _with_outputs(model: onnx.ModelProto, probes: Sequence[str]) -> onnx.ModelPr
     return probed
 
 
+def _before_casts(model: onnx.ModelProto) -> dict[str, str]:
+    """Result of a Cast of what a fused node makes -> what that makes."""
+    fused = {o for n in model.graph.node if n.domain == DOMAIN for o in n.output}
+    casts = [n for n in model.graph.node if n.op_type == "Cast" and n.input[0] in fused]
+    return {n.output[0]: n.input[0] for n in casts}
+
+
 def _with_given(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """The model whose nodes read `given` instead of what it makes of these tensors; its outputs show what it makes."""
     forced = onnx.ModelProto()
     forced.CopyFrom(model)
     made = {t: f"{t}.made" for t in given}
+    casts = {t for t, source in _before_casts(model).items() if t in given and source in given}
     for node in forced.graph.node:
+        if casts & set(node.output):  # it shows what the fused node makes
+            node.input[:] = [made[i] for i in node.input]
         node.output[:] = [made.get(o, o) for o in node.output]
     for output in forced.graph.output:
         output.name = made.get(output.name, output.name)
