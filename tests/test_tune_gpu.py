@@ -64,7 +64,7 @@ def test_a_tuned_network_runs_its_tiles_and_computes_the_same(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     onnx.save(models.build("unet", "float16", small=True, batch=1), str(tmp_path / "m.onnx"))
-    assert main([str(tmp_path / "m.onnx"), "--tune"]) == 0
+    assert main([str(tmp_path / "m.onnx"), "--tune", "--engine", "torch", "--all"]) == 0
     report = json.loads((tmp_path / "m.patch.json").read_text())
     fused = [s for s in report["sites"] if s["status"] == "fused"]
     assert fused and all(s["tile"] > 0 and s["gain_us"] is not None for s in fused)
@@ -75,5 +75,5 @@ def test_a_tuned_network_runs_its_tiles_and_computes_the_same(
     for name in want:
         error = (got[name].double() - want[name].double()).abs().max() / want[name].double().abs().max()
         assert float(error) < 2e-2
-    assert main([str(tmp_path / "m.onnx"), "--tune"]) == 0
+    assert main([str(tmp_path / "m.onnx"), "--tune", "--engine", "torch", "--all"]) == 0
     assert ": 0 times taken" in capsys.readouterr().out
