@@ -151,6 +151,20 @@ def test_a_compiled_layer_knows_its_steps() -> None:
     assert compiled_layers(steps_of("conv"), [], []) == []
 
 
+def test_a_compiled_layer_has_what_no_earlier_one_computed() -> None:
+    """Inductor's comments list all that leads to a kernel: the second convolution's, the first one and its SiLU too."""
+    from cutefuse.engine.torch_layers import KernelSource, compiled_layers
+
+    sources = [
+        KernelSource("", ("t1",)), KernelSource("triton_0", ("t1", "t2")), KernelSource("", ("t1", "t2", "t3")),
+        KernelSource("triton_1", ("t1", "t2", "t3", "t4")), KernelSource("triton_2", ("t3", "t4")),
+    ]  # fmt: skip
+    run = kernels(*((n, 1.0, None) for n in ("cudnn", "triton_0", "cudnn", "triton_1", "triton_2")))
+    layers = compiled_layers(steps_of("c1", "act1", "c2", "act2"), sources, [run])
+    assert [[s.name for s in la.steps] for la in layers] == [["c1"], ["act1"], ["c2"], ["act2"], ["act2"]]
+    assert [la.name for la in layers] == ["c1", "act1", "c2", "act2", "act2 #2"]
+
+
 # ------------------------------------------------------------------------------------------------- fused nodes' memory
 @pytest.mark.parametrize(
     "shape, stride, want",

@@ -178,12 +178,15 @@ def compiled_layers(
     fused = {step.run.handle: step for step in steps if isinstance(step.run, FusedNode)}
     layers: list[Layer] = []
     of_kernel: list[Layer] = []
+    computed: set[int] = set()  # Inductor lists what leads to a kernel too, back to the last tensor that it fixed
     last: int | None = None
     for name, owner in zip(names, owners, strict=True):
         if owner is None or owner != last:
             source = KernelSource("") if owner is None else sources[owner]
-            own = list({id(maker[v]): maker[v] for v in source.variables if v in maker}.values())
+            listed = list({id(maker[v]): maker[v] for v in source.variables if v in maker}.values())
+            own = [step for step in listed if id(step) not in computed] or listed[-1:]
             own = [fused[source.handle]] if source.handle in fused else own
+            computed.update(map(id, listed))
             layers.append(Layer((own[0].name if len(own) == 1 else source.name) or name[:120], own))
         layers[-1].kernels.append(name)
         of_kernel.append(layers[-1])
