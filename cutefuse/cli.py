@@ -30,6 +30,36 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "profile-kernels": ("cutefuse.commands.profile_kernels", "Nsight Compute metrics of our kernels, side by side"),
     "trt-check": ("cutefuse.commands.trt_check", "check the plugins on a machine with TensorRT and write a report"),
+    "completion": ("cutefuse.commands.completion", "print a script that completes commands, options and files"),
+}
+
+# command -> a line that can be typed.
+EXAMPLES: dict[str, str] = {
+    "patch": "cutefuse patch model.onnx --verify",
+    "unpatch": "cutefuse unpatch model.cutefuse.onnx -o model.plain.onnx",
+    "diff": "cutefuse diff model.onnx model.cutefuse.onnx",
+    "doctor": "cutefuse doctor",
+    "build": "cutefuse build model.cutefuse.onnx engines/ --shapes=images:1x3x640x640",
+    "process": "cutefuse process model.cutefuse.onnx patched/ --iterations=100",
+    "optimize": "cutefuse optimize model.onnx -o best/ --time-limit 10min",
+    "report": "cutefuse report engines/ --peaks H200",
+    "compare": "cutefuse compare plain/ patched/ -o compare.html",
+    "accuracy": "cutefuse accuracy engines/model.cutefuse.onnx.engine model.onnx --shapes images:1x3x640x640",
+    "rank": "cutefuse rank plain/ model.onnx",
+    "roofline": "cutefuse roofline --llm llama-3-8b --peaks H200 --context 2048",
+    "profile-torch": "cutefuse profile-torch package.module:factory --shape 1x3x512x512 --dtype float16",
+    "profile-kernels": "cutefuse profile-kernels --op concat_conv --list",
+    "trt-check": "cutefuse trt-check model.onnx -o trt_check/",
+    "completion": 'eval "$(cutefuse completion bash)"',
+}
+
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    1: "it ran, and the answer is no: outputs or models differ, fused nodes are no plugins, doctor misses something",
+    2: "the input or this machine does not allow it; one sentence says why, and nothing half-written is left",
+    3: "nothing to do: no site to patch or to turn back, or no fused site that pays",
+    130: "interrupted with Ctrl-C",
+    143: "ended with SIGTERM; children have been ended too",
 }
 
 FIRST_STEPS = """a first time, each command naming the next:
@@ -47,7 +77,9 @@ def main(argv: list[str] | None = None) -> int:
         print("usage: cutefuse <command> [options]\n\ncommands:")
         for name, (_, text) in COMMANDS.items():
             print(f"  {name:<{width}}  {text}")
-        print(f"\n{FIRST_STEPS}")
+        print(f"\n{FIRST_STEPS}\n\nexit codes:")
+        for code, text in EXIT_CODES.items():
+            print(f"  {code:>3}  {text}")
         return 0 if args else 2
     if args[0] == "--version":
         print(f"cutefuse {cutefuse.__version__}")
@@ -55,7 +87,13 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         print(f"error: unknown command '{args[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return importlib.import_module(COMMANDS[args[0]][0]).main(args[1:])
+    try:
+        ended: int = importlib.import_module(COMMANDS[args[0]][0]).main(args[1:])
+    except SystemExit as end:
+        if end.code in (0, None) and {"-h", "--help"} & set(args[1:]):
+            print(f"\nexample: {EXAMPLES[args[0]]}")
+        raise
+    return ended
 
 
 if __name__ == "__main__":

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from cutefuse import cli
+from cutefuse import cli, errors
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -23,3 +33,66 @@ def test_an_unknown_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
 def test_without_a_command_the_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert set(cli.COMMANDS) <= set(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_ends_with_an_example_whose_options_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown, _, example = capsys.readouterr().out.rpartition("example: ")
+    assert example.strip() == cli.EXAMPLES[command] and f"cutefuse {command}" in example
+    options = set(re.findall(r" (--[a-z-]+)(?!=|[a-z-])", example))  # trtexec's are written with "="
+    assert {o for o in options if o not in shown} == set()
+
+
+def test_the_help_of_a_command_that_failed_has_no_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["diff", "only-one"])
+    assert "example:" not in capsys.readouterr().out
+
+
+def test_exit_codes_are_in_one_table_that_the_pages_repeat(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    page = (Path(__file__).resolve().parent.parent / "docs" / "report.md").read_text()
+    for code, text in cli.EXIT_CODES.items():
+        assert f"{code:>3}  {text}" in shown and f"| {code} | {text} |" in page
+
+
+@pytest.mark.parametrize("error", [errors.CutefuseError, errors.VerificationError, errors.NothingToPatch])
+def test_errors_end_with_codes_of_the_table(error: type[errors.CutefuseError]) -> None:
+    def fail() -> int:
+        raise error("no")
+
+    assert errors.run_command(fail) in cli.EXIT_CODES
+
+
+def complete(line: str, folder: Path) -> list[str]:
+    """What bash offers at the end of a line; `cutefuse` is this Python."""
+    fake = folder / "cutefuse"
+    fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cutefuse "$@"\n')
+    fake.chmod(0o755)
+    words = line.split(" ")
+    script = (
+        f'eval "$(cutefuse completion bash)"; COMP_WORDS=({" ".join(map(shlex.quote, words))}); '
+        f'COMP_CWORD={len(words) - 1}; _cutefuse; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("cutefuse co", ["compare", "completion"]),
+        ("cutefuse compare --o", ["--output"]),
+        ("cutefuse compare plain/ --j", ["--json"]),
+        ("cutefuse compare pla", []),  # bash then offers files
+        ("cutefuse frobnicate --o", []),
+    ],
+)
+def test_bash_completes_commands_and_options(line: str, offered: list[str], tmp_path: Path) -> None:
+    assert complete(line, tmp_path) == offered

@@ -1,0 +1,54 @@
+"""`cutefuse completion bash`: a script that completes commands, their options, and files.
+
+    eval "$(cutefuse completion bash)"     # in ~/.bashrc, or once in this shell
+
+The options are those that `--help` lists, asked for once for each command and kept by the shell: nothing to bring up to
+date, and no package.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from cutefuse.cli import COMMANDS
+from cutefuse.errors import run_command
+from cutefuse.output import add_json, json_alone
+
+_BASH = """declare -A _cutefuse_options
+_cutefuse() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}}
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+        return
+    fi
+    COMPREPLY=()
+    case $word in -*)
+        if [ -z "${{_cutefuse_options[$command]}}" ]; then
+            _cutefuse_options[$command]=$("${{COMP_WORDS[0]}}" "$command" --help 2>/dev/null |
+                grep -oE -- '--[a-z][a-z0-9-]*' | sort -u)
+        fi
+        COMPREPLY=($(compgen -W "${{_cutefuse_options[$command]}}" -- "$word"))
+    esac
+}}
+complete -o default -F _cutefuse cutefuse
+"""
+SHELLS = {"bash": _BASH}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `cutefuse completion`."""
+    parser = argparse.ArgumentParser(
+        prog="cutefuse completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shell", choices=sorted(SHELLS), help="the shell that will read the script")
+    add_json(parser)
+    args = parser.parse_args(argv)
+
+    def command() -> int:
+        script = SHELLS[args.shell].format(commands=" ".join(COMMANDS))
+        with json_alone(args.json) as show:
+            show({"shell": args.shell, "script": script})
+            print(script, end="")
+        return 0
+
+    return run_command(command)
