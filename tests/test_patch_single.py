@@ -203,6 +203,23 @@ def test_what_cannot_be_fused_beside_such_a_neighbour_says_why(name: str, tmp_pa
     assert "Concat joins" not in site["reason"] and "source" not in site["reason"]
 
 
+SCALES = {"ws": np.float32(0.1), "wz": np.int8(0), "q": np.ones((12, 16, 3, 3), np.int8), "k": FILTERS["k"]}
+
+
+def test_a_quantised_convolution_of_one_tensor_is_left_to_the_engine(tmp_path: Path) -> None:
+    body = "u = DequantizeLinear(q, ws, wz) x = Conv(b, u, k) y = Relu(x)"
+    result, patched = run_patch(graph(body, SCALES), tmp_path)
+    (site,) = result.report["sites"]
+    assert patched is None and site["reason"].startswith("quantised site: the filter is dequantised in the graph")
+
+
+def test_a_dequantised_input_of_a_float_convolution_is_read(tmp_path: Path) -> None:
+    body = "p = QuantizeLinear(b, ws, wz) d = DequantizeLinear(p, ws, wz) x = Conv(d, w, k) y = Relu(x)"
+    values = {n: v for n, v in SCALES.items() if n != "q"} | {"w": FILTERS["w"]}
+    result, patched = run_patch(graph(body, values), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv1Relu"] and result.report["verify"]["passed"]
+
+
 @pytest.mark.parametrize("rank", [3, 5])
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize("tail", ["y = Relu(x)", "y = Add(x, b)"])
