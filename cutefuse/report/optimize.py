@@ -172,8 +172,13 @@ def _bench(kind: str, request: Request, shelf: Shelf) -> Bench[Built]:
     words = [*request.options, *_shape_words(request)]
     if kind == "torch":
         from cutefuse.engine.bench_torch import TorchBench
+        from cutefuse.engine.torch_files import options_of
+        from cutefuse.engine.torch_gpu import MODES
 
-        return TorchBench(shelf, words, request.patch.verify)
+        options_of(words)  # a wrong one is refused before anything runs
+        given = [w.partition("=")[2] for w in words if w.startswith("--mode=")]
+        others = [w for w in words if not w.startswith("--mode=")]
+        return TorchBench(shelf, others, request.patch.verify, given[-1:] or MODES)
     from cutefuse.engine.bench_tensorrt import TensorRTBench
 
     return TensorRTBench(shelf, kind, words, request.timeout_s)
