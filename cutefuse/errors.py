@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from cutefuse.progress import waiting
 
 
 class CutefuseError(Exception):
@@ -25,9 +28,13 @@ class NothingToPatch(CutefuseError):
 
 
 def run_command(command: Callable[[], int | None]) -> int:
-    """Run the body of a command line: a CutefuseError becomes one line on stderr and an exit code."""
+    """Run the body of a command line: a CutefuseError becomes one line on stderr and an exit code.
+
+    On a terminal a command that takes longer than two seconds shows that it is at work.
+    """
     try:
-        return command() or 0
+        with waiting(" ".join([Path(sys.argv[0]).name, *sys.argv[1:3]])):
+            return command() or 0
     except CutefuseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
