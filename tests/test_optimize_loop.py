@@ -150,6 +150,16 @@ def test_sites_of_one_layer_are_judged_together() -> None:
     assert outcome.kept and outcome.kept.graph.sites == ("c",)
 
 
+def test_of_sites_that_lose_together_only_the_blamed_one_goes_first() -> None:
+    world = World({"a": 50.0, "b": -90.0, "c": 100.0})
+    world.worth = lambda p, q: [  # type: ignore[method-assign]
+        Worth(("a", "b"), 100.0, 140.0, 1.0, (30.0, -70.0)) if "b" in q.graph.sites else Worth(("a",), 100.0, 50.0),
+        Worth(("c",), 100.0, 0.0),
+    ]
+    outcome = run(world)
+    assert outcome.rounds[1].taken_back == ["b"] and outcome.kept and set(outcome.kept.graph.sites) == {"a", "c"}
+
+
 def test_noise_in_the_layer_times_takes_nothing_back() -> None:
     world = World({"a": 100.0, "b": 50.0}, seen={"b": -3.0}, layer_noise_us=5.0)
     outcome = run(world)

@@ -110,6 +110,27 @@ def test_a_layer_that_also_computes_other_nodes_brings_their_layers_along(tmp_pa
     assert judge(tmp_path, plain, patched, site("A", "A"))[("A",)].gain_us == 2.0
 
 
+def test_of_sites_that_lose_together_the_likely_one_is_blamed(tmp_path: Path) -> None:
+    plain = [
+        (layer("convA", "x", "p", "A"), 10.0), (layer("convB", "x", "q", "B"), 10.0),
+        (layer("acts", "pq", "ab", "SA SB", "PointWise"), 8.0),
+    ]  # fmt: skip
+    patched = [(plugin("A", "x", "a"), 12.0), (plugin("B", "x", "b"), 17.5)]
+    (found,) = judge(tmp_path, plain, patched, site("A", "A SA"), site("B", "B SB")).values()
+    assert found.gain_us == -1.5 and dict(zip(found.sites, found.shares_us, strict=True)) == {"A": 2.0, "B": -3.5}
+    assert found.to_blame == ("B",)
+
+
+def test_merged_sites_are_blamed_as_one(tmp_path: Path) -> None:
+    plain = [(layer("A", "x", "a"), 10.0), (layer("B + C", "xa", "bc", "B C"), 12.0)]
+    patched = [(plugin("A", "x", "ab"), 20.0), (plugin("C", "a", "c"), 3.0)]
+    (found,) = judge(
+        tmp_path, plain, patched, site("A", "A B"), site("B", "B", "merged"), site("C", "C")
+    ).values()  # fmt: skip
+    assert dict(zip(found.sites, found.shares_us, strict=True)) == {"A": -4.0, "B": -4.0, "C": 3.0}
+    assert set(found.to_blame) == {"A", "B"}
+
+
 def test_sites_that_share_only_a_view_are_told_apart(tmp_path: Path) -> None:
     """The Split is in both sites, and no layer computes it."""
     plain = [(layer("A", "x", "a"), 10.0), (layer("B", "x", "b"), 10.0)]

@@ -45,12 +45,14 @@ In = TypeVar("In", bound=Engine, contravariant=True)
 @dataclass(frozen=True)
 class Worth:
     """Measured layer times of sites that can only be judged together: in the plain engine, and in the patched one with
-    the copies that fusing them brought. None where the profile has no layer for them."""
+    the copies that fusing them brought. None where the profile has no layer for them. `shares_us`: for each site an
+    estimate of its part of the gain, where there are several."""
 
     sites: tuple[str, ...]
     plain_us: float | None
     patched_us: float | None
     noise_us: float = 0.0
+    shares_us: tuple[float, ...] = ()
 
     @property
     def gain_us(self) -> float | None:
@@ -62,9 +64,16 @@ class Worth:
             return UNKNOWN
         return PAYS if self.gain_us > self.noise_us else LOSES if self.gain_us < -self.noise_us else UNCLEAR
 
+    @property
+    def to_blame(self) -> tuple[str, ...]:
+        """The sites whose estimated part is a loss; all where none is."""
+        losing = tuple(s for s, us in zip(self.sites, self.shares_us, strict=False) if us < 0)
+        return losing or self.sites
+
     def as_json(self) -> dict[str, Any]:
         return {"sites": list(self.sites), "plain_us": self.plain_us, "patched_us": self.patched_us,
-                "gain_us": self.gain_us, "noise_us": self.noise_us, "verdict": self.verdict}  # fmt: skip
+                "gain_us": self.gain_us, "shares_us": list(self.shares_us), "noise_us": self.noise_us,
+                "verdict": self.verdict}  # fmt: skip
 
 
 class Bench(Protocol[E]):
@@ -247,7 +256,7 @@ class Loop(Generic[E]):
         else:  # too much was taken back, since sites change what their neighbours cost: try the greater half
             back = self._lost[: len(self._lost) // 2]
         self._lost = back
-        names = {s for w in back for s in w.sites}
+        names = {s for w in back for s in w.to_blame}
         this.taken_back = sorted(names)
         left = frozenset(self._best.graph.sites) - names
         head = "" if improved else f"not faster than {title(self._best)}, so undone; "

@@ -2,7 +2,8 @@
 
 Layers of both engines and sites belong together where they share an ONNX node. A copy that only the patched engine has
 belongs to the fused node beside it. Sites whose layers cannot be told apart are judged together, except those whose
-gain or loss is certain however the shared layers are divided.
+gain or loss is certain however the shared layers are divided. Within the rest a shared layer is divided by how many of
+its nodes are each site's: an estimate that only says whom to blame first.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def worths(plain: Engine, patched: Engine, sites: Sequence[Mapping[str, Any]]) -
     after = _parts(patched, _keys(patched, fused, copies), owners)
     groups = _groups(before, after, nodes)
     noise = _noise(groups)
-    found = [w for group in groups if group.sites for w in _judge(group, noise)]
+    heads = {m: next((h for h in fused if set(nodes[m]) <= set(nodes[h])), m) for m in nodes}  # of merged sites
+    found = [w for group in groups if group.sites for w in _judge(group, noise, owners, heads)]
     return sorted(found, key=lambda w: (w.gain_us is None, w.gain_us or 0.0))
 
 
@@ -139,28 +141,47 @@ def _noise(groups: Sequence[_Group]) -> float:
     return _SIGMAS * spread(changes) if len(changes) >= ENOUGH else USUAL_NOISE
 
 
-def _judge(group: _Group, noise: float) -> list[Worth]:
+def _judge(group: _Group, noise: float, owners: Mapping[str, set[str]], heads: Mapping[str, str]) -> list[Worth]:
     """The group as one, after the sites whose gain or loss is certain however the shared layers are divided."""
     found: list[Worth] = []
     before, after, left = list(group.before), list(group.after), list(group.sites)
-    for site in group.sites if len(group.sites) > 1 else ():
-        own = [[p for p in side if p.pure and p.sites == {site}] for side in (group.before, group.after)]
-        all_us = [_sum([p for p in side if site in p.sites]) for side in (group.before, group.after)]
+    units: dict[str, set[str]] = defaultdict(set)
+    for site in group.sites:
+        units[heads[site]].add(site)
+    for unit in units.values() if len(units) > 1 else ():
+        own = [[p for p in side if p.pure and p.sites <= unit] for side in (group.before, group.after)]
+        all_us = [_sum([p for p in side if p.sites & unit]) for side in (group.before, group.after)]
         if not own[1]:
             continue
-        least = Worth((site,), _sum(own[0]), all_us[1], _noise_us(noise, _sum(own[0]), all_us[1]))
-        most = Worth((site,), all_us[0], _sum(own[1]), _noise_us(noise, all_us[0], _sum(own[1])))
+        names = tuple(s for s in group.sites if s in unit)
+        least = Worth(names, _sum(own[0]), all_us[1], _noise_us(noise, _sum(own[0]), all_us[1]))
+        most = Worth(names, all_us[0], _sum(own[1]), _noise_us(noise, all_us[0], _sum(own[1])))
         certain = next((w for w, sign in ((least, 1), (most, -1)) if sign * (w.gain_us or 0.0) > w.noise_us), None)
         if certain is not None:
             found.append(certain)
-            left.remove(site)
+            left = [s for s in left if s not in unit]
             before = [p for p in before if p not in own[0]]
             after = [p for p in after if p not in own[1]]
     if left:
         seen = bool(before and after)
         plain_us, patched_us = (_sum(before), _sum(after)) if seen else (None, None)
-        found.append(Worth(tuple(left), plain_us, patched_us, _noise_us(noise, plain_us, patched_us)))
+        shares: tuple[float, ...] = ()
+        if seen and len({heads[s] for s in left}) > 1:
+            gains = [_shares(side, owners, heads) for side in (before, after)]
+            shares = tuple(gains[0][heads[s]] - gains[1][heads[s]] for s in left)
+        found.append(Worth(tuple(left), plain_us, patched_us, _noise_us(noise, plain_us, patched_us), shares))
     return found
+
+
+def _shares(parts: Sequence[_Part], owners: Mapping[str, set[str]], heads: Mapping[str, str]) -> dict[str, float]:
+    """The layers' time divided among the sites that have nodes in them; merged sites count as one."""
+    times: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for key in part.keys:
+            own = {heads[s] for s in owners.get(key, ())}
+            for site in own:
+                times[site] += part.time_us / len(part.keys) / len(own)
+    return times
 
 
 def _noise_us(noise: float, *times_us: float | None) -> float:
