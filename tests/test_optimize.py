@@ -25,7 +25,9 @@ from cutefuse.commands.optimize import main, seconds
 from cutefuse.engine import bench, bench_tensorrt, device, tensorrt_api
 from cutefuse.engine import build as engine
 from cutefuse.errors import CutefuseError
+from cutefuse.report.optimize import Request, optimize
 from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.rewrite.patch import Options
 
 ROOT = Path(__file__).resolve().parents[1]
 # us of the nodes of TWO: the first site saves 70, the second loses 45.
@@ -164,6 +166,29 @@ def test_filters_and_the_comparison_in_onnx_runtime(model: Path, stub: Path) -> 
     assert report["verify"]["passed"] and "--shapes=a:1x8x9x7,b:1x16x9x7" in (
         (model.parent / "out" / "best" / "two.cutefuse.onnx.engine.build.log").read_text()
     )
+
+
+def test_the_first_graph_takes_what_may_pay(model: Path, stub: Path) -> None:
+    """Predicted to lose little, a site is tried; predicted to lose much, it is left out with its figure."""
+    (model.parent / "costs.json").write_text(json.dumps(COSTS))
+    predicted = {"Conv_1": -0.5, "Conv_4": -40.0}
+    options = Options(
+        shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]},
+        price=lambda graph, sites: [SimpleNamespace(gain_us=predicted[s.name], note="said so") for s in sites],
+    )
+    data = optimize(Request(model, model.parent / "out", patch=options))
+    assert [s["status"] for s in data["sites"]] == ["kept", "left out"] and data["builds"] == 2
+    assert "costs 40" in data["sites"][1]["reason"] and data["sites"][0]["predicted_us"] == -0.5
+
+
+def test_where_nothing_should_pay_nothing_is_tried_and_it_says_so(model: Path, stub: Path) -> None:
+    (model.parent / "costs.json").write_text(json.dumps(COSTS))
+    options = Options(
+        shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]},
+        price=lambda graph, sites: [SimpleNamespace(gain_us=-40.0, note="said so") for _ in sites],
+    )
+    data = optimize(Request(model, model.parent / "out", patch=options))
+    assert not data["paid"] and data["ended"] == "by prediction none of 2 sites pays" and data["builds"] == 1
 
 
 def test_old_tensorrt_gets_no_function_bodies(model: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,9 @@ class World:
         number = sum(s.startswith("build") for s in self.steps)
         return Graph(f"patched {number}", Path("p.onnx"), names) if names else None
 
+    def why_none(self) -> str:
+        return "no site can be fused"
+
     def worth(self, plain: FakeEngine, patched: FakeEngine) -> list[Worth]:
         self._step("worth")
         fused = set(patched.graph.sites)

@@ -13,19 +13,21 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cutefuse import table
 from cutefuse.commands.build import end_on_sigterm, trtexec_options
-from cutefuse.commands.doctor import local_sm
-from cutefuse.commands.patch import shape_argument, show
+from cutefuse.commands.doctor import local_gpu, local_sm
+from cutefuse.commands.patch import shape_argument, show, tuner_of
 from cutefuse.engine.bench import BEST
 from cutefuse.engine.build import BACKENDS
 from cutefuse.engine.noise import HOW
 from cutefuse.engine.optimize import Limits, Outcome
 from cutefuse.errors import run_command
-from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, optimize, pages
+from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, first_choice, optimize, pages
+from cutefuse.report.tuned import best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, patch
 
 NOTHING_PAYS = 3
@@ -64,6 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="no site with a node of this name")
     p.add_argument("--without", action="append", default=[], choices=TAKES, help="as in `cutefuse patch`")
     p.add_argument("--sm", type=int, metavar="90", help="compute capability of the GPU; default: this machine's")
+    p.add_argument("--tune", action="store_true", help="choose by times of sites and tiles taken on this GPU first")
     p.add_argument("--no-functions", action="store_true", help="leave function bodies out")
     p.add_argument("--verify", action="store_true",
                    help="compare plain and patched outputs: the graphs in ONNX Runtime, with --backend torch also the "
@@ -134,13 +137,18 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         end_on_sigterm()
+        tuner = tuner_of("best") if args.tune else None
+        own_sm = local_sm()
+        sm = own_sm if args.sm is None else args.sm
         options = Options(
             include=args.include, exclude=args.exclude, without=args.without, functions=not args.no_functions,
-            sm=local_sm() if args.sm is None else args.sm, verify=args.verify, shapes=dict(args.input_shape),
-            keep_float32=args.keep_float32,
+            sm=sm, verify=args.verify, shapes=dict(args.input_shape), keep_float32=args.keep_float32,
+            price=pricing(tuner) if tuner else None, tile=partial(best_tile, tuner) if tuner else None,
+            gpu=local_gpu() if sm == own_sm else "",
         )  # fmt: skip
         if args.dry_run:
-            result = patch(args.model, args.output / args.model.name, replace(options, dry_run=True))
+            tried = first_choice(replace(options, dry_run=True), "torch" if args.backend == "torch" else "")
+            result = patch(args.model, args.output / args.model.name, tried)
             print(json.dumps(result.report, indent=1)) if args.json else show(result, False)
             return result.exit_code
         dtype = "float16" if args.dtype else ""

@@ -180,7 +180,8 @@ def make_parser() -> argparse.ArgumentParser:
     return p
 
 
-def _tuner(rival: str) -> Tuner:
+def tuner_of(rival: str) -> Tuner:
+    """Times sites against cuDNN, torch.compile or the better of them, with the times that are kept on this machine."""
     from cutefuse.engine.tune_timer import gpu_timer
 
     return Tuner(gpu_timer(), TuneCache(), rival)
@@ -220,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
-        tuner = _tuner(args.rival) if args.tune else None
+        tuner = tuner_of(args.rival) if args.tune else None
         own_sm = local_sm()
         sm = own_sm if args.sm is None else args.sm
         options = Options(

@@ -105,6 +105,9 @@ class Patcher(Protocol[In]):
     def patched(self, only: frozenset[str] | None) -> Graph | None:
         """The model with these sites fused, or with all that may pay; None where none can be fused."""
 
+    def why_none(self) -> str:
+        """Why there was no graph, in words."""
+
     def worth(self, plain: In, patched: In) -> Sequence[Worth]: ...
 
 
@@ -195,7 +198,7 @@ class Loop(Generic[E]):
         while not self._spent():
             graph = self.patcher.patched(only)
             if graph is None:
-                self.outcome.ended = "no site can be fused" if only is None else "no site is left"
+                self.outcome.ended = self.patcher.why_none()
                 break
             only, modes = self._try(graph, modes)
             if only is None:

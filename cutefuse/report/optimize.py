@@ -21,10 +21,11 @@ from cutefuse.report.worth import worths
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.rewrite.prove import failure
 from cutefuse.sites.choose_engine import TENSORRT, TORCH
-from cutefuse.sites.find import FUSED, MERGED
+from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED
 
 SCHEMA = 1
 RECORD = "optimize.json"
+FIRST_GAIN_US = -1.0  # predictions err: a site that should lose less than this is tried, and measurement decides
 KEPT, DROPPED = "kept", "taken back"
 
 
@@ -63,7 +64,9 @@ class Rewriter:
         name = f"patched {len(self.results) + 1}"
         folder = self.shelf.folder(Graph(name, self.source))
         output = folder / f"{self.source.name.removesuffix('.onnx')}.cutefuse.onnx"
-        result = patch(self.source, output, replace(self.options, only=only))
+        # The sites that are left after the first graph have been measured, which is better than any price.
+        options = self.options if only is None else replace(self.options, only=only, price=None)
+        result = patch(self.source, output, options)
         self.results.append(result)
         if result.exit_code == 1:
             why = failure(result.report["verify"])
@@ -71,6 +74,10 @@ class Rewriter:
         if result.output is None:
             return None
         return Graph(name, output, tuple(s.name for s in result.sites if s.status in (FUSED, MERGED)))
+
+    def why_none(self) -> str:
+        left_out = sum(s.status == LEFT_OUT for s in self.results[-1].sites)
+        return f"by prediction none of {left_out} sites pays" if left_out else "no site can be fused"
 
     def worth(self, plain: Built, patched: Built) -> list[Worth]:
         pair = [read_engine(find_engines(e.files.graph)[0]) for e in (plain, patched)]
@@ -89,9 +96,7 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
     shelf = Shelf(request.out)
     with shelf.open():
         source = _converted(request, shelf) if request.dtype else request.model
-        bodies = request.patch.functions and _bodies_do(kind)
-        engine = TORCH if kind == "torch" else TENSORRT  # whose time the first choice predicts
-        options = replace(request.patch, functions=bodies, keep_float32=(), engine=engine)  # the conversion is done
+        options = replace(first_choice(request.patch, kind), keep_float32=())  # the conversion is done
         rewriter = Rewriter(source, shelf, options)
         bench = _bench(kind, request, shelf)
         head = {
@@ -157,15 +162,26 @@ def sites(outcome: Outcome[Built], results: Sequence[Result]) -> list[dict[str, 
     return rows
 
 
-def _bodies_do(kind: str) -> bool:
-    """Whether function bodies may be in the model: TensorRT 10.6 and older build them instead of the plugins."""
+def first_choice(options: Options, kind: str) -> Options:
+    """The options of the first patched graph: predictions for this engine, and every site that may pay in it."""
+    version = _tensorrt(kind)
+    # TensorRT 10.6 and older build the function bodies instead of the plugins.
+    bodies = options.functions and (version is None or version >= plugins.PLUGINS_FIRST)
+    text = ".".join(map(str, version[:2])) if version else options.trt_version
+    least_us = FIRST_GAIN_US if options.min_gain_us is None and not options.all_sites else options.min_gain_us
+    engine = TORCH if kind == "torch" else TENSORRT
+    return replace(options, functions=bodies, engine=engine, trt_version=text, min_gain_us=least_us)
+
+
+def _tensorrt(kind: str) -> tuple[int, int, int] | None:
+    """The version of the TensorRT that builds the engines; None where it is another back end."""
     if kind == "trtexec":
-        return trtexec.inspect(trtexec.find() or "trtexec").version >= plugins.PLUGINS_FIRST
+        return trtexec.inspect(trtexec.find() or "trtexec").version
     if kind == "tensorrt":
         from cutefuse.engine.tensorrt_api import version
 
-        return version() >= plugins.PLUGINS_FIRST
-    return True
+        return version()
+    return None
 
 
 def _bench(kind: str, request: Request, shelf: Shelf) -> Bench[Built]:

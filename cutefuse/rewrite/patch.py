@@ -237,8 +237,9 @@ def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
 
 
 def _policy(options: Options) -> Policy:
-    # Sites that were named one by one have been chosen already.
-    return Policy(options.all_sites or options.only is not None, options.min_gain_us, options.price)
+    # Sites that were named one by one have been chosen already, but not what each of them takes in.
+    least_us = options.min_gain_us if options.only is None else -math.inf
+    return Policy(options.all_sites, least_us, options.price)
 
 
 def _settle(graph: Graph, options: Options, sites: Sequence[Site], apart: Collection[int]) -> None:

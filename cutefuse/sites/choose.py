@@ -156,7 +156,7 @@ class _Round:
         """How far its gain is above the threshold; a gain that is not known is far below where one was asked for."""
         gain = self.gains[id(site)]
         if math.isnan(gain):
-            return -math.inf if self.policy.min_gain_us else math.inf
+            return -math.inf if (self.policy.min_gain_us or 0.0) > 0 else math.inf
         return gain - self._least_us(site)
 
     def _smaller(self, site: Site) -> None:
