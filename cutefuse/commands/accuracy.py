@@ -22,7 +22,8 @@ def require(package: str) -> None:
 def runner(path: Path) -> Any:
     """A Polygraphy runner: ONNX Runtime for *.onnx, TensorRT (with the plugin library loaded) for an engine."""
     if not path.is_file():
-        raise CutefuseError(f"{path} does not exist; give an ONNX model or a TensorRT engine")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise CutefuseError(f"{path} {what}; give an ONNX model or a TensorRT engine")
     if path.suffix == ".onnx":
         from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 

@@ -38,8 +38,8 @@ def say(command: str, *words: str | Path, why: str = "") -> None:
 
 def after_patch(model: Path) -> None:
     """`model`: the patched model that was written."""
-    say("build", model, why="with TensorRT; without it the next command finds another engine")
-    say("process", model, model.with_suffix(".out"), why="build, profile, report")
+    say("build", model, why="an engine of TensorRT")
+    say("process", model, model.with_suffix(".out"), why="build, profile and report, with any engine that is here")
 
 
 def after_build(engine: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
+from cutefuse.commands import next_step
 from cutefuse.commands.doctor import local_gpu, local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
@@ -74,6 +75,7 @@ def show(result: Result, verbose: bool) -> None:
             print(f"error: verification failed ({failure(proof)}); no model was written", file=sys.stderr)
     if result.output:
         print(f"wrote {result.output} and {report_path(result.output)}")
+        next_step.after_patch(result.output)
     elif result.exit_code == 3:
         print(_nothing(summary))
 

@@ -103,6 +103,8 @@ class Writer:
 
     def __init__(self, target: Path, external: bool) -> None:
         self.target, self.external = target, external
+        if target.is_dir():
+            raise CutefuseError(f"{target} is a folder; name the ONNX file to write, as {target / 'model.onnx'}")
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         except OSError as error:

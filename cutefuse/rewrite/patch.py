@@ -92,8 +92,19 @@ def default_output(source: Path) -> Path:
 
 
 def report_path(output: Path) -> Path:
-    """model.cutefuse.onnx and model.onnx -> model.patch.json, beside it."""
-    return output.with_name(f"{output.name.removesuffix('.onnx').removesuffix('.cutefuse')}.patch.json")
+    """model.cutefuse.onnx and model.onnx -> model.patch.json, beside it; where that is the report of model.onnx,
+    model.cutefuse.onnx -> model.cutefuse.patch.json, which readers look for first."""
+    name = output.name.removesuffix(".onnx")
+    usual = output.with_name(f"{name.removesuffix('.cutefuse')}.patch.json")
+    return output.with_name(f"{name}.patch.json") if _reported_there(usual) not in ("", output.name) else usual
+
+
+def _reported_there(report: Path) -> str:
+    """The file name of the model that a patch report speaks of; empty where there is none."""
+    try:
+        return Path(json.loads(report.read_text(encoding="utf-8"))["output"]["path"]).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def patch(source: Path, output: Path, options: Options) -> Result:
@@ -108,6 +119,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
     if output.resolve() == source.resolve():
         raise CutefuseError(f"the output {output} is the input; choose another -o")
+    if (other := _reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
+        raise CutefuseError(f"{report_path(output)} is the report of {other}; choose another -o, or move that report")
     model = load_model(source)
     before = op_counts(model.graph)
     external = uses_external_data(model)
