@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import sys
 from dataclasses import replace
@@ -22,10 +21,11 @@ from cutefuse.commands.build import end_on_sigterm, trtexec_options
 from cutefuse.commands.doctor import local_gpu, local_sm
 from cutefuse.commands.patch import shape_argument, show, tuner_of
 from cutefuse.engine.bench import BEST
-from cutefuse.engine.build import BACKENDS
+from cutefuse.engine.build import BACKENDS, choose_backend
 from cutefuse.engine.noise import HOW
 from cutefuse.engine.optimize import Limits, Outcome
-from cutefuse.errors import run_command
+from cutefuse.errors import CutefuseError, run_command
+from cutefuse.output import add_json, json_alone
 from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, first_choice, optimize, pages
 from cutefuse.report.tuned import best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, patch
@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
                    help="compare plain and patched outputs: the graphs in ONNX Runtime, with --backend torch also the "
                         "engines")  # fmt: skip
     p.add_argument("--dry-run", action="store_true", help="show the sites that the first patched engine would have")
-    p.add_argument("--json", action="store_true", help="print what optimize.json holds instead of the table")
+    add_json(p)
     return p
 
 
@@ -147,9 +147,14 @@ def main(argv: list[str] | None = None) -> int:
             gpu=local_gpu() if sm == own_sm else "",
         )  # fmt: skip
         if args.dry_run:
-            tried = first_choice(replace(options, dry_run=True), "torch" if args.backend == "torch" else "")
-            result = patch(args.model, args.output / args.model.name, tried)
-            print(json.dumps(result.report, indent=1)) if args.json else show(result, False)
+            kind = "torch" if args.backend == "torch" else ""
+            with contextlib.suppress(CutefuseError):  # no engine here: the predictions are TensorRT's
+                kind = choose_backend(args.backend)
+            with json_alone(args.json) as tell:
+                tried = first_choice(replace(options, dry_run=True), kind)
+                result = patch(args.model, args.output / args.model.name, tried)
+                show(result, False)
+                tell(result.report)
             return result.exit_code
         dtype = "float16" if args.dtype else ""
         limits = Limits(args.builds, args.time_limit)
@@ -164,11 +169,10 @@ def main(argv: list[str] | None = None) -> int:
             if (args.output / BEST).is_dir():
                 print(f"{args.output / BEST} holds the last good engine", file=sys.stderr)
             raise
-        if args.json:
-            print(json.dumps(data, indent=1))
-        else:
+        with json_alone(args.json) as tell:
             show_result(data, args.output)
             print(f"reports: {', '.join(map(str, made))}")
+            tell(data)
         return 0 if data["paid"] else NOTHING_PAYS
 
     return run_command(command)
