@@ -1,7 +1,11 @@
 #include "device.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "op.h"
 
@@ -22,33 +26,27 @@ struct Limit {
 constexpr Limit kLimits[] = {{80, 163},  {86, 99},   {87, 163},  {89, 99},  {90, 227},
                              {100, 227}, {103, 227}, {110, 227}, {120, 99}, {121, 99}};
 
-// Calls visit(number, exact, name, length) for every architecture that the build is configured for.
-template <class Visit>
-bool any_architecture(Visit const &visit) {
-  for (char const *name = CUTEFUSE_TARGETS; *name != '\0';) {
-    char *end = nullptr;
-    std::int32_t const number = static_cast<std::int32_t>(std::strtol(name, &end, 10));
-    std::size_t const length = std::strcspn(name, " ");
-    if (visit(number, *end == 'a', name, length)) return true;
-    name += length;
-    name += std::strspn(name, " ");
-  }
-  return false;
+// The architectures that the build is configured for, by nvcc's names.
+std::vector<std::string> const &targets() {
+  static std::vector<std::string> const kNames = [] {
+    std::istringstream text(CUTEFUSE_TARGETS);
+    return std::vector<std::string>(std::istream_iterator<std::string>(text), {});
+  }();
+  return kNames;
 }
 
 }  // namespace
 
 bool builds_for(char const *architecture) {
-  return any_architecture([&](std::int32_t, bool, char const *name, std::size_t length) {
-    return std::strlen(architecture) == length && std::strncmp(name, architecture, length) == 0;
-  });
+  return std::find(targets().begin(), targets().end(), architecture) != targets().end();
 }
 
 // Machine code runs on its own major version of the compute capability, from its minor version on; that of an
 // architecture whose name ends in `a` on this one alone (CUDA programming guide, binary compatibility).
 char const *reject_device(std::int32_t sm) {
-  bool const runs = sm == 0 || any_architecture([&](std::int32_t number, bool exact, char const *, std::size_t) {
-                      return exact ? number == sm : number / 10 == sm / 10 && number <= sm;
+  bool const runs = sm == 0 || std::any_of(targets().begin(), targets().end(), [&](std::string const &name) {
+                      int const number = std::atoi(name.c_str());
+                      return name.back() == 'a' ? number == sm : number / 10 == sm / 10 && number <= sm;
                     });
   if (runs) return nullptr;
   return sentence(
@@ -101,13 +99,28 @@ struct Prepared {
   Prepared(Prepared const &) = delete;
 };
 
-}  // namespace
-
-namespace {
-
 std::int32_t current_device_index() {
   int index = -1;
   return text_of(cudaGetDevice(&index)) == nullptr ? index : -1;
+}
+
+char const *allow_shared(Launch const &launch) {
+  if (launch.kernel.function == nullptr) return "the kernel is not in this library";
+  int device = 0, limit = 0;
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaFuncGetAttributes(&attributes, launch.kernel.function);
+  if (error == cudaSuccess && attributes.maxDynamicSharedSizeBytes < launch.kernel.shared_bytes) {
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    // The whole limit: a plan of another shape, still in use, may have asked for more than this one.
+    int const most = limit - static_cast<int>(attributes.sharedSizeBytes);
+    if (error == cudaSuccess) {
+      error = cudaFuncSetAttribute(launch.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    }
+  }
+  return text_of(error);
 }
 
 }  // namespace
@@ -131,29 +144,6 @@ Device current_device() {
   }
   return {index, 10 * major + minor, count};
 }
-
-namespace {
-
-char const *allow_shared(Launch const &launch) {
-  if (launch.kernel.function == nullptr) return "the kernel is not in this library";
-  int device = 0, limit = 0;
-  cudaFuncAttributes attributes{};
-  cudaError_t error = cudaFuncGetAttributes(&attributes, launch.kernel.function);
-  if (error == cudaSuccess && attributes.maxDynamicSharedSizeBytes < launch.kernel.shared_bytes) {
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess) {
-      error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    }
-    // The whole limit: a plan of another shape, still in use, may have asked for more than this one.
-    int const most = limit - static_cast<int>(attributes.sharedSizeBytes);
-    if (error == cudaSuccess) {
-      error = cudaFuncSetAttribute(launch.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-    }
-  }
-  return text_of(error);
-}
-
-}  // namespace
 
 std::int32_t clusters_at_once(Kernel const &kernel, std::int32_t cluster) {
   Launch launch{kernel, std::int64_t(cluster) * 1024, cluster, false};

@@ -1,6 +1,6 @@
 // The TensorRT side of ConcatConv: sources, residual and outputs channels-last, the packed filter and the bias as plain
 // inputs.
-#include "concat_conv/variants.h"
+#include "concat_conv/attributes.h"
 #include "fused_plugin.h"
 
 namespace cutefuse::concat_conv {

@@ -1,6 +1,9 @@
-// Host side of ConcatConv: what is legal. No CUDA header.
+// Host side of ConcatConv: its op_types, and what is legal. No CUDA header.
+#include <array>
+#include <cstdio>
+
+#include "concat_conv/attributes.h"
 #include "concat_conv/tiles.h"
-#include "concat_conv/variants.h"
 #include "conv/plan.h"
 
 namespace cutefuse::concat_conv {
@@ -8,6 +11,46 @@ namespace cutefuse::concat_conv {
 extern Op const op;
 
 namespace {
+
+// 64 plain ones, 312 with a residual or several outputs, and 376 of both kinds with views.
+constexpr int kVariants = 752;
+
+Variant variant_of(Facts const &facts, int outputs) {
+  Variant variant{};
+  char several[16] = "";
+  if (outputs > 1) std::snprintf(several, sizeof(several), "x%d", outputs);
+  std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s", facts.view ? "View" : "",
+                facts.sources, several, facts.residual == Residual::kBefore ? "Add" : "",
+                kActivationNames[static_cast<int>(facts.activation)], facts.residual == Residual::kAfter ? "Add" : "");
+  variant.inputs = facts.sources + 2 + (facts.residual != Residual::kNone);  // filter, bias
+  variant.outputs = outputs;
+  variant.facts = facts;
+  return variant;
+}
+
+// An index means the same op_type for ever: engines hold names, callers of the C interface hold indices.
+std::array<Variant, kVariants> const kVariantTable = [] {
+  std::array<Variant, kVariants> table{};
+  std::size_t i = 0;
+  auto const add = [&](bool view, Residual residual, int outputs) {
+    for (int sources = 1; sources <= kMaxSources; ++sources) {
+      for (int a = 0; a < kActivations; ++a) {
+        // Without an activation a residual after it is one before it.
+        Activation const activation = static_cast<Activation>(a);
+        if (residual == Residual::kAfter && activation == Activation::kNone) continue;
+        table.at(i++) = variant_of({Kind::kConvolution, sources, activation, residual, view}, outputs);
+      }
+    }
+  };
+  add(false, Residual::kNone, 1);
+  for (bool const view : {false, true}) {
+    if (view) add(view, Residual::kNone, 1);
+    add(view, Residual::kBefore, 1);
+    add(view, Residual::kAfter, 1);
+    for (int outputs = 2; outputs <= kMaxOutputs; ++outputs) add(view, Residual::kNone, outputs);
+  }
+  return table;
+}();
 
 constexpr auto kConfigTable = configs_of(kTiles, kSm90Tiles);
 

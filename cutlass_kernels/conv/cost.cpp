@@ -130,13 +130,4 @@ double cost_us(Tile const &tile, Problem const &p, Target const &target) {
   return rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
 }
 
-std::int32_t ranked(std::vector<Candidate> candidates, std::int32_t *ids, std::int32_t capacity) {
-  std::stable_sort(candidates.begin(), candidates.end(), [](Candidate const &a, Candidate const &b) {
-    return a.later != b.later ? b.later : a.cost < b.cost;
-  });
-  int const count = std::min(int(candidates.size()), int(capacity));
-  for (int i = 0; i < count; ++i) ids[i] = candidates[i].id;
-  return count;
-}
-
 }  // namespace cutefuse::conv

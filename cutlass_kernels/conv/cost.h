@@ -2,8 +2,6 @@
 // workspace, predicted time. Host code for all number types.
 #pragma once
 
-#include <vector>
-
 #include "conv/params.h"
 
 namespace cutefuse::conv {
@@ -46,14 +44,5 @@ std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &t
 
 // Predicted time in microseconds; every size is known.
 double cost_us(Tile const &tile, Problem const &p, Target const &target);
-
-struct Candidate {
-  std::int32_t id;
-  bool later;  // ranked after all candidates without this flag
-  double cost;
-};
-
-// Writes the ids of the candidates, best guess first; returns how many it wrote.
-std::int32_t ranked(std::vector<Candidate> candidates, std::int32_t *ids, std::int32_t capacity);
 
 }  // namespace cutefuse::conv

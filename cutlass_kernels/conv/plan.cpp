@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 // The translation units that CMake lists.
 #define CUTEFUSE_KERNELS(stem, type, group, Element) \
@@ -113,6 +114,11 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (family.problem_of(call, &p) != nullptr) return 0;
+  struct Candidate {
+    std::int32_t id;
+    bool later;  // ranked after all without this flag
+    double cost;
+  };
   std::vector<Candidate> legal;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
   Target const target(call);
@@ -123,7 +129,12 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
     if (!(call.sm == 0 || (call.sm == 90 && builds_for("90a"))) || !sm90_can_run(tile, p)) continue;
     legal.push_back({tile.id, call.sm != 90, sized ? sm90_cost(tile, p, target.sm_count) : 0});
   }
-  return ranked(legal, ids, capacity);
+  std::stable_sort(legal.begin(), legal.end(), [](Candidate const &a, Candidate const &b) {
+    return a.later != b.later ? b.later : a.cost < b.cost;
+  });
+  int const count = std::min(int(legal.size()), int(capacity));
+  std::transform(legal.begin(), legal.begin() + count, ids, [](Candidate const &tile) { return tile.id; });
+  return count;
 }
 
 char const *obstacle(Family const &family, Call const &call, std::int32_t config) {

@@ -17,31 +17,28 @@ namespace {
 
 // ---- tensor maps ----------------------------------------------------------------------------------------------------
 
-// The driver's functions, found at run time: the library links to no libcuda and loads on machines without one.
-struct Driver {
-  decltype(&cuTensorMapEncodeTiled) tiled = nullptr;
-  decltype(&cuTensorMapEncodeIm2col) im2col = nullptr;
-  decltype(&cuTensorMapReplaceAddress) replace = nullptr;
+// A function of the driver, found at run time: the library links to no libcuda and loads on machines without one.
+template <class Function>
+Function found(char const *name) {
+  void *function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  cudaError_t const error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
+#else
+  cudaError_t const error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<Function>(function);
+}
 
-  Driver() {
-    find("cuTensorMapEncodeTiled", reinterpret_cast<void **>(&tiled));
-    find("cuTensorMapEncodeIm2col", reinterpret_cast<void **>(&im2col));
-    find("cuTensorMapReplaceAddress", reinterpret_cast<void **>(&replace));
-  }
+struct Driver {
+  decltype(&cuTensorMapEncodeTiled) tiled = found<decltype(tiled)>("cuTensorMapEncodeTiled");
+  decltype(&cuTensorMapEncodeIm2col) im2col = found<decltype(im2col)>("cuTensorMapEncodeIm2col");
+  decltype(&cuTensorMapReplaceAddress) replace = found<decltype(replace)>("cuTensorMapReplaceAddress");
+
   static Driver const &get() {
     static Driver const driver;
     return driver;
-  }
-
- private:
-  static void find(char const *name, void **function) {
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    cudaError_t const error = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
-#else
-    cudaError_t const error = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
-#endif
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) *function = nullptr;
   }
 };
 

@@ -1,4 +1,4 @@
-// The op_types of ConcatConv and the attributes that all of them carry. Host code.
+// The attributes that all op_types of ConcatConv carry. Host code.
 #pragma once
 
 #include <array>
@@ -8,12 +8,6 @@
 namespace cutefuse::concat_conv {
 
 using namespace conv;
-
-// 64 plain ones, 312 with a residual or several outputs, and 376 of both kinds with views.
-constexpr int kVariants = 752;
-
-// An index means the same op_type for ever: engines hold names, callers of the C interface hold indices.
-extern std::array<Variant, kVariants> const kVariantTable;
 
 enum { kAlpha = kConvAttrs, kLo, kHi, kChannelStarts, kUpsample, kOutputChannels, kAttrs };
 
