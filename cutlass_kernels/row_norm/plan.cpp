@@ -139,17 +139,13 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
 
 constexpr int kMostLaunches = 3;  // backward: rows, and where those do not add them up columns; then their sums
 
-template <class Params>
 struct State {
-  Params params;
+  ForwardParams forward;
+  BackwardParams backward;
   Slots slots;
   Launch launches[kMostLaunches];
-
-  State() = default;
-  explicit State(Plan const &plan) { std::memcpy(this, plan.state, sizeof(*this)); }
 };
-static_assert(sizeof(State<ForwardParams>) <= sizeof(Plan::state));
-static_assert(sizeof(State<BackwardParams>) <= sizeof(Plan::state));
+static_assert(sizeof(State) <= sizeof(Plan::state));
 
 char const *refused(Op const &op, char const *why) {
   return sentence("%s: the kernel could not be launched (%s); check that the library was built for this GPU", op.name,
@@ -169,8 +165,7 @@ Kernels kernels_of([[maybe_unused]] Type type) {
 }
 
 // Plans `kernel` on `grid` as the next launch.
-template <class Params>
-char const *add(State<Params> &state, Plan &plan, void const *kernel, Grid const &grid, int shared_bytes) {
+char const *add(State &state, Plan &plan, void const *kernel, Grid const &grid, int shared_bytes) {
   Launch &launch = state.launches[plan.launches++];
   launch = {{kernel, grid.threads, shared_bytes}, grid.blocks, grid.cluster, plan.sm >= 90};
   return prepare(launch, plan.device >= 0);
@@ -182,31 +177,29 @@ std::uint32_t bits(Slots const &slots, std::initializer_list<Operand> operands) 
   return all;
 }
 
-char const *plan_forward(Op const &op, Problem const &p, Slots const &slots, Call const &call, Plan &plan) {
-  State<ForwardParams> state{};
-  state.params.problem = p, state.slots = slots;
+char const *plan_forward(Op const &op, State &state, Call const &call, Plan &plan) {
+  Problem const &p = state.forward.problem;
   if (p.rows == 0) return nullptr;
   Tile const *const tile = find_id(kTiles, call.config);
   if (tile == nullptr) {
     return sentence("%s: no tile runs rows of %lld %s on compute capability %d.%d; skip this fusion", op.name,
                     (long long)p.columns, name_of(p.type), call.sm / 10, call.sm % 10);
   }
-  Grid const grid = forward_grid(*tile, call.sm_count > 0 ? call.sm_count : kUsualCount, &state.params);
-  state.params.inverse = 1.f / float(p.columns);
+  Grid const grid = forward_grid(*tile, call.sm_count > 0 ? call.sm_count : kUsualCount, &state.forward);
+  state.forward.inverse = 1.f / float(p.columns);
   int const rows = p.residual ? 2 : 1;  // that a block keeps in shared memory
-  plan.operands = bits(slots, {kX, kResidual, kGamma, kBeta, kY, kSum});
+  plan.operands = bits(state.slots, {kX, kResidual, kGamma, kBeta, kY, kSum});
   void const *kernel = nullptr;
-  if (plan.device >= 0) kernel = kernels_of(p.type).forward(*tile, state.params);
-  int const shared_bytes = tile->scope == Scope::kShared ? state.params.slice * kVectorBytes * rows : 0;
-  if (char const *why = add(state, plan, kernel, grid, shared_bytes)) return refused(op, why);
-  std::memcpy(plan.state, &state, sizeof(state));
-  return nullptr;
+  if (plan.device >= 0) kernel = kernels_of(p.type).forward(*tile, state.forward);
+  int const shared_bytes = tile->scope == Scope::kShared ? state.forward.slice * kVectorBytes * rows : 0;
+  char const *const why = add(state, plan, kernel, grid, shared_bytes);
+  return why == nullptr ? nullptr : refused(op, why);
 }
 
-char const *plan_backward(Op const &op, Problem const &p, Slots const &slots, Call const &call, Plan &plan) {
-  State<BackwardParams> state{};
-  BackwardParams &params = state.params;
-  params.problem = p, state.slots = slots;
+char const *plan_backward(Op const &op, State &state, Call const &call, Plan &plan) {
+  BackwardParams &params = state.backward;
+  Problem const &p = params.problem;
+  Slots const &slots = state.slots;
   bool const sums = slots.has(kDgamma) || slots.has(kDbeta);
   if (p.rows > 0x7fffffff) {
     return sentence("%s: %lld rows are more than the 2^31 of one launch; split the batch", op.name, (long long)p.rows);
@@ -243,39 +236,6 @@ char const *plan_backward(Op const &op, Problem const &p, Slots const &slots, Ca
   if (why != nullptr) return refused(op, why);
   plan.workspace_bytes = sums ? bytes_of_parts(p, params.parts) : 0;
   if (p.rows > 0) plan.operands = bits(slots, {kDy, kDsum, kX, kGamma, kDx});
-  std::memcpy(plan.state, &state, sizeof(state));
-  return nullptr;
-}
-
-// Fills in the addresses, at(operand), which are null for absent operands.
-template <class At>
-void set_addresses(ForwardParams &params, At const &at) {
-  params.x = at(kX), params.residual = at(kResidual), params.gamma = at(kGamma), params.beta = at(kBeta);
-  params.y = at(kY), params.sum = at(kSum);
-  params.mean = static_cast<float *>(at(kMean)), params.rstd = static_cast<float *>(at(kRstd));
-}
-
-template <class At>
-void set_addresses(BackwardParams &params, At const &at) {
-  params.dy = at(kDy), params.dsum = at(kDsum), params.x = at(kX), params.gamma = at(kGamma);
-  params.mean = static_cast<float const *>(at(kMean)), params.rstd = static_cast<float const *>(at(kRstd));
-  params.dx = at(kDx), params.dgamma = at(kDgamma), params.dbeta = at(kDbeta);
-}
-
-template <class Params>
-char const *launch_all(Op const &op, Plan const &plan, Operands const &operands) {
-  State<Params> state(plan);
-  set_addresses(state.params, [&](Operand operand) -> void * {
-    int const i = state.slots.at[operand];
-    if (i < 0) return nullptr;
-    return i < plan.num_inputs ? const_cast<void *>(operands.inputs[i]) : operands.outputs[i - plan.num_inputs];
-  });
-  if constexpr (std::is_same_v<Params, BackwardParams>) {
-    state.params.partial = plan.workspace_bytes > 0 ? static_cast<float *>(operands.workspace) : nullptr;
-  }
-  for (std::int32_t i = 0; i < plan.launches; ++i) {
-    if (char const *why = start(state.launches[i], &state.params, operands.stream)) return refused(op, why);
-  }
   return nullptr;
 }
 
@@ -328,15 +288,35 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t) {
 }
 
 char const *plan(Family const &family, Call const &call, Plan &plan) {
-  Problem p{};
-  Slots const slots = slots_of(family, call);
-  if (char const *reason = problem_of(family, call, slots, &p)) return reason;
-  return (slots.backward ? plan_backward : plan_forward)(family.op, p, slots, call, plan);
+  State state{};
+  state.slots = slots_of(family, call);
+  if (char const *reason = problem_of(family, call, state.slots, &state.forward.problem)) return reason;
+  state.backward.problem = state.forward.problem;
+  char const *const reason = (state.slots.backward ? plan_backward : plan_forward)(family.op, state, call, plan);
+  std::memcpy(plan.state, &state, sizeof(state));
+  return reason;
 }
 
 char const *launch(Family const &family, Plan const &plan, Operands const &operands) {
-  bool const backward = family.op.variants[plan.variant].facts.kind == Kind::kNormBackward;
-  return (backward ? launch_all<BackwardParams> : launch_all<ForwardParams>)(family.op, plan, operands);
+  State state;
+  std::memcpy(&state, plan.state, sizeof(state));
+  auto const at = [&](Operand operand) -> void * {
+    int const i = state.slots.at[operand];
+    if (i < 0) return nullptr;
+    return i < plan.num_inputs ? const_cast<void *>(operands.inputs[i]) : operands.outputs[i - plan.num_inputs];
+  };
+  ForwardParams &f = state.forward;
+  f.x = at(kX), f.residual = at(kResidual), f.gamma = at(kGamma), f.beta = at(kBeta), f.y = at(kY), f.sum = at(kSum);
+  f.mean = static_cast<float *>(at(kMean)), f.rstd = static_cast<float *>(at(kRstd));
+  BackwardParams &b = state.backward;
+  b.dy = at(kDy), b.dsum = at(kDsum), b.x = f.x, b.gamma = f.gamma, b.mean = f.mean, b.rstd = f.rstd;
+  b.dx = at(kDx), b.dgamma = at(kDgamma), b.dbeta = at(kDbeta);
+  b.partial = plan.workspace_bytes > 0 ? static_cast<float *>(operands.workspace) : nullptr;
+  void *const params = state.slots.backward ? static_cast<void *>(&b) : &f;
+  for (std::int32_t i = 0; i < plan.launches; ++i) {
+    if (char const *why = start(state.launches[i], params, operands.stream)) return refused(family.op, why);
+  }
+  return nullptr;
 }
 
 }  // namespace cutefuse::row_norm
