@@ -114,26 +114,7 @@ char const *check_views(Checks const &checks) {
   return nullptr;
 }
 
-char const *problem_of(Call const &call, Problem *problem) {
-  Problem &p = *problem = Problem{};
-  Checks const checks{op, call, p};
-  checks.read_op_type();
-  p.type = p.output_type = call.inputs[0].type;
-  p.layout = Layout::kChannelsLast;
-  if ((bit_of(p.type) & kFloatTypes) == 0) {
-    return sentence("concat_conv: %s is not supported; use float32, float16 or bfloat16", name_of(p.type));
-  }
-  if (char const *reason = checks.geometry()) return reason;
-  if (char const *reason = checks.activation(kAlpha)) return reason;
-  if (char const *reason = check_views(checks)) return reason;
-  if (char const *reason = checks.sources()) return reason;
-  if (char const *reason = checks.size()) return reason;
-  if (char const *reason = checks.filter()) return reason;
-  if (char const *reason = checks.vector("bias", call.inputs[p.sources + 1])) return reason;
-  return check_outputs(checks);
-}
-
-constexpr Family kFamily = {op, kTiles, problem_of};
+constexpr Family kFamily = {op, kTiles, kAlpha, check_views, check_outputs};
 
 }  // namespace
 

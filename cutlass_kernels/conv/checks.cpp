@@ -5,7 +5,7 @@
 namespace cutefuse::conv {
 namespace {
 
-// The size of an enlarged image; too large ones stay as they are, to be refused by Checks::size.
+// The size of an enlarged image; too large ones stay as they are, to be refused by check_size.
 std::int64_t enlarged(std::int64_t size, int factor) { return size < 0 || size > (1 << 24) ? size : size * factor; }
 
 // Attributes that are plain numbers, and where each must lie.
@@ -19,16 +19,7 @@ constexpr Limit kLimits[] = {
 // Elements of which a pixel is a multiple.
 int vector_of(Type type) { return type == Type::kFloat32 ? 1 : 16 / size_of(type); }
 
-}  // namespace
-
-void Checks::read_op_type() const {
-  Variant const &variant = op.variants[call.variant];
-  p.sources = variant.facts.sources, p.outputs = variant.outputs;
-  p.activation = variant.facts.activation, p.residual = variant.facts.residual;
-  std::fill(p.upsample, p.upsample + p.sources, 1);
-}
-
-char const *Checks::geometry() const {
+char const *check_geometry(Op const &op, Call const &call, Problem &p) {
   for (Attr attr : {kChannels, kPackedSizes}) {
     if (call.attrs[attr].count == p.sources) continue;
     return sentence("%s: %s has %d values, there are %d sources; write one for each", op.name, op.attrs[attr].name,
@@ -53,14 +44,15 @@ char const *Checks::geometry() const {
   return nullptr;
 }
 
-char const *Checks::activation(int alpha) const {
+// alpha, lo and hi, which follow each other.
+char const *check_activation(Op const &op, Call const &call, Problem &p, int alpha) {
   AttrValue const *const values = call.attrs + alpha;
   p.alpha = values[0].floats[0], p.lo = values[1].floats[0], p.hi = values[2].floats[0];
   if (p.activation != Activation::kClip || p.lo <= p.hi) return nullptr;
   return sentence("%s: clip from %g to %g is empty; lo must not exceed hi", op.name, p.lo, p.hi);
 }
 
-char const *Checks::channels(int i) const {
+char const *check_channels(Op const &op, Call const &call, Problem &p, int i) {
   Tensor const &x = call.inputs[i];
   bool const view = op.variants[call.variant].facts.view;
   std::int64_t const start = p.start[i], last = start + p.C[i];
@@ -86,7 +78,7 @@ char const *Checks::channels(int i) const {
       op.name, i, p.dilation_w, (long long)p.ldx[i]);
 }
 
-char const *Checks::sources() const {
+char const *check_sources(Op const &op, Call const &call, Problem &p) {
   Tensor const &first = call.inputs[0];
   for (int i = 0; i < p.sources; ++i) {
     Tensor const &x = call.inputs[i];
@@ -114,12 +106,12 @@ char const *Checks::sources() const {
           op.name, i, (long long)x.dims[0], (long long)x.dims[2], (long long)x.dims[3], p.upsample[i],
           (long long)first.dims[0], (long long)first.dims[2], (long long)first.dims[3], p.upsample[0]);
     }
-    if (char const *reason = channels(i)) return reason;
+    if (char const *reason = check_channels(op, call, p, i)) return reason;
   }
   return nullptr;
 }
 
-char const *Checks::size() const {
+char const *check_size(Op const &op, Call const &call, Problem &p) {
   Tensor const &x = call.inputs[0];
   std::int64_t const N = x.dims[0], H = enlarged(x.dims[2], p.upsample[0]), W = enlarged(x.dims[3], p.upsample[0]);
   if (N > kInt32Max || H == 0 || H > (1 << 24) || W == 0 || W > (1 << 24)) {
@@ -164,7 +156,8 @@ char const *Checks::size() const {
   return nullptr;
 }
 
-char const *Checks::filter() const {
+// The packed filter, whose type is that of the sources.
+char const *check_filter(Op const &op, Call const &call, Problem &p) {
   Tensor const &w = call.inputs[p.sources];
   if (w.type != p.type || w.layout != Layout::kLinear || w.rank != 2 || w.ld != 0) {
     return sentence(
@@ -185,13 +178,16 @@ char const *Checks::filter() const {
   return nullptr;
 }
 
-char const *Checks::vector(char const *what, Tensor const &given) const {
+// A float32 value for each filter.
+char const *check_vector(Op const &op, Problem const &p, char const *what, Tensor const &given) {
   if (given.type == Type::kFloat32 && given.layout == Layout::kLinear && given.rank == 1 && given.dims[0] == p.K) {
     return nullptr;
   }
   return sentence("%s: the %s must be a float32 vector of %d, it is %s of rank %d; repack it, with zeros for no bias",
                   op.name, what, p.K, name_of(given.type), given.rank);
 }
+
+}  // namespace
 
 char const *Checks::pixels(char const *what, Tensor const &y, Type type, int channels, std::int64_t *ld) const {
   bool const blocks = type == Type::kInt8 && p.layout == Layout::kBlocks32;
@@ -212,6 +208,33 @@ char const *Checks::pixels(char const *what, Tensor const &y, Type type, int cha
                     what, (long long)y.dims[d], (long long)expected[d]);
   }
   return nullptr;
+}
+
+char const *problem_of(Family const &family, Call const &call, Problem *problem) {
+  Problem &p = *problem = Problem{};
+  Op const &op = family.op;
+  Variant const &variant = op.variants[call.variant];
+  bool const int8 = variant.facts.quantised;
+  p.sources = variant.facts.sources, p.outputs = variant.outputs;
+  p.activation = variant.facts.activation, p.residual = variant.facts.residual;
+  p.type = p.output_type = int8 ? Type::kInt8 : call.inputs[0].type;
+  p.layout = int8 ? call.inputs[0].layout : Layout::kChannelsLast;
+  std::fill(p.upsample, p.upsample + p.sources, 1);
+  if (!int8 && (bit_of(p.type) & kFloatTypes) == 0) {
+    return sentence("%s: %s is not supported; use float32, float16 or bfloat16", op.name, name_of(p.type));
+  }
+  Checks const checks{op, call, p};
+  if (char const *reason = check_geometry(op, call, p)) return reason;
+  if (char const *reason = check_activation(op, call, p, family.alpha)) return reason;
+  if (char const *reason = family.check_own(checks)) return reason;
+  if (char const *reason = check_sources(op, call, p)) return reason;
+  if (char const *reason = check_size(op, call, p)) return reason;
+  if (char const *reason = check_filter(op, call, p)) return reason;
+  Tensor const *const vectors = call.inputs + p.sources + 1;
+  char const *const scales = int8 ? check_vector(op, p, "scales of the filter", vectors[0]) : nullptr;
+  if (scales != nullptr) return scales;
+  if (char const *reason = check_vector(op, p, "bias", vectors[int8])) return reason;
+  return family.check_outputs(checks);
 }
 
 }  // namespace cutefuse::conv

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "conv/problem.h"
+#include "conv/params.h"
 
 namespace cutefuse::conv {
 
@@ -28,30 +28,27 @@ constexpr std::int64_t kInt32Max = 0x7fffffff;
 
 inline bool known(std::int64_t size) { return size >= 0; }
 
-// Each check reads a part of the call, fills that part of the problem, and returns null or why it is refused. The order
-// is that of the list; the problem's type and layout are set before.
+// A call whose problem is being filled in. Each check of an operator reads a part of the call, fills that part of the
+// problem, and returns null or why it is refused.
 struct Checks {
   Op const &op;
   Call const &call;
   Problem &p;
 
-  // Sources, outputs, activation and residual, according to the op_type.
-  void read_op_type() const;
-  char const *geometry() const;
-  // alpha, lo and hi, which follow each other.
-  char const *activation(int alpha) const;
-  // Channel ranges and enlargements are set before.
-  char const *sources() const;
-  char const *size() const;
-  // The packed filter, whose type is that of the sources.
-  char const *filter() const;
-  // A float32 value for each filter.
-  char const *vector(char const *what, Tensor const &given) const;
   // A tensor like the output or a channel range of it: y, y_j or z.
   char const *pixels(char const *what, Tensor const &given, Type type, int channels, std::int64_t *ld) const;
-
- private:
-  char const *channels(int source) const;
 };
+
+// What tells one operator from another.
+struct Family {
+  Op const &op;
+  Span<Tile> tiles;                              // the Ampere path's
+  int alpha;                                     // attribute, before lo and hi
+  char const *(*check_own)(Checks const &);      // the sources' channel ranges and enlargements, or scales
+  char const *(*check_outputs)(Checks const &);  // and the residual; all else is known
+};
+
+// Null, and the call as a problem, or why it is refused.
+char const *problem_of(Family const &family, Call const &call, Problem *problem);
 
 }  // namespace cutefuse::conv

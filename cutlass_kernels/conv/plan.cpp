@@ -95,12 +95,12 @@ char const *launch_sm80(Op const &op, Plan const &plan, Operands const &operands
 
 char const *reject(Family const &family, Call const &call) {
   Problem p;
-  return family.problem_of(call, &p);
+  return problem_of(family, call, &p);
 }
 
 std::int64_t workspace_bytes(Family const &family, Call const &call) {
   Problem p;
-  if (family.problem_of(call, &p) != nullptr) return -1;
+  if (problem_of(family, call, &p) != nullptr) return -1;
   Problem wide = p;
   wide.Q = -1;  // whose tiles may run larger images, and other devices
   std::int64_t bytes = 0;
@@ -113,7 +113,7 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
 // The Ampere tiles come after Hopper's on Hopper, and before them where the device is not known.
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
-  if (family.problem_of(call, &p) != nullptr) return 0;
+  if (problem_of(family, call, &p) != nullptr) return 0;
   struct Candidate {
     std::int32_t id;
     bool later;  // ranked after all without this flag
@@ -139,7 +139,7 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
 
 char const *obstacle(Family const &family, Call const &call, std::int32_t config) {
   Problem p;
-  family.problem_of(call, &p);
+  problem_of(family, call, &p);
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (call.sm != 90) return "this call";
   if (is_upsampled(p)) return "enlarged sources";
@@ -158,7 +158,7 @@ double predicted_us(Family const &family, Call const &call) {
 
 char const *plan(Family const &family, Call const &call, Plan &plan) {
   Problem p;
-  if (char const *reason = family.problem_of(call, &p)) return reason;
+  if (char const *reason = problem_of(family, call, &p)) return reason;
   if (p.N == 0) return nullptr;
   Op const &op = family.op;
   plan.operands = (1u << (call.num_inputs + call.num_outputs)) - 1;  // a convolution has none that may be absent

@@ -2,17 +2,11 @@
 // addresses are filled in.
 #pragma once
 
+#include "conv/checks.h"
 #include "conv/cost.h"
 #include "conv/sm90/tiles.h"
 
 namespace cutefuse::conv {
-
-// What tells one operator from another: its Ampere tiles, and what it accepts.
-struct Family {
-  Op const &op;
-  Span<Tile> tiles;
-  char const *(*problem_of)(Call const &call, Problem *problem);
-};
 
 // The functions of Op.
 char const *reject(Family const &family, Call const &call);

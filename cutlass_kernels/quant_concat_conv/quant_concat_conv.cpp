@@ -88,24 +88,7 @@ char const *check_output(Checks const &checks) {
   return checks.pixels("output", checks.call.outputs[0], p.output_type, p.K, &p.ldy);
 }
 
-char const *problem_of(Call const &call, Problem *problem) {
-  Problem &p = *problem = Problem{};
-  Checks const checks{op, call, p};
-  checks.read_op_type();
-  p.type = Type::kInt8;
-  p.layout = call.inputs[0].layout;
-  if (char const *reason = checks.geometry()) return reason;
-  if (char const *reason = checks.activation(kAlpha)) return reason;
-  if (char const *reason = check_scales(checks)) return reason;
-  if (char const *reason = checks.sources()) return reason;
-  if (char const *reason = checks.size()) return reason;
-  if (char const *reason = checks.filter()) return reason;
-  if (char const *reason = checks.vector("scales of the filter", call.inputs[p.sources + 1])) return reason;
-  if (char const *reason = checks.vector("bias", call.inputs[p.sources + 2])) return reason;
-  return check_output(checks);
-}
-
-constexpr Family kFamily = {op, kTiles, problem_of};
+constexpr Family kFamily = {op, kTiles, kAlpha, check_scales, check_output};
 
 }  // namespace
 

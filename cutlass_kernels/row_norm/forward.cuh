@@ -59,7 +59,6 @@ template <class Element, int kVectors, bool kWarp, bool kShifted, bool kResidual
 __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
                                   forward_blocks(kWarp, kVectors, kResidual || (kLayer && !kClusters)))
     row_norm_forward(ForwardParams const p) {
-  constexpr int kVec = kVector<Element>;
   __shared__ MomentSlots<kWarp ? 1 : 32> slots;
   int const lanes = kWarp ? 1 << p.log_lanes : int(blockDim.x),
             thread = kWarp ? threadIdx.x & (lanes - 1) : threadIdx.x;
@@ -90,9 +89,7 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
   for (int i = 0; i < kVectors; ++i) {
     if constexpr (kResidual) {
       rX.values[i] = to_float<Element>(raw[i]);
-      Values<Element> const rR = to_float<Element>(other[i]);
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) rX.values[i][j] += rR[j];
+      rX.values[i] = rX.values[i] + to_float<Element>(other[i]);
       row.store(p.sum, i * lanes + thread, from_float<Element>(rX[i]));
     } else {
       rX.raw[i] = raw[i];
@@ -127,11 +124,7 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
   Row<Element, true> const row(blockIdx.x, p.problem);
   auto const load = [&](int v) {
     Values<Element> rX = to_float<Element>(row.load(p.x, v));
-    if (p.residual != nullptr) {
-      Values<Element> const rR = to_float<Element>(row.load(p.residual, v));
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) rX[j] += rR[j];
-    }
+    if (p.residual != nullptr) rX = rX + to_float<Element>(row.load(p.residual, v));
     return rX;
   };
 
@@ -141,9 +134,7 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
     float const count = float(row.elements(v));
     Deviations<true> of;
     if (p.problem.layer) {
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) of.centre += rX[j];
-      of.centre = __fdividef(of.centre, count);
+      of.centre = __fdividef(sum_of(rX, 0.f), count);
     }
     CUTE_UNROLL
     for (int j = 0; j < kVec; ++j) {

@@ -7,15 +7,6 @@
 
 namespace cutefuse::row_norm {
 
-// gamma or beta beside a vector of the same type.
-template <class Element>
-struct Beside {
-  uint4 raw;
-  CUTE_DEVICE Values<Element> values() const {
-    return to_float<Element>(reinterpret_cast<Vector<Element> const &>(raw));
-  }
-};
-
 // A row on lanes of a warp, or on a block.
 template <class Element, int kVectors, bool kWarp, bool kLayer>
 __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
@@ -36,14 +27,14 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
   let_next_kernel_start();
 
   Fragment<Element, kVectors, true> rX;
-  Beside<Element> rG[kVectors], rB[kVectors];
+  Parameter<Element, Element, false> rG[kVectors], rB[kVectors];
   CUTE_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     reinterpret_cast<uint4 &>(rX.raw[i]) = load_vector(row.at(static_cast<Element const *>(p.x), i * lanes + thread));
   }
   auto const load_parameters = [&](int i) {
-    rG[i].raw = load_vector(mG + i * lanes);
-    if (kLayer) rB[i].raw = load_vector(mB + i * lanes);
+    rG[i].raw[0] = load_vector(mG + i * lanes);
+    if (kLayer) rB[i].raw[0] = load_vector(mB + i * lanes);
   };
   CUTE_UNROLL
   for (int i = 0; kHeld && i < kVectors; ++i) load_parameters(i);
@@ -96,11 +87,11 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forw
   for (int i = 0; i < kVectors; ++i) rX.forget(i, p.zero);
   CUTE_UNROLL
   for (int base = 0; base < kVectors; base += kAtOnce) {
-    Beside<Element> rG[kAtOnce], rB[kAtOnce];
+    Parameter<Element, Element, false> rG[kAtOnce], rB[kAtOnce];
     CUTE_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
-      rG[i].raw = load_vector(mG + (base + i) * kThreads);
-      if (kLayer) rB[i].raw = load_vector(mB + (base + i) * kThreads);
+      rG[i].raw[0] = load_vector(mG + (base + i) * kThreads);
+      if (kLayer) rB[i].raw[0] = load_vector(mB + (base + i) * kThreads);
     }
     CUTE_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {

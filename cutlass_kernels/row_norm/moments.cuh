@@ -29,6 +29,14 @@ struct Deviations {
   }
 };
 
+// sum + values[0] + values[1] + ..., in this order.
+template <class Numbers>
+CUTE_DEVICE float sum_of(Numbers const &values, float sum) {
+  CUTE_UNROLL
+  for (int j = 0; j < Numbers::kElements; ++j) sum += values[j];
+  return sum;
+}
+
 // The values of a thread are its vectors first, first + stride, ... of the row. kEqual: it has all of them.
 template <bool kLayer, bool kEqual, class Element, int kVectors, bool kShifted, bool kPacked>
 CUTE_DEVICE Moments moments_of(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
@@ -39,11 +47,7 @@ CUTE_DEVICE Moments moments_of(ForwardParams const &p, Row<Element, kShifted> co
   if constexpr (kLayer) {
     float sum = 0.f;
     CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      Values<Element> const values = rX[i];
-      CUTE_UNROLL
-      for (int j = 0; j < kVec; ++j) sum += values[j];
-    }
+    for (int i = 0; i < kVectors; ++i) sum = sum_of(rX[i], sum);
     of.centre = sum * (1.f / (kVectors * kVec));
     if constexpr (!kEqual) {
       count = 0;
@@ -73,10 +77,7 @@ CUTE_DEVICE Moments moments_of_vectors(Get const &vector) {
   Deviations<kLayer> of;
   constexpr int kVec = decltype(vector(0))::kElements;
   if constexpr (kLayer) {
-    auto const values = vector(0);
-    CUTE_UNROLL
-    for (int j = 0; j < kVec; ++j) of.centre += values[j];
-    of.centre *= 1.f / kVec;
+    of.centre = sum_of(vector(0), 0.f) * (1.f / kVec);
   }
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) {

@@ -154,6 +154,7 @@ struct Parameter {
   static constexpr int kLoads = int(sizeof(Param) / sizeof(Element));
   uint4 raw[kLoads];
 
+  Parameter() = default;
   // `absent`, two elements or one, is where there is no such operand or no column: no branch in the way of the loads.
   CUTE_DEVICE Parameter(void const *mP, Row<Element, kShifted> const &row, int v, uint32_t absent) {
     CUTE_UNROLL
