@@ -89,7 +89,9 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
   for (int i = 0; i < kVectors; ++i) {
     if constexpr (kResidual) {
       rX.values[i] = to_float<Element>(raw[i]);
-      rX.values[i] = rX.values[i] + to_float<Element>(other[i]);
+      Values<Element> const rR = to_float<Element>(other[i]);
+      CUTE_UNROLL
+      for (int j = 0; j < kVector<Element>; ++j) rX.values[i][j] += rR[j];
       row.store(p.sum, i * lanes + thread, from_float<Element>(rX[i]));
     } else {
       rX.raw[i] = raw[i];
@@ -124,7 +126,11 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
   Row<Element, true> const row(blockIdx.x, p.problem);
   auto const load = [&](int v) {
     Values<Element> rX = to_float<Element>(row.load(p.x, v));
-    if (p.residual != nullptr) rX = rX + to_float<Element>(row.load(p.residual, v));
+    if (p.residual != nullptr) {
+      Values<Element> const rR = to_float<Element>(row.load(p.residual, v));
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) rX[j] += rR[j];
+    }
     return rX;
   };
 
@@ -134,7 +140,9 @@ __global__ void __launch_bounds__(kStreamThreads) row_norm_forward_stream(Forwar
     float const count = float(row.elements(v));
     Deviations<true> of;
     if (p.problem.layer) {
-      of.centre = __fdividef(sum_of(rX, 0.f), count);
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) of.centre += rX[j];
+      of.centre = __fdividef(of.centre, count);
     }
     CUTE_UNROLL
     for (int j = 0; j < kVec; ++j) {

@@ -34,7 +34,11 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forwar
   };
   auto const values = [&](int t) {
     Values<Element> r = to_float<Element>(reinterpret_cast<Vector<Element> const &>(held[t]));
-    if (residual) r = r + to_float<Element>(reinterpret_cast<Vector<Element> const &>(held[p.slice + t]));
+    if (residual) {
+      Values<Element> const rR = to_float<Element>(reinterpret_cast<Vector<Element> const &>(held[p.slice + t]));
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) r[j] += rR[j];
+    }
     return r;
   };
   wait_for_previous_kernel();

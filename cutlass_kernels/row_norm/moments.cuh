@@ -29,14 +29,6 @@ struct Deviations {
   }
 };
 
-// sum + values[0] + values[1] + ..., in this order.
-template <class Numbers>
-CUTE_DEVICE float sum_of(Numbers const &values, float sum) {
-  CUTE_UNROLL
-  for (int j = 0; j < Numbers::kElements; ++j) sum += values[j];
-  return sum;
-}
-
 // The values of a thread are its vectors first, first + stride, ... of the row. kEqual: it has all of them.
 template <bool kLayer, bool kEqual, class Element, int kVectors, bool kShifted, bool kPacked>
 CUTE_DEVICE Moments moments_of(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
@@ -47,7 +39,11 @@ CUTE_DEVICE Moments moments_of(ForwardParams const &p, Row<Element, kShifted> co
   if constexpr (kLayer) {
     float sum = 0.f;
     CUTE_UNROLL
-    for (int i = 0; i < kVectors; ++i) sum = sum_of(rX[i], sum);
+    for (int i = 0; i < kVectors; ++i) {
+      Values<Element> const values = rX[i];
+      CUTE_UNROLL
+      for (int j = 0; j < kVec; ++j) sum += values[j];
+    }
     of.centre = sum * (1.f / (kVectors * kVec));
     if constexpr (!kEqual) {
       count = 0;
@@ -77,7 +73,10 @@ CUTE_DEVICE Moments moments_of_vectors(Get const &vector) {
   Deviations<kLayer> of;
   constexpr int kVec = decltype(vector(0))::kElements;
   if constexpr (kLayer) {
-    of.centre = sum_of(vector(0), 0.f) * (1.f / kVec);
+    auto const values = vector(0);
+    CUTE_UNROLL
+    for (int j = 0; j < kVec; ++j) of.centre += values[j];
+    of.centre *= 1.f / kVec;
   }
   CUTE_UNROLL
   for (int i = 0; i < kCount; ++i) {
@@ -142,19 +141,10 @@ CUTE_DEVICE void merge_equal(Moments &mine, int lanes) {
 }
 
 // Where the warps of a row leave their moments; `arrived` counts what came from other blocks of a cluster.
-// kEqual: they have counts alike and no rest.
 template <int kWarps>
 struct MomentSlots {
   float squares[kWarps], mean[kWarps], rest[kWarps], count[kWarps];
   uint64_t arrived;
-
-  // visit(slot, member of Moments) for every number that is left.
-  template <bool kLayer, bool kEqual, class Moments, class Visit>
-  CUTE_DEVICE void each(int slot, Moments &of, Visit const &visit) {
-    visit(squares[slot], of.squares);
-    if (kLayer) visit(mean[slot], of.mean);
-    if (kLayer && !kEqual) visit(rest[slot], of.rest), visit(count[slot], of.count);
-  }
 };
 
 // The moments of a row that `lanes` lanes of a warp share (kWarp), or all warps of a block. kEqual: every thread has as
@@ -174,11 +164,17 @@ CUTE_DEVICE Moments merge_row(Moments mine, int lanes, MomentSlots<kWarps> &slot
   merge(32);
   if (lanes <= 32) return mine;
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = lanes / 32;
-  if (lane == 0) slots.template each<kLayer, kEqual>(warp, mine, [](float &to, float from) { to = from; });
+  if (lane == 0) {
+    slots.squares[warp] = mine.squares;
+    if (kLayer) slots.mean[warp] = mine.mean;
+    if (kLayer && !kEqual) slots.rest[warp] = mine.rest, slots.count[warp] = mine.count;
+  }
   __syncthreads();
   int const width = kEqual ? warps : 1 << (32 - __clz(warps - 1)), from = lane & (width - 1);
   bool const there = kEqual || from < warps;
-  slots.template each<kLayer, kEqual>(from, mine, [&](float &slot, float &to) { to = there ? slot : 0.f; });
+  mine.squares = there ? slots.squares[from] : 0.f;
+  if (kLayer) mine.mean = there ? slots.mean[from] : 0.f;
+  if (kLayer && !kEqual) mine.rest = there ? slots.rest[from] : 0.f, mine.count = there ? slots.count[from] : 0.f;
   merge(width);
   return mine;
 }
@@ -198,8 +194,12 @@ CUTE_DEVICE Moments merge_cluster(Moments mine, int cluster, MomentSlots<kWarps>
     mine = merge_lanes<kLayer>(own, 32);
   }
   if (lane < cluster) {
-    slots.template each<kLayer, kEqual>(
-        to, mine, [&](float &slot, float value) { store_remote(&slot, &slots.arrived, lane, value); });
+    store_remote(&slots.squares[to], &slots.arrived, lane, mine.squares);
+    if (kLayer) store_remote(&slots.mean[to], &slots.arrived, lane, mine.mean);
+    if (kLayer && !kEqual) {
+      store_remote(&slots.rest[to], &slots.arrived, lane, mine.rest);
+      store_remote(&slots.count[to], &slots.arrived, lane, mine.count);
+    }
   }
   constexpr int kNumbers = !kLayer ? 1 : kEqual ? 2 : 4;
   if (threadIdx.x == 0) cute::set_barrier_transaction_bytes(slots.arrived, all * kNumbers * int(sizeof(float)));
@@ -216,7 +216,8 @@ CUTE_DEVICE Moments merge_cluster(Moments mine, int cluster, MomentSlots<kWarps>
   for (int i = 0; i < 2; ++i) {
     int const from = lane + 32 * i;
     if (from >= all) continue;
-    slots.template each<kLayer, kEqual>(from, part[i], [](float &slot, float &to_part) { to_part = slot; });
+    part[i].squares = slots.squares[from];
+    if (kLayer) part[i].mean = slots.mean[from], part[i].rest = slots.rest[from], part[i].count = slots.count[from];
   }
   return merge_lanes<kLayer>(part, 32);
 }
