@@ -25,7 +25,7 @@ from cutefuse.commands.optimize import main, seconds
 from cutefuse.engine import bench, bench_tensorrt, device, tensorrt_api
 from cutefuse.engine import build as engine
 from cutefuse.errors import CutefuseError
-from cutefuse.report.optimize import Request, optimize
+from cutefuse.report.optimize import Request, engine_shapes, optimize
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.rewrite.patch import Options
 
@@ -179,6 +179,25 @@ def test_the_first_graph_takes_what_may_pay(model: Path, stub: Path) -> None:
     data = optimize(Request(model, model.parent / "out", patch=options))
     assert [s["status"] for s in data["sites"]] == ["kept", "left out"] and data["builds"] == 2
     assert "costs 40" in data["sites"][1]["reason"] and data["sites"][0]["predicted_us"] == -0.5
+
+
+@pytest.mark.parametrize(
+    "dims, kind, given, want",
+    [
+        ("n,3,8,8", "trtexec", {}, {"a": (1, 3, 8, 8)}),
+        ("n,3,8,8", "torch", {}, {"a": (1, 3, 8, 8)}),
+        ("n,3,8,8", "torch", {"a": [4, 3, 8, 8]}, {"a": (4, 3, 8, 8)}),
+        ("1,3,8,8", "trtexec", {}, {}),
+        ("n,3,h,w", "torch", {}, {"a": (1, 3, 64, 64)}),
+        ("n,3,h,w", "trtexec", {}, {}),
+        ("n,3,h,w", "trtexec", {"a": [1, 3, 8, 8]}, {"a": (1, 3, 8, 8)}),
+    ],
+)
+def test_predictions_are_for_the_sizes_of_the_engine(
+    tmp_path: Path, dims: str, kind: str, given: dict[str, list[int]], want: dict[str, tuple[int, ...]]
+) -> None:
+    onnx.save(graph("y = Relu(a)", {}, inputs={"a": dims}), str(tmp_path / "m.onnx"))
+    assert engine_shapes(tmp_path / "m.onnx", given, kind) == want
 
 
 def test_where_nothing_should_pay_nothing_is_tried_and_it_says_so(model: Path, stub: Path) -> None:

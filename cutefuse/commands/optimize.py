@@ -26,7 +26,7 @@ from cutefuse.engine.noise import HOW
 from cutefuse.engine.optimize import Limits, Outcome
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, first_choice, optimize, pages
+from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, engine_shapes, first_choice, optimize, pages
 from cutefuse.report.tuned import best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, patch
 
@@ -151,7 +151,8 @@ def main(argv: list[str] | None = None) -> int:
             with contextlib.suppress(CutefuseError):  # no engine here: the predictions are TensorRT's
                 kind = choose_backend(args.backend)
             with json_alone(args.json) as tell:
-                tried = first_choice(replace(options, dry_run=True), kind)
+                shapes = engine_shapes(args.model, options.shapes, kind)
+                tried = first_choice(replace(options, dry_run=True, shapes=shapes), kind)
                 result = patch(args.model, args.output / args.model.name, tried)
                 show(result, False)
                 tell(result.report)

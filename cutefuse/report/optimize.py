@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import cutefuse
 from cutefuse.engine import build as engines
 from cutefuse.engine import plugins, trtexec
 from cutefuse.engine.bench import BEST, PLAIN, Built, Shelf
+from cutefuse.engine.inputs import InputSpec, resolve
 from cutefuse.engine.optimize import Bench, Graph, Limits, Loop, Outcome, Worth
 from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
@@ -97,6 +98,7 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
     with shelf.open():
         source = _converted(request, shelf) if request.dtype else request.model
         options = replace(first_choice(request.patch, kind), keep_float32=())  # the conversion is done
+        options = replace(options, shapes=engine_shapes(request.model, options.shapes, kind))
         rewriter = Rewriter(source, shelf, options)
         bench = _bench(kind, request, shelf)
         head = {
@@ -171,6 +173,20 @@ def first_choice(options: Options, kind: str) -> Options:
     least_us = FIRST_GAIN_US if options.min_gain_us is None and not options.all_sites else options.min_gain_us
     engine = TORCH if kind == "torch" else TENSORRT
     return replace(options, functions=bodies, engine=engine, trt_version=text, min_gain_us=least_us)
+
+
+def engine_shapes(model: Path, given: Mapping[str, Sequence[int]], kind: str) -> dict[str, Sequence[int]]:
+    """The sizes of dynamic inputs that the engine will have, so that predictions are for these: those given, else what
+    the back end takes for an open batch (1). Other open axes stay open in TensorRT, which builds them for 1 too."""
+    graph = load_model(model).graph
+    weights = {i.name for i in graph.initializer}
+    tensors = [i for i in graph.input if i.name not in weights and i.type.tensor_type.HasField("shape")]
+    dims = {i.name: [d.dim_value or d.dim_param or None for d in i.type.tensor_type.shape.dim] for i in tensors}
+    open_axes = {name: [a for a, d in enumerate(own) if not isinstance(d, int)] for name, own in dims.items()}
+    if kind != "torch" and any(axes not in ([], [0]) for name, axes in open_axes.items() if name not in given):
+        return dict(given)
+    specs = [InputSpec(name, tuple(own), "float32") for name, own in dims.items()]
+    return {name: size for name, size in resolve(specs, given).items() if open_axes[name]}
 
 
 def _tensorrt(kind: str) -> tuple[int, int, int] | None:
