@@ -64,7 +64,9 @@ def build(
 
 
 def one_image(model: Any) -> dict[str, list[int]]:
-    """Sizes for a run of one image: of the inputs of an onnx.ModelProto whose first axis alone is dynamic."""
+    """Sizes for a run of one image: of the inputs of an onnx.ModelProto whose first axis at most is dynamic."""
     stored = {t.name for t in model.graph.initializer}
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
-    return {name: [1, *dims[1:]] for name, dims in sizes.items() if name not in stored and dims and all(dims[1:])}
+    return {
+        name: [dims[0] or 1, *dims[1:]] for name, dims in sizes.items() if name not in stored and dims and all(dims[1:])
+    }

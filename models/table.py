@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -33,8 +34,9 @@ Sizes are the small ones of the generators; only verdicts that depend on sizes c
 `python -m models yolov8s --batch 8` writes a network at the size it is deployed with.
 
 - sites: candidates / fused nodes / refused, all operators together
-- also fused: nodes with enlarged sources (upsample), with sources that are channel ranges (ranges), with a residual;
-  candidates that a neighbour on the same Concat computes too (merged)
+- also fused: nodes that read one tensor instead of a Concat (single), with enlarged sources (upsample), with sources
+  that are channel ranges (ranges), with a residual; candidates that a neighbour on the same sources computes too
+  (merged)
 - MB gone: traffic of tensors that the fused graph no longer writes and reads, for one image of the small size
 - error: largest difference of any output, and of the result of any site, between original and patched model in ONNX
   Runtime, relative to the largest value of its channel; `undone`: any output after `cutefuse unpatch`
@@ -104,7 +106,8 @@ def row(host: Host, name: str, dtype: str, model: onnx.ModelProto, reasons: Coun
         onnx.save(model, str(source))
         result = patch(source, output, Options(all_sites=True, verify=True, shapes=models.one_image(model)))
         summary = result.report["summary"]
-        reasons.update(s["reason"] for s in result.report["sites"] if s["status"] == "refused")
+        refused = [s["reason"] for s in result.report["sites"] if s["status"] == "refused"]
+        reasons.update(re.sub("'[^']*'", "'...'", reason) for reason in refused)  # names are one model's own
         error = undone = plugins = "-"
         if result.report["verify"]:
             error = worst(result.report["verify"])
