@@ -136,6 +136,19 @@ def test_kernels_between_two_of_triton_are_shared_among_the_calls_there() -> Non
     assert align(["c", "c2", "d", "d2", "triton_0"], sources) == [0, 0, 1, 1, 2]
 
 
+def test_a_fused_node_ends_with_its_kernel() -> None:
+    """Copies and fills before the first one are its own, not the next one's; a library's calls share the rest."""
+    from cutefuse.engine.torch_layers import KernelSource, align
+
+    ours = "void cutefuse::conv::conv_sm90_im2col"
+    fused = [KernelSource("", (), 7), KernelSource("", (), 8), KernelSource("")]
+    assert align(["fill", "copy", ours, ours, "nchw", "cudnn"], fused) == [0, 0, 0, 1, 2, 2]
+    assert align([ours, ours], fused) == [0, 1]
+    assert align(["cudnn", ours, "cudnn", ours], [fused[2], fused[0], fused[2], fused[1]]) == [0, 1, 2, 3]
+    assert align([ours, ours, ours, "cudnn"], fused) == [0, 0, 1, 2], "one node has two kernels: nothing tells which"
+    assert align(["fill", ours, "more"], fused[:1]) == [0, 0, 0]
+
+
 def test_a_compiled_layer_knows_its_steps() -> None:
     from cutefuse.engine.torch_layers import compiled_layers, kernel_sources
 

@@ -24,6 +24,7 @@ from cutefuse.engine.torch_graph.fused import FusedNode
 from cutefuse.engine.torch_graph.program import Program, Step
 
 _REGION = "cutefuse step "
+_OURS = "cutefuse::"  # in the names of our kernels
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 
@@ -223,14 +224,36 @@ def align(kernels: Sequence[str], sources: Sequence[KernelSource]) -> list[int |
         stop = next((i for i in range(at, len(sources)) if sources[i].name), len(sources))
         calls, gap = list(range(at, stop)), end - position
         if gap and calls:
-            for i in range(gap):  # several kernels of a call lie together; one call takes them all
-                result[position + i] = calls[i * len(calls) // gap]
+            result[position:end] = _between([_OURS in k for k in kernels[position:end]], calls, sources)
         if end < len(kernels) and stop < len(sources):
             if sources[stop].name != kernels[end]:
                 return result  # not the code that ran
             result[end] = stop
             stop += 1
         position, at = end + 1, stop
+    return result
+
+
+def _between(ours: Sequence[bool], calls: Sequence[int], sources: Sequence[KernelSource]) -> list[int | None]:
+    """For each kernel of some calls of libraries, in order, its call. `ours`: whether it is a kernel of cutefuse.
+
+    Several kernels of a call lie together. Where each fused node has one kernel of ours, that is its last one, after
+    copies and fills; calls that nothing tells apart share their kernels evenly.
+    """
+    fused = [i for i, call in enumerate(calls) if sources[call].handle >= 0]
+    anchors = [i for i, own in enumerate(ours) if own]
+    if len(fused) != len(anchors):
+        fused, anchors = [], []
+    result: list[int | None] = []
+    first = 0
+    for at, end in zip([*fused, len(calls)], [*(a + 1 for a in anchors), len(ours)], strict=True):
+        others, count = calls[first:at], end - len(result) - (at < len(calls))
+        if others:
+            result += [others[i * len(others) // count] for i in range(count)]
+        else:
+            result += [calls[min(at, len(calls) - 1)]] * count
+        result += calls[at : at + 1]
+        first = at + 1
     return result
 
 
