@@ -148,7 +148,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
 
 double predicted_us(Family const &family, Call const &call) {
   Problem p;
-  if (family.problem_of(call, &p) != nullptr) return -1;
+  if (problem_of(family, call, &p) != nullptr) return -1;
   if (p.N == 0) return 0;
   Target const target(call);
   if (Tile const *const tile = find_id(family.tiles, call.config)) return cost_us(*tile, p, target);
