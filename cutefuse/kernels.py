@@ -238,7 +238,7 @@ def configs(call: Call) -> list[int]:
 
 
 def predicted_us(call: Call) -> float | None:
-    """Microseconds that the call should take with its tile, or the best guess; needs no GPU.
+    """Microseconds that the call should take inside a network with its tile, or the best guess; needs no GPU.
 
     None where a size is not known, the operator has no model, or the call is rejected. The constants of the models are
     an H200's, whatever `sm` says; `sm` and `sm_count` decide which tiles can run and in how many rounds.

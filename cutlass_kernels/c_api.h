@@ -29,7 +29,8 @@ CUTEFUSE_EXPORT std::int32_t cutefuse_configs(std::int32_t op, cutefuse::Call co
                                               std::int32_t capacity);
 
 // Microseconds that the call should take with its tile, or the best guess, where config is 0; negative where a size is
-// not known, no model of the operator exists, or the call is rejected. The constants of the model are an H200's.
+// not known, no model of the operator exists, or the call is rejected. Inside a network, warm; the constants are an
+// H200's.
 CUTEFUSE_EXPORT double cutefuse_predicted_us(std::int32_t op, cutefuse::Call const *call);
 
 // Works a call out, once per shape, for the current device; null when done, else one sentence. The plan is plain data

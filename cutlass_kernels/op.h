@@ -201,7 +201,7 @@ char const *reject(Op const &op, Call const &call);
 // The tile that does the work of one: itself, or its heir when it has been retired; 0 for an unknown id.
 std::int32_t living_config(Op const &op, std::int32_t id);
 // Microseconds that a legal call should take with its tile, or the best guess, where config is 0. Negative where a size
-// or the model is missing, or the tile cannot run it. The constants of the models are an H200's.
+// or the model is missing, or the tile cannot run it. Inside a network, warm; the constants are an H200's.
 double predicted_us(Op const &op, Call const &call);
 // All that costs host time, once for each shape: judging, the choice of a tile, dividers, the kernels' parameters and
 // attributes.

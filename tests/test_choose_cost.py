@@ -60,7 +60,7 @@ def test_our_kernels_take_what_was_recorded() -> None:
 def test_the_convolutions_of_cudnn_take_what_was_recorded() -> None:
     ratios = [engine_us(name) / recorded_us(name, "cudnn_precat") for name in SHAPES]
     assert statistics.geometric_mean(ratios) == pytest.approx(1, abs=0.05)
-    assert 0.7 < min(ratios) and max(ratios) < 1.35
+    assert 0.7 < min(ratios) and max(ratios) < 1.4
 
 
 def test_a_tile_that_is_named_is_the_one_predicted() -> None:
@@ -87,7 +87,9 @@ def test_more_work_takes_longer_and_nothing_takes_no_time() -> None:
     large = replace(small, N=64)
     device = device_of(90)
     assert 2.0 < convolution_us(small, device) < convolution_us(large, device)
-    assert device.pass_us(0) > 1.0 and device.pass_us(4_000_000) - device.pass_us(0) == device.move_us(4_000_000)
+    assert device.pass_us(0) > 1.0
+    assert device.pass_us(4_000_000) - device.pass_us(0) == pytest.approx(device.move_us(4_000_000))
+    assert device.join_us(4_000_000) > device.pass_us(8_000_000) < device.copy_us(8_000_000)
 
 
 def test_other_gpus_are_scaled_by_their_peaks() -> None:

@@ -110,8 +110,6 @@ def test_any_output_of_a_plugin_is_copied() -> None:
     assert verdicts(plain, "d") == ["", ""]
     assert verdicts(plain.fused(site.match), "d")[1].startswith("a fused node's output")
     assert verdicts(plain.fused(site.match).unfused(site.match), "d") == ["", ""]
-    torch = wiring(cleaned.whole, TORCH).fused(site.match)
-    assert verdicts(torch, "d")[1].startswith("a fused node's output")
 
 
 @pytest.mark.parametrize(
@@ -139,11 +137,29 @@ def test_a_tensor_twice_in_a_concat_is_copied_once() -> None:
     assert verdicts(wires, "d") == ["", "it is there twice"]
 
 
-def test_triton_writes_enlarged_tensors_in_place_and_merges_no_convolutions() -> None:
-    body = "u = Resize(a, , two) v = Relu(u) d = Concat<axis=1>(u, v) y = Relu(d)"
-    wires = wired(body, {"two": np.array([1, 1, 2, 2], np.float32)}, {"a": "1,8,6,6"}, TORCH)
-    assert verdicts(wires, "d") == ["", ""]
-    assert set(verdicts(inception(TORCH), "c")) == {""}
+def test_triton_joins_all_inputs_in_a_kernel_that_computes_what_it_alone_reads() -> None:
+    body = (
+        "u = Resize(a, , two) v = Relu(a) x = Relu(b) d = Concat<axis=1>(u, v) e = Concat<axis=1>(x, b) "
+        "z = Neg(x) y = Relu(d) y2 = Relu(e) y3 = Relu(z)"
+    )
+    values = {"two": np.array([1, 1, 2, 2], np.float32)}
+    inputs = {"a": "1,8,6,6", "b": "1,8,6,6"}
+    model = graphs.graph(body.replace("Relu(a)", "Resize<mode=\"linear\">(a, , two)"), values, inputs=inputs,
+                         outputs=("y", "y2", "y3"))  # fmt: skip
+    wires = wiring(find_sites(model, Path())[0].whole, TORCH)
+    assert verdicts(wires, "d") == ["Triton joins the inputs in a kernel"] * 2
+    assert wires.absorbed("u") and not wires.absorbed("v")  # nearest, linear
+    assert not wires.absorbed("x") and not wires.absorbed("b")  # two readers, a network's input
+    assert not wiring(wires.graph, TRT).absorbed("u")
+
+
+def test_pytorch_merges_no_convolutions() -> None:
+    wires = inception(TORCH)
+    first = wires.graph.producer("b1c")
+    assert first is not None and wires.siblings(first) == [first]
+    plain = inception()
+    own = plain.graph.producer("b1c")
+    assert own is not None and len(plain.siblings(own)) == 3
 
 
 def test_activations_inside_of_a_convolution_by_version() -> None:

@@ -20,17 +20,32 @@ _USUAL = {80: "A100 SXM4 80GB", 86: "RTX 3090", 87: "Jetson AGX Orin 64GB", 89: 
           120: "RTX 5090"}  # fmt: skip
 _FITTED = 90
 
-# One pass over memory.
-_KERNEL_US = 1.3  # a kernel in a CUDA graph that does nothing
-_PASS_SHARE = 0.8  # of the peak bandwidth, reading and writing a tensor
+# One pass over memory: 504 Triton kernels of bias and activation in 20 networks, from 0.2 to 130 MB, within 10 %.
+_KERNEL_US = 1.1  # a kernel in a CUDA graph that does nothing
+_PASS_SHARE = 1.0  # of the peak bandwidth: much of what a network passes on lies in L2
+_JOIN_SHARE = 0.45  # of the peak bandwidth, in Triton's kernel for a Concat: every element asks where it comes from
+_COPY_US = 2.4  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
 
-# The engines' own convolutions: implicit GEMMs in tiles of outputs x filters that share the multiprocessors. Fitted to
-# cuDNN 9.19 on an H200: 21 shapes of docs/measured.md, the sum over the Conv+SiLU of a YOLOv8s, 33 small 1x1 and 3x3.
-_START_US = 2.2  # start, first loads, last stores
-_CONVOLUTION_SHARE = 0.92  # of the peak bandwidth
-_TILES = ((64, 64), (64, 128), (128, 128), (256, 64), (128, 256), (256, 128))
-_TILE_SHARES = ((1 << 15, 0.83), (1 << 14, 0.53), (0, 0.21))  # outputs of a tile -> share of the peak rate it reaches
-_SPLIT_US = 2.8  # adding up a divided reduction, and a tenth more for each part
+
+@dataclass(frozen=True)
+class _Rates:
+    """An engine's convolutions: implicit GEMMs in tiles of outputs x filters that share the multiprocessors."""
+
+    start_us: float  # start, first loads, last stores
+    bandwidth: float  # share of the peak; low where a tile reads its neighbours' pixels again
+    large: float  # share of the peak rate that large tiles reach, and small ones
+    small: float
+    split_us: float  # adding up a divided reduction, and a tenth more for each part
+    least_channels: int  # fewer are padded
+
+
+# Fitted to the convolutions of 15 networks under torch.compile on an H200 (cuDNN 9.19, batch 1). On 5 others a single
+# kernel is off by 16 % (spatial) and 26 % (1x1, which cuBLAS or cuDNN computes) in the mean.
+_POINTWISE = _Rates(3.4, 1.0, 0.76, 0.58, 1.6, 16)
+_SPATIAL = _Rates(4.9, 0.32, 0.83, 0.54, 1.4, 24)
+_TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 256), (256, 128))
+_LARGE, _TINY = 1 << 15, 1 << 12  # outputs of a tile
+_TINY_SHARE = 0.6  # of a small tile's rate
 _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
 
@@ -60,6 +75,14 @@ class Device:
     def pass_us(self, size_bytes: float) -> float:
         """Time of an elementwise kernel that reads and writes so many bytes together."""
         return _KERNEL_US + self.move_us(size_bytes)
+
+    def copy_us(self, size_bytes: float) -> float:
+        """Time in which PyTorch makes a strided tensor dense, reading and writing so many bytes together."""
+        return _COPY_US + self.move_us(size_bytes)
+
+    def join_us(self, size_bytes: float) -> float:
+        """Time of Triton's kernel for a Concat of so many bytes."""
+        return _KERNEL_US + 2 * size_bytes / (_JOIN_SHARE * self.peaks.bandwidth_gbs * 1e3)
 
     def move_us(self, size_bytes: float) -> float:
         """Time that so many bytes more cost a kernel that runs anyway."""
@@ -105,21 +128,23 @@ class Convolution:
 
 def convolution_us(conv: Convolution, device: Device) -> float:
     """Time of an engine's own kernel: convolution, bias and an activation that it computes inside."""
+    rates = _POINTWISE if conv.taps == 1 else _SPATIAL
     pixels = conv.N * conv.P * conv.Q
-    steps = math.ceil(conv.C / _STEP) * conv.taps
+    steps = max(conv.C, rates.least_channels) / _STEP * conv.taps
     best = math.inf
     for outputs, filters in _TILES:
         tiles = math.ceil(pixels / outputs) * math.ceil(conv.K / filters)
-        share = next(share for least, share in _TILE_SHARES if outputs * filters >= least)
+        share = rates.large if outputs * filters >= _LARGE else rates.small
+        share *= _TINY_SHARE if outputs * filters < _TINY else 1.0
         step_us = 2 * outputs * filters * _STEP / (device.rate(conv.dtype) * share)
         for splits in _SPLITS:
             if splits > 1 and steps < 4 * splits:
                 break
             rounds = math.ceil(tiles * splits / device.peaks.multiprocessors)
-            adding_us = _SPLIT_US * (1 + 0.1 * splits) if splits > 1 else 0.0
-            best = min(best, rounds * math.ceil(steps / splits) * step_us + adding_us)
-    memory_us = conv.bytes_moved / (_CONVOLUTION_SHARE * device.peaks.bandwidth_gbs * 1e3)
-    return _START_US + math.hypot(best, memory_us)  # the two overlap, but not completely
+            adding_us = rates.split_us * (1 + 0.1 * splits) if splits > 1 else 0.0
+            best = min(best, rounds * max(steps / splits, 1.0) * step_us + adding_us)
+    memory_us = conv.bytes_moved / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
+    return rates.start_us + math.hypot(best, memory_us)  # the two overlap, but not completely
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
@@ -129,4 +154,4 @@ def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
     if found is None or device.sm == _FITTED:
         return found
     slower = _MMA_SYNC_SHARE * device_of(_FITTED).rate("float16") / device.rate("float16")
-    return max(found * slower, _START_US + bytes_moved / (_CONVOLUTION_SHARE * device.peaks.bandwidth_gbs * 1e3))
+    return max(found * slower, device.pass_us(bytes_moved))

@@ -144,7 +144,10 @@ class Wiring:
         return node is not None and id(node) not in self.gone
 
     def inputs_of(self, concat: NodeProto) -> list[Input]:
-        """What happens to each input of a Concat that stays."""
+        """What happens to each input of a Concat that stays. Triton joins all in one kernel, with the elementwise nodes
+        before it."""
+        if self.engine.name == TORCH:
+            return [Input(t, "Triton joins the inputs in a kernel") for t in concat.input]
         seen: set[str] = set()
         result = []
         for tensor in concat.input:
@@ -154,7 +157,7 @@ class Wiring:
         return result
 
     def _why(self, tensor: str, concat: NodeProto) -> str:
-        graph, torch = self.graph, self.engine.name == TORCH
+        graph = self.graph
         own = self.source(tensor)
         if own in self.made:
             return "a fused node's output, which cannot be strided"
@@ -162,18 +165,28 @@ class Wiring:
         if node is None:
             return "a network input" if own in graph.inputs else "a constant"
         if graph.escapes(tensor) or graph.escapes(own):
-            return "a network output (stomping hazard)" if not torch else "a network output"
+            return "a network output (stomping hazard)"
         if node.op_type in RANGES:
             return "a range of another tensor, which is not movable"
-        if node.op_type in ENLARGED and not torch:
+        if node.op_type in ENLARGED:
             return "an enlarged tensor, which TensorRT copies"
         if self._claimed(own, concat):
             return "it lies in another Concat already"
         if self._is_merged(own):
             return "the output of merged 1x1 convolutions, which is not movable"
-        if not torch and self._is_hazard(node):
-            return "stomping hazard"
-        return ""
+        return "stomping hazard" if self._is_hazard(node) else ""
+
+    def absorbed(self, tensor: str) -> bool:
+        """Whether Triton computes the elementwise nodes that make a tensor, or its nearest enlargement, in the kernel
+        of a Concat that alone reads it."""
+        own = self.source(tensor)
+        node = self.graph.producer(own)
+        if self.engine.name != TORCH or own in self.made or node is None or self.graph.escapes(own):
+            return False
+        reader = self.graph.only_user(own)
+        joined = reader is not None and reader.op_type == "Concat" and self.alive(reader)
+        nearest = node.op_type in ENLARGED and attribute(node, "mode", "nearest") in ("nearest", b"nearest")
+        return joined and (nearest or node.op_type == "Conv" or node.op_type in ELEMENTWISE)
 
     def source(self, tensor: str) -> str:
         """The tensor behind nodes without effect."""

@@ -20,6 +20,7 @@ from cutefuse.sites.match import Match
 
 # Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms").
 _NORM_RATIOS = {False: 0.83, True: 0.74}
+_VECTOR = 8  # channels to which our pixels are padded
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -96,10 +97,13 @@ class Model:
         anchor = match.nodes[0]
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
-            before_us += self.device.pass_us(2 * self.size_of(anchor.input[0]))
+            before_us += self.device.copy_us(2 * self.size_of(anchor.input[0]))
         after_us = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
+        if self.engine.name == TORCH and behind is None and call.inputs[0].dims[1] % _VECTOR:
+            x = math.prod(call.inputs[0].dims) // call.inputs[0].dims[1] * _VECTOR * ELEMENT_BYTES[dtype]
+            after_us += self.device.pass_us(x) + self.device.copy_us(2 * x)  # a network's input has no padded pixels
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us, "", mergeable_us)
@@ -134,11 +138,17 @@ class Model:
         node that no other kernel takes in."""
         if not wiring.alive(node):
             return 0.0
+        if node.op_type == "Concat" and self.engine.name == TORCH:
+            # What it computes of its inputs needs no pass of its own.
+            inside = [
+                self.size_of(t) for t in dict.fromkeys(node.input) if wiring.absorbed(t) and not self._enlarges(t)
+            ]
+            return self.device.join_us(self.size_of(node.output[0])) - sum(self.device.pass_us(2 * x) for x in inside)
         if node.op_type == "Concat":
-            copied = [self.size_of(i.tensor) for i in wiring.inputs_of(node) if i.copied]
-            runs = min(len(copied), 1) if self.engine.name == TORCH else len(copied)  # Triton copies all in one kernel
-            return sum((self.device.pass_us(0) for _ in range(runs)), self.device.move_us(2 * sum(copied)))
+            return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
         if node.op_type in ENLARGED:
+            if wiring.absorbed(node.output[0]):
+                return 0.0
             return self.device.pass_us(self.size_of(node.input[0]) + self.size_of(node.output[0]))
         if node.op_type in ELEMENTWISE:
             read = [t for t in node.input if t and not self.graph.is_constant(t)]
@@ -146,6 +156,10 @@ class Model:
                 return self.device.pass_us(sum(map(self.size_of, read)) + self.size_of(node.output[0]))
             return self.device.move_us(sum(map(self.size_of, read[1:])))
         return 0.0
+
+    def _enlarges(self, tensor: str) -> bool:
+        node = self.graph.producer(tensor)
+        return node is not None and node.op_type in ENLARGED
 
     def readers(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes whose cost depends on who makes the outputs of these matches."""
@@ -164,6 +178,8 @@ class Model:
         found = {id(n): n for n in own}
         for node in own:
             found |= {id(n): n for t in node.input for n in wiring.concats_of(t)}
+            before = [self.graph.producer(t) for t in node.input]
+            found |= {id(n): n for n in before if n is not None and n.op_type in ENLARGED}
         for match in matches:
             if match.nodes[0].op_type == "Conv":
                 for conv in wiring.siblings(match.nodes[0]):
@@ -182,7 +198,9 @@ class Model:
                 continue
             copied = [i for i in plain.inputs_of(concat) if i.copied]
             count = len(concat.input)
-            if copied:
+            if self.engine.name == TORCH:
+                parts.append(f"{self.engine.title} joins the Concat's {count} inputs in one kernel")
+            elif copied:
                 parts.append(f"{self.engine.title} copies {len(copied)} of the Concat's {count} inputs")
             else:
                 number = _WORDS[count] if count < len(_WORDS) else str(count)

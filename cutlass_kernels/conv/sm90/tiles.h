@@ -112,9 +112,10 @@ constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 // of i blocks run at once.
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]);
 
-constexpr double kSm90ClocksPerUs = 1755;  // an H200's, between its 1560 MHz at full power and its 1980 MHz
-
 // Predicted clocks; every size must be known.
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count);
+
+// Microseconds inside a network, where operands lie in L2 and a kernel starts while the one before it ends.
+double sm90_warm_us(Sm90Tile const &tile, Problem const &p, int sm_count);
 
 }  // namespace cutefuse::conv
