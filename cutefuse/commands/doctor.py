@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import importlib.metadata
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import cutefuse
 from cutefuse import kernels
 from cutefuse.engine import trtexec
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.graph import faults
+from cutefuse.graph.store import load_model
 from cutefuse.roofline.peaks import by_name
 
-OK, OPTIONAL, MISSING = "ok", "optional", "missing"
+OK, OPTIONAL, WARNING, MISSING = "ok", "optional", "warning", "missing"
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Finding:
     """One check. `advice` says what to do when something is missing, "" when there is nothing to do."""
 
     name: str
-    status: str  # ok; optional: cutefuse works without it; missing: something the user wants will fail
+    status: str  # ok; optional: cutefuse works without it; warning; missing: something the user wants will fail
     text: str
     advice: str = ""
 
@@ -137,6 +142,33 @@ def check_tensorrt() -> list[Finding]:
     return found
 
 
+def tensorrt_versions() -> list[tuple[int, ...]]:
+    """The versions of TensorRT on this machine: of trtexec and of the Python package."""
+    texts = []
+    with contextlib.suppress(CutefuseError):
+        texts += [trtexec.inspect(path).version_text] if (path := trtexec.find()) else []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        texts.append(importlib.metadata.version("tensorrt"))
+    return sorted({tuple(int(part) for part in re.findall(r"\d+", text)[:2]) for text in texts})
+
+
+def check_faults(model: Path | None, versions: list[tuple[int, ...]]) -> list[Finding]:
+    """Reported faults of TensorRT: of the versions here, and where a model is given those that it meets, of any version
+    where none is here."""
+    proto = load_model(model) if model else None
+    found = []
+    for fault in faults.FAULTS:
+        nodes = fault.nodes(proto) if proto is not None else []
+        if (versions and not any(map(fault.concerns, versions))) or (not nodes and (proto is not None or not versions)):
+            continue
+        more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+        where = f"; here {', '.join(nodes[:3])}{more}" if nodes else ""
+        text = f"{fault.title} (reported for TensorRT {fault.versions}: {fault.source}){where}"
+        advice = f"{fault.advice}; compare outputs: cutefuse accuracy engine model.onnx"
+        found.append(Finding("TensorRT fault", WARNING, text, advice))
+    return found
+
+
 def check_package(name: str, advice: str) -> Finding:
     """A Python package by its distribution, without importing it."""
     try:
@@ -158,10 +190,11 @@ def check_program(name: str, option: str, advice: str) -> Finding:
     return Finding(name, OK, lines[-1].strip() if lines else path)
 
 
-def findings() -> list[Finding]:
-    """All checks, in the order in which a deployment needs them."""
+def findings(model: Path | None = None) -> list[Finding]:
+    """All checks, in the order in which a deployment needs them; with a model, what of it reported faults concern."""
     found = [Finding("Python", OK, f"{platform.python_version()} on {platform.platform()}")]
     found += check_library() + check_gpu() + check_tensorrt()
+    found += check_faults(model, tensorrt_versions())
     found.append(check_program("nvcc", "--version", "needed to build kernels only"))
     found.append(
         check_program("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own")
@@ -182,11 +215,13 @@ def findings() -> list[Finding]:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `cutefuse doctor`: exit code 0 when nothing is missing, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="cutefuse doctor", description=__doc__)
+    parser.add_argument("model", type=Path, nargs="?",
+                        help="ONNX model; its nodes are named that reported faults of TensorRT concern")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="machine-readable")
     args = parser.parse_args(argv)
 
     def command() -> int:
-        found = findings()
+        found = findings(args.model)
         if args.json:
             print(json.dumps([asdict(f) for f in found], indent=2))
         else:
