@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 def test_patching_writes_model_and_report_beside_the_input(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = source.read_bytes()
     shapes = ["--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7"]
-    assert main([str(source), "--verify", *shapes]) == 0
+    assert main([str(source), "--all", "--verify", *shapes]) == 0
     assert {p.name for p in source.parent.iterdir()} == {"model.onnx", "model.cutefuse.onnx", "model.patch.json"}
     assert source.read_bytes() == before
     out = capsys.readouterr().out
@@ -56,7 +56,7 @@ def test_figures_of_unknown_sizes_are_question_marks(source: Path, capsys: pytes
     assert main([str(source), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "? MB of traffic gone" in out and "--input-shape NAME:1x3x640x640 gives them" in out
-    assert main([str(source), "--dry-run", "--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7"]) == 0
+    assert main([str(source), "--all", "--dry-run", "--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7"]) == 0
     assert "?" not in capsys.readouterr().out
 
 
@@ -198,7 +198,7 @@ def test_verification_needs_no_function_bodies_in_the_written_file(source: Path)
 def test_an_input_shape_reaches_the_verification(tmp_path: Path) -> None:
     body = "c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)"
     onnx.save(graph(body, inputs={"a": "n,8,h,q", "b": "n,16,h,q"}), str(tmp_path / "m.onnx"))
-    assert main([str(tmp_path / "m.onnx"), "--verify", "--input-shape", "a:3x8x12x10"]) == 0
+    assert main([str(tmp_path / "m.onnx"), "--all", "--verify", "--input-shape", "a:3x8x12x10"]) == 0
     proof = json.loads((tmp_path / "m.patch.json").read_text())["verify"]
     assert proof["inputs"] == {"a": [3, 8, 12, 10], "b": [3, 16, 12, 10]}
 
