@@ -37,7 +37,7 @@ Case = Callable[[Path, pytest.CaptureFixture[str]], None]
 
 
 def patched_and_back(_: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "patch", "m.onnx")["summary"]["fused"] == 1
+    assert run(capsys, "patch", "m.onnx", "--all")["summary"]["fused"] == 1
     assert run(capsys, "unpatch", "m.cutefuse.onnx") == {"output": "m.plain.onnx", "fused_nodes": 1}
     assert run(capsys, "diff", "m.onnx", "m.cutefuse.onnx", code=1)["nodes"]
 

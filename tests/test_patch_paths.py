@@ -35,8 +35,11 @@ def one_sentence(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     ("argv", "words"),
     [
         (["patch", "folder"], "folder is a folder; give an ONNX file"),
-        (["patch", "m.onnx", "-o", "folder"], "folder is a folder; name the ONNX file to write, as folder/model.onnx"),
-        (["patch", "m.onnx", "-o", "none/m.onnx"], "none/m.onnx cannot be written"),
+        (
+            ["patch", "m.onnx", "--all", "-o", "folder"],
+            "folder is a folder; name the ONNX file to write, as folder/model.onnx",
+        ),
+        (["patch", "m.onnx", "--all", "-o", "none/m.onnx"], "none/m.onnx cannot be written"),
         (["unpatch", "folder"], "folder is a folder; give an ONNX file"),
         (["diff", "m.onnx", "folder"], "folder is a folder; give an ONNX file"),
         (["process", "m.onnx", "m.onnx", "--backend=onnxruntime"], "output folder m.onnx cannot be made"),
@@ -57,7 +60,7 @@ def test_a_folder_for_a_file_is_one_sentence(
 
 
 def test_unpatch_into_a_folder_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["patch", "m.onnx", "--include-op", "concat_conv"]) == 0
+    assert main(["patch", "m.onnx", "--all"]) == 0
     capsys.readouterr()
     assert "name the ONNX file to write" in one_sentence(capsys, "unpatch", "m.cutefuse.onnx", "-o", "folder")
     assert list(Path("folder").iterdir()) == []
@@ -68,10 +71,10 @@ def reported(path: str) -> str:
 
 
 def test_patching_an_output_again_keeps_both_reports(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["patch", "m.onnx", "-o", "x.onnx"]) == 0
+    assert main(["patch", "m.onnx", "--all", "-o", "x.onnx"]) == 0
     first = Path("x.patch.json").read_text()
     onnx.save(graph(BODY, inputs={"a": "1,8,9,7", "b": "1,16,9,7"}), "x.onnx")  # as if it were patched further
-    assert main(["patch", "x.onnx"]) == 0
+    assert main(["patch", "x.onnx", "--all"]) == 0
     assert Path("x.patch.json").read_text() == first and reported("x.cutefuse.patch.json") == "x.cutefuse.onnx"
     assert "wrote x.cutefuse.onnx and x.cutefuse.patch.json" in capsys.readouterr().out
     for model in ("x.onnx", "x.cutefuse.onnx"):
@@ -85,22 +88,22 @@ def test_patching_an_output_again_keeps_both_reports(capsys: pytest.CaptureFixtu
 
 def test_patching_twice_overwrites_its_own_report() -> None:
     for _ in range(2):
-        assert main(["patch", "m.onnx"]) == 0
+        assert main(["patch", "m.onnx", "--all"]) == 0
     assert sorted(p.name for p in Path().glob("*.patch.json")) == ["m.patch.json"]
 
 
 def test_an_output_whose_report_would_overwrite_another_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["patch", "m.onnx"]) == 0
+    assert main(["patch", "m.onnx", "--all"]) == 0
     Path("m.onnx").rename("other.onnx")
     capsys.readouterr()
-    words = one_sentence(capsys, "patch", "other.onnx", "-o", "m.onnx")
+    words = one_sentence(capsys, "patch", "other.onnx", "--all", "-o", "m.onnx")
     assert "m.patch.json is the report of m.cutefuse.onnx; choose another -o" in words
     assert not Path("m.onnx").exists() and reported("m.patch.json") == "m.cutefuse.onnx"
-    assert main(["patch", "other.onnx", "-o", "m.onnx", "--dry-run"]) == 0
+    assert main(["patch", "other.onnx", "--all", "-o", "m.onnx", "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", '{"output": null}'])
 def test_a_damaged_report_is_overwritten(content: str) -> None:
     Path("m.patch.json").write_text(content)
-    assert main(["patch", "m.onnx"]) == 0
+    assert main(["patch", "m.onnx", "--all"]) == 0
     assert reported("m.patch.json") == "m.cutefuse.onnx"

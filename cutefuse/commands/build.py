@@ -12,6 +12,7 @@ from cutefuse.engine import trtexec
 from cutefuse.engine.build import BACKENDS, build
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone
+from cutefuse.sites.choose_engine import NEWEST
 
 
 def end_on_sigterm() -> None:
@@ -37,7 +38,7 @@ def assumed_version(args: argparse.Namespace) -> str | None:
     there = args.backend not in ("auto", "trtexec") or trtexec.find() or importlib.util.find_spec("tensorrt")
     if given or there or not args.dry_run:
         return given
-    newest = ".".join(map(str, max(trtexec.FIRST_SEEN.values())))
+    newest = ".".join(map(str, NEWEST))
     print(f"# no TensorRT here: {newest} is assumed, the newest that cutefuse knows; --trt-version names another")
     return newest
 
