@@ -114,7 +114,8 @@ function fit(all) {
   const w = all ? Math.max(b[2], b[3] / ratio) : Math.min(Math.max(b[2], 1000), 1500);
   // What does not fit shows the layer that takes the engine's input.
   const [x, y] = pic.dataset.start.split(" ").map(Number), near = !all && b[2] > w;
-  at = {fw: b[2], fh: b[3], w, h: w * ratio, x: (near ? x : b[2] / 2) - w / 2, y: near ? Math.max(0, y - 60) : 0}; apply();
+  const left = near ? Math.min(Math.max(0, x - w / 2), b[2] - w) : (b[2] - w) / 2;
+  at = {fw: b[2], fh: b[3], w, h: w * ratio, x: left, y: near ? Math.max(0, y - 60) : 0}; apply();
 }
 if (view && pic) {
   pic.dataset.box = pic.getAttribute("viewBox"); fit(false);
