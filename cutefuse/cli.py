@@ -23,7 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("cutefuse.commands.compare", "compare two or more engines, layer by layer"),
     "accuracy": ("cutefuse.commands.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),
     "rank": ("cutefuse.commands.rank", "rank what to fuse next from the profile of an engine"),
-    "roofline": ("cutefuse.commands.roofline", "peaks of GPUs, measured peaks, and language models under the roof"),
+    "roofline": (
+        "cutefuse.commands.roofline",
+        "peaks of GPUs, measured peaks, layers and language models under the roof",
+    ),
     "profile-torch": (
         "cutefuse.commands.profile_torch",
         "profile a PyTorch module; what our operators would remove",

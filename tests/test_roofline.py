@@ -1,4 +1,4 @@
-"""Peaks against published figures, the cost of layers against hand counts, and language models under the roof."""
+"""The cost of layers against hand counts, the intensity of sizes, and language models under the roof."""
 
 from __future__ import annotations
 
@@ -13,91 +13,40 @@ from cutefuse.errors import CutefuseError
 from cutefuse.report.cost import Cost, layer_cost, place
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.roofline.intensity import crossing
+from cutefuse.roofline.layers import common_layers, conv, conv_from, layer_view, matmul, matmul_from
 from cutefuse.roofline.llm import MODELS, Transformer, llm_view, transformer_from
 from cutefuse.roofline.measure import measure_cpu, peaks_for
-from cutefuse.roofline.peaks import Peaks, boards, by_device, by_name
-
-# Dense TFLOP/s and GB/s as NVIDIA's datasheets and white papers print them.
-PUBLISHED = [
-    ("V100 SXM2", "FP16", 125, 900),
-    ("A100 SXM4 80GB", "FP16", 312, 2039),
-    ("A100 SXM4 80GB", "TF32", 156, 2039),
-    ("A100 80GB PCIe", "INT8", 624, 1935),
-    ("A10", "FP16", 125, 600),
-    ("A10", "TF32", 62.5, 600),
-    ("RTX 3090", "FP16", 142, 936),
-    ("RTX 3090", "TF32", 35.6, 936),
-    ("RTX 3080", "FP16", 119, 760),
-    ("RTX 4090", "FP16", 330.3, 1008),
-    ("RTX 4090", "TF32", 82.6, 1008),
-    ("RTX 4080", "INT8", 389.9, 717),
-    ("Jetson AGX Orin 64GB", "INT8", 85, 204.8),
-    ("L4", "FP16", 121, 300),
-    ("H100 SXM", "FP16", 989.4, 3352),
-    ("H100 SXM", "FP8", 1978.9, 3352),
-    ("H100 PCIe", "BF16", 756, 2039),
-    ("H200", "FP16", 989.4, 4800),
-    ("H200", "TF32", 494.7, 4800),
-    ("H200", "FP32", 67, 4800),
-    ("B200", "FP16", 2250, 8000),
-    ("B200", "FP8", 4500, 8000),
-]
+from cutefuse.roofline.peaks import Peaks, board, boards, by_name
 
 
-@pytest.mark.parametrize(("board", "precision", "tflops", "bandwidth_gbs"), PUBLISHED)
-def test_peaks_are_the_published_ones(board: str, precision: str, tflops: float, bandwidth_gbs: float) -> None:
-    peaks = by_name(board)
-    assert peaks is not None and peaks.device == board
-    assert peaks.tflops[precision] == pytest.approx(tflops, rel=0.015)
-    assert peaks.bandwidth_gbs == bandwidth_gbs
+def test_a_matrix_product_has_the_intensity_of_its_sizes() -> None:
+    layer = matmul_from("512x1024x4096", "FP16")
+    assert (layer.flops, layer.size_bytes) == (2 * 512 * 1024 * 4096, 2 * (512 * 1024 + 1024 * 4096 + 512 * 4096))
+    assert round(layer.intensity) == 315
+    assert matmul_from("512,1024,4096", "FP32").intensity == pytest.approx(layer.intensity / 2)
+    assert matmul_from("8x64x32x16", "FP16") == matmul(64, 32, 16, batch=8)
+    assert matmul(64, 32, 16, batch=8).intensity == matmul(64, 32, 16).intensity  # nothing is shared
 
 
-def test_every_board_has_a_source_and_a_unique_name() -> None:
-    table = boards()
-    assert len({p.device for p in table}) == len(table)
-    assert all(p.source.startswith("https://") and "nvidia.com" in p.source for p in table)
-    assert all(by_name(p.device) == p for p in table)
+def test_a_convolution_has_the_intensity_of_its_sizes() -> None:
+    layer = conv_from("1,128,64,64,64,3", "FP16")
+    assert layer.flops == 2 * 64 * 64 * 64 * 128 * 9
+    assert layer.size_bytes == 2 * (128 * 64 * 64 + 64 * 128 * 9 + 64 * 64 * 64)
+    strided = conv_from("2,8,15,14,16,1,3,2", "INT8")
+    assert strided.flops == 2 * (2 * 16 * 8 * 7) * 8 * 3 and strided == conv(2, 8, 15, 14, 16, 1, 3, 2, dtype="INT8")
+    assert strided.size_bytes == 2 * 8 * 15 * 14 + 16 * 8 * 3 + 2 * 16 * 8 * 7
 
 
-@pytest.mark.parametrize(
-    ("device", "sms", "board"),
-    [
-        ("NVIDIA H200", 132, "H200"),
-        ("NVIDIA H100 80GB HBM3", 132, "H100 SXM"),
-        ("NVIDIA H100 PCIe", 114, "H100 PCIe"),
-        ("NVIDIA A100-SXM4-80GB", 108, "A100 SXM4 80GB"),
-        ("NVIDIA A100 80GB PCIe", 108, "A100 80GB PCIe"),
-        ("NVIDIA A100-SXM4-40GB", 108, "A100 40GB"),
-        ("NVIDIA GeForce RTX 3090 Ti", 84, "RTX 3090 Ti"),
-        ("NVIDIA GeForce RTX 3090", 82, "RTX 3090"),
-        ("Tesla V100-SXM2-16GB", 80, "V100 SXM2"),
-        ("NVIDIA A10", 72, "A10"),
-        ("NVIDIA A10G", 80, "A10G"),
-        ("Orin", 16, "Jetson AGX Orin 64GB"),
-        ("Orin", 8, "Jetson Orin NX 16GB"),
-        ("NVIDIA L40S", 142, "L40S"),
-        ("NVIDIA L4", 58, "L4"),
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", 66, "RTX 4070 Ti SUPER"),
-    ],
-)
-def test_device_names_find_their_board(device: str, sms: int, board: str) -> None:
-    found = by_device({"Selected Device": device, "SMs": float(sms)})
-    assert found is not None and found.device == board
-
-
-def test_an_unknown_gpu_is_computed_from_its_clocks() -> None:
-    device = {
-        "Selected Device": "NVIDIA RTX A5000",
-        "Compute Capability": 8.6,
-        "SMs": 64.0,
-        "Compute Clock Rate": 1.695,
-        "Memory Clock Rate": 8.001,
-        "Memory Bus Width": 384.0,
-    }
-    found = by_device(device)
-    assert found is not None and found.bandwidth_gbs == pytest.approx(768, rel=0.01)
-    assert found.tflops["FP16"] == pytest.approx(111.1, rel=0.01)  # its datasheet
-    assert by_device({"Selected Device": "CPU"}) is None and by_device({}) is None
+def test_common_layers_are_bound_as_nvidias_guide_says() -> None:
+    peaks = board("V100 PCIe")
+    rows = {v["layer"]: v for v in (layer_view(layer, peaks) for layer in common_layers())}
+    found = {name.split(",")[0] if "MaxPool" in name else name: round(v["intensity"], 2) for name, v in rows.items()}
+    assert found == {
+        "Linear 1024 -> 4096, batch 512": 315.08, "Linear 1024 -> 4096, batch 1": 1.0, "MaxPool 3x3": 2.25,
+        "ReLU": 0.25, "LayerNorm": 2.0, "Concat": 0.0,
+    }  # fmt: skip
+    assert [v["bound"] for v in rows.values()] == ["compute"] + ["memory"] * 5
+    assert rows["ReLU"]["floor_us"] == pytest.approx(4e6 / 900 / 1e3)
 
 
 def test_the_roof_is_the_lesser_of_peak_and_bandwidth() -> None:
@@ -260,6 +209,20 @@ def test_the_command_writes_a_page_and_figures(tmp_path: Path, capsys: pytest.Ca
     ("argv", "words"),
     [
         (["--peaks", "no such board"], "--peaks is no such board"),
+        (["--peaks", "A100"], "--peaks is A100, which 3 boards share; give one of"),
+        (["--matmul", "512x1024x4096", "--peaks", "V100"], "--peaks is V100, which 2 boards share"),
+        (["--matmul", "512x1024"], "--matmul is 512x1024; give MxKxN such as 512x1024x4096"),
+        (["--matmul", "1x2x3x4x5"], "--matmul is 1x2x3x4x5; give MxKxN"),
+        (["--matmul", "512x0x4096"], "--matmul is 512x0x4096; give MxKxN"),
+        (["--matmul", "512x-1x4096"], "--matmul is 512x-1x4096; give MxKxN"),
+        (["--matmul", "9e9x1x1"], "--matmul is 9e9x1x1; give MxKxN"),
+        (["--matmul", "99999999999999999999x1x1"], "--matmul is 99999999999999999999x1x1; give MxKxN"),
+        (["--conv", "1,64,56,56,64"], "--conv is 1,64,56,56,64; give N,C,H,W,K,R"),
+        (["--conv", "1,64,56,56,64,3,3,0"], "--conv is 1,64,56,56,64,3,3,0; give N,C,H,W,K,R"),
+        (["--conv", ""], "--conv is ; give N,C,H,W,K,R"),
+        (["--layers", "--dtype", "fp17"], "--dtype is fp17; choose one of"),
+        (["--layers", "--llm", "gpt2"], "--llm and single layers are two views"),
+        (["--layers", "-o", "x.html"], "x.html: only --llm draws a page"),
         (["--llm", "no-such-model"], "--llm is no-such-model"),
         (["--llm", "gpt2", "--weights", "FP17"], "data type FP17 is unknown"),
         (["--llm", "missing.json"], "missing.json cannot be read as JSON"),
@@ -277,6 +240,28 @@ def test_wrong_choices_are_one_sentence(
     assert main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {words}")
+
+
+def test_the_command_prints_layers_of_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "layers.json"
+    argv = ["--matmul", "512x1024x4096", "--conv", "1,128,64,64,64,3", "--layers", "--peaks", "V100 PCIe"]
+    assert main([*argv, "-o", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "V100 PCIe: ridge 124.7 FLOP/byte (FP16)" in text
+    (line,) = [row for row in text.splitlines() if row.startswith("matmul 512x1024x4096")]
+    assert " 315.1  compute" in line
+    rows = json.loads(out.read_text())
+    assert [r["layer"] for r in rows][:2] == ["matmul 512x1024x4096", "conv 128->64 3x3 @64x64"] and len(rows) == 8
+    assert main(["--matmul", "512x1024x4096"]) == 0 and capsys.readouterr().out.startswith("H200: ridge 206.1")
+
+
+def test_the_table_of_boards_shows_memory_and_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--peaks", "A100 40GB", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["cores"], row["memory_gb"], row["bandwidth_gbs"]) == (6912, "40", 1555)
+    assert main(["--peaks", "V100 SXM2"]) == 0
+    head, line, _ = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["device", "GB", "cores", "GB/s"] and line.split()[2:5] == ["16/32", "5120", "900"]
 
 
 def test_peaks_of_a_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`cutefuse roofline`: peaks of GPUs, measured peaks, and language models under the roof."""
+"""`cutefuse roofline`: peaks of GPUs, measured peaks, single layers and language models under the roof."""
 
 from __future__ import annotations
 
@@ -10,15 +10,26 @@ from typing import Any
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, write_json
 from cutefuse.report.pages import write_llm_page
+from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.roofline.layers import Layer, common_layers, conv_from, layer_view, matmul_from
 from cutefuse.roofline.llm import MODELS, llm_view, transformer_from
 from cutefuse.roofline.measure import peaks_for
 from cutefuse.roofline.peaks import Peaks, boards
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`cutefuse roofline`: the table of peaks, measured peaks, or the view of a language model."""
+    """`cutefuse roofline`: the table of peaks, measured peaks, or the view of layers or of a language model."""
     parser = argparse.ArgumentParser(prog="cutefuse roofline", allow_abbrev=False, description=__doc__)
     parser.add_argument("--peaks", default=None, help="board name, JSON file or 'measured'; without it the whole table")
+    parser.add_argument(
+        "--matmul", action="append", default=[], metavar="MxKxN", help="a matrix product [M, K] x [K, N]; repeatable"
+    )
+    parser.add_argument(
+        "--conv", action="append", default=[], metavar="N,C,H,W,K,R", help="a convolution, padded to keep its size; "
+        "S and the stride may follow (R and 1); repeatable",
+    )  # fmt: skip
+    parser.add_argument("--layers", action="store_true", help="common layers: Linear, pooling, ReLU, LayerNorm, Concat")
+    parser.add_argument("--dtype", default="FP16", help="type of the tensors of --matmul, --conv and --layers (FP16)")
     parser.add_argument("--llm", metavar="MODEL", help="config.json or a name: " + ", ".join(MODELS))
     parser.add_argument("--batch", type=int, default=1, help="batch of the prefill rows (1)")
     parser.add_argument("--context", type=int, default=1024, help="tokens before a decode step (1024)")
@@ -33,15 +44,35 @@ def main(argv: list[str] | None = None) -> int:
             show(figures())
         return 0
 
+    def layers() -> list[Layer]:
+        dtype = args.dtype.upper()
+        if dtype not in DTYPE_BITS:
+            raise CutefuseError(f"--dtype is {args.dtype}; choose one of {', '.join(sorted(DTYPE_BITS))}")
+        found = [matmul_from(text, dtype) for text in args.matmul] + [conv_from(text, dtype) for text in args.conv]
+        return found + (common_layers(dtype) if args.layers else [])
+
     def figures() -> Any:
         if args.batch < 1 or args.context < 0:
             raise CutefuseError(
                 f"batch {args.batch} and context {args.context}: batch must be 1 or more, context 0 or more"
             )
+        single = layers()
+        if args.llm and single:
+            raise CutefuseError("--llm and single layers are two views; ask for one of them")
+        if args.output and args.output.suffix == ".html" and not args.llm:
+            raise CutefuseError(f"{args.output}: only --llm draws a page; give a .json file")
+        if single:
+            peaks = peaks_for(args.peaks or "H200")
+            assert peaks is not None
+            views = [layer_view(layer, peaks) for layer in single]
+            _print_layers(views)
+            if args.output:
+                write_json(args.output, views)
+            return views
         if not args.llm:
             rows = [peaks_for(args.peaks)] if args.peaks else list(boards())
             _print_peaks([r for r in rows if r])
-            data = [vars(r) for r in rows if r]
+            data = [{**vars(r), "cores": r.cores} for r in rows if r]
             if args.output:
                 write_json(args.output, data)
             return data
@@ -62,11 +93,24 @@ def main(argv: list[str] | None = None) -> int:
 
 def _print_peaks(rows: list[Peaks]) -> None:
     names = [n for n in ("FP32", "TF32", "FP16", "BF16", "FP8", "INT8", "FP4") if any(n in r.tflops for r in rows)]
-    print(f"{'device':<24}{'GB/s':>8}" + "".join(f"{n:>9}" for n in names) + "   FP16 ridge (FLOP/B)")
+    print(
+        f"{'device':<22}{'GB':>6}{'cores':>7}{'GB/s':>7}" + "".join(f"{n:>9}" for n in names) + "   FP16 ridge (FLOP/B)"
+    )
     for r in rows:
         cells = "".join(f"{r.tflops[n]:>9.4g}" if n in r.tflops else f"{'-':>9}" for n in names)
-        print(f"{r.device:<24}{r.bandwidth_gbs:>8.4g}{cells}   {r.ridge('FP16') or 0:>8.0f}   {r.source}")
-    print("TFLOP/s, dense; GeForce: FP16 with FP16 accumulation")
+        size = f"{r.device:<22}{r.memory_gb or '-':>6}{r.cores or '-':>7}"
+        print(f"{size}{r.bandwidth_gbs:>7.4g}{cells}   {r.ridge('FP16') or 0:>8.0f}   {r.source}")
+    print("TFLOP/s, dense; cores: FP32 lanes; GeForce: FP16 with FP16 accumulation")
+
+
+def _print_layers(views: list[dict[str, Any]]) -> None:
+    first = views[0]
+    print(f"{first['device']}: ridge {first['ridge']:.1f} FLOP/byte ({first['type']}); every tensor moves once")
+    wide = max(32, *(len(v["layer"]) + 2 for v in views))
+    print(f"{'layer':<{wide}}{'GFLOP':>10}{'MB':>10}{'FLOP/byte':>11}{'bound':>9}{'TFLOP/s max':>13}{'least us':>11}")
+    for v in views:
+        work = f"{v['flops'] / 1e9:>10.4g}{v['bytes'] / 1e6:>10.4g}{v['intensity']:>11.4g}"
+        print(f"{v['layer']:<{wide}}{work}{v['bound']:>9}{v['attainable_tflops']:>13.4g}{v['floor_us']:>11.3g}")
 
 
 def _print_llm(view: dict[str, Any]) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError
-from cutefuse.roofline.peaks import Peaks, boards, by_device, by_name, peaks_from
+from cutefuse.roofline.peaks import Peaks, board, by_device, peaks_from
 
 
 def peaks_for(choice: str, device: dict[str, Any] | None = None) -> Peaks | None:
     """Peaks by choice: `auto` (the device that the profile names), `measured`, a board's name, or a JSON file.
 
     A JSON file holds {"device": str, "bandwidth_gbs": float, "tflops": {"FP16": float, ...}, "source": str}.
-    Raises CutefuseError for a choice that is none of these.
+    Raises CutefuseError for a choice that is none of these, and for a name that several boards share.
     """
     if choice == "auto":
         return by_device(device or {})
@@ -24,11 +24,7 @@ def peaks_for(choice: str, device: dict[str, Any] | None = None) -> Peaks | None
         return measure()
     if choice.endswith(".json"):
         return peaks_from(read_json(Path(choice)), choice)
-    known = by_name(choice)
-    if known is None:
-        names = ", ".join(b.device for b in boards())
-        raise CutefuseError(f"--peaks is {choice}; give auto, measured, a JSON file, or one of {names}")
-    return known
+    return board(choice)
 
 
 def read_json(path: Path) -> Any:

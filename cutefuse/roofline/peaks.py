@@ -48,48 +48,50 @@ _H200 = "https://www.nvidia.com/en-us/data-center/h200/"
 _B200 = "https://resources.nvidia.com/en-us-blackwell-architecture"
 _RTX50 = "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
 
-# name, pattern on the CUDA device name, compute capability, multiprocessors, boost clock GHz, GB/s, GeForce, source
-_BOARDS: tuple[tuple[str, str, str, int, float, float, bool, str], ...] = (
-    ("V100 SXM2", r"V100.*SXM", "7.0", 80, 1.53, 900, False, _V100),
-    ("V100 PCIe", r"V100", "7.0", 80, 1.37, 900, False, _V100),
-    ("TITAN RTX", r"TITAN RTX", "7.5", 72, 1.77, 672, False, _TURING),
-    ("T4", r"\bT4\b", "7.5", 40, 1.59, 320, False, _TURING),
-    ("A100 80GB PCIe", r"A100 80GB PCIe", "8.0", 108, 1.41, 1935, False, _A100),
-    ("A100 SXM4 80GB", r"A100.*80GB", "8.0", 108, 1.41, 2039, False, _A100),
-    ("A100 40GB", r"A100", "8.0", 108, 1.41, 1555, False, _A100),
-    ("A30", r"\bA30\b", "8.0", 56, 1.44, 933, False, _A100),
-    ("A10", r"\bA10\b", "8.6", 72, 1.695, 600, False, _A10),
-    ("A10G", r"\bA10G\b", "8.6", 80, 1.71, 600, False, _A10),
-    ("A40", r"\bA40\b", "8.6", 84, 1.74, 696, False, _GA102),
-    ("RTX 3060 Ti", r"RTX 3060 Ti", "8.6", 38, 1.665, 448, True, _GA102),
-    ("RTX 3060", r"RTX 3060", "8.6", 28, 1.777, 360, True, _GA102),
-    ("RTX 3070 Ti", r"RTX 3070 Ti", "8.6", 48, 1.77, 608, True, _GA102),
-    ("RTX 3070", r"RTX 3070", "8.6", 46, 1.725, 448, True, _GA102),
-    ("RTX 3080 Ti", r"RTX 3080 Ti", "8.6", 80, 1.665, 912, True, _GA102),
-    ("RTX 3080", r"RTX 3080", "8.6", 68, 1.71, 760, True, _GA102),
-    ("RTX 3090 Ti", r"RTX 3090 Ti", "8.6", 84, 1.86, 1008, True, _GA102),
-    ("RTX 3090", r"RTX 3090", "8.6", 82, 1.695, 936, True, _GA102),
-    ("Jetson AGX Orin 64GB", r"\bOrin\b", "8.7", 16, 1.3, 204.8, False, _ORIN),
-    ("Jetson AGX Orin 32GB", r"\bOrin\b", "8.7", 14, 0.93, 204.8, False, _ORIN),
-    ("Jetson Orin NX 16GB", r"\bOrin\b", "8.7", 8, 0.918, 102.4, False, _ORIN),
-    ("L4", r"\bL4\b", "8.9", 58, 2.04, 300, False, _ADA),
-    ("L40S", r"\bL40S\b", "8.9", 142, 2.52, 864, False, _ADA),
-    ("RTX 4060 Ti", r"RTX 4060 Ti", "8.9", 34, 2.535, 288, True, _ADA),
-    ("RTX 4060", r"RTX 4060", "8.9", 24, 2.46, 272, True, _ADA),
-    ("RTX 4070 Ti SUPER", r"RTX 4070 Ti SUPER", "8.9", 66, 2.61, 672, True, _ADA),
-    ("RTX 4070 Ti", r"RTX 4070 Ti", "8.9", 60, 2.61, 504, True, _ADA),
-    ("RTX 4070 SUPER", r"RTX 4070 SUPER", "8.9", 56, 2.475, 504, True, _ADA),
-    ("RTX 4070", r"RTX 4070", "8.9", 46, 2.475, 504, True, _ADA),
-    ("RTX 4080 SUPER", r"RTX 4080 SUPER", "8.9", 80, 2.55, 736, True, _ADA),
-    ("RTX 4080", r"RTX 4080", "8.9", 76, 2.505, 717, True, _ADA),
-    ("RTX 4090", r"RTX 4090", "8.9", 128, 2.52, 1008, True, _ADA),
-    ("H100 PCIe", r"H100 PCIe", "9.0", 114, 1.62, 2039, False, _H100),
-    ("H100 NVL", r"H100 NVL", "9.0", 132, 1.545, 3938, False, _H100),
-    ("H100 SXM", r"H100", "9.0", 132, 1.83, 3352, False, _H100),
-    ("H200 NVL", r"H200 NVL", "9.0", 132, 1.545, 4800, False, _H200),
-    ("H200", r"H200", "9.0", 132, 1.83, 4800, False, _H200),
-    ("B200", r"B200", "10.0", 148, 1.856, 8000, False, _B200),
-    ("RTX 5090", r"RTX 5090", "12.0", 170, 2.407, 1792, True, _RTX50),
+# name, pattern on the CUDA device name, compute capability, multiprocessors, boost clock GHz, GB/s, memory in GB
+# ("16/32": sold with either), GeForce, source
+_Board = tuple[str, str, str, int, float, float, str, bool, str]
+_BOARDS: tuple[_Board, ...] = (
+    ("V100 SXM2", r"\bV100\b.*SXM", "7.0", 80, 1.53, 900, "16/32", False, _V100),
+    ("V100 PCIe", r"\bV100\b", "7.0", 80, 1.37, 900, "16/32", False, _V100),
+    ("TITAN RTX", r"TITAN RTX", "7.5", 72, 1.77, 672, "24", False, _TURING),
+    ("T4", r"\bT4\b", "7.5", 40, 1.59, 320, "16", False, _TURING),
+    ("A100 80GB PCIe", r"\bA100 80GB PCIe", "8.0", 108, 1.41, 1935, "80", False, _A100),
+    ("A100 SXM4 80GB", r"\bA100\b.*80GB", "8.0", 108, 1.41, 2039, "80", False, _A100),
+    ("A100 40GB", r"\bA100\b", "8.0", 108, 1.41, 1555, "40", False, _A100),
+    ("A30", r"\bA30\b", "8.0", 56, 1.44, 933, "24", False, _A100),
+    ("A10", r"\bA10\b", "8.6", 72, 1.695, 600, "24", False, _A10),
+    ("A10G", r"\bA10G\b", "8.6", 80, 1.71, 600, "24", False, _A10),
+    ("A40", r"\bA40\b", "8.6", 84, 1.74, 696, "48", False, _GA102),
+    ("RTX 3060 Ti", r"RTX 3060 Ti", "8.6", 38, 1.665, 448, "8", True, _GA102),
+    ("RTX 3060", r"RTX 3060", "8.6", 28, 1.777, 360, "12", True, _GA102),
+    ("RTX 3070 Ti", r"RTX 3070 Ti", "8.6", 48, 1.77, 608, "8", True, _GA102),
+    ("RTX 3070", r"RTX 3070", "8.6", 46, 1.725, 448, "8", True, _GA102),
+    ("RTX 3080 Ti", r"RTX 3080 Ti", "8.6", 80, 1.665, 912, "12", True, _GA102),
+    ("RTX 3080", r"RTX 3080", "8.6", 68, 1.71, 760, "10", True, _GA102),
+    ("RTX 3090 Ti", r"RTX 3090 Ti", "8.6", 84, 1.86, 1008, "24", True, _GA102),
+    ("RTX 3090", r"RTX 3090", "8.6", 82, 1.695, 936, "24", True, _GA102),
+    ("Jetson AGX Orin 64GB", r"\bOrin\b", "8.7", 16, 1.3, 204.8, "64", False, _ORIN),
+    ("Jetson AGX Orin 32GB", r"\bOrin\b", "8.7", 14, 0.93, 204.8, "32", False, _ORIN),
+    ("Jetson Orin NX 16GB", r"\bOrin\b", "8.7", 8, 0.918, 102.4, "16", False, _ORIN),
+    ("L4", r"\bL4\b", "8.9", 58, 2.04, 300, "24", False, _ADA),
+    ("L40S", r"\bL40S\b", "8.9", 142, 2.52, 864, "48", False, _ADA),
+    ("RTX 4060 Ti", r"RTX 4060 Ti", "8.9", 34, 2.535, 288, "8/16", True, _ADA),
+    ("RTX 4060", r"RTX 4060", "8.9", 24, 2.46, 272, "8", True, _ADA),
+    ("RTX 4070 Ti SUPER", r"RTX 4070 Ti SUPER", "8.9", 66, 2.61, 672, "16", True, _ADA),
+    ("RTX 4070 Ti", r"RTX 4070 Ti", "8.9", 60, 2.61, 504, "12", True, _ADA),
+    ("RTX 4070 SUPER", r"RTX 4070 SUPER", "8.9", 56, 2.475, 504, "12", True, _ADA),
+    ("RTX 4070", r"RTX 4070", "8.9", 46, 2.475, 504, "12", True, _ADA),
+    ("RTX 4080 SUPER", r"RTX 4080 SUPER", "8.9", 80, 2.55, 736, "16", True, _ADA),
+    ("RTX 4080", r"RTX 4080", "8.9", 76, 2.505, 717, "16", True, _ADA),
+    ("RTX 4090", r"RTX 4090", "8.9", 128, 2.52, 1008, "24", True, _ADA),
+    ("H100 PCIe", r"\bH100 PCIe", "9.0", 114, 1.62, 2039, "80", False, _H100),
+    ("H100 NVL", r"\bH100 NVL", "9.0", 132, 1.545, 3938, "94", False, _H100),
+    ("H100 SXM", r"\bH100\b", "9.0", 132, 1.83, 3352, "80", False, _H100),
+    ("H200 NVL", r"\bH200 NVL", "9.0", 132, 1.545, 4800, "141", False, _H200),
+    ("H200", r"\bH200\b", "9.0", 132, 1.83, 4800, "141", False, _H200),
+    ("B200", r"\bB200\b", "10.0", 148, 1.856, 8000, "180", False, _B200),
+    ("RTX 5090", r"RTX 5090", "12.0", 170, 2.407, 1792, "32", True, _RTX50),
 )
 
 
@@ -97,7 +99,8 @@ _BOARDS: tuple[tuple[str, str, str, int, float, float, bool, str], ...] = (
 class Peaks:
     """Upper bounds of one device. `tflops`: precision -> 10^12 operations a second; `bandwidth_gbs`: 10^9 bytes/s.
 
-    capability ("9.0") and multiprocessors of a board of the table; "" and 0 where they are not known.
+    capability ("9.0"), multiprocessors and memory_gb ("141"; "16/32": sold with either) of a board of the table; "" and
+    0 where they are not known.
     """
 
     device: str
@@ -106,6 +109,12 @@ class Peaks:
     source: str
     capability: str = ""
     multiprocessors: int = 0
+    memory_gb: str = ""
+
+    @property
+    def cores(self) -> int:
+        """FP32 lanes, which NVIDIA counts as CUDA cores; 0 where the board is not known."""
+        return self.multiprocessors * _FMA_PER_CLOCK[self.capability]["FP32"] if self.capability else 0
 
     def rate(self, precision: str) -> float | None:
         """Peak in TFLOP/s for a precision; a type without tensor cores here runs at the next wider one's rate."""
@@ -146,8 +155,10 @@ def _rates(capability: str, sms: int, clock_ghz: float, geforce: bool) -> dict[s
     }
 
 
-def _board(b: tuple[str, str, str, int, float, float, bool, str]) -> Peaks:
-    return Peaks(b[0], b[5], {**_rates(b[2], b[3], b[4], b[6]), **_PUBLISHED.get(b[0], {})}, b[7], b[2], b[3])
+def _board(b: _Board) -> Peaks:
+    name, _, capability, sms, clock_ghz, bandwidth_gbs, memory_gb, geforce, source = b
+    rates = {**_rates(capability, sms, clock_ghz, geforce), **_PUBLISHED.get(name, {})}
+    return Peaks(name, bandwidth_gbs, rates, source, capability, sms, memory_gb)
 
 
 def boards() -> list[Peaks]:
@@ -163,6 +174,31 @@ def by_name(name: str, sms: int | None = None) -> Peaks | None:
         if hits:
             return _board(hits[0])
     return None
+
+
+def board(name: str) -> Peaks:
+    """Peaks of the board that a person names with `--peaks`.
+
+    Raises CutefuseError for a name that is in no table, and for one that several boards share ("A100").
+    """
+    wanted = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w not in ("", "nvidia", "tesla", "geforce")]
+    exact = [b for b in _BOARDS if b[0].lower() == " ".join(wanted)]
+    # A word may be the beginning of a board's: "A100-SXM" is the A100 SXM4.
+    named = exact or [b for b in _BOARDS if wanted and all(_begins(b, word) for word in wanted)]
+    if len(named) > 1:
+        raise CutefuseError(
+            f"--peaks is {name}, which {len(named)} boards share; give one of {', '.join(b[0] for b in named)}"
+        )
+    found = _board(named[0]) if named else by_name(name)
+    if found is None:
+        known = ", ".join(b[0] for b in _BOARDS)
+        raise CutefuseError(f"--peaks is {name}; give auto, measured, a JSON file, or one of {known}")
+    return found
+
+
+def _begins(board: _Board, word: str) -> bool:
+    """Whether a word of the board's name, or of its memory ("16gb"), begins so."""
+    return any(part.startswith(word) for part in [*board[0].lower().split(), *(f"{m}gb" for m in board[6].split("/"))])
 
 
 def by_device(device: dict[str, Any]) -> Peaks | None:
