@@ -62,6 +62,7 @@ def show(result: Result, verbose: bool) -> None:
     saved = table.scaled(summary["bytes_saved"], 1e6)
     print(f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s")
     print("\n".join(_prediction(result.report)))
+    print("\n".join(_silus(result.report)), end="\n" if _silus(result.report) else "")
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
         print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
     for sentence in result.report["unused_options"]:
@@ -96,6 +97,21 @@ def _prediction(report: dict[str, Any]) -> list[str]:
     if unknown := summary["gain_unknown"]:
         found.append(f"what {unknown} of the fused sites save is not known; --min-gain leaves such sites out")
     return found
+
+
+def _silus(report: dict[str, Any]) -> list[str]:
+    """What became of the SiLUs outside, where the engine could compute them inside a convolution."""
+    silu, found = report["silu"], []
+    if silu["tanh"]:
+        found.append(
+            f"{len(silu['tanh'])} SiLUs outside are written with tanh, which TensorRT 11 computes inside the Conv"
+        )
+    elif silu["outside"] and report["prediction"]["fuses_tanh"]:
+        found.append(
+            f"{silu['outside']} SiLUs stay outside; --tanh-silu writes them as TensorRT 11 computes them inside"
+        )
+    why = {reason: [n for n, r in silu["left"].items() if r == reason] for reason in silu["left"].values()}
+    return found + [f"{len(names)} SiLUs keep their form ({names[0]}, ...): {reason}" for reason, names in why.items()]
 
 
 def _nothing(summary: dict[str, Any]) -> str:
@@ -162,6 +178,9 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--engine", choices=ENGINES, default=TENSORRT, help="whose time is predicted; default: tensorrt")
     p.add_argument("--trt-version", default="", metavar="10.3",
                    help=f"TensorRT that will build the engine; default: {'.'.join(map(str, NEWEST))}")  # fmt: skip
+    p.add_argument("--tanh-silu", action="store_true",
+                   help="write the SiLUs that stay outside as x * (0.5 * tanh(0.5 * x) + 0.5), which TensorRT 11 "
+                        "computes inside the convolution")  # fmt: skip
     p.add_argument("--gpu", default="", metavar="NAME",
                    help="GPU whose time is predicted, as 'A100' or 'RTX 4090'; default: this machine's, or the usual "
                         "one of --sm")  # fmt: skip
@@ -233,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
             price=pricing(tuner) if tuner else _pricing(args.model, args.profile),
             tile=partial(best_tile, tuner) if tuner else None, min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
-            all_sites=args.all_sites, engine=args.engine, trt_version=args.trt_version,
+            all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
             gpu=args.gpu or (local_gpu() if sm == own_sm else ""),
         )  # fmt: skip
         result = patch(args.model, args.output or default_output(args.model), options)

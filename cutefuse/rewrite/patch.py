@@ -23,11 +23,12 @@ from cutefuse.graph.read import Graph, op_counts
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 from cutefuse.ops import operators
 from cutefuse.output import write_text
+from cutefuse.rewrite import tanh_silu
 from cutefuse.rewrite.apply import Plan, apply_sites, plan
 from cutefuse.rewrite.prove import prove
 from cutefuse.sites.choose import Policy, Pricing, choose
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import TENSORRT, engine_of
+from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, engine_of
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.find import (
     EXCLUDED,
@@ -73,6 +74,7 @@ class Options:
     all_sites: bool = False  # every legal site, whatever it saves
     engine: str = TENSORRT  # whose time is predicted: one of choose_engine.ENGINES
     trt_version: str = ""  # as 10.3; "" for the newest that is known
+    tanh_silu: bool = False  # write the SiLUs that stay outside in the form that TensorRT 11 fuses
     gpu: str = ""  # name of a board in the table of peaks; "" for the usual one of `sm`
 
 
@@ -149,6 +151,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     gain_us = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
     doomed = plan(graph, sites)
     fused = [s for s in sites if s.status == FUSED]
+    silus = tanh_silu.find(graph, doomed.dead)
+    rewritten = [s for s in silus if not s.left] if options.tanh_silu else []
     if options.tile:
         for site in fused:
             site.tile = options.tile(site.sized_call)
@@ -164,41 +168,57 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         "unused_options": _unused(graph, sites, options),
         "clean": {"written": options.clean, **cleaning},
         "prediction": {
+            "fuses_tanh": _fuses_tanh(options),
             "engine": model_of.engine.title,
             "engine_assumed": model_of.engine.assumed,
             "gpu": model_of.device.name,
             "gpu_assumed": model_of.device.assumed,
         },
         "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
+        "silu": {
+            "outside": len(silus),
+            "tanh": [s.name for s in rewritten],
+            "left": {s.name: s.left for s in silus if s.left} if options.tanh_silu else {},
+        },
         "sites": [],
         "verify": None,
     }
     written = None
-    if fused and not options.dry_run:
-        written = _write(source, output, graph, sites, doomed, external, options, report, converted)
+    if (fused or rewritten) and not options.dry_run:
+        written = _write(source, output, graph, sites, doomed, rewritten, external, options, report, converted)
     report["sites"] = [s.as_json() for s in sites]
     after = op_counts(model.graph) if written or report["verify"] else _predicted(graph, sites, doomed)
     report["summary"] = _summary(sites, before, after, gain_us, time.perf_counter() - started)
     failed = report["verify"] is not None and not report["verify"]["passed"]
     if written or failed:
         write_text(report_path(output), json.dumps(report, indent=1) + "\n")
-    return Result(sites, report, written, 1 if failed else 0 if fused else 3)
+    return Result(sites, report, written, 1 if failed else 0 if fused or rewritten else 3)
 
 
 def _write(
-    source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, external: bool, options: Options,
-    report: dict[str, Any], converted: onnx.ModelProto | None,
+    source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, silus: Sequence[tanh_silu.Silu],
+    external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
 ) -> Path | None:  # fmt: skip
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
     external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
     with writer(output, external) as out:
-        apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
+        if any(s.status == FUSED for s in sites):
+            apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
+        tanh_silu.write(model, silus)
         out.save(model, source.parent)
         if options.verify:
             report["verify"] = prove(
-                source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed
+                source,
+                graph,
+                out.folder,
+                sites,
+                converted,
+                options.functions,
+                options.shapes,
+                options.seed,
+                [s.dtype for s in silus],
             )
             if not report["verify"]["passed"]:
                 return None
@@ -223,6 +243,8 @@ def _unused(graph: Graph, sites: Sequence[Site], options: Options) -> list[str]:
             found.append(f"--keep-float32 '{pattern}' names no node of the model; nothing was kept by it")
     if options.scope and not options.dtype:
         found.append("--scope does nothing without --dtype")
+    if options.tanh_silu and not _fuses_tanh(options):
+        found.append("--tanh-silu only helps TensorRT 11 and newer; other engines compute SiLU as well either way")
     if options.all_sites and options.min_gain_us is not None:
         found.append("--min-gain does nothing with --all")
     return found
@@ -247,6 +269,11 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[on
 def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
     engine = engine_of(options.engine, options.trt_version, options.sm)
     return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims)
+
+
+def _fuses_tanh(options: Options) -> bool:
+    engine = engine_of(options.engine, options.trt_version, options.sm)
+    return engine.name == TENSORRT and engine.version >= TANH_SILU
 
 
 def _policy(options: Options) -> Policy:

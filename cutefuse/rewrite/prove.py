@@ -11,6 +11,7 @@ from onnx import ModelProto, NodeProto, helper
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
+from cutefuse.ops import concat_conv
 from cutefuse.progress import spinner
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
@@ -22,9 +23,12 @@ LISTED = 4  # inputs or sites that a line names before it says how many more the
 
 def prove(
     source: Path, graph: Graph, folder: Path, sites: Sequence[Site], converted: ModelProto | None, functions: bool,
-    shapes: Mapping[str, Sequence[int]], seed: int,
+    shapes: Mapping[str, Sequence[int]], seed: int, others: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """What `verify` says about a graph that was patched; `functions`: whether the function bodies are in the model."""
+    """What `verify` says about a graph that was patched; `functions`: whether the function bodies are in the model.
+
+    `others` are the types of what was written anew without a fused node.
+    """
     fused = [s for s in sites if s.status == FUSED and s.match]
     model, casts = graph.model, _left_out(graph.model, sites)
     if casts or not functions:
@@ -33,7 +37,10 @@ def prove(
         model.graph.node.extend(casts)
     if not functions:
         add_bodies(model, graph, new_calls(fused))
-    tolerance = max(s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match)
+    tolerance = max(
+        [s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match]
+        + [concat_conv.OPERATOR.tolerance(dtype) for dtype in others]
+    )
     with spinner(f"running {source.name} and its patched model on the same inputs"):
         return verify(source, model, folder, tolerance, shapes, seed, _probes(fused), converted)
 

@@ -21,6 +21,7 @@ from cutefuse.sites.match import Constant, Match
 TENSORRT, TORCH = ENGINES = ("tensorrt", "torch")
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 OLDEST = (10, 0)
+TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
 ORIN = 87  # TensorRT 10 was seen to compute Conv and SiLU in one layer there, and in two elsewhere
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -55,7 +56,7 @@ class Engine:
         if self.name == TORCH:
             return False  # Triton computes bias and activation in one kernel after cuDNN's
         inside = {"", "Relu", "Clip"}
-        if self.version >= (11, 0):
+        if self.version >= TANH_SILU:
             inside |= {"Tanh", "Silu"}
         elif self.sm == ORIN:
             inside |= {"Silu"}
@@ -261,6 +262,19 @@ def _is_pointwise(graph: Graph, conv: NodeProto) -> bool:
     dims = graph.dims(conv.input[1]) if len(conv.input) > 1 else None
     plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
     return dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
+
+
+def shortcut_fault(graph: Graph, tensor: str) -> bool:
+    """Whether TensorRT 11.2 would compute convolution, SiLU in its tanh form, and a sum wrongly (NVIDIA/TensorRT 4854):
+    the tensor is added to a part of a wider one, a range of channels or what lies in a Concat's buffer."""
+    for add in graph.users(tensor):
+        if add.op_type == "Add":
+            for other in (t for t in add.input if t != tensor):
+                maker = graph.producer(other)
+                inside = any(n.op_type == "Concat" for n in graph.users(other))
+                if inside or maker is not None and maker.op_type in RANGES:
+                    return True
+    return False
 
 
 def wiring(graph: Graph, engine: Engine) -> Wiring:

@@ -14,7 +14,17 @@ from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.ops.conv_form import AFTER
 from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
-from cutefuse.sites.choose_engine import ELEMENTWISE, ENLARGED, RANGES, TORCH, Engine, Wiring
+from cutefuse.sites.choose_engine import (
+    ELEMENTWISE,
+    ENLARGED,
+    RANGES,
+    TANH_SILU,
+    TENSORRT,
+    TORCH,
+    Engine,
+    Wiring,
+    shortcut_fault,
+)
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Match
 
@@ -89,7 +99,9 @@ class Model:
         activation, residual = str(facts["activation"]), facts["residual"]
         for conv in convs:
             y = conv.output_bytes
-            inside = self.engine.inside(activation) and not (residual == AFTER and activation in ("Relu", "Clip"))
+            inside = self._computed_inside(match, activation) and not (
+                residual == AFTER and activation in ("Relu", "Clip")
+            )
             if inside:
                 before_us += self.device.move_us(y) if residual else 0.0
             elif self.engine.inside("") or activation or residual or self._has_bias(match):
@@ -107,6 +119,11 @@ class Model:
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us, "", mergeable_us)
+
+    def _computed_inside(self, match: Match, activation: str) -> bool:
+        if activation == "Silu" and self.engine.name == TENSORRT and self.engine.version >= TANH_SILU:
+            return not any(shortcut_fault(self.graph, o) for n in match.nodes for o in n.output)
+        return self.engine.inside(activation)
 
     def merged_us(self, conv: NodeProto, wiring: Wiring) -> float:
         """Time of the one kernel that TensorRT makes of all 1x1 convolutions of a tensor that stay."""
