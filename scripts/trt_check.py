@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import onnx  # noqa: E402
 
 import models  # noqa: E402
-from cutefuse.commands.trt_check import check  # noqa: E402
+from cutefuse.commands.trt_check import check, exit_code  # noqa: E402
 from cutefuse.engine.build import choose_backend  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 from cutefuse.output import make_folder  # noqa: E402
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         for path in paths:
             name, _, dtype = path.stem.rpartition("_")
             onnx.save(models.build(name, dtype, not args.full_size), path)
-        return check(paths, args.outdir)
+        return exit_code(check(paths, args.outdir))
 
     return run_command(command)
 

@@ -67,32 +67,54 @@ def test_errors_end_with_codes_of_the_table(error: type[errors.CutefuseError]) -
     assert errors.run_command(fail) in cli.EXIT_CODES
 
 
-def complete(line: str, folder: Path) -> list[str]:
-    """What bash offers at the end of a line; `cutefuse` is this Python."""
-    fake = folder / "cutefuse"
-    fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cutefuse "$@"\n')
-    fake.chmod(0o755)
-    words = line.split(" ")
-    script = (
+def in_bash(words: list[str]) -> str:
+    """What bash does at the end of a line."""
+    return (
         f'eval "$(cutefuse completion bash)"; COMP_WORDS=({" ".join(map(shlex.quote, words))}); '
         f'COMP_CWORD={len(words) - 1}; _cutefuse; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
+
+
+def in_zsh(words: list[str]) -> str:
+    """The same in zsh; its functions offer only what begins with the word, as these stand-ins do."""
+    return (
+        "compdef() { :; }; _files() { :; }; compadd() { shift; print -l -- ${(M)@:#$PREFIX*}; }; "
+        f'eval "$(cutefuse completion zsh)"; words=({" ".join(shlex.quote(w) for w in words)}); CURRENT={len(words)}; '
+        f"PREFIX={shlex.quote(words[-1])}; _cutefuse"
+    )
+
+
+def complete(line: str, folder: Path, shell: str) -> list[str]:
+    """What a shell offers at the end of a line; `cutefuse` is this Python."""
+    fake = folder / "cutefuse"
+    fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cutefuse "$@"\n')
+    fake.chmod(0o755)
+    script = {"bash": in_bash, "zsh": in_zsh}[shell](line.split(" "))
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout.split()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
         ("cutefuse co", ["compare", "completion"]),
         ("cutefuse compare --o", ["--output"]),
         ("cutefuse compare plain/ --j", ["--json"]),
-        ("cutefuse compare pla", []),  # bash then offers files
+        ("cutefuse compare pla", []),  # the shell then offers files
         ("cutefuse frobnicate --o", []),
     ],
 )
-def test_bash_completes_commands_and_options(line: str, offered: list[str], tmp_path: Path) -> None:
-    assert complete(line, tmp_path) == offered
+def test_a_shell_completes_commands_and_options(line: str, offered: list[str], shell: str, tmp_path: Path) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    assert complete(line, tmp_path, shell) == offered
+
+
+def test_a_shell_without_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(["completion", "fish"])
+    assert done.value.code == 2 and "choose from" in capsys.readouterr().err

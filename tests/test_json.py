@@ -77,11 +77,7 @@ def test_a_command_prints_json_and_nothing_else(case: Case, folder: Path, capsys
     case(folder, capsys)
 
 
-# Those that need a GPU, or PyTorch, or write their JSON into a folder.
-ELSEWHERE = {"trt-check"}
-
-
-@pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - ELSEWHERE))
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_the_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

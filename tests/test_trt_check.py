@@ -98,6 +98,16 @@ def test_a_right_and_faster_engine_passes_with_its_numbers(tmp_path: Path, stub:
     assert code == (1 if any(c["status"] == FAILED for c in checks) else 0)
 
 
+def test_json_is_the_report_and_nothing_else(
+    tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STUB_WRONG", "1")
+    code, checks = run(tmp_path, "--json")
+    printed = capsys.readouterr()
+    assert code == 1 and json.loads(printed.out)["checks"] == checks
+    assert "bevfusion_fuser: failed" in printed.err
+
+
 def test_a_wrong_engine_fails_the_check_and_the_command(
     tmp_path: Path, stub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
-"""`cutefuse completion bash`: a script that completes commands, their options, and files.
+"""`cutefuse completion bash|zsh`: a script that completes commands, their options, and files.
 
     eval "$(cutefuse completion bash)"     # in ~/.bashrc, or once in this shell
+    eval "$(cutefuse completion zsh)"      # in ~/.zshrc, or once in this shell
 
 The options are those that `--help` lists, asked for once for each command and kept by the shell: nothing to bring up to
 date, and no package.
@@ -32,7 +33,25 @@ _cutefuse() {{
 }}
 complete -o default -F _cutefuse cutefuse
 """
-SHELLS = {"bash": _BASH}
+_ZSH = """typeset -gA _cutefuse_options
+_cutefuse() {{
+    local command=$words[2]
+    if (( CURRENT == 2 )); then
+        compadd -- {commands}
+    elif [[ $PREFIX == -* ]]; then
+        if [[ -z $_cutefuse_options[$command] ]]; then
+            _cutefuse_options[$command]=$($words[1] $command --help 2>/dev/null |
+                grep -oE -- '--[a-z][a-z0-9-]*' | sort -u)
+        fi
+        compadd -- ${{(f)_cutefuse_options[$command]}}
+    else
+        _files
+    fi
+}}
+whence compdef >/dev/null || {{ autoload -Uz compinit && compinit }}
+compdef _cutefuse cutefuse
+"""
+SHELLS = {"bash": _BASH, "zsh": _ZSH}
 
 
 def main(argv: list[str] | None = None) -> int:

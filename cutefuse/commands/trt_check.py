@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from cutefuse.engine import trtexec
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import memory
-from cutefuse.output import make_folder, write_json, write_text
+from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
 from cutefuse.sites.find import FUSED
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -295,11 +296,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cutefuse trt-check", description=__doc__)
     parser.add_argument("models", type=Path, nargs="+", help="ONNX models; `make trt-check` in a clone brings its own")
     parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
+    add_json(parser)
     return parser
 
 
-def check(models: Sequence[Path], outdir: Path) -> int:
-    """Run every check, print and write the report; 1 when one failed. Raises CutefuseError without TensorRT."""
+def check(models: Sequence[Path], outdir: Path) -> dict[str, Any]:
+    """Run every check, print and write the report; returns what trt_check.json holds.
+
+    Raises CutefuseError without TensorRT.
+    """
     engine.choose_backend("auto")
     make_folder(outdir)
     found = facts()
@@ -307,14 +312,27 @@ def check(models: Sequence[Path], outdir: Path) -> int:
     for model in models:
         checks.append(model_check(model, outdir))
         print(f"{checks[-1].name}: {checks[-1].status}: {checks[-1].text}", flush=True)
-    write_json(outdir / "trt_check.json", {"schema": 1, "facts": found, "checks": [asdict(c) for c in checks]})
+    report = {"schema": 1, "facts": found, "checks": [asdict(c) for c in checks]}
+    write_json(outdir / "trt_check.json", report)
     text = markdown(found, checks)
     write_text(outdir / "trt_check.md", text)
     print(f"\n{text}\nattach {outdir / 'trt_check.md'} and {outdir / 'trt_check.json'} to an issue")
-    return 1 if any(c.status == FAILED for c in checks) else 0
+    return report
+
+
+def exit_code(report: Mapping[str, Any]) -> int:
+    """1 when a check of the report failed, else 0."""
+    return 1 if any(c["status"] == FAILED for c in report["checks"]) else 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line of `cutefuse trt-check`."""
     arguments = make_parser().parse_args(argv)
-    return run_command(lambda: check(arguments.models, arguments.outdir))
+
+    def command() -> int:
+        with json_alone(arguments.json) as show:
+            report = check(arguments.models, arguments.outdir)
+            show(report)
+        return exit_code(report)
+
+    return run_command(command)
