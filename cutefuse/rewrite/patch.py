@@ -20,6 +20,7 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.clean import tidy
 from cutefuse.graph.read import Graph, op_counts
+from cutefuse.graph.scopes import names_of
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 from cutefuse.ops import operators
 from cutefuse.output import write_text
@@ -229,9 +230,7 @@ def _write(
 def _unused(graph: Graph, sites: Sequence[Site], options: Options) -> list[str]:
     """A sentence about every option that changed nothing."""
     found = []
-    names = {name for s in sites for n in (*s.around, *s.nodes) for name in (n.name, *n.output)} | {
-        s.name for s in sites
-    }
+    names = {name for s in sites for name in _names(s, (*s.around, *s.nodes))}
     for option, patterns in (("--include", options.include), ("--exclude", options.exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -239,7 +238,7 @@ def _unused(graph: Graph, sites: Sequence[Site], options: Options) -> list[str]:
     for pattern in options.keep_float32:
         if not options.dtype:
             found.append(f"--keep-float32 '{pattern}' does nothing without --dtype")
-        elif not any(fnmatchcase(n.name, pattern) for n in graph.nodes):
+        elif not any(fnmatchcase(name, pattern) for n in graph.nodes for name in names_of(n)):
             found.append(f"--keep-float32 '{pattern}' names no node of the model; nothing was kept by it")
     if options.scope and not options.dtype:
         found.append("--scope does nothing without --dtype")
@@ -306,7 +305,7 @@ def _select(sites: Sequence[Site], options: Options) -> None:
                 break
         if site.status != FUSED:
             continue
-        names = {site.name, *(n.name for n in site.nodes if n.name), *(o for n in site.nodes for o in n.output)}
+        names = _names(site, site.nodes)
         if options.only is not None and site.name not in options.only:
             site.refuse(EXCLUDED, "it is not among the sites that were asked for")
         elif options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
@@ -317,6 +316,11 @@ def _select(sites: Sequence[Site], options: Options) -> None:
             site.refuse(EXCLUDED, "no --include-op names its operator")
         elif site.op.stem in options.exclude_op:
             site.refuse(EXCLUDED, f"--exclude-op {site.op.stem}")
+
+
+def _names(site: Site, nodes: Sequence[onnx.NodeProto]) -> set[str]:
+    """What --include and --exclude may call a site with these nodes."""
+    return {site.name}.union(*map(names_of, nodes))
 
 
 def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str]:

@@ -17,6 +17,7 @@ from onnx import ModelProto
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.scopes import names_of
 from cutefuse.rewrite.apply import in_order
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Constant, Match
@@ -35,7 +36,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     onnx.external_data_helper.load_external_data_for_model(model, str(folder))
-    kept = [n.name for n in model.graph.node if any(fnmatchcase(n.name, p) for p in keep)]
+    kept = [n.name for n in model.graph.node if n.name and any(fnmatchcase(m, p) for m in names_of(n) for p in keep)]
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     quantisers = ["QuantizeLinear", "DequantizeLinear"] if opset < HALF_SCALES_OPSET else []
     blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers]
@@ -72,7 +73,7 @@ def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -
             continue
         lower = _lowered(match, dtype)
         constants = [i for i in lower.inputs if isinstance(i, Constant) and i.typed] if lower else []
-        named = any(fnmatchcase(n.name, p) for n in site.nodes for p in keep)
+        named = any(fnmatchcase(name, p) for n in site.nodes for name in names_of(n) for p in keep)
         if named or lower is None or not all(_fits(c, LARGEST[dtype]) for c in constants):
             kept.append(site.name)
         else:
