@@ -21,10 +21,10 @@ _USUAL = {80: "A100 SXM4 80GB", 86: "RTX 3090", 87: "Jetson AGX Orin 64GB", 89: 
 _FITTED = 90
 
 # One pass over memory: 504 Triton kernels of bias and activation in 20 networks, from 0.2 to 130 MB, within 10 %.
-_KERNEL_US = 1.1  # a kernel in a CUDA graph that does nothing
+_KERNEL_US = 1.3  # a kernel in a CUDA graph that does nothing, and 0.2 until the next one starts
 _PASS_SHARE = 1.0  # of the peak bandwidth: much of what a network passes on lies in L2
 _JOIN_SHARE = 0.45  # of the peak bandwidth, in Triton's kernel for a Concat: every element asks where it comes from
-_COPY_US = 2.4  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
+_COPY_US = 2.6  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ double predicted_us(Family const &family, Call const &call) {
   if (p.N == 0) return 0;
   Target const target(call);
   // Fitted as sm90_warm_us was; the Ampere tiles run the convolutions with a residual there, and none besides.
-  double const residual = p.residual == Residual::kNone ? 1.0 : 1.42;
+  double const residual = p.residual == Residual::kNone ? 1.0 : 1.2;
   if (Tile const *const tile = find_id(family.tiles, call.config)) return 1.1 + residual * cost_us(*tile, p, target);
   Sm90Tile const *const tile = find_id(kSm90Tiles, call.config);
   return tile == nullptr ? -1 : sm90_warm_us(*tile, p, target.sm_count);
