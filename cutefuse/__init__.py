@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
+from typing import Any
 
 from cutefuse.errors import CutefuseError
 
 __version__ = "0.1.0"
-__all__ = ["CutefuseError", "plugin_path", "__version__"]
+__all__ = ["CutefuseError", "patch_graph", "plugin_path", "__version__"]
+
+# name -> the module that has it, imported when someone asks: `import cutefuse` alone stays cheap.
+_ON_DEMAND = {"patch_graph": "cutefuse.rewrite.surgeon"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module 'cutefuse' has no attribute '{name}'")
+    return getattr(importlib.import_module(_ON_DEMAND[name]), name)
 
 
 def plugin_path(name: str = "libcutefuse.so") -> Path:

@@ -47,7 +47,7 @@ def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, shap
     require("polygraphy")
     os.environ.setdefault("POLYGRAPHY_AUTOINSTALL_DEPS", "0")
     from polygraphy.common import TensorMetadata
-    from polygraphy.comparator import Comparator, CompareFunc, DataLoader
+    from polygraphy.comparator import Comparator, DataLoader, SimpleCompareFunc
     from polygraphy.exception import PolygraphyException
 
     metadata = TensorMetadata()
@@ -55,7 +55,7 @@ def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, shap
         metadata.add(name, dtype=None, shape=dims)
     try:
         results = Comparator.run([runner(first), runner(second)], data_loader=DataLoader(seed, input_metadata=metadata))
-        accuracy = Comparator.compare_accuracy(results, compare_func=CompareFunc.simple(rtol=rtol, atol=atol))
+        accuracy = Comparator.compare_accuracy(results, compare_func=SimpleCompareFunc(rtol=rtol, atol=atol))
     except PolygraphyException as error:
         raise CutefuseError(
             f"{first.name} and {second.name} cannot be compared: {str(error).splitlines()[0]}"
