@@ -74,6 +74,17 @@ def test_an_input_shape_of_no_input_is_a_sentence(source: Path, capsys: pytest.C
         (["--dtype", "fp16", "--keep-float32", "head*"], "--keep-float32 'head*' names no node of the model"),
         (["--scope", "sites"], "--scope does nothing without --dtype"),
         (["--min-gain", "5us", "--all"], "--min-gain does nothing with --all"),
+        (["--min-gain", "5us", "--exclude", "*"], "--min-gain does nothing: there is no site to choose"),
+        (["--include", "Relu_0"], "--include 'Relu_0' names no node of a candidate"),
+        (["--include-op", "row_norm"], "--include-op row_norm names no candidate's operator"),
+        (["--exclude-op", "row_norm"], "--exclude-op row_norm names no candidate's operator"),
+        (["--without", "residual"], "--without residual does nothing: no candidate is followed by the Add of a"),
+        (["--without", "single"], "--without single does nothing: no candidate reads a single tensor"),
+        (["--dtype", "bf16", "--keep-float32", "head*"], "names no node of a candidate, and --scope sites lowers"),
+        (["--dtype", "fp16", "--scope", "sites", "--include", "z"], "--dtype does nothing: no site that can be fused"),
+        (["--seed", "3"], "--seed does nothing without --verify"),
+        (["--verify"], "--verify does nothing with --dry-run"),
+        (["--rival", "cudnn"], "--rival does nothing without --tune"),
     ],
 )
 def test_an_option_that_changes_nothing_says_so(
@@ -83,9 +94,52 @@ def test_an_option_that_changes_nothing_says_so(
     assert words in capsys.readouterr().out
 
 
-def test_options_that_do_something_are_not_called_idle(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(source), "--dry-run", "--exclude", "Conv_1", "--dtype", "fp16", "--keep-float32", "Conv_4"])
-    assert "does nothing" not in (out := capsys.readouterr().out) and "names no node" not in out
+def test_a_type_that_the_model_has_is_no_conversion(source: Path, tmp_path: Path) -> None:
+    lower = tmp_path / "half.onnx"
+    onnx.save(graph(TWO, outputs=("y1", "y2"), dtype="float16"), str(lower))
+    said = patch(lower, tmp_path / "out.onnx", Options(dtype="float16", dry_run=True)).report
+    assert said["unused_options"] == ["--dtype does nothing: the model holds no float32"]
+    said = patch(source, tmp_path / "out.onnx", Options(dtype="float16", dry_run=True)).report
+    assert said["unused_options"] == [] and said["conversion"]["changed"]
+
+
+def test_an_input_shape_that_the_model_has_is_idle(tmp_path: Path) -> None:
+    fixed = tmp_path / "fixed.onnx"
+    onnx.save(graph(TWO, outputs=("y1", "y2"), inputs={"a": "1,8,9,7", "b": "n,16,9,7"}), str(fixed))
+    shapes = {"a": (1, 8, 9, 7), "b": (1, 16, 9, 7)}
+    said = patch(fixed, tmp_path / "out.onnx", Options(shapes=shapes, dry_run=True)).report["unused_options"]
+    assert said == ["--input-shape a:1x8x9x7 does nothing: the model has that size"]
+
+
+def test_beside_a_profile_the_engine_and_the_gpu_price_only_the_rest(
+    source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutefuse.commands import patch as command
+
+    monkeypatch.setattr(command, "_pricing", lambda model, profile: None)
+    main([str(source), "--dry-run", "--profile", "plain/", "--gpu", "H200", "--trt-version", "10.3"])
+    out = capsys.readouterr().out
+    assert "--gpu prices only what --profile has not timed: what stands beside the sites" in out
+    assert "--trt-version prices only what --profile has not timed" in out
+    main([str(source), "--dry-run", "--gpu", "H200", "--trt-version", "10.3"])
+    assert "prices only" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--exclude", "Conv_1", "--dtype", "fp16", "--keep-float32", "Conv_4"],
+        ["--dtype", "bf16", "--keep-float32", "Conv_4"],
+        ["--include-op", "concat_conv", "--min-gain", "1us", "--sm", "90", "--gpu", "H200"],
+        ["--without", "parallel", "--scope", "sites", "--dtype", "fp16"],
+        ["--input-shape", "a:1x8x9x7", "--all", "--seed", "0"],
+    ],
+)
+def test_options_that_do_something_are_not_called_idle(
+    options: list[str], source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([str(source), "--dry-run", *options])
+    assert "does nothing" not in (out := capsys.readouterr().out) and "names no" not in out
 
 
 def test_the_output_option_names_model_and_report(source: Path, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--tune", action="store_true",
                    help="time each site on this machine's GPU: its best tile, and what PyTorch takes for the nodes "
                         "that it replaces; times are kept for the next run")  # fmt: skip
-    p.add_argument("--rival", choices=sorted(RIVALS), default="best",
+    p.add_argument("--rival", choices=sorted(RIVALS),
                    help="what --tune compares with: cuDNN's kernels, torch.compile, or the better of the two; default: "
                         "best")  # fmt: skip
     p.add_argument("--engine", choices=ENGINES, default=TENSORRT, help="whose time is predicted; default: tensorrt")
@@ -235,6 +235,15 @@ def _pricing(model: Path, profile: Path | None) -> Pricing | None:
     return price
 
 
+def _idle(args: argparse.Namespace) -> list[str]:
+    """Sentences about options of the command line that another option leaves nothing to do."""
+    found = ["--rival does nothing without --tune"] if args.rival and not args.tune else []
+    if timed := "--profile" if args.profile else "--tune" if args.tune else "":
+        given = [option for option, value in (("--gpu", args.gpu), ("--trt-version", args.trt_version)) if value]
+        found += [f"{option} prices only what {timed} has not timed: what stands beside the sites" for option in given]
+    return found
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `cutefuse patch` and scripts/patch_onnx.py."""
     args = make_parser().parse_args(argv)
@@ -242,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
-        tuner = tuner_of(args.rival) if args.tune else None
+        tuner = tuner_of(args.rival or "best") if args.tune else None
         own_sm = local_sm()
         sm = own_sm if args.sm is None else args.sm
         options = Options(
@@ -253,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
             tile=partial(best_tile, tuner) if tuner else None, min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
-            gpu=args.gpu or (local_gpu() if sm == own_sm else ""),
+            gpu=args.gpu or (local_gpu() if sm == own_sm else ""), idle=_idle(args),
         )  # fmt: skip
         result = patch(args.model, args.output or default_output(args.model), options)
         if args.json:

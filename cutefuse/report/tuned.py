@@ -19,7 +19,7 @@ from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import Call, operator_of
 from cutefuse.progress import track
 from cutefuse.rewrite.apply import plan
-from cutefuse.rewrite.patch import Pricing
+from cutefuse.sites.choose import Pricing
 from cutefuse.sites.find import FUSED, Site
 
 NAMES = {"cudnn": "cuDNN", "compile": "torch.compile"}

@@ -6,8 +6,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,15 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.clean import tidy
 from cutefuse.graph.read import Graph, op_counts
-from cutefuse.graph.scopes import names_of
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 from cutefuse.ops import operators
 from cutefuse.output import write_text
 from cutefuse.rewrite import tanh_silu
 from cutefuse.rewrite.apply import Plan, apply_sites, plan
+from cutefuse.rewrite.idle import idle, names_at
+from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.rewrite.prove import prove
-from cutefuse.sites.choose import Policy, Pricing, choose
+from cutefuse.sites.choose import Policy, choose
 from cutefuse.sites.choose_cost import device_of
 from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, engine_of
 from cutefuse.sites.choose_model import Model
@@ -45,38 +46,8 @@ from cutefuse.sites.find import (
 )
 from cutefuse.sites.match import Constant
 
+__all__ = ["TAKES", "Options", "Result", "default_output", "patch", "report_path"]
 SCHEMA = 1
-TAKES = ("single", "upsample", "ranges", "residual", "parallel")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to patch and how; the defaults fuse the sites that should pay in the newest TensorRT."""
-
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    include_op: Sequence[str] = ()
-    exclude_op: Sequence[str] = ()
-    without: Sequence[str] = ()  # of TAKES
-    sm: int = 0  # compute capability * 10 of the GPU that will run the model; 0 for any
-    functions: bool = True
-    verify: bool = False
-    seed: int = 0
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    dry_run: bool = False
-    price: Pricing | None = None  # what was measured of each site, trusted before the model
-    min_gain_us: float | None = None  # the least gain of a site; None: see cutefuse.sites.choose.Policy
-    tile: Callable[[kernels.Call | None], int] | None = None  # the fastest tile of a call; 0 where it is not known
-    dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
-    clean: bool = False  # write the cleaned graph, not only the fused sites
-    scope: str = ""  # of dtype: "model" (also "" for float16) or the fused "sites" (also "" for bfloat16)
-    keep_float32: Sequence[str] = ()
-    only: frozenset[str] | None = None  # names of sites; None for all that the filters leave
-    all_sites: bool = False  # every legal site, whatever it saves
-    engine: str = TENSORRT  # whose time is predicted: one of choose_engine.ENGINES
-    trt_version: str = ""  # as 10.3; "" for the newest that is known
-    tanh_silu: bool = False  # write the SiLUs that stay outside in the form that TensorRT 11 fuses
-    gpu: str = ""  # name of a board in the table of peaks; "" for the usual one of `sm`
 
 
 @dataclass
@@ -131,9 +102,9 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     converted: onnx.ModelProto | None = None
     scope = options.scope or ("sites" if options.dtype == "bfloat16" else "model")
     if options.dtype:
-        conversion = {"dtype": options.dtype, "scope": scope, "kept_float32": list[str]()}
+        conversion = {"dtype": options.dtype, "scope": scope, "kept_float32": list[str](), "changed": True}
         if scope == "model":
-            model, conversion["kept_float32"] = _lowered(model, source, options)
+            model, conversion["kept_float32"], conversion["changed"] = _lowered(model, source, options)
             if options.verify and not options.dry_run:
                 converted = onnx.ModelProto()
                 converted.CopyFrom(model)
@@ -143,11 +114,13 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         tidy(model, cleaned)
         cleaned, sites = find_sites(model, source.parent, options.shapes)
     graph = cleaned.whole
+    forms = {form for s in sites if s.match for form in s.match.takes}
     _select(sites, options)
     if conversion and scope == "sites":
         from cutefuse.rewrite.retype import retype
 
         conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32, graph.opset)
+        conversion["changed"] = any(s.cast_from for s in sites)
     model_of = _model(graph, sites, options)
     gain_us = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
     doomed = plan(graph, sites)
@@ -166,7 +139,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         "opset": graph.opset,
         "sm": options.sm,
         "conversion": conversion,
-        "unused_options": _unused(graph, sites, options),
+        "unused_options": [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(options))],
         "clean": {"written": options.clean, **cleaning},
         "prediction": {
             "fuses_tanh": _fuses_tanh(options),
@@ -227,42 +200,23 @@ def _write(
     return output
 
 
-def _unused(graph: Graph, sites: Sequence[Site], options: Options) -> list[str]:
-    """A sentence about every option that changed nothing."""
-    found = []
-    names = {name for s in sites for name in _names(s, (*s.around, *s.nodes))}
-    for option, patterns in (("--include", options.include), ("--exclude", options.exclude)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                found.append(f"{option} '{pattern}' names no node of a candidate; nothing was chosen by it")
-    for pattern in options.keep_float32:
-        if not options.dtype:
-            found.append(f"--keep-float32 '{pattern}' does nothing without --dtype")
-        elif not any(fnmatchcase(name, pattern) for n in graph.nodes for name in names_of(n)):
-            found.append(f"--keep-float32 '{pattern}' names no node of the model; nothing was kept by it")
-    if options.scope and not options.dtype:
-        found.append("--scope does nothing without --dtype")
-    if options.tanh_silu and not _fuses_tanh(options):
-        found.append("--tanh-silu only helps TensorRT 11 and newer; other engines compute SiLU as well either way")
-    if options.all_sites and options.min_gain_us is not None:
-        found.append("--min-gain does nothing with --all")
-    return found
-
-
 def _packed_bytes(sites: Sequence[Site]) -> int:
     """At most what the new constants take: 8 bytes an element."""
     operands = [i for s in sites if s.status == FUSED and s.match for i in s.match.inputs]
     return sum(8 * math.prod(i.dims) for i in operands if isinstance(i, Constant))
 
 
-def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[onnx.ModelProto, list[str]]:
+def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[onnx.ModelProto, list[str], bool]:
+    """The model in float16, the names of the nodes that stay in float32, and whether anything changed."""
     if options.dtype != "float16":
         raise CutefuseError(
             "--dtype bf16 works with --scope sites; for a whole model in bfloat16 run NVIDIA ModelOpt's AutoCast first"
         )
-    from cutefuse.rewrite.retype import to_float16
+    from cutefuse.rewrite.retype import to_float16, types_of
 
-    return to_float16(model, source.parent, options.keep_float32)
+    before = types_of(model)
+    lowered, kept = to_float16(model, source.parent, options.keep_float32)
+    return lowered, kept, types_of(lowered) != before
 
 
 def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
@@ -305,7 +259,7 @@ def _select(sites: Sequence[Site], options: Options) -> None:
                 break
         if site.status != FUSED:
             continue
-        names = _names(site, site.nodes)
+        names = names_at(site, site.nodes)
         if options.only is not None and site.name not in options.only:
             site.refuse(EXCLUDED, "it is not among the sites that were asked for")
         elif options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
@@ -316,11 +270,6 @@ def _select(sites: Sequence[Site], options: Options) -> None:
             site.refuse(EXCLUDED, "no --include-op names its operator")
         elif site.op.stem in options.exclude_op:
             site.refuse(EXCLUDED, f"--exclude-op {site.op.stem}")
-
-
-def _names(site: Site, nodes: Sequence[onnx.NodeProto]) -> set[str]:
-    """What --include and --exclude may call a site with these nodes."""
-    return {site.name}.union(*map(names_of, nodes))
 
 
 def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str]:

@@ -56,6 +56,11 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     return converted, sorted({*kept, *sensitive})
 
 
+def types_of(model: ModelProto) -> tuple[list[int], list[bytes]]:
+    """What a conversion of types changes: the types of the initializers, and the nodes."""
+    return [t.data_type for t in model.graph.initializer], [n.SerializeToString() for n in model.graph.node]
+
+
 def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -> list[str]:
     """Turn the float32 sites that will be fused into sites of another type.
 
