@@ -14,6 +14,7 @@ import models
 from cutefuse.commands import doctor
 from cutefuse.graph import faults
 from cutefuse.graph.faults import FAULTS
+from cutefuse.graph.read import Graph
 
 SHORTCUT, SAMPLES = FAULTS
 
@@ -21,20 +22,28 @@ SHORTCUT, SAMPLES = FAULTS
 def block(body: str, dtype: type = np.float16) -> onnx.ModelProto:
     """A C2f block by default: halves of a tensor, a bottleneck with its shortcut on one, all joined again."""
     w = np.ones((8, 8, 3, 3), np.float32)
-    model = graph(body, {"w": w, "half": np.array([8, 8])}, inputs={"a": "1,16,9,7"}, outputs=("y",))
+    f = np.ones((1, 8, 1, 1), np.float32)
+    model = graph(body, {"w": w, "f": f, "half": np.array([8, 8])}, inputs={"a": "1,16,9,7"}, outputs=("y",))
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    weight = next(t for t in model.graph.initializer if t.name == "w")
-    weight.CopyFrom(onnx.numpy_helper.from_array(w.astype(dtype), "w"))
+    for weight in (t for t in model.graph.initializer if t.name in ("w", "f")):
+        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight).astype(dtype), weight.name))
     return model
+
+
+def view(model: onnx.ModelProto) -> Graph:
+    return Graph(model, Path())
 
 
 C2F = """h, x = Split<axis=1>(a, half) c = Conv<pads=[1,1,1,1]>(x, w) s = Sigmoid(c) m = Mul(c, s) r = Add(x, m)
          y = Concat<axis=1>(h, x, r)"""
 
 
+TANH = "p = Mul(c, f) t = Tanh(p) q = Mul(t, f) g = Add(q, f) m = Mul(c, g)"
+
+
 def test_the_shortcut_of_a_c2f_block_is_found() -> None:
-    (name,) = faults._shortcuts_over_views(block(C2F))
+    (name,) = SHORTCUT.nodes(view(block(C2F)))
     assert name
 
 
@@ -44,11 +53,13 @@ def test_the_shortcut_of_a_c2f_block_is_found() -> None:
         C2F.replace("Add(x, m)", "Add(m, x)"),
         C2F.replace("s = Sigmoid(c) m = Mul(c, s)", "s = Sigmoid(c) m = Mul(s, c)"),
         C2F.replace("s = Sigmoid(c) m = Mul(c, s)", "m = Relu(c)"),
+        C2F.replace("s = Sigmoid(c) m = Mul(c, s)", TANH),
+        C2F.replace("s = Sigmoid(c) m = Mul(c, s)", "b = Mul(c, f) d = Add(b, f) m = LeakyRelu(d)"),
     ],
-    ids=["other order", "other product", "relu"],
+    ids=["other order", "other product", "relu", "silu as tanh", "affine steps"],
 )
 def test_it_is_found_in_every_order(body: str) -> None:
-    assert len(faults._shortcuts_over_views(block(body))) == 1
+    assert len(SHORTCUT.nodes(view(block(body)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -59,16 +70,21 @@ def test_it_is_found_in_every_order(body: str) -> None:
         C2F.replace("s = Sigmoid(c) m = Mul(c, s)", "m = Identity(c)"),
         C2F.replace("c = Conv<pads=[1,1,1,1]>(x, w)", "c = Identity(x)"),
         C2F.replace("Mul(c, s)", "Mul(x, s)"),
+        C2F.replace("s = Sigmoid(c) m = Mul(c, s)", "b = Mul(c, f) m = Add(b, f)"),
+        C2F.replace("s = Sigmoid(c) m = Mul(c, s)", "s = Conv<pads=[1,1,1,1]>(x, w) t = Relu(s) m = Mul(c, t)"),
+        C2F.replace(
+            "s = Sigmoid(c) m = Mul(c, s)", " ".join(f"c{i + 1} = Relu(c{i})" for i in range(20)) + " m = Relu(c20)"
+        ).replace("c = Conv", "c0 = Conv"),
     ],
-    ids=["no view", "no add", "no activation", "no conv", "another factor"],
+    ids=["no view", "no add", "no activation", "no conv", "another factor", "affine alone", "two convs", "too long"],
 )
 def test_what_differs_is_not_named(body: str) -> None:
-    assert faults._shortcuts_over_views(block(body)) == []
+    assert SHORTCUT.nodes(view(block(body))) == []
 
 
 def test_float32_is_not_named() -> None:
-    assert faults._shortcuts_over_views(block(C2F, np.float32)) == []
-    assert faults._shortcuts_over_views(models.build("yolov8n", "float32", small=True)) == []
+    assert SHORTCUT.nodes(view(block(C2F, np.float32))) == []
+    assert SHORTCUT.nodes(view(models.build("yolov8n", "float32", small=True))) == []
 
 
 def test_a_yolo_meets_it_at_every_bottleneck_until_patch_fuses_them(tmp_path: Path) -> None:
@@ -76,15 +92,15 @@ def test_a_yolo_meets_it_at_every_bottleneck_until_patch_fuses_them(tmp_path: Pa
 
     path = tmp_path / "yolo.onnx"
     onnx.save(models.build("yolov8n", "float16", small=True), str(path))
-    assert len(faults._shortcuts_over_views(onnx.load(str(path)))) == 6
+    assert len(SHORTCUT.nodes(view(onnx.load(str(path))))) == 6
     assert main(["patch", str(path), "--all", "--sm", "89"]) == 0
-    assert faults._shortcuts_over_views(onnx.load(str(tmp_path / "yolo.cutefuse.onnx"))) == []
+    assert SHORTCUT.nodes(view(onnx.load(str(tmp_path / "yolo.cutefuse.onnx")))) == []
 
 
 def test_grid_samples_are_named() -> None:
     node = onnx.helper.make_node("GridSample", ["x", "g"], ["y"], name="/sample")
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], []))
-    assert SAMPLES.nodes(model) == ["/sample"] and SAMPLES.nodes(block(C2F)) == []
+    assert SAMPLES.nodes(view(model)) == ["/sample"] and SAMPLES.nodes(view(block(C2F))) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +113,7 @@ def test_faults_are_those_of_the_version(version: tuple[int, ...], found: list[f
 
 
 def test_a_mended_fault_ends_with_its_version() -> None:
-    mended = faults.Fault("t", "s", (11, 2), (11, 3), "a", lambda _: [])
+    mended = faults.Fault("t", "s", (11, 2), (11, 3), "a", lambda _: iter(()))
     assert [mended.concerns(v) for v in ((11, 1), (11, 2), (11, 3, 5), (11, 4))] == [False, True, True, False]
     assert mended.versions == "11.2 to 11.3" and SHORTCUT.versions == "11.2 and newer"
 
@@ -124,3 +140,53 @@ def test_a_warning_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert doctor.main([str(path), "--json"]) == without
     assert "warning" in [f["status"] for f in json.loads(capsys.readouterr().out)]
     assert doctor.main([str(tmp_path / "none.onnx")]) == 2
+
+
+def patched(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    from cutefuse.cli import main
+
+    assert main(["patch", str(path), "--dry-run", "--sm", "89", *words]) in (0, 3)
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def yolo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("faults") / "yolo.onnx"
+    onnx.save(models.build("yolov8n", "float16", small=True), str(path))
+    return path
+
+
+def test_patch_says_which_places_stay_and_which_are_fused(yolo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = patched(yolo, capsys, "--all")
+    assert "reported fault of TensorRT 11.2 and newer (https://github.com/NVIDIA/TensorRT/issues/4854)" in said
+    assert "all 6 are fused" in said and "such nodes stay outside" not in said
+    said = patched(yolo, capsys, "--all", "--exclude", "/model.[24]/*")
+    assert "3 of 6 such nodes stay outside: /model.2/m.0/Add, /model.4/m.0/Add, /model.4/m.1/Add; compare" in said
+    assert "4 of 6 such nodes" in patched(
+        yolo, capsys, "--all", "--exclude", "/model.[246]/m.0/*", "--exclude", "*m.1*"
+    )
+
+
+def test_a_fused_conv_is_enough(yolo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorRT joins nothing with a plugin, so an Add that stays behind one is a kernel of its own."""
+    said = patched(yolo, capsys, "--all", "--without", "residual")
+    assert "all 6 are fused" in said
+
+
+def test_the_report_holds_them(yolo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads(patched(yolo, capsys, "--all", "--json", "--exclude", "/model.2/*"))
+    (fault,) = report["known_faults"]
+    assert fault["stays"] == ["/model.2/m.0/Add"] and len(fault["fused"]) == 5 and fault["source"] == SHORTCUT.source
+
+
+@pytest.mark.parametrize(
+    "words", [("--trt-version", "11.1"), ("--trt-version", "10.3"), ("--engine", "torch")], ids=" ".join
+)
+def test_another_engine_has_no_such_fault(yolo: Path, capsys: pytest.CaptureFixture[str], words: tuple[str]) -> None:
+    assert "reported fault" not in patched(yolo, capsys, *words)
+    assert json.loads(patched(yolo, capsys, "--json", *words))["known_faults"] == []
+
+
+def test_a_model_without_such_a_place_is_told_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(block(C2F, np.float32), str(tmp_path / "m.onnx"))
+    assert "reported fault" not in patched(tmp_path / "m.onnx", capsys)

@@ -20,6 +20,7 @@ from cutefuse import kernels
 from cutefuse.engine import trtexec
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import faults
+from cutefuse.graph.read import Graph
 from cutefuse.graph.store import load_model
 from cutefuse.roofline.peaks import by_name
 
@@ -155,11 +156,11 @@ def tensorrt_versions() -> list[tuple[int, ...]]:
 def check_faults(model: Path | None, versions: list[tuple[int, ...]]) -> list[Finding]:
     """Reported faults of TensorRT: of the versions here, and where a model is given those that it meets, of any version
     where none is here."""
-    proto = load_model(model) if model else None
+    graph = Graph(load_model(model), model.parent) if model else None
     found = []
     for fault in faults.FAULTS:
-        nodes = fault.nodes(proto) if proto is not None else []
-        if (versions and not any(map(fault.concerns, versions))) or (not nodes and (proto is not None or not versions)):
+        nodes = fault.nodes(graph) if graph is not None else []
+        if (versions and not any(map(fault.concerns, versions))) or (not nodes and (graph is not None or not versions)):
             continue
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         where = f"; here {', '.join(nodes[:3])}{more}" if nodes else ""

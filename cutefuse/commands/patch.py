@@ -31,6 +31,7 @@ from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
 from cutefuse.sites.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, Site
 
 BASES = {"profile": "a profile", "tuned": "times taken on this GPU", "model": "a model"}
+MOST_NAMED = 3  # nodes that a sentence names
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -65,6 +66,8 @@ def show(result: Result, verbose: bool) -> None:
     print("\n".join(_silus(result.report)), end="\n" if _silus(result.report) else "")
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
         print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
+    for fault in result.report["known_faults"]:
+        print(_fault(fault))
     for sentence in result.report["unused_options"]:
         print(sentence)
     if left := result.report["clean"]["left"]:
@@ -112,6 +115,16 @@ def _silus(report: dict[str, Any]) -> list[str]:
         )
     why = {reason: [n for n, r in silu["left"].items() if r == reason] for reason in silu["left"].values()}
     return found + [f"{len(names)} SiLUs keep their form ({names[0]}, ...): {reason}" for reason, names in why.items()]
+
+
+def _fault(fault: dict[str, Any]) -> str:
+    """What a known fault of TensorRT does, and to which nodes of this model."""
+    stays, fused = fault["stays"], fault["fused"]
+    more = f" and {len(stays) - MOST_NAMED} more" if len(stays) > MOST_NAMED else ""
+    count = f"{len(stays)} of {len(stays) + len(fused)} such nodes stay outside: {', '.join(stays[:MOST_NAMED])}{more}"
+    rest = f"{count}; compare the engine with the model (cutefuse accuracy)" if stays else f"all {len(fused)} are fused"
+    about = f"reported fault of TensorRT {fault['versions']} ({fault['source']}): {fault['title']}"
+    return f"{about}; {fault['advice']}; {rest}"
 
 
 def _nothing(summary: dict[str, Any]) -> str:

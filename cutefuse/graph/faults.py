@@ -6,15 +6,20 @@ too, and a node that is named may be right: compare the engine's outputs with th
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from typing import Any
 
-import onnx
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph, label
 
 Version = tuple[int, ...]
-_ACTIVATIONS = ("Relu", "LeakyRelu", "Clip", "HardSwish", "Sigmoid", "Tanh", "Swish", "Elu", "Gelu", "Mish")
+_ACTIVATIONS = (
+    "Relu", "LeakyRelu", "Clip", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Swish", "Elu", "Gelu", "Mish",
+)  # fmt: skip
+_AFFINE = ("BatchNormalization", "Mul", "Add", "Sub", "Div")
+_MOST = 16  # nodes of an activation behind a Conv; the longest form that exporters write has seven
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,16 @@ class Fault:
     first: Version
     last: Version | None
     advice: str
-    nodes: Callable[[onnx.ModelProto], list[str]]
+    places: Callable[[Graph], Iterator[tuple[NodeProto, ...]]]  # nodes that meet it together, first the one to name
 
     def concerns(self, version: Version) -> bool:
         """Whether a version, as (11, 2), is one of the reported ones or newer than all of them."""
         given = tuple(version[: len(self.first)])
         return given >= self.first and (self.last is None or given <= self.last)
+
+    def nodes(self, graph: Graph) -> list[str]:
+        """The names of the nodes that meet it."""
+        return [label(place[0]) for place in self.places(graph)]
 
     @property
     def versions(self) -> str:
@@ -39,43 +48,37 @@ class Fault:
         return f"{first} and newer" if self.last is None else f"{first} to {'.'.join(map(str, self.last))}"
 
 
-def _shortcuts_over_views(model: onnx.ModelProto) -> list[str]:
+def _shortcuts_over_views(graph: Graph) -> Iterator[tuple[NodeProto, ...]]:
     """Adds behind a float16 Conv and its activation whose other operand also goes into a Concat as it is."""
-    makers: dict[str, NodeProto] = {out: n for n in model.graph.node for out in n.output}
-    readers: defaultdict[str, list[NodeProto]] = defaultdict(list)
-    for node in model.graph.node:
-        for name in node.input:
-            readers[name].append(node)
-    half = {t.name for t in model.graph.initializer if t.data_type == TensorProto.FLOAT16}
-
-    def maker(name: str, *op_types: str) -> NodeProto | None:
-        node = makers.get(name)
-        return node if node is not None and node.op_type in op_types else None
-
-    def convolved(name: str) -> bool:
-        """Whether a tensor is the activation of a Conv, with or without a BatchNormalization between."""
-        act = maker(name, *_ACTIVATIONS)
-        source = act.input[0] if act else ""
-        if product := maker(name, "Mul"):
-            gates = {g.input[0] for i in product.input if (g := maker(i, "Sigmoid", "HardSigmoid"))}
-            source = next((i for i in product.input if i in gates), "")
-        norm = maker(source, "BatchNormalization")
-        conv = maker(norm.input[0] if norm else source, "Conv")
-        return conv is not None and conv.input[1] in half
-
-    found = []
-    for node in model.graph.node:
-        if node.op_type == "Add" and len(node.input) == 2:
-            a, b = node.input
-            for one, other in ((a, b), (b, a)):
-                if convolved(one) and other in makers and any(r.op_type == "Concat" for r in readers[other]):
-                    found.append(node.name or node.output[0])
-                    break
-    return found
+    for add in graph.nodes:
+        if not graph.is_op(add, "Add"):
+            continue
+        for own, other in (add.input, reversed(add.input)):
+            conv = _activated(graph, own)
+            viewed = graph.producer(other) is not None and any(n.op_type == "Concat" for n in graph.users(other))
+            if conv and viewed and graph.dtype(conv.input[1]) == "float16":
+                yield add, conv
+                break
 
 
-def _grid_samples(model: onnx.ModelProto) -> list[str]:
-    return [n.name or n.output[0] for n in model.graph.node if n.op_type == "GridSample" and not n.domain]
+def _activated(graph: Graph, tensor: str) -> NodeProto | None:
+    """The Conv from which elementwise nodes, an activation among them, make a tensor; None where there is none, or
+    where anything but constants goes in beside it."""
+    nodes: dict[int, NodeProto] = {}
+    waiting = [tensor]
+    while waiting:
+        node = graph.producer(waiting.pop())
+        if not graph.is_op(node, "Conv", *_ACTIVATIONS, *_AFFINE) or len(nodes) > _MOST:
+            return None
+        if id(node) not in nodes:
+            nodes[id(node)] = node
+            waiting += [t for t in node.input if t and not graph.is_constant(t)] if node.op_type != "Conv" else []
+    found = [n for n in nodes.values() if n.op_type == "Conv"]
+    return found[0] if len(found) == 1 and any(n.op_type in _ACTIVATIONS for n in nodes.values()) else None
+
+
+def _grid_samples(graph: Graph) -> Iterator[tuple[NodeProto, ...]]:
+    return ((node,) for node in graph.nodes if graph.is_op(node, "GridSample"))
 
 
 FAULTS = (
@@ -96,3 +99,20 @@ FAULTS = (
 def known(version: Version) -> list[Fault]:
     """The faults that are reported for a version of TensorRT."""
     return [fault for fault in FAULTS if fault.concerns(version)]
+
+
+def met(graph: Graph, version: Version, gone: Set[int]) -> list[dict[str, Any]]:
+    """The faults of a version that a graph meets, as patch.json holds them.
+
+    gone: ids of the nodes that fused nodes replace. `stays`: the nodes that TensorRT computes; `fused`: those that a
+    fused node computes with a part of what the fault needs.
+    """
+    found = []
+    for fault in known(version):
+        places = list(fault.places(graph))
+        fused = [label(place[0]) for place in places if any(id(n) in gone for n in place)]
+        stays = [label(place[0]) for place in places if not any(id(n) in gone for n in place)]
+        if places:
+            found.append({"title": fault.title, "source": fault.source, "versions": fault.versions,
+                          "advice": fault.advice, "stays": stays, "fused": fused})  # fmt: skip
+    return found

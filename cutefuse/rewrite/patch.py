@@ -19,6 +19,7 @@ import cutefuse
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.clean import tidy
+from cutefuse.graph.faults import met
 from cutefuse.graph.read import Graph, op_counts
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
 from cutefuse.ops import operators
@@ -154,6 +155,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
             "tanh": [s.name for s in rewritten],
             "left": {s.name: s.left for s in silus if s.left} if options.tanh_silu else {},
         },
+        "known_faults": met(graph, model_of.engine.version, doomed.dead) if model_of.engine.name == TENSORRT else [],
         "sites": [],
         "verify": None,
     }
