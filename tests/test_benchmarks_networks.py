@@ -242,6 +242,8 @@ class TestNetwork:
         monkeypatch.setitem(network_work.VARIANTS, "twin", network_work.take_default)
         line = Line()
         row = network_work.measure(self.task(tmp_path, "default", "twin", "broken"), line)  # type: ignore[arg-type]
+        nothing = {"timed": 0, "given": 0, "not_first_guess": 0}  # the bodies run here
+        assert row["tiles"] == {"default": nothing}
         own = row["variants"]["default"]
         fused = own["sites"]
         assert fused >= 6 and own["ratio"] > 0 and row["variants"]["twin"]["same_as"] == "default"
@@ -253,6 +255,12 @@ class TestNetwork:
         assert all(s["ours_us"]["cudnn"] >= 0 and s["plain_us"]["cudnn"] > 0 for s in row["sites"])
         assert network_table.text([json.loads(json.dumps(row))], True)
         assert [s.split(" after")[0] for s in line.said] == ["patched", "built 2 engines", "timed"]
+
+    def test_how_the_tiles_were_chosen_is_recorded(self) -> None:
+        nodes = [SimpleNamespace(tile_from=f, tile=t, tiles=lambda: [7, 3])
+                 for f, t in (("timed", 3), ("timed", 7), ("given", 3), ("first guess", 7))]  # fmt: skip
+        engine = SimpleNamespace(program=SimpleNamespace(fused=nodes))
+        assert network_work.tile_facts(engine) == {"timed": 2, "given": 1, "not_first_guess": 2}
 
     def test_an_engine_that_is_wrong_is_seen(self) -> None:
         import torch

@@ -186,6 +186,86 @@ def test_a_tile_can_be_chosen(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> 
         build(unet[1], tiles={"nobody": 1})
 
 
+def untimed(self: Any, call: Any) -> dict[int, float]:
+    raise AssertionError(f"tiles of {call.op_type} are timed")
+
+
+def test_tiles_are_timed_once_for_both_modes(
+    unet: tuple[onnx.ModelProto, onnx.ModelProto], limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutefuse.engine import tile_timer
+    from cutefuse.engine.torch_tiles import LEAST_GAIN
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
+    first = build(unet[1])
+    assert first.program.notes == [] and (tmp_path / "fresh" / "cutefuse" / "tune.json").is_file()
+    for node in first.program.fused:
+        times, guess = node.tiles_us, node.tiles()[0]
+        assert node.tile_from == "timed" and 1 < len(times) <= tile_timer.QUICK.tiles
+        assert list(times) == node.tiles()[: len(times)] and all(0.5 < t < 1e4 for t in times.values())
+        best = min(times, key=times.__getitem__)
+        assert node.tile == (best if times[best] < (1 - LEAST_GAIN) * times[guess] else guess)
+    assert float64.error(first(), limits.exact) < limits.patched
+    monkeypatch.setattr(tile_timer.TileTimer, "tiles_us", untimed)
+    again = build(unet[1], "compile")
+    assert [n.tile for n in again.program.fused] == [n.tile for n in first.program.fused]
+    assert float64.error(again(), limits.exact) < limits.patched
+
+
+def test_nothing_is_timed_where_the_guess_is_asked_for(
+    unet: tuple[onnx.ModelProto, onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutefuse.engine.tile_timer import TileTimer
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
+    monkeypatch.setattr(TileTimer, "tiles_us", untimed)
+    nodes = build(unet[1], tiles="guess").program.fused
+    assert [n.tile for n in nodes] == [n.tiles()[0] for n in nodes]
+    with pytest.raises(AssertionError, match="are timed"):
+        build(unet[1])
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_every_tile_that_is_timed_runs_in_the_graph(
+    place: int, unet: tuple[onnx.ModelProto, onnx.ModelProto], limits: Limits
+) -> None:
+    """With its own plan and its own part of the workspace."""
+    nodes = build(unet[1], tiles="guess").program.fused
+    tiles = {n.name: n.tiles()[min(place, len(n.tiles()) - 1)] for n in nodes}
+    engine = build(unet[1], tiles=tiles)
+    assert {n.name: n.tile for n in engine.program.fused} == tiles
+    room = 0 if engine._workspace is None else engine._workspace.numel()
+    plans = [plan for n in engine.program.fused for plan in n._plans.values()]
+    assert plans and all(plan.workspace_bytes <= room for plan in plans)
+    for _ in range(2):  # a replay finds what the one before left in the workspace
+        assert float64.error(engine(), limits.exact) < limits.patched
+
+
+def test_timing_the_tiles_of_a_whole_network_takes_less_than_five_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    from cutefuse.engine import torch_gpu
+
+    seconds, real = [], torch_gpu.choose_tiles
+
+    def clocked(*given: Any) -> None:
+        begin = time.perf_counter()
+        real(*given)
+        seconds.append(time.perf_counter() - begin)
+
+    model = patched(models.build("yolov8s", "float16", batch=1), tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
+    monkeypatch.setattr(torch_gpu, "choose_tiles", clocked)
+    cold, warm = build(model), build(model)
+    nodes = cold.program.fused
+    others = sum(n.tile != n.tiles()[0] for n in nodes)
+    print(f"{len(nodes)} nodes, {others} take another tile, {seconds[0]:.2f} s, from the cache {seconds[1]:.2f} s")
+    assert len(nodes) > 40 and seconds[0] < 5 and seconds[1] < 0.5
+    assert [n.tile for n in warm.program.fused] == [n.tile for n in nodes]
+
+
 def test_a_compiled_network_keeps_its_fused_nodes(
     unet: tuple[onnx.ModelProto, onnx.ModelProto], limits: Limits
 ) -> None:

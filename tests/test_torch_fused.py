@@ -125,7 +125,10 @@ def test_a_kernel_call_is_a_plugin_layer_with_its_arithmetic(reference_kernels: 
     (tmp_path / "m.graph.json").write_text(json.dumps({"Layers": [layer], "Bindings": ["a", "b", "y"]}))
     engine = read_engine({"graph": tmp_path / "m.graph.json"})
     (plugin,) = engine.layers
-    assert (plugin.kind, plugin.name, plugin.tactic) == ("plugin", step.name, "sm80_kernel")
+    tile = step.run.tiles()[0]
+    assert (plugin.kind, plugin.name, plugin.tactic) == ("plugin", step.name, step.run.name_of(tile))
+    assert plugin.raw["Kernels"] == "sm80_kernel" and int(plugin.raw["TacticValue"], 16) == tile > 0
+    assert plugin.raw["TileChoice"] == "first guess" and "TileTimesUs" not in plugin.raw
     assert [t.dims for t in plugin.inputs] == [(1, 8, 9, 7), (1, 16, 9, 7), (12, 2 * 64 * 9), (12,)]
     assert plugin.outputs[0].dims == (1, 12, 9, 7) and plugin.outputs[0].layout == "HWC"
     assert layer_cost(engine, plugin).flops == 2 * 12 * 9 * 7 * 24 * 9

@@ -34,10 +34,12 @@ class FakeTimer:
     """Times by operator; compile runs all but convolutions twice as fast. A tile takes 5 us, the second one 4."""
 
     tiles_machine, plain_machine = "GPU X, driver 1, cutefuse 0 abc", "GPU X, driver 1, PyTorch 2"
+    most_tiles = 0
 
     def __init__(self, fails: Sequence[str] = (), tile_us: float = 4.0) -> None:
         self.fails, self.tile_us = fails, tile_us
         self.calls: list[kernels.Call] = []
+        self.notes: list[str] = []
         self.models: list[tuple[Counter[str], str]] = []
 
     def tiles_us(self, call: kernels.Call) -> dict[int, float]:

@@ -32,6 +32,16 @@ def site_model() -> onnx.ModelProto:
     return graph(BODY, weights(dtype="float16", w=(128, 128, 3, 3), k=(128,)), dtype="float16", inputs=SIZES)
 
 
+def test_the_quick_times_of_a_build_agree_with_the_thorough_ones(timer: Any) -> None:
+    from cutefuse.engine.tile_timer import QUICK, TileTimer
+
+    call = find_sites(site_model(), Path())[1][0].sized_call
+    quick, thorough = TileTimer(QUICK).tiles_us(call), timer.tiles_us(call)
+    assert list(quick) == list(thorough)[: QUICK.tiles]
+    best = min(quick, key=quick.__getitem__)
+    assert thorough[best] < 1.05 * min(thorough[tile] for tile in quick)
+
+
 def test_every_legal_tile_has_a_time_and_two_runs_agree(timer: Any) -> None:
     call = find_sites(site_model(), Path())[1][0].sized_call
     first, again = timer.tiles_us(call), timer.tiles_us(call)

@@ -136,7 +136,7 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     engines: dict[tuple[str, str], Any] = {}
     for mode in MODES:
         for name, path in paths.items():
-            tiles = variants[name].tiles if name in variants else None
+            tiles = variants[name].tiles if name in variants else {}
             try:
                 engines[name, mode] = TorchEngine.build(path, mode, task.device, tiles=tiles)
             except Exception as error:  # one mode that a network cannot take must not cost the others
@@ -167,6 +167,7 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
             row |= timing.device_row() | timing.clocks()
     clock.lap("time")
     row |= summary(dict(zip(engines, samples, strict=True)), variants)
+    row["tiles"] = {name: tile_facts(e) for (name, _), e in engines.items() if name != PLAIN}
     if task.layers:
         row |= _layer_facts(layers, variants, engines)
     row["seconds"] = clock.laps
@@ -298,14 +299,15 @@ def _layer_facts(
     found: dict[str, Any] = {"layers": by_variant, "layers_of": wanted}
     if wanted:
         fused = [n for key, e in engines.items() if key[0] == wanted for n in e.program.fused]
-        tiles = {node.name: tile_of(node) for node in fused}
+        tiles = {node.name: node.tile_name for node in fused}
         found["sites"] = network_sites.fitted(variants[wanted].sites, by_variant[PLAIN], by_variant[wanted], tiles)
     return found
 
 
-def tile_of(node: Any) -> str:
-    """The name of the tile that a fused node of an engine runs: its own, else the kernels' first guess."""
-    from cutefuse import kernels
-
-    names = {c["id"]: c["name"] for c in kernels.operator_of(node.op_type)["configs"]}
-    return str(names[node.config or node.tiles()[0]])
+def tile_facts(engine: Any) -> dict[str, int]:
+    """How many fused nodes of an engine have a tile that was timed, that was given, and that is not the first guess."""
+    nodes = engine.program.fused
+    return {
+        "timed": sum(n.tile_from == "timed" for n in nodes), "given": sum(n.tile_from == "given" for n in nodes),
+        "not_first_guess": sum(n.tile != n.tiles()[0] for n in nodes),
+    }  # fmt: skip

@@ -22,15 +22,17 @@ from cutefuse.engine.files import BUILDER_OPTIONS, Artifacts, whole_or_nothing
 from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
 from cutefuse.engine.torch_gpu import MODES, TorchEngine, time_interleaved_us
 from cutefuse.engine.torch_graph.convolution import Convolution, ConvolutionRelu
-from cutefuse.engine.torch_graph.fused import FusedNode
+from cutefuse.engine.torch_graph.fused import TIMED, FusedNode
 from cutefuse.engine.torch_graph.program import Program, Step
 from cutefuse.engine.torch_layers import Layer
+from cutefuse.engine.torch_tiles import CHOICES, FIRST
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
 from cutefuse.roofline.measure import measure_cpu
 
-_OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--mode", "--device", "--noTF32")
+_OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--mode", "--tiles", "--device",
+            "--noTF32")  # fmt: skip
 _LABELS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16", torch.float64: "FP64",
            torch.int8: "Int8", torch.uint8: "UInt8", torch.int32: "Int32", torch.int64: "Int64", torch.bool: "Bool",
            torch.int16: "Int16", torch.float8_e4m3fn: "FP8", torch.float8_e5m2: "FP8"}  # fmt: skip
@@ -48,6 +50,7 @@ class _Wanted:
 
     shapes: dict[str, tuple[int, ...]]
     mode: str
+    tiles: str
     device: str | None
     tf32: bool
     least: int
@@ -56,7 +59,7 @@ class _Wanted:
 
 
 def options_of(words: Sequence[str]) -> _Wanted:
-    """trtexec options and our own `--mode`, `--device`; those of TensorRT's builder are ignored, others refused."""
+    """trtexec options and our own `--mode`, `--tiles`, `--device`; TensorRT's builder's are ignored, others refused."""
     options: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -70,9 +73,12 @@ def options_of(words: Sequence[str]) -> _Wanted:
     mode = options.get("--mode", "cudnn")
     if mode not in MODES:
         raise CutefuseError(f"--mode={mode} is unknown; choose one of {', '.join(MODES)}")
+    tiles = options.get("--tiles", TIMED)
+    if tiles not in CHOICES:
+        raise CutefuseError(f"--tiles={tiles} is unknown; choose one of {', '.join(CHOICES)}")
     return _Wanted(
-        shapes(options.get("--shapes") or options.get("--optShapes") or ""), mode, options.get("--device") or None,
-        "--noTF32" not in options, int(float(options.get("--iterations") or 10)),
+        shapes(options.get("--shapes") or options.get("--optShapes") or ""), mode, tiles,
+        options.get("--device") or None, "--noTF32" not in options, int(float(options.get("--iterations") or 10)),
         float(options.get("--duration") or 1), float(options.get("--warmUp") or 200) / 1000,
     )  # fmt: skip
 
@@ -164,8 +170,16 @@ def _engine(model: Path, wanted: _Wanted, use_plugins: bool) -> TorchEngine:
     with spinner(f"loading {model.name} into PyTorch {torch.__version__}"):
         return TorchEngine.build(
             model, wanted.mode, wanted.device, shapes=wanted.shapes, plugins=use_plugins, tf32=wanted.tf32,
-            tiles=plugins.tuned_tiles(model) if use_plugins else None,
+            tiles=_tiles(model, wanted.tiles) if use_plugins else FIRST,
         )  # fmt: skip
+
+
+def _tiles(model: Path, choice: str) -> dict[str, int] | str:
+    """The tiles of the patch report, which win, and the choice for all other nodes."""
+    tuned = plugins.tuned_tiles(model)
+    if choice == FIRST and tuned:
+        return {**dict.fromkeys(plugins.read_model(model).fused_nodes, 0), **tuned}
+    return tuned or choice
 
 
 def _say_idle(words: Sequence[str]) -> None:
@@ -184,7 +198,14 @@ def _report_fused(engine: TorchEngine, model: Path) -> None:
     if engine.device.type == "cpu":
         print(f"on the CPU the {len(fused)} fused nodes run their function bodies; a GPU would run the kernels")
     else:
-        print(f"{len(engine.program.fused)} of {len(fused)} fused nodes run as kernels")
+        print(f"{len(engine.program.fused)} of {len(fused)} fused nodes run as kernels{_said_of(engine.program)}")
+
+
+def _said_of(program: Program) -> str:
+    """How the tiles of the fused nodes were chosen."""
+    timed = [node for node in program.fused if node.tile_from == TIMED]
+    others = sum(node.config != next(iter(node.tiles_us)) for node in timed)
+    return f"; tiles of {len(timed)} timed, {others} run another one than the first guess" if timed else ""
 
 
 def _device(engine: TorchEngine) -> dict[str, Any]:
@@ -227,12 +248,24 @@ def describe(program: Program, layer: Layer) -> dict[str, Any]:
     raw["ParameterType"] = _PARAMETER_TYPES.get(raw["LayerType"], raw["LayerType"])
     if single is not None:
         raw |= _parameters(program, single)
-    raw["TacticName"] = " + ".join(layer.kernels)
-    raw["TacticValue"] = "0x0000000000000000"
+    raw |= _tactic(layer, single)
     raw["StreamId"] = 0
     nodes = dict.fromkeys(n for step in layer.steps for n in step.nodes)
     raw["Metadata"] = "\x1e".join(f"[ONNX Layer: {n}]" for n in nodes)
     return raw
+
+
+def _tactic(layer: Layer, single: Step | None) -> dict[str, Any]:
+    """The kernels of a layer; of a fused node its tile, which is what TensorRT would time as a tactic."""
+    names = " + ".join(layer.kernels)
+    if single is None or not isinstance(single.run, FusedNode):
+        return {"TacticName": names, "TacticValue": f"0x{0:016x}"}
+    node = single.run
+    times = {node.name_of(tile): time_us for tile, time_us in node.tiles_us.items()}
+    return {
+        "TacticName": node.tile_name, "TacticValue": f"0x{node.tile:016x}", "TileChoice": node.tile_from,
+        **({"TileTimesUs": times} if times else {}), **({"Kernels": names} if names else {}),
+    }  # fmt: skip
 
 
 def _type(layer: Layer, single: Step | None) -> str:

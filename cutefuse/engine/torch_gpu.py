@@ -29,6 +29,7 @@ from cutefuse.engine.torch_graph.merge import merge
 from cutefuse.engine.torch_graph.node import dtype_of
 from cutefuse.engine.torch_layers import Layer
 from cutefuse.engine.torch_share import Quiet, shared
+from cutefuse.engine.torch_tiles import choose_tiles
 from cutefuse.errors import CutefuseError
 
 MODES = ("cudnn", "compile")
@@ -101,7 +102,7 @@ class TorchEngine:
     def build(
         cls, model: Path | onnx.ModelProto, mode: str = "cudnn", device: str | None = None, *,
         shapes: Mapping[str, Sequence[int]] | None = None, plugins: bool = True, tf32: bool = True,
-        tiles: Mapping[str, int] | None = None, quiet: Quiet | None = None,
+        tiles: Mapping[str, int] | str = "timed", quiet: Quiet | None = None,
     ) -> TorchEngine:  # fmt: skip
         """An engine of an ONNX model.
 
@@ -109,9 +110,10 @@ class TorchEngine:
             mode: `cudnn` runs every node as one call of PyTorch, `compile` gives the whole graph to torch.compile; on a
             GPU both replay a CUDA graph. device: `cuda`, `cuda:1`, `cpu`; the first GPU where there is one.
             shapes: input name -> shape for dynamic inputs. plugins: False runs the bodies of fused nodes.
-            tiles: name of a fused node -> id of its tile, instead of the kernels' first guess; a tile that cannot run
-            the shapes at hand is left, with a note of the program.
-            quiet: makes a context that is held while cuDNN and Triton try their kernels on the GPU; that of
+            tiles: `timed` takes the fastest of the kernels' first guesses, `guess` the first one untimed; or name of a
+            fused node -> id of its tile, where nodes that are not named are timed. A tile that cannot run the shapes
+            at hand is left, with a note of the program. See `torch_tiles.choose_tiles`.
+            quiet: makes a context that is held while tiles, cuDNN and Triton are tried on the GPU; that of
             `torch_share.share_gpu` where none is given.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.
         """
@@ -124,7 +126,8 @@ class TorchEngine:
         with torch.cuda.device(where) if where.type == "cuda" else contextlib.nullcontext():
             program = programs.load(proto, dims, fused=plugins and where.type == "cuda")
             merge(program, convolutions=mode == "cudnn")
-            program.choose_tiles(tiles or {}, {n.name for n in proto.graph.node if n.domain == programs.DOMAIN})
+            known = {n.name for n in proto.graph.node if n.domain == programs.DOMAIN}
+            choose_tiles(program, tiles, known, quiet or shared())
             inputs = {}
             for name, array in seeded(specs, dims).items():
                 like = program.shapes[program.inputs[name]]

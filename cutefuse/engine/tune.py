@@ -23,19 +23,27 @@ RIVALS = {"best": ("cudnn", "compile"), "cudnn": ("cudnn",), "compile": ("compil
 _SMALL = 64  # elements up to which a constant may be a parameter, so that its value tells two graphs apart
 
 
-class Timer(Protocol):
-    """Takes times in microseconds, warm, inside of a CUDA graph."""
+class TileTimer(Protocol):
+    """Takes times of tiles in microseconds, warm, inside of a CUDA graph. `most_tiles`: how many guesses of a call are
+    timed, 0 for every legal tile. `notes`: a sentence for each tile that could not be timed."""
+
+    most_tiles: int
+    notes: list[str]
 
     @property
     def tiles_machine(self) -> str:
         """What the times of tiles depend on: GPU, driver, our library."""
 
+    def tiles_us(self, call: Call) -> dict[int, float]:
+        """Id of each tile -> time, best guess first. Raises CutefuseError where none runs."""
+
+
+class Timer(TileTimer, Protocol):
+    """Times graphs of standard operators as well."""
+
     @property
     def plain_machine(self) -> str:
         """What the times of plain graphs depend on: GPU, driver, PyTorch, cuDNN."""
-
-    def tiles_us(self, call: Call) -> dict[int, float]:
-        """Id of each legal tile -> time, best guess first. Raises CutefuseError where none runs."""
 
     def model_us(self, model: onnx.ModelProto, mode: str) -> float:
         """A graph of standard operators. Raises CutefuseError where the mode cannot run it."""
@@ -43,7 +51,7 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class Tiles:
-    """The legal tiles of a call by their time."""
+    """Legal tiles of a call by their time. `guess`: the first one that runs."""
 
     times_us: Mapping[int, float]
     guess: int
@@ -59,6 +67,10 @@ class Tiles:
     @property
     def guess_us(self) -> float:
         return self.times_us[self.guess]
+
+    def beyond(self, share: float) -> int:
+        """The fastest tile where it takes less than the guess by more than this share of its time, else the guess."""
+        return self.best if self.best_us < (1 - share) * self.guess_us else self.guess
 
 
 @dataclass(frozen=True)
@@ -77,26 +89,51 @@ class Replaced:
         return self.times_us[self.mode] if self.times_us else None
 
 
-class Tuner:
-    """Takes a time once: from the cache where it is there. `timed`, `known`: how many came from where."""
+class TileTuner:
+    """Takes the times of a call's tiles once: from the cache where they are there. `timed`, `known`: how many came from
+    where."""
 
-    def __init__(self, timer: Timer, cache: TuneCache, rival: str = "best") -> None:
-        if rival not in RIVALS:
-            raise CutefuseError(f"the rival '{rival}' is unknown; choose one of {', '.join(RIVALS)}")
-        self.timer, self.cache, self.modes = timer, cache, RIVALS[rival]
+    def __init__(self, timer: TileTimer, cache: TuneCache) -> None:
+        self.timer, self.cache = timer, cache
         self.timed = self.known = 0
-        self._failures: dict[tuple[str, str], str] = {}  # not cached: the next run may have the memory, or the compiler
 
     def tiles(self, call: Call) -> Tiles:
-        """The times of a call's tiles; every size must be known. Raises CutefuseError where none runs."""
+        """The times of a call's tiles; every size must be known. Raises CutefuseError where none runs.
+
+        A timer of the first guesses keeps its times apart, and takes those of all tiles where they are known.
+        """
         key, machine = call_key(call), self.timer.tiles_machine
-        times = self.cache.get("tiles", machine, key)
-        if not times or not all(name.isdigit() for name in times):
+        times = self._known(machine, key)
+        if not times and self.timer.most_tiles:
+            key += f" first {self.timer.most_tiles}"
+            times = self._known(machine, key)
+        if not times:
             times = {str(tile): time_us for tile, time_us in self.timer.tiles_us(call).items()}
             self._keep("tiles", machine, key, times)
         else:
             self.known += 1
         return Tiles({int(tile): time_us for tile, time_us in times.items()}, int(next(iter(times))))
+
+    def _known(self, machine: str, key: str) -> Times:
+        times = self.cache.get("tiles", machine, key)
+        return times if all(name.isdigit() for name in times) else {}
+
+    def _keep(self, kind: str, machine: str, key: str, times: Times) -> None:
+        self.timed += 1
+        self.cache.put(kind, machine, key, times)
+
+
+class Tuner(TileTuner):
+    """Takes the times of graphs once as well."""
+
+    timer: Timer
+
+    def __init__(self, timer: Timer, cache: TuneCache, rival: str = "best") -> None:
+        if rival not in RIVALS:
+            raise CutefuseError(f"the rival '{rival}' is unknown; choose one of {', '.join(RIVALS)}")
+        super().__init__(timer, cache)
+        self.modes = RIVALS[rival]
+        self._failures: dict[tuple[str, str], str] = {}  # not cached: the next run may have the memory, or the compiler
 
     def replaced(self, plain: onnx.ModelProto, around: onnx.ModelProto | None = None) -> Replaced:
         """The time of `plain`; less that of `around`, the part of it that would run with a fused node as well."""
@@ -125,10 +162,6 @@ class Tuner:
             raise
         self._keep("plain", machine, key, times)
         return times[mode]
-
-    def _keep(self, kind: str, machine: str, key: str, times: Times) -> None:
-        self.timed += 1
-        self.cache.put(kind, machine, key, times)
 
 
 def call_key(call: Call) -> str:

@@ -133,6 +133,9 @@ def _change(engines: list[Engine], layers: list[list[int]]) -> str:
     kinds = [(x.precision, y.precision) for x, y in zip(a, b, strict=True) if x.precision != y.precision]
     if kinds:
         return f"{kinds[0][0]} became {kinds[0][1]}"
+    tiles = [(x.tactic, y.tactic) for x, y in zip(a, b, strict=True) if x.kind == y.kind == "plugin"]
+    if tile := next(((x, y) for x, y in tiles if x != y and x and y), None):
+        return f"tile {tile[0]} became {tile[1]}"
     if any(x.tactic != y.tactic for x, y in zip(a, b, strict=True)):
         return "another tactic"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,12 @@ def body_of(proto: NodeProto, opset: int, given: Sequence[Tensor | None]) -> Fun
     return body_for([call_of(proto, tensors)], max(opset, half.oldest_opset(proto.op_type)))
 
 
+GUESS, GIVEN, TIMED = "first guess", "given", "timed"
+
+
 class FusedNode:
-    """One fused node as a function of its tensors. `config`: the tile, 0 for the kernels' first guess."""
+    """One fused node as a function of its tensors. `config`: the tile, 0 for the kernels' first guess. `tile_from`: who
+    chose it, GUESS, GIVEN or TIMED. `tiles_us`: id of a tile -> microseconds, of those that were timed."""
 
     def __init__(
         self, name: str, op_type: str, attrs: dict[str, Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -46,6 +50,8 @@ class FusedNode:
         self.inputs, self.outputs = list(inputs), list(outputs)
         self.images = kernels.facts(op_type)["kind"] == "convolution"  # read as NHWC pixels
         self.config = 0
+        self.tile_from = GUESS
+        self.tiles_us: Mapping[int, float] = {}
         self.workspace: Tensor | None = None
         self._plans: dict[tuple[int, ...], kernels.Plan] = {}  # by the pixel strides of the operands
         self.handle = next(_count)
@@ -80,6 +86,21 @@ class FusedNode:
         """The ids of the tiles that can run the node here, best guess first."""
         return kernels.configs(self.call(sm=_sm(), sm_count=_sm_count()))
 
+    @property
+    def tile(self) -> int:
+        """The id of the tile that the node runs: as it was planned, or will be."""
+        planned = next(iter(self._plans.values()), None)
+        return planned.config if planned else self.config or next(iter(self.tiles()), 0)
+
+    @property
+    def tile_name(self) -> str:
+        return self.name_of(self.tile)
+
+    def name_of(self, tile: int) -> str:
+        """What the library calls a tile."""
+        known = kernels.operator_of(self.op_type)["configs"]
+        return next((str(c["name"]) for c in known if c["id"] == tile), str(tile))
+
     def results(self) -> list[Tensor]:
         """The outputs as the node makes them, on `meta`."""
         return [self._empty(t, "meta") for t in self.outputs]
@@ -110,6 +131,10 @@ class FusedNode:
         y = torch.zeros(N, H, W, _padded(C, x), dtype=x.dtype, device=x.device)
         y[..., :C] = x.permute(0, 2, 3, 1)
         return y.permute(0, 3, 1, 2), y.shape[-1]
+
+    def operand(self, x: Tensor) -> Tensor:
+        """The tensor as `launch` reads it without a copy."""
+        return self._operand(x)[0]
 
     def launch(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the kernels on the current stream."""

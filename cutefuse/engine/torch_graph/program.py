@@ -16,7 +16,7 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from cutefuse.engine.torch_graph.fused import DOMAIN, FusedNode, body_of
+from cutefuse.engine.torch_graph.fused import DOMAIN, GIVEN, GUESS, FusedNode, body_of
 from cutefuse.engine.torch_graph.node import TABLE, Node, Run, UnsupportedError, dtype_of
 from cutefuse.engine.torch_graph.shapes import tensor_of
 from cutefuse.errors import CutefuseError
@@ -76,6 +76,7 @@ class Program:
                 self.notes.append(f"{node.name} runs the kernels' first guess: tile {tile} cannot run it here")
                 continue
             node.config = tile
+            node.tile_from = GIVEN if tile else GUESS
 
     def source(self) -> str:
         """The program as Python: a function of the inputs that forgets each tensor after its last use."""
