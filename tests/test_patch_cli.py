@@ -60,6 +60,16 @@ def test_figures_of_unknown_sizes_are_question_marks(source: Path, capsys: pytes
     assert "?" not in capsys.readouterr().out
 
 
+def test_an_input_shape_reaches_every_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = "c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)"
+    onnx.save(graph(body, inputs={"a": "n,8,h,q", "b": "n,16,h,q"}), str(tmp_path / "m.onnx"))
+    words = [str(tmp_path / "m.onnx"), "--all", "--dry-run"]
+    assert main(words) == 0
+    assert "@?x?" in (out := capsys.readouterr().out), out
+    assert main([*words, "--input-shape", "a:2x8x9x7", "--input-shape", "b:2x16x9x7"]) == 0
+    assert "@7x5" in (out := capsys.readouterr().out) and "?" not in out
+
+
 def test_an_input_shape_of_no_input_is_a_sentence(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(source), "--input-shape", "images:1x3x8x8"]) == 2
     assert "--input-shape names 'images'; the model's inputs are a, b" in capsys.readouterr().err

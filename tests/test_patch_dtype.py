@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 import models
 from cutefuse.commands.patch import main
+from cutefuse.rewrite.patch import Options, patch
 
 CHAIN = (
     "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) z = Relu(x) "
@@ -84,6 +85,51 @@ def test_a_result_that_others_read_too_goes_back_to_float32(tmp_path: Path) -> N
     code, report, patched = run(tmp_path, model, "--dtype", "bf16", "--verify")
     assert code == 0 and report["verify"]["passed"]
     assert [n.op_type for n in patched.graph.node].count("Cast") == 4
+
+
+SIZES = ["--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7"]
+SHARED = CHAIN.replace("y = Tanh(v)", "y1 = Tanh(v) y2 = Neg(z)")  # float32 reads what a site makes
+
+
+@pytest.mark.parametrize(("body", "outputs", "casts"), [(CHAIN, ("y",), 3), (SHARED, ("y1", "y2"), 4)])
+def test_casts_beside_the_sites_are_in_the_figures(
+    body: str, outputs: tuple[str, ...], casts: int, tmp_path: Path
+) -> None:
+    model, options = graph(body, VALUES, outputs=outputs), ("--dtype", "bf16", "--all", *SIZES)
+    _, high, _ = run(tmp_path, model, "--all", *SIZES)
+    _, report, patched = run(tmp_path, model, *options)
+    made = [n for n in patched.graph.node if n.op_type == "Cast"]
+    assert report["conversion"]["casts"] == len(made) == report["summary"]["ops_after"]["Cast"] == casts
+    sizes = {"a": 8 * 63, "b": 16 * 63, "z": 16 * 63, "y": 8 * 63, "y1": 8 * 63}  # elements
+    ends = [next(t for t in (*n.input, *n.output) if t in sizes) for n in made]
+    assert report["conversion"]["cast_bytes"] == 6 * sum(sizes[t] for t in ends)
+    gone = report["summary"]["bytes_saved"]
+    assert gone == high["summary"]["bytes_saved"] - report["conversion"]["cast_bytes"]
+
+
+def test_a_dry_run_counts_the_casts_that_a_run_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, report, _ = run(tmp_path, graph(SHARED, VALUES, outputs=("y1", "y2")), "--dtype", "bf16", "--all", *SIZES)
+    dry = patch(tmp_path / "m.onnx", tmp_path / "dry.onnx", Options(dtype="bfloat16", all_sites=True, dry_run=True))
+    assert dry.report["summary"]["ops_after"] == report["summary"]["ops_after"]
+    assert "4 Casts to and from bfloat16 stand beside the fused nodes" in capsys.readouterr().out
+    assert dry.report["conversion"]["cast_bytes"] is None and dry.report["summary"]["bytes_saved"] is None, "no sizes"
+
+
+def test_a_site_is_charged_with_its_casts_and_not_with_those_that_a_neighbour_spares(tmp_path: Path) -> None:
+    onnx.save(graph(CHAIN, VALUES), tmp_path / "m.onnx")
+    shapes = {"a": (64, 8, 9, 7), "b": (64, 16, 9, 7)}
+    gains = {}
+    for name, chosen in (("both", {}), ("first", {"include": ("Conv_1",)}), ("last", {"include": ("Conv_4",)})):
+        options = Options(dtype="bfloat16", all_sites=True, dry_run=True, shapes=shapes, **chosen)
+        gains[name] = patch(tmp_path / "m.onnx", tmp_path / "out.onnx", options).report["summary"]
+    assert [gains[n]["fused"] for n in gains] == [2, 1, 1]
+    # Alone, each has the Cast of the tensor between them: one up, one down.
+    assert gains["both"]["gain_us"] - gains["first"]["gain_us"] - gains["last"]["gain_us"] > 2
+
+
+def test_a_model_that_is_converted_whole_has_no_casts_to_count(tmp_path: Path) -> None:
+    _, report, _ = run(tmp_path, graph(CHAIN, VALUES), "--dtype", "fp16", "--all", *SIZES)
+    assert "casts" not in report["conversion"]
 
 
 def test_channels_that_float32_cannot_have_are_no_hindrance_in_float16(tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ def _prediction(report: dict[str, Any]) -> list[str]:
         by = " and ".join(f"{count} by {BASES[basis]}" for basis, count in sorted(bases.items()))
         found.append(f"predicted: {summary['gain_us']:.1f} us saved together, {by}")
     found.append(f"the model's engine is {engine}, on {gpu}")
+    if casts := (report["conversion"] or {}).get("casts"):
+        dtype, size = report["conversion"]["dtype"], table.scaled(report["conversion"]["cast_bytes"], 1e6)
+        which = "1 Cast" if casts == 1 else f"{casts} Casts"
+        found.append(f"{which} to and from {dtype} stand beside the fused nodes; both totals count their {size} MB")
     if unknown := summary["gain_unknown"]:
         found.append(f"what {unknown} of the fused sites save is not known; --min-gain leaves such sites out")
     return found

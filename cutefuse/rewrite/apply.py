@@ -302,6 +302,20 @@ class _Casts:
         return helper.make_node("Cast", [source], [target], name=name, to=ELEM_TYPES[dtype])
 
 
+def cast_tensors(graph: Graph, sites: Sequence[Site], doomed: Plan) -> list[str]:
+    """The tensors of the graph at which `apply_sites` puts a Cast, because a site computes in another type."""
+    fused = [(s, s.match) for s in sites if s.status == FUSED and s.match]
+    made = {o for s, m in fused if s.cast_from for o in m.outputs if o}
+    low, read = dict[str, None](), {name for n in graph.nodes if id(n) not in doomed.dead for name in n.input}
+    for site, match in fused:
+        for operand, tensor in zip(match.inputs, match.call.inputs, strict=True):
+            if isinstance(operand, str) and site.cast_from and tensor.dtype != site.cast_from:
+                low[operand] = None
+            else:
+                read.update(_read_by(operand))
+    return [t for t in low if t not in made] + sorted(t for t in made if t in read or graph.escapes(t))
+
+
 def _is_in_order(nodes: Sequence[NodeProto]) -> bool:
     made = {o for n in nodes for o in n.output}
     seen: set[str] = set()

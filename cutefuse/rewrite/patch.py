@@ -25,7 +25,7 @@ from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_ext
 from cutefuse.ops import operators
 from cutefuse.output import write_text
 from cutefuse.rewrite import tanh_silu
-from cutefuse.rewrite.apply import Plan, apply_sites, plan
+from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, plan
 from cutefuse.rewrite.idle import idle, names_at
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.rewrite.prove import prove
@@ -125,6 +125,10 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     model_of = _model(graph, sites, options)
     gain_us = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
     doomed = plan(graph, sites)
+    casts = cast_tensors(graph, sites, doomed)
+    cast_bytes = [_cast_bytes(sites[0].sizes(t) or graph.dims(t)) for t in casts]
+    if conversion and scope == "sites":
+        conversion |= {"casts": len(casts), "cast_bytes": _sum(cast_bytes)}
     fused = [s for s in sites if s.status == FUSED]
     silus = tanh_silu.find(graph, doomed.dead)
     rewritten = [s for s in silus if not s.left] if options.tanh_silu else []
@@ -163,8 +167,12 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if (fused or rewritten) and not options.dry_run:
         written = _write(source, output, graph, sites, doomed, rewritten, external, options, report, converted)
     report["sites"] = [s.as_json() for s in sites]
-    after = op_counts(model.graph) if written or report["verify"] else _predicted(graph, sites, doomed)
-    report["summary"] = _summary(sites, before, after, gain_us, time.perf_counter() - started)
+    after = (
+        op_counts(model.graph)
+        if written or report["verify"]
+        else _predicted(graph, sites, doomed) + Counter({"Cast": len(casts)})
+    )
+    report["summary"] = _summary(sites, before, after, gain_us, cast_bytes, time.perf_counter() - started)
     failed = report["verify"] is not None and not report["verify"]["passed"]
     if written or failed:
         write_text(report_path(output), json.dumps(report, indent=1) + "\n")
@@ -280,10 +288,22 @@ def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str
     return counts
 
 
+def _cast_bytes(dims: Sequence[int] | None) -> int | None:
+    """What the Cast of a float32 tensor to or from a type of 16 bits reads and writes."""
+    return None if dims is None or min(dims, default=0) < 0 else (4 + 2) * math.prod(dims)
+
+
+def _sum(figures: Sequence[int | None]) -> int | None:
+    known = [f for f in figures if f is not None]
+    return sum(known) if len(known) == len(figures) else None
+
+
 def _summary(
-    sites: Sequence[Site], before: Counter[str], after: Counter[str], gain_us: float | None, seconds: float
-) -> dict[str, Any]:
-    status, saved = Counter(s.status for s in sites), [s.bytes_saved for s in sites]
+    sites: Sequence[Site], before: Counter[str], after: Counter[str], gain_us: float | None,
+    cast_bytes: Sequence[int | None], seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    status = Counter(s.status for s in sites)
+    saved, cast = _sum([s.bytes_saved for s in sites]), _sum(cast_bytes)
     return {
         "candidates": len(sites),
         "fused": status[FUSED],
@@ -297,6 +317,6 @@ def _summary(
         "nodes_after": sum(after.values()),
         "ops_before": dict(sorted(before.items())),
         "ops_after": dict(sorted(after.items())),
-        "bytes_saved": None if None in saved else sum(s for s in saved if s is not None),
+        "bytes_saved": None if saved is None or cast is None else saved - cast,
         "seconds": round(seconds, 3),
     }

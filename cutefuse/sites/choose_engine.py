@@ -103,8 +103,9 @@ class Input:
 class Wiring:
     """A graph in which some matches are fused.
 
-    made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. gone: ids of the nodes that
-    nothing needs any more. position: id of a node -> its place in the graph.
+    made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. low_made, low_read: those
+    among them in another type than the graph's. gone: ids of the nodes that nothing needs any more. position: id of a
+    node -> its place in the graph.
     """
 
     graph: Graph
@@ -112,6 +113,8 @@ class Wiring:
     position: Mapping[int, int]
     made: Set[str] = frozenset()
     read: Mapping[str, int] = field(default_factory=Counter)
+    low_made: Set[str] = frozenset()
+    low_read: Mapping[str, int] = field(default_factory=Counter)
     gone: Set[int] = frozenset()
 
     def fused(self, match: Match) -> Wiring:
@@ -119,19 +122,41 @@ class Wiring:
         made = self.made | {o for o in match.outputs if o}
         read, gone = Counter(self.read), set(self.gone)
         read.update(_operands(match))
+        low_read = Counter(self.low_read)
+        low_read.update(self._low_operands(match))
+        low_made = self.low_made | self._low_outputs(match)
         waiting = sorted(match.nodes, key=lambda n: -self.position[id(n)])
         while True:  # one pass takes all where the nodes are in order
             found = [n for n in waiting if id(n) not in gone and not self._needed(n, made, read, gone)]
             gone |= {id(n) for n in found}
             if not found:
-                return replace(self, made=made, read=read, gone=gone)
+                return replace(self, made=made, read=read, gone=gone, low_made=low_made, low_read=low_read)
 
     def unfused(self, match: Match) -> Wiring:
         """The same graph without a match: all its nodes come back, since its outputs need them."""
         read = Counter(self.read)
         read.subtract(_operands(match))
-        gone = self.gone - {id(n) for n in match.nodes}
-        return replace(self, made=self.made - set(match.outputs), read=read, gone=gone)
+        low_read = Counter(self.low_read)
+        low_read.subtract(self._low_operands(match))
+        return replace(
+            self, made=self.made - set(match.outputs), read=read, gone=self.gone - {id(n) for n in match.nodes},
+            low_made=self.low_made - set(match.outputs), low_read=low_read,
+        )  # fmt: skip
+
+    def _low_operands(self, match: Match) -> list[str]:
+        pairs = zip(match.inputs, match.call.inputs, strict=True)
+        return [i for i, t in pairs if isinstance(i, str) and self.graph.dtype(i) not in (None, t.dtype)]
+
+    def _low_outputs(self, match: Match) -> set[str]:
+        pairs = zip(match.outputs, match.call.outputs, strict=True)
+        return {o for o, t in pairs if o and self.graph.dtype(o) not in (None, t.dtype)}
+
+    def is_cast(self, tensor: str) -> bool:
+        """Whether a Cast stands at a tensor: its maker or a reader alone computes in another type than the graph's."""
+        readers = [n for n in self.graph.users(tensor) if self.alive(n)]
+        if tensor in self.low_made:
+            return bool(readers) or self.graph.escapes(tensor) or self.read[tensor] > self.low_read[tensor]
+        return self.low_read[tensor] > 0
 
     def _needed(self, node: NodeProto, made: Set[str], read: Mapping[str, int], gone: Set[int]) -> bool:
         """Whether something that stays reads an output which no fused node makes."""

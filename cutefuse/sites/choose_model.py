@@ -85,7 +85,7 @@ class Model:
         r, s = attrs["kernel_shape"]
         first = call.inputs[0].dims
         factor = attrs.get("upsample", [1])[0]
-        dtype = call.inputs[0].dtype
+        dtype = site.cast_from or call.inputs[0].dtype
         N, _, P, Q = call.outputs[0].dims
         outputs = [t.dims[1] for t in call.outputs]
         together = self.engine.merges_pointwise and r * s == 1
@@ -204,6 +204,10 @@ class Model:
                     found |= {id(n): n for t in ends for n in wiring.concats_of(t)}
         return found
 
+    def cast_us(self, tensor: str, wiring: Wiring) -> float:
+        """Time of the Cast of a tensor beside fused nodes that compute in a type of half the size."""
+        return self.device.pass_us(1.5 * self.size_of(tensor)) if wiring.is_cast(tensor) else 0.0
+
     # ------------------------------------------------------------------------------------------------------- in words
     def note(self, site: Site, match: Match, wiring: Wiring) -> str:
         """Why a site saves what it saves. `wiring`: the graph with this site fused."""
@@ -265,4 +269,7 @@ class Pricer:
                     merged[conv.input[0]] = conv
         for conv in merged.values():
             gain += self.model.merged_us(conv, plain) - self.model.merged_us(conv, wiring)
-        return gain + sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
+        gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
+        low = [s.match for s in sites if s.cast_from and s.match]
+        ends = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
+        return gain + sum(self.model.cast_us(t, plain) - self.model.cast_us(t, wiring) for t in sorted(ends))

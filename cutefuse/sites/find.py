@@ -100,6 +100,7 @@ class Site:
     def as_json(self) -> dict[str, Any]:
         """The site as patch.json holds it; sizes are -1 where unknown, figures that need them None."""
         call, cost = self.match.call if self.match else None, self.cost
+        sized = self.sized_call or call
         return {
             "name": self.name,
             "operator": self.op.stem,
@@ -108,7 +109,7 @@ class Site:
             "reason": self.reason,
             "takes": sorted(self.match.takes) if self.match else [],
             "notes": list(self.match.notes) if self.match else [],
-            "title": self.op.title(call) if call else None,
+            "title": self.op.title(sized) if sized else None,
             "nodes": [label(n) for n in self.nodes],
             "inputs": [i for i in self.match.inputs if isinstance(i, str)] if self.match else [],
             "outputs": list(self.match.outputs) if self.match else [],
