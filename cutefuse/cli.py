@@ -50,7 +50,7 @@ EXAMPLES: dict[str, str] = {
     "accuracy": "cutefuse accuracy engines/model.cutefuse.onnx.engine model.onnx --shapes images:1x3x640x640",
     "rank": "cutefuse rank plain/ model.onnx",
     "roofline": "cutefuse roofline --llm llama-3-8b --peaks H200 --context 2048",
-    "profile-torch": "cutefuse profile-torch package.module:factory --shape 1x3x512x512 --dtype float16",
+    "profile-torch": "cutefuse profile-torch package.module:factory --input 1x3x512x512 --dtype float16",
     "profile-kernels": "cutefuse profile-kernels --op concat_conv --list",
     "trt-check": "cutefuse trt-check model.onnx -o trt_check/",
     "completion": 'eval "$(cutefuse completion bash)"',
