@@ -37,9 +37,10 @@ class NormSites(Finder):
         if dtype not in self.op.dtypes or graph.dtype(norm.y) not in (dtype, None):
             return Refusal(f"the norm of {dtype} into {graph.dtype(norm.y)} is not supported; both must be one of "
                            f"{', '.join(self.op.dtypes)}", norm.nodes)  # fmt: skip
-        if not dims or dims[-1] < 0:
+        columns = norm_facts.columns(graph, norm)
+        if columns < 0:
             return Refusal("the size of the last axis is unknown; set the shapes of the model's inputs", norm.nodes)
-        columns = dims[-1]
+        dims = dims or (-1, columns)  # of unknown rank: any number of rows
         param = graph.dtype(norm.gamma or norm.beta) or "float32"
         parameters: list[str | Constant] = []
         for name, tensor, fill in (("gamma", norm.gamma, 1.0), ("beta", norm.beta, 0.0))[: 1 + norm.layer]:
@@ -61,6 +62,6 @@ class NormSites(Finder):
             needed = graph.escapes(norm.x) or any(u not in norm.nodes for u in graph.users(norm.x))
             inputs, outputs = (*norm.total.input, *parameters), (norm.y, norm.x if needed else "")
         made = [o for n in norm.nodes for o in n.output if o and o not in outputs]
-        wide = [o for o in made if (graph.dims(o) or ())[-1:] == (columns,)]
+        wide = [o for o in made if norm_facts.last_size(graph, o) == columns]
         saved = {o: Traffic(dims, SIZES.get(graph.dtype(o) or dtype, 4)) for o in wide}
         return Match(call, norm.nodes, inputs, outputs, saved)

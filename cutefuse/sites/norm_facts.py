@@ -13,6 +13,11 @@ from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.sites.match import Refusal
 
 SINGLE = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
+MAX_DEPTH = 32  # operators that are looked through for a size
+_SAME_SIZE = (
+    "Identity", "Dropout", "Cast", "Relu", "Gelu", "Erf", "Sigmoid", "Tanh", "Softmax", "LayerNormalization",
+    "HardSwish",
+)  # fmt: skip
 HALVES = ("float16", "bfloat16")
 
 
@@ -48,9 +53,10 @@ def _single(graph: Graph, node: NodeProto) -> Norm | Refusal | None:
     x, dims = node.input[0], graph.dims(node.input[0])
     if any(node.output[1:]):
         return Refusal(f"{node.op_type} also gives its statistics; the fused norm has no such output", (node,))
-    if dims is None or attribute(node, "axis", -1) not in (-1, len(dims) - 1):
-        axis = attribute(node, "axis", -1)
-        return Refusal(f"axis {axis} of {dims}: only the last axis of a known rank is normalised over", (node,))
+    axis = attribute(node, "axis", -1)
+    if axis != -1 and (dims is None or axis != len(dims) - 1):
+        where = "a tensor of unknown rank" if dims is None else f"{dims}"
+        return Refusal(f"axis {axis} of {where}: only the last axis is normalised over", (node,))
     if attribute(node, "stash_type", 1) != 1:
         return Refusal("stash_type is not float32, in which the fused norm computes", (node,))
     beta = node.input[2] if len(node.input) > 2 else ""
@@ -80,8 +86,10 @@ def _decomposed(graph: Graph, mean: NodeProto) -> Norm | Refusal | None:
     dims = graph.dims(x)
     for reduction in [n for n in inner if n.op_type == "ReduceMean"]:
         axes = _axes(graph, reduction)
-        if dims is None or axes is None or [a % max(1, len(dims)) for a in axes] != [len(dims) - 1]:
-            where = f"the mean of '{label(reduction)}' goes over axes {axes} of {dims}"
+        last = [-1] if dims is None else [len(dims) - 1]
+        if axes is None or [a if dims is None else a % max(1, len(dims)) for a in axes] != last:
+            whole = "a tensor of unknown rank" if dims is None else f"{dims}"
+            where = f"the mean of '{label(reduction)}' goes over axes {axes} of {whole}"
             return Refusal(f"{where}; only the last axis is normalised over", (mean,))
         if attribute(reduction, "keepdims", 1) != 1:
             return None
@@ -156,14 +164,43 @@ def _affine(graph: Graph, norm: Norm) -> Norm:
 
 def _parameter(graph: Graph, node: NodeProto | None, norm: Norm, op_type: str) -> str:
     """The other operand of the node when it is one value per column."""
-    dims = graph.dims(norm.x)
-    if not graph.is_op(node, op_type) or list(node.input).count(norm.y) != 1 or not dims:
+    if not graph.is_op(node, op_type) or list(node.input).count(norm.y) != 1:
         return ""
     other = node.input[1] if node.input[0] == norm.y else node.input[0]
-    shape = graph.dims(other)
-    if not shape or len(shape) > len(dims) or not math.prod(shape) == shape[-1] == dims[-1]:
+    shape, rank = graph.dims(other), len(graph.dims(norm.x) or (-1,))
+    if not shape or len(shape) > rank or not math.prod(shape) == shape[-1] == last_size(graph, norm.x):
         return ""
     return other if len(shape) == 1 or graph.is_constant(other) else ""
+
+
+def columns(graph: Graph, norm: Norm) -> int:
+    """The size of the axis that is normalised over; -1 where it is not known."""
+    size = last_size(graph, norm.x)
+    gamma = graph.dims(norm.gamma) if norm.gamma and norm.nodes[0].op_type == "LayerNormalization" else None
+    if size < 0 and gamma is not None and len(gamma) == 1 and gamma[0] > 1:
+        return gamma[0]  # its scale has the size of the axis, or is one number
+    return size
+
+
+def last_size(graph: Graph, tensor: str, depth: int = 0) -> int:
+    """The size of the last axis, -1 where it is not known. It may be known where not even the rank is, from the
+    operators that make the tensor."""
+    dims, node = graph.dims(tensor), graph.producer(tensor)
+    if dims is not None:
+        return dims[-1] if dims else -1
+    if node is None or depth > MAX_DEPTH:
+        return -1
+    if graph.is_op(node, *_SAME_SIZE):
+        return last_size(graph, node.input[0], depth + 1)
+    if graph.is_op(node, "MatMul"):
+        weight = graph.dims(node.input[1]) or ()
+        return weight[-1] if len(weight) > 1 else -1
+    if graph.is_op(node, "Add", "Sub", "Mul", "Div"):  # one that is larger than 1 is the result's
+        return max((size for name in node.input if (size := last_size(graph, name, depth + 1)) > 1), default=-1)
+    if graph.is_op(node, "Reshape"):
+        sizes = graph.size_values(node.input[1])
+        return int(sizes.reshape(-1)[-1]) if sizes is not None and sizes.size and sizes.reshape(-1)[-1] > 0 else -1
+    return -1
 
 
 def _cast_back(graph: Graph, norm: Norm) -> Norm:
