@@ -42,6 +42,19 @@ def test_the_quick_times_of_a_build_agree_with_the_thorough_ones(timer: Any) -> 
     assert thorough[best] < 1.05 * min(thorough[tile] for tile in quick)
 
 
+def test_a_replay_takes_as_long_as_the_effort_says() -> None:
+    """Launches from the host are no part of the estimate: small work is repeated often."""
+    import torch
+
+    from cutefuse.engine.tile_timer import QUICK, Repeated
+
+    small, large = (torch.empty(size, dtype=torch.float16, device="cuda") for size in (1 << 10, 1 << 26))
+    assert Repeated(lambda: small.fill_(1), QUICK).copies == QUICK.most_copies
+    found = Repeated(lambda: large.fill_(1), QUICK)
+    assert QUICK.least_copies <= found.copies < QUICK.most_copies
+    assert 0.5 * QUICK.graph_us < found.copies * found.sample_us() < 2 * QUICK.graph_us
+
+
 def test_every_legal_tile_has_a_time_and_two_runs_agree(timer: Any) -> None:
     call = find_sites(site_model(), Path())[1][0].sized_call
     first, again = timer.tiles_us(call), timer.tiles_us(call)

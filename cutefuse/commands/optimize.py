@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="cutefuse optimize", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Make a network faster on this machine: fuse sites, measure, take back those that do not pay.",
-        epilog="Every other option goes to trtexec or to the PyTorch back end (--mode=cudnn, --noTF32).\n"
+        epilog="Every other option goes to trtexec or to the PyTorch back end (--mode=cudnn, --tiles=guess).\n"
         "exit codes: 0 best/ is faster, 1 outputs differ or plugins are missing, 2 bad input, 3 nothing pays",
     )  # fmt: skip
     p.add_argument("model", type=Path, help="ONNX file; it is never changed")

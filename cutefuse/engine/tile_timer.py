@@ -41,7 +41,8 @@ class Effort:
 THOROUGH = Effort(0, 1500.0, 16, 200, 3, 11)
 # For an engine that is being built: a few milliseconds a tile. Of the 21 shapes whose Hopper tiles were all timed
 # (benchmarks/results/concat_conv_h200.json) each has its fastest one among the first six guesses.
-QUICK = Effort(8, 300.0, 4, 60, 3, 7)
+QUICK = Effort(8, 250.0, 4, 40, 3, 7)
+_AHEAD_CYCLES = 1_500_000  # of the GPU's clock: most of a millisecond
 
 
 class TileTimer:
@@ -113,7 +114,8 @@ class Repeated:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()
-            # Called one by one, small work takes longer than inside of a graph: too few copies, which does no harm.
+            # The host enqueues while the GPU waits; work of very many launches seems longer, and gets fewer copies.
+            torch.cuda._sleep(_AHEAD_CYCLES)
             once_us = max(_between(side, lambda: [work() for _ in range(4)]) / 4, 0.1)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
