@@ -9,7 +9,7 @@ from typing import Any
 
 from cutefuse.errors import CutefuseError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["CutefuseError", "patch_graph", "plugin_path", "__version__"]
 
 # name -> the module that has it, imported when someone asks: `import cutefuse` alone stays cheap.

@@ -87,7 +87,7 @@ PATCHED = [PLAIN[0], PLAIN[1], PLAIN[2], PLUGIN, PLAIN[6]]
 PATCHED_US = [6.0, 11.0, 21.0, 32.0, 7.0]
 PATCH_REPORT = {
     "schema": 1,
-    "tool": {"name": "cutefuse", "version": "0.1.0"},
+    "tool": {"name": "cutefuse", "version": "0.2.0"},
     "input": {"path": "net.onnx"},
     "output": {"path": "net.cutefuse.onnx"},
     "sites": [

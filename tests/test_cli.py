@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cutefuse import cli, errors
+from cutefuse import cli, errors, kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -118,3 +118,15 @@ def test_a_shell_without_a_script_is_refused(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit) as done:
         cli.main(["completion", "fish"])
     assert done.value.code == 2 and "choose from" in capsys.readouterr().err
+
+
+def test_one_version_stands_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    version = capsys.readouterr().out.removeprefix("cutefuse ").strip()
+    headings = re.findall(r"^## (\d+\.\d+\.\d+) - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == version and headings == sorted(headings, key=lambda v: list(map(int, v.split("."))))[::-1]
+    assert kernels.describe()["version"] == version, "the library is of another version: build it again"
+    # The wheel and CMake read the number from the package; neither may hold a copy.
+    for file in ("CMakeLists.txt", "pyproject.toml"):
+        text = (ROOT / file).read_text()
+        assert "cutefuse/__init__.py" in text and version not in text

@@ -124,7 +124,8 @@ def test_a_site_is_charged_with_its_casts_and_not_with_those_that_a_neighbour_sp
         gains[name] = patch(tmp_path / "m.onnx", tmp_path / "out.onnx", options).report["summary"]
     assert [gains[n]["fused"] for n in gains] == [2, 1, 1]
     # Alone, each has the Cast of the tensor between them: one up, one down.
-    assert gains["both"]["gain_us"] - gains["first"]["gain_us"] - gains["last"]["gain_us"] > 2
+    spared = gains["both"]["gain_us"] - gains["first"]["gain_us"] - gains["last"]["gain_us"]
+    assert spared > 5, "four passes over memory: z up, z down, b down twice instead of once, and the Concat that stays"
 
 
 def test_a_model_that_is_converted_whole_has_no_casts_to_count(tmp_path: Path) -> None:
