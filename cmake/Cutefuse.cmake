@@ -139,8 +139,9 @@ macro(cutefuse_library)
   endif()
   target_compile_definitions(
     cutefuse
-    PRIVATE CUTEFUSE_VERSION="${PROJECT_VERSION}" CUTEFUSE_ARCHS="${archs}" CUTEFUSE_TARGETS="${targets}"
-            CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
+    # The version is of the C++ files alone: a new one compiles no kernel again.
+    PRIVATE $<$<COMPILE_LANGUAGE:CXX>:CUTEFUSE_VERSION="${PROJECT_VERSION}"> CUTEFUSE_ARCHS="${archs}"
+            CUTEFUSE_TARGETS="${targets}" CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
             CUTEFUSE_HAS_CUDA="$<IF:$<BOOL:${CUTEFUSE_HAS_CUDA}>,true,false>")
   set(exports ${CMAKE_SOURCE_DIR}/plugins/exports.map)
   target_link_options(cutefuse PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,--version-script=${exports})
