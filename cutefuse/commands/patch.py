@@ -31,6 +31,7 @@ from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
 from cutefuse.sites.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, Site
 
 BASES = {"profile": "a profile", "tuned": "times taken on this GPU", "model": "a model"}
+LIMITS = {"float16": "float16 ends at 65504", "bfloat16": "bfloat16 ends at 3.39e38"}
 MOST_NAMED = 3  # nodes that a sentence names
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -66,6 +67,8 @@ def show(result: Result, verbose: bool) -> None:
     print("\n".join(_silus(result.report)), end="\n" if _silus(result.report) else "")
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
         print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
+    if (conversion := result.report["conversion"]) and conversion["overflows"]:
+        print(_overflows(conversion["overflows"], LIMITS[conversion["dtype"]]))
     for fault in result.report["known_faults"]:
         print(_fault(fault))
     for sentence in result.report["unused_options"]:
@@ -129,6 +132,13 @@ def _fault(fault: dict[str, Any]) -> str:
     rest = f"{count}; compare the engine with the model (cutefuse accuracy)" if stays else f"all {len(fused)} are fused"
     about = f"reported fault of TensorRT {fault['versions']} ({fault['source']}): {fault['title']}"
     return f"{about}; {fault['advice']}; {rest}"
+
+
+def _overflows(found: list[dict[str, Any]], limit: str) -> str:
+    """Which nodes stay in float32 because of their weights."""
+    named = [f"{o['node']} ('{o['tensor']}' holds {o['value']:.3g})" for o in found[:MOST_NAMED]]
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"{limit}, so {', '.join(named)}{more} {'stays' if len(found) == 1 else 'stay'} in float32"
 
 
 def _nothing(summary: dict[str, Any]) -> str:

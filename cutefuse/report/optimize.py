@@ -230,7 +230,7 @@ def _converted(request: Request, shelf: Shelf) -> Path:
 
     model = load_model(request.model)
     external = uses_external_data(model)
-    model, _ = to_float16(model, request.model.parent, request.patch.keep_float32)
+    model, *_ = to_float16(model, request.model.parent, request.patch.keep_float32)
     path = shelf.folder(Graph(PLAIN, request.model)) / request.model.name
     with writer(path, external) as out:
         out.save(model, request.model.parent)

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -103,9 +103,15 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     converted: onnx.ModelProto | None = None
     scope = options.scope or ("sites" if options.dtype == "bfloat16" else "model")
     if options.dtype:
-        conversion = {"dtype": options.dtype, "scope": scope, "kept_float32": list[str](), "changed": True}
+        conversion = {
+            "dtype": options.dtype,
+            "scope": scope,
+            "kept_float32": list[str](),
+            "overflows": [],
+            "changed": True,
+        }
         if scope == "model":
-            model, conversion["kept_float32"], conversion["changed"] = _lowered(model, source, options)
+            model = _lowered(model, source, options, conversion)
             if options.verify and not options.dry_run:
                 converted = onnx.ModelProto()
                 converted.CopyFrom(model)
@@ -120,7 +126,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if conversion and scope == "sites":
         from cutefuse.rewrite.retype import retype
 
-        conversion["kept_float32"] = retype(sites, options.dtype, options.keep_float32, graph.opset)
+        conversion["kept_float32"], large = retype(sites, options.dtype, options.keep_float32, graph.opset)
+        conversion["overflows"] = [asdict(o) for o in large]
         conversion["changed"] = any(s.cast_from for s in sites)
     model_of = _model(graph, sites, options)
     gain_us = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
@@ -216,8 +223,9 @@ def _packed_bytes(sites: Sequence[Site]) -> int:
     return sum(8 * math.prod(i.dims) for i in operands if isinstance(i, Constant))
 
 
-def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[onnx.ModelProto, list[str], bool]:
-    """The model in float16, the names of the nodes that stay in float32, and whether anything changed."""
+def _lowered(model: onnx.ModelProto, source: Path, options: Options, conversion: dict[str, Any]) -> onnx.ModelProto:
+    """The model in float16; `conversion` learns the names of the nodes that stay in float32, those among them whose
+    weights are too large, and whether anything changed."""
     if options.dtype != "float16":
         raise CutefuseError(
             "--dtype bf16 works with --scope sites; for a whole model in bfloat16 run NVIDIA ModelOpt's AutoCast first"
@@ -225,8 +233,13 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options) -> tuple[on
     from cutefuse.rewrite.retype import to_float16, types_of
 
     before = types_of(model)
-    lowered, kept = to_float16(model, source.parent, options.keep_float32)
-    return lowered, kept, types_of(lowered) != before
+    lowered, kept, large = to_float16(model, source.parent, options.keep_float32)
+    conversion |= {
+        "kept_float32": kept,
+        "overflows": [asdict(o) for o in large],
+        "changed": types_of(lowered) != before,
+    }
+    return lowered
 
 
 def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:

@@ -19,6 +19,7 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.scopes import names_of
 from cutefuse.rewrite.apply import in_order
+from cutefuse.rewrite.overflow import Overflow, name_and_lift, overflows
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Constant, Match
 
@@ -27,16 +28,19 @@ HALF_SCALES_OPSET = 19  # of QuantizeLinear and DequantizeLinear with float16 sc
 LARGEST = {"float16": 65504.0, "bfloat16": float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)}
 
 
-def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[ModelProto, list[str]]:
-    """The model in float16 with float32 inputs and outputs, and the names of the nodes that were kept in float32.
+def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[ModelProto, list[str], list[Overflow]]:
+    """The model in float16 with float32 inputs and outputs, the names of the nodes that were kept in float32, and those
+    among them whose weights float16 cannot hold.
 
-    Those that `keep` (patterns) names stay as they are, besides the operators that the converter knows as sensitive.
+    Those that `keep` (patterns) names stay as they are too, and so do operators that the converter knows as sensitive.
     Raises CutefuseError when the converter cannot handle the model.
     """
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     onnx.external_data_helper.load_external_data_for_model(model, str(folder))
-    kept = [n.name for n in model.graph.node if n.name and any(fnmatchcase(m, p) for m in names_of(n) for p in keep)]
+    large = overflows(model)
+    kept = name_and_lift(model, large)
+    kept += [n.name for n in model.graph.node if n.name and any(fnmatchcase(m, p) for m in names_of(n) for p in keep)]
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     quantisers = ["QuantizeLinear", "DequantizeLinear"] if opset < HALF_SCALES_OPSET else []
     blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers]
@@ -53,7 +57,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     nodes = in_order(list(converted.graph.node))  # the converter appends its Casts at the end
     del converted.graph.node[:]
     converted.graph.node.extend(nodes)
-    return converted, sorted({*kept, *sensitive})
+    return converted, sorted({*kept, *sensitive}), large
 
 
 def types_of(model: ModelProto) -> tuple[list[int], list[bytes]]:
@@ -61,17 +65,18 @@ def types_of(model: ModelProto) -> tuple[list[int], list[bytes]]:
     return [t.data_type for t in model.graph.initializer], [n.SerializeToString() for n in model.graph.node]
 
 
-def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -> list[str]:
+def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -> tuple[list[str], list[Overflow]]:
     """Turn the float32 sites that will be fused into sites of another type.
 
-    Returns the names of those that stay in float32: `keep` (patterns) names them, or the type cannot hold them.
+    Returns the names of those that stay in float32, which `keep` (patterns) names or the type cannot hold, and the
+    filters that it cannot hold.
     Raises CutefuseError where the opset has no Cast to the type.
     """
     if dtype == "bfloat16" and opset < BFLOAT16_OPSET:
         raise CutefuseError(
             f"opset {opset} has no Cast to bfloat16; convert the model to opset {BFLOAT16_OPSET}, or use --dtype fp16"
         )
-    kept = []
+    kept, large = list[str](), list[Overflow]()
     for site in sites:
         match = site.match
         if site.status != FUSED or match is None or match.call.inputs[0].dtype != "float32":
@@ -79,12 +84,14 @@ def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -
         lower = _lowered(match, dtype)
         constants = [i for i in lower.inputs if isinstance(i, Constant) and i.typed] if lower else []
         named = any(fnmatchcase(name, p) for n in site.nodes for name in names_of(n) for p in keep)
-        if named or lower is None or not all(_fits(c, LARGEST[dtype]) for c in constants):
+        values = [] if named else [_largest(c) for c in constants]
+        if named or lower is None or not all(abs(v) <= LARGEST[dtype] for v in values):
             kept.append(site.name)
+            large += [Overflow(site.name, match.nodes[0].input[1], v) for v in values if abs(v) > LARGEST[dtype]]
         else:
             site.take(lower)
             site.cast_from = "float32"
-    return kept
+    return kept, large
 
 
 def _lowered(match: Match, dtype: str) -> Match | None:
@@ -101,5 +108,7 @@ def _lowered(match: Match, dtype: str) -> Match | None:
     return smaller if kernels.reject(call) else replace(match, call=call, inputs=operands, otherwise=smaller)
 
 
-def _fits(constant: Constant, largest: float) -> bool:
-    return bool(np.all(np.abs(constant.make().astype(np.float32)) <= largest))
+def _largest(constant: Constant) -> float:
+    """The entry that is largest in magnitude."""
+    value = constant.make().astype(np.float32)
+    return float(value.flat[np.abs(value).argmax()]) if value.size else 0.0
