@@ -267,5 +267,5 @@ def test_a_site_with_two_results_is_one_site(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_sizes_of_the_inputs_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _ = patched_by(graph(TWO, VALUES), tmp_path, "--input-shape", "a:3x8x9x7")
+    code, _ = patched_by(graph(TWO, VALUES), tmp_path, "--all", "--input-shape", "a:3x8x9x7")
     assert code == 0 and "on a 3x8x9x7, b 3x16x9x7: 1 output and 2 of 2 fused sites" in capsys.readouterr().out
