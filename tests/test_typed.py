@@ -33,6 +33,7 @@ ELSEWHERE = {
     "cutefuse build --backend torch": (2, "usage: "),  # an option, without its model
     "cutefuse patch --profile outdir --min-gain": (2, "usage: "),
     "cutefuse optimize model.onnx": (2, "error: "),
+    "cutefuse patch model.onnx --include-op row_norm": (3, "nothing was written"),
     "cutefuse trt-check model.onnx": (2, "error: "),
 }
 PLACEHOLDERS = ("NAME", "module:factory", "--engine")
