@@ -2,7 +2,7 @@
 
     python benchmarks/networks.py --json networks.json --markdown
     python benchmarks/networks.py --networks 'yolo*' --batch 1 --layers --json layers.json
-    python benchmarks/networks.py --from networks.json --markdown
+    python benchmarks/networks.py --from networks.json --markdown   # docs/measured.md; --short: the README
 
 Each network has a process of its own. These compile side by side; whoever tries kernels on the GPU holds a lock, and
 while one is timed all others are stopped. Within a network all engines are timed in the same interleaved rounds.
@@ -55,6 +55,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder for models, caches and logs; default: a temporary one")
     parser.add_argument("--json", type=Path, help="write the rows here, after each network")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+    parser.add_argument("--short", action="store_true", help="print the README's table: the better time of each pair")
     parser.add_argument("--from", dest="source", type=Path, help="tabulate the rows of a JSON file")
     parser.add_argument("--device", default="cuda", help="cuda; cpu shows that all works, its times say nothing")
     parser.add_argument("--small", action="store_true", help="networks of small size, for a trial")
@@ -137,7 +138,7 @@ def run(argv: list[str] | None) -> int:
                 raise CutefuseError("no CUDA device was found; measure on a GPU, or tabulate old rows with --from")
         with tempfile.TemporaryDirectory() as temporary:
             rows = measure(args, args.work or Path(temporary))
-    print(network_table.text(rows, args.markdown))
+    print(network_table.short(rows) if args.short else network_table.text(rows, args.markdown))
     failed = network_table.wrong(rows) or any("failure" in row for row in rows)
     return 1 if failed else 0
 

@@ -174,6 +174,19 @@ class TestTable:
         rows[0]["failures"]["default compile"] = "Error: x"
         assert "unet b1 default compile: Error: x" in network_table.remarks(rows)
 
+    def test_the_table_of_the_readme_has_the_better_times_and_leaves_failures_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = [net("unet", 0.8), net("dla34", 0.9) | {"batch": 8}, {"network": "x", "batch": 1, "failure": "no"}]
+        networks.write(tmp_path / "n.json", rows)
+        networks.main(["--from", str(tmp_path / "n.json"), "--short"])
+        out = capsys.readouterr().out.splitlines()
+        assert [line for line in out if line.startswith("|")] == [
+            "| network | cuDNN | compile | default | ratio | sites |", "| --- | ---: | ---: | ---: | ---: | ---: |",
+            "| unet | 20 | 10 | 8 | 0.80 | 2 |", "| dla34 b8 | 20 | 10 | 8 | 0.90 | 2 |",
+        ]  # fmt: skip
+        assert out[-1].startswith("- default: geometric mean 0.849 over 2")
+
     def test_a_file_of_rows_is_tabulated_without_a_gpu(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

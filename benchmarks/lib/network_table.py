@@ -120,6 +120,21 @@ def machine(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def short(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of the README: plain times, the better of each variant over the better plain one, means."""
+    variants = variants_of(rows)
+    table = [["network", *(NAMES[m] for m in MODES), *(c for v in variants for c in (v, "ratio", "sites"))]]
+    for row in (r for r in rows if "variants" in r):
+        found = row["variants"]
+        cells = [row["network"] if row["batch"] == 1 else label(row), *_cells(row, PLAIN)[: len(MODES)]]
+        for name in variants:
+            own = found.get(name, {})
+            cells += [_number(own.get("best_us"), 0), _number(own.get("ratio"), 2), str(own.get("sites", "-"))]
+        table.append(cells)
+    means = [f"- {sentence}" for sentence in remarks(rows) if "geometric mean" in sentence]
+    return "\n".join([machine(rows), "", *grid(table), "", *means])
+
+
 def text(rows: Sequence[dict[str, Any]], markdown: bool) -> str:
     """All of it, for the terminal or for a page."""
     table = lines(rows)
