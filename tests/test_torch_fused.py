@@ -134,6 +134,27 @@ def test_a_kernel_call_is_a_plugin_layer_with_its_arithmetic(reference_kernels: 
     assert layer_cost(engine, plugin).flops == 2 * 12 * 9 * 7 * 24 * 9
 
 
+def test_the_tiles_of_a_node_run_on_the_pixels_that_it_makes(
+    reference_kernels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three float32 channels lie in pixels of four: tiles for dense pixels of three cannot read those."""
+    from cutefuse import kernels
+    from cutefuse.engine.torch_graph import fused
+
+    body = "d = Conv<pads=[1,1,1,1]>(a, w, k) y = Sigmoid(d)"
+    values = weights(w=(12, 3, 3, 3), k=(12,))
+    _, patched = run_patch(graph(body, values, inputs={"a": "1,3,9,7"}), tmp_path)
+    program, _, _ = kernel_program(patched)
+    (step,) = program.steps
+    monkeypatch.setattr(fused, "_sm", lambda: 90)
+    monkeypatch.setattr(fused, "_sm_count", lambda: 132)
+    tiles = step.run.tiles()
+    assert len(tiles) > 1
+    for tile in tiles:
+        step.run.config = tile
+        assert kernels.Plan(step.run.call((4, 0, 0, 12), sm=90, sm_count=132)).config == tile
+
+
 def test_a_layer_of_several_steps_shows_what_goes_in_and_out() -> None:
     from cutefuse.engine.torch_files import describe
     from cutefuse.engine.torch_layers import Layer

@@ -57,11 +57,16 @@ def test_a_replay_takes_as_long_as_the_effort_says() -> None:
 
 def test_every_legal_tile_has_a_time_and_two_runs_agree(timer: Any) -> None:
     call = find_sites(site_model(), Path())[1][0].sized_call
-    first, again = timer.tiles_us(call), timer.tiles_us(call)
-    assert len(first) > 5 and list(first) == list(again)
-    best, second = min(first.values()), min(again.values())
-    assert 2 < best < 200 and abs(best - second) < 0.1 * best
-    assert all(best <= t < 1e5 for t in first.values())
+    first = timer.tiles_us(call)
+    assert len(first) > 5 and all(2 < t < 1e5 for t in first.values()) and min(first.values()) < 200
+    for _ in range(3):  # other processes may share the GPU
+        again = timer.tiles_us(call)
+        assert list(first) == list(again)
+        best, second = min(first.values()), min(again.values())
+        if abs(best - second) < 0.1 * best:
+            return
+        first = again
+    pytest.fail(f"two runs in turn differ by more than a tenth: {best} and {second} us")
 
 
 @pytest.mark.parametrize("mode", ["cudnn", "compile"])

@@ -83,8 +83,10 @@ class FusedNode:
         return (kernels.reject_device(sm) if sm else None) or kernels.reject(self.call(sm=sm, sm_count=_sm_count()))
 
     def tiles(self) -> list[int]:
-        """The ids of the tiles that can run the node here, best guess first."""
-        return kernels.configs(self.call(sm=_sm(), sm_count=_sm_count()))
+        """The ids of the tiles that can run the node here, best guess first: on pixels of whole vectors, as `_operand`
+        and `_empty` lay them out."""
+        pixels = [_padded(t.shape[1], t) if self._is_image(t) else 0 for t in (*self.inputs, *self.outputs)]
+        return kernels.configs(self.call(pixels, sm=_sm(), sm_count=_sm_count()))
 
     @property
     def tile(self) -> int:
