@@ -217,7 +217,7 @@ class Wiring:
     def source(self, tensor: str) -> str:
         """The tensor behind nodes without effect."""
         node = self.graph.producer(tensor)
-        while node is not None and node.op_type in _SEEN_THROUGH and tensor not in self.made:
+        while node is not None and node.op_type in _SEEN_THROUGH and node.input and tensor not in self.made:
             tensor = node.input[0]
             node = self.graph.producer(tensor)
         return tensor
@@ -234,7 +234,7 @@ class Wiring:
             if node.op_type == "Concat":
                 found[id(node)] = node
             elif node.op_type in _SEEN_THROUGH:
-                found |= {id(n): n for n in self.concats_of(node.output[0])}
+                found |= {id(n): n for t in node.output[:1] for n in self.concats_of(t)}
         return list(found.values())
 
     def convolution_behind(self, tensor: str) -> NodeProto | None:
@@ -245,7 +245,11 @@ class Wiring:
                 break
             movable = [t for t in node.input if t and not self.graph.is_constant(t)]
             folded = node.op_type in ("BatchNormalization", "Mul", "Add") and len(movable) == 1
-            if not folded and not (node.op_type in ("Relu", "Clip", "Tanh") and self.engine.inside(node.op_type)):
+            if (
+                not movable
+                or not folded
+                and not (node.op_type in ("Relu", "Clip", "Tanh") and self.engine.inside(node.op_type))
+            ):
                 return None
             node = self.graph.producer(self.source(movable[0]))
         return node if node is not None and node.op_type == "Conv" and self.alive(node) else None

@@ -153,7 +153,7 @@ class Model:
     def node_us(self, node: NodeProto, wiring: Wiring) -> float:
         """What a node that stays costs beside the convolutions: a Concat's copies, an enlargement, an elementwise
         node that no other kernel takes in."""
-        if not wiring.alive(node):
+        if not wiring.alive(node) or not node.input or not node.output:  # a damaged node costs nothing
             return 0.0
         if node.op_type == "Concat" and self.engine.name == TORCH:
             # What it computes of its inputs needs no pass of its own.
