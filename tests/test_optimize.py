@@ -156,6 +156,32 @@ def test_a_dry_run_writes_nothing(model: Path, capsys: pytest.CaptureFixture[str
     assert "2 candidates: 2 fused" in capsys.readouterr().out and not (model.parent / "out").exists()
 
 
+def test_options_without_effect_are_named(model: Path, stub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--exclude", "head*", "--keep-float32", "Conv_1")
+    said = [f"{a} '{b}' " for a, b in zip(options[::2], options[1::2], strict=True)]
+    assert run(model, *options, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert all(s in out for s in said) and "--min-gain" not in out
+    assert run(model, *options) == 0
+    out = capsys.readouterr().out
+    assert all(s in out for s in said) and "--min-gain" not in out
+    assert [note.split("'")[0] for note in record(model)["notes"]] == ["--keep-float32 ", "--exclude "]
+
+
+def test_a_dry_run_without_a_site_blames_no_option_that_nobody_gave(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(model, "--exclude", "*", "--dry-run")
+    assert "does nothing" not in capsys.readouterr().out
+
+
+def test_a_dry_run_shows_the_converted_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--dry-run", "--dtype", "fp16", "--keep-float32", "Conv_1", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["conversion"]["kept_float32"] == ["Conv_1"] and report["unused_options"] == []
+    assert report["sites"][-1]["dtype"] == "float16"
+
+
 def test_filters_and_the_comparison_in_onnx_runtime(model: Path, stub: Path) -> None:
     assert (
         run(model, "--exclude", "Conv_4", "--verify", "--input-shape", "a:1x8x9x7", "--input-shape", "b:1x16x9x7") == 0

@@ -239,6 +239,42 @@ def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkey
         assert json.loads(source.with_name("model.patch.json").read_text())["sm"] == sm
 
 
+@pytest.mark.parametrize(
+    ("options", "sm", "gpu"),
+    [
+        (["--gpu", "H200"], 90, "H200"),
+        (["--gpu", "rtx4090"], 89, "RTX 4090"),
+        (["--gpu", "Orin"], 87, "Jetson AGX Orin 64GB"),
+        (["--gpu", "A100 80GB PCIe", "--sm", "80"], 80, "A100 80GB PCIe"),
+        (["--gpu", "A30", "--sm", "0"], 0, "A30"),
+    ],
+)
+def test_a_named_gpu_is_the_target_in_everything(
+    options: list[str], sm: int, gpu: str, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(source), "--dry-run", "--json", *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["sm"], report["prediction"]["gpu"], report["prediction"]["gpu_assumed"]) == (sm, gpu, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--gpu", "H200", "--sm", "80"],
+            "--gpu H200 has compute capability 9.0, and --sm 80 is 8.0; give one of them",
+        ),
+        (["--gpu", "Foo"], "the peak rates of a GPU 'Foo' are not known; choose one of"),
+        (["--gpu", "T4"], "compute capability 7.5 is asked for"),
+    ],
+)
+def test_a_gpu_that_cannot_be_the_target_is_a_sentence(
+    options: list[str], words: str, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(source), "--dry-run", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("sm", ["75", "100", "61"])
 def test_a_gpu_without_kernels_is_refused_before_anything_is_written(
     source: Path, capsys: pytest.CaptureFixture[str], sm: str

@@ -146,18 +146,18 @@ def main(argv: list[str] | None = None) -> int:
             price=pricing(tuner) if tuner else None, tile=partial(best_tile, tuner) if tuner else None,
             gpu=local_gpu() if sm == own_sm else "",
         )  # fmt: skip
+        dtype = "float16" if args.dtype else ""
         if args.dry_run:
             kind = "torch" if args.backend == "torch" else ""
             with contextlib.suppress(CutefuseError):  # no engine here: the predictions are TensorRT's
                 kind = choose_backend(args.backend)
             with json_alone(args.json) as tell:
                 shapes = engine_shapes(args.model, options.shapes, kind)
-                tried = first_choice(replace(options, dry_run=True, shapes=shapes), kind)
+                tried = first_choice(replace(options, dry_run=True, shapes=shapes, dtype=dtype), kind)
                 result = patch(args.model, args.output / args.model.name, tried)
                 show(result, False)
                 tell(result.report)
             return result.exit_code
-        dtype = "float16" if args.dtype else ""
         limits = Limits(args.builds, args.time_limit)
         request = Request(
             args.model, args.output, args.backend, trtexec_options(rest), options, dtype, limits, args.timeout

@@ -27,6 +27,7 @@ from cutefuse.report.tuned import NAMES, best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
+from cutefuse.sites.choose_cost import device_of
 from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
 from cutefuse.sites.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, Site
 
@@ -209,8 +210,8 @@ def make_parser() -> argparse.ArgumentParser:
                    help="write the SiLUs that stay outside as x * (0.5 * tanh(0.5 * x) + 0.5), which TensorRT 11 "
                         "computes inside the convolution")  # fmt: skip
     p.add_argument("--gpu", default="", metavar="NAME",
-                   help="GPU whose time is predicted, as 'A100' or 'RTX 4090'; default: this machine's, or the usual "
-                        "one of --sm")  # fmt: skip
+                   help="GPU that will run the model, as 'A100' or 'RTX 4090', for --sm and the predicted times; "
+                        "default: this machine's, or the usual one of --sm")  # fmt: skip
     p.add_argument(
         "--dtype", choices=sorted(DTYPES), help="lower the precision first; TensorRT 11 takes it from the file"
     )
@@ -262,6 +263,23 @@ def _pricing(model: Path, profile: Path | None) -> Pricing | None:
     return price
 
 
+def _target(args: argparse.Namespace) -> tuple[int, str]:
+    """Compute capability (times 10) and name of the GPU that will run the model: as asked, else of this machine.
+
+    Raises CutefuseError for a GPU that is not known, and for a name and a compute capability of different GPUs.
+    """
+    if not args.gpu:
+        own = local_sm()
+        sm = own if args.sm is None else args.sm
+        return sm, local_gpu() if sm == own else ""
+    sm = device_of(0, args.gpu).sm
+    if args.sm not in (None, 0, sm):
+        raise CutefuseError(
+            f"--gpu {args.gpu} has compute capability {sm / 10}, and --sm {args.sm} is {args.sm / 10}; give one of them"
+        )
+    return sm if args.sm is None else args.sm, args.gpu
+
+
 def _idle(args: argparse.Namespace) -> list[str]:
     """Sentences about options of the command line that another option leaves nothing to do."""
     found = ["--rival does nothing without --tune"] if args.rival and not args.tune else []
@@ -279,8 +297,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
         tuner = tuner_of(args.rival or "best") if args.tune else None
-        own_sm = local_sm()
-        sm = own_sm if args.sm is None else args.sm
+        sm, gpu = _target(args)
         options = Options(
             include=args.include, exclude=args.exclude, include_op=args.include_op, exclude_op=args.exclude_op,
             without=args.without, sm=sm, functions=not args.no_functions, verify=args.verify, seed=args.seed,
@@ -289,7 +306,7 @@ def main(argv: list[str] | None = None) -> int:
             tile=partial(best_tile, tuner) if tuner else None, min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
-            gpu=args.gpu or (local_gpu() if sm == own_sm else ""), idle=_idle(args),
+            gpu=gpu, idle=_idle(args),
         )  # fmt: skip
         result = patch(args.model, args.output or default_output(args.model), options)
         if args.json:

@@ -99,6 +99,8 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
         source = _converted(request, shelf) if request.dtype else request.model
         options = replace(first_choice(request.patch, kind), keep_float32=())  # the conversion is done
         options = replace(options, shapes=engine_shapes(request.model, options.shapes, kind))
+        unused = [f"--keep-float32 '{p}' does nothing without --dtype" for p in request.patch.keep_float32]
+        unused = [] if request.dtype else unused
         rewriter = Rewriter(source, shelf, options)
         bench = _bench(kind, request, shelf)
         head = {
@@ -111,7 +113,8 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
 
         def record(outcome: Outcome[Built]) -> dict[str, Any]:
             data = {**head, **outcome.as_json(), "paid": outcome.paid, "sites": sites(outcome, rewriter.results)}
-            data["notes"] = list(getattr(bench, "notes", []))
+            data["notes"] = [*getattr(bench, "notes", []), *unused]
+            data["notes"] += rewriter.results[0].report["unused_options"] if rewriter.results else []
             write_json(request.out / RECORD, data)
             return data
 

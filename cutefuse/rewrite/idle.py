@@ -85,9 +85,10 @@ def _figures(graph: Graph, sites: Sequence[Site], options: Options) -> Iterator[
         if tuple(dims) == tuple(graph.dims(name) or ()):
             yield f"--input-shape {name}:{'x'.join(map(str, dims))} does nothing: the model has that size"
     chosen = [s for s in sites if s.status in (FUSED, LEFT_OUT)]
-    if options.min_gain_us is not None and options.all_sites:
+    asked = options.min_gain_us is not None and options.min_gain_us >= 0  # `optimize` has a loss of its own
+    if asked and options.all_sites:
         yield "--min-gain does nothing with --all"
-    elif options.min_gain_us is not None and not chosen:
+    elif asked and not chosen:
         yield "--min-gain does nothing: there is no site to choose"
     if options.seed and not options.verify:
         yield "--seed does nothing without --verify"

@@ -168,6 +168,7 @@ def boards() -> list[Peaks]:
 
 def by_name(name: str, sms: int | None = None) -> Peaks | None:
     """Peaks of a board by its short name or CUDA device name; the multiprocessor count tells variants apart."""
+    name = re.sub(r"\bRTX[- ]?(?=\d)", "RTX ", name, flags=re.I)  # RTX4090 is the RTX 4090
     for exact in (True, False):
         hits = [b for b in _BOARDS if (b[0].lower() == name.lower() if exact else re.search(b[1], name, re.I))]
         hits = [b for b in hits if sms in (None, b[3])] or hits
