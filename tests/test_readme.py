@@ -84,7 +84,7 @@ def test_commands_and_their_options_exist() -> None:
             assert option in done.stdout, f"cutefuse {name} has no {option}"
 
 
-SOURCES = ["benchmarks", "cutefuse", "cutlass_kernels", "models", "plugins", "scripts", "tests"]
+SOURCES = ["benchmarks", "cutefuse", "cutlass_kernels", "models", "plugins", "scripts", "docs", "tests"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
