@@ -9,6 +9,7 @@ import onnx
 import pytest
 from graphs import graph
 
+from cutefuse.commands import patch, process
 from cutefuse.commands.build import main
 from cutefuse.sites.choose_engine import NEWEST
 
@@ -53,3 +54,21 @@ def test_a_real_build_and_another_backend_assume_nothing(
 def test_an_installed_trtexec_is_asked(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: "/no/such/trtexec")
     assert main([model, "--dry-run"]) == 2
+
+
+def test_options_that_do_nothing_say_so(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main([model, "--dry-run", "--no-plugins", "--trt-version", "10.3"])
+    out = capsys.readouterr().out
+    assert f"--no-plugins does nothing: {model} holds no fused node" in out and "--trt-version" not in out
+    process.main([model, str(tmp_path), "--backend", "onnxruntime", "--trt-version", "10.3", "-b"])
+    assert "--trt-version does nothing without --print-only" in capsys.readouterr().out
+
+
+def test_a_model_with_fused_nodes_can_do_without_plugins(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    whole, patched = str(tmp_path / "whole.onnx"), str(tmp_path / "patched.onnx")
+    onnx.save(graph("c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)"), whole)
+    assert patch.main([whole, "-o", patched, "--all"]) == 0
+    main([patched, "--dry-run", "--no-plugins", "--trt-version", "10.3"])
+    assert "does nothing" not in capsys.readouterr().out

@@ -255,6 +255,24 @@ def test_the_command_prints_layers_of_sizes(tmp_path: Path, capsys: pytest.Captu
     assert main(["--matmul", "512x1024x4096"]) == 0 and capsys.readouterr().out.startswith("H200: ridge 206.1")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--peaks", "H200", "--batch", "1"], ["--batch does nothing without --llm"]),
+        (["--matmul", "8x8x8", "--context", "9", "--kv", "FP8"],
+         ["--context does nothing without --llm", "--kv does nothing without --llm"]),
+        (["--llm", "llama-3-8b", "--dtype", "FP8"], ["--dtype does nothing without --matmul, --conv or --layers"]),
+        (["--llm", "llama-3-8b", "--batch", "2", "--context", "9", "--weights", "FP8", "--kv", "FP8"], []),
+        (["--matmul", "8x8x8", "--dtype", "FP8"], []),
+    ],
+)  # fmt: skip
+def test_options_of_another_view_are_named(
+    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "does nothing" in line] == said
+
+
 def test_the_table_of_boards_shows_memory_and_cores(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--peaks", "A100 40GB", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

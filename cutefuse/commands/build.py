@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from cutefuse.commands import next_step
 from cutefuse.engine import trtexec
 from cutefuse.engine.build import BACKENDS, build
+from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone
 from cutefuse.sites.choose_engine import NEWEST
@@ -43,6 +45,16 @@ def assumed_version(args: argparse.Namespace) -> str | None:
     return newest
 
 
+def say_idle(args: argparse.Namespace, model: Path, dry_run: str = "") -> None:
+    """Say which of the shared options have no effect; `dry_run`: the option of a run that builds something."""
+    if args.trt_version and dry_run:
+        print(f"--trt-version does nothing without {dry_run}: the TensorRT that is installed builds the engine")
+    if args.no_plugins and model.suffix == ".onnx":
+        with contextlib.suppress(CutefuseError):  # the command itself says what is wrong with the model
+            if not read_model(model).fused_nodes:
+                print(f"--no-plugins does nothing: {model} holds no fused node")
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, ...]) -> None:
     """Options that `build` and `process` share."""
     parser.add_argument("--backend", choices=backends, default="auto", help="what builds and runs the engine (auto)")
@@ -69,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         end_on_sigterm()
         with json_alone(args.json) as show:
+            say_idle(args, args.model, "" if args.dry_run else "--dry-run")
             files = build(
                 args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
                 not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),

@@ -16,6 +16,8 @@ from cutefuse.roofline.llm import MODELS, llm_view, transformer_from
 from cutefuse.roofline.measure import peaks_for
 from cutefuse.roofline.peaks import Peaks, boards
 
+DEFAULTS = {"batch": 1, "context": 1024, "weights": "FP16", "kv": "FP16", "dtype": "FP16"}
+
 
 def main(argv: list[str] | None = None) -> int:
     """`cutefuse roofline`: the table of peaks, measured peaks, or the view of layers or of a language model."""
@@ -29,19 +31,25 @@ def main(argv: list[str] | None = None) -> int:
         "S and the stride may follow (R and 1); repeatable",
     )  # fmt: skip
     parser.add_argument("--layers", action="store_true", help="common layers: Linear, pooling, ReLU, LayerNorm, Concat")
-    parser.add_argument("--dtype", default="FP16", help="type of the tensors of --matmul, --conv and --layers (FP16)")
+    parser.add_argument("--dtype", help="type of the tensors of --matmul, --conv and --layers (FP16)")
     parser.add_argument("--llm", metavar="MODEL", help="config.json or a name: " + ", ".join(MODELS))
-    parser.add_argument("--batch", type=int, default=1, help="batch of the prefill rows (1)")
-    parser.add_argument("--context", type=int, default=1024, help="tokens before a decode step (1024)")
-    parser.add_argument("--weights", default="FP16", help="type of the weights (FP16)")
-    parser.add_argument("--kv", default="FP16", help="type of the key-value cache (FP16)")
+    parser.add_argument("--batch", type=int, help="batch of the prefill rows (1)")
+    parser.add_argument("--context", type=int, help="tokens before a decode step (1024)")
+    parser.add_argument("--weights", help="type of the weights (FP16)")
+    parser.add_argument("--kv", help="type of the key-value cache (FP16)")
     parser.add_argument("-o", "--output", type=Path, help="also write the figures (.json) or a page (.html)")
     add_json(parser)
     args = parser.parse_args(argv)
+    idle = _idle(args)
+    for option, value in DEFAULTS.items():
+        if getattr(args, option) is None:
+            setattr(args, option, value)
 
     def command() -> int:
         with json_alone(args.json) as show:
             show(figures())
+            for sentence in idle:
+                print(sentence)
         return 0
 
     def layers() -> list[Layer]:
@@ -89,6 +97,16 @@ def main(argv: list[str] | None = None) -> int:
         return view
 
     return run_command(command)
+
+
+def _idle(args: argparse.Namespace) -> list[str]:
+    """Sentences about options of a view that was not asked for."""
+    given = [option for option in DEFAULTS if getattr(args, option) is not None]
+    single = args.matmul or args.conv or args.layers
+    found = [f"--{o} does nothing without --llm" for o in given if o != "dtype" and not args.llm]
+    if "dtype" in given and not single:
+        found.append("--dtype does nothing without --matmul, --conv or --layers")
+    return found
 
 
 def _print_peaks(rows: list[Peaks]) -> None:
