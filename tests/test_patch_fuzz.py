@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import bn_weights, graph, weights
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
@@ -203,6 +203,8 @@ def attempt(data: bytes, verify: bool = True) -> str:
 @pytest.mark.slow
 @settings(max_examples=1000, deadline=5000, derandomize=True)
 @given(st.integers(0, len(BASES) - 1), st.integers(0, 2**32), st.integers(1, 3))
+@example(0, 936, 1)  # an activation without an input
+@example(0, 2_221_289_531, 1)  # an Add without an output
 def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None:
     rng = random.Random(seed)
     model = onnx.ModelProto.FromString(BASES[base])

@@ -189,8 +189,7 @@ def test_an_illegal_site_is_refused_with_its_reason_and_nothing_is_written(name:
 
 NO_CANDIDATE = {
     "conv without concat": "y = Conv(a, w)",
-    "activation between": JOIN.replace("c =", "d =") + "c = Relu(d) y = Conv(c, v)",
-    "transposed convolution": JOIN + "y = ConvTranspose(c, v)",
+    "pooling between": JOIN.replace("c =", "d =") + "c = MaxPool<kernel_shape=[2,2]>(d) y = Conv(c, v)",
     "concat alone": JOIN + "y = Relu(c)",
     "pooling": JOIN + "y = MaxPool<kernel_shape=[2,2]>(c)",
 }

@@ -26,6 +26,7 @@ from cutefuse.graph.read import Graph
 from cutefuse.report.tuned import NAMES, best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
+from cutefuse.sites.causes import sentence
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
 from cutefuse.sites.choose_cost import device_of
 from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
@@ -45,8 +46,8 @@ def show(result: Result, verbose: bool) -> None:
         saved = table.scaled(s["bytes_saved"], 1e6) if s["status"] == FUSED else ""
         gain = ("?" if s["gain_us"] is None else f"{s['gain_us']:.1f}") if s["status"] == FUSED else ""
         notes = f" ({'; '.join(s['notes'])})" if s["notes"] else ""
-        verdict = f"fused as {s['op_type']}{notes}" if s["status"] == FUSED else f"{s['status']}: {s['reason']}"
-        rows.append([s["name"], s["title"] or s["operator"], s["dtype"] or "", gflop, saved, gain, verdict])
+        verdict = f"fused as {s['op_type']}" if s["status"] == FUSED else f"{s['status']}: {s['reason']}"
+        rows.append([s["name"], s["title"] or s["operator"], s["dtype"] or "", gflop, saved, gain, verdict + notes])
     headings = ["site", "problem", "type", "GFLOP", "MB saved", "us saved", "verdict"]
     table.show("candidates", headings, rows, numbers=(3, 4, 5))
     if verbose:
@@ -64,6 +65,8 @@ def show(result: Result, verbose: bool) -> None:
     )
     saved = table.scaled(summary["bytes_saved"], 1e6)
     print(f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s")
+    if summary["refused_by"]:
+        print(sentence(summary["refused_by"]))
     print("\n".join(_prediction(result.report)))
     print("\n".join(_silus(result.report)), end="\n" if _silus(result.report) else "")
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
@@ -72,8 +75,8 @@ def show(result: Result, verbose: bool) -> None:
         print(_overflows(conversion["overflows"], LIMITS[conversion["dtype"]]))
     for fault in result.report["known_faults"]:
         print(_fault(fault))
-    for sentence in result.report["unused_options"]:
-        print(sentence)
+    for unused in result.report["unused_options"]:
+        print(unused)
     if left := result.report["clean"]["left"]:
         print(left)
     if proof := result.report["verify"]:

@@ -29,6 +29,7 @@ from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, plan
 from cutefuse.rewrite.idle import idle, names_at
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.rewrite.prove import prove
+from cutefuse.sites.causes import by_cause
 from cutefuse.sites.choose import Policy, choose
 from cutefuse.sites.choose_cost import device_of
 from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, engine_of
@@ -38,6 +39,7 @@ from cutefuse.sites.find import (
     FUSED,
     LEFT_OUT,
     MERGED,
+    REFUSED,
     Site,
     check_bodies,
     check_overlaps,
@@ -322,6 +324,7 @@ def _summary(
         "fused": status[FUSED],
         "merged": status[MERGED],
         "refused": status["refused"],
+        "refused_by": by_cause(s.reason for s in sites if s.status == REFUSED),
         "excluded": status[EXCLUDED],
         "left_out": status[LEFT_OUT],
         "gain_us": gain_us,

@@ -12,6 +12,8 @@ from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.ops.conv_call import FLOAT_MAX
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative; else float32's
+FUSED = "only Relu, LeakyRelu, Clip, Sigmoid, Tanh, HardSwish and SiLU"
+_OTHERS = ("PRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "Softsign", "HardSigmoid", "ThresholdedRelu")
 MAX_STEPS = 4  # scalar steps on one side of a gate; exporters write at most two
 
 
@@ -42,6 +44,10 @@ def near_miss(graph: Graph, tensor: str) -> str:
     node = graph.only_user(tensor)
     if graph.is_op(node, "Swish") and (alpha := attribute(node, "alpha", 1.0)) != 1.0:
         return f"Swish '{label(node)}' stays: its alpha is {alpha:g}; only alpha=1, which is SiLU, can be fused"
+    if graph.is_op(node, *_OTHERS) and node.input[0] == tensor:
+        return f"{node.op_type} '{label(node)}' stays: {FUSED} can be fused"
+    if graph.is_op(node, "InstanceNormalization", "GroupNormalization") and node.input[0] == tensor:
+        return f"{node.op_type} '{label(node)}' stays: it depends on the image; only a BatchNormalization can be fused"
     return ""
 
 

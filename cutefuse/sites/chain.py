@@ -11,6 +11,7 @@ from onnx import NodeProto
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.ops.conv_form import AFTER, BEFORE
 from cutefuse.sites.activation import Activation, activation_after, near_miss
+from cutefuse.sites.near import other_sum
 
 JOINED = ("", "Relu", "Clip")  # activations that engines fuse with their convolutions
 Shape = tuple[frozenset[int | str], ...]  # of each axis the numbers and names that its size is known by
@@ -78,16 +79,16 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) ->
         else:
             whole = replace(whole, stored=plain.stored or act.output)
         return [whole, plain]
-    return [plain]
+    return [plain if plain.note else replace(plain, note=other_sum(graph, act.output, shape))]
 
 
 def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, str] | None:
-    """(Add, its other operand) where the tensor's only reader is an Add with a tensor of the same shape.
+    """(Add, its other operand) where an Add, or a Sum of two, with a tensor of the same shape is the only reader.
 
     The other operand cannot depend on the tensor, because nothing but this Add reads the tensor.
     """
     node = graph.only_user(tensor)
-    if not graph.is_op(node, "Add") or list(node.input).count(tensor) != 1:
+    if not graph.is_op(node, "Add", "Sum") or len(node.input) != 2 or list(node.input).count(tensor) != 1:
         return None
     other = next(name for name in node.input if name != tensor)
     sizes = graph.symbols(other)

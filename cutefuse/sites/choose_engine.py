@@ -26,8 +26,8 @@ ORIN = 87  # TensorRT 10 was seen to compute Conv and SiLU in one layer there, a
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
 ELEMENTWISE = (
-    "Add", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh",
-    "Pow", "Sqrt", "Exp", "Max", "Min", "BatchNormalization", "PRelu", "Elu", "Gelu", "Cast",
+    "Add", "Sum", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish",
+    "Tanh", "Pow", "Sqrt", "Exp", "Max", "Min", "BatchNormalization", "PRelu", "Elu", "Gelu", "Cast",
 )  # fmt: skip
 _SEEN_THROUGH = ("Identity", "Dropout")
 
@@ -245,11 +245,8 @@ class Wiring:
                 break
             movable = [t for t in node.input if t and not self.graph.is_constant(t)]
             folded = node.op_type in ("BatchNormalization", "Mul", "Add") and len(movable) == 1
-            if (
-                not movable
-                or not folded
-                and not (node.op_type in ("Relu", "Clip", "Tanh") and self.engine.inside(node.op_type))
-            ):
+            inside = node.op_type in ("Relu", "Clip", "Tanh") and self.engine.inside(node.op_type)
+            if not movable or not (folded or inside):
                 return None
             node = self.graph.producer(self.source(movable[0]))
         return node if node is not None and node.op_type == "Conv" and self.alive(node) else None

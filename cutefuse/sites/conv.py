@@ -20,6 +20,7 @@ from cutefuse.sites import conv_facts, views
 from cutefuse.sites.chain import Chain, chains_after
 from cutefuse.sites.conv_facts import Front
 from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal, Traffic
+from cutefuse.sites.near import behind_concat
 from cutefuse.sites.neighbours import has_neighbour, output_shape, transposed
 from cutefuse.sites.quant_facts import is_quantised
 from cutefuse.sites.views import Operand
@@ -40,12 +41,22 @@ def match(graph: Graph, node: NodeProto) -> Match | Refusal | None:
         return found
     alone = _match(graph, node, conv_facts.one_source(graph, node))
     if found is None:
-        return alone
+        return _near(graph, node, alone)
     if not isinstance(alone, Match) or kernels.reject(alone.call):
         return found
     # What cannot be fused with its Concat may still be fused behind it.
     reason = found.reason if isinstance(found, Refusal) else kernels.reject(found.call)
     return noted(alone, f"'{node.input[0]}' is read as it is: {reason}")
+
+
+def _near(graph: Graph, node: NodeProto, alone: Match | Refusal | None) -> Match | Refusal | None:
+    """The site of a Conv without a Concat right before it; with one further off, that is said."""
+    if isinstance(alone, Refusal):
+        return alone
+    why = behind_concat(graph, node.input[0], alone.nodes if alone else ())
+    if alone is None:
+        return Refusal(why, (node,)) if why else None
+    return noted(alone, why) if why else alone
 
 
 def noted(found: Match, note: str) -> Match:
@@ -80,7 +91,7 @@ def _match(graph: Graph, node: NodeProto, site: Front) -> Match | Refusal | None
         if site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
-        reason = (rejected(plain) or "") if site.concats else chains[0].note
+        reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
         return Refusal(reason, (node, *site.nodes)) if reason else None
     folded = conv_facts.Folded(graph, facts, chains[0].steps)
     if fault := folded.reject():

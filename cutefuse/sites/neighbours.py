@@ -11,6 +11,7 @@ from cutefuse.ops.conv_form import Source
 from cutefuse.sites import conv_facts, views
 from cutefuse.sites.chain import Shape, chains_after
 from cutefuse.sites.match import Refusal
+from cutefuse.sites.near import behind_concat
 from cutefuse.sites.views import Operand
 
 
@@ -45,8 +46,13 @@ def has_neighbour(graph: Graph, conv: NodeProto) -> bool:
     return views.see_through(graph, Operand(tensor, Source(dims, dims[1]))).source.is_view
 
 
+def reads_concat(graph: Graph, conv: NodeProto) -> bool:
+    """Whether a Concat feeds a convolution of any kind."""
+    return conv_facts.find_concat(graph, conv, 0) is not None
+
+
 def transposed(graph: Graph, node: NodeProto) -> Refusal | None:
-    """The refusal of a ConvTranspose with such a neighbour."""
-    if not has_neighbour(graph, node):
+    """The refusal of a ConvTranspose with such a neighbour, or with a Concat in front."""
+    if not has_neighbour(graph, node) and not behind_concat(graph, node.input[0]) and not reads_concat(graph, node):
         return None
     return Refusal("this is a ConvTranspose, and only a Conv can be fused; it stays as it is", (node,))

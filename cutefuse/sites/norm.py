@@ -19,7 +19,7 @@ class NormSites(Finder):
     """Norms over the last axis."""
 
     op = row_norm.OPERATOR
-    anchors = frozenset({"ReduceMean", *norm_facts.SINGLE})
+    anchors = frozenset({"ReduceMean", *norm_facts.SINGLE, *norm_facts.OF_PIXELS})
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         norm = norm_facts.find(graph, node)

@@ -18,6 +18,7 @@ _SAME_SIZE = (
     "Identity", "Dropout", "Cast", "Relu", "Gelu", "Erf", "Sigmoid", "Tanh", "Softmax", "LayerNormalization",
     "HardSwish",
 )  # fmt: skip
+OF_PIXELS = {"InstanceNormalization": "channel", "GroupNormalization": "group of channels"}
 HALVES = ("float16", "bfloat16")
 
 
@@ -40,6 +41,9 @@ class Norm:
 
 def find(graph: Graph, node: NodeProto) -> Norm | Refusal | None:
     """The norm that an anchor (a single node, or the ReduceMean of squares) belongs to."""
+    if graph.is_op(node, *OF_PIXELS):
+        what = f"{node.op_type} goes over the pixels of each {OF_PIXELS[node.op_type]}"
+        return Refusal(f"{what}; only the last axis is normalised over", (node,))
     norm = _single(graph, node) if node.op_type in SINGLE else _decomposed(graph, node)
     return _with_sum(graph, norm) if isinstance(norm, Norm) else norm
 
