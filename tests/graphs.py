@@ -56,11 +56,13 @@ def graph(
 
 
 def run_patch(model: onnx.ModelProto, folder: Path, **options: object) -> tuple[Result, onnx.ModelProto | None]:
-    """Save and patch a model, with --verify and --all unless told otherwise: the result and the patched model."""
+    """Save and patch a model: the result and the patched model. With --all, and --verify where it is no dry run, unless
+    told otherwise."""
     source = folder / "model.onnx"
     onnx.save(model, str(source))
     output = folder / "model.cutefuse.onnx"
-    result = patch(source, output, Options(**{"verify": True, "all_sites": True, **options}))  # type: ignore[arg-type]
+    usual = {"verify": not options.get("dry_run"), "all_sites": True}
+    result = patch(source, output, Options(**{**usual, **options}))  # type: ignore[arg-type]
     assert (result.output is not None) == output.exists()
     assert report_path(output).exists() == (result.exit_code in (0, 1) and not options.get("dry_run"))
     return result, onnx.load(str(output)) if output.exists() else None
