@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytest.register_assert_rewrite("optimize_runs")  # a plugin of some tests, imported by them first
+
 
 @functools.cache
 def has_gpu() -> bool:

@@ -1,4 +1,4 @@
-"""`cutefuse optimize` from file to folder: over the stand-ins for trtexec and TensorRT's Python API."""
+"""`cutefuse optimize` from file to folder: over the stand-in for trtexec."""
 
 from __future__ import annotations
 
@@ -9,83 +9,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fake_tensorrt
-import numpy as np
 import onnx
 import pytest
-from graphs import TWO, graph
-from trtexec_stub import STUB
+from graphs import graph
+from optimize_runs import BAD, COSTS, good, good_name, names, record, run
 
-from cutefuse.commands.optimize import main, seconds
-from cutefuse.engine import bench, bench_tensorrt, device, tensorrt_api
+from cutefuse.engine import bench
 from cutefuse.engine import build as engine
-from cutefuse.errors import CutefuseError
 from cutefuse.report.optimize import Request, engine_shapes, optimize
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.rewrite.patch import Options
 
+pytest_plugins = ("optimize_runs",)
 ROOT = Path(__file__).resolve().parents[1]
-# us of the nodes of TWO: the first site saves 70, the second loses 45.
-COSTS = {"Concat_0": 40.0, "Conv_1": 60.0, "Relu_2": 10.0, "Concat_3": 5.0, "Conv_4": 50.0, "Tanh_5": 5.0,
-         "fused Conv_1": 40.0, "fused Conv_4": 105.0}  # fmt: skip
-BAD = {**COSTS, "fused Conv_1": 130.0}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    onnx.save(graph(TWO, outputs=("y1", "y2")), str(tmp_path / "two.onnx"))
-    return tmp_path / "two.onnx"
-
-
-@pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libcutefuse.so").write_bytes(b"")
-    monkeypatch.setattr("cutefuse.plugin_path", lambda: tmp_path / "lib" / "libcutefuse.so")
-
-
-@pytest.fixture
-def trtexec(tmp_path: Path, library: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The stand-in. Every sample of a race is a process of its own."""
-    path = tmp_path / "bin" / "trtexec"
-    path.parent.mkdir()
-    path.write_text(STUB.format(python=sys.executable))
-    path.chmod(0o755)
-    monkeypatch.setenv("TRTEXEC", str(path))
-    monkeypatch.setenv("STUB_COSTS", str(tmp_path / "costs.json"))
-    return path
-
-
-@pytest.fixture
-def stub(tmp_path: Path, trtexec: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The stand-in, whose samples are taken without a process: dozens of them take a while."""
-    random = np.random.default_rng(1)
-
-    def sample(self: Any, engine: Path, libraries: list[Path]) -> float:
-        costs = json.loads((tmp_path / "costs.json").read_text())
-        nodes = json.loads(engine.read_text())
-        return sum(costs.get(f"fused {n}" if own else n, 10.0) for n, own in nodes) * float(random.normal(1, 0.002))
-
-    monkeypatch.setattr(bench_tensorrt.TensorRTBench, "_sample", sample)
-    return trtexec
-
-
-def run(model: Path, *words: str, costs: dict[str, float] | None = None) -> int:
-    (model.parent / "costs.json").write_text(json.dumps(costs or COSTS))
-    return main([str(model), "-o", str(model.parent / "out"), "--sm", "0", *words])
-
-
-def record(model: Path) -> dict[str, Any]:
-    return dict(json.loads((model.parent / "out" / "optimize.json").read_text()))
-
-
-def names(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir()}
 
 
 # ------------------------------------------------------------------------------------------------------- trtexec
@@ -271,14 +211,6 @@ def test_a_missing_model_is_named(tmp_path: Path, stub: Path, capsys: pytest.Cap
     assert "none.onnx does not exist" in capsys.readouterr().err
 
 
-def good(folder: Path) -> str:
-    """The name of the engine in best/, whose files must be whole."""
-    (found,) = find_engines(folder / "best")
-    assert read_engine(found).profiled and found["engine"].is_file()
-    assert not [p for p in folder.iterdir() if p.name.startswith(".")], "leftovers"
-    return read_engine(found).name
-
-
 @pytest.mark.parametrize("fails_at, left", [(2, "two.onnx"), (3, "two.cutefuse.onnx")])
 def test_a_build_that_fails_leaves_the_last_good_engine(
     model: Path,
@@ -375,81 +307,7 @@ def test_what_a_killed_run_set_aside_comes_back(model: Path, stub: Path) -> None
     assert not (out / ".best.previous").exists()
 
 
-def good_name(folder: Path) -> str:
-    return read_engine(find_engines(folder / "best")[0]).name
-
-
 def test_a_second_run_replaces_the_first(model: Path, stub: Path) -> None:
     assert run(model) == 0 and run(model, costs=BAD) == 3
     assert good(model.parent / "out") == "two.onnx"
     assert not [p for p in (model.parent / "out" / "best").iterdir() if "cutefuse" in p.name]
-
-
-# ---------------------------------------------------------------------------------------------------- Python API
-class Clock(device.Device):
-    """A device whose time is what the engine's layers take."""
-
-    name = "clock"
-
-    def _open(self) -> None:
-        self.used = 0
-
-    def call(self, name: str, *args: Any) -> Any:
-        self.used += 1
-        return 4096 * self.used
-
-    def time_ms(self, work: Callable[[], None]) -> float:
-        before = fake_tensorrt.elapsed_ms
-        work()
-        return (fake_tensorrt.elapsed_ms - before) * (1 + 0.001 * (self.used % 5))
-
-
-@pytest.fixture
-def api(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
-    monkeypatch.setattr(fake_tensorrt, "__version__", "10.16.0")
-    monkeypatch.setattr(fake_tensorrt, "costs", {})
-    found = engine.importlib.util.find_spec
-    monkeypatch.setattr(
-        engine.importlib.util, "find_spec", lambda n: SimpleNamespace() if n == "tensorrt" else found(n)
-    )
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
-    monkeypatch.setattr(tensorrt_api, "open_device", Clock)
-
-
-@pytest.mark.parametrize("costs, code, kept", [(COSTS, 0, "two.cutefuse.onnx"), (BAD, 3, "two.onnx")])
-def test_the_python_api_gives_the_same(
-    model: Path, api: None, monkeypatch: pytest.MonkeyPatch, costs: dict[str, float], code: int, kept: str
-) -> None:
-    monkeypatch.setattr(fake_tensorrt, "costs", {k: v / 1000 for k, v in costs.items()})
-    assert run(model, "--iterations=3", "--duration=0.01", "--warmUp=1") == code
-    data = record(model)
-    assert data["backend"] == "tensorrt" and good(model.parent / "out") == kept
-    assert [s["status"] for s in data["sites"]] == ["kept" if not code else "taken back", "taken back"]
-
-
-def test_an_older_python_package_gets_no_function_bodies(
-    model: Path, api: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fake_tensorrt, "__version__", "10.3.0")
-    monkeypatch.setattr(fake_tensorrt, "costs", {k: v / 1000 for k, v in COSTS.items()})
-    assert run(model, "--iterations=3", "--duration=0.01", "--warmUp=1") == 0
-    assert not onnx.load(str(model.parent / "out" / "best" / "two.cutefuse.onnx")).functions
-
-
-# ----------------------------------------------------------------------------------------------------- arguments
-@pytest.mark.parametrize("text, want", [("300", 300.0), ("300s", 300.0), ("5min", 300.0), ("1.5min", 90.0)])
-def test_time_limits(text: str, want: float) -> None:
-    assert seconds(text) == want
-
-
-@pytest.mark.parametrize("text", ["", "0", "5h", "min", "-3s"])
-def test_what_is_no_time_limit(text: str) -> None:
-    with pytest.raises(Exception, match="no time limit"):
-        seconds(text)
-
-
-def test_an_output_folder_that_is_a_file_is_refused(model: Path, stub: Path) -> None:
-    (model.parent / "out").write_text("")
-    with pytest.raises(CutefuseError, match="cannot be made"), bench.Shelf(model.parent / "out").open():
-        pass

@@ -117,6 +117,4 @@ def test_source_files_that_the_pages_name_exist() -> None:
 
 
 def test_a_newcomer_reads_it_in_minutes() -> None:
-    before, rest = README.split("<!-- networks:")
-    prose = before + rest.split("<!-- /networks -->")[1]  # without the table of networks, which a benchmark writes
-    assert sum(any(c.isalnum() for c in word) for word in prose.split()) <= 1100
+    assert len(README.split()) <= 1300

@@ -9,6 +9,7 @@ from typing import TypeVar
 from cutefuse.report.graph import neighbours
 from cutefuse.report.kinds import KINDS
 from cutefuse.report.reader import Engine, Layer
+from cutefuse.report.union import Union
 
 T = TypeVar("T")
 
@@ -55,28 +56,19 @@ class Comparison:
 
 def compare(engines: list[Engine]) -> Comparison:
     """Align the layers of several engines through the ONNX nodes that they compute."""
-    parent: dict[str, str] = {}
-
-    def find(key: str) -> str:
-        root = key
-        while parent.setdefault(root, root) != root:
-            root = parent[root]
-        while parent[key] != root:
-            parent[key], key = root, parent[key]
-        return root
-
+    union = Union()
     owners: list[dict[int, str]] = []
     for number, engine in enumerate(engines):
         keys = {layer.index: layer.onnx for layer in engine.layers if layer.onnx and not is_helper(layer)}
         for index, names in keys.items():
             for name in names:
-                parent[find(f"node {name}")] = find(f"layer {number} {index}")
+                union.join(f"layer {number} {index}", f"node {name}")
         owners.append(adopt(engine, {index: f"layer {number} {index}" for index in keys}))
     groups: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in engines])
     first: dict[str, tuple[int, int]] = {}
     for number, (engine, owner) in enumerate(zip(engines, owners, strict=True)):
         for layer in engine.layers:
-            root = find(owner[layer.index]) if layer.index in owner else f"only {number} {layer.name}"
+            root = union.find(owner[layer.index]) if layer.index in owner else f"only {number} {layer.name}"
             groups[root][number].append(layer.index)
             first.setdefault(root, (number, layer.index))
     rows = [_row(engines, groups[root]) for root in sorted(groups, key=lambda r: first[r])]

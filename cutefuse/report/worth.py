@@ -9,7 +9,7 @@ its nodes are each site's: an estimate that only says whom to blame first.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from cutefuse.engine.optimize import Worth
 from cutefuse.report.compare import adopt, is_helper
 from cutefuse.report.graph import neighbours
 from cutefuse.report.reader import Engine, node_names
+from cutefuse.report.union import Union
 from cutefuse.sites.find import FUSED, MERGED
 
 LEAST_NOISE_US = 0.2  # a profiler's clock and the start of a kernel
@@ -102,32 +103,18 @@ def _parts(engine: Engine, keys: Mapping[int, Keys], owners: Mapping[str, set[st
 
 def _groups(before: Sequence[_Part], after: Sequence[_Part], nodes: Mapping[str, Sequence[str]]) -> list[_Group]:
     timed = {k for part in (*before, *after) for k in part.keys}
-    parent: dict[str, str] = {}
-
-    def find(key: str) -> str:
-        root = key
-        while parent.setdefault(root, root) != root:
-            root = parent[root]
-        while parent[key] != root:
-            parent[key], key = root, parent[key]
-        return root
-
-    def join(keys: Iterable[str]) -> None:
-        first, *others = keys
-        for other in others:
-            parent[find(other)] = find(first)
-
+    union = Union()
     for part in (*before, *after):
-        join(part.keys)
+        union.join(*part.keys)
     for site, names in nodes.items():
-        join([_SITE + site, *(n for n in names if n in timed)])
+        union.join(_SITE + site, *(n for n in names if n in timed))
     groups: dict[str, _Group] = defaultdict(_Group)
     for part in before:
-        groups[find(next(iter(part.keys)))].before.append(part)
+        groups[union.find(next(iter(part.keys)))].before.append(part)
     for part in after:
-        groups[find(next(iter(part.keys)))].after.append(part)
+        groups[union.find(next(iter(part.keys)))].after.append(part)
     for site in nodes:
-        groups[find(_SITE + site)].sites.append(site)
+        groups[union.find(_SITE + site)].sites.append(site)
     return list(groups.values())
 
 

@@ -28,8 +28,9 @@ def build(config: Config) -> Any:
         residual = net.conv(bottom, filters, 1, f"{name}/project/project.0") if stride > 1 else bottom
         first = block(x, residual, filters, f"{name}/tree1", stride)
         second = block(first, first, filters, f"{name}/tree2", 1)
-        y = net.conv(net.concat([second, first, *joined], f"{name}/root/Concat"), filters, 1, f"{name}/root/conv")
-        return net.act(y, "Relu", f"{name}/root/relu")
+        root = f"{name}/root"
+        y = net.conv(net.concat([second, first, *joined], f"{root}/Concat"), filters, 1, f"{root}/conv")
+        return net.act(y, "Relu", f"{root}/relu")
 
     x = net.input("images", 3, size, size)
     for name, filters, kernel, stride in (("base_layer", 16, 7, 1), ("level0", 16, 3, 1), ("level1", 32, 3, 2)):
