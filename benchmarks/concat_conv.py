@@ -3,13 +3,13 @@
     python benchmarks/concat_conv.py --json rows.json --plot rows.svg
     python benchmarks/concat_conv.py --shapes unet_up4_b1 pan_p5_b1 --variants ours,cudnn_precat --tiles all
     python benchmarks/concat_conv.py --variants ours,ours_sm80,cutlass2,cat_cutlass2 --tiles all
-    python benchmarks/concat_conv.py --set latency --variants ours,cudnn_precat --tiles all
+    python benchmarks/concat_conv.py --set latency --variants ours,cudnn_precat,cublaslt --tiles all --warm
     python benchmarks/concat_conv.py --from rows.json --markdown
 
 Every variant of a shape is timed in the same interleaved rounds of CUDA-graph replays over inputs that do not fit into
-the L2 cache, or with `--warm` stay in it. JSON: one row per (shape, variant, tile). `ours_sm80` is the Ampere path
-(cp.async, mma.sync) on whatever device this is. `--from` draws and tabulates a file of rows without a GPU. A peer that
-cannot be built on this machine is named in one line and left out.
+the L2 cache, and again over inputs that stay in it, as inside a network. JSON: one row per (shape, variant, tile,
+cache). `ours_sm80` is the Ampere path (cp.async, mma.sync) on whatever device this is. `--from` draws and tabulates a
+file of rows without a GPU. A peer that cannot be built on this machine is named in one line and left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 SETS = ("conv", "latency", "single_source")
 WARM_SETS = 2  # of operands: a network's tensors are in the L2 cache, but the same launch does not find its own output
 OURS = {"ours": "", "ours_sm80": "sm80"}  # variant -> what the names of its tiles begin with
-DEFAULT_VARIANTS = "ours,ours_sm80,eager,cat_cudnn,compile,cudnn_precat,cutlass2,cat_cutlass2,cutlass3"
+DEFAULT_VARIANTS = "ours,ours_sm80,eager,cat_cudnn,compile,cudnn_precat,cublaslt,cutlass2,cat_cutlass2,cutlass3"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -48,7 +48,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="guess",
         help="of our variants: 'guess', 'all', 'sm80' (all of ours_sm80, the guess of ours), or a comma list of ids",
     )
-    parser.add_argument("--warm", action="store_true", help="operands stay in the L2 cache, as inside a network")
+    caches = parser.add_mutually_exclusive_group()
+    caches.add_argument("--cold", action="store_true", help="only with operands that are not in the L2 cache")
+    caches.add_argument("--warm", action="store_true", help="only with operands that stay in the L2 cache")
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds; default 10")
     parser.add_argument("--autotune-s", type=float, default=60, help="seconds that compile_max may tune in all; 60")
@@ -78,8 +80,8 @@ def tile_ids(ids: list[int], names: dict[int, str], variant: str, choice: str) -
     return [i for i in ids if i in wanted]
 
 
-def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of one shape: every variant with its times, floor and, for ours, the error against float64."""
+def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any], warm: bool) -> list[dict[str, Any]]:
+    """Rows of one shape and state of the L2 cache: times and floor of every variant, the error of ours."""
     import torch
 
     from benchmarks.lib import peers, timing
@@ -87,7 +89,7 @@ def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any]) -> l
 
     bytes_moved = problem.bytes_moved(4 if args.dtype == "float32" else 2)
     floor_us = max(problem.flops / PEAK_FLOPS, bytes_moved / PEAK_BYTES) * 1e6
-    sets = WARM_SETS if args.warm else timing.rotation_sets(bytes_moved, timing.l2_bytes())
+    sets = WARM_SETS if warm else timing.rotation_sets(bytes_moved, timing.l2_bytes())
     work = peers.Workload.of(problem, args.dtype, sets)
     call = work.instances[0].call
     names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
@@ -122,7 +124,7 @@ def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any]) -> l
         row = {
             "shape": problem.name, "variant": name.split(":")[0], "dtype": args.dtype, "floor_us": floor_us,
             "gflop": problem.flops / 1e9, "mbytes": bytes_moved / 1e6, "K": problem.K, "R": problem.R, "S": problem.S,
-            "warm": args.warm,
+            "warm": warm,
         }  # fmt: skip
         row |= facts.get(name, {})
         if isinstance(result, str):
@@ -165,7 +167,8 @@ def run(argv: list[str] | None) -> int:
         device = timing.device_row()
         rows, started = [], time.time()
         for name in args.shapes or known:
-            rows += measure(known[name], args, device)
+            for warm in [False] * (not args.warm) + [True] * (not args.cold):
+                rows += measure(known[name], args, device, warm)
             write(args.json, rows)  # after each shape, so that an interrupted run keeps its figures
             print(f"# {name} done after {time.time() - started:.0f} s", file=sys.stderr, flush=True)
         print(f"{device['gpu']}, torch {device['torch']}, cuDNN {device['cudnn']}, {args.dtype}")

@@ -74,6 +74,15 @@ class TestTable:
         assert "cudnn_precat: RuntimeError: no (b)" in text
         assert "geometric mean 1.000, worst 2.00 (b)" in text and "/cutlass3" not in text
 
+    def test_warm_caches_have_columns_of_their_own(self, rows: list[dict[str, Any]]) -> None:
+        warm = [row("a", "ours", 2.0, warm=True, tile="small"), row("a", "cudnn_precat", 4.0, warm=True)]
+        heading, line, *more = table.cells(rows + warm)
+        assert not more, "b was not timed warm"
+        found = dict(zip(heading, line, strict=True))
+        assert found["ours"] == "4.0" and found["/precat"] == "0.80" and found["tile"] == "fast"
+        assert found["warm ours"] == "2.0" and found["warm /precat"] == "0.50" and found["warm tile"] == "small"
+        assert any("warm: geometric mean 0.500" in line for line in table.summary(rows + warm))
+
     def test_rows_without_ours_are_tabulated(self) -> None:
         assert "nan" not in table.text([row("a", "eager", 3.0)])
 
@@ -110,6 +119,15 @@ class TestTargets:
         slow = row("a", "ours", 1.0, R=1, S=1, gflop=0.001, mbytes=1000.0, gbytes_s=3000.0)
         assert self.verdict([slow], "memory-bound").reached is False
         assert self.verdict([slow | {"gbytes_s": 4000.0}], "memory-bound").reached is True
+
+    def test_warm_rows_are_judged_by_targets_of_their_own(self, rows: list[dict[str, Any]]) -> None:
+        warm = [row("a", "ours", 5.0, warm=True), row("a", "cudnn_precat", 5.5, warm=True)]
+        slow = [*warm, row("a", "cublaslt", 4.0, warm=True)]
+        target = "ours / cuBLASLt on the pre-concatenated tensor: <= 1.00 on every shape, warm"
+        assert self.verdict(slow, target).measured == "1 of 1 above: a 1.25"
+        assert self.verdict(warm, target).reached is None
+        assert self.verdict(rows + warm, f"{targets.PRECAT}, warm: geometric").reached is False
+        assert self.verdict(rows + warm, f"{targets.PRECAT}: geometric").measured.startswith("0.800")
 
     def test_rates_and_times_have_limits(self) -> None:
         assert self.verdict([row("unet_up4_b8", "ours", 1.0, tflops=719.9)], "unet_up4_b8").reached is False

@@ -11,7 +11,7 @@ from typing import Any
 import gpu
 import problems
 
-from benchmarks.lib import cutlass_peers, timing
+from benchmarks.lib import cublaslt, cutlass_peers, timing
 from benchmarks.lib.table import LARGEST_ERROR
 from benchmarks.lib.timing import Launch
 from cutefuse import kernels
@@ -203,19 +203,53 @@ def _candidates(work: Workload, peer: str) -> dict[str, list[cutlass_peers.Convo
     return found
 
 
+def fastest(work: Workload, peer: str, candidates: dict[str, Launch]) -> str:
+    """Name of the candidate that three rounds find fastest. Raises CutefuseError when none runs."""
+    found = timing.interleaved(candidates, work.sets, rounds=3)
+    ran = [(t.median_us, name) for name, t in found.items() if isinstance(t, timing.Timing)]
+    if not ran:
+        raise CutefuseError(f"{peer} has no tile that takes the problem and is right")
+    return min(ran)[1]
+
+
 def chosen(work: Workload, peer: str) -> tuple[list[cutlass_peers.Convolution], str]:
     """The fastest of a CUTLASS peer's tiles on the concatenated inputs, each checked against float32 first."""
     if peer not in work._chosen:
         if work.dtype != "float16":
             raise CutefuseError(f"{peer} is built for float16, not {work.dtype}; leave it out of --variants")
         candidates = _candidates(work, peer)
-        if not candidates:
-            raise CutefuseError(f"{peer} has no tile that takes the problem and is right")
-        launches = {name: _on_stream(convolutions) for name, convolutions in candidates.items()}
-        found = timing.interleaved(launches, work.sets, rounds=3)
-        best = min((t.median_us, name) for name, t in found.items() if isinstance(t, timing.Timing))[1]
+        best = fastest(work, peer, {name: _on_stream(found) for name, found in candidates.items()})
         work._chosen[peer] = candidates[best], best
     return work._chosen[peer]
+
+
+def cublas(work: Workload) -> Prepared:
+    """cuBLASLt on the concatenated inputs: of its heuristics' algorithms the fastest that is right."""
+    import torch
+
+    p = work.problem
+    if (p.R, p.S, *p.strides) != (1, 1, 1, 1) or any(p.pads):
+        raise CutefuseError("cuBLASLt multiplies matrices, which only 1x1 filters without stride and pads are")
+    n, k, rows, columns = p.output
+    sizes = n * rows * columns, sum(p.C), k
+    outputs = [torch.empty(n, rows, columns, k, dtype=work.w.dtype, device="cuda") for _ in work.instances]
+    products = [
+        cublaslt.Product(work.dtype, sizes, (x.data_ptr(), work.w.data_ptr(), work.b.data_ptr(), y.data_ptr()))
+        for x, y in zip(work.joined(), outputs, strict=True)
+    ]
+    truth = problems.convolve(work.instances[0], torch.float32)
+
+    def launch(algorithm: int) -> Launch:
+        return lambda i: (products[i].run(algorithm, torch.cuda.current_stream().cuda_stream), outputs[i])
+
+    candidates = {}
+    for algorithm in range(products[0].count):
+        outputs[0].fill_(float("nan"))
+        launch(algorithm)(0)
+        if float((outputs[0].permute(0, 3, 1, 2) - truth).norm() / truth.norm()) <= LARGEST_ERROR:
+            candidates[f"algorithm {algorithm}"] = launch(algorithm)
+    best = fastest(work, "cublaslt", candidates)
+    return Prepared(candidates[best], {"tile": best})
 
 
 def _on_stream(convolutions: Sequence[cutlass_peers.Convolution]) -> Launch:
@@ -254,7 +288,7 @@ CUTLASS = {
     "cutlass3": ("cutlass3", False),
     "cat_cutlass3": ("cutlass3", True),
 }
-NAMES = (*PEERS, *CUTLASS)
+NAMES = (*PEERS, "cublaslt", *CUTLASS)
 
 
 def build_cutlass(names: Sequence[str], jobs: int) -> dict[str, str]:
@@ -278,6 +312,8 @@ def make(name: str, work: Workload) -> Prepared:
 
     if name in CUTLASS:
         return cutlass(work, *CUTLASS[name])
+    if name == "cublaslt":
+        return cublas(work)
     started = time.perf_counter()
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")

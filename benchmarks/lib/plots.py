@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.table import by_shape
+from benchmarks.lib.table import by_cache, by_shape
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS
 from cutefuse.errors import CutefuseError
 
@@ -20,6 +20,7 @@ LABELS = {
     "compile": ("torch.compile", "#bcbd22"),
     "compile_max": ("torch.compile max-autotune", "#2ca02c"),
     "cudnn_precat": ("cuDNN, pre-concatenated", "#1f77b4"),
+    "cublaslt": ("cuBLASLt, pre-concatenated", "#8c564b"),
     "cutlass2": ("CUTLASS 2.x, pre-concatenated", "#9467bd"),
     "cat_cutlass2": ("cat + CUTLASS 2.x", "#c49cde"),
     "cutlass3": ("CUTLASS 3.x, pre-concatenated", "#17becf"),
@@ -134,7 +135,7 @@ def _legend(variants: list[str]) -> list[str]:
 
 def svg(rows: list[dict[str, Any]]) -> str:
     """The drawing. Raises CutefuseError when no row holds a time."""
-    shapes = by_shape(rows)
+    shapes = by_shape(next(iter(by_cache(rows).values()), []))
     variants = [v for v in LABELS if any(v in found for found in shapes.values())]
     if not variants:
         raise CutefuseError("the rows hold no time to draw; measure at least one variant that runs")

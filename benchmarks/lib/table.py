@@ -12,13 +12,22 @@ UNFUSED = ("eager", "cat_cudnn", "compile", "compile_max")
 RATIOS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ours / best unfused peer": ("ours", UNFUSED),
     "ours / cuDNN on the pre-concatenated tensor": ("ours", ("cudnn_precat",)),
+    "ours / cuBLASLt on the pre-concatenated tensor": ("ours", ("cublaslt",)),
     "ours / CUTLASS 3.x on the pre-concatenated tensor": ("ours", ("cutlass3",)),
     "ours on the Ampere path / CUTLASS 2.x on the pre-concatenated tensor": ("ours_sm80", ("cutlass2",)),
     "ours on the Ampere path / torch.cat + CUTLASS 2.x": ("ours_sm80", ("cat_cutlass2",)),
 }
-SHORT = dict(zip(RATIOS, ("/unfused", "/precat", "/cutlass3", "sm80/cutlass2", "sm80/cat+c2"), strict=True))
+SHORT = dict(
+    zip(RATIOS, ("/unfused", "/precat", "/cublaslt", "/cutlass3", "sm80/cutlass2", "sm80/cat+c2"), strict=True)
+)
 
 Shapes = dict[str, dict[str, dict[str, Any]]]
+
+
+def by_cache(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """ "cold" and "warm", where there are such rows -> those whose operands came from DRAM, or from the L2 cache."""
+    found = {"cold": [r for r in rows if not r.get("warm")], "warm": [r for r in rows if r.get("warm")]}
+    return {cache: rows for cache, rows in found.items() if rows}
 
 
 def by_shape(rows: Iterable[dict[str, Any]]) -> Shapes:
@@ -65,7 +74,20 @@ def variants(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Heading and one line per shape: times in microseconds, TFLOP/s and GB/s of ours, ratios, the fastest tile."""
+    """Heading and one line per shape: times in microseconds, TFLOP/s and GB/s of ours, ratios, the fastest tile.
+
+    Of a run with cold and warm caches, the columns of the cold ones, then those of the warm ones.
+    """
+    caches = list(by_cache(rows).values())
+    if len(caches) < 2:
+        return _cells(rows)
+    cold, (heading, *warm) = _cells(caches[0]), _cells(caches[1])
+    lines = {heading[0]: [f"warm {words}" for words in heading]} | {line[0]: line for line in warm}
+    skipped = 1 + heading.index("GB/s")  # name, floor and rates; the time of ours is kept
+    return [line + lines[line[0]][2:3] + lines[line[0]][skipped:] for line in cold if line[0] in lines]
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
     shapes = by_shape(rows)
     names = variants(rows)
     labels = [label for label in RATIOS if ratios(shapes, label)]
@@ -97,12 +119,13 @@ def cells(rows: list[dict[str, Any]]) -> list[list[str]]:
 def summary(rows: list[dict[str, Any]]) -> list[str]:
     """One sentence for each ratio that was measured."""
     lines = []
-    for label in RATIOS:
-        if found := ratios(by_shape(rows), label):
-            worst = max(found, key=lambda name: found[name])
-            lines.append(
-                f"{label}: geometric mean {geometric_mean(found.values()):.3f}, worst {found[worst]:.2f} ({worst})"
-            )
+    for cache, part in by_cache(rows).items():
+        shapes, words = by_shape(part), "" if cache == "cold" else ", warm"
+        for label in RATIOS:
+            if found := ratios(shapes, label):
+                worst = max(found, key=lambda name: found[name])
+                mean = geometric_mean(found.values())
+                lines.append(f"{label}{words}: geometric mean {mean:.3f}, worst {found[worst]:.2f} ({worst})")
     return lines
 
 
