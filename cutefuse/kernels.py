@@ -248,10 +248,40 @@ def predicted_us(call: Call) -> float | None:
     return found if found >= 0 else None
 
 
+def features(sm: int) -> frozenset[str]:
+    """What kernels may use on a compute capability (times 10) and not on every one: clusters, wgmma, fp8.
+
+    Empty for one that the library does not know.
+    """
+    return frozenset(next((a["features"] for a in describe()["architectures"] if a["sm"] == sm), ()))
+
+
 def made_for(call: Call, sm: int) -> bool:
-    """Whether a tile that was written for exactly this compute capability can run the call, built or not."""
-    tiles = {c["id"] for c in operator_of(call.op_type)["configs"] if c["min_sm"] == sm}
+    """Whether a tile that uses what this compute capability has, and not every one, can run the call, built or not."""
+    own = features(sm)
+    tiles = {c["id"] for c in operator_of(call.op_type)["configs"] if c["needs"] and own.issuperset(c["needs"])}
     return any(i in tiles for i in configs(replace(call, sm=0, _keep=[])))
+
+
+def gpus_of(tile: Mapping[str, Any]) -> str:
+    """The GPUs that a tile of `describe()` is written for, in words."""
+    needs = set(tile["needs"])
+    able = [a["sm"] for a in describe()["architectures"] if needs <= set(a["features"]) and a["sm"] >= tile["min_sm"]]
+    return f"sm_{able[0]} alone" if len(able) == 1 else f"sm_{min(able)} and newer"
+
+
+def code_inside() -> str:
+    """What the library holds code for, in words: machine code by compute capability, and PTX; "" without kernels."""
+    names = str(describe()["archs"]).split() if describe()["cuda"] else []
+    ptx = [_dotted(name) for name in names if name.endswith("-virtual")]
+    own = [_dotted(name) for name in names if not name.endswith("-virtual")]
+    parts = [f"machine code for compute capability {', '.join(own)}"] if own else []
+    return "; ".join(parts + ([f"PTX of {', '.join(ptx)} for newer GPUs"] if ptx else []))
+
+
+def _dotted(arch: str) -> str:
+    number = int(arch.removesuffix("-virtual").rstrip("a"))
+    return f"{number // 10}.{number % 10}"
 
 
 def reject_device(sm: int) -> str | None:

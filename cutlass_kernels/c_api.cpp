@@ -2,10 +2,11 @@
 
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <vector>
 
-#include "device.h"
+#include "architecture.h"
 
 namespace cutefuse {
 namespace {
@@ -50,10 +51,26 @@ std::string describe_variant(Variant const &v) {
          ", \"output_types\": " + output_types + "}";
 }
 
+std::string features_of(std::uint32_t mask) {
+  std::vector<char const *> names;
+  for (std::size_t i = 0; i < std::size(kFeatureNames); ++i) {
+    if (mask >> i & 1) names.push_back(kFeatureNames[i]);
+  }
+  return joined(names, quoted);
+}
+
+std::string describe_architecture(Architecture const &a) {
+  char const *const code = code_for(a.sm);
+  return "{\"sm\": " + std::to_string(a.sm) + ", \"board\": " + quoted(a.board) +
+         ", \"shared_bytes\": " + std::to_string(shared_limit(a.sm)) +
+         ", \"multiprocessors\": " + std::to_string(a.sm_count) + ", \"features\": " + features_of(a.features) +
+         ", \"code\": " + (code == nullptr ? "null" : quoted(code)) + "}";
+}
+
 std::string describe_config(Config const &c) {
   return "{\"id\": " + std::to_string(c.id) + ", \"name\": " + quoted(c.name) +
          ", \"min_sm\": " + std::to_string(c.min_sm) + ", \"kind\": " + quoted(c.kind) +
-         ", \"types\": " + types_of(c.type_mask) + "}";
+         ", \"needs\": " + features_of(c.needs) + ", \"types\": " + types_of(c.type_mask) + "}";
 }
 
 std::string describe_retired(Retired const &r) {
@@ -121,8 +138,10 @@ using cutefuse::operators;
 char const *cutefuse_describe() {
   static std::string const kText = [] {
     return "{\"abi\": 2, \"version\": \"" CUTEFUSE_VERSION "\", \"cuda\": " CUTEFUSE_HAS_CUDA
-           ", \"archs\": \"" CUTEFUSE_ARCHS "\", \"targets\": \"" CUTEFUSE_TARGETS "\", \"activations\": " +
-           cutefuse::joined(cutefuse::kActivationNames, cutefuse::quoted) + ", \"ops\": " +
+           ", \"cuda_version\": \"" CUTEFUSE_CUDA_VERSION "\", \"archs\": \"" CUTEFUSE_ARCHS
+           "\", \"targets\": \"" CUTEFUSE_TARGETS "\", \"architectures\": " +
+           cutefuse::joined(cutefuse::kArchitectures, cutefuse::describe_architecture) +
+           ", \"activations\": " + cutefuse::joined(cutefuse::kActivationNames, cutefuse::quoted) + ", \"ops\": " +
            cutefuse::joined(operators(), [](cutefuse::Op const *op) { return cutefuse::describe_op(*op); }) + "}";
   }();
   return kText.c_str();

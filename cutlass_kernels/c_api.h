@@ -7,9 +7,11 @@
 
 #define CUTEFUSE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// JSON text, valid as long as the process: {"abi", "version", "cuda", "archs", "targets", "activations", "ops":
-// [{"name", "attributes", "variants", "configs", "retired"}]}. archs: what the library holds code for, or "none";
-// targets: what it is judged for. A variant carries its Facts, a config its properties.
+// JSON text, valid as long as the process: {"abi", "version", "cuda", "cuda_version", "archs", "targets",
+// "architectures", "activations", "ops": [{"name", "attributes", "variants", "configs", "retired"}]}. cuda_version: of
+// the CUDA runtime inside, or "". archs: what the library holds code for ("86": machine code, "100-virtual": PTX), or
+// "none"; targets: what it is judged for. architectures: what each has, and which code of the targets runs there. A
+// variant carries its Facts, a config its properties.
 CUTEFUSE_EXPORT char const *cutefuse_describe();
 
 // Operator id of an ONNX op_type for the calls below, or -1; *variant receives the value for Call::variant.

@@ -1,69 +1,10 @@
 #include "device.h"
 
-#include <algorithm>
-#include <cstdlib>
-#include <iterator>
-#include <sstream>
-#include <string>
-#include <vector>
-
-#include "op.h"
-
 #if CUTEFUSE_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
 
 namespace cutefuse {
-
-// ---- which GPU can run what -----------------------------------------------------------------------------------------
-
-namespace {
-
-// Shared memory of a block by compute capability (CUDA programming guide, table of technical specifications).
-struct Limit {
-  std::int32_t sm, shared_kib;
-};
-constexpr Limit kLimits[] = {{80, 163},  {86, 99},   {87, 163},  {89, 99},  {90, 227},
-                             {100, 227}, {103, 227}, {110, 227}, {120, 99}, {121, 99}};
-
-// The architectures that the build is configured for, by nvcc's names.
-std::vector<std::string> const &targets() {
-  static std::vector<std::string> const kNames = [] {
-    std::istringstream text(CUTEFUSE_TARGETS);
-    return std::vector<std::string>(std::istream_iterator<std::string>(text), {});
-  }();
-  return kNames;
-}
-
-}  // namespace
-
-bool builds_for(char const *architecture) {
-  return std::find(targets().begin(), targets().end(), architecture) != targets().end();
-}
-
-// Machine code runs on its own major version of the compute capability, from its minor version on; that of an
-// architecture whose name ends in `a` on this one alone (CUDA programming guide, binary compatibility).
-char const *reject_device(std::int32_t sm) {
-  bool const runs = sm == 0 || std::any_of(targets().begin(), targets().end(), [&](std::string const &name) {
-                      int const number = std::atoi(name.c_str());
-                      return name.back() == 'a' ? number == sm : number / 10 == sm / 10 && number <= sm;
-                    });
-  if (runs) return nullptr;
-  return sentence(
-      "cutefuse: a GPU of compute capability %d.%d is asked for, this library holds code for %s alone; build it with "
-      "-DCUTEFUSE_CUDA_ARCHS naming that architecture if the kernels know it, or leave the model unfused",
-      sm / 10, sm % 10, CUTEFUSE_TARGETS);
-}
-
-std::int32_t shared_limit(std::int32_t sm) {
-  std::int32_t kib = sm == 0 ? 227 : 99;  // an unknown device gets what all have
-  for (Limit const &limit : kLimits) {
-    if (limit.sm == sm) kib = limit.shared_kib;
-  }
-  return kib * 1024;
-}
-
-// ---- the CUDA runtime -----------------------------------------------------------------------------------------------
 
 #if CUTEFUSE_WITH_CUDA
 

@@ -1,5 +1,5 @@
-// What host code asks the CUDA runtime, and what it knows about GPUs: which device is current, whether the library
-// holds code for it, and how a kernel starts. No CUDA header: without CUDA there is no device.
+// What host code asks the CUDA runtime: which device is current, and how a kernel starts. No CUDA header: without CUDA
+// there is no device.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +29,6 @@ class DeviceScope {
   std::int32_t before_;
   bool entered_, changed_ = false;
 };
-
-// Null when this library, or one that is built as configured, holds code that runs on the compute capability `sm`, or
-// `sm` is 0; else one sentence.
-char const *reject_device(std::int32_t sm);
-
-// Whether the code for an architecture by nvcc's name ("80", "90a") is among it.
-bool builds_for(char const *architecture);
-
-// Dynamic shared memory that one block may ask for, in bytes; for sm 0 the most there is.
-std::int32_t shared_limit(std::int32_t sm);
 
 inline bool is_aligned(void const *data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 

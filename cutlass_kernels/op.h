@@ -63,6 +63,7 @@ struct Config {
   char const *name;
   char const *kind;         // how it works, in one word: what tells tiles of one size apart
   std::uint32_t type_mask;  // of the activations it takes: bit of each Type
+  std::uint32_t needs = 0;  // Features (architecture.h) that not every GPU from min_sm on has
 };
 
 constexpr std::uint32_t bit_of(Type type) { return 1u << static_cast<std::int32_t>(type); }

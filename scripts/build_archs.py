@@ -14,12 +14,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TEGRA = (87, 110)  # systems on a chip, which run no other's machine code
 KERNELS = '`make build ARCHS="80;90a"` compiles the kernels (needs nvcc; about 20 minutes on two cores)'
 
 
 def known() -> list[str]:
-    """The architectures that CMakeLists.txt lists as its default: all that the kernels are written for."""
-    found = re.search(r'set\(CUTEFUSE_CUDA_ARCHS "([^"]+)"', (ROOT / "CMakeLists.txt").read_text())
+    """All that the kernels are written for, as CMake lists it: PTX, such as "100-virtual", last."""
+    found = re.search(r'set\(CUTEFUSE_ALL_ARCHS "([^"]+)"', (ROOT / "cmake" / "Architectures.cmake").read_text())
     assert found is not None
     return found.group(1).split(";")
 
@@ -28,7 +29,7 @@ def configured(cache: Path) -> list[str]:
     """The architectures whose kernels a build folder holds, from its CMakeCache.txt; none without kernels."""
     entries = dict(re.findall(r"^(\w+):\w+=(.*)$", cache.read_text(), re.M)) if cache.is_file() else {}
     with_kernels = entries.get("CUTEFUSE_CUDA") == "ON" and Path(entries.get("CMAKE_CUDA_COMPILER", "")).is_file()
-    return [a for a in entries.get("CUTEFUSE_CUDA_ARCHS", "").split(";") if a] if with_kernels else []
+    return ([a for a in entries.get("CUTEFUSE_CUDA_ARCHS", "").split(";") if a] or known()) if with_kernels else []
 
 
 def capability() -> int:
@@ -45,10 +46,15 @@ def capability() -> int:
 
 
 def runs_on(arch: str, sm: int) -> bool:
-    """Whether machine code for an architecture runs on a GPU: same major version, minor no newer; 90a on 9.0 alone."""
+    """Whether code runs on a GPU, as the library judges: PTX on all newer ones; machine code on the same major version
+    from its minor version on, among graphics cards; 90a on 9.0 alone."""
+    if arch.endswith("-virtual"):
+        return int(arch.removesuffix("-virtual")) <= sm
     if not arch.isdigit():
         return arch == f"{sm}a"
-    return int(arch) // 10 == sm // 10 and int(arch) <= sm
+    number = int(arch)
+    cards = number not in TEGRA and sm not in TEGRA and str(sm) in known()
+    return number == sm or (cards and number // 10 == sm // 10 and number < sm)
 
 
 def choose(built: list[str], sm: int | None) -> tuple[str, str]:
@@ -56,7 +62,9 @@ def choose(built: list[str], sm: int | None) -> tuple[str, str]:
     if built and (not sm or any(runs_on(arch, sm) for arch in built)):
         return ";".join(built), f"The build folder keeps its kernels for {';'.join(built)}."
     gpu = f"this machine's GPU (compute capability {(sm or 0) // 10}.{(sm or 0) % 10})"
-    own = [arch for arch in known() if sm and runs_on(arch, sm)][-1:]
+    # Machine code of its own before that of an older GPU, and PTX last.
+    able = [arch for arch in known() if sm and runs_on(arch, sm)]
+    own = ([arch for arch in able if arch.rstrip("a") == str(sm)] or able[-1:])[:1]
     if own:
         return ";".join(built + own), f"Building kernels for {gpu}: {own[0]}."
     if built:

@@ -55,10 +55,18 @@ class TestMake:
     def test_the_fast_tests_leave_out_what_is_slow_or_needs_torch_or_a_gpu(self) -> None:
         assert '-m "not slow and not torch and not gpu"' in dry_run("test-fast")
 
+    def test_a_wheel_takes_every_architecture_unless_some_are_given(self) -> None:
+        assert 'CUTEFUSE_CUDA_ARCHS="" ' in dry_run("wheel") and 'CUTEFUSE_CUDA_ARCHS="89" ' in dry_run(
+            "wheel", "ARCHS=89"
+        )
+        every = ["80", "86", "87", "89", "90a", "100", "103", "110", "120", "121", "100-virtual"]
+        assert build_archs.known() == every
+
 
 class TestConfigured:
     def test_a_folder_with_kernels(self, tmp_path: Path) -> None:
         assert build_archs.configured(cache(tmp_path)) == ["80", "90a"]
+        assert build_archs.configured(cache(tmp_path, archs="")) == build_archs.known()
 
     def test_folders_without(self, tmp_path: Path) -> None:
         assert build_archs.configured(tmp_path / "CMakeCache.txt") == []
@@ -75,7 +83,13 @@ class TestChoice:
             ([], 0, "none"),
             ([], None, "none"),
             ([], 75, "none"),
-            ([], 120, "none"),
+            ([], 84, "none"),
+            ([], 120, "120"),
+            ([], 110, "110"),
+            ([], 130, "100-virtual"),
+            (["86"], 87, "86;87"),
+            (["80", "100-virtual"], 121, "80;100-virtual"),
+            ([], 87, "87"),
             ([], 80, "80"),
             ([], 86, "86"),
             ([], 89, "89"),
@@ -84,7 +98,8 @@ class TestChoice:
             (["80", "90a"], None, "80;90a"),
             (["80", "90a"], 86, "80;90a"),
             (["80", "90a"], 90, "80;90a"),
-            (["80", "90a"], 120, "80;90a"),
+            (["80", "90a"], 120, "80;90a;120"),
+            (["80", "90a"], 75, "80;90a"),
             (["80"], 90, "80;90a"),
             (["90a"], 89, "90a;89"),
             (["86"], 80, "86;80"),
@@ -105,8 +120,46 @@ class TestChoice:
         assert done.stdout == "86\n" and done.stderr == "The build folder keeps its kernels for 86.\n"
 
 
+NEEDS_NVCC = pytest.mark.skipif(not shutil.which("cmake") or not shutil.which("nvcc"), reason="needs cmake and nvcc")
+
+
+def configure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["cmake", "-S", str(ROOT), "-B", str(folder), f"-DPython3_EXECUTABLE={sys.executable}", *options]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def gencodes(folder: Path, unit: str) -> set[str]:
+    """What the generated Makefiles compile a kernel unit for."""
+    flags = (folder / "CMakeFiles/cutefuse.dir/flags.make").read_text().splitlines()
+    (line,) = [ln for ln in flags if unit in ln and "OPTIONS" in ln] or [""]
+    return set(re.findall(r"-gencode=arch=(\S+?)(?:;|$)", line))
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("cmake") or not shutil.which("nvcc"), reason="needs cmake and nvcc")
+@NEEDS_NVCC
+def test_architectures_share_front_ends_and_wgmma_is_compiled_for_hopper_alone(tmp_path: Path) -> None:
+    assert configure(tmp_path, "-DCUTEFUSE_CUDA_ARCHS=86;87;89;90a;121;100-virtual").returncode == 0
+    found = gencodes(tmp_path, "sm80/concat_conv_kFloat16_kPlain.cu")
+    assert found == {"compute_80,code=sm_86", "compute_80,code=sm_87", "compute_89,code=sm_89",
+                     "compute_90a,code=sm_90a", "compute_100,code=sm_121", "compute_100,code=compute_100"}  # fmt: skip
+    assert gencodes(tmp_path, "sm90/concat_conv_kFloat16_kHopper.cu") == {"compute_90a,code=sm_90a"}
+    assert configure(tmp_path / "old", "-DCUTEFUSE_CUDA_ARCHS=80").returncode == 0
+    assert not list(tmp_path.glob("old/generated/**/*Hopper*.cu")), "nothing else has wgmma"
+
+
+@pytest.mark.slow
+@NEEDS_NVCC
+@pytest.mark.parametrize(("archs", "words"), [
+    ("sm_90", "names 'sm_90', which is no architecture"), ("80;9.0", "'9.0', which is no architecture"),
+    ("70", "does not compile for 70; leave that out"), ("80;999-virtual", "does not compile for 999-virtual"),
+])  # fmt: skip
+def test_an_architecture_that_is_none_stops_the_build_in_a_sentence(tmp_path: Path, archs: str, words: str) -> None:
+    done = configure(tmp_path, f"-DCUTEFUSE_CUDA_ARCHS={archs}")
+    assert done.returncode != 0 and words in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+@NEEDS_NVCC
 def test_a_folder_configured_without_kernels_finds_the_compiler_later(tmp_path: Path) -> None:
     configure = ["cmake", "-S", str(ROOT), "-B", str(tmp_path), f"-DPython3_EXECUTABLE={sys.executable}"]
     for options, built in (

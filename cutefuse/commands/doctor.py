@@ -53,7 +53,7 @@ def check_library() -> list[Finding]:
         found.append(Finding("library version", MISSING, f"package {cutefuse.__version__}", advice))
     if facts["cuda"]:
         operators = ", ".join(op["name"] for op in facts["ops"])
-        found.append(Finding("kernels", OK, f"{operators} for architectures {facts['archs']}"))
+        found.append(Finding("kernels", OK, f"{operators}; {kernels.code_inside()}"))
     else:
         advice = "install nvcc 12.4 or newer and build again: make setup"
         found.append(
@@ -72,7 +72,7 @@ def check_gpu() -> list[Finding]:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return [Finding("GPU", OPTIONAL, "the driver reports no device", "check nvidia-smi")]
     driver.cuDriverGetVersion(ctypes.byref(version))
-    found = [Finding("driver", OK, f"CUDA {version.value // 1000}.{version.value % 1000 // 10}")]
+    found = [judge_driver(version.value // 1000, version.value % 1000 // 10)]
     for index in range(count.value):
         name = ctypes.create_string_buffer(256)
         driver.cuDeviceGetName(name, 256, index)
@@ -109,6 +109,19 @@ def local_gpu() -> str:
     return name.value.decode() if by_name(name.value.decode()) else ""
 
 
+def judge_driver(major: int, minor: int) -> Finding:
+    """Whether the driver, by the CUDA version that it reports, is new enough for the CUDA runtime in the library."""
+    label = f"CUDA {major}.{minor}"
+    try:
+        inside = str(kernels.describe()["cuda_version"])
+    except (CutefuseError, OSError, AttributeError):
+        inside = ""
+    if inside and major < int(inside.split(".")[0]):
+        advice = f"update the driver, or build the library with nvcc {major}.{minor} or older: make setup"
+        return Finding("driver", MISSING, f"{label}, older than CUDA {inside} that the kernels were built with", advice)
+    return Finding("driver", OK, label)
+
+
 def judge_device(name: str, major: int, minor: int) -> Finding:
     """Whether machine code of the library runs on a device, as the library itself judges."""
     label, capability = f"{name}, compute capability {major}.{minor}", 10 * major + minor
@@ -120,7 +133,9 @@ def judge_device(name: str, major: int, minor: int) -> Finding:
         return Finding("GPU", MISSING, label, reason)
     if not built:
         return Finding("GPU", MISSING, f"{label}, and no kernels", f"build them: make setup ARCHS={capability}")
-    return Finding("GPU", OK, label)
+    how = {a["sm"]: a["code"] for a in kernels.describe()["architectures"]}.get(capability, "PTX")
+    slow = ", which the driver compiles when a kernel is first used" if how == "PTX" else ""
+    return Finding("GPU", OK, f"{label}: {how}{slow}")
 
 
 def check_tensorrt() -> list[Finding]:

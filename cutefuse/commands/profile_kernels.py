@@ -237,7 +237,7 @@ def list_cases() -> str:
         tiles = {}
     for op in operators():
         lines.append(op.stem)
-        lines += [f"  config {c['id']:>4}  {c['name']} (sm_{c['min_sm']} and newer)" for c in tiles.get(op.stem, [])]
+        lines += [f"  config {c['id']:>4}  {c['name']} ({kernels.gpus_of(c)})" for c in tiles.get(op.stem, [])]
         lines += [f"  case {case.name}  {op.title(op.call(case, case.dtypes[0]))}" for case in op.cases()]
     return "\n".join(lines)
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "architecture.h"
 #include "conv/checks.h"
-#include "device.h"
 
 namespace cutefuse::conv {
 namespace {
@@ -62,9 +62,7 @@ std::int64_t wanted_splits(Tile const &tile, Problem const &p, Target const &tar
 
 Target::Target(Call const &call)
     : sm(call.sm),
-      sm_count(call.sm_count > 0 ? call.sm_count
-               : call.sm == 90   ? 132
-                                 : 108),
+      sm_count(call.sm_count > 0 ? call.sm_count : architecture(call.sm).sm_count),
       workspace_bytes(call.workspace_promise) {}
 
 std::int64_t largest_sum(Problem const &p, int source) {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "architecture.h"
+
 // The translation units that CMake lists.
 #define CUTEFUSE_KERNELS(stem, type, group, Element) \
   namespace cutefuse::stem {                         \
@@ -121,13 +123,14 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   };
   std::vector<Candidate> legal;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
+  bool const on_hopper = call.sm != 0 && offers(call.sm, kWgmma);
   Target const target(call);
   for (Tile const &tile : family.tiles) {
-    if (runs(tile, p, call.sm)) legal.push_back({tile.id, call.sm == 90, sized ? cost_us(tile, p, target) : 0});
+    if (runs(tile, p, call.sm)) legal.push_back({tile.id, on_hopper, sized ? cost_us(tile, p, target) : 0});
   }
   for (Sm90Tile const &tile : kSm90Tiles) {
-    if (!(call.sm == 0 || (call.sm == 90 && builds_for("90a"))) || !sm90_can_run(tile, p)) continue;
-    legal.push_back({tile.id, call.sm != 90, sized ? sm90_cost(tile, p, target.sm_count) : 0});
+    if (!offers(call.sm, kWgmma) || !sm90_can_run(tile, p)) continue;
+    legal.push_back({tile.id, !on_hopper, sized ? sm90_cost(tile, p, target.sm_count) : 0});
   }
   std::stable_sort(legal.begin(), legal.end(), [](Candidate const &a, Candidate const &b) {
     return a.later != b.later ? b.later : a.cost < b.cost;
@@ -141,7 +144,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   Problem p;
   problem_of(family, call, &p);
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
-  if (call.sm != 90) return "this call";
+  if (!offers(call.sm, kWgmma)) return "this call";
   if (is_upsampled(p)) return "enlarged sources";
   return p.residual != Residual::kNone ? "a residual" : "this filter, stride, padding or number of channels";
 }

@@ -86,8 +86,10 @@ int favourite(Problem const &p, int sm_count) {
 // Sets lanes, cluster, stages and parts for the call's device; no blocks when only the kernels for any row fit.
 Grid backward_grid(Call const &call, BackwardParams *params) {
   Problem const &p = params->problem;
-  int const sm = call.sm > 0 ? call.sm : 90, sm_count = call.sm_count > 0 ? call.sm_count : 132;
-  int const limit = shared_limit(sm) - 3 * 1024;  // less what the kernel declares
+  Architecture const gpu = architecture(call.sm > 0 ? call.sm : 90);  // fitted on an H200
+  bool const clusters = offers(call.sm, kClusters);
+  int const sm_count = call.sm_count > 0 ? call.sm_count : gpu.sm_count;
+  int const limit = shared_limit(gpu.sm) - 3 * 1024;  // less what the kernel declares
   // Sixteen columns leave registers for gamma; longer rows of 16-bit types take 32 before they take clusters.
   params->vectors = size_of(p.type) == 2 && vectors_of(p) <= 2 * kBackwardThreads ? 2 : 4;
   std::int64_t shares = ceil_div(vectors_of(p), params->vectors);
@@ -99,7 +101,7 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
   // A row on half of a block, beside another row that works while it waits for its sums: LayerNorm up to 16384 columns,
   // and both norms where the cluster is of four already. Of two, it would become one that leaves multiprocessors idle.
   int const halves = params->cluster * 2;
-  bool const beside = sm >= 90 && size_of(p.type) == 2 && vectors_of(p) > kBackwardThreads &&
+  bool const beside = clusters && size_of(p.type) == 2 && vectors_of(p) > kBackwardThreads &&
                       p.rows * halves >= 2 * sm_count && (params->cluster == 1 ? p.layer : params->cluster == 4);
   if (beside) {
     params->vectors = 4;
@@ -126,7 +128,7 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
   // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
   int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
   std::int64_t const most = std::max(1, usable / params->cluster);
-  if (!is_shifted(p) && params->cluster <= (sm >= 90 ? kMaxCluster : 1) && one <= room) {
+  if (!is_shifted(p) && params->cluster <= (clusters ? kMaxCluster : 1) && one <= room) {
     params->parts = int(std::min(ceil_div(p.rows, groups * rows_of_group), most));
     return {std::int64_t(params->parts) * params->cluster, int(groups) * group, params->cluster};
   }
@@ -167,7 +169,7 @@ Kernels kernels_of([[maybe_unused]] Type type) {
 // Plans `kernel` on `grid` as the next launch.
 char const *add(State &state, Plan &plan, void const *kernel, Grid const &grid, int shared_bytes) {
   Launch &launch = state.launches[plan.launches++];
-  launch = {{kernel, grid.threads, shared_bytes}, grid.blocks, grid.cluster, plan.sm >= 90};
+  launch = {{kernel, grid.threads, shared_bytes}, grid.blocks, grid.cluster, offers(plan.sm, kClusters)};
   return prepare(launch, plan.device >= 0);
 }
 
@@ -185,7 +187,8 @@ char const *plan_forward(Op const &op, State &state, Call const &call, Plan &pla
     return sentence("%s: no tile runs rows of %lld %s on compute capability %d.%d; skip this fusion", op.name,
                     (long long)p.columns, name_of(p.type), call.sm / 10, call.sm % 10);
   }
-  Grid const grid = forward_grid(*tile, call.sm_count > 0 ? call.sm_count : kUsualCount, &state.forward);
+  Grid const grid =
+      forward_grid(*tile, call.sm_count > 0 ? call.sm_count : architecture(call.sm).sm_count, &state.forward);
   state.forward.inverse = 1.f / float(p.columns);
   int const rows = p.residual ? 2 : 1;  // that a block keeps in shared memory
   plan.operands = bits(state.slots, {kX, kResidual, kGamma, kBeta, kY, kSum});
@@ -262,12 +265,11 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   Slots const slots = slots_of(family, call);
   if (slots.backward || problem_of(family, call, slots, &p) != nullptr || p.columns < 0) return 0;
   if (p.rows < 0) p.rows = 1 << 20;
-  int const sm_count = call.sm_count > 0 ? call.sm_count : kUsualCount;
+  int const sm_count = call.sm_count > 0 ? call.sm_count : architecture(call.sm).sm_count;
   Tile const *legal[std::size(kTiles)];
   int count = 0;
   for (Tile const &tile : kTiles) {
-    bool const runs = call.sm == 0 || call.sm >= tile.min_sm;
-    if (runs && forward_grid(tile, sm_count, &params).threads > 0) legal[count++] = &tile;
+    if (offers(call.sm, tile.needs) && forward_grid(tile, sm_count, &params).threads > 0) legal[count++] = &tile;
   }
   // After the first choice: registers before shared memory before two reads, more vectors before fewer.
   int const first = favourite(p, sm_count);

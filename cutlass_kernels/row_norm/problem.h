@@ -19,8 +19,7 @@ constexpr int kSharedBytesAtMost = 96 * 1024;             // every GPU with clus
 constexpr int kClusterThreads = 256, kClusterBlocks = 4;  // of a block, and on a multiprocessor: 64 registers
 constexpr int kClusterVectors = 8;
 constexpr int kStreamThreads = 512;
-constexpr int kFinalRows = 16;    // threads that share a column where partial sums are added
-constexpr int kUsualCount = 108;  // multiprocessors of a device that is not known
+constexpr int kFinalRows = 16;  // threads that share a column where partial sums are added
 constexpr int kBackwardThreads = 512;
 constexpr int kMaxStages = 3;
 constexpr int kMostGroups = 2;  // rows side by side in the blocks of a cluster

@@ -1,6 +1,7 @@
 // The table of forward tiles and the kernels behind it: one row serves dispatch, TensorRT's tactics and the tests.
 #pragma once
 
+#include "architecture.h"
 #include "problem.h"
 
 namespace cutefuse::row_norm {
@@ -12,21 +13,21 @@ enum class Scope { kWarp, kBlock, kCluster, kShared, kStream };
 struct Tile {
   int id;
   char const *name;
-  int min_sm;
+  std::uint32_t needs;
   Scope scope;
   int vectors;
 };
 
 inline constexpr Tile kTiles[] = {
-    {1, "warp_v1", 80, Scope::kWarp, 1},  // several rows per block, shuffles only
-    {2, "warp_v2", 80, Scope::kWarp, 2},
-    {3, "warp_v4", 80, Scope::kWarp, 4},
-    {4, "block_v1", 80, Scope::kBlock, 1},  // one row per block
-    {5, "block_v2", 80, Scope::kBlock, 2},
-    {6, "block_v4", 80, Scope::kBlock, 4},
-    {11, "stream", 80, Scope::kStream, 1},  // one row per block, read twice: rows that fit nowhere else
-    {12, "shared", 90, Scope::kShared, 1},  // one row per block or cluster, in shared memory
-    {13, "cluster_v8", 90, Scope::kCluster, kClusterVectors},  // one row per cluster: 16-bit rows that fill it
+    {1, "warp_v1", kNoFeature, Scope::kWarp, 1},  // several rows per block, shuffles only
+    {2, "warp_v2", kNoFeature, Scope::kWarp, 2},
+    {3, "warp_v4", kNoFeature, Scope::kWarp, 4},
+    {4, "block_v1", kNoFeature, Scope::kBlock, 1},  // one row per block
+    {5, "block_v2", kNoFeature, Scope::kBlock, 2},
+    {6, "block_v4", kNoFeature, Scope::kBlock, 4},
+    {11, "stream", kNoFeature, Scope::kStream, 1},  // one row per block, read twice: rows that fit nowhere else
+    {12, "shared", kClusters, Scope::kShared, 1},   // one row per block or cluster, in shared memory
+    {13, "cluster_v8", kClusters, Scope::kCluster, kClusterVectors},  // one row per cluster: 16-bit rows that fill it
 };
 
 // An engine may ask for a tile that left the table: those were tiles for clusters with other widths.
@@ -36,7 +37,8 @@ constexpr Retired kRetired[] = {{7, 12}, {8, 12}, {9, 12}, {10, 12}};
 constexpr char const *kScopeNames[] = {"warp", "block", "cluster", "shared", "stream"};
 
 constexpr Config config_of(Tile const &tile) {
-  return {tile.id, tile.min_sm, tile.name, kScopeNames[static_cast<int>(tile.scope)], kFloatTypes};
+  char const *const kind = kScopeNames[static_cast<int>(tile.scope)];
+  return {tile.id, oldest(tile.needs), tile.name, kind, kFloatTypes, tile.needs};
 }
 inline constexpr auto kConfigTable = configs_of(kTiles);
 

@@ -2,6 +2,7 @@
 // Host code without CUDA headers, shared by configs() and the launchers.
 #pragma once
 
+#include "architecture.h"
 #include "conv/params.h"
 
 namespace cutefuse::conv {
@@ -59,7 +60,7 @@ constexpr Config config_of(Sm90Tile const &tile) {
                            : tile.halo                                ? "halo"
                            : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
                                                                       : "im2col";
-  return {tile.id, 90, tile.name, kind, bit_of(Type::kFloat16) | bit_of(Type::kBFloat16)};
+  return {tile.id, 90, tile.name, kind, bit_of(Type::kFloat16) | bit_of(Type::kBFloat16), kWgmma};
 }
 
 constexpr bool divides_reduction(Sm90Tile const &tile) {

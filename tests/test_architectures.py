@@ -1,0 +1,128 @@
+"""What each architecture has, which code runs there, what a tile needs: by the library's table and in other builds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import problems
+import pytest
+from test_row_norm import norm
+from test_sm90 import call as conv_call
+
+from cutefuse import kernels
+
+ROOT = Path(__file__).resolve().parent.parent
+# CUDA programming guide: KiB of shared memory that one block may ask for.
+SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+TEGRA = (87, 110)
+TABLE = {a["sm"]: a for a in kernels.describe()["architectures"]}
+BUILDS = ["80 90a", "86", "87", "80-virtual", "90", "90a", "120", "80 86 87 89 90a 100 103 110 120 121 100-virtual"]
+
+
+def runs_on(target: str, sm: int) -> bool:
+    """CUDA's rule of compatibility, and no guess about compute capabilities that are not known."""
+    number = int(target.removesuffix("-virtual").rstrip("a"))
+    if target.endswith("-virtual"):
+        return sm >= number
+    if target.endswith("a") or sm == number:
+        return sm == number
+    cards = sm in SHARED_KIB and sm not in TEGRA and number not in TEGRA
+    return cards and sm // 10 == number // 10 and sm > number
+
+
+def test_every_architecture_has_its_shared_memory_and_what_kernels_may_use() -> None:
+    assert {sm: a["shared_bytes"] // 1024 for sm, a in TABLE.items()} == SHARED_KIB
+    for sm, a in TABLE.items():
+        assert kernels.features(sm) == set(a["features"])
+        assert ("clusters" in a["features"]) == (sm >= 90) and ("fp8" in a["features"]) == (sm >= 89)
+        assert ("wgmma" in a["features"]) == (sm == 90), "no other architecture has wgmma"
+    assert kernels.features(75) == kernels.features(130) == frozenset()
+
+
+def test_the_library_takes_exactly_the_gpus_that_its_code_runs_on() -> None:
+    targets = str(kernels.describe()["targets"]).split()
+    for sm in range(50, 140):
+        assert (kernels.reject_device(sm) is None) == any(runs_on(t, sm) for t in targets), sm
+    for sm, a in TABLE.items():
+        machine = any(runs_on(t, sm) for t in targets if not t.endswith("-virtual"))
+        ptx = any(runs_on(t, sm) for t in targets if t.endswith("-virtual"))
+        assert a["code"] == ("machine code" if machine else "PTX" if ptx else None)
+    assert kernels.reject_device(0) is None
+
+
+def test_a_tile_is_offered_where_the_gpu_has_what_it_needs() -> None:
+    plain = conv_call(problems.Problem(1, 64, 64, (64, 64), 128, R=3, S=3, pads=(1, 1, 1, 1)))
+    for call in (plain, norm("CuteRMSNorm", columns=16384)):
+        tiles = {c["id"]: c for c in kernels.operator_of(call.op_type)["configs"]}
+        needy = {i for i, c in tiles.items() if c["needs"]}
+        assert needy & set(kernels.configs(replace(call, sm=0, _keep=[])))
+        for sm in TABLE:
+            offered = kernels.configs(replace(call, sm=sm, _keep=[]))
+            assert all(kernels.features(sm).issuperset(tiles[i]["needs"]) for i in offered), sm
+            if kernels.reject_device(sm) is None:
+                assert set(offered) - needy, f"{sm} has tiles that need nothing"
+                assert kernels.Plan(replace(call, sm=sm, sm_count=20, _keep=[])).config in offered
+
+
+def test_a_tile_larger_than_the_shared_memory_is_not_offered_there() -> None:
+    call = conv_call(problems.Problem(1, 64, 64, (64,), 256, R=3, S=3, pads=(1, 1, 1, 1)))
+    large = next(c["id"] for c in kernels.operator_of(call.op_type)["configs"] if c["name"] == "sm80_128x256x64_s3")
+    for sm in TABLE:
+        fits = SHARED_KIB[sm] >= 144 and kernels.reject_device(sm) is None
+        assert (large in kernels.configs(replace(call, sm=sm, _keep=[]))) == fits, sm
+        if not fits and kernels.reject_device(sm) is None:
+            with pytest.raises(kernels.KernelError, match="larger than the shared memory on compute capability"):
+                kernels.Plan(replace(call, sm=sm, sm_count=20, config=large, _keep=[]))
+
+
+@pytest.mark.parametrize("sm", [80, 86, 87, 89, 100, 103, 110, 120, 121])
+def test_no_gpu_but_hopper_gets_a_tile_of_wgmma(sm: int) -> None:
+    call = conv_call(problems.Problem(1, 64, 64, (64,), 128))
+    tiles = kernels.operator_of(call.op_type)["configs"]
+    wgmma = next(c for c in tiles if "wgmma" in c["needs"])
+    assert kernels.gpus_of(wgmma) == "sm_90 alone" and kernels.gpus_of(tiles[0]) == "sm_80 and newer"
+    assert kernels.made_for(call, 90) and not kernels.made_for(call, sm)
+    with pytest.raises(kernels.KernelError):
+        kernels.Plan(replace(call, sm=sm, sm_count=20, config=wgmma["id"], _keep=[]))
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Source of a program that prints, for a build's targets, sm, code and offered features of every GPU."""
+    path = tmp_path_factory.mktemp("judge") / "judge.cpp"
+    path.write_text(
+        """#include <cstdio>
+#include "architecture.h"
+namespace cutefuse { char const *sentence(char const *format, ...) { return format; } }
+int main() {
+  using namespace cutefuse;
+  for (int sm = 50; sm < 140; ++sm) {
+    char const *code = code_for(sm);
+    std::printf("%d,%s,%d%d%d\\n", sm, code ? code : "-", offers(sm, kClusters), offers(sm, kWgmma), offers(sm, kFp8));
+  }
+}
+"""
+    )
+    return path
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.parametrize("build", BUILDS)
+def test_other_builds_judge_by_what_they_hold(judge: Path, build: str) -> None:
+    program = judge.with_suffix(f".{BUILDS.index(build)}")
+    sources = [ROOT / "cutlass_kernels/architecture.cpp", judge, f"-I{ROOT / 'cutlass_kernels'}"]
+    subprocess.run(["g++", "-std=c++17", f'-DCUTEFUSE_TARGETS="{build}"', *sources, "-o", program], check=True)
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    rows = [line.split(",") for line in " ".join(lines).replace("machine code", "machine").split()]
+    assert len(rows) == 90
+    for number, code, offered in rows:
+        sm, targets = int(number), build.split()
+        machine = [t for t in targets if runs_on(t, sm) and not t.endswith("-virtual")]
+        ptx = [t for t in targets if runs_on(t, sm) and t.endswith("-virtual")]
+        assert code == ("machine" if machine else "PTX" if ptx else "-"), (sm, code)
+        used = max((int(t.removesuffix("-virtual").rstrip("a")) for t in machine or ptx), default=0)
+        # The code of 8.0 uses no cluster, wherever it runs; wgmma is in that of 90a alone.
+        assert offered == f"{int(used >= 90)}{int(machine == ['90a'])}{int(used >= 89)}", (sm, offered)
