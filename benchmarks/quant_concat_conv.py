@@ -1,8 +1,8 @@
-"""int8 ConcatConv beside the float16 one on the same path (sm_80 tiles), every tile, in one run.
+"""int8 ConcatConv beside the float16 one, the fastest tile of each over all paths of the GPU, in one run.
 
     python benchmarks/quant_concat_conv.py --json rows.json
 
-`one` is the fastest int8 tile when all sources share a scale, `own` when each has its own; output float16.
+`one`: all sources share a scale; `own`: each has its own; output float16. `one_q`, `own_q`: output int8.
 """
 
 from __future__ import annotations
@@ -21,34 +21,43 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 PEAK_FLOPS, PEAK_BYTES = 790e12, 4.3e12  # float16, as in benchmarks/concat_conv.py
 
 
-def variants(problem: Any, sets: int) -> dict[str, Any]:
-    """'f16:<tile>' and 's8:<tile>' -> launch of one operand set."""
+KINDS = {"one": (True, "float16"), "own": (False, "float16"), "one_q": (True, "int8"), "own_q": (False, "int8")}
+
+
+def instance_of(problem: Any, kind: str, seed: int) -> Any:
+    """Operands alone: nothing that only checks need."""
     import problems
     import quant_problems
+
+    if kind == "f16":
+        instance = problems.instantiate(problem, "float16", seed)
+        instance.x = []
+        return instance
+    one_scale, output_type = KINDS[kind]
+    quantised = quant_problems.instantiate(problem, output_type, one_scale=one_scale, seed=seed)
+    quantised.exact = None
+    return quantised
+
+
+def variants(problem: Any, sets: int, most: int) -> dict[str, Any]:
+    """'<kind>:<tile>' -> launch of one operand set; at most so many tiles of each path."""
     import torch
 
     from cutefuse import kernels
 
     launches: dict[str, Any] = {}
-    for kind in ("f16", "s8"):
-        group: list[Any] = []
-        for i in range(sets):
-            if kind == "f16":
-                group.append(problems.instantiate(problem, "float16", i))
-                group[-1].x = []
-            else:
-                group.append(quant_problems.instantiate(problem, one_scale=True, seed=i))
-                group[-1].exact = None  # float64 copies that only checks need
-        names = {c["id"]: c["name"] for c in kernels.operator_of(group[0].call.op_type)["configs"]}
-        for tile in kernels.configs(group[0].call):
-            if not names[tile].startswith(("sm80", "s8")):
-                continue
+    for kind in ("f16", *KINDS):
+        group = [instance_of(problem, kind, i) for i in range(sets)]
+        configs = {c["id"]: c for c in kernels.operator_of(group[0].call.op_type)["configs"]}
+        ids = kernels.configs(group[0].call)
+        paths = [[i for i in ids if (configs[i]["min_sm"] == 90) == hopper] for hopper in (True, False)]
+        for tile in paths[0][:most] + paths[1][:most]:
             bound = [kernels.Launcher(replace(instance.call, config=tile)) for instance in group]
 
             def launch(n: int, bound: list[Any] = bound, _keep: list[Any] = group) -> None:
                 bound[n](torch.cuda.current_stream().cuda_stream)
 
-            launches[f"{kind}:{names[tile]}"] = launch
+            launches[f"{kind}:{configs[tile]['name']}"] = launch
     return launches
 
 
@@ -56,6 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of conv_shapes.json; default: all")
     parser.add_argument("--rounds", type=int, default=8, help="timed rounds; default 8")
+    parser.add_argument("--tiles", type=int, default=99, help="most tiles of a path; default: all")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
     import problems
@@ -69,24 +79,20 @@ def main() -> int:
         if args.shapes and problem.name not in args.shapes:
             continue
         sets = timing.rotation_sets(problem.bytes_moved(1), timing.l2_bytes())
-        found = timing.interleaved(variants(problem, min(sets, 12)), min(sets, 12), args.rounds)
+        found = timing.interleaved(variants(problem, min(sets, 12), args.tiles), min(sets, 12), args.rounds)
         times = {k: v.median_us for k, v in found.items() if not isinstance(v, str)}
         for name, failure in found.items():
             if isinstance(failure, str):
                 print(problem.name, name, failure[:200])
-        best = {
-            "f16": min((t, k) for k, t in times.items() if k.startswith("f16")),
-            "one": min((t, k) for k, t in times.items() if k.startswith("s8")),
-            "own": min((t, k) for k, t in times.items() if k.startswith("s8:s8_drain")),
-        }
+        best = {kind: min((t, k) for k, t in times.items() if k.split(":")[0] == kind) for kind in ("f16", *KINDS)}
         compute = problem.flops / PEAK_FLOPS > problem.bytes_moved(2) / PEAK_BYTES
         rows.append({"shape": problem.name, "compute_bound": compute, "best": best, "times": times})
-        ratios = " ".join(f"{best[k][0] / best['f16'][0]:.2f}" for k in ("one", "own"))
-        print(f"{problem.name:24} {'C' if compute else 'M'} f16 {best['f16'][0]:7.1f} {best['f16'][1][4:]:22}"
-              f" one {best['one'][0]:7.1f} {best['one'][1][3:]:18} own {best['own'][0]:7.1f} {best['own'][1][3:]:18}"
-              f" ratios {ratios}", flush=True)  # fmt: skip
+        cells = " ".join(
+            f"{kind} {t:7.1f} {t / best['f16'][0]:.2f} {k.split(':')[1]:27}" for kind, (t, k) in best.items()
+        )
+        print(f"{problem.name:24} {'C' if compute else 'M'} {cells}", flush=True)
         torch.cuda.empty_cache()
-    for kind in ("one", "own"):
+    for kind in KINDS:
         logs = [math.log(r["best"][kind][0] / r["best"]["f16"][0]) for r in rows if r["compute_bound"]]
         if logs:
             print(f"geometric mean of {kind} / f16 over {len(logs)} compute-bound shapes: "

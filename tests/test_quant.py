@@ -290,10 +290,18 @@ def big_batch(images: int) -> kernels.Call:
 
 @pytest.mark.parametrize("layout", [CHANNELS_LAST, BLOCKS32])
 def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> None:
-    for variant in ("CuteQConcatConv2Relu", "CuteQConcatConv2ReluQ"):
+    for variant in (
+        "CuteQConcatConv2Relu",
+        "CuteQConcatConv2ReluQ",
+    ):  # to float32, which Hopper's do not write; to int8
         assert kernels.reject(good(variant, layout)) is None
-        assert set(kernels.configs(good(variant, layout))) == {12, 13, 14, 19}
-        assert set(kernels.configs(good(variant, layout, input_scales=(0.1, 0.1)))) == {1, 12, 13, 14, 15, 17, 19}
+        one_scale, takes_hopper = good(variant, layout, input_scales=(0.1, 0.1)), (variant[-1], layout) == ("Q", 1)
+        drains, hopper = {12, 13, 14, 19}, {221, 222, 223, 224} if takes_hopper else set()
+        assert set(kernels.configs(replace(good(variant, layout), sm=80))) == drains
+        assert set(kernels.configs(replace(one_scale, sm=80))) == drains | {1, 15, 17}
+        assert set(kernels.configs(good(variant, layout))) == drains | hopper
+        own, one = (set(kernels.configs(c)) - drains for c in (good(variant, layout), one_scale))
+        assert own < one and all(tile in {1, 15, 17} or (takes_hopper and tile > 200) for tile in one)
 
 
 def of_width(width: int, **changes: Any) -> kernels.Call:

@@ -114,7 +114,7 @@ char const *check_views(Checks const &checks) {
   return nullptr;
 }
 
-constexpr Family kFamily = {op, kTiles, kAlpha, check_views, check_outputs};
+constexpr Family kFamily = {op, kTiles, kSm90Tiles, kAlpha, check_views, check_outputs};
 
 }  // namespace
 

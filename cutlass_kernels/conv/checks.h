@@ -4,6 +4,7 @@
 #include <array>
 
 #include "conv/params.h"
+#include "conv/sm90/tiles.h"
 
 namespace cutefuse::conv {
 
@@ -43,6 +44,7 @@ struct Checks {
 struct Family {
   Op const &op;
   Span<Tile> tiles;                              // the Ampere path's
+  Span<Sm90Tile> sm90_tiles;                     // Hopper's
   int alpha;                                     // attribute, before lo and hi
   char const *(*check_own)(Checks const &);      // the sources' channel ranges and enlargements, or scales
   char const *(*check_outputs)(Checks const &);  // and the residual; all else is known

@@ -33,13 +33,9 @@ char const *obstacle_to_taps(Tile const &tile, Problem const &p) {
 
 // Int8 sources have one scale and integers that cannot overflow, or a tile that keeps each one's sums apart.
 char const *obstacle_to_sums(Tile const &tile, Problem const &p) {
-  if (tile.drains()) return nullptr;
-  std::int64_t sum = 0;
-  for (int i = 0; i < p.sources; ++i) {
-    if (p.scale[i] != p.scale[0]) return "sources of other scales";
-    sum += largest_sum(p, i);
-  }
-  return sum > kInt32Max ? "sums beyond 32 bits" : nullptr;
+  if (tile.drains() || drains_once(p)) return nullptr;
+  bool const one_scale = std::all_of(p.scale, p.scale + p.sources, [&](float scale) { return scale == p.scale[0]; });
+  return one_scale ? "sums beyond 32 bits" : "sources of other scales";
 }
 
 // Slots for blocks of a split launch. The int8 kernels are as fast with one block on a multiprocessor as with two.
@@ -64,11 +60,6 @@ Target::Target(Call const &call)
     : sm(call.sm),
       sm_count(call.sm_count > 0 ? call.sm_count : architecture(call.sm).sm_count),
       workspace_bytes(call.workspace_promise) {}
-
-std::int64_t largest_sum(Problem const &p, int source) {
-  constexpr int kMaxProduct = 1 << 14;  // |x * w| of two int8
-  return std::int64_t(p.C[source]) * p.R * p.S * kMaxProduct;
-}
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";

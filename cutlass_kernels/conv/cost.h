@@ -17,9 +17,6 @@ struct Target {
 
 constexpr int kMostSplits = 16;
 
-// Largest |sum of products| of an int8 source; beyond 2^31 - 1 the integers could overflow.
-std::int64_t largest_sum(Problem const &p, int source);
-
 // What of a problem a tile of its type cannot run, null: nothing; where its width is not known, in images wide enough.
 // sm 0: on any device.
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm);

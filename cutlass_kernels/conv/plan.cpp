@@ -128,7 +128,7 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   for (Tile const &tile : family.tiles) {
     if (runs(tile, p, call.sm)) legal.push_back({tile.id, on_hopper, sized ? cost_us(tile, p, target) : 0});
   }
-  for (Sm90Tile const &tile : kSm90Tiles) {
+  for (Sm90Tile const &tile : family.sm90_tiles) {
     if (!offers(call.sm, kWgmma) || !sm90_can_run(tile, p)) continue;
     legal.push_back({tile.id, !on_hopper, sized ? sm90_cost(tile, p, target.sm_count) : 0});
   }
@@ -146,7 +146,11 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (!offers(call.sm, kWgmma)) return "this call";
   if (is_upsampled(p)) return "enlarged sources";
-  return p.residual != Residual::kNone ? "a residual" : "this filter, stride, padding or number of channels";
+  if (p.type == Type::kInt8 && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
+  if (p.type == Type::kInt8 && !find_id(family.sm90_tiles, config)->drains && !drains_once(p)) {
+    return "sources of other scales";
+  }
+  return p.residual != Residual::kNone ? "a residual" : "this filter, stride, padding, output or number of channels";
 }
 
 double predicted_us(Family const &family, Call const &call) {
@@ -157,7 +161,7 @@ double predicted_us(Family const &family, Call const &call) {
   // Fitted as sm90_warm_us was; the Ampere tiles run the convolutions with a residual there, and none besides.
   double const residual = p.residual == Residual::kNone ? 1.0 : 1.2;
   if (Tile const *const tile = find_id(family.tiles, call.config)) return 1.1 + residual * cost_us(*tile, p, target);
-  Sm90Tile const *const tile = find_id(kSm90Tiles, call.config);
+  Sm90Tile const *const tile = find_id(family.sm90_tiles, call.config);
   return tile == nullptr ? -1 : sm90_warm_us(*tile, p, target.sm_count);
 }
 
@@ -170,7 +174,7 @@ char const *plan(Family const &family, Call const &call, Plan &plan) {
   if (Tile const *const tile = find_id(family.tiles, call.config)) {
     return plan_sm80(op, *tile, call, p, find_kernels(op, p.type, tile->group()), plan);
   }
-  if (Sm90Tile const *const tile = find_id(kSm90Tiles, call.config)) {
+  if (Sm90Tile const *const tile = find_id(family.sm90_tiles, call.config)) {
     return plan_sm90(op, *tile, call, p, find_kernels(op, p.type, Group::kHopper), plan);
   }
   return sentence("%s: no tile runs these sources on compute capability %d.%d; skip this fusion", op.name, call.sm / 10,
@@ -178,7 +182,7 @@ char const *plan(Family const &family, Call const &call, Plan &plan) {
 }
 
 char const *launch(Family const &family, Plan const &plan, Operands const &operands) {
-  bool const hopper = find_id(kSm90Tiles, plan.config) != nullptr;
+  bool const hopper = find_id(family.sm90_tiles, plan.config) != nullptr;
   return (hopper ? launch_sm90 : launch_sm80)(family.op, plan, operands);
 }
 

@@ -72,6 +72,28 @@ inline bool is_upsampled(Problem const &p) {
   return false;
 }
 
+// Largest |sum of products| of an int8 source; beyond 2^31 - 1 the integers could overflow.
+inline std::int64_t largest_sum(Problem const &p, int source) {
+  constexpr int kMaxProduct = 1 << 14;  // |x * w| of two int8
+  return std::int64_t(p.C[source]) * p.R * p.S * kMaxProduct;
+}
+
+// Bit i: the integers added up are worth another scale from source i + 1 on, could overflow there, or are complete.
+inline std::uint32_t drains_after(Problem const &p) {
+  std::uint32_t bits = 0;
+  std::int64_t sum = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    sum += largest_sum(p, i);
+    bool const last = i + 1 == p.sources;
+    if (!last && p.scale[i + 1] == p.scale[i] && sum + largest_sum(p, i + 1) <= 0x7fffffff) continue;
+    bits |= 1u << i, sum = 0;
+  }
+  return bits;
+}
+
+// One sum of integers serves all sources.
+inline bool drains_once(Problem const &p) { return drains_after(p) == 1u << (p.sources - 1); }
+
 // Pixels hold only these channels, so the lanes up to a whole vector are padding and are written as zeros. In wider
 // pixels those lanes are other channels and are not written.
 CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {

@@ -42,7 +42,7 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   return table;
 }();
 
-constexpr auto kConfigTable = configs_of(kTiles);
+constexpr auto kConfigTable = configs_of(kTiles, kSm90Tiles);
 
 bool good_scale(float scale) { return std::isfinite(scale) && scale > 0.f; }
 
@@ -85,10 +85,12 @@ char const *check_output(Checks const &checks) {
   if (quantised && !good_scale(p.output_scale)) {
     return sentence("quant_concat_conv: output_scale is %g; scales must be positive and finite", p.output_scale);
   }
-  return checks.pixels("output", checks.call.outputs[0], p.output_type, p.K, &p.ldy);
+  char const *const reason = checks.pixels("output", checks.call.outputs[0], p.output_type, p.K, &p.ldy);
+  p.ranges[0] = {0, p.K, p.ldy};
+  return reason;
 }
 
-constexpr Family kFamily = {op, kTiles, kAlpha, check_scales, check_output};
+constexpr Family kFamily = {op, kTiles, kSm90Tiles, kAlpha, check_scales, check_output};
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv/params.h"
+#include "conv/sm90/tiles.h"
 
 namespace cutefuse::quant_concat_conv {
 
@@ -28,6 +29,22 @@ inline constexpr Tile kTiles[] = {
      Sums::kShared},
     {19, "s8_drain_rows_128x64_s3", 80, 1, 128, 64, 64, 3, 2, 2, 2, false, false, 16, 235 / 64., 2.75, kHaloRows,
      Sums::kRegisters},
+};
+
+// Hopper's; their stages hold 64 bytes of a pixel.
+inline constexpr Sm90Tile kSm90Tiles[] = {
+    // id, name, halo, filters, pixels a, b, cluster f, schedule, bytes, drains
+    {201, "s8_sm90_128x256_f2", false, 128, 1, 256, 2, Sm90Schedule::kCooperative, 1},
+    {202, "s8_sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative, 1},
+    {203, "s8_sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong, 1},
+    {204, "s8_sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong, 1},
+    {211, "s8_sm90_halo_64x16x32", true, 64, 16, 32, 1, Sm90Schedule::kCooperative, 1},
+    {212, "s8_sm90_halo_128x8x32", true, 128, 8, 32, 1, Sm90Schedule::kCooperative, 1},
+    {213, "s8_sm90_halo_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative, 1},
+    {221, "s8_sm90_drain_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative, 1, true},
+    {222, "s8_sm90_drain_64x256", false, 64, 1, 256, 1, Sm90Schedule::kCooperative, 1, true},
+    {223, "s8_sm90_drain_halo_64x16x16", true, 64, 16, 16, 1, Sm90Schedule::kCooperative, 1, true},
+    {224, "s8_sm90_drain_halo_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative, 1, true},
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.

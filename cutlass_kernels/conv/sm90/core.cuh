@@ -20,6 +20,7 @@
 
 #include "conv/epilogue.cuh"
 #include "conv/sm90/params.h"
+#include "conv/sm90/types.cuh"
 #include "dependent_launch.cuh"
 
 // The kernels are written for sm_90a alone; in a library for more architectures the others get an empty body.
@@ -96,10 +97,16 @@ CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
 }
 
-// Loads a tile of filters into `to`. Filters stay in L2.
+// Loads a tile of filters into `to`. Filters stay in L2. kScaled: of int8 outputs, which are stored by two filters at a
+// time, a thread must have two neighbouring ones: of each 16 the even ones come first.
+template <bool kScaled = false>
 CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, uint64_t *full, void *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-  SM90_TMA_LOAD_2D::copy(&params.w, full, kHint, to, column, filter);
+  if (kScaled && params.problem.output_type == Type::kInt8) {
+    SM90_TMA_LOAD_4D::copy(&params.w, full, kHint, to, column, 0, 0, filter / 16);
+  } else {
+    SM90_TMA_LOAD_2D::copy(&params.w, full, kHint, to, column, filter);
+  }
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
@@ -114,19 +121,20 @@ CUTE_DEVICE uint64_t operand(void const *tile, int stride_bytes, SM90::GMMA::Lay
   return desc.desc_;
 }
 
-template <class Op, int kRegisters, size_t... I>
-CUTE_DEVICE void wgmma(float (&acc)[kRegisters], uint64_t a, uint64_t b, SM90::GMMA::ScaleOut scale,
+template <class Op, class Sum, int kRegisters, size_t... I>
+CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint64_t a, uint64_t b, SM90::GMMA::ScaleOut scale,
                        std::index_sequence<I...>) {
   Op::fma(a, b, acc[I]..., scale);
 }
 
-// acc(kRowTiles, 64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps of 16
-// channels.
-template <class Element, int kPixels, int kSteps, int kRowTiles>
-CUTE_DEVICE void multiply(float (&acc)[kRowTiles][kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
+// acc(kRowTiles, 64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps.
+template <class Element, int kPixels, int kSteps, int kRowTiles, class Sum>
+CUTE_DEVICE void multiply(Sum (&acc)[kRowTiles][kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
                           SM90::GMMA::ScaleOut &scale) {
-  using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<kPixels>, _16>>());
-  constexpr int kStepBytes = 16 * sizeof(Element), kRowTileBytes = 64 * kSteps * kStepBytes;
+  using Step = Shape<_64, Int<kPixels>, Int<kStepBytes / int(sizeof(Element))>>;
+  using WgmmaSum = cute::conditional_t<cute::is_same_v<Sum, uint32_t>, int32_t, Sum>;
+  using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, WgmmaSum, Step>());
+  constexpr int kRowTileBytes = 64 * kSteps * kStepBytes;
   auto const step = [&](int i) {
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
@@ -159,6 +167,12 @@ struct FilterPair {
     for (int row = 0; row < 2; ++row) {
       bias[row] = filter + 8 * row < params.problem.K ? __ldg(params.b + filter + 8 * row) : 0.f;
     }
+  }
+  // values holds (2,2,kGroups) = (pixel,filter,group).
+  template <int kValues>
+  CUTE_DEVICE void add_to(float (&values)[kValues]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues; ++i) values[i] += bias[i / 2 % 2];
   }
 };
 
@@ -200,13 +214,11 @@ CUTE_DEVICE void with_finish(Activation kind, Body const &body) {
   }
 }
 
-// Bias, activation and rounding: values holds (2,2,kGroups) = (pixel,filter,group), packed two pixels of one filter
-// each.
-template <Finish kFinish, class Element, bool kBesideLoop = false, int kValues>
-CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 2], FilterPair const &pair,
-                         Problem const &p) {
-  CUTE_UNROLL
-  for (int i = 0; i < kValues; ++i) values[i] += pair.bias[i / 2 % 2];
+// Bias and activation: values holds (2,2,kGroups) = (pixel,filter,group). Returns whether a ReLU is left to the
+// rounding.
+template <Finish kFinish, bool kBesideLoop = false, int kValues, class Pair>
+CUTE_DEVICE bool finish_values(float (&values)[kValues], Pair const &pair, Problem const &p) {
+  pair.add_to(values);
   bool relu = kFinish == Finish::kRelu;
   if constexpr (kFinish == Finish::kSilu && kBesideLoop) {
     CUTE_UNROLL
@@ -223,7 +235,14 @@ CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 
     relu = p.activation == Activation::kRelu;
     if (!relu && p.activation != Activation::kNone) activate(make_tensor(&values[0], Layout<Int<kValues>>{}), p);
   }
-  if (relu) {
+  return relu;
+}
+
+// All of it and rounding; packed has two pixels of one filter each.
+template <Finish kFinish, class Element, bool kBesideLoop = false, int kValues, class Pair>
+CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 2], Pair const &pair,
+                         Problem const &p) {
+  if (finish_values<kFinish, kBesideLoop>(values, pair, p)) {
     CUTE_UNROLL
     for (int i = 0; i < kValues / 2; ++i) packed[i] = pack<Element, true>(values[2 * i], values[2 * i + 1]);
   } else {
@@ -238,7 +257,8 @@ CUTE_DEVICE bool holds_pad_lanes(FilterPair const &pair, Problem const &p) {
 }
 
 // The same biases, but not before `after` is known: otherwise the compiler starts on more values than registers hold.
-CUTE_DEVICE FilterPair biases_after(uint32_t after, FilterPair pair, Problem const &p) {
+template <class Pair>
+CUTE_DEVICE Pair biases_after(uint32_t after, Pair pair, Problem const &p) {
   uint32_t const zero = after & uint32_t(p.outputs >> 16);  // only the host knows
   CUTE_UNROLL
   for (int row = 0; row < 2; ++row) pair.bias[row] = __uint_as_float(__float_as_uint(pair.bias[row]) ^ zero);
@@ -286,9 +306,9 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &p
 // store(tile, pointer) issues one; one thread calls it. kRowTiles: the warpgroup's sums are as many times kPixels wide.
 // Beside another warpgroup's main loop the fewest instructions win; where both convert, the special-function unit
 // limits.
-template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, bool kBesideLoop = false,
+template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, bool kBesideLoop = false, class Pair,
           class Store>
-CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair, Problem const &p, Element *staging,
+CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Problem const &p, Element *staging,
                                int warpgroup, Store const &store) {
   static_assert(kPixels / kRows % kStagings == 0);
   bool const issues = threadIdx.x % 128 == 0;
@@ -306,7 +326,7 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], FilterPair const &pair
     CUTE_UNROLL
     for (int first = 0; first < kTiles; first += kStagings) {
       uint32_t packed[kStagings][kValues / 2];
-      FilterPair next = pair;
+      Pair next = pair;
       if (!kConvertFirst) wait();
       CUTE_UNROLL
       for (int i = 0; i < kStagings; ++i) {

@@ -4,21 +4,24 @@
 // one row of the patch further). im2col would fetch each pixel R*S times from L2.
 #pragma once
 
-#include "conv/sm90/core.cuh"
+#include "conv/sm90/scaled_store.cuh"
 
 namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 // The patch is 8 (or, with 64 filters, 2 x 8) pixels along `a` and kPixelsB along `b`; see HaloPlan.
-template <class Element_, int kFilters_, int kPixelsB_>
-struct Sm90Halo {
+template <class Element_, int kFilters_, int kPixelsB_, bool kDrains_ = false>
+struct Sm90Halo : Sm90Numbers<Element_> {
   using Element = Element_;
+  using Output = typename Sm90Numbers<Element>::Output;
+  static constexpr bool kDrains = kDrains_;
   static constexpr int kFilters = kFilters_, kPixelsB = kPixelsB_, kN = 8 * kPixelsB;
   static constexpr int kPixelGroups = kConsumers * 64 / kFilters, kPixelsA = 8 * kPixelGroups;
   static constexpr int kPixels = kPixelsA * kPixelsB;
-  static constexpr int kStoreRows = sm90_store_rows(kN);     // pixels of one TMA store, 8 of them along `a`
-  static constexpr int kChannels = halo_channels(kFilters);  // of one stage
+  static constexpr int kStoreRows = sm90_store_rows(kN);  // pixels of one TMA store, 8 of them along `a`
+  static constexpr int kStagings = kN / kStoreRows;
+  static constexpr int kChannels = halo_channels(kFilters, int(sizeof(Element)));  // of one stage
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
@@ -26,7 +29,7 @@ struct Sm90Halo {
 
   struct SharedStorage {
     alignas(1024) unsigned char stages[halo_region_bytes(kPixelsB)];  // the plan's halo stages, then its filter stages
-    alignas(1024) Element y[kConsumers][kN * kStoreColumns];          // all outputs of a tile, staged for the stores
+    alignas(1024) Output y[kConsumers][kN * kStoreColumns];           // all outputs of a tile, staged for the stores
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
   };
@@ -123,8 +126,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
             Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
             TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
             if (ring.stage == 0) wait_for_previous_kernel();
-            load_filters(params, column + tap * kChannelBlock, filter, full,
-                         filter_stages + ring.stage * Traits::kFilterBytes);
+            load_filters<Traits::kScaled>(params, column + tap * kChannelBlock, filter, full,
+                                          filter_stages + ring.stage * Traits::kFilterBytes);
             ring.advance();
           }
         });
@@ -144,11 +147,22 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
     for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
       Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
       int const filter = place.tile_f(tile) * kFilters + first_row_w;
-      FilterPair const pair(params, filter);
-      float acc[1][kN / 2];  // the first step overwrites it
+      Pair<Traits> const pair(params, filter);
+      typename Traits::Sum acc[1][kN / 2];  // the first step overwrites it
+      float sums[Traits::kDrains ? kN / 2 : 1] = {};
       auto scale = SM90::GMMA::ScaleOut::Zero;
+      auto const finish = [&] {  // the last steps' products have been added, and their stages are free
+        warpgroup_wait<0>();
+        if (signals) {
+          Barrier::arrive(&shared.filter_empty[filters.previous()]);
+          Barrier::arrive(&shared.halo_empty[halo.previous()]);
+        }
+        CUTE_UNROLL
+        for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+      };
       for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
-        int const left = p.C[source] - channel, steps = ceil_div(left < kChannels ? left : kChannels, 16);
+        constexpr int kStep = kStepBytes / int(sizeof(Element));
+        int const left = p.C[source] - channel, steps = ceil_div(left < kChannels ? left : kChannels, kStep);
         TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
         uint64_t const pixels = operand(shared.stages + halo.stage * plan.stage_bytes + first_a * Traits::kPixelBytes,
                                         plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
@@ -160,8 +174,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
               operand(filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kPixelBytes,
                       8 * Traits::kPixelBytes, Traits::kSwizzle);
           bool const first_step = scale == SM90::GMMA::ScaleOut::Zero;
-          multiply<Element, kN, kChannels / 16>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
-                                                scale);
+          multiply<Element, kN, kChannels / kStep>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
+                                                   scale);
           warpgroup_wait<1>();
           if (!first_step && signals) {
             Barrier::arrive(&shared.filter_empty[filters.previous()]);
@@ -173,20 +187,23 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           s = next_r ? 0 : s;
         }
         halo.advance();
+        if constexpr (Traits::kDrains) {
+          if (left > kChannels || (params.drains_after >> source & 1) == 0) return;
+          finish();
+          drain(acc[0], p.scale[source], sums);
+          scale = SM90::GMMA::ScaleOut::Zero;
+        }
       });
-      warpgroup_wait<0>();
-      if (signals) {
-        Barrier::arrive(&shared.filter_empty[filters.previous()]);
-        Barrier::arrive(&shared.halo_empty[halo.previous()]);
+      if (!Traits::kDrains) finish();
+      auto const store = [&](int i, auto const *from) {
+        SM90_TMA_STORE_4D::copy(&params.out, from, filter, patch.a + first_a, patch.b + i * (Traits::kStoreRows / 8),
+                                patch.n);
+      };
+      if constexpr (Traits::kDrains) {
+        store_tile<Traits>(sums, pair, params, shared.y[consumer], consumer, store);
+      } else {
+        store_tile<Traits>(acc[0], pair, params, shared.y[consumer], consumer, store);
       }
-      CUTE_UNROLL
-      for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
-
-      store_outputs<Element, kN, Traits::kStoreRows, kN / Traits::kStoreRows>(
-          acc[0], pair, p, shared.y[consumer], consumer, [&](int i, Element const *from) {
-            SM90_TMA_STORE_4D::copy(&params.out, from, filter, patch.a + first_a,
-                                    patch.b + i * (Traits::kStoreRows / 8), patch.n);
-          });
     }
     if (signals) tma_store_wait<0>();
   }

@@ -3,19 +3,24 @@
 #pragma once
 
 #include "conv/sm90/reduce.cuh"
+#include "conv/sm90/scaled_store.cuh"
 
 namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative>
-struct Sm90Im2col {
+template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
+          bool kDrains_ = false>
+struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
+  using Output = typename Sm90Numbers<Element>::Output;
+  static constexpr bool kDrains = kDrains_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong;
   // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators.
-  static constexpr int kProducerRegisters = kPingPong ? 40 : 56, kConsumerRegisters = kPingPong ? 232 : 224;
+  static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
+  static constexpr int kProducerRegisters = kManyRegisters ? 40 : 56, kConsumerRegisters = kManyRegisters ? 232 : 224;
   static constexpr int kReaders = kPingPong ? 1 : kConsumers;                // warpgroups that work on one tile
   static constexpr int kPixelGroups = kFilters == 64 ? kReaders : 1;         // of them side by side along the pixels
   static constexpr int kRowTiles = kFilters / 64 * kPixelGroups / kReaders;  // 64 filters each, of one warpgroup
@@ -24,17 +29,19 @@ struct Sm90Im2col {
   static constexpr int kStoreRows = sm90_store_rows(kN);  // pixels of one TMA store
   static_assert(kN % kStoreRows == 0 && kN <= 256);
 
-  static constexpr int kStageBytes = (kFilters + kPixels) * kChannels * int(sizeof(Element));
+  static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
+  static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
+  static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
   // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
-  static constexpr int kStages =
-      cute::min(8, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Element))) / kStageBytes);
+  static constexpr int kStages = cute::min(
+      1024 / kPixelBytes, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) / kStageBytes);
 
   struct SharedStorage {
-    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
+    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
-    alignas(1024) Element y[kConsumers][kStagingElements];
+    alignas(1024) Output y[kConsumers][kStagingElements];
     alignas(8) uint64_t full[kStages], empty[kStages];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);
@@ -55,14 +62,15 @@ CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
   return cursor;
 }
 
-// What a consumer needs to know about a k-tile: its number of wgmma steps.
+// What a consumer needs to know about a k-tile: its number of wgmma steps, of kStep channels each.
+template <int kStep>
 struct KSteps {
   int source, channel, taps_left;
   CUTE_DEVICE KSteps(Problem const &p, KCursor const &at)
       : source(at.source), channel(at.channel()), taps_left(p.R * p.S - at.r * p.S - at.s) {}
   CUTE_DEVICE int steps(Problem const &p) const {
     int const left = p.C[source] - channel;
-    return left >= kChannelBlock ? kChannelBlock / 16 : ceil_div(left, 16);
+    return left >= kChannelBlock ? kChannelBlock / kStep : ceil_div(left, kStep);
   }
   CUTE_DEVICE void advance(Problem const &p) {
     if (--taps_left > 0) return;
@@ -129,7 +137,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
       load_pixels(params, cursor, first, pixel, full, &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock],
                   place);
-      load_filters(params, int(cursor.column), filter, full, shared.w[ring.stage]);
+      load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, shared.w[ring.stage]);
       ring.advance();
       cursor.advance(p);
     }
@@ -139,20 +147,21 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
 // Issues the k-tiles [k_begin, k_end) of one tile; the last one's steps are still running when it returns. The next one
 // is prepared while two are running, because the tensor cores may finish one in less time than that takes.
 template <class Traits>
-CUTE_DEVICE void main_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
+CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
                            int first_row_w, int first_row_x, int k_begin, int k_end) {
   auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
   Problem const &p = params.problem;
-  KSteps position(p, cursor_at(params, k_begin));
+  KSteps<kStepBytes / int(sizeof(typename Traits::Element))> position(p, cursor_at(params, k_begin));
   bool arrived = false;  // the next one's loads, as seen already
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
     if (!arrived) TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-    constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
-    multiply<typename Traits::Element, Traits::kN, 4>(
-        acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], 1024, kSwizzle),
-        operand(&shared.x[ring.stage][first_row_x * kChannelBlock], 1024, kSwizzle), position.steps(p), scale);
+    constexpr int kCoreBytes = 8 * Traits::kPixelBytes;
+    multiply<typename Traits::Element, Traits::kN, Traits::kSteps>(
+        acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], kCoreBytes, Traits::kSwizzle),
+        operand(&shared.x[ring.stage][first_row_x * kChannelBlock], kCoreBytes, Traits::kSwizzle), position.steps(p),
+        scale);
     int const previous = ring.previous();
     ring.advance();
     position.advance(p);
@@ -165,7 +174,7 @@ CUTE_DEVICE void main_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring
 }
 
 template <class Traits>
-CUTE_DEVICE void finish_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring const &ring,
+CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring const &ring,
                              typename Traits::SharedStorage &shared, Release const &release) {
   warpgroup_wait<0>();
   release(&shared.empty[ring.previous()]);
@@ -173,6 +182,28 @@ CUTE_DEVICE void finish_loop(float (&acc)[Traits::kRowTiles][Traits::kN / 2], Ri
   for (int m = 0; m < Traits::kRowTiles; ++m) {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[m][i]);
+  }
+}
+
+// As main_loop and finish_loop over all k-tiles, into the sums of all sources: where the next one has another scale,
+// what has been added up so far is drained.
+template <class Traits>
+CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
+                                    Sm90Params const &params, Release const &release, int first_row_w,
+                                    int first_row_x) {
+  Problem const &p = params.problem;
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
+  int begin = 0, end = 0;
+  CUTE_NO_UNROLL
+  for (int source = 0; source < p.sources; ++source) {
+    end += blocks_of(p.C[source]) * params.by_taps.divisor;
+    if ((params.drains_after >> source & 1) == 0) continue;
+    typename Traits::Sum acc[1][Traits::kN / 2];
+    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, end);
+    finish_loop<Traits>(acc, ring, shared, release);
+    drain(acc[0], p.scale[source], sums);
+    begin = end;
   }
 }
 
@@ -188,19 +219,24 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     int const filter = place.tile_f(tile) * Traits::kFilters + first_row_w;
     int const first = place.tile_x(tile) * Traits::kPixels + first_row_x;
-    FilterPair const pair(params, filter);
-    float acc[1][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
-    finish_loop<Traits>(acc, ring, shared, release);
-
-    if constexpr (Traits::kSplit) {
-      reduce_and_store<Traits>(acc[0], pair, params, shared, filter, first, consumer);
-      break;  // the only tile
+    Pair<Traits> const pair(params, filter);
+    auto const store = [&](int i, auto const *from) {
+      SM90_TMA_STORE_2D::copy(&params.out, from, filter, first + i * Traits::kStoreRows);
+    };
+    if constexpr (Traits::kDrains) {
+      float sums[kN / 2];
+      multiply_and_drain<Traits>(sums, ring, shared, params, release, first_row_w, first_row_x);
+      store_tile<Traits>(sums, pair, params, shared.y[consumer], consumer, store);
     } else {
-      store_outputs<typename Traits::Element, kN, Traits::kStoreRows, Traits::kStagings>(
-          acc[0], pair, params.problem, shared.y[consumer], consumer, [&](int i, auto const *from) {
-            SM90_TMA_STORE_2D::copy(&params.out, from, filter, first + i * Traits::kStoreRows);
-          });
+      typename Traits::Sum acc[1][kN / 2];
+      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
+      finish_loop<Traits>(acc, ring, shared, release);
+      if constexpr (Traits::kSplit) {
+        reduce_and_store<Traits>(acc[0], pair, params, shared, filter, first, consumer);
+        break;  // the only tile
+      } else {
+        store_tile<Traits>(acc[0], pair, params, shared.y[consumer], consumer, store);
+      }
     }
   }
 }
@@ -218,11 +254,11 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
   ring.skip(consumer * params.k_tiles);
   for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
     int const filter = place.tile_f(tile) * Traits::kFilters, first = place.tile_x(tile) * Traits::kPixels;
-    FilterPair pairs[kRowTiles];
+    Pair<Traits> pairs[kRowTiles];
     CUTE_UNROLL
-    for (int m = 0; m < kRowTiles; ++m) pairs[m] = FilterPair(params, filter + 64 * m);
+    for (int m = 0; m < kRowTiles; ++m) pairs[m] = Pair<Traits>(params, filter + 64 * m);
     if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
-    float acc[kRowTiles][kN / 2];
+    typename Traits::Sum acc[kRowTiles][kN / 2];
     main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
     finish_loop<Traits>(acc, ring, shared, release);
@@ -230,8 +266,8 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
     constexpr bool kBesideLoop = kRowTiles > 1;  // with 64 filters, thus 256 pixels, it spills
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      store_outputs<typename Traits::Element, kN, Traits::kStoreRows, Traits::kStagings, kRowTiles, kBesideLoop>(
-          acc[m], pairs[m], params.problem, shared.y[consumer], consumer, [&](int i, auto const *from) {
+      store_tile<Traits, kRowTiles, kBesideLoop>(
+          acc[m], pairs[m], params, shared.y[consumer], consumer, [&](int i, auto const *from) {
             SM90_TMA_STORE_2D::copy(&params.out, from, filter + 64 * m, first + i * Traits::kStoreRows);
           });
     }

@@ -14,8 +14,8 @@ struct alignas(128) Sm90Params {
   CUtensorMap w;               // (column,filter)
   CUtensorMap out;             // (filter,pixel), for halo tiles (filter,a,b,n)
   Problem problem;
-  float const *b;
-  void *y;  // the same memory, for the blocks of a split reduction, which store by threads
+  float const *b, *w_scale;  // w_scale: of int8 filters
+  void *y;                   // the same memory, for the blocks of a split reduction, which store by threads
   HaloPlan halo;
   int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
   int cluster_f, splits;
@@ -26,6 +26,8 @@ struct alignas(128) Sm90Params {
   Divider by_image, by_row;  // P*Q and Q
   Divider by_taps, by_s;     // R*S and S
   bool pointwise;
+  float inverse_output_scale;  // of int8 outputs
+  std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

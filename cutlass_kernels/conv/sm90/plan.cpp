@@ -47,19 +47,28 @@ struct Driver {
 void *const kNowhere = reinterpret_cast<void *>(std::uintptr_t(1) << 20);
 
 CUtensorMapDataType map_type(Type type) {
-  return type == Type::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return type == Type::kInt8      ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : type == Type::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                  : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-// A map over 16-bit elements; dimension 0 is dense, strides_bytes are those of dimensions 1.. .
+// Of rows of 128 or 64 bytes.
+CUtensorMapSwizzle swizzle_of(int row_bytes) {
+  return row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+}
+CUtensorMapL2promotion promotion_of(int row_bytes) {
+  return row_bytes == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+}
+
+// Dimension 0 is dense, strides_bytes are those of dimensions 1.. .
 template <int kRank>
 CUresult encode_tiled(CUtensorMap *map, Type type, cuuint64_t const (&dims)[kRank],
                       cuuint64_t const (&strides_bytes)[kRank - 1], cuuint32_t const (&box)[kRank]) {
   cuuint32_t ones[kRank];
   std::fill(ones, ones + kRank, 1u);
+  int const row_bytes = int(box[0]) * size_of(type);
   return Driver::get().tiled(map, map_type(type), kRank, kNowhere, dims, strides_bytes, box, ones,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE,
-                             box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                             box[0] == 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), promotion_of(row_bytes),
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
@@ -73,7 +82,7 @@ CUresult encode_image(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], 
 
 CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
   Problem const &p = k.problem;
-  cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = 2 * p.ldx[i];
+  cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
   if (tile.halo) {
     cuuint32_t const channels = halo_channels(tile), pitch = k.halo.pitch, rows = k.halo.rows;
     return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped, {channels, pitch, rows, 1});
@@ -84,9 +93,22 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
   int const lower[2] = {-p.pad_left, -p.pad_top};
   int const upper[2] = {p.pad_right - (p.S - 1) * p.dilation_w, p.pad_bottom - (p.R - 1) * p.dilation_h};
   cuuint32_t const steps[4] = {1, cuuint32_t(p.stride_w), cuuint32_t(p.stride_h), 1};
+  int const row_bytes = kChannelBlock * size_of(p.type);
   return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, kChannelBlock, share,
-                              steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                              steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), promotion_of(row_bytes),
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// The packed filters, for int8 outputs as (column,pair,even or odd,16 filters): of each 16 the even ones come first.
+CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  cuuint64_t const columns = packed_columns(p), filters = p.K, pitch = columns * size_of(p.type);
+  cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock, rows = tile.filters;
+  if (p.output_type != Type::kInt8) {
+    return encode_tiled<2>(&k.w, p.type, {columns, filters}, {pitch}, {channels, rows});
+  }
+  return encode_tiled<4>(&k.w, p.type, {columns, 8, 2, filters / 16}, {2 * pitch, pitch, 16 * pitch},
+                         {channels, 8, 2, rows / 16});
 }
 
 CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
@@ -96,17 +118,14 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   for (int i = 0; i < p.sources; ++i) {
     if (CUresult const result = encode_source(k, tile, i)) return result;
   }
-  cuuint64_t const columns = packed_columns(p), filters = p.K;
-  cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock;
-  CUresult const result =
-      encode_tiled<2>(&k.w, p.type, {columns, filters}, {2 * columns}, {channels, cuuint32_t(tile.filters)});
-  if (result != CUDA_SUCCESS) return result;
-  cuuint64_t const padded = (filters + 7) / 8 * 8, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldy;
+  if (CUresult const result = encode_filters(k, tile)) return result;
+  cuuint64_t const padded = padded_channels(p.output_type, p.K), P = p.P, Q = p.Q, N = p.N;
+  cuuint64_t const pixel = size_of(p.output_type) * p.ldy;
   cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
   if (!tile.halo) {
-    return encode_tiled<2>(&k.out, p.type, {padded, N * P * Q}, {pixel}, {kStoreColumns, rows});
+    return encode_tiled<2>(&k.out, p.output_type, {padded, N * P * Q}, {pixel}, {kStoreColumns, rows});
   }
-  return encode_image(&k.out, p.type, {padded, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, 8, rows / 8, 1});
+  return encode_image(&k.out, p.output_type, {padded, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, 8, rows / 8, 1});
 }
 
 // ---- parameters -----------------------------------------------------------------------------------------------------
@@ -126,6 +145,8 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
   k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
   k.pointwise = is_pointwise(p);
+  k.drains_after = drains_after(p);
+  k.inverse_output_scale = p.output_type == Type::kInt8 ? 1.f / p.output_scale : 1.f;
   return k;
 }
 
@@ -182,13 +203,15 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
     Problem const &p = k.problem;
     bool refuses = false;
     auto const point = [&](CUtensorMap &map, void const *data, std::int64_t elements) {
-      void *const at = const_cast<char *>(static_cast<char const *>(data) + elements * 2);
+      void *const at = const_cast<char *>(static_cast<char const *>(data) + elements * size_of(p.type));
       refuses = refuses || replace(&map, at) != CUDA_SUCCESS;
     };
     for (int s = 0; s < p.sources; ++s) point(k.x[s], operands.inputs[s], p.start[s]);
     point(k.w, operands.inputs[p.sources], part.first_filter * packed_columns(p));
     point(k.out, operands.outputs[i], 0);
-    k.b = static_cast<float const *>(operands.inputs[p.sources + 1]) + part.first_filter;
+    bool const int8 = p.type == Type::kInt8;
+    if (int8) k.w_scale = static_cast<float const *>(operands.inputs[p.sources + 1]);
+    k.b = static_cast<float const *>(operands.inputs[p.sources + 1 + int8]) + part.first_filter;
     k.y = operands.outputs[i];
     char const *const why = refuses ? "the driver refused an address for TMA" : start(part.launch, &k, operands.stream);
     if (why != nullptr) return refused(op, plan.config, why);

@@ -18,7 +18,7 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.rows = tile.pixels_b + (swapped ? reach_w : reach_h);
   plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
-  int const pixel_bytes = 2 * halo_channels(tile), filter_bytes = tile.filters * pixel_bytes;
+  int const pixel_bytes = tile.type_bytes * halo_channels(tile), filter_bytes = tile.filters * pixel_bytes;
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
   int const region = halo_region_bytes(tile.pixels_b);
@@ -74,8 +74,20 @@ Problem output_problem(Problem const &p, int output) {
   return part;
 }
 
+namespace {
+
+// Int8 sources: their outputs are float16, or int8 by whole vectors; and unless the tile drains sums, one of them
+// serves all sources.
+bool can_run_int8(Sm90Tile const &tile, Problem const &p) {
+  if (p.layout != Layout::kChannelsLast || !(tile.drains || drains_once(p))) return false;
+  return p.output_type == Type::kFloat16 || (p.output_type == Type::kInt8 && p.K % 16 == 0);
+}
+
+}  // namespace
+
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
-  if (p.type != Type::kFloat16 && p.type != Type::kBFloat16) return false;
+  bool const half = p.type == Type::kFloat16 || p.type == Type::kBFloat16;
+  if (tile.type_bytes != size_of(p.type) || !(half || (p.type == Type::kInt8 && can_run_int8(tile, p)))) return false;
   if (is_upsampled(p) || p.residual != Residual::kNone) return false;
   if (p.outputs > 1) {
     for (int i = 0; i < p.outputs; ++i) {
@@ -83,8 +95,8 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
     }
     return true;
   }
-  if (p.K % 8 != 0 && !owns_pad_lanes(p.type, p.ranges[0])) return false;  // TMA stores whole vectors
-  if (tile.cluster_f > 1 && p.K <= tile.filters) return false;             // no second block to share the pixels with
+  if (p.K % 8 != 0 && !owns_pad_lanes(p.output_type, p.ranges[0])) return false;  // TMA stores whole vectors
+  if (tile.cluster_f > 1 && p.K <= tile.filters) return false;  // no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (tile.halo) {
@@ -138,22 +150,23 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   for (int i = 1; i <= kMaxSplits; ++i) room[i] = sm_count / i - i / 2;  // a cluster lies in one GPC
   int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * splits;
   double const tiles_x = output_tiles(tile, p);
-  double load_bytes = 2.0 * kChannelBlock * (tile.filters + tile.pixels() / tile.cluster_f);
+  double const step_bytes = tile.type_bytes * kChannelBlock;  // of a pixel in a k-tile
+  double load_bytes = step_bytes * (tile.filters + tile.pixels() / tile.cluster_f);
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
-    load_bytes = 2.0 * kChannelBlock * (tile.filters + double(plan.pitch) * plan.rows / (p.R * p.S));
+    load_bytes = step_bytes * (tile.filters + double(plan.pitch) * plan.rows / (p.R * p.S));
   }
   double k_steps = 0;
-  for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 16)) * p.R * p.S;
+  for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
   int const n = tile.pixels_per_warpgroup();  // width of one wgmma
-  // 128 clocks for 64 x 256 x 16; narrow ones wait for shared memory, and L2 delivers some 50 bytes a clock.
+  // 128 clocks for 64 x 256 x 32 bytes; narrow ones wait for shared memory, and L2 delivers some 50 bytes a clock.
   double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
                       : tile.halo && n >= 120 ? 1.02
                       : n >= 128              ? 1.15
                       : n > 64                ? 1.1
                                               : 1.6;
   double const multiply = tile.filters * tile.pixels() / 128.0 * slow;
-  double const load = load_bytes / 4 / 50.0;
+  double const load = load_bytes * 32 / step_bytes / 50.0;
   // The epilogue of 128 x 256 outputs takes 3500 clocks, twice that with an exponential. Nothing hides it, unless the
   // warpgroups take turns: then one epilogue, slower by a fifth, runs during the other's loop, and only the last one is
   // exposed.
@@ -169,8 +182,8 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   if (tile.schedule == Sm90Schedule::kPingPong) {
     clocks = waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
   }
-  double bytes = 2.0 * p.N * p.P * p.Q * p.K;
-  for (int i = 0; i < p.sources; ++i) bytes += 2.0 * p.N * p.H * p.W * p.C[i];
+  double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K;
+  for (int i = 0; i < p.sources; ++i) bytes += double(tile.type_bytes) * p.N * p.H * p.W * p.C[i];
   return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but not completely
 }
 

@@ -23,6 +23,8 @@ struct Sm90Tile {
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
+  int type_bytes = 2;   // 1: int8
+  bool drains = false;  // keeps float32 sums beside those of a source, for sources with scales of their own
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     return filters == 64 && schedule != Sm90Schedule::kPingPong ? pixels() / 2 : pixels();
@@ -60,7 +62,8 @@ constexpr Config config_of(Sm90Tile const &tile) {
                            : tile.halo                                ? "halo"
                            : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
                                                                       : "im2col";
-  return {tile.id, 90, tile.name, kind, bit_of(Type::kFloat16) | bit_of(Type::kBFloat16), kWgmma};
+  std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
+  return {tile.id, 90, tile.name, kind, tile.type_bytes == 1 ? bit_of(Type::kInt8) : halves, kWgmma};
 }
 
 constexpr bool divides_reduction(Sm90Tile const &tile) {
@@ -70,9 +73,11 @@ constexpr bool divides_reduction(Sm90Tile const &tile) {
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
 
 // Input channels of one halo stage: half a block where a whole one would leave no room for a second stage.
-constexpr int halo_channels(int filters) { return filters == 64 ? 32 : 64; }
+constexpr int halo_channels(int filters, int type_bytes) {
+  return filters == 64 && type_bytes > 1 ? kChannelBlock / 2 : kChannelBlock;
+}
 constexpr int halo_channels(Sm90Tile const &tile) {
-  return tile.schedule == Sm90Schedule::kRows ? kChannelBlock : halo_channels(tile.filters);
+  return tile.schedule == Sm90Schedule::kRows ? kChannelBlock : halo_channels(tile.filters, tile.type_bytes);
 }
 
 // Halo stages and filter stages together: 226 KB less the staged outputs.

@@ -1,0 +1,136 @@
+// From the sums of sources that have scales to the outputs of a Hopper tile: the sources' scales, those of the filters,
+// bias and activation, and float16 or int8.
+#pragma once
+
+#include "conv/sm90/core.cuh"
+
+namespace cutefuse::conv {
+
+CUTE_DEVICE float to_float(uint32_t sum) { return float(int(sum)); }
+CUTE_DEVICE float to_float(float sum) { return sum; }
+
+// The two filters of a thread's accumulator rows with their scales, times that of the sources where all share it: sums
+// of Sum, though kept in registers of float, become outputs. For int8 outputs the filters are neighbours
+// (load_filters), otherwise 8 apart as in FilterPair.
+template <class Sum>
+struct ScaledPair : FilterPair {
+  float scale[2];
+
+  ScaledPair() = default;
+  CUTE_DEVICE ScaledPair(Sm90Params const &params, int first_filter) : FilterPair(params, first_filter) {
+    bool const neighbours = params.problem.output_type == Type::kInt8, drained = cute::is_same_v<Sum, float>;
+    int const first = first_filter + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 * 2;
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      int const at = neighbours ? first + row : filter + 8 * row;
+      bool const exists = at < params.problem.K;
+      bias[row] = exists ? __ldg(params.b + at) : 0.f;
+      scale[row] = exists ? __ldg(params.w_scale + at) * (drained ? 1.f : params.problem.scale[0]) : 0.f;
+    }
+  }
+  template <int kValues>
+  CUTE_DEVICE void add_to(float (&values)[kValues]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues; ++i) {
+      values[i] = fmaf(to_float(reinterpret_cast<Sum &>(values[i])), scale[i / 2 % 2], bias[i / 2 % 2]);
+    }
+  }
+};
+
+template <class Traits>
+using StoredSum = cute::conditional_t<Traits::kDrains, float, typename Traits::Sum>;
+template <class Traits>
+using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<StoredSum<Traits>>, FilterPair>;
+
+// Adds a source's sums to those of the earlier ones.
+template <class Sum, int kValues>
+CUTE_DEVICE void drain(Sum const (&acc)[kValues], float scale, float (&sums)[kValues]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kValues; ++i) sums[i] = fmaf(to_float(acc[i]), scale, sums[i]);
+}
+
+// Four values to four int8: rounded to nearest even, saturated.
+CUTE_DEVICE uint32_t pack_int8(float a, float b, float c, float d) {
+  cutlass::Array<int, 4> const values = {__float2int_rn(a), __float2int_rn(b), __float2int_rn(c), __float2int_rn(d)};
+  auto const packed = cutlass::NumericArrayConverter<int8_t, int, 4>::convert(values);
+  return reinterpret_cast<uint32_t const &>(packed);
+}
+
+// Transposes 8-pixel groups of int8: pixel i of the staging tile becomes a row of 64 filters, 16-byte chunks XORed with
+// the row as SWIZZLE_64B does. packed: (2 filters,2 pixels) of each group.
+template <int kGroups>
+CUTE_DEVICE void stage_int8(uint32_t const *packed, int8_t *staging) {
+  int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  auto const row = [&](int pixel) {  // that this lane names to a store
+    return reinterpret_cast<uint128_t *>(staging + pixel * kStoreColumns + (warp ^ pixel / 2 % 4) * 16);
+  };
+  static_assert(kGroups % 4 <= 2);
+  CUTE_UNROLL
+  for (int group = 0; group + 4 <= kGroups; group += 4) {
+    uint32_t const *const r = packed + group;
+    SM90_U16x8_STSM_T::copy(r[0], r[1], r[2], r[3], *row(8 * group + lane));
+  }
+  if constexpr (kGroups % 4 == 1) SM90_U16x2_STSM_T::copy(packed[kGroups - 1], *row(8 * (kGroups - 1) + lane % 8));
+  if constexpr (kGroups % 4 == 2) {
+    SM90_U16x4_STSM_T::copy(packed[kGroups - 2], packed[kGroups - 1], *row(8 * (kGroups - 2) + lane % 16));
+  }
+}
+
+// As store_outputs, to int8.
+template <int kPixels, int kRows, int kStagings, bool kBesideLoop, class Pair, class Store>
+CUTE_DEVICE void store_int8(float (&acc)[kPixels / 2], Pair const &pair, Sm90Params const &params, int8_t *staging,
+                            int warpgroup, Store const &store) {
+  bool const issues = threadIdx.x % 128 == 0;
+  Problem const &p = params.problem;
+  float const inverse_scale = params.inverse_output_scale;
+  with_finish(p.activation, [&](auto finish) {
+    constexpr int kTiles = kPixels / kRows, kValues = kRows / 2;
+    CUTE_UNROLL
+    for (int first = 0; first < kTiles; first += kStagings) {
+      if (issues) tma_store_wait<0>();  // the last stores have read the staging tiles
+      cutlass::arch::NamedBarrier::sync(128, warpgroup);
+      Pair next = pair;
+      CUTE_UNROLL
+      for (int i = 0; i < kStagings; ++i) {
+        auto &values = reinterpret_cast<float (&)[kValues]>(acc[kValues * (first + i)]);
+        bool const relu = finish_values<decltype(finish)::value, kBesideLoop>(values, next, p);
+        uint32_t packed[kValues / 4];
+        CUTE_UNROLL
+        for (int group = 0; group < kValues / 4; ++group) {
+          float *const v = values + 4 * group;
+          CUTE_UNROLL
+          for (int j = 0; j < 4; ++j) v[j] = (relu ? max_nan(v[j], 0.f) : v[j]) * inverse_scale;
+          packed[group] = pack_int8(v[0], v[2], v[1], v[3]);
+        }
+        next = biases_after(packed[kValues / 4 - 1], next, p);
+        stage_int8<kRows / 8>(packed, staging + i * kRows * kStoreColumns);
+      }
+      tma_store_fence();
+      cutlass::arch::NamedBarrier::sync(128, warpgroup);
+      if (issues) {
+        CUTE_UNROLL
+        for (int i = 0; i < kStagings; ++i) store(first + i, staging + i * kRows * kStoreColumns);
+        tma_store_arrive();
+      }
+    }
+  });
+}
+
+// The outputs of 64 filters, whichever the number type.
+template <class Traits, int kRowTiles = 1, bool kBesideLoop = false, class Store>
+CUTE_DEVICE void store_tile(StoredSum<Traits> (&acc)[Traits::kN / 2], Pair<Traits> const &pair,
+                            Sm90Params const &params, typename Traits::Output *staging, int warpgroup,
+                            Store const &store) {
+  auto &sums = reinterpret_cast<float (&)[Traits::kN / 2]>(acc);
+  if constexpr (Traits::kScaled) {
+    if (params.problem.output_type == Type::kInt8) {
+      store_int8<Traits::kN, Traits::kStoreRows, Traits::kStagings, kBesideLoop>(
+          sums, pair, params, reinterpret_cast<int8_t *>(staging), warpgroup, store);
+      return;
+    }
+  }
+  store_outputs<typename Traits::Output, Traits::kN, Traits::kStoreRows, Traits::kStagings, kRowTiles, kBesideLoop>(
+      sums, pair, params.problem, staging, warpgroup, store);
+}
+
+}  // namespace cutefuse::conv

@@ -1,0 +1,27 @@
+// What a number type means to the Hopper kernels: in what wgmma adds up, and as what a tile's outputs are staged.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+
+#include <cstdint>
+
+namespace cutefuse::conv {
+
+template <class Element>
+struct Sm90Numbers {
+  using Sum = float;
+  using Output = Element;
+  static constexpr bool kScaled = false;
+};
+
+// 32-bit integers, in the registers as wgmma declares them. Outputs are float16, or int8 in half of that room.
+template <>
+struct Sm90Numbers<std::int8_t> {
+  using Sum = std::uint32_t;
+  using Output = cutlass::half_t;
+  static constexpr bool kScaled = true;  // sources and filters have scales
+};
+
+constexpr int kStepBytes = 32;  // of a pixel's channels, in one step of wgmma
+
+}  // namespace cutefuse::conv
