@@ -89,6 +89,7 @@ def test_a_unet_is_fused_and_its_report_carries_figures_and_their_basis(
         "engine_assumed": True,
         "gpu": "H200",
         "gpu_assumed": True,
+        "gpu_others": [],
     }
     out = capsys.readouterr().out
     assert f"predicted: {report['summary']['gain_us']:.1f} us saved together, {len(fused)} by a model" in out

@@ -105,3 +105,21 @@ def test_a_gpu_goes_by_its_name_or_by_its_capability() -> None:
     assert device_of(0, "RTX 4090").sm == 89 and not device_of(89, "NVIDIA L4").assumed
     with pytest.raises(CutefuseError, match="peak rates of a GPU 'Voodoo 2' are not known; choose one of"):
         device_of(90, "Voodoo 2")
+
+
+@pytest.mark.parametrize(("name", "taken", "others"), [
+    ("A100", "A100 SXM4 80GB", ["A100 80GB PCIe", "A100 40GB"]), ("H100", "H100 SXM", ["H100 PCIe", "H100 NVL"]),
+    ("4070", "RTX 4070", ["RTX 4070 Ti SUPER", "RTX 4070 Ti", "RTX 4070 SUPER"]), ("V100", "V100 PCIe", ["V100 SXM2"]),
+    ("Orin", "Jetson AGX Orin 64GB", ["Jetson AGX Orin 32GB", "Jetson Orin NX 16GB"]),
+    ("A100 40GB", "A100 40GB", []), ("NVIDIA H100 80GB HBM3", "H100 SXM", []), ("H200", "H200", []), ("", "H200", []),
+])  # fmt: skip
+def test_a_name_that_several_boards_share_takes_the_usual_one_and_names_the_others(
+    name: str, taken: str, others: list[str]
+) -> None:
+    device = device_of(0, name)
+    assert device.name == taken and list(device.others) == others and device.assumed == (not name)
+
+
+def test_a_capability_without_peaks_of_its_own_takes_those_of_a_near_board() -> None:
+    assert [device_of(sm).name for sm in (103, 110, 121)] == ["B200", *["Jetson AGX Orin 64GB"] * 2]
+    assert device_of(110).assumed and device_of(110).sm == 110

@@ -64,6 +64,29 @@ def test_options_that_do_nothing_say_so(model: str, capsys: pytest.CaptureFixtur
     assert "--trt-version does nothing without --print-only" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("kind", "said"), [("tensorrt", True), ("torch", True), ("trtexec", False)])
+def test_a_time_limit_without_trtexec_says_that_it_does_nothing(
+    kind: str, said: bool, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cutefuse.commands.build.choose_backend", lambda *_: kind)
+    for words in ([], ["--timeout", "5"]):
+        main([model, "--dry-run", "--backend", "tensorrt", *words])
+        words_of_kind = f"--timeout does nothing with the back end {kind}: it ends trtexec"
+        assert (words_of_kind in capsys.readouterr().out) == (said and bool(words))
+
+
+def test_a_time_limit_is_idle_in_onnx_runtime_and_unjudged_without_any_engine(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([model, "--timeout", "9"]) == 2
+    assert "--timeout" not in capsys.readouterr().out
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "onnxruntime")
+    process.main([model, str(tmp_path), "--backend", "onnxruntime", "--timeout", "9", "-b"])
+    assert "--timeout does nothing with the back end onnxruntime" in capsys.readouterr().out
+    process.main([str(tmp_path), str(tmp_path), "--timeout", "9"])
+    assert "--timeout" not in capsys.readouterr().out
+
+
 def test_a_model_with_fused_nodes_can_do_without_plugins(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -256,6 +256,16 @@ def test_a_named_gpu_is_the_target_in_everything(
     assert (report["sm"], report["prediction"]["gpu"], report["prediction"]["gpu_assumed"]) == (sm, gpu, False)
 
 
+def test_a_gpu_name_that_several_boards_share_says_which_was_taken(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, said in (("A100", True), ("A100 SXM4 80GB", False)):
+        assert main([str(source), "--dry-run", "--gpu", name]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "on A100 SXM4 80GB" in out
+        assert ("(the name fits A100 80GB PCIe, A100 40GB too: --gpu takes the whole one)" in out) == said
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

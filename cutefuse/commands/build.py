@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cutefuse.commands import next_step
 from cutefuse.engine import trtexec
-from cutefuse.engine.build import BACKENDS, build
+from cutefuse.engine.build import BACKENDS, build, choose_backend
 from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone
@@ -43,6 +43,14 @@ def assumed_version(args: argparse.Namespace) -> str | None:
     newest = ".".join(map(str, NEWEST))
     print(f"# no TensorRT here: {newest} is assumed, the newest that cutefuse knows; --trt-version names another")
     return newest
+
+
+def say_idle_timeout(timeout_s: float | None, backend: str, allow_onnxruntime: bool = False) -> None:
+    """Say that --timeout has no effect where the back end is not trtexec; not where there is none at all."""
+    with contextlib.suppress(CutefuseError):
+        kind = "" if timeout_s is None else choose_backend(backend, allow_onnxruntime)
+        if kind not in ("", "trtexec"):
+            print(f"--timeout does nothing with the back end {kind}: it ends trtexec")
 
 
 def say_idle(args: argparse.Namespace, model: Path, dry_run: str = "") -> None:
@@ -82,6 +90,7 @@ def main(argv: list[str] | None = None) -> int:
         end_on_sigterm()
         with json_alone(args.json) as show:
             say_idle(args, args.model, "" if args.dry_run else "--dry-run")
+            say_idle_timeout(args.timeout, args.backend)
             files = build(
                 args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
                 not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
-from cutefuse.commands.build import end_on_sigterm, trtexec_options
+from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_options
 from cutefuse.commands.doctor import local_gpu, local_sm
 from cutefuse.commands.patch import shape_argument, show, tuner_of
 from cutefuse.engine.bench import BEST
@@ -164,6 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         try:
             with contextlib.redirect_stdout(sys.stderr):
+                say_idle_timeout(args.timeout, args.backend)
                 data = optimize(request, progress)
                 made = pages(args.output, data["paid"])
         except BaseException:

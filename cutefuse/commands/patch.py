@@ -98,6 +98,8 @@ def _prediction(report: dict[str, Any]) -> list[str]:
         return []
     engine = about["engine"] + (", the newest known (--trt-version names another)" if about["engine_assumed"] else "")
     gpu = about["gpu"] + (" (--gpu names another)" if about["gpu_assumed"] else "")
+    if others := about["gpu_others"]:
+        gpu += f" (the name fits {', '.join(others)} too: --gpu takes the whole one)"
     bases = Counter(s["basis"] for s in report["sites"] if s["status"] == FUSED and s["basis"])
     found = []
     if summary["gain_us"] is not None and bases:

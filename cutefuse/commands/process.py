@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutefuse.commands import next_step
-from cutefuse.commands.build import add_engine_arguments, end_on_sigterm, say_idle, trtexec_options
+from cutefuse.commands.build import add_engine_arguments, end_on_sigterm, say_idle, say_idle_timeout, trtexec_options
 from cutefuse.engine import build as engine
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
@@ -141,6 +141,8 @@ def main(argv: list[str] | None = None) -> int:
         options = trtexec_options([*args.trtexec, *rest])
         with json_alone(args.json) as show:
             say_idle(args, args.input, "" if args.print_only else "--print-only")
+            if args.input.suffix in (*_ONNX, *_ENGINES):
+                say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
             page = process(
                 args.input, args.outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
                 args.print_only, args.trt_version,

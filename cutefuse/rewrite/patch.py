@@ -161,6 +161,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
             "engine_assumed": model_of.engine.assumed,
             "gpu": model_of.device.name,
             "gpu_assumed": model_of.device.assumed,
+            "gpu_others": list(model_of.device.others),
         },
         "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
         "silu": {

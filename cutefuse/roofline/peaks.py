@@ -177,20 +177,25 @@ def by_name(name: str, sms: int | None = None) -> Peaks | None:
     return None
 
 
+def sharing(name: str) -> list[Peaks]:
+    """The boards that a person may mean by a name: one by its whole name, else all that have its words."""
+    wanted = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w not in ("", "nvidia", "tesla", "geforce")]
+    exact = [b for b in _BOARDS if b[0].lower() == " ".join(wanted)]
+    # A word may be the beginning of a board's: "A100-SXM" is the A100 SXM4.
+    return [_board(b) for b in exact or [b for b in _BOARDS if wanted and all(_begins(b, word) for word in wanted)]]
+
+
 def board(name: str) -> Peaks:
     """Peaks of the board that a person names with `--peaks`.
 
     Raises CutefuseError for a name that is in no table, and for one that several boards share ("A100").
     """
-    wanted = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w not in ("", "nvidia", "tesla", "geforce")]
-    exact = [b for b in _BOARDS if b[0].lower() == " ".join(wanted)]
-    # A word may be the beginning of a board's: "A100-SXM" is the A100 SXM4.
-    named = exact or [b for b in _BOARDS if wanted and all(_begins(b, word) for word in wanted)]
+    named = sharing(name)
     if len(named) > 1:
         raise CutefuseError(
-            f"--peaks is {name}, which {len(named)} boards share; give one of {', '.join(b[0] for b in named)}"
+            f"--peaks is {name}, which {len(named)} boards share; give one of {', '.join(b.device for b in named)}"
         )
-    found = _board(named[0]) if named else by_name(name)
+    found = named[0] if named else by_name(name)
     if found is None:
         known = ", ".join(b[0] for b in _BOARDS)
         raise CutefuseError(f"--peaks is {name}; give auto, measured, a JSON file, or one of {known}")

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.kernels import Call
-from cutefuse.roofline.peaks import Peaks, boards, by_name
+from cutefuse.roofline.peaks import Peaks, boards, by_name, sharing
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4, "int64": 8, "float64": 8, "bool": 1}
 _PRECISION = {"float32": "TF32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8"}
-# The board that a compute capability stands for where none is named.
+# The board that a compute capability stands for where none is named; a near one where its own peaks are not known.
 _USUAL = {80: "A100 SXM4 80GB", 86: "RTX 3090", 87: "Jetson AGX Orin 64GB", 89: "RTX 4090", 90: "H200", 100: "B200",
-          120: "RTX 5090"}  # fmt: skip
+          103: "B200", 110: "Jetson AGX Orin 64GB", 120: "RTX 5090", 121: "Jetson AGX Orin 64GB"}  # fmt: skip
 _FITTED = 90
 
 # One pass over memory: 504 Triton kernels of bias and activation in 20 networks, from 0.2 to 130 MB, within 10 %.
@@ -56,11 +56,15 @@ _MMA_SYNC_SHARE = 0.62
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU whose time is predicted; `assumed`: nobody named it."""
+    """The GPU whose time is predicted.
+
+    assumed: nobody named it. others: boards that share the name it was given.
+    """
 
     peaks: Peaks
     sm: int
     assumed: bool = True
+    others: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,13 +96,18 @@ class Device:
 def device_of(sm: int, name: str = "") -> Device:
     """The GPU of a name, or the usual one of a compute capability (times 10); an H200 where neither is given.
 
-    Raises CutefuseError for a name that the table of peaks has not.
+    Of several boards that share a name it is the usual one, else the one that the driver calls so, else that of the
+    shortest name. Raises CutefuseError for a name that the table of peaks has not.
     """
-    peaks = by_name(name or _USUAL.get(sm, _USUAL[_FITTED]))
+    named = sharing(name)
+    usual = [p for p in named if p.device in _USUAL.values()]
+    peaks = by_name(name or _USUAL.get(sm, _USUAL[_FITTED])) or min(named, key=lambda p: len(p.device), default=None)
+    peaks = usual[0] if usual else peaks
     if peaks is None:
         known = ", ".join(b.device for b in boards())
         raise CutefuseError(f"the peak rates of a GPU '{name}' are not known; choose one of {known}")
-    return Device(peaks, sm or round(10 * float(peaks.capability)), assumed=not name)
+    others = tuple(p.device for p in named if p.device != peaks.device)
+    return Device(peaks, sm or round(10 * float(peaks.capability)), assumed=not name, others=others)
 
 
 @dataclass(frozen=True)
