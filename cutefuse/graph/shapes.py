@@ -9,12 +9,14 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.axis_names import Names, keep
 from cutefuse.graph.read import external_fields, run_node
 from cutefuse.graph.store import INLINE_BYTES
 
-ROUNDS = 16  # of inference and folding; each makes at least one more size known
+ROUNDS = 64  # of inference and folding; each makes at least one more size known
 MAX_ELEMENTS = 64  # of a value that can describe a shape
 ARITHMETIC = frozenset("Gather Slice Squeeze Unsqueeze Concat Cast Add Sub Mul Div Floor Identity".split())
+MOVES = frozenset("Gather Slice Squeeze Unsqueeze Concat Cast Identity".split())  # sizes without changing them
 
 
 def inferred(
@@ -31,10 +33,12 @@ def inferred(
         _set_sizes(skeleton.graph, sizes)
     known: dict[str, np.ndarray] = {}
     graph = model.graph
+    names = Names(skeleton.graph)
     try:
         for _ in range(ROUNDS):
             graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
-            if not _fold(skeleton, graph, known):
+            values = _Values(skeleton, graph, known, names)
+            if not values.fold() and not keep(skeleton.graph, graph, values.opset, names, values.of):
                 break
     except Exception:  # contradictory shapes, or more than 2 GB of constants inside nodes: go on with what is known
         pass
@@ -92,48 +96,76 @@ def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProt
     return skeleton
 
 
-def _fold(skeleton: ModelProto, graph: onnx.GraphProto, known: dict[str, np.ndarray]) -> bool:
-    """Turn shape arithmetic whose result is known by now into Constants of the skeleton; whether there was any."""
-    if not any(n.op_type == "Shape" for n in skeleton.graph.node):
-        return False
-    opset = next((o.version for o in skeleton.opset_import if o.domain in ("", "ai.onnx")), 1)
-    dims = {v.name: _dims(v) for v in (*graph.input, *graph.value_info, *graph.output)}
-    overridable = {v.name for v in skeleton.graph.input}
-    small = {
-        t.name: t for t in skeleton.graph.initializer if t.name not in overridable and np.prod(t.dims) <= MAX_ELEMENTS
-    }
-    partial: dict[str, np.ndarray] = {}  # results of Shape, -1 where a size is not known
-    found = False
-    for node in skeleton.graph.node:
-        if node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.output[0] in known:
-            continue
-        if node.op_type == "Shape" and not node.attribute and node.input and dims.get(node.input[0]) is not None:
-            partial[node.output[0]] = np.array(dims[node.input[0]], dtype=np.int64)
-            continue
-        for name in node.input:
-            if name in small and name not in known:
-                known[name] = numpy_helper.to_array(small[name])
-        if node.op_type == "Constant":
-            literal = run_node(node, opset, []) if node.ByteSize() <= INLINE_BYTES else None
-            known.update({node.output[0]: literal[0]} if literal and literal[0].size <= MAX_ELEMENTS else {})
-        elif node.op_type in ARITHMETIC and (value := _value(node, opset, known, partial)) is not None:
-            known[node.output[0]] = value
-            node.CopyFrom(helper.make_node("Constant", [], list(node.output), value=numpy_helper.from_array(value)))
-            found = True
-    return found
+class _Values:
+    """Small values of a round: constants and, as far as it is known by now, the arithmetic that computes sizes.
 
+    known: those that earlier rounds found too. Sizes are coded by `names`.
+    """
 
-def _value(
-    node: NodeProto, opset: int, known: dict[str, np.ndarray], partial: dict[str, np.ndarray]
-) -> np.ndarray | None:
-    operands: Sequence[np.ndarray | None] = [known.get(n, partial.get(n)) for n in node.input if n]
-    if any(o is None for o in operands) or len(operands) != len(node.input) or not operands:
+    def __init__(
+        self, skeleton: ModelProto, graph: onnx.GraphProto, known: dict[str, np.ndarray], names: Names
+    ) -> None:
+        self.opset = next((o.version for o in skeleton.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self._nodes = skeleton.graph.node
+        self._dims = {v.name: names.dims(v) for v in (*graph.input, *graph.value_info, *graph.output)}
+        overridable = {v.name for v in skeleton.graph.input}
+        self._small = {
+            t.name: t
+            for t in skeleton.graph.initializer
+            if t.name not in overridable and np.prod(t.dims) <= MAX_ELEMENTS
+        }
+        self._constants = {n.output[0]: n for n in self._nodes if n.op_type == "Constant" and len(n.output) == 1}
+        self._known = known
+        self._partial: dict[str, np.ndarray] = {}  # sizes of which some are not known
+
+    def of(self, name: str) -> np.ndarray | None:
+        """The value of a tensor, with negative codes for sizes that have no number; None where it is not known."""
+        if name not in self._known and name in self._small:
+            self._known[name] = numpy_helper.to_array(self._small[name])
+        elif name not in self._known and name in self._constants:
+            node = self._constants[name]
+            literal = run_node(node, self.opset, []) if node.ByteSize() <= INLINE_BYTES else None
+            if literal and literal[0].size <= MAX_ELEMENTS:
+                self._known[name] = literal[0]
+        return self._known.get(name, self._partial.get(name))
+
+    def fold(self) -> bool:
+        """Turn arithmetic whose result is known by now into Constants of the skeleton; whether there was any."""
+        if not any(n.op_type == "Shape" for n in self._nodes):
+            return False
+        found = False
+        for node in self._nodes:
+            if node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.output[0] in self._known:
+                continue
+            if node.op_type == "Shape" and not node.attribute and node.input:
+                dims = self._dims.get(node.input[0])
+                if dims is not None:
+                    self._partial[node.output[0]] = np.array(dims, dtype=np.int64)
+            elif node.op_type in ARITHMETIC and (value := self._result(node)) is not None:
+                result = node.output[0]
+                self._known[result] = value
+                constant = numpy_helper.from_array(value)
+                node.CopyFrom(helper.make_node("Constant", [], [result], value=constant))
+                found = True
+        return found
+
+    def _result(self, node: NodeProto) -> np.ndarray | None:
+        operands = [self.of(n) for n in node.input if n]
+        if any(o is None for o in operands) or len(operands) != len(node.input) or not operands:
+            return None
+        coded = [i for i, n in enumerate(node.input) if n not in self._known and (self._partial[n] < 0).any()]
+        # Codes may be moved, but neither computed with nor taken for positions.
+        if coded and (node.op_type not in MOVES or (node.op_type != "Concat" and coded != [0])):
+            return None
+        value = _run(node, self.opset, operands)
+        if value is None or not coded:
+            return value
+        if node.op_type == "Cast" and not np.array_equal(value, self._partial[node.input[0]]):
+            return None
+        if not (value < 0).any():
+            return value
+        self._partial[node.output[0]] = value
         return None
-    from_shape = any(n in partial and n not in known for n in node.input)
-    if from_shape and node.op_type not in ("Gather", "Slice", "Concat", "Identity"):
-        return None if any(n in partial and (partial[n] < 0).any() for n in node.input) else _run(node, opset, operands)
-    value = _run(node, opset, operands)
-    return None if value is None or (from_shape and (value < 0).any()) else value
 
 
 def _run(node: NodeProto, opset: int, operands: Sequence[np.ndarray | None]) -> np.ndarray | None:
