@@ -47,7 +47,8 @@ std::string describe_variant(Variant const &v) {
          ", \"sources\": " + std::to_string(f.sources) +
          ", \"activation\": " + quoted(kActivationNames[static_cast<int>(f.activation)]) +
          ", \"residual\": " + kResiduals[static_cast<int>(f.residual)] + ", \"view\": " + yes(f.view) +
-         ", \"quantised\": " + yes(f.quantised) + ", \"layer\": " + yes(f.layer) + ", \"types\": " + types +
+         ", \"quantised\": " + yes(f.quantised) + ", \"layer\": " + yes(f.layer) +
+         ", \"pre_activated\": " + yes(f.pre_activated) + ", \"types\": " + types +
          ", \"output_types\": " + output_types + "}";
 }
 

@@ -25,6 +25,7 @@ struct Facts {
   bool quantised = false;         // int8 sources and filter, with scales
   bool quantised_output = false;  // int8 output
   bool layer = false;             // LayerNorm, else RMSNorm
+  bool pre_activated = false;     // each input channel is scaled and shifted, then ReLU, before the filter sees it
 };
 
 }  // namespace cutefuse

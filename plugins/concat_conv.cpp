@@ -1,5 +1,5 @@
 // The TensorRT side of ConcatConv: sources, residual and outputs channels-last, the packed filter and the bias as plain
-// inputs.
+// inputs, and so a pre-activation's scale and shift.
 #include "concat_conv/attributes.h"
 #include "fused_plugin.h"
 
@@ -13,6 +13,8 @@ Port port(Variant const &variant, std::int32_t pos) {
   std::int32_t const filter = variant.facts.sources, bias = filter + 1;
   if (pos == filter) return {TypeRule::kActivation, Layout::kLinear};
   if (pos == bias) return {TypeRule::kFloat32, Layout::kLinear};
+  bool const vector = variant.facts.pre_activated && (pos == bias + 1 || pos == bias + 2);  // its scale and shift
+  if (vector) return {TypeRule::kActivation, Layout::kLinear};
   return {TypeRule::kActivation, Layout::kChannelsLast};
 }
 

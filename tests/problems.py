@@ -48,11 +48,12 @@ class Problem:
     tail: int = 0
     residual: str = ""
     outputs: tuple[int, ...] = ()
+    pre_activated: bool = False
 
     @property
     def op_type(self) -> str:
-        """Cute[View]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
-        view = "View" if self.starts or self.upsample else ""
+        """Cute[View|Pre]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
+        view = "View" if self.starts or self.upsample else "Pre" if self.pre_activated else ""
         several = f"x{len(self.outputs)}" if self.outputs else ""
         before, after = ("Add" if self.residual == r else "" for r in ("before", "after"))
         return f"Cute{view}ConcatConv{len(self.C)}{several}{before}{self.activation}{after}"
@@ -175,6 +176,7 @@ class Instance:
     b: Any
     truth: tuple[Any, Any] | None = None
     z: Any = None
+    vectors: tuple[Any, Any] | None = None  # scale and shift of a pre-activation
 
     def __str__(self) -> str:
         return f"{self.problem} in {self.dtype}"
@@ -227,6 +229,8 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     b = normal(p.K)
     operands = [gpu.to_channel_range(t, dtype, start, p.tail) for t, start in zip(x, starts, strict=True)]
     operands += [gpu.to_linear(pack_filter(w, p.C), dtype), gpu.to_linear(b, "float32")]
+    vectors = (normal(sum(p.C)).to(kind), normal(sum(p.C)).to(kind)) if p.pre_activated else None
+    operands += [gpu.to_linear(v, dtype) for v in vectors or ()]
     z = normal(*p.output).to(kind) if p.residual else None
     operands += [gpu.to_channels_last(z, dtype)] if p.residual else []
     n, _, rows, columns = p.output
@@ -248,7 +252,7 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
         call = replace(call, workspace=workspace.view.data_ptr(), workspace_bytes=size)
     buffers = [buffer for buffer, _ in (*operands, *outputs)]
     enlarged = [t.repeat_interleave(u, 2).repeat_interleave(u, 3) for t, u in zip(x, factors, strict=True)]
-    return Instance(problem, dtype, call, buffers, enlarged, w, b, z=z)
+    return Instance(problem, dtype, call, buffers, enlarged, w, b, z=z, vectors=vectors)
 
 
 def activate(y: Any, suffix: str) -> Any:
@@ -276,6 +280,9 @@ def convolve(instance: Instance, kind: Any, magnitude: bool = False) -> Any:
     # Under compute-sanitizer on the CPU: initcheck would follow these products access by access.
     device = instance.w.device
     x, w, b = ((v.cpu() if SANITIZED else v).to(kind) for v in (cat(instance.x, 1), instance.w, instance.b))
+    if instance.vectors:
+        scale, shift = (v.to(x.device, kind).view(1, -1, 1, 1) for v in instance.vectors)
+        x = (x * scale + shift).relu()
     if magnitude:
         x, w, b = x.abs(), w.abs(), b.abs()
     x = F.pad(x, (p.pads[1], p.pads[3], p.pads[0], p.pads[2]))
@@ -293,7 +300,7 @@ def reference(instance: Instance) -> tuple[Any, Any]:
     """(truth, elementwise bound) in float64, computed once for all tiles.
 
     The bound is one rounding of the result plus the float32 (or tf32) rounding of the products and of their sum, both
-    against the float64 convolution of the rounded operands.
+    against the float64 convolution of the rounded operands; pre-activated ones are rounded once more.
     """
     import torch
 
@@ -304,7 +311,8 @@ def reference(instance: Instance) -> tuple[Any, Any]:
         truth = activate(sums + z.double() if residual == "before" else sums, instance.problem.activation)
         truth, scale = (truth + z.double(), scale) if residual == "after" else (truth, scale)
         scale = scale + z.double().abs() if residual else scale
-        bound = 1.01 * UNIT[instance.dtype] * truth.abs() + SUM_UNIT[instance.dtype] * scale + 1e-6
+        own = SUM_UNIT[instance.dtype] + (UNIT[instance.dtype] if instance.vectors else 0.0)
+        bound = 1.01 * UNIT[instance.dtype] * truth.abs() + own * scale + 1e-6
         instance.truth = truth, bound
     return instance.truth
 

@@ -15,7 +15,8 @@ OPS = {op["name"]: op for op in kernels.describe()["ops"]}
 
 def conv_name(v: dict) -> str:
     """The op_type that a convolution's facts spell."""
-    prefix = "CuteQConcatConv" if v["quantised"] else "CuteViewConcatConv" if v["view"] else "CuteConcatConv"
+    kinds = {"Q": v["quantised"], "View": v["view"], "Pre": v["pre_activated"]}
+    prefix = f"Cute{''.join(k for k, is_one in kinds.items() if is_one)}ConcatConv"
     several = f"x{v['outputs']}" if v["outputs"] > 1 else ""
     before, after = ("Add" if v["residual"] == place else "" for place in ("before", "after"))
     int8 = "Q" if v["output_types"] == ["int8"] else ""
@@ -26,7 +27,8 @@ def conv_name(v: dict) -> str:
 def test_the_facts_of_a_convolution_spell_its_op_type_and_count_its_tensors(stem: str) -> None:
     for v in OPS[stem]["variants"]:
         assert conv_name(v) == v["op_type"] and v["kind"] == "convolution"
-        assert v["inputs"] == v["sources"] + 2 + v["quantised"] + (v["residual"] is not None), v
+        vectors = 2 + v["quantised"] + 2 * v["pre_activated"]
+        assert v["inputs"] == v["sources"] + vectors + (v["residual"] is not None), v
         assert v["types"] == (["int8"] if v["quantised"] else ["float32", "float16", "bfloat16"])
     spelled = {v["op_type"] for v in OPS[stem]["variants"]}
     assert len(spelled) == len(OPS[stem]["variants"])

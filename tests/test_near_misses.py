@@ -32,10 +32,10 @@ def make(body: str, **options: object) -> onnx.ModelProto:
 
 
 BETWEEN = {
-    "DenseNet": (CAT + f"n = {BN} t = Relu(n) " + TAIL, "BatchNormalization and Relu stand between"),
+    "DenseNet": (CAT + f"n = {BN} t = LeakyRelu(n) " + TAIL, "BatchNormalization and LeakyRelu stand between"),
     "DenseNet in three steps": (
-        CAT + f"n = {BN} m = Mul(n, k2) o = Add(m, k2) t = Relu(o) " + TAIL,
-        "BatchNormalization, Mul, Add and Relu stand between",
+        CAT + f"n = {BN} m = Mul(n, k2) o = Add(m, k2) t = Elu(o) " + TAIL,
+        "BatchNormalization, Mul, Add and Elu stand between",
     ),
     "an activation": (CAT + "t = Relu(c) " + TAIL, "Relu stands between this Conv and Concat 'Concat_0'"),
     "SiLU": (CAT + "s = Sigmoid(c) t = Mul(c, s) " + TAIL, "Mul stands between"),
@@ -61,10 +61,10 @@ def test_what_stands_between_a_concat_and_a_convolution_is_told(name: str, tmp_p
 
 
 def test_a_site_that_is_fused_without_its_concat_says_so(tmp_path: Path) -> None:
-    result, patched = run_patch(make(CAT + f"n = {BN} t = Relu(n) x = Conv(t, v) y = Relu(x)"), tmp_path)
+    result, patched = run_patch(make(CAT + f"n = {BN} t = LeakyRelu(n) x = Conv(t, v) y = Relu(x)"), tmp_path)
     assert fused_types(patched) == ["CuteConcatConv1Relu"]
     (note,) = result.report["sites"][0]["notes"]
-    assert note.startswith("BatchNormalization and Relu stand between this Conv and Concat 'Concat_0'; only")
+    assert note.startswith("BatchNormalization and LeakyRelu stand between this Conv and Concat 'Concat_0'; only")
 
 
 @pytest.mark.parametrize(

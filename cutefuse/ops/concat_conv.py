@@ -37,14 +37,17 @@ class ConcatConv(FusedOp):
         form, body = conv_form.form_of(op_type), body_of(opset, dtype, calls)
         assert all(body.agreed(name) for name in self.must_agree(opset)), "calls that differ need bodies of their own"
         formals = [body.formal(name) for name in (*(f"x{i}" for i in range(form.sources)), "w", "b")]
+        formals += [body.formal("scale"), body.formal("shift")] if form.pre_activated else []
         formals += [body.formal("z")] if form.residual else []
         # Few runtimes convolve bfloat16 and before opset 22 the standard has no such Conv: compute it in float32.
         widen = dtype == "bfloat16"
         wide = [body.add("Cast", f, to=TensorProto.FLOAT) if widen and f != body.formal("b") else f for f in formals]
-        xs, (w, b, *z) = wide[: form.sources], wide[form.sources :]
+        xs, (w, b, *others) = wide[: form.sources], wide[form.sources :]
+        z = others[2:] if form.pre_activated else others
         xs = [conv_body.view(body, x, i, form.sources, calls) for i, x in enumerate(xs)] if form.view else xs
         filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
         concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
+        concat = conv_body.pre_activate(body, concat, *others) if form.pre_activated else concat
         y = conv_body.convolve(body, concat, filters, b if widen else body.cast_like(b, xs[0]))
         y = body.add("Add", y, *z) if form.residual == BEFORE else y
         y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
@@ -109,7 +112,8 @@ class ConcatConv(FusedOp):
         outputs = "|".join(str(t.dims[1]) for t in call.outputs)
         size = "x".join("?" if d < 0 else str(d) for d in call.outputs[0].dims[2:])
         tail = {BEFORE: f"add {form.suffix}".strip(), AFTER: f"{form.suffix} add", "": form.suffix or "linear"}
-        return f"{'+'.join(sources)}->{outputs} {r}x{s} @{size} {tail[form.residual]}"
+        before = "relu " if form.pre_activated else ""
+        return f"{before}{'+'.join(sources)}->{outputs} {r}x{s} @{size} {tail[form.residual]}"
 
 
 OPERATOR = ConcatConv()

@@ -134,6 +134,12 @@ def _interleaved(body: Body) -> str:
     return body.add("Concat", body.constant([0, 0]), rows, one, columns, one, axis=0)
 
 
+def pre_activate(body: Body, x: str, scale: str, shift: str) -> str:
+    """ReLU of x * scale + shift, vectors of the channels of x."""
+    vectors = (body.add("Reshape", v, body.constant([1, -1, 1, 1])) for v in (scale, shift))
+    return body.add("Relu", body.add("Add", body.add("Mul", x, next(vectors)), next(vectors)))
+
+
 def activate(body: Body, suffix: str, y: str, dtype: str) -> str:
     """The activation of an op_type's suffix in standard operators; y is of `dtype`, or of the body's type."""
     if suffix == "":

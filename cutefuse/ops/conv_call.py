@@ -33,6 +33,7 @@ def make_call(
     filters = sum(outputs)
     inputs = [Tensor(s.dims, dtype, CHANNELS_LAST) for s in sources]
     inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
+    inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if form.pre_activated else []
     inputs += [Tensor((batch, filters, rows, columns), dtype, CHANNELS_LAST)] if form.residual else []
     results = [Tensor((batch, k, rows, columns), dtype, CHANNELS_LAST) for k in outputs]
     return Call(form.op_type, inputs, results, attrs)

@@ -9,6 +9,7 @@ from cutefuse.ops.conv_form import AFTER, BEFORE, Form, forms
 from cutefuse.ops.op import Case
 
 CHANNELS = (16, 8, 72, 4, 64, 12, 20, 24)
+PRE_ACTIVATED = (16, 8, 72, 64, 24, 40, 8, 32)  # in whole vectors of every type
 UPSAMPLE = (2, 1, 4, 1, 1, 2, 1, 1)
 STARTS = (0, 8, 16, 0, 8, 0, 0, 24)
 
@@ -44,6 +45,10 @@ def cases() -> list[Case]:
         _case("inception", [48, 16], "Relu", outputs=(24, 16, 40), K=80, H=7, W=9, R=1, S=1, pads=(0, 0, 0, 0)),
         _case("odd_last_output", [40, 24], "Tanh", outputs=(8, 72, 13), K=93, H=6, W=5, N=2),
         _case("bottleneck", [32, 32], "Relu", residual=BEFORE, N=2, K=72, H=11, W=6, strides=(2, 1)),
+        _case("densenet", [256, 32, 32, 32], "Relu", pre_activated=True, N=2, K=128, H=7, W=7, R=1, S=1,
+              pads=(0, 0, 0, 0)),
+        _case("strided_pre_activation", [40, 72], "", pre_activated=True, N=3, K=19, H=9, W=12, strides=(2, 1),
+              pads=(0, 2, 3, 1), dilations=(1, 2)),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
 
@@ -56,17 +61,19 @@ def _extended() -> Iterator[Case]:
             continue
         views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if form.view else {}
         parts = (8, 16, 8, 4)[: form.outputs]
-        yield _case(op_type, CHANNELS[:n], form.suffix, view=form.view, residual=form.residual, outputs=parts,
-                    K=sum(parts), H=4, W=8, **views)  # fmt: skip
+        channels = (PRE_ACTIVATED if form.pre_activated else CHANNELS)[:n]
+        yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,
+                    K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, **views)  # fmt: skip
 
 
 def _case(
     name: str, channels: list[int] | tuple[int, ...], suffix: str, *, K: int, H: int, W: int, N: int = 1, R: int = 3,
     S: int = 3, pads: tuple[int, ...] = (1, 1, 1, 1), dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16"),
-    view: bool = False, residual: str = "", outputs: tuple[int, ...] = (), widths: tuple[int, ...] = (), **attrs: Any,
+    view: bool = False, residual: str = "", outputs: tuple[int, ...] = (), widths: tuple[int, ...] = (),
+    pre_activated: bool = False, **attrs: Any,
 ) -> Case:  # fmt: skip
     """H and W are those of the convolution; `widths` are the channels of the tensors that hold the sources."""
-    form = Form(len(channels), suffix, view, max(1, len(outputs)), residual)
+    form = Form(len(channels), suffix, view, max(1, len(outputs)), residual, pre_activated=pre_activated)
     sizes: dict[str, int | list[int]] = {"N": N, "C": list(channels), "H": H, "W": W, "K": K, "R": R, "S": S}
     sizes |= {"widths": list(widths)} if widths else {}
     params = {"LeakyRelu": {"alpha": [0.125]}, "Clip": {"lo": [-0.5], "hi": [0.75]}}.get(suffix, {})

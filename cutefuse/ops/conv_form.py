@@ -18,6 +18,7 @@ class Form:
     suffix: the activation, "" for none. view: sources may be channel ranges of wider tensors and may be enlarged.
     residual: whether a tensor of the output's shape is added `before` the activation, `after` it, or not at all ("").
     quantised: sources and filter are int8; to_int8: so is the output.
+    pre_activated: each input channel is scaled and shifted and passes ReLU before the filter sees it.
     """
 
     sources: int
@@ -27,6 +28,7 @@ class Form:
     residual: str = ""
     quantised: bool = False
     to_int8: bool = False
+    pre_activated: bool = False
 
     @property
     def op_type(self) -> str:
@@ -37,8 +39,9 @@ class Form:
 
     @property
     def inputs(self) -> int:
-        """Sources, packed filter, the filter's scales where it is int8, bias and the residual."""
-        return self.sources + 2 + self.quantised + bool(self.residual)
+        """Sources, packed filter, the filter's scales where it is int8, bias, scale and shift of a pre-activation, and
+        the residual."""
+        return self.sources + 2 + self.quantised + 2 * self.pre_activated + bool(self.residual)
 
 
 @functools.cache
@@ -48,7 +51,7 @@ def forms() -> dict[Form, str]:
     return {
         Form(
             v["sources"], v["activation"], v["view"], v["outputs"], v["residual"] or "", v["quantised"],
-            v["quantised"] and v["output_types"] == ["int8"],
+            v["quantised"] and v["output_types"] == ["int8"], v["pre_activated"],
         ): v["op_type"]
         for v in variants
     }  # fmt: skip

@@ -72,9 +72,14 @@ def unpacked(matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence
 
 
 def seen(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The sources as the convolution sees them: channel ranges taken, pixels repeated."""
+    """The sources as the convolution sees them: channel ranges taken, pixels repeated, channels pre-activated."""
     form, attrs = form_of(call.op_type), dict[str, Any](call.attrs)
     xs = list(operands[: form.sources])
+    if form.pre_activated:
+        scale, shift = operands[form.sources + 2 : form.sources + 4]
+        borders = np.cumsum(attrs["channels"])[:-1]
+        parts = zip(xs, np.split(scale, borders), np.split(shift, borders), strict=True)
+        return [np.maximum(x * s[:, None, None] + t[:, None, None], 0) for x, s, t in parts]
     if not form.view:
         return xs
     ranges = zip(xs, attrs["channel_starts"], attrs["channels"], attrs["upsample"], strict=True)

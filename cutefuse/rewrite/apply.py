@@ -22,7 +22,7 @@ from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
-from cutefuse.sites.match import Constant, Quantized
+from cutefuse.sites.match import Constant, Joined, Operand, Quantized, tensors_of
 
 SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
 
@@ -72,17 +72,17 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
     return result
 
 
-def _read_by(operand: str | Constant | Quantized) -> tuple[str, ...]:
+def _read_by(operand: Operand) -> tuple[str, ...]:
     """Tensors of the graph that an operand needs."""
     if isinstance(operand, Quantized):
         return tuple(filter(None, (operand.tensor, operand.scale, operand.zero_point)))
-    return (operand,) if isinstance(operand, str) else ()
+    return tensors_of(operand)
 
 
-def _operand(site: Site, operand: str | Constant | Quantized, constants: _Constants, quantised: _Quantisers) -> str:
+def _operand(site: Site, operand: Operand, constants: _Constants, makers: _Makers) -> str:
     if isinstance(operand, str):
         return operand
-    return quantised.add(operand) if isinstance(operand, Quantized) else constants.add(site.name, operand)
+    return constants.add(site.name, operand) if isinstance(operand, Constant) else makers.add(operand)
 
 
 def _computes_operands(graph: Graph, node: NodeProto) -> bool:
@@ -105,20 +105,20 @@ def apply_sites(
     names = _Names(graph, doomed)
     position = {id(n): i for i, n in enumerate(graph.nodes)}
     constants = _Constants(names, writer)
-    casts, quantised = _Casts(names), _Quantisers(names)
+    casts, prepared = _Casts(names), _Makers(names)
     new: dict[int, list[NodeProto]] = {}
     for site in sites:
         match = site.match
         if site.status != FUSED or match is None:
             continue
         site.name = names.of_node(site.name)
-        inputs = [_operand(site, i, constants, quantised) for i in match.inputs]
+        inputs = [_operand(site, i, constants, prepared) for i in match.inputs]
         outputs = [o or names.of_tensor(f"{site.name}.unused{i}") for i, o in enumerate(match.outputs)]
         makers = [position[id(n)] for n in match.nodes if set(n.output) & set(match.outputs)]
         read_here = [name for operand in match.inputs for name in _read_by(operand)]
         parents = [position[id(p)] for name in read_here if (p := graph.producer(name)) is not None]
         group = new.setdefault(max([min(makers), *parents]), [])
-        group += quantised.added()
+        group += prepared.added()
         group += casts.around(site, inputs, outputs, model.ir_version)
     made = {o for n in graph.nodes if id(n) in doomed.dead for o in n.output}
     made -= {o for nodes in new.values() for n in nodes for o in n.output}
@@ -246,16 +246,22 @@ class _Constants:
         return self._known[key]
 
 
-class _Quantisers:
-    """QuantizeLinear nodes in front of fused nodes; sites that quantise a tensor alike share one."""
+class _Makers:
+    """QuantizeLinear and Concat nodes in front of fused nodes; sites that want the same operand share one."""
 
     def __init__(self, names: _Names) -> None:
         self._names = names
-        self._known: dict[Quantized, str] = {}
+        self._known: dict[Quantized | Joined, str] = {}
         self._new: list[NodeProto] = []
 
-    def add(self, operand: Quantized) -> str:
-        if operand not in self._known:
+    def add(self, operand: Quantized | Joined) -> str:
+        if operand in self._known:
+            return self._known[operand]
+        if isinstance(operand, Joined):
+            output = self._known[operand] = self._names.of_tensor(f"{operand.tensors[-1]}.joined")
+            name = self._names.of_node(f"{operand.tensors[-1]}/join")
+            self._new.append(helper.make_node("Concat", operand.tensors, [output], name=name, axis=1))
+        else:
             output = self._known[operand] = self._names.of_tensor(f"{operand.tensor}.int8")
             name = self._names.of_node(f"{operand.tensor}/to_int8")
             # Without a zero point the type is uint8 unless the attribute of opset 21 names another one.

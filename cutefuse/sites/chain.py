@@ -99,7 +99,11 @@ def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, 
 
 def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:
     """The BatchNormalization, Mul or Add with constants that is the only reader of the tensor."""
-    node = graph.only_user(tensor)
+    return affine_of(graph, graph.only_user(tensor), tensor, channels)
+
+
+def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) -> Affine | None:
+    """The affine step that a node makes of the tensor; None for one that is no such step."""
     if graph.is_op(node, "BatchNormalization"):
         return _batch_norm(graph, node, tensor, channels)
     if graph.is_op(node, "Mul", "Add") and list(node.input).count(tensor) == 1:

@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.sites.match import Constant, Match
+from cutefuse.sites.match import Match, tensors_of
 
 TENSORRT, TORCH = ENGINES = ("tensorrt", "torch")
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
@@ -309,4 +309,4 @@ def wiring(graph: Graph, engine: Engine) -> Wiring:
 
 
 def _operands(match: Match) -> list[str]:
-    return [i if isinstance(i, str) else i.tensor for i in match.inputs if not isinstance(i, Constant)]
+    return [t for operand in match.inputs for t in tensors_of(operand)]

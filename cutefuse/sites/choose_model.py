@@ -26,7 +26,7 @@ from cutefuse.sites.choose_engine import (
     shortcut_fault,
 )
 from cutefuse.sites.find import Site
-from cutefuse.sites.match import Match
+from cutefuse.sites.match import Joined, Match
 
 # Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms").
 _NORM_RATIOS = {False: 0.83, True: 0.74}
@@ -96,6 +96,7 @@ class Model:
         ]
         before_us = sum(convolution_us(c, self.device) for c in convs)
         mergeable_us = before_us if together else 0.0
+        before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
         activation, residual = str(facts["activation"]), facts["residual"]
         for conv in convs:
             y = conv.output_bytes
@@ -118,7 +119,32 @@ class Model:
             after_us += self.device.pass_us(x) + self.device.copy_us(2 * x)  # a network's input has no padded pixels
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
-        return Own(before_us, after_us, "", mergeable_us)
+        return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
+
+    def _normalised_us(self, match: Match, call: Call) -> float:
+        """What the normalisation and ReLU before a convolution cost: a kernel of their own, or only what it writes
+        where the kernel that makes their tensor computes them. Triton's kernel for a Concat writes nothing else."""
+        inside, tensor = {id(n) for n in match.nodes}, match.nodes[0].input[0]
+        node = self.graph.producer(tensor)
+        while node is not None and id(node) in inside and node.op_type != "Concat":
+            tensor = next(t for t in node.input if not self.graph.is_constant(t))
+            node = self.graph.producer(tensor)
+        N, _, H, W = call.inputs[0].dims
+        size = N * H * W * sum(dict[str, Any](call.attrs)["channels"]) * ELEMENT_BYTES[call.inputs[0].dtype]
+        if node is not None and node.op_type == "Concat" and self.engine.name == TORCH:
+            return 0.0
+        hosted = node is not None and (node.op_type == "Conv" or node.op_type in ELEMENTWISE)
+        return self.device.move_us(size) if hosted else self.device.pass_us(2 * size)
+
+    def _joined_us(self, match: Match, call: Call) -> float:
+        """A site's share of the Concats that the rewriter adds for it and for all that join the same tensors."""
+        total_us = 0.0
+        for operand, tensor in zip(match.inputs, call.inputs, strict=True):
+            if isinstance(operand, Joined):
+                size = math.prod(tensor.dims) * ELEMENT_BYTES[tensor.dtype]
+                join_us = self.device.join_us(size) if self.engine.name == TORCH else self.device.pass_us(2 * size)
+                total_us += join_us / max(1, sum(n.op_type == "Concat" for n in self.graph.users(operand.tensors[-1])))
+        return total_us
 
     def _computed_inside(self, match: Match, activation: str) -> bool:
         if activation == "Silu" and self.engine.name == TENSORRT and self.engine.version >= TANH_SILU:

@@ -19,17 +19,69 @@ from cutefuse.ops.conv_form import Form, Source, most_outputs, most_sources
 from cutefuse.sites import conv_facts, views
 from cutefuse.sites.chain import Chain, chains_after
 from cutefuse.sites.conv_facts import Front
-from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal, Traffic
+from cutefuse.sites.match import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.sites.match import Operand as MatchOperand
 from cutefuse.sites.near import behind_concat
 from cutefuse.sites.neighbours import has_neighbour, output_shape, transposed
+from cutefuse.sites.pre_activation import PreActivation, fronts, grouped, pre_activation
 from cutefuse.sites.quant_facts import is_quantised
 from cutefuse.sites.views import Operand
 
-RESIDUAL, PARALLEL, SINGLE = "residual", "parallel", "single"
+RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION = "residual", "parallel", "single", "pre_activation"
 
 
 def match(graph: Graph, node: NodeProto) -> Match | Refusal | None:
     """The site around a Conv: the match that fuses most, or why there is none."""
+    before = pre_activation(graph, node)
+    own = _pre_activated(graph, node, before) if before else ""
+    found = _match_plain(graph, node)
+    if isinstance(own, str):
+        return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
+    plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
+    for smaller in reversed(own):
+        plain = replace(smaller, otherwise=plain)
+    return plain
+
+
+def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation) -> list[Match] | str:
+    """The matches that take in what stands before a Conv, the largest first; or why there is none."""
+    reason, matches = "", list[Match]()
+    for front in fronts(graph, before):
+        facts = conv_facts.read(graph, node, front)
+        if isinstance(facts, Refusal):
+            reason = reason or facts.reason
+            continue
+        operands = grouped(facts, front, most_sources())
+        chain = chains_after(graph, node.output[0], facts.weight_dims[0])[0]
+        folded = conv_facts.Folded(graph, facts, chain.steps)
+        fault = before.reject(facts.dtype) or folded.reject()
+        if operands is None or fault:
+            reason = reason or fault or f"Concat joins {len(front.sources)} tensors; their Concat stays"
+            continue
+        sources = [s for _, s in operands]
+        form = Form(len(sources), chain.suffix, pre_activated=True)
+        call = make_call(form, sources, facts.weight_dims[:1], facts.geometry, facts.dtype, chain.params)
+        if fault := kernels.reject(call):
+            reason = reason or fault
+            continue
+        size = ELEMENT_BYTES[facts.dtype]
+        saved = conv_facts.traffic(graph, front, facts, size)
+        read = (facts.sources[0][0], facts.weight_dims[1], *facts.sources[0][2:])
+        saved |= {n.output[0]: Traffic(read, size) for n in before.nodes if n.op_type != "Identity"}
+        saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), size)} if chain.stored else {}
+        inputs = (
+            *(o for o, _ in operands), *_filter_and_bias(folded, sources, call),
+            *before.constants(facts.weight_dims[1], facts.dtype),
+        )  # fmt: skip
+        takes = frozenset({PRE_ACTIVATION} | (set() if front.concats else {SINGLE}))
+        notes = (chain.note,) if chain.note else ()
+        nodes = (node, *front.nodes, *chain.nodes)
+        matches.append(Match(call, nodes, inputs, (chain.output,), saved, takes, notes=notes))
+    return matches or reason
+
+
+def _match_plain(graph: Graph, node: NodeProto) -> Match | Refusal | None:
+    """The site of a Conv that multiplies what it reads as it is."""
     found: Match | Refusal | None = None
     # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
     for flatten_to in (most_sources(), 0):
@@ -115,11 +167,8 @@ def _built(
     operands: Sequence[Operand], chain: Chain,
 ) -> Match:  # fmt: skip
     call = _call(facts, operands, chain)
-    channels = [o.source.channels for o in operands]
-    w, b = call.inputs[len(operands) : len(operands) + 2]
     inputs: list[str | Constant] = [o.tensor for o in operands]
-    inputs.append(Constant("packed_weight", tuple(w.dims), w.dtype, partial(folded.packed, channels), typed=True))
-    inputs.append(Constant("bias", tuple(b.dims), b.dtype, folded.bias))
+    inputs += _filter_and_bias(folded, [o.source for o in operands], call)
     inputs += [chain.residual] if chain.residual else []
     between = {id(n): n for o in operands for n in o.nodes}
     element_bytes = ELEMENT_BYTES[facts.dtype]
@@ -134,10 +183,19 @@ def _built(
     )  # fmt: skip
 
 
+def _filter_and_bias(folded: conv_facts.Folded, sources: Sequence[Source], call: Call) -> list[Constant]:
+    w, b = call.inputs[len(sources) : len(sources) + 2]
+    packed = partial(folded.packed, [s.channels for s in sources])
+    return [
+        Constant("packed_weight", tuple(w.dims), w.dtype, packed, typed=True),
+        Constant("bias", tuple(b.dims), b.dtype, folded.bias),
+    ]
+
+
 def merge_key(found: Match) -> Hashable | None:
     """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
     form = conv_form.form_of(found.call.op_type)
-    if form.residual or form.outputs > 1:
+    if form.residual or form.outputs > 1 or form.pre_activated:
         return None
     attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
     return found.call.op_type, found.inputs[: form.sources], attrs, found.call.inputs[0].dtype
@@ -182,7 +240,7 @@ def _merged(matches: Sequence[Match]) -> Match | None:
     )  # fmt: skip
 
 
-def _stacked(parts: Sequence[str | Constant | Quantized]) -> np.ndarray:
+def _stacked(parts: Sequence[MatchOperand]) -> np.ndarray:
     return np.concatenate([p.make() for p in parts if isinstance(p, Constant)], axis=0)
 
 

@@ -51,7 +51,7 @@ def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refus
 
     Nested Concats are flattened while there are at most `flatten_to` sources; 0 leaves them.
     """
-    between, tensor = _pass_through(graph, conv.input[0])
+    between, tensor = pass_through(graph, conv.input[0])
     concat = graph.producer(tensor)
     quantised = graph.is_op(concat, "DequantizeLinear")
     while graph.is_op(concat, "DequantizeLinear", "QuantizeLinear"):
@@ -72,7 +72,7 @@ def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refus
 
 def one_source(graph: Graph, conv: NodeProto) -> Front:
     """The one tensor that a Conv reads, seen through Identity and inference Dropout."""
-    between, tensor = _pass_through(graph, conv.input[0])
+    between, tensor = pass_through(graph, conv.input[0])
     return Front((tensor,), tuple(between), ())
 
 
@@ -84,7 +84,8 @@ def broken(graph: Graph, node: NodeProto, nodes: tuple[NodeProto, ...]) -> Refus
     )
 
 
-def _pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
+def pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
+    """Identity and inference Dropout nodes that make a tensor, last first, and the tensor behind them."""
     nodes: list[NodeProto] = []
     while len(nodes) < MAX_DEPTH:
         node = graph.producer(tensor)
@@ -99,6 +100,22 @@ def _pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
         nodes.append(node)
         tensor = node.input[0]
     return nodes, tensor
+
+
+def flattened(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
+    """The tensors that nested Concats join, while they are at most `limit`, and the inner Concats that were opened."""
+    sources, nodes = list(concat.input), list[NodeProto]()
+    while len(nodes) < limit:
+        for i, name in enumerate(sources):
+            inner = graph.producer(name)
+            if inner is None or not _joins_channels(graph, inner) or len(sources) - 1 + len(inner.input) > limit:
+                continue
+            sources[i : i + 1] = inner.input
+            nodes.append(inner)
+            break
+        else:
+            break
+    return sources, nodes
 
 
 def _joins_channels(graph: Graph, concat: NodeProto | None) -> bool:

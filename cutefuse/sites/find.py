@@ -21,7 +21,7 @@ from cutefuse.kernels import Call
 from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.op import Cost, FusedOp
 from cutefuse.sites import conv, norm, quant
-from cutefuse.sites.match import Constant, Finder, Match, Quantized, Refusal, filled
+from cutefuse.sites.match import Finder, Match, Operand, Refusal, filled, tensors_of
 
 FUSED, REFUSED, EXCLUDED, MERGED, LEFT_OUT = "fused", "refused", "excluded", "merged", "left out"
 CAST_LIKE_OPSET = 15
@@ -77,10 +77,8 @@ class Site:
         call = self.sized_call
         return None if call is None else self.op.cost(call)
 
-    def _known(self, operand: str | Constant | Quantized) -> tuple[int, ...] | None:
-        if isinstance(operand, Constant):
-            return None
-        return self.sizes(operand.tensor if isinstance(operand, Quantized) else operand)
+    def _known(self, operand: Operand) -> tuple[int, ...] | None:
+        return next((self.sizes(name) for name in tensors_of(operand)), None)
 
     def refuse(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
@@ -111,7 +109,7 @@ class Site:
             "notes": list(self.match.notes) if self.match else [],
             "title": self.op.title(sized) if sized else None,
             "nodes": [label(n) for n in self.nodes],
-            "inputs": [i for i in self.match.inputs if isinstance(i, str)] if self.match else [],
+            "inputs": [t for i in self.match.inputs for t in tensors_of(i)] if self.match else [],
             "outputs": list(self.match.outputs) if self.match else [],
             "shapes": {
                 "inputs": [list(t.dims) for t in call.inputs] if call else [],

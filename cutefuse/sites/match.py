@@ -36,6 +36,26 @@ class Quantized:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """An operand that is a Concat of tensors of the graph along the channels, by a node that the rewriter adds; sites
+    that join the same tensors share it."""
+
+    tensors: tuple[str, ...]
+
+
+Operand = str | Constant | Quantized | Joined
+
+
+def tensors_of(operand: Operand) -> tuple[str, ...]:
+    """The tensors of the graph that hold an operand; those that only say how to quantise it are not among them."""
+    if isinstance(operand, Joined):
+        return operand.tensors
+    if isinstance(operand, Quantized):
+        return (operand.tensor,)
+    return (operand,) if isinstance(operand, str) else ()
+
+
+@dataclass(frozen=True)
 class Traffic:
     """Writing a tensor once and reading it once: its sizes, -1 for each that is not known, and bytes of an element."""
 
@@ -64,7 +84,7 @@ class Match:
     """A site that computes exactly what `call` computes.
 
     nodes: the nodes it replaces, anchor first; each is removed when nothing else needs its outputs.
-    inputs: tensor names of the graph, constants to add, or tensors to quantise, in the operator's order.
+    inputs: tensor names of the graph, constants to add, tensors to quantise or to join, in the operator's order.
     outputs: tensor names that the new node produces in their stead; "" for one that the graph does not use.
     call: shapes (-1 unknown), types, layouts and every attribute; what `kernels.reject` is asked.
     traffic: intermediate tensor -> what its traffic is, which ends when the graph no longer computes it.
@@ -75,7 +95,7 @@ class Match:
 
     call: Call
     nodes: tuple[NodeProto, ...]
-    inputs: tuple[str | Constant | Quantized, ...]
+    inputs: tuple[Operand, ...]
     outputs: tuple[str, ...]
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     takes: frozenset[str] = frozenset()

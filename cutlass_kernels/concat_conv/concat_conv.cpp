@@ -12,17 +12,20 @@ extern Op const op;
 
 namespace {
 
-// 64 plain ones, 312 with a residual or several outputs, and 376 of both kinds with views.
-constexpr int kVariants = 752;
+// 64 plain ones, 312 with a residual or several outputs, 376 of both kinds with views, and 64 pre-activated ones.
+constexpr int kVariants = 816;
 
 Variant variant_of(Facts const &facts, int outputs) {
   Variant variant{};
   char several[16] = "";
   if (outputs > 1) std::snprintf(several, sizeof(several), "x%d", outputs);
-  std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s", facts.view ? "View" : "",
+  std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s",
+                facts.view            ? "View"
+                : facts.pre_activated ? "Pre"
+                                      : "",
                 facts.sources, several, facts.residual == Residual::kBefore ? "Add" : "",
                 kActivationNames[static_cast<int>(facts.activation)], facts.residual == Residual::kAfter ? "Add" : "");
-  variant.inputs = facts.sources + 2 + (facts.residual != Residual::kNone);  // filter, bias
+  variant.inputs = facts.sources + 2 + (facts.residual != Residual::kNone) + 2 * facts.pre_activated;  // filter, bias
   variant.outputs = outputs;
   variant.facts = facts;
   return variant;
@@ -48,6 +51,13 @@ std::array<Variant, kVariants> const kVariantTable = [] {
     add(view, Residual::kBefore, 1);
     add(view, Residual::kAfter, 1);
     for (int outputs = 2; outputs <= kMaxOutputs; ++outputs) add(view, Residual::kNone, outputs);
+  }
+  for (int sources = 1; sources <= kMaxSources; ++sources) {
+    for (int a = 0; a < kActivations; ++a) {
+      Facts facts{Kind::kConvolution, sources, static_cast<Activation>(a)};
+      facts.pre_activated = true;
+      table.at(i++) = variant_of(facts, 1);
+    }
   }
   return table;
 }();

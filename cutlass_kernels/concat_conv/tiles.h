@@ -10,10 +10,10 @@ using namespace conv;
 // Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
 inline constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
-    // ns per channel, us per block
+    // ns per channel, us per block, halo rows, sums, pre-activates
     {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, 16, 13.1, 4.25},
-    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, 16, 8.8, 3.25},
-    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, 16, 4.8, 2.25},
+    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, 16, 8.8, 3.25, 0, Sums::kNone, true},
+    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, 16, 4.8, 2.25, 0, Sums::kNone, true},
     {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, 16, 5.0, 2.5},
     {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, 16, 3.8, 2.0},
     {10, "sm80_128x128x64_w4_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2, false, false, 16, 12.8, 4.5},
@@ -22,8 +22,8 @@ inline constexpr Tile kTiles[] = {
     {15, "sm80_taps_256x64x64_s3", 80, 2, 256, 64, 64, 3, 4, 1, 2, false, false, 16, 11.1, 8.0, 32},
     {18, "sm80_64x128x32_s4", 80, 2, 64, 128, 32, 4, 2, 2, 3, true, false, 16, 9.2, 2.5},
     {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, 16, 30.3, 6.5},
-    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 16, 21, 4.5},
-    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, 16, 11.5, 2.25},
+    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 16, 21, 4.5, 0, Sums::kNone, true},
+    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, 16, 11.5, 2.25, 0, Sums::kNone, true},
     {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false, false, 16, 12.7, 3.25},
     {25, "sm80_tf32_256x64x16_s4", 80, 4, 256, 64, 16, 4, 4, 1, 2, false, false, 16, 36.4, 7.5},
     {31, "sm80_up_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, true, 16, 11.75, 5.0},

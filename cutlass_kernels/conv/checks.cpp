@@ -178,13 +178,29 @@ char const *check_filter(Op const &op, Call const &call, Problem &p) {
   return nullptr;
 }
 
-// A float32 value for each filter.
-char const *check_vector(Op const &op, Problem const &p, char const *what, Tensor const &given) {
-  if (given.type == Type::kFloat32 && given.layout == Layout::kLinear && given.rank == 1 && given.dims[0] == p.K) {
+// A value for each filter, or for each channel.
+char const *check_vector(Op const &op, char const *what, Type type, std::int64_t size, Tensor const &given) {
+  if (given.type == type && given.layout == Layout::kLinear && given.rank == 1 && given.dims[0] == size) {
     return nullptr;
   }
-  return sentence("%s: the %s must be a float32 vector of %d, it is %s of rank %d; repack it, with zeros for no bias",
-                  op.name, what, p.K, name_of(given.type), given.rank);
+  return sentence("%s: the %s must be a %s vector of %lld, it is %s of rank %d; repack it, with zeros for no bias",
+                  op.name, what, name_of(type), (long long)size, name_of(given.type), given.rank);
+}
+
+// Scale and shift of every channel, in the type of the sources: they lie in the order of the concatenation and are read
+// a vector at a time.
+char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *vectors) {
+  int const vector = 16 / size_of(p.type);
+  std::int64_t channels = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    channels += p.C[i];
+    if (p.C[i] % vector == 0) continue;
+    return sentence(
+        "%s: source %d of a pre-activation has %d channels; %s takes multiples of %d; leave the normalisation outside",
+        op.name, i, p.C[i], name_of(p.type), vector);
+  }
+  char const *const reason = check_vector(op, "pre-activation's scale", p.type, channels, vectors[0]);
+  return reason != nullptr ? reason : check_vector(op, "pre-activation's shift", p.type, channels, vectors[1]);
 }
 
 }  // namespace
@@ -217,6 +233,7 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   bool const int8 = variant.facts.quantised;
   p.sources = variant.facts.sources, p.outputs = variant.outputs;
   p.activation = variant.facts.activation, p.residual = variant.facts.residual;
+  p.pre_activated = variant.facts.pre_activated;
   p.type = p.output_type = int8 ? Type::kInt8 : call.inputs[0].type;
   p.layout = int8 ? call.inputs[0].layout : Layout::kChannelsLast;
   std::fill(p.upsample, p.upsample + p.sources, 1);
@@ -231,9 +248,11 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   if (char const *reason = check_size(op, call, p)) return reason;
   if (char const *reason = check_filter(op, call, p)) return reason;
   Tensor const *const vectors = call.inputs + p.sources + 1;
-  char const *const scales = int8 ? check_vector(op, p, "scales of the filter", vectors[0]) : nullptr;
+  char const *const scales = int8 ? check_vector(op, "scales of the filter", Type::kFloat32, p.K, vectors[0]) : nullptr;
   if (scales != nullptr) return scales;
-  if (char const *reason = check_vector(op, p, "bias", vectors[int8])) return reason;
+  if (char const *reason = check_vector(op, "bias", Type::kFloat32, p.K, vectors[int8])) return reason;
+  char const *const pre = p.pre_activated ? check_pre_activation(op, p, vectors + 1) : nullptr;
+  if (pre != nullptr) return pre;
   return family.check_outputs(checks);
 }
 

@@ -15,6 +15,7 @@ struct Params {
   void const *w;
   float const *w_scale;  // of int8 filters
   float const *b;
+  void const *pre_scale, *pre_shift;        // of every channel of the concatenation, null without a pre-activation
   void const *z;                            // residual, null without one
   void *y;                                  // the first output
   void *ys[kMaxOutputs];                    // every output
@@ -66,8 +67,8 @@ enum class Sums { kNone, kRegisters, kShared };
 
 // Tiles whose kernels are one translation unit for each number type, so that they compile in parallel: plain ones;
 // those whose taps share pixels; for enlarged sources; for pixels of any stride; with sums of earlier sources;
-// Hopper's.
-enum class Group { kPlain, kTaps, kEnlarged, kPieces, kSums, kTapsSums, kHopper };
+// Hopper's. A second time those that know a pre-activation, with it.
+enum class Group { kPlain, kTaps, kEnlarged, kPieces, kSums, kTapsSums, kHopper, kPreActivated, kHopperPreActivated };
 
 // A row of an operator's table of tiles.
 struct Tile {
@@ -86,6 +87,7 @@ struct Tile {
   double channel_ns, block_us;
   int halo_rows = 0;  // > 0: the taps of a filter row share their pixels, of which a stage holds up to m + halo_rows
   Sums sums = Sums::kNone;
+  bool pre_activates = false;  // has a second kernel, for pre-activated sources
   constexpr bool drains() const { return sums != Sums::kNone; }
   constexpr Group group() const {
     if (copy_bytes < 16) return Group::kPieces;

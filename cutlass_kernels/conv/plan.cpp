@@ -146,6 +146,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (!offers(call.sm, kWgmma)) return "this call";
   if (is_upsampled(p)) return "enlarged sources";
+  if (p.pre_activated) return "a pre-activation";
   if (p.type == Type::kInt8 && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   if (p.type == Type::kInt8 && !find_id(family.sm90_tiles, config)->drains && !drains_once(p)) {
     return "sources of other scales";
@@ -172,10 +173,12 @@ char const *plan(Family const &family, Call const &call, Plan &plan) {
   Op const &op = family.op;
   plan.operands = (1u << (call.num_inputs + call.num_outputs)) - 1;  // a convolution has none that may be absent
   if (Tile const *const tile = find_id(family.tiles, call.config)) {
-    return plan_sm80(op, *tile, call, p, find_kernels(op, p.type, tile->group()), plan);
+    return plan_sm80(op, *tile, call, p,
+                     find_kernels(op, p.type, p.pre_activated ? Group::kPreActivated : tile->group()), plan);
   }
   if (Sm90Tile const *const tile = find_id(family.sm90_tiles, call.config)) {
-    return plan_sm90(op, *tile, call, p, find_kernels(op, p.type, Group::kHopper), plan);
+    Group const group = p.pre_activated ? Group::kHopperPreActivated : Group::kHopper;
+    return plan_sm90(op, *tile, call, p, find_kernels(op, p.type, group), plan);
   }
   return sentence("%s: no tile runs these sources on compute capability %d.%d; skip this fusion", op.name, call.sm / 10,
                   call.sm % 10);

@@ -28,6 +28,7 @@ struct OutputRange {
 };
 
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
+// Pre-activated, a filter sees max(0, x[n,c,h,w] * s[c] + t[c]), and zeros outside of the image.
 // Over int8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). There the
 // inner sums are exact integers and the outer one is float32, so that each source keeps a scale of its own; an int8
 // output is y / output_scale, rounded to nearest even and saturated.
@@ -47,6 +48,7 @@ struct Problem {
   int stride_h, stride_w, pad_top, pad_left, pad_bottom, pad_right, dilation_h, dilation_w;
   float alpha, lo, hi;
   float scale[kMaxSources], output_scale;  // of int8 tensors
+  bool pre_activated;
 };
 
 // Where element (n, c, h, w) of a tensor lies: n * image + (h * W + w) * pixel + c / 32 * block + c % 32.

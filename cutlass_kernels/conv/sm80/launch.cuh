@@ -27,8 +27,9 @@ Kernels find_sm80(int tile_id, std::index_sequence<kRows...>) {
   Kernels found;
   auto const visit = [&](auto row) {
     constexpr Tile kTile = kTiles[decltype(row)::value];
-    if constexpr (kTile.type_bytes == sizeof(Element) && kTile.group() == kGroup) {
-      if (tile_id == kTile.id) found = sm80_kernels<Sm80<Element, Row<kTiles, decltype(row)::value>>>();
+    constexpr bool kPre = kGroup == Group::kPreActivated;
+    if constexpr (kTile.type_bytes == sizeof(Element) && (kPre ? kTile.pre_activates : kTile.group() == kGroup)) {
+      if (tile_id == kTile.id) found = sm80_kernels<Sm80<Element, Row<kTiles, decltype(row)::value>, kPre>>();
     }
   };
   (visit(std::integral_constant<std::size_t, kRows>{}), ...);

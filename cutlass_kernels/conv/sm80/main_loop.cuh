@@ -5,6 +5,7 @@
 
 #include "conv/sm80/halo.cuh"
 #include "conv/sm80/pixels.cuh"
+#include "conv/sm80/pre_activation.cuh"
 #include "conv/sm80/store.cuh"
 #include "conv/sm80/store_scaled.cuh"
 
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     read.advance(p);
   }
   Loader loader(params, place, read, first_column, k_blocks);
+  PreActivation<Traits> pre(params, place, read);
 
   // A unit is an mma step: kUnits of them make a k-tile or, where taps share pixels, a filter row. Issues the copies
   // that belong to unit `unit`, to stage `stage`, after `done` of the unit's `all` rows of mma.
@@ -149,6 +151,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
       Tensor tSrX = s2r_x.get_slice(place.thread).retile_D(rX);  // (copy,M,k_step)
       copy(s2r_x, reader(_, _, step, read_stage), tSrX(_, _, slot));
       copy(s2r_w, tSsW(_, _, step, read_stage), tSrW(_, _, slot));
+      pre.fetch(step, slot);
     }
   };
 
@@ -157,7 +160,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   auto const is_last = [](int unit) { return unit == kUnits - 1 || (kTapStages && unit % kSteps == kSteps - 1); };
   auto const leave = [&](int unit) {
     cp_async_fence();
-    if (unit == kUnits - 1) loader.advance();
+    if (unit == kUnits - 1) loader.advance(), pre.advance();
     if constexpr (kTapStages) {
       if (unit == kUnits - 1) write_stage ^= 1;
       reader.leave(unit / kSteps);
@@ -185,6 +188,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
         int const next = (unit + 1) % kUnits;
         if (is_last(unit)) leave(unit);
         fetch(next / kSteps, next % kSteps, next % kSteps);
+        pre.apply(rX(_, _, unit % kSteps), unit % kSteps);
         multiply<Traits>(rX, rW, acc, unit % kSteps,
                          [&](int done, int all) { copy_part(next, write_stage, done, all); });
       }
@@ -192,7 +196,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     to_read -= whole, read.left -= whole * kK;
     if (to_read > 0 && read.left > 0) {  // the source's last channels: no step is spent on those that do not exist
       int const steps = ceil_div(read.left, Traits::kMmaK);
-      auto const multiply_alone = [&](int slot) { multiply<Traits>(rX, rW, acc, slot, [](int, int) {}); };
+      auto const multiply_alone = [&](int slot) {
+        pre.apply(rX(_, _, slot), slot);
+        multiply<Traits>(rX, rW, acc, slot, [](int, int) {});
+      };
       CUTE_NO_UNROLL
       for (int round = rounds; round > 0; --round) {
         CUTE_UNROLL

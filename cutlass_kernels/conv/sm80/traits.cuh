@@ -33,8 +33,8 @@ struct Numbers<cutlass::tfloat32_t> : Multiply<SM80_16x8x8_F32TF32TF32F32_TN, fl
 template <>
 struct Numbers<int8_t> : Multiply<SM80_16x8x32_S32S8S8S32_TN, int32_t> {};
 
-// Row is a row of the operator's table as a type: its kTile says what to instantiate.
-template <class Element_, class Row>
+// Row is a row of the operator's table as a type: its kTile says what to instantiate; kPre: for pre-activated sources.
+template <class Element_, class Row, bool kPre = false>
 struct Sm80 {
   using Element = Element_;
   using Sum = typename Numbers<Element>::Sum;
@@ -42,6 +42,7 @@ struct Sm80 {
   static constexpr int kM = kTile.m, kN = kTile.n, kK = kTile.k, kStages = kTile.stages, kThreads = kTile.threads();
   static constexpr int kBytes = sizeof(Element), kVector = 16 / kBytes;
   static constexpr bool kTf32 = kBytes == 4, kScaled = Numbers<Element>::kScaled;
+  static constexpr bool kPreActivated = kPre;
   static_assert(kTile.type_bytes == kBytes);
   // The order of a step's mma. By rows the pixels' fragment of four registers stays at the operand port, by columns the
   // filters' of two: a GPU at its power limit is 1 to 4 % faster with fewer reads of registers. By columns the copies

@@ -2,6 +2,7 @@
 // Warp-specialised and persistent: one warp loads, two warpgroups multiply. Strides, dilations, asymmetric pads.
 #pragma once
 
+#include "conv/sm90/pre_activation.cuh"
 #include "conv/sm90/reduce.cuh"
 #include "conv/sm90/scaled_store.cuh"
 
@@ -10,14 +11,14 @@ namespace cutefuse::conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
-          bool kDrains_ = false>
+          bool kDrains_ = false, bool kPre = false>
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kDrains = kDrains_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
-  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong;
+  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
   // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators.
   static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
   static constexpr int kProducerRegisters = kManyRegisters ? 40 : 56, kConsumerRegisters = kManyRegisters ? 232 : 224;
@@ -32,16 +33,19 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
+  static constexpr int kVectors = kPre ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
-  static constexpr int kStages = cute::min(
-      1024 / kPixelBytes, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) / kStageBytes);
+  static constexpr int kStages =
+      cute::min(1024 / kPixelBytes, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) /
+                                        (kStageBytes + kVectors * int(sizeof(Element))));
 
   struct SharedStorage {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
     alignas(1024) Output y[kConsumers][kStagingElements];
+    alignas(16) Element vectors[kPre ? kStages : 1][kPre ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);
@@ -79,6 +83,9 @@ struct KSteps {
     if (channel >= p.C[source]) channel = 0, ++source;
   }
 };
+
+template <class Traits>
+using Steps = KSteps<kStepBytes / int(sizeof(typename Traits::Element))>;
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
@@ -133,11 +140,12 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
     for (int k = k_begin; k < k_end; ++k) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-      TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
+      TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes + vector_bytes<Traits>(p, cursor));
       if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
       load_pixels(params, cursor, first, pixel, full, &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock],
                   place);
       load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, shared.w[ring.stage]);
+      load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
       ring.advance();
       cursor.advance(p);
     }
@@ -149,14 +157,14 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
 template <class Traits>
 CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
-                           int first_row_w, int first_row_x, int k_begin, int k_end) {
+                           int first_row_w, int first_row_x, int k_begin, int k_end, PreActivation<Traits> const &pre) {
   auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
   Problem const &p = params.problem;
-  KSteps<kStepBytes / int(sizeof(typename Traits::Element))> position(p, cursor_at(params, k_begin));
+  Steps<Traits> position(p, cursor_at(params, k_begin));
   bool arrived = false;  // the next one's loads, as seen already
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
-    if (!arrived) TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+    if (!arrived && !Traits::kPreActivated) TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
     constexpr int kCoreBytes = 8 * Traits::kPixelBytes;
     multiply<typename Traits::Element, Traits::kN, Traits::kSteps>(
         acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], kCoreBytes, Traits::kSwizzle),
@@ -165,7 +173,9 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
     int const previous = ring.previous();
     ring.advance();
     position.advance(p);
-    if (!Traits::kPingPong) {  // whose tiles last long enough
+    if constexpr (Traits::kPreActivated) {  // the next k-tile, while the tensor cores work on this one
+      if (k + 1 < k_end) pre.apply(shared, ring, params, position);
+    } else if (!Traits::kPingPong) {  // whose tiles last long enough
       arrived = TransactionBarrier::test_wait(&shared.full[ring.stage], ring.phase, 1);
     }
     warpgroup_wait<1>();
@@ -200,7 +210,7 @@ CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, t
     end += blocks_of(p.C[source]) * params.by_taps.divisor;
     if ((params.drains_after >> source & 1) == 0) continue;
     typename Traits::Sum acc[1][Traits::kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, end);
+    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, end, {params, 0, 0, 0});
     finish_loop<Traits>(acc, ring, shared, release);
     drain(acc[0], p.scale[source], sums);
     begin = end;
@@ -228,8 +238,10 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
       multiply_and_drain<Traits>(sums, ring, shared, params, release, first_row_w, first_row_x);
       store_tile<Traits>(sums, pair, params, shared.y[consumer], consumer, store);
     } else {
+      PreActivation<Traits> const pre(params, first, first_row_x, consumer);
+      pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, k_begin)));
       typename Traits::Sum acc[1][kN / 2];
-      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
+      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end, pre);
       finish_loop<Traits>(acc, ring, shared, release);
       if constexpr (Traits::kSplit) {
         reduce_and_store<Traits>(acc[0], pair, params, shared, filter, first, consumer);
@@ -257,9 +269,11 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
     Pair<Traits> pairs[kRowTiles];
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) pairs[m] = Pair<Traits>(params, filter + 64 * m);
+    PreActivation<Traits> const pre(params, first, 0, consumer);
+    pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, 0)));
     if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
     typename Traits::Sum acc[kRowTiles][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
+    main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles, pre);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
     finish_loop<Traits>(acc, ring, shared, release);
 

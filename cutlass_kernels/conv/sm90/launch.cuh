@@ -12,11 +12,14 @@ Kernels sm90_kernels(void (*kernel)(Sm90Params)) {
   return {{reinterpret_cast<void const *>(kernel), kSm90Threads, sizeof(typename Traits::SharedStorage)}, {}};
 }
 
-// The kernel of row kIndex of an operator's table.
-template <class Element, auto const &kTiles, std::size_t kIndex>
+// The kernel of row kIndex of an operator's table, if the group has one.
+template <class Element, auto const &kTiles, Group kGroup, std::size_t kIndex>
 Kernels sm90_kernels() {
   constexpr Sm90Tile kTile = kTiles[kIndex];
-  if constexpr (kTile.schedule == Sm90Schedule::kRows) {
+  constexpr bool kPre = kGroup == Group::kHopperPreActivated;
+  if constexpr (kPre && !kTile.pre_activates) {
+    return {};
+  } else if constexpr (kTile.schedule == Sm90Schedule::kRows) {
     using Traits = Sm90Rows<Element, kTile.pixels()>;
     return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
   } else if constexpr (kTile.halo) {
@@ -24,15 +27,15 @@ Kernels sm90_kernels() {
     static_assert(kTile.pixels() == Traits::kPixels);
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
-    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains>;
+    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains, kPre>;
     return sm90_kernels<Traits>(conv_sm90_im2col<Traits>);
   }
 }
 
-template <class Element, auto const &kTiles, std::size_t... kRows>
+template <class Element, auto const &kTiles, Group kGroup, std::size_t... kRows>
 Kernels find_sm90(int tile_id, std::index_sequence<kRows...>) {
   Kernels found;
-  ((kTiles[kRows].id == tile_id ? void(found = sm90_kernels<Element, kTiles, kRows>()) : void()), ...);
+  ((kTiles[kRows].id == tile_id ? void(found = sm90_kernels<Element, kTiles, kGroup, kRows>()) : void()), ...);
   return found;
 }
 
@@ -42,6 +45,6 @@ Kernels find_sm90(int tile_id, std::index_sequence<kRows...>) {
   namespace cutefuse::stem {                                                                \
   Kernels find_##type##_##group(int tile_id) {                                              \
     constexpr auto kRows = std::make_index_sequence<std::extent_v<decltype(kSm90Tiles)>>{}; \
-    return find_sm90<Element, kSm90Tiles>(tile_id, kRows);                                  \
+    return find_sm90<Element, kSm90Tiles, Group::group>(tile_id, kRows);                    \
   }                                                                                         \
   }

@@ -14,8 +14,10 @@ struct alignas(128) Sm90Params {
   CUtensorMap w;               // (column,filter)
   CUtensorMap out;             // (filter,pixel), for halo tiles (filter,a,b,n)
   Problem problem;
-  float const *b, *w_scale;  // w_scale: of int8 filters
-  void *y;                   // the same memory, for the blocks of a split reduction, which store by threads
+  float const *b, *w_scale;           // w_scale: of int8 filters
+  void *y;                            // the same memory, for the blocks of a split reduction, which store by threads
+  void const *pre_scale, *pre_shift;  // of every channel of the concatenation
+  int first_channel[kMaxSources];     // of each source, in it
   HaloPlan halo;
   int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
   int cluster_f, splits;

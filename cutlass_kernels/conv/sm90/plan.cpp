@@ -145,6 +145,7 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
   k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
   k.pointwise = is_pointwise(p);
+  for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
   k.drains_after = drains_after(p);
   k.inverse_output_scale = p.output_type == Type::kInt8 ? 1.f / p.output_scale : 1.f;
   return k;
@@ -213,6 +214,9 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
     if (int8) k.w_scale = static_cast<float const *>(operands.inputs[p.sources + 1]);
     k.b = static_cast<float const *>(operands.inputs[p.sources + 1 + int8]) + part.first_filter;
     k.y = operands.outputs[i];
+    if (p.pre_activated) {
+      k.pre_scale = operands.inputs[p.sources + 2], k.pre_shift = operands.inputs[p.sources + 3];
+    }
     char const *const why = refuses ? "the driver refused an address for TMA" : start(part.launch, &k, operands.stream);
     if (why != nullptr) return refused(op, plan.config, why);
   }

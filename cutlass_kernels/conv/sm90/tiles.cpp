@@ -88,7 +88,7 @@ bool can_run_int8(Sm90Tile const &tile, Problem const &p) {
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   bool const half = p.type == Type::kFloat16 || p.type == Type::kBFloat16;
   if (tile.type_bytes != size_of(p.type) || !(half || (p.type == Type::kInt8 && can_run_int8(tile, p)))) return false;
-  if (is_upsampled(p) || p.residual != Residual::kNone) return false;
+  if (is_upsampled(p) || p.residual != Residual::kNone || (p.pre_activated && !tile.pre_activates)) return false;
   if (p.outputs > 1) {
     for (int i = 0; i < p.outputs; ++i) {
       if (!sm90_can_run(tile, output_problem(p, i))) return false;
@@ -98,6 +98,8 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   if (p.K % 8 != 0 && !owns_pad_lanes(p.output_type, p.ranges[0])) return false;  // TMA stores whole vectors
   if (tile.cluster_f > 1 && p.K <= tile.filters) return false;  // no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
+  // The pre-activation keeps the row and column of a pixel in 16 bits each.
+  if (p.pre_activated && !is_pointwise(p) && std::max(p.H, p.W) > kMaxUpsampledSide) return false;
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (tile.halo) {
     if (p.R * p.S == 1 || p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;

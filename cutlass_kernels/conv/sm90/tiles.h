@@ -23,8 +23,9 @@ struct Sm90Tile {
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
-  int type_bytes = 2;   // 1: int8
-  bool drains = false;  // keeps float32 sums beside those of a source, for sources with scales of their own
+  int type_bytes = 2;          // 1: int8
+  bool drains = false;         // keeps float32 sums beside those of a source, for sources with scales of their own
+  bool pre_activates = false;  // has a second kernel, for pre-activated sources
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     return filters == 64 && schedule != Sm90Schedule::kPingPong ? pixels() / 2 : pixels();
@@ -38,19 +39,19 @@ constexpr int sm90_store_rows(int pixels_per_warpgroup) {
 
 // Ids are permanent, as in kTiles.
 inline constexpr Sm90Tile kSm90Tiles[] = {
-    // id, name, halo, filters, pixels a, b, cluster f, schedule
+    // id, name, halo, filters, pixels a, b, cluster f, schedule, type bytes, drains, pre-activates
     {102, "sm90_128x256_f2", false, 128, 1, 256, 2, Sm90Schedule::kCooperative},
-    {105, "sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative},
-    {108, "sm90_128x128_split", false, 128, 1, 128, 1, Sm90Schedule::kSplit},
-    {109, "sm90_128x64", false, 128, 1, 64, 1, Sm90Schedule::kCooperative},
+    {105, "sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative, 2, false, true},
+    {108, "sm90_128x128_split", false, 128, 1, 128, 1, Sm90Schedule::kSplit, 2, false, true},
+    {109, "sm90_128x64", false, 128, 1, 64, 1, Sm90Schedule::kCooperative, 2, false, true},
     {110, "sm90_64x256", false, 64, 1, 256, 1, Sm90Schedule::kCooperative},
-    {113, "sm90_128x200", false, 128, 1, 200, 1, Sm90Schedule::kCooperative},
+    {113, "sm90_128x200", false, 128, 1, 200, 1, Sm90Schedule::kCooperative, 2, false, true},
     {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, Sm90Schedule::kCooperative},
     {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, Sm90Schedule::kCooperative},
     {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative},
     {126, "sm90_halo_128x8x15", true, 128, 8, 15, 1, Sm90Schedule::kCooperative},
-    {131, "sm90_pp_128x104", false, 128, 1, 104, 1, Sm90Schedule::kPingPong},
-    {132, "sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong},
+    {131, "sm90_pp_128x104", false, 128, 1, 104, 1, Sm90Schedule::kPingPong, 2, false, true},
+    {132, "sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong, 2, false, true},
     {133, "sm90_pp_128x192", false, 128, 1, 192, 1, Sm90Schedule::kPingPong},
     {134, "sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong},
     {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, Sm90Schedule::kRows},
