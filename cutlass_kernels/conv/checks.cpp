@@ -183,8 +183,10 @@ char const *check_vector(Op const &op, char const *what, Type type, std::int64_t
   if (given.type == type && given.layout == Layout::kLinear && given.rank == 1 && given.dims[0] == size) {
     return nullptr;
   }
-  return sentence("%s: the %s must be a %s vector of %lld, it is %s of rank %d; repack it, with zeros for no bias",
-                  op.name, what, name_of(type), (long long)size, name_of(given.type), given.rank);
+  return sentence(
+      "%s: the %s must be a %s vector of %lld, it is %s of rank %d with %lld rows; repack it, with zeros for no bias",
+      op.name, what, name_of(type), (long long)size, name_of(given.type), given.rank,
+      (long long)(given.rank > 0 ? given.dims[0] : 1));
 }
 
 // Scale and shift of every channel, in the type of the sources: they lie in the order of the concatenation and are read
