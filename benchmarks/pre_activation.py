@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent / "tests")]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from lib import timing  # noqa: E402
-
+from benchmarks.lib import timing  # noqa: E402
 from cutefuse import kernels  # noqa: E402
 
 # (side, channels of the sources, filters); a group of seven older layers is one tensor, as the rewriter joins them
