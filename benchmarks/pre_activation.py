@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.lib import timing  # noqa: E402
 from cutefuse import kernels  # noqa: E402
+from cutefuse.errors import run_command  # noqa: E402
 
 # (side, channels of the sources, filters); a group of seven older layers is one tensor, as the rewriter joins them
 LAYERS = [
@@ -106,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_command(main))
