@@ -16,6 +16,7 @@ from benchmarks.ladder import __main__ as ladder
 from benchmarks.ladder import ncu, steps
 from benchmarks.ladder.problem import EPSILON, truth
 from benchmarks.ladder.steps import STEPS, bytes_moved
+from cutefuse.commands.kernel_profile.metrics import DURATION, Kernel
 from cutefuse.errors import CutefuseError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,6 +156,37 @@ def test_another_file_is_no_library_of_the_steps(tmp_path: Path) -> None:
 
 
 def test_without_ncu_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu.shutil, "which", lambda name: None)
+    monkeypatch.setattr(ncu.ncu, "find", lambda: None)
     with pytest.raises(CutefuseError, match="leave --ncu out"):
-        ncu.explain(1, 1)
+        ncu.explain(1, 1, Path("never.csv"))
+
+
+def kernels(times_ns: dict[str, float]) -> dict[str, list[Kernel]]:
+    return {name: [Kernel(name, 1, {DURATION: time_ns})] for name, time_ns in times_ns.items()}
+
+
+MEASURED = kernels(
+    {"RMSNorm v1: block per row, one thread works": 4e5, "RMSNorm: four warps per row, each sums all of it": 2e4,
+     "RMSNorm v3: block reduce by shuffles, strided loop": 1e4, "RMSNorm: cutefuse": 8e3,
+     "LayerNorm backward: one thread per row": 9e5, "LayerNorm backward: cutefuse": 9e3}
+)  # fmt: skip
+
+
+def test_the_last_column_is_the_ratio_to_the_first_step() -> None:
+    lines = ncu.tables(MEASURED).splitlines()
+    assert lines[0] == "RMSNorm" and lines[1].split() == ["v1", "4", "warps", "v3", "cutefuse", "ratio"]
+    times = [line.split() for line in lines if "time" in line]
+    assert times[0][2:] == ["400.00", "20.00", "10.00", "8.00", "0.02×"] and times[1][-1] == "0.01×"
+
+
+def test_two_steps_stand_alone_with_their_ratio() -> None:
+    text = ncu.tables(MEASURED, ("4 warps", "v3"))
+    assert text.splitlines()[-1].split() == ["time", "µs", "20.00", "10.00", "0.50×"]
+    with pytest.raises(CutefuseError, match="--pair has v2; the steps that ran are v1, 4 warps, v3, cutefuse"):
+        ncu.tables(MEASURED, ("v3", "v2"))
+
+
+def test_every_step_has_a_label_of_its_own() -> None:
+    for norm in steps.NORMS:
+        labels = [steps.label(name) for name in STEPS if steps.norm_of(name) == norm]
+        assert len(set(labels)) == len(labels) and all(len(text) < 11 for text in labels)

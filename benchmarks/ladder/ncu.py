@@ -1,44 +1,47 @@
-"""Nsight Compute's metrics of the steps and of the library's kernels."""
+"""Nsight Compute's metrics of the steps and of the library's kernels, side by side."""
 
 from __future__ import annotations
 
-import csv
-import io
-import shutil
-import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.ladder.steps import NORMS, label, norm_of
+from cutefuse.commands.kernel_profile import ncu
+from cutefuse.commands.kernel_profile.metrics import Kernel, side_by_side
 from cutefuse.errors import CutefuseError
 
-METRICS = {
-    "gpu__time_duration.sum": "duration us",
-    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy %",
-    "sm__warps_active.avg.per_cycle_active": "warps/SM",
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM %",
-    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "L2 %",
-    "l1tex__t_sector_hit_rate.pct": "L1 hit %",
-}
+RANGE = "ladder "  # of NVTX, around one step
 
 
-def explain(rows: int, columns: int) -> dict[str, dict[str, float]]:
-    """The metrics of one launch of each, by the kernel's name. Raises CutefuseError where ncu is missing or refuses."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
+def explain(rows: int, columns: int, kept: Path, timeout_s: float = 600) -> dict[str, list[Kernel]]:
+    """The kernels of one launch of each step, by the step's name; ncu's CSV stays in the file `kept`.
+
+    Raises CutefuseError where ncu is missing or refuses.
+    """
+    tool = ncu.find()
+    if tool is None:
         raise CutefuseError("ncu was not found; put Nsight Compute on the PATH, or leave --ncu out")
-    command = [ncu, "--csv", "--page", "raw", "--clock-control", "none", "--metrics", ",".join(METRICS)]
-    command += ["--kernel-name", "regex:^rms_|^layer_|row_norm_", sys.executable, str(Path(__file__).parent), "--once"]
-    done = subprocess.run([*command, "--rows", str(rows), "--columns", str(columns)], capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    if done.returncode != 0 or len(lines) < 3:
-        raise CutefuseError(f"ncu gave no metrics: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
-    header, units, *records = csv.reader(io.StringIO("\n".join(lines)))
-    found: dict[str, dict[str, float]] = {}
-    for fields in records:
-        record = dict(zip(header, fields, strict=False))
-        values = {METRICS[m]: float(record[m].replace(",", "")) for m in METRICS}
-        if dict(zip(header, units, strict=False))["gpu__time_duration.sum"] in ("ns", "nsecond"):
-            values["duration us"] /= 1000
-        name = record["Kernel Name"].split("(")[0]
-        found[name if name not in found else f"{name} (LayerNorm)"] = values
-    return found
+    command = [sys.executable, str(Path(__file__).parent), "--once", "--rows", str(rows), "--columns", str(columns)]
+    run = ncu.Run(command, ncu.Filter(nvtx=f"regex:{RANGE}.+/"))
+    found: dict[str, list[ncu.Launch]] = {}
+    for launch in ncu.profile(tool, run, kept, "the ladder", timeout_s):
+        name = next((r.removeprefix(RANGE) for r in launch.ranges if r.startswith(RANGE)), "")
+        found.setdefault(name, []).append(launch)
+    return {name: ncu.kernels_of(launches) for name, launches in found.items()}
+
+
+def tables(found: Mapping[str, Sequence[Kernel]], pair: Sequence[str] | None = None) -> str:
+    """The metrics of every norm's steps, or of two steps of RMSNorm; the last column is the ratio of the last step to
+    the first. Raises CutefuseError where the steps of a pair were not measured."""
+    if pair:
+        by_label = {label(name): kernels for name, kernels in found.items() if norm_of(name) == NORMS[0]}
+        if missing := [step for step in pair if step not in by_label]:
+            raise CutefuseError(f"--pair has {missing[0]}; the steps that ran are {', '.join(by_label)}")
+        return side_by_side([(step, by_label[step]) for step in pair])
+    parts = []
+    for norm in NORMS:
+        columns = [(label(name), kernels) for name, kernels in found.items() if norm_of(name) == norm]
+        if columns:
+            parts.append(f"{norm}\n{side_by_side(columns, width=11)}")
+    return "\n\n".join(parts)

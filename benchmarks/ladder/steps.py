@@ -34,6 +34,14 @@ def norm_of(name: str) -> str:
     return max((norm for norm in NORMS if name.startswith(norm)), key=len)
 
 
+def label(name: str) -> str:
+    """A few letters for a step, a peer or the library's kernel: "v1", "4 warps", "cutefuse"."""
+    part = name.removeprefix(norm_of(name)).lstrip(" :")
+    short = {"one thread per row": "thread", "four warps per row, each sums all of it": "4 warps",
+             "warp reduce: one warp per row": "warp", "block per row": "block"}  # fmt: skip
+    return short.get(part, part.split(":")[0])
+
+
 def is_backward(name: str) -> bool:
     return norm_of(name) == "LayerNorm backward"
 

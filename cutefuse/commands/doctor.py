@@ -218,6 +218,9 @@ def findings(model: Path | None = None) -> list[Finding]:
     found.append(
         check_program("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only")
     )
+    found.append(
+        check_program("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is")
+    )
     for name, advice in (
         ("onnx", "pip install onnx"),
         ("onnxruntime", "pip install onnxruntime (needed by --verify and as the embedded engine on the CPU)"),

@@ -84,18 +84,29 @@ class CudaPython(Device):
 
 
 class PyCuda(Device):
-    """PyCUDA, on the primary context so that TensorRT, plugins and other libraries share it."""
+    """PyCUDA, in the context that is current where it is opened, which may be a user's own; else in the primary one, so
+    that TensorRT, plugins and other libraries share it.
+
+    A user's stream (pycuda.driver.Stream) may be given; it is used, not owned.
+    """
 
     name = "pycuda"
 
+    def __init__(self, stream: Any = None) -> None:
+        self._given = stream
+        super().__init__()
+
     def _open(self) -> None:
         driver: Any = importlib.import_module("pycuda.driver")
-        importlib.import_module("pycuda.autoprimaryctx")
+        self._driver = driver
+        self._checked("cuInit", driver.init)
+        if driver.Context.get_current() is None:
+            self._checked("cuDevicePrimaryCtxRetain", lambda: importlib.import_module("pycuda.autoprimaryctx"))
         streams: dict[int, Any] = {}
         memory: dict[int, Any] = {}
 
         def stream_create() -> int:
-            stream = driver.Stream()
+            stream = driver.Stream() if self._given is None else self._given
             streams[int(stream.handle)] = stream
             return int(stream.handle)
 
@@ -120,7 +131,19 @@ class PyCuda(Device):
         }
 
     def call(self, name: str, *args: Any) -> Any:
-        return self._calls[name](*args)
+        if self._driver.Context.get_current() is None:
+            raise CutefuseError(
+                f"{name} needs a current CUDA context, and the one that this device was opened in was popped; push it"
+            )
+        return self._checked(name, lambda: self._calls[name](*args))
+
+    def _checked(self, name: str, work: Callable[[], Any]) -> Any:
+        """The result of `work`; an error of PyCUDA as one sentence."""
+        try:
+            return work()
+        except self._driver.Error as error:
+            text = " ".join(str(error).split())
+            raise CutefuseError(f"{name} failed: {text}; check the GPU with nvidia-smi") from None
 
 
 class CudaRuntime(Device):
@@ -168,8 +191,18 @@ class CudaRuntime(Device):
 DEVICES: tuple[type[Device], ...] = (CudaPython, PyCuda, CudaRuntime)
 
 
-def open_device() -> Device:
-    """The first binding that works: cuda-python, PyCUDA, libcudart; $CUTEFUSE_DEVICE picks one by name."""
+def open_device(stream: Any = None) -> Device:
+    """The first binding that works: cuda-python, PyCUDA, libcudart; $CUTEFUSE_DEVICE picks one by name.
+
+    stream: a pycuda.driver.Stream of the caller, in whose context everything then runs.
+    """
+    if stream is not None:
+        try:
+            return PyCuda(stream)
+        except ImportError:
+            raise CutefuseError(
+                "a stream of PyCUDA was given, but pycuda is not installed; run `pip install pycuda`"
+            ) from None
     wanted = os.environ.get("CUTEFUSE_DEVICE")
     names = [d.name for d in DEVICES]
     if wanted and wanted not in names:

@@ -124,6 +124,12 @@ def build_and_profile(model: Path, outdir: Path, words: Sequence[str]) -> tuple[
     return engine, files
 
 
+def load(source: Path) -> TorchEngine:
+    """The engine of a model, or of what `build` wrote, with the options that it was built with."""
+    model, words = _model_of(source, [])
+    return _engine(model, options_of(words), True)
+
+
 def _write_profile(engine: TorchEngine, model: Path, files: Artifacts, wanted: _Wanted) -> None:
     with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"), engine.quiet():
         end = time.perf_counter() + wanted.warm_up_s

@@ -165,9 +165,10 @@ class TorchEngine:
     def run_steps(self, around: Callable[[int], contextlib.AbstractContextManager[Any]]) -> None:
         """Run step by step, outside of a CUDA graph, each step inside of `around(its number)`."""
         values = self._start()
-        for i, step in enumerate(self.program.steps):
-            with around(i):
-                self._execute(step, values)
+        with self._rules(), torch.no_grad():
+            for i, step in enumerate(self.program.steps):
+                with around(i):
+                    self._execute(step, values)
 
     def _start(self) -> dict[str, Tensor]:
         return dict(zip(self.program.inputs.values(), self.inputs.values(), strict=True))

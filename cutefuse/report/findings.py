@@ -238,9 +238,7 @@ def _opaque(engine: Engine) -> list[Finding]:
     if not hits or _time(hits) < 0.2 * engine.total_us:
         return []
     text = f"TensorRT compiled these regions as a whole ({_share(engine, _time(hits))}); their inside is not profiled."
-    advice = (
-        "Use Nsight Systems with --nvtx to see their kernels (`cutefuse profile-kernels --engine` prints the command)."
-    )
+    advice = "`cutefuse profile-kernels --engine` shows their kernels, by Nsight Systems and Nsight Compute."
     return [_make(engine, hits, _count(len(hits), "opaque compiled region"), text, advice, "info")]
 
 

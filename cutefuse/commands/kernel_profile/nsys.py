@@ -1,0 +1,91 @@
+"""Nsight Systems: finding it, its command lines, and the sums of kernels by NVTX range that it prints."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutefuse.errors import CutefuseError
+from cutefuse.output import write_text
+from cutefuse.progress import spinner
+
+_REPORT = "nvtx_kern_sum"  # kernels by the ranges that their launches lie in
+_COLUMNS = ("NVTX Range", "NVTX Inst", "Kern Inst", "Total Time (ns)", "Kernel Name")
+
+
+@dataclass(frozen=True)
+class KernelSum:
+    """A kernel in a range. `ranges`: how often the range occurred with this kernel; `total_us`: of all launches."""
+
+    range: str
+    kernel: str
+    ranges: int
+    launches: int
+    total_us: float
+
+
+def find() -> str | None:
+    """Path of nsys, or None."""
+    places = ["nsys", "/usr/local/cuda/bin/nsys", *sorted(glob.glob("/opt/nvidia/nsight-systems/*/bin/nsys"))]
+    return next(filter(None, map(shutil.which, places)), None)
+
+
+def commands(nsys: str, command: Sequence[str], report: Path) -> list[list[str]]:
+    """Record a program on the time line with its NVTX ranges, and sum the kernels by range."""
+    capture = [nsys, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true"]
+    stats = [nsys, "stats", "--report", _REPORT, "--format", "csv", "--force-export=true", str(report)]
+    return [[*capture, f"--output={report}", *command], stats]
+
+
+def profile(nsys: str, command: Sequence[str], report: Path, title: str, timeout_s: float) -> list[KernelSum]:
+    """Record a program; the report and its CSV stay in the report's folder. Raises CutefuseError where nsys fails."""
+    record, stats = commands(nsys, command, report)
+    _run(record, f"recording {title} with Nsight Systems", timeout_s)
+    if not report.is_file():
+        raise CutefuseError(f"nsys ended well but wrote no {report.name}; see its .qdstrm beside it")
+    text = _run(stats, f"reading {report.name}", timeout_s)
+    found = read_csv(text, f"nsys stats of {report.name}")
+    write_text(report.with_suffix(f".{_REPORT}.csv"), text)
+    return found
+
+
+def _run(command: list[str], title: str, timeout_s: float) -> str:
+    try:
+        with spinner(title):
+            done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise CutefuseError(f"nsys {command[1]} did not finish within {timeout_s:g} s; give --timeout more") from None
+    except OSError as error:
+        raise CutefuseError(f"{command[0]} cannot be started ({error.strerror}); install Nsight Systems") from None
+    text = done.stdout.decode(errors="replace")
+    if done.returncode:
+        said = [line.strip() for line in (text + done.stderr.decode(errors="replace")).splitlines() if line.strip()]
+        told = next((line for line in said if "error" in line.lower()), said[-1] if said else "no output")
+        raise CutefuseError(f"nsys {command[1]} failed: {told}")
+    return text
+
+
+def read_csv(text: str, where: str) -> list[KernelSum]:
+    """The rows of the report `nvtx_kern_sum`. Raises CutefuseError for other text, and where it holds no kernel."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if all(c in line for c in _COLUMNS)), None)
+    if start is None:
+        raise CutefuseError(f"{where} holds no table {_REPORT}; use Nsight Systems 2023.1 or newer")
+    found = []
+    for record in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
+        try:
+            ranges, launches, total_ns = (float(record[c].replace(",", "")) for c in _COLUMNS[1:4])
+        except (AttributeError, TypeError, ValueError):
+            break  # the table ends at the first line that is none of its rows
+        found.append(
+            KernelSum(record["NVTX Range"], record["Kernel Name"], int(ranges), int(launches), total_ns / 1000)
+        )
+    if not found:
+        raise CutefuseError(f"{where} holds no kernel inside of a range; was the engine built with layer names?")
+    return found
