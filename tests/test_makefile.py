@@ -148,6 +148,16 @@ def test_architectures_share_front_ends_and_wgmma_is_compiled_for_hopper_alone(t
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_no_architecture_is_a_build_without_kernels_that_judges_for_all(tmp_path: Path) -> None:
+    assert configure(tmp_path, "-DCUTEFUSE_CUDA_ARCHS=none").returncode == 0
+    flags = (tmp_path / "CMakeFiles/cutefuse.dir/flags.make").read_text()
+    assert " ".join(build_archs.known()) in flags and "gencode" not in flags
+    contents = (tmp_path / "generated/contents.txt").read_text()
+    assert "cutefuse " in contents and contents.rstrip().endswith(": none")
+
+
+@pytest.mark.slow
 @NEEDS_NVCC
 @pytest.mark.parametrize(("archs", "words"), [
     ("sm_90", "names 'sm_90', which is no architecture"), ("80;9.0", "'9.0', which is no architecture"),
