@@ -5,15 +5,15 @@
 set(CUTEFUSE_ALL_ARCHS "80;86;87;89;90a;100;103;110;120;121;100-virtual")
 
 # The front end takes nine tenths of the compiler's time and sees only what __CUDA_ARCH__ tells: the architectures that
-# the sources tell apart share one. 89 has FP8, 90 clusters, 100 is the newest that all later ones share; what ends in
-# `a` runs nowhere else.
+# the sources do not tell apart share one. 90 has clusters, 100 is the newest that all later ones share; what ends in `a`
+# runs nowhere else.
 function(cutefuse_front_end out arch)
   string(REGEX MATCH "^[0-9]+" number ${arch})
   set(front ${number})
   if(arch MATCHES "a$")
     set(front ${arch})
   else()
-    foreach(shared 80 89 90 100)
+    foreach(shared 80 90 100)
       if(number GREATER_EQUAL shared)
         set(front ${shared})
       endif()

@@ -12,7 +12,7 @@
 namespace cutefuse {
 namespace {
 
-constexpr Architecture kAny{0, 227, 108, kNewer | kWgmma, false, "any GPU"};
+constexpr Architecture kAny{0, 227, 108, kClusters | kWgmma, false, "any GPU"};
 
 // What the build is configured for, as CUTEFUSE_CUDA_ARCHS names it: "86" and "90a" are machine code, "100-virtual" is
 // PTX.
@@ -60,7 +60,7 @@ Architecture architecture(std::int32_t sm) {
   for (Architecture const &row : kArchitectures) {
     if (row.sm == sm) return row;
   }
-  return {sm, 99, kAny.sm_count, sm >= 90 ? kNewer : kNoFeature, false, "a GPU that is not known"};
+  return {sm, 99, kAny.sm_count, sm >= 90 ? kClusters : kNoFeature, false, "a GPU that is not known"};
 }
 
 std::int32_t shared_limit(std::int32_t sm) { return architecture(sm).shared_kib * 1024; }

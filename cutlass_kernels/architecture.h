@@ -11,9 +11,8 @@ enum Feature : std::uint32_t {
   kNoFeature = 0,
   kClusters = 1,  // clusters of blocks with distributed shared memory, bulk copies, dependent launches
   kWgmma = 2,     // wgmma, TMA with multicast
-  kFp8 = 4,       // mma.sync on e4m3
 };
-constexpr char const *kFeatureNames[] = {"clusters", "wgmma", "fp8"};  // by bit
+constexpr char const *kFeatureNames[] = {"clusters", "wgmma"};  // by bit
 
 struct Architecture {
   std::int32_t sm;          // compute capability * 10; 0 stands for any GPU
@@ -25,19 +24,13 @@ struct Architecture {
 };
 
 // CUDA programming guide, appendix on compute capabilities: shared memory of a block, clusters. wgmma is of 9.0 alone
-// (PTX ISA: sm_90a); 10.x, 11.x and 12.x have clusters, bulk copies and every mma.sync, and no wgmma.
-inline constexpr std::uint32_t kNewer = kClusters | kFp8;
+// (PTX ISA: sm_90a); 10.x, 11.x and 12.x have clusters and bulk copies, and no wgmma.
 inline constexpr Architecture kArchitectures[] = {
-    {80, 163, 108, kNoFeature, false, "A100"},
-    {86, 99, 82, kNoFeature, false, "RTX 3090"},
-    {87, 163, 16, kNoFeature, true, "Jetson AGX Orin"},
-    {89, 99, 128, kFp8, false, "RTX 4090"},
-    {90, 227, 132, kNewer | kWgmma, false, "H200"},
-    {100, 227, 148, kNewer, false, "B200"},
-    {103, 227, 148, kNewer, false, "B300"},
-    {110, 227, 20, kNewer, true, "Jetson Thor"},
-    {120, 99, 170, kNewer, false, "RTX 5090"},
-    {121, 99, 48, kNewer, false, "GB10"},
+    {80, 163, 108, kNoFeature, false, "A100"},          {86, 99, 82, kNoFeature, false, "RTX 3090"},
+    {87, 163, 16, kNoFeature, true, "Jetson AGX Orin"}, {89, 99, 128, kNoFeature, false, "RTX 4090"},
+    {90, 227, 132, kClusters | kWgmma, false, "H200"},  {100, 227, 148, kClusters, false, "B200"},
+    {103, 227, 148, kClusters, false, "B300"},          {110, 227, 20, kClusters, true, "Jetson Thor"},
+    {120, 99, 170, kClusters, false, "RTX 5090"},       {121, 99, 48, kClusters, false, "GB10"},
 };
 
 // The oldest compute capability with these features.

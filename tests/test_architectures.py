@@ -37,7 +37,7 @@ def test_every_architecture_has_its_shared_memory_and_what_kernels_may_use() -> 
     assert {sm: a["shared_bytes"] // 1024 for sm, a in TABLE.items()} == SHARED_KIB
     for sm, a in TABLE.items():
         assert kernels.features(sm) == set(a["features"])
-        assert ("clusters" in a["features"]) == (sm >= 90) and ("fp8" in a["features"]) == (sm >= 89)
+        assert ("clusters" in a["features"]) == (sm >= 90)
         assert ("wgmma" in a["features"]) == (sm == 90), "no other architecture has wgmma"
     assert kernels.features(75) == kernels.features(130) == frozenset()
 
@@ -101,7 +101,7 @@ int main() {
   using namespace cutefuse;
   for (int sm = 50; sm < 140; ++sm) {
     char const *code = code_for(sm);
-    std::printf("%d,%s,%d%d%d\\n", sm, code ? code : "-", offers(sm, kClusters), offers(sm, kWgmma), offers(sm, kFp8));
+    std::printf("%d,%s,%d%d\\n", sm, code ? code : "-", offers(sm, kClusters), offers(sm, kWgmma));
   }
 }
 """
@@ -125,4 +125,4 @@ def test_other_builds_judge_by_what_they_hold(judge: Path, build: str) -> None:
         assert code == ("machine" if machine else "PTX" if ptx else "-"), (sm, code)
         used = max((int(t.removesuffix("-virtual").rstrip("a")) for t in machine or ptx), default=0)
         # The code of 8.0 uses no cluster, wherever it runs; wgmma is in that of 90a alone.
-        assert offered == f"{int(used >= 90)}{int(machine == ['90a'])}{int(used >= 89)}", (sm, offered)
+        assert offered == f"{int(used >= 90)}{int(machine == ['90a'])}", (sm, offered)
