@@ -308,6 +308,11 @@ class Plan:
         self.config, self.splits, self.workspace_bytes = head.config, head.splits, head.workspace_bytes
         self.num_inputs, self.num_outputs = head.num_inputs, head.num_outputs
 
+    @property
+    def data(self) -> bytes:
+        """The plan as plain data, for callers of cutefuse_run that keep it themselves."""
+        return self._state.raw
+
     def run(self, inputs: Any, outputs: Any, workspace: int, workspace_bytes: int, stream: int) -> None:
         """Enqueue on a stream: ctypes arrays of device addresses in the order of the call's tensors, and a workspace.
 

@@ -191,7 +191,7 @@ def test_a_compiled_layer_has_what_no_earlier_one_computed() -> None:
 def test_pixels_are_found_in_strides(shape: tuple[int, ...], stride: tuple[int, ...], want: int) -> None:
     import torch
 
-    from cutefuse.engine.torch_graph.fused import pixel_stride
+    from cutefuse.torch.pixels import pixel_stride
 
     t = torch.empty(4000).as_strided(shape, stride) if 0 not in shape else torch.empty(shape)
     assert pixel_stride(t) == want

@@ -14,12 +14,12 @@ import onnx
 from onnx import NodeProto, helper
 
 import cutefuse
-from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION
+from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, subgraphs
 from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
+from cutefuse.ops.function import node_attributes
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Constant, Joined, Operand, Quantized, tensors_of
@@ -183,12 +183,7 @@ def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_ve
     node = helper.make_node(
         call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
     )
-    values: dict[str, Any] = dict(call.attrs)
-    for spec in kernels.operator_of(call.op_type)["attributes"]:  # all of them: TensorRT only warns about a missing one
-        value = list(values[spec["name"]])
-        node.attribute.append(helper.make_attribute(spec["name"], value[0] if spec["max_count"] == 1 else value))
-    node.attribute.append(helper.make_attribute("plugin_version", PLUGIN_VERSION))
-    node.attribute.append(helper.make_attribute("plugin_namespace", DOMAIN))
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in node_attributes(call).items())
     if ir_version >= 10:
         node.metadata_props.add(key="cutefuse.nodes", value=json.dumps(origins))
     return node

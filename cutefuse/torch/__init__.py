@@ -5,17 +5,21 @@
     print(cutefuse.torch.replace_norms(model))  # every module that computes LayerNorm or RMSNorm; names the others
     y = cutefuse.torch.rms_norm(x, weight)
     y, total = cutefuse.torch.add_rms_norm(x, residual, weight)  # norm(x + residual), x + residual
+    fused = cutefuse.torch.fuse(model, (x,))  # for inference: convolutions with what stands around them, and norms
 
 Tensors on a GPU run in the kernel library, in float32, float16 or bfloat16; elsewhere, and in float64, the same
 formulas run in PyTorch. All operators have fake kernels and autograd, and torch.compile takes them without a graph
 break.
 
-May import the base, the C interface and ops/.
+On a GPU the calls go through a small extension, which the user's own compiler builds once.
+
+May import the base, the C interface, graph/, ops/, sites/ and rewrite/.
 """
 
 from __future__ import annotations
 
 from cutefuse.torch.conv import ACTIVATIONS, concat_conv
+from cutefuse.torch.fuse import FuseReport, fuse
 from cutefuse.torch.norms import (
     LayerNorm,
     RMSNorm,
@@ -24,16 +28,20 @@ from cutefuse.torch.norms import (
     layer_norm,
     rms_norm,
 )
+from cutefuse.torch.packed import PackedConv
 from cutefuse.torch.replace import NormReport, replace_norms
 
 __all__ = [
     "ACTIVATIONS",
+    "FuseReport",
     "LayerNorm",
     "NormReport",
+    "PackedConv",
     "RMSNorm",
     "add_layer_norm",
     "add_rms_norm",
     "concat_conv",
+    "fuse",
     "layer_norm",
     "replace_norms",
     "rms_norm",

@@ -26,7 +26,12 @@ _FUNCTIONS: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
 ACTIVATIONS = tuple(_FUNCTIONS)
 
 
-def _pack(weight: Tensor, channels: Sequence[int]) -> Tensor:
+def activate(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
+    """A new tensor: one of ACTIVATIONS of z."""
+    return _FUNCTIONS[activation](z, alpha, lo, hi)
+
+
+def pack(weight: Tensor, channels: Sequence[int]) -> Tensor:
     """[K, C, R, S] as the kernels read it: [K][source][ceil(C/64)][R][S][64], pads zero."""
     parts = []
     for w in weight.split(list(channels), 1):
@@ -86,7 +91,7 @@ def _concat_conv(
 ) -> Tensor:  # fmt: skip
     if not runs_in_library(xs[0]):
         z = _convolve(xs, weight, bias, stride, padding, dilation)
-        return _FUNCTIONS[activation](z, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
+        return activate(z, activation, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
     step = 16 // xs[0].element_size()
     channels = [x.shape[1] for x in xs]
 
@@ -98,7 +103,7 @@ def _concat_conv(
     padded = [nhwc(x) for x in xs]
     y = torch.empty(N, P, Q, -(-K // step) * step, dtype=xs[0].dtype, device=xs[0].device)
     b = torch.zeros(K, device=y.device) if bias is None else bias.float()
-    packed = _pack(weight.to(y.dtype), channels)
+    packed = pack(weight.to(y.dtype), channels)
 
     def call() -> kernels.Call:
         dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])

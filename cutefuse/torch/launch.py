@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.torch.pixels import ALIGNMENT
 
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _ABSENT = kernels.Tensor((0,), "float32")
-_ALIGNMENT = 16
 
 
 class _Kept(threading.local):
@@ -32,12 +33,15 @@ def runs_in_library(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in NAMES
 
 
-def aligned(t: Tensor | None) -> Tensor | None:
+def dense(t: Tensor) -> Tensor:
     """The tensor without gaps and at an address that 16-byte loads can take."""
-    if t is None:
-        return None
     t = t.contiguous()
-    return t if t.data_ptr() % _ALIGNMENT == 0 else t.clone()
+    return t if t.data_ptr() % ALIGNMENT == 0 else t.clone()
+
+
+def aligned(t: Tensor | None) -> Tensor | None:
+    """An operand as `dense` makes it; None stays None."""
+    return None if t is None else dense(t)
 
 
 def _describe(t: Tensor | None) -> kernels.Tensor:
@@ -63,8 +67,7 @@ def enqueue(
     if bound is None:
         if len(_kept.bound) >= 1024:  # shapes that never come back must not fill the memory
             _kept.bound.clear()
-        with torch.cuda.device(device):  # a plan is for the device that is current when it is made
-            bound = _kept.bound[at] = kernels.Bound(kernels.Plan(call()))
+        bound = _kept.bound[at] = kernels.Bound(planned(call(), device))
     size = bound.plan.workspace_bytes
     workspace = torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
     bound.bind(
@@ -73,10 +76,32 @@ def enqueue(
     bound(torch.cuda.current_stream(device).cuda_stream)
 
 
+def planned(call: kernels.Call, device: torch.device) -> kernels.Plan:
+    """A plan is for the device that is current when it is made."""
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        return kernels.Plan(call)
+
+
+def _call(
+    op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]
+) -> kernels.Call:
+    return kernels.Call(op_type, list(map(_describe, inputs)), list(map(_describe, outputs)), attrs)
+
+
+def plan(
+    op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]
+) -> tuple[bytes, int]:
+    """The plan of a call over dense tensors, as plain data, and the bytes of workspace that it needs."""
+    device = next(t for t in (*inputs, *outputs) if t is not None).device
+    made = planned(_call(op_type, inputs, outputs, attrs), device)
+    return made.data, made.workspace_bytes
+
+
 def run(op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]) -> None:
     """Enqueue an operator over dense tensors on the current stream; None is an absent operand."""
+    given = [t for t in (*inputs, *outputs) if t is not None]
+    apart = next((t for t in given if t.device != given[0].device), None)
+    if apart is not None:
+        raise CutefuseError(f"one operand is on {given[0].device}, another on {apart.device}; move both to one device")
     key = (op_type, *attrs.values(), *(None if t is None else (t.shape, t.dtype) for t in (*inputs, *outputs)))
-    enqueue(
-        key, lambda: kernels.Call(op_type, list(map(_describe, inputs)), list(map(_describe, outputs)), attrs),
-        inputs, outputs,
-    )  # fmt: skip
+    enqueue(key, lambda: _call(op_type, inputs, outputs, attrs), inputs, outputs)

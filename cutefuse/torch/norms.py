@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
+from cutefuse.torch import compiled
+from cutefuse.torch.compiled import loaded
 from cutefuse.torch.launch import aligned, run, runs_in_library
 
 
@@ -36,6 +39,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not runs_in_library(x):
         return forward_reference(x, residual, weight, bias, epsilon, layer)
+    compiled.ensure()
     operands = [aligned(t) for t in (x, residual, weight, bias)]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = None if residual is None else torch.empty_like(y)
@@ -45,28 +49,28 @@ def _forward(
     return y, x.new_empty(0) if total is None else total, mean, rstd
 
 
-@torch.library.custom_op(
-    "cutefuse::rms_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? residual, Tensor? weight, float epsilon) -> (Tensor, Tensor, Tensor)",
-)
-def _rms_norm(
+def _rms_kernel(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, total, _, rstd = _forward(x, residual, weight, None, epsilon, False)
     return y, total, rstd
 
 
-@torch.library.custom_op(
-    "cutefuse::layer_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float epsilon)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _layer_norm(
+def _layer_kernel(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _forward(x, residual, weight, bias, epsilon, True)
+
+
+_rms_norm = torch.library.custom_op(
+    "cutefuse::rms_norm", _rms_kernel, mutates_args=(),
+    schema="(Tensor x, Tensor? residual, Tensor? weight, float epsilon) -> (Tensor, Tensor, Tensor)",
+)  # fmt: skip
+_layer_norm = torch.library.custom_op(
+    "cutefuse::layer_norm", _layer_kernel, mutates_args=(),
+    schema="(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float epsilon)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
 
 
 @_rms_norm.register_fake
@@ -83,35 +87,45 @@ def _(
     return y, x.new_empty(0) if residual is None else torch.empty_like(y), _statistics(x), _statistics(x)
 
 
-@torch.library.custom_op(
-    "cutefuse::row_norm_backward",
-    mutates_args=(),
-    schema="(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor? mean, Tensor rstd, ScalarType? bias_dtype)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def _row_norm_backward(
+def backward_reference(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dx, dweight, dbias) of the tensor that was normalised; a mean makes it LayerNorm; unwanted ones are empty."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dweight = None if weight is None else torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
-    dbias = None if bias_dtype is None else torch.empty(x.shape[-1:], dtype=bias_dtype, device=x.device)
-    if runs_in_library(x):
-        inputs = [aligned(t) for t in (dy, dsum, x, weight, mean, rstd)]
-        attrs = {"epsilon": 0.0, "layer": int(mean is not None)}
-        run("CuteRowNormBackward", inputs, [dx, dweight, dbias], attrs)
-        return dx, x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if dbias is None else dbias
+    """(dx, dweight, dbias) in PyTorch, the arithmetic in the type of the statistics; unwanted ones are empty."""
     wide, column = rstd.dtype, (-1, x.shape[-1])
     s, d = x.reshape(column).to(wide), dy.reshape(column).to(wide)
     xhat = (s - (0 if mean is None else mean[:, None])) * rstd[:, None]
     wdy = d if weight is None else d * weight.to(wide)
     c2 = 0 if mean is None else wdy.mean(1, keepdim=True)
-    result = (wdy - c2 - xhat * (xhat * wdy).mean(1, keepdim=True)) * rstd[:, None]
-    result = result if dsum is None else result + dsum.reshape(column).to(wide)
-    dx.copy_(result.reshape(x.shape))
-    sums = [x.new_empty(0) if t is None else t.copy_(v.sum(0)) for t, v in ((dweight, d * xhat), (dbias, d))]
-    return dx, sums[0], sums[1]
+    dx = (wdy - c2 - xhat * (xhat * wdy).mean(1, keepdim=True)) * rstd[:, None]
+    dx = dx if dsum is None else dx + dsum.reshape(column).to(wide)
+    dweight = x.new_empty(0) if weight is None else (d * xhat).sum(0).to(weight.dtype)
+    dbias = x.new_empty(0) if bias_dtype is None else d.sum(0).to(bias_dtype)
+    return dx.reshape(x.shape).to(x.dtype), dweight, dbias
+
+
+def _backward_kernel(
+    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dx, dweight, dbias) of the tensor that was normalised; a mean makes it LayerNorm; unwanted ones are empty."""
+    if not runs_in_library(x):
+        return backward_reference(dy, dsum, x, weight, mean, rstd, bias_dtype)
+    compiled.ensure()
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dweight = None if weight is None else torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    dbias = None if bias_dtype is None else torch.empty(x.shape[-1:], dtype=bias_dtype, device=x.device)
+    inputs = [aligned(t) for t in (dy, dsum, x, weight, mean, rstd)]
+    run("CuteRowNormBackward", inputs, [dx, dweight, dbias], {"epsilon": 0.0, "layer": int(mean is not None)})
+    return dx, x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if dbias is None else dbias
+
+
+_row_norm_backward = torch.library.custom_op(
+    "cutefuse::row_norm_backward", _backward_kernel, mutates_args=(),
+    schema="(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor? mean, Tensor rstd, ScalarType? bias_dtype)"
+    " -> (Tensor, Tensor, Tensor)",
+)  # fmt: skip
+loaded.fallback |= {"rms_norm": _rms_kernel, "layer_norm": _layer_kernel, "row_norm_backward": _backward_kernel}
 
 
 @_row_norm_backward.register_fake
@@ -166,11 +180,15 @@ _layer_norm.register_autograd(_layer_backward, setup_context=_layer_setup)
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, like x; weight: [x.shape[-1]], float32 or x's type."""
+    if loaded.rms_norm is not None and not is_compiling():
+        return loaded.rms_norm(x, weight, eps)
     return torch.ops.cutefuse.rms_norm(x, None, weight, eps)[0]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """LayerNorm over the last axis, like x; weight and bias: [x.shape[-1]], of one type, float32 or x's."""
+    if loaded.layer_norm is not None and not is_compiling():
+        return loaded.layer_norm(x, weight, bias, eps)
     return torch.ops.cutefuse.layer_norm(x, None, weight, bias, eps)[0]
 
 

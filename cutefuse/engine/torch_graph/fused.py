@@ -15,12 +15,12 @@ from cutefuse import kernels
 from cutefuse.engine.torch_graph.node import UnsupportedError
 from cutefuse.ops import operators
 from cutefuse.ops.function import body_for, call_of
+from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, padded
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
          torch.int32: "int32"}  # fmt: skip
 _LOOKUP = ("plugin_version", "plugin_namespace")  # how TensorRT finds the plugin, no attributes of the operator
-_ALIGNMENT = 16  # bytes that a kernel loads at once
 _count = itertools.count()
 _nodes: weakref.WeakValueDictionary[int, FusedNode] = weakref.WeakValueDictionary()
 
@@ -85,7 +85,7 @@ class FusedNode:
     def tiles(self) -> list[int]:
         """The ids of the tiles that can run the node here, best guess first: on pixels of whole vectors, as `_operand`
         and `_empty` lay them out."""
-        pixels = [_padded(t.shape[1], t) if self._is_image(t) else 0 for t in (*self.inputs, *self.outputs)]
+        pixels = [self._pixel(t) for t in (*self.inputs, *self.outputs)]
         return kernels.configs(self.call(pixels, sm=_sm(), sm_count=_sm_count()))
 
     @property
@@ -118,21 +118,14 @@ class FusedNode:
     def _empty(self, t: Tensor, device: Any) -> Tensor:
         if not (self.images and t.dim() == 4):
             return torch.empty(t.shape, dtype=t.dtype, device=device)
-        N, K, P, Q = t.shape
-        return torch.empty(N, P, Q, _padded(K, t), dtype=t.dtype, device=device)[..., :K].permute(0, 3, 1, 2)
+        return empty_pixels(t.shape, t.dtype, device)
 
     def _operand(self, x: Tensor) -> tuple[Tensor, int]:
         """The tensor as the kernels can read it, and its elements from pixel to pixel (0: dense, linear)."""
         if not (self.images and x.dim() == 4):
             x = x.contiguous()
-            return (x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()), 0
-        pixel = pixel_stride(x)
-        if pixel and pixel % (_ALIGNMENT // x.element_size()) == 0 and x.data_ptr() % _ALIGNMENT == 0:
-            return x, pixel
-        N, C, H, W = x.shape
-        y = torch.zeros(N, H, W, _padded(C, x), dtype=x.dtype, device=x.device)
-        y[..., :C] = x.permute(0, 2, 3, 1)
-        return y.permute(0, 3, 1, 2), y.shape[-1]
+            return (x if x.data_ptr() % ALIGNMENT == 0 else x.clone()), 0
+        return as_pixels(x)
 
     def operand(self, x: Tensor) -> Tensor:
         """The tensor as `launch` reads it without a copy."""
@@ -142,7 +135,7 @@ class FusedNode:
         """Enqueue the kernels on the current stream."""
         read = [self._operand(x) for x in xs]
         made = [self._empty(t, xs[0].device) for t in self.outputs]
-        pixels = (*(p for _, p in read), *(_padded(t.shape[1], t) if self._is_image(t) else 0 for t in made))
+        pixels = (*(p for _, p in read), *(self._pixel(t) for t in made))
         size, address = (0, 0) if self.workspace is None else (self.workspace.numel(), self.workspace.data_ptr())
         if pixels not in self._plans:
             self._plans[pixels] = kernels.Plan(self.call(pixels, size, _sm(), _sm_count()))
@@ -151,28 +144,9 @@ class FusedNode:
         self._plans[pixels].run(inputs, outputs, address, size, stream)
         return made
 
-    def _is_image(self, t: Tensor) -> bool:
-        return self.images and t.dim() == 4
-
-
-def _padded(channels: int, t: Tensor) -> int:
-    step = _ALIGNMENT // t.element_size()
-    return -(-channels // step) * step
-
-
-def pixel_stride(x: Tensor) -> int:
-    """Elements from pixel to pixel of an NCHW tensor that lies as NHWC pixels, perhaps in wider ones; 0 if it does not.
-
-    An axis of one element has no stride that means anything.
-    """
-    (n, c, h, w), (sn, sc, sh, sw) = x.shape, x.stride()
-    if x.numel() == 0:
-        return _padded(c, x)
-    if c > 1 and sc != 1:
-        return 0
-    pixel = sw if w > 1 else sh if h > 1 else sn if n > 1 else _padded(c, x) if c == _padded(c, x) else 0
-    fits = pixel >= c and (h == 1 or sh == w * pixel) and (n == 1 or sn == h * w * pixel)
-    return int(pixel) if fits else 0
+    def _pixel(self, t: Tensor) -> int:
+        """Elements from pixel to pixel of a new image; 0 for what is none."""
+        return padded(t.shape[1], t.element_size()) if self.images and t.dim() == 4 else 0
 
 
 def _sm() -> int:

@@ -1,0 +1,175 @@
+// How tensors of PyTorch reach the kernel library: plans kept by what they depend on, memory, the current stream.
+// The library is reached through the addresses of its C functions alone; nothing here links to it, nor it to PyTorch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace cutefuse::native {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+
+constexpr std::uintptr_t kAlignment = 16;  // bytes that a kernel loads at once
+constexpr std::size_t kMostPlans = 1024;   // shapes that never come back must not fill the memory
+constexpr std::int64_t kAbsent = -1;       // in a key, instead of a tensor
+
+// As cutefuse::Operands in cutlass_kernels/op.h.
+struct Operands {
+  void const *const *inputs;
+  void *const *outputs;
+  void *workspace;
+  std::int64_t workspace_bytes;
+  void *stream;
+};
+
+// What Python handed over when it loaded this extension.
+struct Library {
+  char const *(*run)(void const *plan, Operands const *operands);
+  std::int32_t (*current_stream)(std::int32_t device, void **stream);
+  PyObject *planner;       // (op_type, tensors in, tensors out, attributes) -> (bytes of a plan, of its workspace)
+  PyObject *conv_planner;  // (tensors in, their pixel strides, tensors out, op_type, attributes...) -> the same
+  PyObject *fallback;      // (what, arguments) -> results; for types that no kernel takes
+  int generation;          // counts the libraries that were handed over: plans of another one are no good
+};
+inline Library library{};
+
+// Everything that a plan depends on, as numbers.
+using Key = c10::SmallVector<std::int64_t, 64>;
+
+struct HashOfKey {
+  std::size_t operator()(Key const &key) const {
+    std::uint64_t hash = 14695981039346656037ull;
+    for (std::int64_t number : key) {
+      hash = (hash ^ static_cast<std::uint64_t>(number)) * 1099511628211ull;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+// A copy of a plan, which is plain data, and the workspace that it needs.
+struct Kept {
+  std::unique_ptr<unsigned char[]> plan;
+  std::int64_t workspace_bytes = 0;
+};
+
+inline bool runs_in_library(Tensor const &x) {
+  auto const type = x.scalar_type();
+  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
+inline std::int64_t bits_of(double number) {
+  std::int64_t bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
+
+inline void add_to(Key &key, Tensor const &t) {
+  key.push_back(static_cast<std::int64_t>(t.scalar_type()));
+  key.push_back(t.dim());
+  key.append(t.sizes().begin(), t.sizes().end());
+}
+
+inline void add_to(Key &key, Maybe const &t) {
+  if (t.has_value()) {
+    add_to(key, *t);
+  } else {
+    key.push_back(kAbsent);
+  }
+}
+
+inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, Tensor const &beside) {
+  return at::empty(sizes, at::TensorOptions(beside.device()).dtype(type));
+}
+
+inline bool is_aligned(Tensor const &t) {
+  return reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % kAlignment == 0;
+}
+
+// The tensor without gaps and at an address that 16-byte loads can take.
+inline c10::MaybeOwned<Tensor> dense(Tensor const &t) {
+  if (t.is_contiguous() && is_aligned(t)) return c10::MaybeOwned<Tensor>::borrowed(t);
+  Tensor made = t.contiguous();
+  return c10::MaybeOwned<Tensor>::owned(is_aligned(made) ? std::move(made) : made.clone());
+}
+
+// Calls a function of Python with the GIL; its exception passes through PyTorch as it is.
+template <class... Arguments>
+pybind11::object call_python(PyObject *function, Arguments &&...arguments) {
+  try {
+    return pybind11::reinterpret_borrow<pybind11::object>(function)(std::forward<Arguments>(arguments)...);
+  } catch (pybind11::error_already_set &error) {
+    error.restore();
+    python_error raised;
+    raised.persist();
+    throw raised;
+  }
+}
+
+// The plan of a key, made by `make` with the GIL when it is new to the thread.
+template <class Make>
+Kept const &plan_of(Key const &key, Make const &make) {
+  thread_local std::unordered_map<Key, Kept, HashOfKey> plans;
+  thread_local int generation = 0;
+  if (std::exchange(generation, library.generation) != library.generation) plans.clear();
+  auto const found = plans.find(key);
+  if (found != plans.end()) return found->second;
+  pybind11::gil_scoped_acquire const gil;
+  pybind11::object const made = make();
+  auto const [bytes, workspace_bytes] = made.cast<std::pair<std::string, std::int64_t>>();
+  if (plans.size() >= kMostPlans) plans.clear();
+  Kept kept{std::make_unique<unsigned char[]>(bytes.size()), workspace_bytes};
+  std::memcpy(kept.plan.get(), bytes.data(), bytes.size());
+  return plans[key] = std::move(kept);
+}
+
+inline void *address_of(Tensor const &t) { return t.defined() ? t.data_ptr() : nullptr; }
+inline void *address_of(Maybe const &t) { return t.has_value() ? t->data_ptr() : nullptr; }
+
+// Enqueues a plan over addresses on the stream that is current on the device of `beside`.
+inline void enqueue(Kept const &kept, void const *const *inputs, void *const *outputs, Tensor const &beside) {
+  Operands operands{inputs, outputs, nullptr, kept.workspace_bytes, nullptr};
+  Tensor workspace;
+  if (kept.workspace_bytes > 0) {
+    workspace = empty({kept.workspace_bytes}, at::kByte, beside);
+    operands.workspace = workspace.data_ptr();
+  }
+  TORCH_CHECK(library.current_stream(beside.get_device(), &operands.stream) == 0, "cutefuse: PyTorch has no current ",
+              "stream on device ", beside.device(), "; use a GPU that torch.cuda.is_available() knows");
+  if (char const *reason = library.run(kept.plan.get(), &operands)) TORCH_CHECK(false, reason);
+}
+
+inline std::vector<Maybe> listed(std::initializer_list<Maybe> tensors) { return tensors; }
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> operator_named(char const *name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+template <class Result, class... Arguments>
+Result in_python(char const *what, Arguments const &...arguments) {
+  pybind11::gil_scoped_acquire const gil;
+  return call_python(library.fallback, what, arguments...).template cast<Result>();
+}
+
+inline void check_device(Tensor const &t, Tensor const &x, char const *what) {
+  TORCH_CHECK(t.device() == x.device(), "cutefuse: ", what, " is on ", t.device(), ", the input on ", x.device(),
+              "; move both to one device");
+}
+
+}  // namespace cutefuse::native

@@ -1,0 +1,243 @@
+// RMSNorm and LayerNorm over the last axis: kernels of a device, and their derivatives.
+#pragma once
+
+#include <ATen/ops/zeros_like.h>
+
+#include <mutex>
+#include <tuple>
+
+#include "launch.h"
+#include "node.h"
+
+namespace cutefuse::native {
+
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using RmsNorm = Three(Tensor const &, Maybe const &, Maybe const &, double);
+using LayerNorm = Four(Tensor const &, Maybe const &, Maybe const &, Maybe const &, double);
+using Backward = Three(Tensor const &, Maybe const &, Tensor const &, Maybe const &, Maybe const &, Tensor const &,
+                       std::optional<at::ScalarType>);
+
+inline auto const &rms_norm_op() {
+  static auto const op = operator_named<RmsNorm>("cutefuse::rms_norm");
+  return op;
+}
+inline auto const &layer_norm_op() {
+  static auto const op = operator_named<LayerNorm>("cutefuse::layer_norm");
+  return op;
+}
+inline auto const &backward_op() {
+  static auto const op = operator_named<Backward>("cutefuse::row_norm_backward");
+  return op;
+}
+
+// ------------------------------------------------------------------------------------------------------- the kernels
+
+inline pybind11::dict attributes(double epsilon, bool layer) {
+  using namespace pybind11::literals;
+  return pybind11::dict("epsilon"_a = epsilon, "layer"_a = int(layer));
+}
+
+// (y, sum, mean, 1 / deviation); sum is empty without a residual, mean is absent for RMSNorm.
+inline Four forward(Tensor const &x, Maybe const &residual, Maybe const &weight, Maybe const &bias, double epsilon,
+                    bool layer) {
+  Key key{layer ? 1 : 0, x.get_device(), bits_of(epsilon)};
+  add_to(key, x);
+  c10::MaybeOwned<Tensor> const x_dense = dense(x);
+  std::array<c10::MaybeOwned<Tensor>, 3> more;
+  void const *inputs[4] = {x_dense->const_data_ptr()};
+  int at = 1;
+  for (Maybe const *t : {&residual, &weight, &bias}) {
+    add_to(key, *t);
+    if (t->has_value()) {
+      check_device(**t, x, at == 1 ? "the residual" : "a parameter");
+      more[at - 1] = dense(**t);
+      inputs[at] = more[at - 1]->const_data_ptr();
+    } else {
+      inputs[at] = nullptr;
+    }
+    ++at;
+  }
+  std::int64_t const columns = x.dim() > 0 ? x.size(-1) : 1, rows = x.numel() / std::max<std::int64_t>(1, columns);
+  Tensor y = empty(x.sizes(), x.scalar_type(), x), mean, rstd = empty({rows}, at::kFloat, x);
+  Tensor total = residual.has_value() ? empty(x.sizes(), x.scalar_type(), x) : empty({0}, x.scalar_type(), x);
+  if (layer) mean = empty({rows}, at::kFloat, x);
+  void *const outputs[4] = {y.data_ptr(), residual.has_value() ? total.data_ptr() : nullptr, address_of(mean),
+                            rstd.data_ptr()};
+  Kept const &kept = plan_of(key, [&] {
+    auto const made = listed({y, residual.has_value() ? Maybe(total) : Maybe(), layer ? Maybe(mean) : Maybe(), rstd});
+    return call_python(library.planner, "CuteRowNormForward", listed({x, residual, weight, bias}), made,
+                       attributes(epsilon, layer));
+  });
+  enqueue(kept, inputs, outputs, x);
+  return {std::move(y), std::move(total), std::move(mean), std::move(rstd)};
+}
+
+inline Three rms_norm(Tensor const &x, Maybe const &residual, Maybe const &weight, double epsilon) {
+  if (!runs_in_library(x)) return in_python<Three>("rms_norm", x, residual, weight, epsilon);
+  auto made = forward(x, residual, weight, std::nullopt, epsilon, false);
+  return {std::move(std::get<0>(made)), std::move(std::get<1>(made)), std::move(std::get<3>(made))};
+}
+
+inline Four layer_norm(Tensor const &x, Maybe const &residual, Maybe const &weight, Maybe const &bias, double epsilon) {
+  if (!runs_in_library(x)) return in_python<Four>("layer_norm", x, residual, weight, bias, epsilon);
+  return forward(x, residual, weight, bias, epsilon, true);
+}
+
+// (dx, dweight, dbias) of the tensor that was normalised; a mean makes it LayerNorm; unwanted ones are empty.
+inline Three backward(Tensor const &dy, Maybe const &dsum, Tensor const &x, Maybe const &weight, Maybe const &mean,
+                      Tensor const &rstd, std::optional<at::ScalarType> bias_type) {
+  if (!runs_in_library(x)) {
+    return in_python<Three>("row_norm_backward", dy, dsum, x, weight, mean, rstd, bias_type);
+  }
+  bool const layer = mean.has_value();
+  Key key{2, x.get_device(), bias_type.has_value() ? static_cast<std::int64_t>(*bias_type) : kAbsent};
+  Maybe const given[6] = {dy, dsum, x, weight, mean, rstd};
+  std::array<c10::MaybeOwned<Tensor>, 6> read;
+  void const *inputs[6];
+  for (int i = 0; i < 6; ++i) {
+    add_to(key, given[i]);
+    inputs[i] = nullptr;
+    if (!given[i].has_value()) continue;
+    check_device(*given[i], x, "an operand of the backward pass");
+    read[i] = dense(*given[i]);
+    inputs[i] = read[i]->const_data_ptr();
+  }
+  Tensor dx = empty(x.sizes(), x.scalar_type(), x), dweight, dbias;
+  dweight = weight.has_value() ? empty(weight->sizes(), weight->scalar_type(), x) : empty({0}, x.scalar_type(), x);
+  dbias = bias_type.has_value() ? empty({x.size(-1)}, *bias_type, x) : empty({0}, x.scalar_type(), x);
+  void *const outputs[3] = {dx.data_ptr(), weight.has_value() ? dweight.data_ptr() : nullptr,
+                            bias_type.has_value() ? dbias.data_ptr() : nullptr};
+  Kept const &kept = plan_of(key, [&] {
+    auto const made =
+        listed({dx, weight.has_value() ? Maybe(dweight) : Maybe(), bias_type.has_value() ? Maybe(dbias) : Maybe()});
+    return call_python(library.planner, "CuteRowNormBackward", listed({dy, dsum, x, weight, mean, rstd}), made,
+                       attributes(0.0, layer));
+  });
+  enqueue(kept, inputs, outputs, x);
+  return {std::move(dx), std::move(dweight), std::move(dbias)};
+}
+
+// ---------------------------------------------------------------------------------------------------- the derivatives
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+inline Maybe optional_of(Tensor t) { return t.defined() ? Maybe(std::move(t)) : Maybe(); }
+
+// Gradients of x, of the residual, of the weight and (LayerNorm) of the bias, from those of y and of the sum.
+struct NormBackward final : Node {
+  SavedVariable x, weight, mean, rstd;
+  std::optional<at::ScalarType> bias_type;
+  bool layer = false, residual = false;
+
+  std::string name() const override { return layer ? "CutefuseLayerNormBackward" : "CutefuseRmsNormBackward"; }
+
+  variable_list apply(variable_list &&grads) override {
+    std::lock_guard<std::mutex> const lock(mutex_);
+    variable_list found(layer ? 4 : 3);
+    Tensor dy = grads[0];
+    Maybe const dsum = residual ? optional_of(grads[1]) : Maybe();
+    if (!dy.defined() && !dsum.has_value()) return found;
+    Tensor const normalised = residual ? x.unpack(pointer_to(this)) : x.unpack();
+    if (!dy.defined()) dy = at::zeros_like(normalised);
+    auto made = backward_op().call(dy, dsum, normalised, optional_of(weight.unpack()), optional_of(mean.unpack()),
+                                   rstd.unpack(), bias_type);
+    found[0] = std::get<0>(made);
+    if (residual) found[1] = std::get<0>(made);
+    if (task_should_compute_output(2)) found[2] = std::get<1>(made);
+    if (layer && task_should_compute_output(3)) found[3] = std::get<2>(made);
+    return found;
+  }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> const lock(mutex_);
+    for (SavedVariable *saved : {&x, &weight, &mean, &rstd}) saved->reset_data();
+  }
+};
+
+inline Tensor or_none(Maybe const &t) { return t.has_value() ? *t : Tensor(); }
+
+inline void refuse_forward_mode(std::initializer_list<Tensor> tensors, char const *what) {
+  for (Tensor const &t : tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(t), "cutefuse::", what,
+                                " has no forward-mode derivative; use backward, or torch.nn");
+  }
+}
+
+// The node of a call whose inputs are `tensors`, and the pointer that owns it; null where no input needs a gradient.
+struct Made {
+  NormBackward *node = nullptr;
+  NodePointer owner;
+};
+
+template <class... Tensors>
+Made node_for(bool residual, bool layer, Tensors const &...tensors) {
+  if (!torch::autograd::compute_requires_grad(tensors...)) return {};
+  auto *const node = new NormBackward();
+  Made made{node, owned(node)};
+  node->set_next_edges(torch::autograd::collect_next_edges(tensors...));
+  node->residual = residual, node->layer = layer;
+  return made;
+}
+
+// Connects the outputs to the node and saves what its backward reads.
+inline void connect(Made const &made, Tensor const &x, Maybe const &weight, Tensor &y, Tensor &total,
+                    Tensor const &mean, Tensor const &rstd) {
+  NormBackward &node = *made.node;
+  torch::autograd::set_history(y, made.owner);
+  if (node.residual) torch::autograd::set_history(total, made.owner);
+  node.x = SavedVariable(node.residual ? total : x, node.residual);
+  node.weight = SavedVariable(or_none(weight), false);
+  node.mean = SavedVariable(mean, false);
+  node.rstd = SavedVariable(rstd, false);
+}
+
+inline Three rms_norm_autograd(c10::DispatchKeySet keys, Tensor const &x, Maybe const &residual, Maybe const &weight,
+                               double epsilon) {
+  refuse_forward_mode({x, or_none(residual), or_none(weight)}, "rms_norm");
+  Made const made_node = node_for(residual.has_value(), false, x, or_none(residual), or_none(weight));
+  auto made = [&] {
+    at::AutoDispatchBelowADInplaceOrView const below;
+    return rms_norm_op().redispatch(keys & c10::after_autograd_keyset, x, residual, weight, epsilon);
+  }();
+  if (made_node.node) connect(made_node, x, weight, std::get<0>(made), std::get<1>(made), Tensor(), std::get<2>(made));
+  return made;
+}
+
+inline Four layer_norm_autograd(c10::DispatchKeySet keys, Tensor const &x, Maybe const &residual, Maybe const &weight,
+                                Maybe const &bias, double epsilon) {
+  refuse_forward_mode({x, or_none(residual), or_none(weight), or_none(bias)}, "layer_norm");
+  Made const made_node = node_for(residual.has_value(), true, x, or_none(residual), or_none(weight), or_none(bias));
+  auto made = [&] {
+    at::AutoDispatchBelowADInplaceOrView const below;
+    return layer_norm_op().redispatch(keys & c10::after_autograd_keyset, x, residual, weight, bias, epsilon);
+  }();
+  if (made_node.node) {
+    if (bias.has_value()) made_node.node->bias_type = bias->scalar_type();
+    connect(made_node, x, weight, std::get<0>(made), std::get<1>(made), std::get<2>(made), std::get<3>(made));
+  }
+  return made;
+}
+
+// A second derivative is refused when someone asks for it, not before.
+inline Three backward_autograd(c10::DispatchKeySet keys, Tensor const &dy, Maybe const &dsum, Tensor const &x,
+                               Maybe const &weight, Maybe const &mean, Tensor const &rstd,
+                               std::optional<at::ScalarType> bias_type) {
+  auto made = [&] {
+    at::AutoDispatchBelowADInplaceOrView const below;
+    return backward_op().redispatch(keys & c10::after_autograd_keyset, dy, dsum, x, weight, mean, rstd, bias_type);
+  }();
+  if (torch::autograd::compute_requires_grad(dy, or_none(dsum), x, or_none(weight))) {
+    auto *const error =
+        new torch::autograd::Error("cutefuse's norms have no second derivative; use torch.nn where one is needed",
+                                   torch::autograd::collect_next_edges(dy, or_none(dsum), x, or_none(weight)));
+    NodePointer const refusal = owned(static_cast<Node *>(error));
+    for (Tensor *t : {&std::get<0>(made), &std::get<1>(made), &std::get<2>(made)}) {
+      torch::autograd::set_history(*t, refusal);
+    }
+  }
+  return made;
+}
+
+}  // namespace cutefuse::native

@@ -1,0 +1,194 @@
+"""A fused convolution as the plugin's node has it: packed filter, every attribute, one call; for inference.
+
+The operator `cutefuse::packed_conv` takes what the ONNX node takes, so that torch.onnx can write that node.
+`PackedConv` is the module that keeps the packed filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.graph.body import DOMAIN
+from cutefuse.ops import conv_math
+from cutefuse.ops.conv_form import AFTER, BEFORE, Form, form_of
+from cutefuse.ops.function import node_attributes
+from cutefuse.torch import compiled
+from cutefuse.torch.compiled import loaded
+from cutefuse.torch.conv import activate
+from cutefuse.torch.launch import NAMES, dense, enqueue, planned, runs_in_library
+from cutefuse.torch.pixels import as_pixels, empty_pixels
+
+LISTS = ("channels", "kernel_shape", "strides", "pads", "dilations", "channel_starts", "upsample", "output_channels")
+NUMBERS = ("alpha", "lo", "hi")
+# Absent before PyTorch 2.7, whose torch.onnx cannot write nodes of other domains.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+SCHEMA = (
+    "(Tensor[] inputs, str op_type, int[] channels, int[] kernel_shape, int[] strides, int[] pads, int[] dilations, "
+    "int[] channel_starts, int[] upsample, int[] output_channels, float alpha, float lo, float hi, int tile)"
+    " -> Tensor[]"
+)
+
+
+class Attributes:
+    """The attributes of a node by name, and what follows from them."""
+
+    def __init__(self, op_type: str, values: Sequence[Any]) -> None:
+        self.op_type, self.form = op_type, form_of(op_type)
+        given = dict(zip((*LISTS, *NUMBERS, "tile"), values, strict=True))
+        self.tile = int(given.pop("tile"))
+        self.lists: dict[str, list[int]] = {name: list(given[name]) for name in LISTS}
+        self.numbers = {name: float(given[name]) for name in NUMBERS}
+        geometry = (tuple(self.lists[k]) for k in ("kernel_shape", "strides", "pads", "dilations"))
+        self.geometry = conv_math.Geometry(*geometry)
+
+    def call_attrs(self) -> dict[str, Any]:
+        """As kernels.Call takes them."""
+        sizes = conv_math.packed_sizes(self.lists["channels"], self.lists["kernel_shape"])
+        return {**self.lists, "packed_sizes": sizes, **{k: [v] for k, v in self.numbers.items()}}
+
+    def outputs(self, inputs: Sequence[Tensor]) -> list[tuple[Any, int, Any, Any]]:
+        """N, K, P, Q of every output."""
+        N, _, H, W = inputs[0].shape
+        factor = self.lists["upsample"][0]
+        P, Q = (self._size(axis, size * factor) for axis, size in enumerate((H, W)))
+        split = self.lists["output_channels"] if self.form.outputs > 1 else [inputs[self.form.sources].shape[0]]
+        return [(N, K, P, Q) for K in split]
+
+    def _size(self, axis: int, size: Any) -> Any:
+        g = self.geometry  # as Geometry.output_size, for sizes that are symbols
+        extent = g.dilations[axis] * (g.kernel_shape[axis] - 1) + 1
+        return (size + g.pads[axis] + g.pads[axis + 2] - extent) // g.strides[axis] + 1
+
+
+def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
+    """The node in PyTorch's own operators, in float32 or wider."""
+    form, lists = given.form, given.lists
+    dtype = inputs[0].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    seen = []
+    starts, factors = (
+        lists[k] if form.view else [d] * form.sources for k, d in (("channel_starts", 0), ("upsample", 1))
+    )
+    for x, c, start, factor in zip(inputs, lists["channels"], starts, factors, strict=False):
+        x = x.narrow(1, start, c).to(wide)
+        seen.append(x.repeat_interleave(factor, 2).repeat_interleave(factor, 3) if factor > 1 else x)
+    packed, bias, *residual = inputs[form.sources :]
+    top, left, bottom, right = lists["pads"]
+    x = F.pad(torch.cat(seen, 1), (left, right, top, bottom))
+    w = _unpacked(packed.to(wide), lists["channels"], lists["kernel_shape"])
+    z = F.conv2d(x, w, bias.to(wide), lists["strides"], 0, lists["dilations"])
+    z = z + residual[0] if form.residual == BEFORE else z
+    z = activate(z, form.suffix, given.numbers["alpha"], given.numbers["lo"], given.numbers["hi"])
+    z = z + residual[0] if form.residual == AFTER else z
+    parts = torch.split(z, lists["output_channels"] if form.outputs > 1 else z.shape[1], 1)
+    return [empty_pixels(tuple(y.shape), dtype, z.device).copy_(y) for y in parts]
+
+
+def _unpacked(matrix: Tensor, channels: Sequence[int], kernel_shape: Sequence[int]) -> Tensor:
+    """The filter [K, C, R, S] from the matrix that the kernels read: the inverse of `cutefuse.torch.conv.pack`."""
+    R, S = kernel_shape
+    block = conv_math.CHANNEL_BLOCK
+    parts = torch.split(matrix, conv_math.packed_sizes(channels, kernel_shape), 1)
+    shaped = [p.reshape(len(p), -1, R, S, block).permute(0, 1, 4, 2, 3).reshape(len(p), -1, R, S) for p in parts]
+    return torch.cat([p[:, :c] for p, c in zip(shaped, channels, strict=True)], 1)
+
+
+def _described(t: Tensor, pixel: int) -> kernels.Tensor:
+    if t.dtype not in NAMES:
+        raise CutefuseError(f"packed_conv was given a {t.dtype} tensor; use float32, float16 or bfloat16")
+    layout = kernels.CHANNELS_LAST if t.dim() == 4 else kernels.LINEAR
+    return kernels.Tensor(tuple(t.shape), NAMES[t.dtype], layout, 0, pixel)
+
+
+def call_of(
+    given: Attributes, inputs: Sequence[tuple[Tensor, int]], outputs: Sequence[tuple[Tensor, int]]
+) -> kernels.Call:
+    """The node as a kernel call, over tensors with their elements from pixel to pixel (0: a matrix or a vector)."""
+    read, made = ([_described(t, pixel) for t, pixel in side] for side in (inputs, outputs))
+    return kernels.Call(given.op_type, read, made, given.call_attrs(), config=given.tile)
+
+
+def _run(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
+    given = Attributes(op_type, values)
+    if not runs_in_library(inputs[0]):
+        return reference(inputs, given)
+    compiled.ensure()
+    read = [as_pixels(t) if t.dim() == 4 else (dense(t), 0) for t in inputs]
+    made = [empty_pixels(dims, inputs[0].dtype, inputs[0].device) for dims in given.outputs(inputs)]
+    wide = [(y, y.stride(3)) for y in made]
+    lists = (v for name in LISTS for v in (name, *given.lists[name]))
+    shapes = ((t.shape, t.dtype, pixel) for t, pixel in read)
+    key = (op_type, given.tile, *given.numbers.values(), *lists, *shapes)
+    enqueue(key, lambda: call_of(given, read, wide), [t for t, _ in read], made)
+    return made
+
+
+def _plan(
+    inputs: Sequence[Tensor], pixels: Sequence[int], outputs: Sequence[Tensor], op_type: str, *values: Any
+) -> tuple[bytes, int]:
+    """The plan of a call for the extension, as plain data, and the bytes of workspace that it needs."""
+    read, made = list(zip(inputs, pixels, strict=True)), [(y, y.stride(3)) for y in outputs]
+    plan = planned(call_of(Attributes(op_type, values), read, made), inputs[0].device)
+    return plan.data, plan.workspace_bytes
+
+
+loaded.fallback["packed_conv"] = _run
+loaded.conv_planner = _plan
+_packed_conv = torch.library.custom_op("cutefuse::packed_conv", _run, mutates_args=(), schema=SCHEMA)
+
+
+@_packed_conv.register_fake
+def _(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
+    given = Attributes(op_type, values)
+    return [empty_pixels(dims, inputs[0].dtype, inputs[0].device) for dims in given.outputs(inputs)]
+
+
+def _onnx_node(inputs: Sequence[Tensor], given: Attributes) -> Sequence[Tensor]:
+    """The plugin's node, as the rewriter writes it, in place of the call."""
+    shapes = given.outputs(inputs)
+    attrs = node_attributes(kernels.Call(given.op_type, [], [], given.call_attrs()))
+    return torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::{given.op_type}", inputs, attrs, dtypes=[inputs[0].dtype] * len(shapes), shapes=shapes, version=1
+    )
+
+
+class PackedConv(nn.Module):
+    """A fused convolution that keeps its packed filter.
+
+    attrs: the attributes of the ONNX node. packed: [K, columns] in the type of the images; bias: [K] in float32. The
+    module is called with the sources [N, C_i, H, W] and the residual, where its form has one; channels-last images go
+    in and come out without a copy. tile: id of a kernel's tile, 0 for the best guess.
+    """
+
+    packed: Tensor
+    bias: Tensor
+
+    def __init__(self, op_type: str, attrs: dict[str, Any], packed: Tensor, bias: Tensor, tile: int = 0) -> None:
+        super().__init__()
+        self.op_type, self.tile = op_type, tile
+        self.form: Form = form_of(op_type)
+        self.lists = {name: [int(v) for v in attrs[name]] for name in LISTS}
+        self.numbers = {name: float(attrs[name][0]) for name in NUMBERS}
+        self.register_buffer("packed", packed)
+        self.register_buffer("bias", bias)
+
+    def forward(self, *xs: Tensor) -> Any:
+        """The output, or a list of them where the form has more than one."""
+        sources = self.form.sources
+        inputs = [*xs[:sources], self.packed, self.bias, *xs[sources:]]
+        values = (*self.lists.values(), *self.numbers.values(), self.tile)
+        if _is_exporting() and torch.onnx.is_in_onnx_export():
+            made = _onnx_node(inputs, Attributes(self.op_type, values))
+        else:
+            made = torch.ops.cutefuse.packed_conv(inputs, self.op_type, *values)
+        return made if self.form.outputs > 1 else made[0]
+
+    def extra_repr(self) -> str:
+        return f"{self.op_type}, {'+'.join(map(str, self.lists['channels']))}->{self.packed.shape[0]}"
