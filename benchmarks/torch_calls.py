@@ -116,9 +116,10 @@ def run(argv: list[str] | None) -> int:
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args(argv)
     from benchmarks.lib import timing
-    from cutefuse.torch import compiled
 
     timing.require_gpu()
+    from cutefuse.torch import compiled
+
     rows = measure(args)
     print(f"{rows[0]['gpu']}, microseconds of wall time per call; {compiled.state()}")
     print(text(rows))

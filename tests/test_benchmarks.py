@@ -16,7 +16,7 @@ from typing import Any
 import problems
 import pytest
 
-from benchmarks import concat_conv, launch_cost
+from benchmarks import concat_conv, launch_cost, torch_calls, torch_fuse
 from benchmarks.lib import cutlass_peers, markdown, peers, plots, table, targets, timing
 from cutefuse.errors import CutefuseError
 
@@ -322,10 +322,13 @@ class TestMissingPeers:
         assert peers.build_cutlass(["ours", "eager", "cudnn_precat"], 1) == {}
 
 
+COMMANDS = [room.main for room in (concat_conv, launch_cost, torch_calls, torch_fuse)]
+
+
 class TestMachines:
     """Commands on a machine that cannot measure: one sentence and status 2."""
 
-    @pytest.mark.parametrize("command", [concat_conv.main, launch_cost.main])
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_without_torch(
         self, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -333,7 +336,7 @@ class TestMachines:
         assert command([]) == 2
         assert "torch is not installed" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("command", [concat_conv.main, launch_cost.main])
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_without_a_gpu(
         self, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -345,6 +348,25 @@ class TestMachines:
     def test_an_unknown_variant_is_named_first(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert concat_conv.main(["--variants", "ours,tensorrt"]) == 2
         assert "unknown variant 'tensorrt'; choose from ours, ours_sm80, eager" in capsys.readouterr().err
+
+
+class TestTorchTables:
+    def test_a_call_is_a_row_with_its_ratio(self) -> None:
+        row = {"norm": "RMSNorm", "dtype": "float32", "rows": 64, "columns": 128, "direction": "forward"}
+        row |= {"ours_us": 9.0, "torch_us": 12.0, "ratio": 0.75}
+        assert "| RMSNorm | float32 | (64, 128) | forward | 9.0 | 12.0 | 0.75 |" in torch_calls.text([row])
+
+    def test_a_model_is_two_rows_whose_ratio_is_of_the_compiled_times(self) -> None:
+        times = dict(zip(torch_fuse.COLUMNS, (900.0, 700.0, 800.0, 600.0), strict=True))
+        row = {"model": "m", "batch": 8, "fused": 3, "left": 1, "graph_us": times, "wall_us": times}
+        assert "| m | 8 | 3 of 4 | graph | 900 | 700 | 800 | 600 | 0.750 |" in torch_fuse.text([row])
+
+    @pytest.mark.torch
+    def test_a_package_that_is_missing_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("torch")
+        monkeypatch.setitem(sys.modules, "timm", None)
+        with pytest.raises(CutefuseError, match="timm.dla34 cannot be made .*; install timm, or name another model"):
+            torch_fuse.model_of("timm.dla34")
 
 
 @pytest.mark.slow
