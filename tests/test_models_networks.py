@@ -33,7 +33,7 @@ SITES = {
     "googlenet": {4: 6},
     "inception_v3": {3: 2, 4: 8, 6: 1},
     "squeezenet1_1": {2: 6},
-    "densenet121": {},  # a BatchNormalization lies between each Concat and its Conv
+    "densenet121": {2: 6, 3: 10, 4: 10, 5: 9, 6: 9, 7: 9, 8: 4},  # pre-activated, older layers joined in groups of 7
     "vovnet39": {6: 6},
     "dla34": {2: 3, 3: 1, 4: 2},
     "bevfusion_neck": {2: 2},
@@ -45,7 +45,7 @@ SITES = {
 SINGLE = {
     "yolov8n": 41, "yolov8s": 41, "yolov8m": 61, "yolo11s": 54, "unet": 14, "unet_pp": 20, "smp_unet": 39,
     "smp_unet_pp": 45, "deeplabv3p": 41, "hrnet_ocr": 265, "googlenet": 33, "inception_v3": 64, "squeezenet1_1": 20,
-    "densenet121": 59, "vovnet39": 33, "dla34": 27, "bevfusion_neck": 2, "bevfusion_decoder": 14, "centerpoint": 27,
+    "densenet121": 5, "vovnet39": 33, "dla34": 27, "bevfusion_neck": 2, "bevfusion_decoder": 14, "centerpoint": 27,
     "raft_update": 5,
 }  # fmt: skip
 # As the authors or the package of a network publish them: parameters, and 10^9 multiplications and additions an image.
