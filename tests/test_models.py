@@ -19,13 +19,13 @@ SITES = {
     "centerpoint_neck": ["CuteConcatConv3Relu"],
     "deeplabv3p_head": ["CuteConcatConv5Relu", "CuteConcatConv2Relu"],
     "hrnet_head": ["CuteConcatConv4Relu"],
-    "pidnet": [],
+    "pidnet": ["CutePreConcatConv2"],
     "yolo_elan": ["CuteConcatConv4Silu", "CuteConcatConv2x2Silu", *(f"CuteConcatConv{n}Silu" for n in (4, 4, 2))],
     "yolo_neck": [*["CuteViewConcatConv2Silu", "CuteConcatConv3Silu"] * 2,
                   *["CuteConcatConv2Silu", "CuteConcatConv3Silu"] * 2],
 }  # fmt: skip
 SINGLE = {
-    "bevfusion_fuser": 1, "centerpoint_neck": 1, "deeplabv3p_head": 7, "hrnet_head": 0, "pidnet": 1, "yolo_elan": 16,
+    "bevfusion_fuser": 1, "centerpoint_neck": 1, "deeplabv3p_head": 7, "hrnet_head": 0, "pidnet": 5, "yolo_elan": 16,
     "yolo_neck": 18,
 }  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_every_site_of_a_part_is_fused_and_computes_the_same(name: str, dtype: s
     assert all(v.type.tensor_type.shape.dim[0].dim_param == "batch" for v in model.graph.input)
     result, patched = run_patch(model, tmp_path, include_op=["concat_conv"])
     types = [t for t in fused_types(patched) if "ConcatConv" in t]
-    single = [t for t in types if re.match("Cute(View)?ConcatConv1", t)]
+    single = [t for t in types if re.match("Cute(View|Pre)?ConcatConv1", t)]
     assert [t for t in types if t not in single] == SITES[name] and len(single) == SINGLE[name]
     proof = result.report["verify"]
     assert proof["passed"] and all(o["max_abs_value"] > 1e-3 for o in proof["outputs"])

@@ -36,9 +36,7 @@ def stored(model: onnx.ModelProto, suffix: str) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*sorted(set(models.PARTS) - {"pidnet"}), "raft_update", "yolov8n"]
-)  # pidnet holds no site
+@pytest.mark.parametrize("name", [*sorted(models.PARTS), "raft_update", "yolov8n"])
 def test_a_whole_model_in_float16_keeps_its_interface_and_its_results(name: str, tmp_path: Path) -> None:
     code, report, patched = run(tmp_path, models.build(name, "float32", True), "--dtype", "fp16", "--verify")
     assert code == 0 and report["verify"]["passed"], report.get("verify")

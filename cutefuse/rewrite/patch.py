@@ -47,7 +47,7 @@ from cutefuse.sites.find import (
     merge_parallel,
     suit_device,
 )
-from cutefuse.sites.match import Constant
+from cutefuse.sites.match import Constant, Joined, Quantized
 
 __all__ = ["TAKES", "Options", "Result", "default_output", "patch", "report_path"]
 SCHEMA = 1
@@ -300,7 +300,10 @@ def _select(sites: Sequence[Site], options: Options) -> None:
 
 def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str]:
     counts = Counter(n.op_type for n in graph.nodes if id(n) not in doomed.dead)
-    counts.update(s.match.call.op_type for s in sites if s.status == FUSED and s.match)
+    fused = [s.match for s in sites if s.status == FUSED and s.match]
+    counts.update(match.call.op_type for match in fused)
+    made = {i for match in fused for i in match.inputs if isinstance(i, Joined | Quantized)}  # sites share equal ones
+    counts.update("Concat" if isinstance(operand, Joined) else "QuantizeLinear" for operand in made)
     return counts
 
 
