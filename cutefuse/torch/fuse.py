@@ -25,7 +25,7 @@ from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import patch
 from cutefuse.sites.choose_engine import TORCH
 from cutefuse.sites.find import FUSED, MERGED, Site
-from cutefuse.sites.match import Constant
+from cutefuse.sites.match import Constant, Joined
 from cutefuse.torch.norms import layer_norm, rms_norm
 from cutefuse.torch.packed import PackedConv
 from cutefuse.torch.replace import NormReport, replace_norms
@@ -85,11 +85,12 @@ def fuse(
                 "refused", f"it computes in {kind}; fuse takes {' and '.join(TYPES)}, call half() or bfloat16()"
             )
     taken, left = dict[str, str](), dict[str, str]()
+    joined: dict[Joined, fx.Node] = {}
     with torch.no_grad():
         for site in sites:
             if site.status == FUSED and site.match is not None:
                 taken[site.name] = _title(site)
-                _apply(module, skeleton, site, device)
+                _apply(module, skeleton, site, device, joined)
             elif site.status != MERGED:
                 left[site.name] = site.reason
     left |= skeleton.others({*taken, *left} | {s.name for s in sites})
@@ -138,20 +139,28 @@ def _title(site: Site) -> str:
     return f"{call.op_type} {site.op.title(call)}"
 
 
-def _apply(module: fx.GraphModule, skeleton: Skeleton, site: Site, device: torch.device) -> None:
-    """Put one site's kernel in front of everything that reads its results."""
+def _apply(
+    module: fx.GraphModule, skeleton: Skeleton, site: Site, device: torch.device, joined: dict[Joined, fx.Node]
+) -> None:
+    """Put one site's kernel in front of everything that reads its results; `joined` are operands that sites share."""
     match = site.match
     assert match is not None
     graph = module.graph
     constants = {i.suffix: i for i in match.inputs if isinstance(i, Constant)}
     packed, bias = (_tensor(constants[k], device) for k in ("packed_weight", "bias"))
     path = f"fused_{sum(isinstance(m, PackedConv) for m in module.children())}"
-    module.add_submodule(path, PackedConv(match.call.op_type, dict(match.call.attrs), packed, bias, site.tile))
-    read = [skeleton.tensors[name] for name in match.inputs if isinstance(name, str)]
+    vectors = [_tensor(constants[k], device) for k in ("pre_scale", "pre_shift") if k in constants]
+    attrs = dict(match.call.attrs)
+    module.add_submodule(path, PackedConv(match.call.op_type, attrs, packed, bias, site.tile, vectors))
+    for operand in match.inputs:
+        if isinstance(operand, Joined) and operand not in joined:
+            parts = [skeleton.tensors[name] for name in operand.tensors]
+            with graph.inserting_after(_last(graph, parts)):
+                joined[operand] = graph.call_function(torch.ops.aten.cat.default, (parts, 1))
+    tensors = [i for i in match.inputs if isinstance(i, str | Joined)]
+    read = [joined[i] if isinstance(i, Joined) else skeleton.tensors[i] for i in tensors]
     made = [skeleton.tensors[name] for name in match.outputs]
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    first = [node for node in graph.nodes if node.op == "placeholder" or node.target == GUARDS]
-    with graph.inserting_after(max((*read, *first), key=order.__getitem__)):
+    with graph.inserting_after(_last(graph, read)):
         new = graph.call_module(path, tuple(read))
     parts = [new]
     if len(made) > 1:
@@ -161,6 +170,13 @@ def _apply(module: fx.GraphModule, skeleton: Skeleton, site: Site, device: torch
         part.meta = dict(old.meta)
         old.replace_all_uses_with(part)
         skeleton.tensors[name] = part
+
+
+def _last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Node:
+    """The last of some nodes, or what a graph begins with where that comes later."""
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    first = [node for node in graph.nodes if node.op == "placeholder" or node.target == GUARDS]
+    return max((*nodes, *first), key=order.__getitem__)
 
 
 def _tensor(constant: Constant, device: torch.device) -> Tensor:

@@ -80,8 +80,12 @@ def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
         x = x.narrow(1, start, c).to(wide)
         seen.append(x.repeat_interleave(factor, 2).repeat_interleave(factor, 3) if factor > 1 else x)
     packed, bias, *residual = inputs[form.sources :]
+    joined = torch.cat(seen, 1)
+    if form.pre_activated:
+        scale, shift, *residual = (v.to(wide).view(1, -1, 1, 1) for v in residual)
+        joined = torch.relu(joined * scale + shift)
     top, left, bottom, right = lists["pads"]
-    x = F.pad(torch.cat(seen, 1), (left, right, top, bottom))
+    x = F.pad(joined, (left, right, top, bottom))
     w = _unpacked(packed.to(wide), lists["channels"], lists["kernel_shape"])
     z = F.conv2d(x, w, bias.to(wide), lists["strides"], 0, lists["dilations"])
     z = z + residual[0] if form.residual == BEFORE else z
@@ -162,15 +166,19 @@ def _onnx_node(inputs: Sequence[Tensor], given: Attributes) -> Sequence[Tensor]:
 class PackedConv(nn.Module):
     """A fused convolution that keeps its packed filter.
 
-    attrs: the attributes of the ONNX node. packed: [K, columns] in the type of the images; bias: [K] in float32. The
-    module is called with the sources [N, C_i, H, W] and the residual, where its form has one; channels-last images go
-    in and come out without a copy. tile: id of a kernel's tile, 0 for the best guess.
+    attrs: the attributes of the ONNX node. packed: [K, columns] in the type of the images; bias: [K] in float32;
+    vectors: scale and shift [C] of a pre-activation, in the type of the images, none without one. The module is called
+    with the sources [N, C_i, H, W] and the residual, where its form has one; channels-last images go in and come out
+    without a copy. tile: id of a kernel's tile, 0 for the best guess.
     """
 
     packed: Tensor
     bias: Tensor
 
-    def __init__(self, op_type: str, attrs: dict[str, Any], packed: Tensor, bias: Tensor, tile: int = 0) -> None:
+    def __init__(
+        self, op_type: str, attrs: dict[str, Any], packed: Tensor, bias: Tensor, tile: int = 0,
+        vectors: Sequence[Tensor] = (),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.op_type, self.tile = op_type, tile
         self.form: Form = form_of(op_type)
@@ -178,11 +186,15 @@ class PackedConv(nn.Module):
         self.numbers = {name: float(attrs[name][0]) for name in NUMBERS}
         self.register_buffer("packed", packed)
         self.register_buffer("bias", bias)
+        self.vectors = [f"pre_{name}" for name, _ in zip(("scale", "shift"), vectors, strict=False)]
+        for name, vector in zip(self.vectors, vectors, strict=True):
+            self.register_buffer(name, vector)
 
     def forward(self, *xs: Tensor) -> Any:
         """The output, or a list of them where the form has more than one."""
         sources = self.form.sources
-        inputs = [*xs[:sources], self.packed, self.bias, *xs[sources:]]
+        vectors = (self.get_buffer(name) for name in self.vectors)
+        inputs = [*xs[:sources], self.packed, self.bias, *vectors, *xs[sources:]]
         values = (*self.lists.values(), *self.numbers.values(), self.tile)
         if _is_exporting() and torch.onnx.is_in_onnx_export():
             made = _onnx_node(inputs, Attributes(self.op_type, values))
