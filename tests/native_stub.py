@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from cutefuse import kernels
 from cutefuse.torch import compiled, norms, packed
 
@@ -68,8 +70,6 @@ class Stub:
 
 
 def _tensor(address: int | None, described: Any) -> Any:
-    import torch
-
     if described is None:
         assert not address
         return None
@@ -104,3 +104,6 @@ def on_cpu(extension: Any) -> Iterator[Stub]:
     finally:
         extension.disable()
         vars(compiled.loaded).update(before)
+        for name in ("rms_norm", "layer_norm", "row_norm_backward", "packed_conv"):
+            # PyTorch remembers what an operator resolved to, and forgets it when Python registers something, not C++.
+            getattr(torch.ops.cutefuse, name).default._dispatch_cache.clear()

@@ -5,6 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_ops.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -93,8 +96,17 @@ inline void add_to(Key &key, Maybe const &t) {
   }
 }
 
+// Straight to the backend: we stand below everything that could want to see the call.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, Tensor const &beside) {
-  return at::empty(sizes, at::TensorOptions(beside.device()).dtype(type));
+  c10::DispatchKeySet const backend(beside.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+  return at::_ops::empty_memory_format::redispatch(backend, c10::fromIntArrayRefSlow(sizes), type, c10::kStrided,
+                                                   beside.device(), std::nullopt, std::nullopt);
+}
+
+// Whether nobody listens to operators on this thread: no dispatch mode of Python, no transform of torch.func.
+inline bool is_quiet() {
+  return !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
 inline bool is_aligned(Tensor const &t) {

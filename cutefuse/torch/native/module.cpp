@@ -40,6 +40,7 @@ PyObject *call_rms_norm(PyObject *, PyObject *const *arguments, Py_ssize_t count
   double const epsilon = PyFloat_AS_DOUBLE(arguments[2]);
   auto made = [&] {
     pybind11::gil_scoped_release const released;
+    OnlyY const wanted;
     return rms_norm_op().call(x, std::nullopt, weight, epsilon);
   }();
   return THPVariable_Wrap(std::move(std::get<0>(made)));
@@ -55,6 +56,7 @@ PyObject *call_layer_norm(PyObject *, PyObject *const *arguments, Py_ssize_t cou
   double const epsilon = PyFloat_AS_DOUBLE(arguments[3]);
   auto made = [&] {
     pybind11::gil_scoped_release const released;
+    OnlyY const wanted;
     return layer_norm_op().call(x, std::nullopt, weight, bias, epsilon);
   }();
   return THPVariable_Wrap(std::move(std::get<0>(made)));

@@ -38,6 +38,14 @@ inline pybind11::dict attributes(double epsilon, bool layer) {
   return pybind11::dict("epsilon"_a = epsilon, "layer"_a = int(layer));
 }
 
+// Set while a caller asks for y alone: the empty sum that the operator's schema has is not made then.
+inline thread_local bool only_y = false;
+
+struct OnlyY {
+  OnlyY() { only_y = is_quiet(); }
+  ~OnlyY() { only_y = false; }
+};
+
 // (y, sum, mean, 1 / deviation); sum is empty without a residual, mean is absent for RMSNorm.
 inline Four forward(Tensor const &x, Maybe const &residual, Maybe const &weight, Maybe const &bias, double epsilon,
                     bool layer) {
@@ -60,7 +68,12 @@ inline Four forward(Tensor const &x, Maybe const &residual, Maybe const &weight,
   }
   std::int64_t const columns = x.dim() > 0 ? x.size(-1) : 1, rows = x.numel() / std::max<std::int64_t>(1, columns);
   Tensor y = empty(x.sizes(), x.scalar_type(), x), mean, rstd = empty({rows}, at::kFloat, x);
-  Tensor total = residual.has_value() ? empty(x.sizes(), x.scalar_type(), x) : empty({0}, x.scalar_type(), x);
+  Tensor total;
+  if (residual.has_value()) {
+    total = empty(x.sizes(), x.scalar_type(), x);
+  } else if (!only_y) {
+    total = empty({0}, x.scalar_type(), x);
+  }
   if (layer) mean = empty({rows}, at::kFloat, x);
   void *const outputs[4] = {y.data_ptr(), residual.has_value() ? total.data_ptr() : nullptr, address_of(mean),
                             rstd.data_ptr()};
@@ -141,8 +154,13 @@ struct NormBackward final : Node {
     if (!dy.defined() && !dsum.has_value()) return found;
     Tensor const normalised = residual ? x.unpack(pointer_to(this)) : x.unpack();
     if (!dy.defined()) dy = at::zeros_like(normalised);
-    auto made = backward_op().call(dy, dsum, normalised, optional_of(weight.unpack()), optional_of(mean.unpack()),
-                                   rstd.unpack(), bias_type);
+    auto made = [&] {
+      // Nothing records a first derivative; the guard saves the way through autograd.
+      std::optional<at::AutoDispatchBelowADInplaceOrView> below;
+      if (!at::GradMode::is_enabled() && is_quiet()) below.emplace();
+      return backward_op().call(dy, dsum, normalised, optional_of(weight.unpack()), optional_of(mean.unpack()),
+                                rstd.unpack(), bias_type);
+    }();
     found[0] = std::get<0>(made);
     if (residual) found[1] = std::get<0>(made);
     if (task_should_compute_output(2)) found[2] = std::get<1>(made);
