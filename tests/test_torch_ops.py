@@ -36,6 +36,14 @@ def samples(torch: Any, device: str, dtype: Any = None) -> list[tuple[Any, tuple
         found.append(
             (ops.concat_conv, (x, t(12, 24, 3, 3), t(12), [1, 2], [0, 1, 2, 1], [1, 1], activation, 0.1, -1.0, 1.0))
         )
+    x = [t(2, 8, 7, 6), t(2, 16, 7, 6)]
+    vectors = (t(24), t(24))
+    found.append(
+        (
+            ops.pre_concat_conv,
+            (x, *vectors, t(12, 24, 3, 3), t(12), [1, 2], [0, 1, 2, 1], [1, 1], "Silu", 0.1, -1.0, 1.0),
+        )
+    )
     return found
 
 
@@ -67,12 +75,13 @@ def test_gradients_pass_gradcheck_in_float64() -> None:
     for op, args in samples(torch, "cpu", torch.float64):
         flat = [a for a in args if not isinstance(a, list)]
         if "conv" in str(op):
-            x0, x1 = args[0]
+            tensors = [a for a in args if isinstance(a, torch.Tensor)]
+            others = args[1 + len(tensors) :]
 
-            def convolve(x0: Any, x1: Any, w: Any, b: Any, op: Any = op, rest: Any = args[3:]) -> Any:
-                return op([x0, x1], w, b, *rest)
+            def convolve(x0: Any, x1: Any, *ts: Any, op: Any = op, rest: Any = others) -> Any:
+                return op([x0, x1], *ts, *rest)
 
-            assert torch.autograd.gradcheck(convolve, (x0, x1, args[1], args[2]), fast_mode=True)
+            assert torch.autograd.gradcheck(convolve, (*args[0], *tensors), fast_mode=True)
             continue
 
         def norm(*a: Any, op: Any = op, residual: bool = args[1] is not None) -> Any:
@@ -206,6 +215,10 @@ def test_wrong_arguments_are_named() -> None:
         cute.concat_conv(xs, torch.randn(4, 16, 1, 1), activation="Gelu")
     with pytest.raises(CutefuseError, match="16 channels, the filter has 12"):
         cute.concat_conv(xs, torch.randn(4, 12, 1, 1))
+    with pytest.raises(CutefuseError, match="the filter has 16, scale and shift have 16 and 8"):
+        cute.pre_concat_conv(xs, torch.ones(16), torch.ones(8), torch.randn(4, 16, 1, 1))
+    with pytest.raises(CutefuseError, match="activation 'Gelu' is unknown"):
+        cute.pre_concat_conv(xs, torch.ones(16), torch.ones(16), torch.randn(4, 16, 1, 1), activation="Gelu")
 
 
 @pytest.mark.gpu
@@ -241,4 +254,28 @@ def test_concat_conv_matches_pytorch_with_any_channels(dtype: str) -> None:
         z = torch.nn.functional.conv2d(torch.cat(xs, 1).double(), w.double(), b.double(), (2, 1), 1).relu()
         scale = {"float32": 2e-3, "float16": 2e-3, "bfloat16": 1.5e-2}[dtype]
         assert float((y.double() - z).abs().max()) <= scale * float(z.abs().max())
+        assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_pre_concat_conv_matches_pytorch_and_pads_with_zeros(dtype: str, device: str) -> None:
+    import torch
+
+    from cutefuse import torch as cute
+
+    if device == "cuda" and not built(torch, "conv"):
+        pytest.skip("the library was built with the norms alone")
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    for channels in ((64, 32), (5, 11, 3)):  # the second in PyTorch's own operators before the kernel
+        xs = [torch.randn(2, c, 9, 7, device=device).to(kind) for c in channels]
+        norm = torch.randn(2, sum(channels), device=device).to(kind)
+        w = (torch.randn(24, sum(channels), 3, 3, device=device) / 20).to(kind)
+        y = cute.pre_concat_conv(xs, norm[0], norm[1] + 2, w, None, (2, 1), (1, 1, 1, 1), activation="Silu")
+        scale, shift = norm[0].double().view(1, -1, 1, 1), (norm[1] + 2).double().view(1, -1, 1, 1)
+        seen = (torch.cat(xs, 1).double() * scale + shift).relu()
+        z = torch.nn.functional.silu(torch.nn.functional.conv2d(seen, w.double(), None, (2, 1), 1))
+        allowed = {"float32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+        assert float((y.double() - z).abs().max()) <= allowed * float(z.abs().max())
         assert y.is_contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,5 @@
-"""PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::concat_conv`.
+"""PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::concat_conv`,
+`cutefuse::pre_concat_conv`.
 
     import cutefuse.torch
 
@@ -29,6 +30,7 @@ from cutefuse.torch.norms import (
     rms_norm,
 )
 from cutefuse.torch.packed import PackedConv
+from cutefuse.torch.pre_conv import pre_concat_conv
 from cutefuse.torch.replace import NormReport, replace_norms
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "concat_conv",
     "fuse",
     "layer_norm",
+    "pre_concat_conv",
     "replace_norms",
     "rms_norm",
 ]

@@ -89,6 +89,15 @@ def _concat_conv(
     xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
 ) -> Tensor:  # fmt: skip
+    return compute(xs, (), weight, bias, stride, padding, dilation, activation, alpha, lo, hi)
+
+
+def compute(
+    xs: Sequence[Tensor], vectors: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
+) -> Tensor:  # fmt: skip
+    """The operator, by a kernel on a GPU and in PyTorch's own operators elsewhere; `vectors`: scale and shift of a
+    pre-activation, for kernels alone."""
     if not runs_in_library(xs[0]):
         z = _convolve(xs, weight, bias, stride, padding, dilation)
         return activate(z, activation, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
@@ -104,21 +113,24 @@ def _concat_conv(
     y = torch.empty(N, P, Q, -(-K // step) * step, dtype=xs[0].dtype, device=xs[0].device)
     b = torch.zeros(K, device=y.device) if bias is None else bias.float()
     packed = pack(weight.to(y.dtype), channels)
+    own = [v.to(y.dtype).contiguous() for v in vectors]
 
     def call() -> kernels.Call:
         dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])
         inputs = [_pixels(t, tuple(x.shape)) for t, x in zip(padded, xs, strict=True)]
         inputs += [kernels.Tensor(tuple(packed.shape), dtype), kernels.Tensor((K,), "float32")]
+        inputs += [kernels.Tensor(tuple(v.shape), dtype) for v in own]
         attrs = {
             "channels": channels, "kernel_shape": filter_shape, "strides": list(stride), "pads": list(padding),
             "dilations": list(dilation), "packed_sizes": conv_math.packed_sizes(channels, filter_shape),
             "alpha": [alpha], "lo": [lo], "hi": [hi],
         }  # fmt: skip
-        return kernels.Call(Form(len(xs), activation).op_type, inputs, [_pixels(y, (N, K, P, Q))], attrs)
+        form = Form(len(xs), activation, pre_activated=bool(own))
+        return kernels.Call(form.op_type, inputs, [_pixels(y, (N, K, P, Q))], attrs)
 
     shapes = (*(x.shape for x in xs), weight.shape)
-    key = ("concat_conv", activation, y.dtype, shapes, *stride, *padding, *dilation, alpha, lo, hi)
-    enqueue(key, call, [*padded, packed, b], [y])
+    key = ("concat_conv", len(own), activation, y.dtype, shapes, *stride, *padding, *dilation, alpha, lo, hi)
+    enqueue(key, call, [*padded, packed, b, *own], [y])
     return y[..., :K].contiguous().permute(0, 3, 1, 2)
 
 
@@ -127,6 +139,13 @@ def _(
     xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
 ) -> Tensor:  # fmt: skip
+    return empty_output(xs, weight, stride, padding, dilation)
+
+
+def empty_output(
+    xs: Sequence[Tensor], weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """What the operator returns, without values."""
     shape = _output_shape(xs, weight, stride, padding, dilation)
     return torch.empty(shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
 
@@ -139,9 +158,17 @@ def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _conv_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     weight, bias, *xs = ctx.saved_tensors
-    stride, padding, dilation, activation, alpha, lo, hi = ctx.rest
+    dx, dw, db = gradients(torch.cat(xs, 1), weight, bias, ctx.rest, dy)
+    return list(dx.split([t.shape[1] for t in xs], 1)), dw, db, *[None] * 7
+
+
+def gradients(
+    joined: Tensor, weight: Tensor, bias: Tensor | None, rest: Sequence[Any], dy: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of what the filter sees, the filter and the bias; `rest`: the operator's arguments behind the bias."""
+    stride, padding, dilation, activation, alpha, lo, hi = rest
     top, left, bottom, right = padding
-    x = F.pad(torch.cat(xs, 1), (left, right, top, bottom))
+    x = F.pad(joined, (left, right, top, bottom))
     w = weight.to(x.dtype)
     z = F.conv2d(x, w, None if bias is None else bias.to(x.dtype), list(stride), 0, list(dilation))
     dz = dy * _slope(z, activation, alpha, lo, hi)
@@ -149,8 +176,7 @@ def _conv_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dz, x, w, [w.shape[0]], list(stride), [0, 0], list(dilation), False, [0, 0], 1, [True, True, bias is not None]
     )
     dx = dx[:, :, top : x.shape[2] - bottom, left : x.shape[3] - right]
-    dxs = list(dx.split([t.shape[1] for t in xs], 1))
-    return dxs, dw.to(weight.dtype), None if bias is None else db.to(bias.dtype), *[None] * 7
+    return dx, dw.to(weight.dtype), None if bias is None else db.to(bias.dtype)
 
 
 _concat_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
