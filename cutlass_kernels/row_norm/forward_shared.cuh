@@ -8,9 +8,16 @@
 
 namespace cutefuse::row_norm {
 
+// For 10.0 and newer the compiler takes more registers, and would spill them for so many blocks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kSharedBound = kSharedBlocks - 1;
+#else
+constexpr int kSharedBound = kSharedBlocks;
+#endif
+
 // Each block takes p.slice vectors of the row. Threads read what they copied themselves, so only sums need a barrier.
 template <class Element, bool kShifted, bool kLayer>
-__global__ void __launch_bounds__(kSharedThreads, kSharedBlocks) row_norm_forward_shared(ForwardParams const p) {
+__global__ void __launch_bounds__(kSharedThreads, kSharedBound) row_norm_forward_shared(ForwardParams const p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   constexpr int kVec = kVector<Element>, kPieces = 4;  // copies that are waited for one after another
   extern __shared__ uint4 held[];                      // x, then the residual
