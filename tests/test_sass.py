@@ -23,6 +23,7 @@ REQUIRED = {
     "conv_sm90_im2colI": {"UTMALDG", "HGMMA"},
     "conv_sm90_haloI": {"UTMALDG", "HGMMA"},
     "conv_sm90_rowsI": {"UTMALDG", "HGMMA"},
+    "conv_sm90_smallI": {"UTMALDG", "HGMMA", "MOVM"},
     "row_norm_forwardI": {"LDG", "STG"},
 }
 FUNCTION = re.compile(r"Function : (\S+)")

@@ -67,8 +67,19 @@ enum class Sums { kNone, kRegisters, kShared };
 
 // Tiles whose kernels are one translation unit for each number type, so that they compile in parallel: plain ones;
 // those whose taps share pixels; for enlarged sources; for pixels of any stride; with sums of earlier sources;
-// Hopper's. A second time those that know a pre-activation, with it.
-enum class Group { kPlain, kTaps, kEnlarged, kPieces, kSums, kTapsSums, kHopper, kPreActivated, kHopperPreActivated };
+// Hopper's; Hopper's small ones. A second time those that know a pre-activation, with it.
+enum class Group {
+  kPlain,
+  kTaps,
+  kEnlarged,
+  kPieces,
+  kSums,
+  kTapsSums,
+  kHopper,
+  kSmall,
+  kPreActivated,
+  kHopperPreActivated,
+};
 
 // A row of an operator's table of tiles.
 struct Tile {

@@ -177,7 +177,7 @@ char const *plan(Family const &family, Call const &call, Plan &plan) {
                      find_kernels(op, p.type, p.pre_activated ? Group::kPreActivated : tile->group()), plan);
   }
   if (Sm90Tile const *const tile = find_id(family.sm90_tiles, call.config)) {
-    Group const group = p.pre_activated ? Group::kHopperPreActivated : Group::kHopper;
+    Group const group = p.pre_activated ? Group::kHopperPreActivated : group_of(*tile);
     return plan_sm90(op, *tile, call, p, find_kernels(op, p.type, group), plan);
   }
   return sentence("%s: no tile runs these sources on compute capability %d.%d; skip this fusion", op.name, call.sm / 10,

@@ -114,9 +114,9 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor const &at, int fi
   }
 }
 
+// One thread does it.
 template <class Traits>
 CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace const &place) {
-  if (threadIdx.x != 0) return;
   for (int i = 0; i < Traits::kStages; ++i) {
     TransactionBarrier::init(&shared.full[i], 1);
     Barrier::init(&shared.empty[i], Traits::kReaders * place.cluster_f);
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
 
-  init_ring<Traits>(shared, place);
+  if (threadIdx.x == 0) init_ring<Traits>(shared, place);
   prefetch_maps(params);
   cluster_sync();
   let_next_kernel_start();

@@ -4,12 +4,13 @@
 #include "conv/sm90/halo.cuh"
 #include "conv/sm90/im2col.cuh"
 #include "conv/sm90/rows.cuh"
+#include "conv/sm90/small.cuh"
 
 namespace cutefuse::conv {
 
 template <class Traits>
-Kernels sm90_kernels(void (*kernel)(Sm90Params)) {
-  return {{reinterpret_cast<void const *>(kernel), kSm90Threads, sizeof(typename Traits::SharedStorage)}, {}};
+Kernels sm90_kernels(void (*kernel)(Sm90Params), int threads = kSm90Threads) {
+  return {{reinterpret_cast<void const *>(kernel), threads, sizeof(typename Traits::SharedStorage)}, {}};
 }
 
 // The kernel of row kIndex of an operator's table, if the group has one.
@@ -17,11 +18,14 @@ template <class Element, auto const &kTiles, Group kGroup, std::size_t kIndex>
 Kernels sm90_kernels() {
   constexpr Sm90Tile kTile = kTiles[kIndex];
   constexpr bool kPre = kGroup == Group::kHopperPreActivated;
-  if constexpr (kPre && !kTile.pre_activates) {
+  if constexpr (kPre ? !kTile.pre_activates : group_of(kTile) != kGroup) {
     return {};
   } else if constexpr (kTile.schedule == Sm90Schedule::kRows) {
     using Traits = Sm90Rows<Element, kTile.pixels()>;
     return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
+  } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
+    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels()>;
+    return sm90_kernels<Traits>(conv_sm90_small<Traits>, Traits::kThreads);
   } else if constexpr (kTile.halo) {
     using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_b, kTile.drains>;
     static_assert(kTile.pixels() == Traits::kPixels);

@@ -190,6 +190,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Prob
     Problem const output = output_problem(p, i);
     if (char const *reason = plan_part(op, tile, call, output, find(tile.id).main, &part)) return reason;
     part.first_filter = p.ranges[i].first;
+    plan.splits = std::max(plan.splits, part.params.splits);
     std::memcpy(plan.state + i * sizeof(Part), &part, sizeof(Part));
   }
   return nullptr;

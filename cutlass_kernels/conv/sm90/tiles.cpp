@@ -131,6 +131,7 @@ int output_tiles(Sm90Tile const &tile, Problem const &p) {
 
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]) {
   if (!divides_reduction(tile)) return 1;
+  if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
   int const tiles = output_tiles(tile, p) * ceil_div(p.K, tile.filters);
   int const length = k_tiles<kChannelBlock>(p);
   // k-tiles of a multiprocessor, and the cost of adding up the parts
@@ -142,6 +143,8 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const 
   return best;
 }
 
+constexpr double kClocksPerUs = 1625;
+
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   if (p.outputs > 1) {
     double clocks = 0;
@@ -149,7 +152,9 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
     return clocks;
   }
   int room[kMaxSplits + 1];
-  for (int i = 1; i <= kMaxSplits; ++i) room[i] = sm_count / i - i / 2;  // a cluster lies in one GPC
+  bool const small = tile.schedule == Sm90Schedule::kSmall;
+  int const resident = small ? small_room(tile.filters, tile.pixels()).blocks : 1;
+  for (int i = 1; i <= kMaxSplits; ++i) room[i] = resident * (sm_count / i - i / 2);  // a cluster lies in one GPC
   int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * splits;
   double const tiles_x = output_tiles(tile, p);
   double const step_bytes = tile.type_bytes * kChannelBlock;  // of a pixel in a k-tile
@@ -184,6 +189,7 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   if (tile.schedule == Sm90Schedule::kPingPong) {
     clocks = waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
   }
+  if (small) clocks = small_us(tile, p, splits, sm_count, room) * kClocksPerUs;
   double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K;
   for (int i = 0; i < p.sources; ++i) bytes += double(tile.type_bytes) * p.N * p.H * p.W * p.C[i];
   return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but not completely
@@ -219,7 +225,7 @@ double sm90_warm_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
     Problem const output = p.outputs > 1 ? output_problem(p, i) : p;
     double const clocks = sm90_cost(tile, output, sm_count) - 4000 + narrow_clocks(tile, output, sm_count);
     double const slow = tile.schedule == Sm90Schedule::kRows ? 1.08 : 1.0;
-    us += (is_pointwise(p) ? 1.2 : 1.1) + slow * clocks / 1625;
+    us += (is_pointwise(p) ? 1.2 : 1.1) + slow * clocks / kClocksPerUs;
   }
   return us;
 }

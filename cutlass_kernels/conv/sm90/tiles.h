@@ -11,6 +11,7 @@ enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
   kSplit,        // likewise, and the blocks of a cluster divide the reduction among them
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
+  kSmall,        // small.cuh: kSplit by small blocks, of which several share a multiprocessor
   kRows,         // rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
 };
 
@@ -28,7 +29,8 @@ struct Sm90Tile {
   bool pre_activates = false;  // has a second kernel, for pre-activated sources
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
-    return filters == 64 && schedule != Sm90Schedule::kPingPong ? pixels() / 2 : pixels();
+    bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
+    return filters == 64 && !whole ? pixels() / 2 : pixels();
   }
 };
 
@@ -56,19 +58,56 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     {134, "sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong},
     {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, Sm90Schedule::kRows},
     {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, Sm90Schedule::kRows},
+    {151, "sm90_small_64x16", false, 64, 1, 16, 1, Sm90Schedule::kSmall},
+    {152, "sm90_small_64x32", false, 64, 1, 32, 1, Sm90Schedule::kSmall},
+    {153, "sm90_small_64x40", false, 64, 1, 40, 1, Sm90Schedule::kSmall},
+    {154, "sm90_small_64x64", false, 64, 1, 64, 1, Sm90Schedule::kSmall},
+    {155, "sm90_small_64x80", false, 64, 1, 80, 1, Sm90Schedule::kSmall},
+    {156, "sm90_small_128x64", false, 128, 1, 64, 1, Sm90Schedule::kSmall},
+    {157, "sm90_small_128x80", false, 128, 1, 80, 1, Sm90Schedule::kSmall},
 };
 
 constexpr Config config_of(Sm90Tile const &tile) {
   char const *const kind = tile.schedule == Sm90Schedule::kRows       ? "rows"
                            : tile.halo                                ? "halo"
                            : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
+                           : tile.schedule == Sm90Schedule::kSmall    ? "small"
                                                                       : "im2col";
   std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
   return {tile.id, 90, tile.name, kind, tile.type_bytes == 1 ? bit_of(Type::kInt8) : halves, kWgmma};
 }
 
+constexpr Group group_of(Sm90Tile const &tile) {
+  return tile.schedule == Sm90Schedule::kSmall ? Group::kSmall : Group::kHopper;
+}
+
 constexpr bool divides_reduction(Sm90Tile const &tile) {
-  return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kRows;
+  return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kSmall ||
+         tile.schedule == Sm90Schedule::kRows;
+}
+
+// ---- small tiles ---------------------------------------------------------------------------------------------------
+
+constexpr int kSmallSharedBytes = 228 * 1024;  // of a multiprocessor, which keeps 1 KB of it for each block
+
+// Units of 8 pixels in shared memory: from each block of a cluster as many as this block finishes.
+constexpr int small_parts(int pixels) { return pixels / 8 + 2; }
+
+// Blocks on a multiprocessor, and the stages of each.
+struct SmallRoom {
+  int blocks, stages;
+};
+
+// As many blocks, up to three, as have four stages each: fewer cannot hide the latency of the loads.
+constexpr SmallRoom small_room(int filters, int pixels) {
+  SmallRoom room{};
+  for (room.blocks = 3; room.blocks > 0; --room.blocks) {
+    int const bytes = kSmallSharedBytes / room.blocks - 1024 - 256 - small_parts(pixels) * filters * 32;
+    room.stages = bytes / ((filters + pixels) * kChannelBlock * 2);
+    if (room.stages >= 4) break;
+  }
+  room.stages = room.stages < 8 ? room.stages : 8;
+  return room;
 }
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
@@ -115,9 +154,12 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
 
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 
-// Blocks of a cluster that divide the reduction of one output tile, each with 4 k-tiles or more, where room[i] clusters
-// of i blocks run at once.
+// Blocks of a cluster that divide the reduction of one output tile, where room[i] clusters of i blocks run at once.
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]);
+
+// The same for a small tile, and the microseconds that it then takes after the kernel has started.
+int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]);
+double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, int const (&room)[kMaxSplits + 1]);
 
 // Predicted clocks; every size must be known.
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count);

@@ -1,0 +1,93 @@
+"""Small Hopper tiles: which problems they take, and on an H100/H200 what every cluster of them computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gpu
+import gpu_checks
+import problems
+import pytest
+from test_sm90 import SAME, SMALL, call, hopper_library, hopper_tiles
+
+from cutefuse import kernels
+
+__all__ = ["hopper_library"]
+
+
+@pytest.mark.usefixtures("hopper_library")
+class TestLegality:
+    base = problems.Problem(1, 20, 20, (32, 19), 64, **SAME)
+
+    def test_every_channel_count_is_taken(self) -> None:
+        assert set(SMALL) <= hopper_tiles(self.base)
+
+    def test_strides_and_dilations_are_taken(self) -> None:
+        assert set(SMALL) <= hopper_tiles(replace(self.base, strides=(2, 3), dilations=(2, 1)))
+
+    def test_few_pixels_and_a_long_sum_start_with_one(self) -> None:
+        for side, channels, filters in ((20, (256, 512), 512), (20, (288,) * 4, 576), (14, (768, *(192,) * 5), 768)):
+            assert kernels.configs(call(problems.Problem(1, side, side, channels, filters)))[0] in SMALL
+
+    def test_wide_strides_float32_and_other_architectures_are_not(self) -> None:
+        assert not set(SMALL) & hopper_tiles(replace(self.base, H=300, W=300, strides=(9, 1)))
+        assert not set(SMALL) & hopper_tiles(self.base, "float32")
+        assert not set(SMALL) & hopper_tiles(self.base, sm=80)
+
+    def test_many_pixels_start_with_none(self) -> None:
+        for shape in (problems.Problem(8, 128, 128, (512, 512), 256), problems.Problem(8, 64, 64, (512,), 512, **SAME)):
+            assert kernels.configs(call(shape))[0] not in SMALL
+
+
+# ---- on the GPU -----------------------------------------------------------------------------------------------------
+
+# Multiprocessors that the plan is told of: few or many make other clusters the fastest.
+MULTIPROCESSORS = (1, 20, 66, 132, 264, 900)
+SHAPES = [
+    problems.Problem(1, 20, 20, (256, 512), 512, activation="Silu"),
+    problems.Problem(1, 7, 7, (256, 320, 128, 128), 384, activation="Relu"),
+    problems.Problem(1, 1, 1, (2040,), 9),  # a long sum of one pixel
+    problems.Problem(3, 11, 13, (72, 8, 200), 130, activation="HardSwish"),  # odd pixels, tails of every kind
+    problems.Problem(1, 40, 40, (576, 384), 264),  # an odd number of tiles: half of a cluster has nothing to store
+    problems.Problem(1, 21, 19, (130, 64), 72, **SAME, activation="Sigmoid"),
+    problems.Problem(2, 15, 17, (24,), 65, 5, 3, pads=(2, 0, 1, 2), strides=(2, 1), activation="Tanh"),
+    problems.Problem(1, 33, 31, (32, 16, 8), 40, **SAME, dilations=(2, 1), activation="LeakyRelu"),
+    problems.Problem(1, 20, 20, (512,), 64, 7, 7, pads=(3, 3, 3, 3), activation="Clip"),
+]
+
+
+@pytest.fixture
+def hopper_gpu() -> None:
+    if gpu.device_facts()[0] != 90:
+        pytest.skip("needs a Hopper GPU")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper_gpu")
+class TestOnHopper:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("index", range(len(SHAPES)))
+    def test_every_cluster_matches_float64(self, index: int, dtype: str) -> None:
+        instance = problems.instantiate(problems.affordable(SHAPES[index]), dtype, seed=index)
+        tiles = [i for i in kernels.configs(instance.call) if i in SMALL]
+        for sm_count in MULTIPROCESSORS:
+            other = replace(instance, call=replace(instance.call, sm_count=sm_count, _keep=[]))
+            gpu_checks.assert_every_tile_is_right(other, tiles)
+
+    @pytest.mark.parametrize("index", [0, 4, 5])
+    def test_the_clusters_divide_sums_into_one_and_into_many(self, index: int) -> None:
+        instance = problems.instantiate(SHAPES[index], "float16")
+        parts = {
+            kernels.Plan(replace(instance.call, sm_count=count, config=config, _keep=[])).splits
+            for count in MULTIPROCESSORS for config in SMALL
+        }  # fmt: skip
+        assert min(parts) == 1 and max(parts) >= 4, parts
+
+    @pytest.mark.parametrize("config", sorted(SMALL))
+    def test_the_same_bits_every_time(self, config: int) -> None:
+        instance = problems.instantiate(problems.Problem(1, 20, 20, (512, 512), 256), "float16")
+        instance.run(config)
+        first = instance.output()[0].clone()
+        for _ in range(20):
+            instance.run(config)
+            assert bool((instance.output()[0] == first).all())
