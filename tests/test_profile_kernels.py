@@ -199,6 +199,11 @@ def test_what_recorded_failures_say_is_kept(name: str, words: str) -> None:
     assert words in nsight.reason(recorded(name)) and "==" not in nsight.reason(recorded(name))
 
 
+def test_what_a_program_of_ours_says_stands_before_what_ncu_says_of_it() -> None:
+    text = recorded("ncu_program_failed.txt") + "error: tile 2 cannot run rows of 512; leave --config out\n"
+    assert nsight.reason(text) == "tile 2 cannot run rows of 512; leave --config out"
+
+
 def test_a_csv_that_breaks_off_is_read_as_far_as_it_goes() -> None:
     text = recorded("ncu_layers.csv")
     launches = read_csv(text[: text.rindex('"cutefuse') if '"cutefuse' in text else len(text) - 400], "x")

@@ -18,7 +18,7 @@ from cutefuse.commands.kernel_profile import contention, engines, ncu, nsys
 from cutefuse.commands.kernel_profile.cases import Problem, case_call, drive_command, launcher, list_cases
 from cutefuse.commands.kernel_profile.contention import Load
 from cutefuse.commands.kernel_profile.layers import figures, print_layers, sort
-from cutefuse.commands.kernel_profile.metrics import Kernel, side_by_side
+from cutefuse.commands.kernel_profile.metrics import BRIEF, Kernel, side_by_side
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder, write_json
 
@@ -154,7 +154,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any] | None:
     """Run an engine under both profilers, sort its kernels to its layers, print and write what was found."""
     target = engines.target(args.engine, args.outdir, args.inferences, args.trt_version if args.dry_run else None)
     report = args.outdir.resolve() / f"{args.engine.name}.nsys-rep"
-    run = ncu.Run(target.command, ncu.Filter(nvtx=target.nvtx))
+    run = ncu.Run(target.command, ncu.Filter(nvtx=target.nvtx), BRIEF)
     if args.dry_run:
         for line in [*nsys.commands("nsys", target.command, report), ncu.command_line("ncu", run)]:
             print(shlex.join(line))

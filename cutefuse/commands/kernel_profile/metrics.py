@@ -82,6 +82,10 @@ PANELS: dict[str, tuple[Metric, ...]] = {
     ),
 }  # fmt: skip
 METRICS: tuple[Metric, ...] = tuple(m for panel in PANELS.values() for m in panel)
+# Of the hundreds of kernels of an engine: what one or two replays of a kernel count.
+BRIEF: tuple[Metric, ...] = tuple(
+    m for m in METRICS if m in (TIME, READ, WRITTEN) or m.title in ("DRAM throughput %", "achieved occupancy %")
+)
 
 
 @dataclass

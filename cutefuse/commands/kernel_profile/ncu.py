@@ -9,10 +9,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from cutefuse.commands.kernel_profile.metrics import METRICS, Kernel
+from cutefuse.commands.kernel_profile.metrics import METRICS, Kernel, Metric
 from cutefuse.errors import CutefuseError
 from cutefuse.output import write_text
 from cutefuse.progress import spinner
@@ -44,7 +44,7 @@ class Filter:
 class Run:
     command: Sequence[str]
     wanted: Filter = Filter()
-    metrics: Sequence[str] = field(default_factory=lambda: [name for m in METRICS for name in m.names])
+    metrics: Sequence[Metric] = METRICS
 
 
 def find() -> str | None:
@@ -71,9 +71,10 @@ def command_line(ncu: str, run: Run) -> list[str]:
     filters = ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{wanted.kernel}"] if wanted.kernel else []
     filters += ["--nvtx", "--nvtx-include", wanted.nvtx] if wanted.nvtx else []
     filters += ["--launch-count", str(wanted.launches)] if wanted.launches else []
+    metrics = ",".join(name for metric in run.metrics for name in metric.names)
     return [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "all",
-        "--target-processes", "all", "--metrics", ",".join(run.metrics), *filters, *run.command,
+        "--target-processes", "all", "--metrics", metrics, *filters, *run.command,
     ]  # fmt: skip
 
 
@@ -104,8 +105,9 @@ def reason(text: str) -> str:
             "(NVreg_RestrictProfilingToAdminUsers=0)"
         )
     words = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [w for w in words if "ERROR" in w or "error:" in w]
-    return (told[0] if told else words[-1] if words else "no output").replace("==ERROR== ", "")
+    own = [w for w in words if w.startswith("error:")]  # of a program of ours, which says more than ncu of it
+    told = own or [w for w in words if "ERROR" in w or "error:" in w]
+    return (told[0] if told else words[-1] if words else "no output").replace("==ERROR== ", "").removeprefix("error: ")
 
 
 def read_csv(text: str, where: str) -> list[Launch]:
