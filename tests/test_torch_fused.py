@@ -145,7 +145,7 @@ def test_the_tiles_of_a_node_run_on_the_pixels_that_it_makes(
     values = weights(w=(12, 3, 3, 3), k=(12,))
     _, patched = run_patch(graph(body, values, inputs={"a": "1,3,9,7"}), tmp_path)
     program, _, _ = kernel_program(patched)
-    (step,) = program.steps
+    _, step = program.steps
     monkeypatch.setattr(fused, "_sm", lambda: 90)
     monkeypatch.setattr(fused, "_sm_count", lambda: 132)
     tiles = step.run.tiles()
@@ -153,6 +153,33 @@ def test_the_tiles_of_a_node_run_on_the_pixels_that_it_makes(
     for tile in tiles:
         step.run.config = tile
         assert kernels.Plan(step.run.call((4, 0, 0, 12), sm=90, sm_count=132)).config == tile
+
+
+@pytest.mark.parametrize(("channels", "copies"), [(3, 1), (2, 1), (4, 0)])
+def test_pixels_that_are_no_whole_vectors_are_copied_once_for_all_who_read_them(
+    reference_kernels: list[str], tmp_path: Path, channels: int, copies: int
+) -> None:
+    body = "d = Conv<pads=[1,1,1,1]>(a, w, k) y = Sigmoid(d) e = Conv<pads=[1,1,1,1]>(a, v, k) z = Relu(e)"
+    values = weights(w=(12, channels, 3, 3), v=(12, channels, 3, 3), k=(12,))
+    model = graph(body, values, inputs={"a": f"1,{channels},9,7"}, outputs=("y", "z"))
+    _, patched = run_patch(model, tmp_path)
+    program, function, inputs = kernel_program(patched)
+    assert len(program.fused) == 2 and len(program.steps) == 2 + copies
+    assert [s.nodes for s in program.steps if s.op_type == "Identity"] == [[]] * copies
+    want = [on_cpu(model)({"a": inputs[0]})[name] for name in program.outputs]
+    for got, own in zip(function(*inputs), want, strict=True):
+        assert float((got - own).abs().max()) < 1e-5 < float(own.abs().max())
+
+
+def test_what_the_added_channels_hold_is_left_to_the_kernels_which_ignore_it() -> None:
+    import torch
+
+    from cutefuse.torch.pixels import is_narrow, pixel_stride, widened
+
+    x = torch.randn(2, 5, 3, 4).half()
+    y = widened(x)
+    assert torch.equal(x, y) and pixel_stride(y) == 8 and is_narrow(x.to(memory_format=torch.channels_last))
+    assert not is_narrow(y) and not is_narrow(torch.randn(5, 3)) and not is_narrow(torch.randn(2, 8, 3, 4).half())
 
 
 def test_a_layer_of_several_steps_shows_what_goes_in_and_out() -> None:

@@ -194,3 +194,41 @@ def test_a_model_that_breaks_a_rule_is_refused_in_a_sentence(
     with pytest.raises(UnsupportedError) as found:
         TorchEngine.build(model, device="cpu")
     assert words in str(found.value) and "wrong" in str(found.value) and "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attrs", "calls"),
+    [
+        ((5, 5), {"pads": [2, 2, 2, 2]}, 2),
+        ((7, 4), {"strides": [2, 1], "pads": [3, 1, 3, 1]}, 2),
+        ((5, 6), {"dilations": [1, 2], "pads": [0, 2, 0, 2]}, 2),
+        ((3, 3), {"pads": [1, 1, 1, 1]}, 1),  # unrolled
+        ((25, 1), {}, 1),  # one axis alone
+    ],
+)
+def test_a_large_window_is_pooled_axis_by_axis_where_it_is_compiled(
+    kernel: tuple[int, int], attrs: dict[str, list[int]], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    import torch.nn.functional as F
+
+    from cutefuse.engine.torch_graph import pooling
+    from cutefuse.engine.torch_graph.node import Node
+
+    count = [0]
+    pool = F.max_pool2d
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        count[0] += 1
+        return pool(*args, **kwargs)
+
+    monkeypatch.setattr(F, "max_pool2d", counted)
+    monkeypatch.setitem(pooling._MAX, 2, counted)
+    x = torch.randn(2, 3, 26, 17)
+    x[1, 2, 11, 5] = float("nan")
+    given = {"kernel_shape": list(kernel), **attrs}
+    run: Any = pooling.max_pool(Node("pool", "MaxPool", 17, given, [x], 1))
+    want = run(x)
+    assert count == [1] and bool(want.isnan().any())
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(run(x).nan_to_num(9), want.nan_to_num(9)) and count == [1 + calls]

@@ -23,8 +23,13 @@ _FITTED = 90
 # One pass over memory: 504 Triton kernels of bias and activation in 20 networks, from 0.2 to 130 MB, within 10 %.
 _KERNEL_US = 1.3  # a kernel in a CUDA graph that does nothing, and 0.2 until the next one starts
 _PASS_SHARE = 1.0  # of the peak bandwidth: much of what a network passes on lies in L2
-_JOIN_SHARE = 0.45  # of the peak bandwidth, in Triton's kernel for a Concat: every element asks where it comes from
 _COPY_US = 2.6  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
+# Triton's kernel for a Concat: every element asks each source whether it comes from there, and an element between four
+# pixels of a smaller image is computed from them. Microseconds for a million bytes of the result, at the H200's rate.
+_JOIN_US, _JOIN_SOURCE_US, _JOIN_BETWEEN_US = 0.3, 0.1, 1.0
+# Where the sources are written in place, their planes lie one after the other: a kernel turns them into pixels again,
+# and an enlargement reads pixels and writes planes.
+_TURN_SHARE, _SCATTER_US = 0.7, 1.6
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,17 @@ class _Rates:
 
 # Fitted to the convolutions of 15 networks under torch.compile on an H200 (cuDNN 9.19, batch 1). On 5 others a single
 # kernel is off by 16 % (spatial) and 26 % (1x1, which cuBLAS or cuDNN computes) in the mean.
-_POINTWISE = _Rates(3.4, 1.0, 0.76, 0.58, 1.6, 16)
-_SPATIAL = _Rates(4.9, 0.32, 0.83, 0.54, 1.4, 24)
+_POINTWISE = _Rates(3.4, 1.0, 0.67, 0.65, 2.0, 16)
+_SPATIAL = _Rates(4.9, 0.40, 0.80, 0.45, 2.1, 38)
+_VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
+_PADS_US = 4.5
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 256), (256, 128))
 _LARGE, _TINY = 1 << 15, 1 << 12  # outputs of a tile
-_TINY_SHARE = 0.6  # of a small tile's rate
+_TINY_SHARE = 0.8  # of a small tile's rate
 _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
+
+_TRIED = 8  # tiles in the order of the library's guesses: `engine.tile_timer.QUICK`, and TensorRT's tactics
 
 # Our Ampere kernels on the Ampere and Ada parts: their constants are an H200's, where mma.sync reaches this share of
 # the peak rate that wgmma has.
@@ -84,9 +93,20 @@ class Device:
         """Time in which PyTorch makes a strided tensor dense, reading and writing so many bytes together."""
         return _COPY_US + self.move_us(size_bytes)
 
-    def join_us(self, size_bytes: float) -> float:
-        """Time of Triton's kernel for a Concat of so many bytes."""
-        return _KERNEL_US + 2 * size_bytes / (_JOIN_SHARE * self.peaks.bandwidth_gbs * 1e3)
+    def join_us(self, size_bytes: float, sources: int, between_bytes: float = 0.0) -> float:
+        """Time of Triton's kernel for a Concat of so many bytes; between_bytes: those that are interpolated."""
+        us = (_JOIN_US + _JOIN_SOURCE_US * sources) * size_bytes + _JOIN_BETWEEN_US * between_bytes
+        return _KERNEL_US + us * 1e-6 * self._slower
+
+    def turn_us(self, size_bytes: float, scattered_bytes: float = 0.0) -> float:
+        """What it costs that so many bytes were joined as planes, some of them enlarged, and are read as pixels."""
+        passed_us = self.move_us(2 * size_bytes) / _TURN_SHARE
+        return _KERNEL_US + passed_us + _SCATTER_US * scattered_bytes * 1e-6 * self._slower
+
+    @property
+    def _slower(self) -> float:
+        """How much less bandwidth it has than the GPU of the constants."""
+        return device_of(_FITTED).peaks.bandwidth_gbs / self.peaks.bandwidth_gbs
 
     def move_us(self, size_bytes: float) -> float:
         """Time that so many bytes more cost a kernel that runs anyway."""
@@ -153,13 +173,17 @@ def convolution_us(conv: Convolution, device: Device) -> float:
             adding_us = rates.split_us * (1 + 0.1 * splits) if splits > 1 else 0.0
             best = min(best, rounds * max(steps / splits, 1.0) * step_us + adding_us)
     memory_us = conv.bytes_moved / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
-    return rates.start_us + math.hypot(best, memory_us)  # the two overlap, but not completely
+    pads_us = _PADS_US if conv.taps > 1 and conv.K % _VECTOR else 0.0
+    return rates.start_us + pads_us + math.hypot(best, memory_us)  # the two overlap, but not completely
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
-    """Time of our kernel's first guess for a call of known sizes; None where the library predicts none."""
+    """Time of our fastest kernel for a call of known sizes, among those that an engine tries when it is built; None
+    where the library predicts none."""
     asked = replace(call, sm=device.sm, sm_count=device.peaks.multiprocessors, _keep=[])
-    found = kernels.predicted_us(asked)
+    tiles = [call.config] if call.config else kernels.configs(asked)[:_TRIED]
+    times = [kernels.predicted_us(replace(asked, config=tile, _keep=[])) for tile in tiles]
+    found = min((t for t in times if t is not None), default=None)
     if found is None or device.sm == _FITTED:
         return found
     slower = _MMA_SYNC_SHARE * device_of(_FITTED).rate("float16") / device.rate("float16")

@@ -29,6 +29,8 @@ ELEMENTWISE = (
     "Add", "Sum", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish",
     "Tanh", "Pow", "Sqrt", "Exp", "Max", "Min", "BatchNormalization", "PRelu", "Elu", "Gelu", "Cast",
 )  # fmt: skip
+VECTOR = 8  # channels to which our pixels are padded
+POOLS = ("MaxPool", "AveragePool")
 _SEEN_THROUGH = ("Identity", "Dropout")
 
 
@@ -210,9 +212,34 @@ class Wiring:
         if self.engine.name != TORCH or own in self.made or node is None or self.graph.escapes(own):
             return False
         reader = self.graph.only_user(own)
-        joined = reader is not None and reader.op_type == "Concat" and self.alive(reader)
-        nearest = node.op_type in ENLARGED and attribute(node, "mode", "nearest") in ("nearest", b"nearest")
+        joined = reader is not None and reader.op_type == "Concat" and self.alive(reader) and not self.in_planes(reader)
+        nearest = node.op_type in ENLARGED and not is_between(node)
         return joined and (nearest or node.op_type == "Conv" or node.op_type in ELEMENTWISE)
+
+    def in_planes(self, concat: NodeProto) -> bool:
+        """Whether torch.compile writes the sources of a Concat where they belong, plane after plane: one of them is the
+        result of elementwise nodes that a pooling reads too, so that it is stored anyway, and no convolution has fixed
+        how it lies. The first Concat of such a tensor has it, others copy."""
+        return self.engine.name == TORCH and any(self._is_stored(self.source(t), concat) for t in concat.input)
+
+    def reads_planes(self, enlarged: NodeProto) -> bool:
+        """Whether what an enlargement reads lies in a Concat of planes."""
+        return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
+
+    def is_widened(self, tensor: str) -> bool:
+        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels."""
+        dims = self.graph.dims(tensor)
+        narrow = dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
+        return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
+
+    def _is_stored(self, tensor: str, concat: NodeProto) -> bool:
+        node = self.graph.producer(tensor)
+        if tensor in self.made or node is None or node.op_type not in ELEMENTWISE or self.read[tensor]:
+            return False
+        users = [u for u in self.graph.users(tensor) if self.alive(u)]
+        first = min(self.position[id(u)] for u in (*self.concats_of(tensor), concat) if self.alive(u))
+        pooled = any(u.op_type in POOLS for u in users) and not any(u.op_type == "Conv" for u in users)
+        return pooled and first == self.position[id(concat)]
 
     def source(self, tensor: str) -> str:
         """The tensor behind nodes without effect."""
@@ -282,6 +309,11 @@ class Wiring:
         if own in self.made or node is None or not self.alive(node):
             return False
         return node.op_type == "Conv" or node.op_type in ELEMENTWISE
+
+
+def is_between(node: NodeProto) -> bool:
+    """Whether an enlargement computes its pixels from several others."""
+    return attribute(node, "mode", "nearest") not in ("nearest", b"nearest")
 
 
 def _is_pointwise(graph: Graph, conv: NodeProto) -> bool:

@@ -23,6 +23,7 @@ from cutefuse.sites.choose_engine import (
     TORCH,
     Engine,
     Wiring,
+    is_between,
     shortcut_fault,
 )
 from cutefuse.sites.find import Site
@@ -30,7 +31,6 @@ from cutefuse.sites.match import Joined, Match
 
 # Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms").
 _NORM_RATIOS = {False: 0.83, True: 0.74}
-_VECTOR = 8  # channels to which our pixels are padded
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -114,9 +114,6 @@ class Model:
         after_us = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
-        if self.engine.name == TORCH and behind is None and call.inputs[0].dims[1] % _VECTOR:
-            x = math.prod(call.inputs[0].dims) // call.inputs[0].dims[1] * _VECTOR * ELEMENT_BYTES[dtype]
-            after_us += self.device.pass_us(x) + self.device.copy_us(2 * x)  # a network's input has no padded pixels
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
@@ -182,11 +179,7 @@ class Model:
         if not wiring.alive(node) or not node.input or not node.output:  # a damaged node costs nothing
             return 0.0
         if node.op_type == "Concat" and self.engine.name == TORCH:
-            # What it computes of its inputs needs no pass of its own.
-            inside = [
-                self.size_of(t) for t in dict.fromkeys(node.input) if wiring.absorbed(t) and not self._enlarges(t)
-            ]
-            return self.device.join_us(self.size_of(node.output[0])) - sum(self.device.pass_us(2 * x) for x in inside)
+            return self._joined_us(node, wiring)
         if node.op_type == "Concat":
             return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
         if node.op_type in ENLARGED:
@@ -200,9 +193,18 @@ class Model:
             return self.device.move_us(sum(map(self.size_of, read[1:])))
         return 0.0
 
-    def _enlarges(self, tensor: str) -> bool:
-        node = self.graph.producer(tensor)
-        return node is not None and node.op_type in ENLARGED
+    def _joined_us(self, concat: NodeProto, wiring: Wiring) -> float:
+        """A Concat in torch.compile. What it computes of its inputs needs no pass of its own."""
+        size = self.size_of(concat.output[0])
+        makers = {t: self.graph.producer(t) for t in dict.fromkeys(concat.input)}
+        enlarged = {t: n for t, n in makers.items() if n is not None and n.op_type in ENLARGED}
+        if wiring.in_planes(concat):
+            scattered = sum(self.size_of(t) for t, n in enlarged.items() if not wiring.reads_planes(n))
+            return self.device.turn_us(size, scattered)
+        between = sum(self.size_of(t) for t, n in enlarged.items() if is_between(n))
+        inside = [self.size_of(t) for t in makers if wiring.absorbed(t) and t not in enlarged]
+        own_us = self.device.join_us(size, len(concat.input), between)
+        return own_us - sum(self.device.pass_us(2 * x) for x in inside)
 
     def readers(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes whose cost depends on who makes the outputs of these matches."""
@@ -233,6 +235,10 @@ class Model:
     def cast_us(self, tensor: str, wiring: Wiring) -> float:
         """Time of the Cast of a tensor beside fused nodes that compute in a type of half the size."""
         return self.device.pass_us(1.5 * self.size_of(tensor)) if wiring.is_cast(tensor) else 0.0
+
+    def widened_us(self, tensor: str, wiring: Wiring) -> float:
+        """Time in which an image gets the pixels that fused nodes can read."""
+        return self.device.copy_us(2 * self.size_of(tensor)) if wiring.is_widened(tensor) else 0.0
 
     # ------------------------------------------------------------------------------------------------------- in words
     def note(self, site: Site, match: Match, wiring: Wiring) -> str:
@@ -296,6 +302,8 @@ class Pricer:
         for conv in merged.values():
             gain += self.model.merged_us(conv, plain) - self.model.merged_us(conv, wiring)
         gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
+        read = {t for m in matches for t in m.inputs if isinstance(t, str)}
+        gain += sum(self.model.widened_us(t, plain) - self.model.widened_us(t, wiring) for t in sorted(read))
         low = [s.match for s in sites if s.cast_from and s.match]
         ends = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
         return gain + sum(self.model.cast_us(t, plain) - self.model.cast_us(t, wiring) for t in sorted(ends))

@@ -38,10 +38,17 @@ def as_pixels(x: Tensor) -> tuple[Tensor, int]:
     pixel = pixel_stride(x)
     if pixel and pixel % (ALIGNMENT // x.element_size()) == 0 and x.data_ptr() % ALIGNMENT == 0:
         return x, pixel
-    N, C, H, W = x.shape
-    y = torch.zeros(N, H, W, padded(C, x.element_size()), dtype=x.dtype, device=x.device)
-    y[..., :C] = x.permute(0, 2, 3, 1)
-    return y[..., :C].permute(0, 3, 1, 2), y.shape[-1]
+    return widened(x), padded(x.shape[1], x.element_size())
+
+
+def is_narrow(x: Tensor) -> bool:
+    """Whether an image has to be copied because its pixels are no whole vectors."""
+    return x.dim() == 4 and pixel_stride(x) % (ALIGNMENT // x.element_size()) != 0
+
+
+def widened(x: Tensor) -> Tensor:
+    """A copy of an image as the kernels can read it. What its added channels hold has no effect on a result."""
+    return empty_pixels(x.shape, x.dtype, x.device).copy_(x)
 
 
 def empty_pixels(dims: Sequence[Any], dtype: torch.dtype, device: Any) -> Tensor:

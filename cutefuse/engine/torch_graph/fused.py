@@ -15,7 +15,7 @@ from cutefuse import kernels
 from cutefuse.engine.torch_graph.node import UnsupportedError
 from cutefuse.ops import operators
 from cutefuse.ops.function import body_for, call_of
-from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, padded
+from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, padded, widened
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
@@ -168,3 +168,13 @@ def _fused_node(xs: Sequence[Tensor], handle: int) -> list[Tensor]:
 @_fused_node.register_fake
 def _(xs: Sequence[Tensor], handle: int) -> list[Tensor]:
     return [_nodes[handle]._empty(t, xs[0].device) for t in _nodes[handle].outputs]
+
+
+@torch.library.custom_op("cutefuse::widened", mutates_args=())
+def _widened(x: Tensor) -> Tensor:
+    return widened(x)
+
+
+@_widened.register_fake
+def _(x: Tensor) -> Tensor:
+    return empty_pixels(x.shape, x.dtype, x.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from cutefuse.engine.torch_graph.convolution import same_pads, torch_pads
 from cutefuse.engine.torch_graph.node import Node, Run, operator
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_LOOP = 25  # pixels of a window from which on Inductor loops over them, two to four times slower than both axes in turn
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -58,11 +60,22 @@ def max_pool(node: Node) -> Run:
     function, kernel, stride, dilation = _MAX[window.rank], window.kernel, window.stride, window.dilation
     if window.plain:
         begin = window.pads[: window.rank]
+        if window.rank == 2 and math.prod(kernel) >= _LOOP and min(kernel) > 1:
+            return lambda x: _max_by_axis(x, window) if torch.compiler.is_compiling() else function(
+                x, kernel, stride, begin, dilation
+            )  # fmt: skip
         return lambda x: function(x, kernel, stride, begin, dilation)
     dtype = node.tensor(0).dtype
     least = float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
     pads = torch_pads(window.all_pads)
     return lambda x: function(F.pad(x, pads, value=least), kernel, stride, 0, dilation)
+
+
+def _max_by_axis(x: Tensor, window: _Window) -> Tensor:
+    """The largest of a window is the largest of its rows' largest."""
+    (r, s), (u, v), (top, left), (d, e) = window.kernel, window.stride, window.pads[:2], window.dilation
+    rows = F.max_pool2d(x, [r, 1], [u, 1], [top, 0], [d, 1])
+    return F.max_pool2d(rows, [1, s], [1, v], [0, left], [1, e])
 
 
 @operator("AveragePool")

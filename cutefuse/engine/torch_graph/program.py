@@ -20,6 +20,7 @@ from cutefuse.engine.torch_graph.fused import DOMAIN, GIVEN, GUESS, FusedNode, b
 from cutefuse.engine.torch_graph.node import TABLE, Node, Run, UnsupportedError, dtype_of
 from cutefuse.engine.torch_graph.shapes import tensor_of
 from cutefuse.errors import CutefuseError
+from cutefuse.torch.pixels import is_narrow
 
 _STANDARD = ("", "ai.onnx")
 for _family in ("arithmetic", "convolution", "indexing", "matrix", "normalization", "pooling", "quantization",
@@ -120,6 +121,7 @@ class _Loader:
         self.functions = {(f.domain, f.name): f for f in model.functions}
         self.program = Program({}, {}, [], {}, {}, {})
         self.count = 0
+        self.wide: dict[str, Value] = {}  # slot of an image -> its copy whose pixels are whole vectors
 
     def load(self, dims: Mapping[str, Sequence[int]]) -> Program:
         graph = self.model.graph
@@ -279,7 +281,20 @@ class _Loader:
         if reason is not None:
             self.program.notes.append(f"{name} runs its function body: {reason}")
             return None
+        if node.images:
+            inputs = [self._widened(v) for v in inputs]
+            node.inputs = [v.tensor for v in inputs]
         return self._step(node, inputs, node.results(), name, proto.op_type, attrs, [name])
+
+    def _widened(self, value: Value) -> Value:
+        """An image as the kernels can read it where it lies: one copy for all nodes that read it."""
+        if value.slot is None or value.known or not is_narrow(value.tensor):
+            return value
+        if value.slot not in self.wide:
+            run: Run = torch.ops.cutefuse.widened
+            name = f"{self.program.tensors[value.slot]} widened"
+            (self.wide[value.slot],) = self._step(run, [value], [run(value.tensor)], name, "Identity", {}, [])
+        return self.wide[value.slot]
 
     def _shapes_of(self, proto: NodeProto, given: list[Value | None], opsets: Mapping[str, int]) -> list[Tensor]:
         """The outputs of a fused node, on `meta`: its function body says their shapes and types."""
