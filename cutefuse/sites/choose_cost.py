@@ -38,23 +38,25 @@ class _Rates:
 
     start_us: float  # start, first loads, last stores
     bandwidth: float  # share of the peak; low where a tile reads its neighbours' pixels again
-    large: float  # share of the peak rate that large tiles reach, and small ones
-    small: float
+    rate: float  # share of the peak rate
+    tiny: float  # of that, in the smallest tiles
     split_us: float  # adding up a divided reduction, and a tenth more for each part
-    least_channels: int  # fewer are padded
+    least_channels: int  # fewer cost as many
+    least_few: int  # likewise where there are at most _FEW
+    hides: bool  # whether the shorter one of loading and computing takes no time of its own
 
 
-# Fitted to the convolutions of 15 networks under torch.compile on an H200 (cuDNN 9.19, batch 1). On 5 others a single
-# kernel is off by 16 % (spatial) and 26 % (1x1, which cuBLAS or cuDNN computes) in the mean.
-_POINTWISE = _Rates(3.4, 1.0, 0.67, 0.65, 2.0, 16)
-_SPATIAL = _Rates(4.9, 0.40, 0.80, 0.45, 2.1, 38)
-_VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
-_PADS_US = 4.5
+# Fitted to the convolutions of 21 networks under torch.compile on an H200 (cuDNN 9.19, batch 1). A single kernel is off
+# by 9 % (spatial) and 19 % (1x1, which cuBLAS or cuDNN computes) in the mean.
+_POINTWISE = _Rates(3.4, 0.69, 0.66, 1.0, 0.5, 16, 16, True)
+_SPATIAL = _Rates(5.0, 0.30, 0.83, 0.5, 4.3, 57, 32, False)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 256), (256, 128))
-_LARGE, _TINY = 1 << 15, 1 << 12  # outputs of a tile
-_TINY_SHARE = 0.8  # of a small tile's rate
+_TINY = 1 << 12  # outputs of a tile
 _SPLITS = (1, 2, 4, 8)
+_FEW = 16  # channels
 _STEP = 64  # channels of a step of the reduction
+_VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
+_PADS_US = 4.8
 
 _TRIED = 8  # tiles in the order of the library's guesses: `engine.tile_timer.QUICK`, and TensorRT's tactics
 
@@ -159,13 +161,13 @@ def convolution_us(conv: Convolution, device: Device) -> float:
     """Time of an engine's own kernel: convolution, bias and an activation that it computes inside."""
     rates = _POINTWISE if conv.taps == 1 else _SPATIAL
     pixels = conv.N * conv.P * conv.Q
-    steps = max(conv.C, rates.least_channels) / _STEP * conv.taps
+    channels = max(conv.C, rates.least_few if conv.C <= _FEW else rates.least_channels)
+    steps = channels / _STEP * conv.taps
     best = math.inf
     for outputs, filters in _TILES:
         tiles = math.ceil(pixels / outputs) * math.ceil(conv.K / filters)
-        share = rates.large if outputs * filters >= _LARGE else rates.small
-        share *= _TINY_SHARE if outputs * filters < _TINY else 1.0
-        step_us = 2 * outputs * filters * _STEP / (device.rate(conv.dtype) * share)
+        rate = rates.rate * (rates.tiny if outputs * filters < _TINY else 1.0)
+        step_us = 2 * outputs * filters * _STEP / (device.rate(conv.dtype) * rate)
         for splits in _SPLITS:
             if splits > 1 and steps < 4 * splits:
                 break
@@ -174,7 +176,7 @@ def convolution_us(conv: Convolution, device: Device) -> float:
             best = min(best, rounds * max(steps / splits, 1.0) * step_us + adding_us)
     memory_us = conv.bytes_moved / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
     pads_us = _PADS_US if conv.taps > 1 and conv.K % _VECTOR else 0.0
-    return rates.start_us + pads_us + math.hypot(best, memory_us)  # the two overlap, but not completely
+    return rates.start_us + pads_us + (max(best, memory_us) if rates.hides else math.hypot(best, memory_us))
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
