@@ -153,6 +153,41 @@ def test_triton_joins_all_inputs_in_a_kernel_that_computes_what_it_alone_reads()
     assert not wiring(wires.graph, TRT).absorbed("u")
 
 
+@pytest.mark.parametrize(
+    ("more", "planes"),
+    [
+        ("p = MaxPool<kernel_shape=[2,2]>(u)", True),  # stored for the pooling
+        ("p = Conv<pads=[1,1,1,1]>(u, w1)", False),  # computed where the Concat is, or as that convolution wants it
+        ("p = MaxPool<kernel_shape=[2,2]>(u) q = Conv<pads=[1,1,1,1]>(u, w1) y3 = Relu(q)", False),
+        ("p = Neg(u)", False),
+        ("p = MaxPool<kernel_shape=[2,2]>(b)", False),  # an input of the network lies as it came
+    ],
+)
+def test_sources_of_a_concat_are_written_as_planes_where_a_pooling_has_one_stored(more: str, planes: bool) -> None:
+    body = f"k = Conv<pads=[1,1,1,1]>(a, w1) u = Relu(k) {more} e = Resize(b, , two) d = Concat<axis=1>(u, e) "
+    body += "c = Concat<axis=1>(u, a) y = Relu(d) y2 = Relu(p) z = Relu(c)"
+    values = graphs.weights(w1=(8, 8, 3, 3)) | {"two": np.array([1, 1, 2, 2], np.float32)}
+    outputs = ("y", "y2", "z", *(["y3"] if "y3" in more else []))
+    model = graphs.graph(body, values, inputs={"a": "1,8,6,6", "b": "1,8,3,3"}, outputs=outputs)
+    graph = find_sites(model, Path())[0].whole
+    wires, plain = wiring(graph, TORCH), wiring(graph, TRT)
+    first, second, enlarged = (graph.producer(t) for t in "dce")
+    assert first is not None and second is not None and enlarged is not None
+    assert wires.in_planes(first) == planes and not wires.in_planes(second) and not plain.in_planes(first)
+    assert wires.absorbed("e") != planes and not wires.reads_planes(enlarged)
+
+
+@pytest.mark.parametrize(("channels", "engine", "widened"), [(6, TORCH, True), (8, TORCH, False), (6, TRT, False)])
+def test_pytorch_copies_images_of_odd_pixels_for_fused_nodes(channels: int, engine: Engine, widened: bool) -> None:
+    body = "c = Concat<axis=1>(a, b) v = Conv(c, w1) y = Relu(v) z = Relu(a)"
+    inputs = {"a": f"1,{channels},7,7", "b": f"1,{channels},7,7"}
+    model = graphs.graph(body, graphs.weights(w1=(8, 2 * channels, 1, 1)), inputs=inputs, outputs=("y", "z"))
+    cleaned, (site, *_) = find_sites(model, Path())
+    assert site.match is not None
+    plain = wiring(cleaned.whole, engine)
+    assert plain.fused(site.match).is_widened("a") == widened and not plain.is_widened("a")
+
+
 def test_pytorch_merges_no_convolutions() -> None:
     wires = inception(TORCH)
     first = wires.graph.producer("b1c")

@@ -48,15 +48,15 @@ class _Rates:
 
 # Fitted to the convolutions of 21 networks under torch.compile on an H200 (cuDNN 9.19, batch 1). A single kernel is off
 # by 9 % (spatial) and 19 % (1x1, which cuBLAS or cuDNN computes) in the mean.
-_POINTWISE = _Rates(3.4, 0.69, 0.66, 1.0, 0.5, 16, 16, True)
-_SPATIAL = _Rates(5.0, 0.30, 0.83, 0.5, 4.3, 57, 32, False)
+_POINTWISE = _Rates(3.6, 0.67, 0.58, 1.0, 0.5, 16, 16, True)
+_SPATIAL = _Rates(5.2, 0.31, 0.80, 0.6, 5.8, 60, 40, False)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 256), (256, 128))
 _TINY = 1 << 12  # outputs of a tile
 _SPLITS = (1, 2, 4, 8)
 _FEW = 16  # channels
 _STEP = 64  # channels of a step of the reduction
 _VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
-_PADS_US = 4.8
+_PADS_US = 4.7
 
 _TRIED = 8  # tiles in the order of the library's guesses: `engine.tile_timer.QUICK`, and TensorRT's tactics
 

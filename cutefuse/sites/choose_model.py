@@ -27,7 +27,7 @@ from cutefuse.sites.choose_engine import (
     shortcut_fault,
 )
 from cutefuse.sites.find import Site
-from cutefuse.sites.match import Joined, Match
+from cutefuse.sites.match import Joined, Match, tensors_of
 
 # Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms").
 _NORM_RATIOS = {False: 0.83, True: 0.74}
@@ -139,7 +139,8 @@ class Model:
         for operand, tensor in zip(match.inputs, call.inputs, strict=True):
             if isinstance(operand, Joined):
                 size = math.prod(tensor.dims) * ELEMENT_BYTES[tensor.dtype]
-                join_us = self.device.join_us(size) if self.engine.name == TORCH else self.device.pass_us(2 * size)
+                joined = self.engine.name == TORCH
+                join_us = self.device.join_us(size, len(operand.tensors)) if joined else self.device.pass_us(2 * size)
                 total_us += join_us / max(1, sum(n.op_type == "Concat" for n in self.graph.users(operand.tensors[-1])))
         return total_us
 
@@ -179,7 +180,7 @@ class Model:
         if not wiring.alive(node) or not node.input or not node.output:  # a damaged node costs nothing
             return 0.0
         if node.op_type == "Concat" and self.engine.name == TORCH:
-            return self._joined_us(node, wiring)
+            return self._concat_us(node, wiring)
         if node.op_type == "Concat":
             return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
         if node.op_type in ENLARGED:
@@ -193,7 +194,7 @@ class Model:
             return self.device.move_us(sum(map(self.size_of, read[1:])))
         return 0.0
 
-    def _joined_us(self, concat: NodeProto, wiring: Wiring) -> float:
+    def _concat_us(self, concat: NodeProto, wiring: Wiring) -> float:
         """A Concat in torch.compile. What it computes of its inputs needs no pass of its own."""
         size = self.size_of(concat.output[0])
         makers = {t: self.graph.producer(t) for t in dict.fromkeys(concat.input)}
@@ -302,7 +303,7 @@ class Pricer:
         for conv in merged.values():
             gain += self.model.merged_us(conv, plain) - self.model.merged_us(conv, wiring)
         gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
-        read = {t for m in matches for t in m.inputs if isinstance(t, str)}
+        read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
         gain += sum(self.model.widened_us(t, plain) - self.model.widened_us(t, wiring) for t in sorted(read))
         low = [s.match for s in sites if s.cast_from and s.match]
         ends = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
