@@ -227,9 +227,9 @@ def test_merged_sites_can_be_lowered_and_undone(tmp_path: Path) -> None:
     assert {"Conv", "Split"} <= {n.op_type for n in plain.graph.node} and not fused_types(plain)
 
 
-# Hopper's own kernels take ranges, neither float32 nor the rest; which of them are built does not matter here.
+# Hopper's own kernels take ranges and residuals, neither float32 nor the rest, whether they are built or not.
 ON_HOPPER = {
-    "residual": (CONV + "s = Add(x, z) y = Relu(s)", ["CuteConcatConv2"], "residual left outside"),
+    "residual": (CONV + "s = Add(x, z) y = Relu(s)", ["CuteConcatConv2AddRelu"], ""),
     "upsample": ("u = Resize(q, , t) c = Concat<axis=1>(u, b) x = Conv(c, w, k) y = Relu(x)", ["CuteConcatConv2Relu"],
                  "upsample left outside"),
     "a range": ("p, r = Split<axis=1>(b, h) c = Concat<axis=1>(r, a) x = Conv(c, v, k) y = Relu(x)",
@@ -255,7 +255,7 @@ def test_what_hoppers_own_kernels_cannot_take_in_is_left_outside_for_hopper(name
     notes = " ".join(result.report["sites"][0]["notes"])
     assert notes.startswith(note) and ("compute capability 9.0" in notes) == bool(note)
     # "a range and upsample" by its op_type alone
-    same_elsewhere = name in ("a range", "plain", "a range and upsample", "side by side")
+    same_elsewhere = name in ("a range", "plain", "a range and upsample", "side by side", "residual")
     for sm in (0, 80, 86):
         (tmp_path / "model.cutefuse.onnx").unlink()
         result, patched = run_patch(model, tmp_path, sm=sm, verify=False)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import problems
 import pytest
-from test_kernels_forms import call as residual
-from test_kernels_forms import pixels, view
+from test_kernels_forms import view
 from test_plan import calls, on, quantised
 from test_quant import good, of_width
 from test_row_norm import training
@@ -41,7 +40,6 @@ CASES = {
     "full size": (conv_call(POINTWISE), 80, 33, "sources of full size"),
     "odd pixels": (conv_call(replace(POINTWISE, C=(3,)), "float32"), 80, 22, "pixels of this stride"),
     "even pixels": (conv_call(POINTWISE, "float32"), 80, 35, "pixels of this stride"),
-    "residual": (residual("CuteConcatConv1Add", [pixels(2, 64, 20, 20)], [64], z=[32]), 90, 105, "a residual"),
     "halo of one tap": (conv_call(POINTWISE), 90, 121, "this filter, stride, padding or number of channels"),
     "scales": (good(), 80, 1, "sources of other scales"),
     "long sums": (quantised(LONG, 1), 80, 1, "sums beyond 32 bits"),

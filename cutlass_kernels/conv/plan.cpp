@@ -146,12 +146,12 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (!offers(call.sm, kWgmma)) return "this call";
   if (is_upsampled(p)) return "enlarged sources";
-  if (p.pre_activated) return "a pre-activation";
   if (p.type == Type::kInt8 && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   if (p.type == Type::kInt8 && !find_id(family.sm90_tiles, config)->drains && !drains_once(p)) {
     return "sources of other scales";
   }
-  return p.residual != Residual::kNone ? "a residual" : "this filter, stride, padding, output or number of channels";
+  if (p.type == Type::kInt8 && p.residual != Residual::kNone) return "a residual";
+  return "this filter, stride, padding, output or number of channels";
 }
 
 double predicted_us(Family const &family, Call const &call) {

@@ -17,7 +17,7 @@ double predicted_us(Family const &family, Call const &call);
 char const *plan(Family const &family, Call const &call, Plan &plan);
 char const *launch(Family const &family, Plan const &plan, Operands const &operands);
 
-// The Hopper path, one launch for each output. `find` is null in a library without kernels.
+// The Hopper path. `find` is null in a library without kernels.
 char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan);
 char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands);
 

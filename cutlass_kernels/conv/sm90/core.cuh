@@ -77,6 +77,27 @@ struct ClusterPlace {
   CUTE_DEVICE int tile_x(int tile) const { return by_f.divide(tile); }
 };
 
+// The same value, of which the compiler knows nothing.
+CUTE_DEVICE int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The 64 filters of a tile from its row `row` on, which belong to one output.
+struct TileFilters {
+  int output, first, in_output;  // of the packed matrix, and of the output's channels
+
+  CUTE_DEVICE TileFilters(Sm90Params const &params, int tile_f, int filters, int row)
+      : output(0), in_output(tile_f * filters + row) {
+    if (params.problem.outputs > 1) {
+      CUTE_UNROLL
+      for (int i = 1; i < kMaxOutputs; ++i) output = in_output >= params.outputs[i].first_row ? i : output;
+    }
+    in_output -= params.outputs[output].first_row;
+    first = params.outputs[output].first + in_output;
+  }
+};
+
 // Tells every block that loads a share of a stage that this warpgroup is done with it; one thread tells one block.
 struct Release {
   int block;
@@ -89,11 +110,12 @@ struct Release {
 
 // The maps lie in the kernel's parameters; the first load through each would wait for it.
 CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
-  int const i = int(threadIdx.x) - 32;  // thread 0 is busy with the barriers
-  CUtensorMap const *map = i == params.problem.sources       ? &params.w
-                           : i == params.problem.sources + 1 ? &params.out
-                                                             : nullptr;
-  if (i >= 0 && i < params.problem.sources) map = &params.x[i];
+  Problem const &p = params.problem;
+  int const i = int(threadIdx.x) - 32, output = i - p.sources - 1;  // thread 0 is busy with the barriers
+  CUtensorMap const *map = i == p.sources ? &params.w : nullptr;
+  if (i >= 0 && i < p.sources) map = &params.x[i];
+  if (output >= 0 && output < p.outputs) map = &params.out[output];
+  if (output == p.outputs && p.residual != Residual::kNone) map = &params.z;
   if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
 }
 
@@ -155,18 +177,21 @@ CUTE_DEVICE void multiply(Sum (&acc)[kRowTiles][kPixels / 2], uint64_t filters, 
 
 // ---- epilogue -------------------------------------------------------------------------------------------------------
 
-// The two filters of a thread's accumulator rows, `filter` and `filter` + 8, with their biases.
+// The two filters of a thread's accumulator rows, 8 apart: their biases, and how many filters the output has left from
+// the first of them on.
 struct FilterPair {
-  int filter;
+  int left;
   float bias[2];
 
   FilterPair() = default;
-  CUTE_DEVICE FilterPair(Sm90Params const &params, int first_filter)
-      : filter(first_filter + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {
+  CUTE_DEVICE FilterPair(Sm90Params const &params, TileFilters const &filters) {
+    count(params, filters);
+    float const *const b = params.b + params.outputs[filters.output].last - left;
     CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      bias[row] = filter + 8 * row < params.problem.K ? __ldg(params.b + filter + 8 * row) : 0.f;
-    }
+    for (int row = 0; row < 2; ++row) bias[row] = left > 8 * row ? __ldg(b + 8 * row) : 0.f;
+  }
+  CUTE_DEVICE void count(Sm90Params const &params, TileFilters const &filters) {
+    left = params.outputs[filters.output].last - filters.first - threadIdx.x % 128 / 32 * 16 - threadIdx.x % 32 / 4;
   }
   // values holds (2,2,kGroups) = (pixel,filter,group).
   template <int kValues>
@@ -252,9 +277,7 @@ CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 
 }
 
 // Whether a thread of this warp has a pad lane, which is zero whatever the activation makes of zero.
-CUTE_DEVICE bool holds_pad_lanes(FilterPair const &pair, Problem const &p) {
-  return __any_sync(~0u, pair.filter + 8 >= p.K);
-}
+CUTE_DEVICE bool holds_pad_lanes(FilterPair const &pair) { return __any_sync(~0u, pair.left <= 8); }
 
 // The same biases, but not before `after` is known: otherwise the compiler starts on more values than registers hold.
 template <class Pair>
@@ -266,23 +289,28 @@ CUTE_DEVICE Pair biases_after(uint32_t after, Pair pair, Problem const &p) {
 }
 
 template <int kPacked>
-CUTE_DEVICE void clear_pad_lanes(uint32_t (&packed)[kPacked], FilterPair const &pair, Problem const &p) {
+CUTE_DEVICE void clear_pad_lanes(uint32_t (&packed)[kPacked], FilterPair const &pair) {
   CUTE_UNROLL
-  for (int i = 0; i < kPacked; ++i) packed[i] = pair.filter + 8 * (i % 2) < p.K ? packed[i] : 0;
+  for (int i = 0; i < kPacked; ++i) packed[i] = pair.left > 8 * (i % 2) ? packed[i] : 0;
 }
 
-// Transposes 8-pixel groups: pixel i of the staging tile becomes a row of 64 filters, 16-byte chunks XORed with the row
-// as SWIZZLE_128B does.
+// Element of a staging tile at which a thread's row of the matrices of two 8-pixel groups begins, or of one: matrix
+// lane / 8 holds filters 0-7 or 8-15 of this warp's 16 and the first group, then of the second. A row is a pixel with
+// 64 filters, 16-byte chunks XORed with the row as SWIZZLE_128B does.
+CUTE_DEVICE int staged_row(int thread, int group, bool single) {
+  int const lane = thread % 32, warp = thread % 128 / 32;
+  int const row = (single ? 0 : lane / 16 * 8) + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
+  return (8 * group + row) * kStoreColumns + chunk * 8;
+}
+
+// Transposes 8-pixel groups: pixel i of the staging tile becomes a row of 64 filters.
 template <class Element, int kGroups>
 CUTE_DEVICE void stage(uint32_t const *packed, Element *staging) {
-  // Matrix lane / 8 of a store: filters 0-7 and 8-15 of the first group, then of the second; each lane names one row.
-  int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  int const row = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
   CUTE_UNROLL
   for (int group = 0; group < kGroups; group += 2) {
     uint32_t const *const r = packed + 2 * group;
     bool const last = group + 1 == kGroups;  // an odd count ends with a single group
-    auto *const to = staging + (8 * group + (last ? lane % 8 : row)) * kStoreColumns + chunk * 8;
+    auto *const to = staging + staged_row(threadIdx.x, group, last);
     if (last) {
       SM90_U16x4_STSM_T::copy(r[0], r[1], *reinterpret_cast<uint128_t *>(to));
     } else {
@@ -297,22 +325,22 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &p
                                Element *staging) {
   uint32_t packed[2 * kGroups];
   convert<Finish::kAny, Element>(values, packed, pair, p);
-  if (holds_pad_lanes(pair, p)) clear_pad_lanes(packed, pair, p);
+  if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);
   stage<Element, kGroups>(packed, staging);
 }
 
-// Writes acc(64 filters, kPixels) by TMA stores of kRows pixels, kStagings of them converted at once: fences, barriers
-// and the wait for the last stores cost more than the conversion, which comes first, while those stores still read.
-// store(tile, pointer) issues one; one thread calls it. kRowTiles: the warpgroup's sums are as many times kPixels wide.
-// Beside another warpgroup's main loop the fewest instructions win; where both convert, the special-function unit
-// limits.
+// Writes activation(acc(64 filters, kPixels) + bias) by TMA stores of kRows pixels, kStagings of them converted at
+// once: fences, barriers and the wait for the last stores cost more than the conversion, which comes first, while those
+// stores still read. store(tile, pointer) issues one; one thread calls it. kRowTiles: the warpgroup's sums are as many
+// times kPixels wide. Beside another warpgroup's main loop the fewest instructions win; where both convert, the
+// special-function unit limits.
 template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, bool kBesideLoop = false, class Pair,
           class Store>
-CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Problem const &p, Element *staging,
-                               int warpgroup, Store const &store) {
+CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Activation activation, Problem const &p,
+                               Element *staging, int warpgroup, Store const &store) {
   static_assert(kPixels / kRows % kStagings == 0);
   bool const issues = threadIdx.x % 128 == 0;
-  with_finish(p.activation, [&](auto finish) {
+  with_finish(activation, [&](auto finish) {
     constexpr Finish kFinish = decltype(finish)::value;
     constexpr int kTiles = kPixels / kRows, kValues = kRows / 2;
     // The stores of the other half may still read, where there is one; conversion needs registers beside the sums.
@@ -333,7 +361,7 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Prob
         auto &values = reinterpret_cast<float (&)[kValues]>(acc[kValues * (first + i)]);
         convert<kFinish, Element, kBesideLoop>(values, packed[i], next, p);
         if (kExponential) next = biases_after(packed[i][kValues / 2 - 1], next, p);
-        if (holds_pad_lanes(pair, p)) clear_pad_lanes(packed[i], pair, p);
+        if (holds_pad_lanes(pair)) clear_pad_lanes(packed[i], pair);
         if (!kConvertFirst) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);
       }
       if (kConvertFirst) {

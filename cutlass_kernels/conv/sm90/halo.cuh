@@ -5,6 +5,7 @@
 #pragma once
 
 #include "conv/sm90/scaled_store.cuh"
+#include "conv/sm90/shortcut.cuh"
 
 namespace cutefuse::conv {
 
@@ -32,6 +33,7 @@ struct Sm90Halo : Sm90Numbers<Element_> {
     alignas(1024) Output y[kConsumers][kN * kStoreColumns];           // all outputs of a tile, staged for the stores
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
+    uint64_t shortcut_full[kConsumers];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes);
 };
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
 
   if (threadIdx.x == 0) {
     init_halo_rings(shared);
+    for (int i = 0; i < kConsumers; ++i) TransactionBarrier::init(&shared.shortcut_full[i], 1);
     cutlass::arch::fence_barrier_init();
   }
   prefetch_maps(params);
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
       // ---- filter producer ----
       Ring ring(plan.filter_stages);
       for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-        int const filter = place.tile_f(tile) * kFilters;
+        int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
         for_each_chunk<kChannels>(p, [&](int, int, int column) {
           for (int tap = 0; tap < taps; ++tap) {
             uint64_t *const full = &shared.filter_full[ring.stage];
@@ -144,10 +147,11 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
     bool const signals = thread == 0;
 
     Ring halo(plan.halo_stages), filters(plan.filter_stages);
+    uint32_t shortcut_phase = 0;
     for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
       Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
-      int const filter = place.tile_f(tile) * kFilters + first_row_w;
-      Pair<Traits> const pair(params, filter);
+      TileFilters const tile_filters(params, place.tile_f(tile), kFilters, first_row_w);
+      Pair<Traits> pair(params, tile_filters);
       typename Traits::Sum acc[1][kN / 2];  // the first step overwrites it
       float sums[Traits::kDrains ? kN / 2 : 1] = {};
       auto scale = SM90::GMMA::ScaleOut::Zero;
@@ -176,6 +180,15 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           bool const first_step = scale == SM90::GMMA::ScaleOut::Zero;
           multiply<Element, kN, kChannels / kStep>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
                                                    scale);
+          // The shortcut comes to where the outputs are staged, once the last tile's stores have read them; the tensor
+          // cores have two taps to do until then.
+          if (!Traits::kScaled && tap == 1 && source == 0 && channel == 0 && signals && has_shortcut(p)) {
+            tma_store_wait<0>();
+            uint64_t *const full = &shared.shortcut_full[consumer];
+            TransactionBarrier::arrive_and_expect_tx(full, sizeof(shared.y[consumer]));
+            SM90_TMA_LOAD_4D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                                   shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b, patch.n);
+          }
           warpgroup_wait<1>();
           if (!first_step && signals) {
             Barrier::arrive(&shared.filter_empty[filters.previous()]);
@@ -196,13 +209,22 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
       });
       if (!Traits::kDrains) finish();
       auto const store = [&](int i, auto const *from) {
-        SM90_TMA_STORE_4D::copy(&params.out, from, filter, patch.a + first_a, patch.b + i * (Traits::kStoreRows / 8),
-                                patch.n);
+        SM90_TMA_STORE_4D::copy(&params.out[tile_filters.output], from, tile_filters.in_output, patch.a + first_a,
+                                patch.b + i * (Traits::kStoreRows / 8), patch.n);
       };
+      auto activation = p.activation;
+      if constexpr (!Traits::kScaled) {
+        if (has_shortcut(p)) {
+          activation = finish_before_shortcut(acc[0], pair, p);
+          TransactionBarrier::wait(&shared.shortcut_full[consumer], shortcut_phase);
+          shortcut_phase ^= 1;
+          add_shortcut<Element, kN / 8>(acc[0], shared.y[consumer]);  // each warp reads what it alone writes later
+        }
+      }
       if constexpr (Traits::kDrains) {
-        store_tile<Traits>(sums, pair, params, shared.y[consumer], consumer, store);
+        store_tile<Traits>(sums, pair, activation, params, shared.y[consumer], consumer, store);
       } else {
-        store_tile<Traits>(acc[0], pair, params, shared.y[consumer], consumer, store);
+        store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);
       }
     }
     if (signals) tma_store_wait<0>();

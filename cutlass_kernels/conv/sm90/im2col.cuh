@@ -34,6 +34,10 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
   static constexpr int kVectors = kPre ? 2 * kChannels : 0;  // elements of a stage's scale and shift
+  // A tile's shortcut takes the pixels' part of one more stage for every 64 filters; with a divided reduction, whose
+  // blocks have one tile each, it lies where that tile's outputs are staged.
+  static constexpr bool kShortcut = !kPre && !Sm90Numbers<Element>::kScaled;
+  static constexpr int kShortcutSlots = kSplit || !kShortcut ? 0 : kFilters / 64;
   // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
@@ -46,7 +50,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
     alignas(1024) Output y[kConsumers][kStagingElements];
     alignas(16) Element vectors[kPre ? kStages : 1][kPre ? kVectors : 16];
-    alignas(8) uint64_t full[kStages], empty[kStages];
+    alignas(8) uint64_t full[kStages], empty[kStages], shortcut_full[kConsumers];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);
 };
@@ -133,7 +137,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   int const share_x = kPixels / place.cluster_f;  // rows of pixels loaded here
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    int const filter = place.tile_f(tile) * kFilters;
+    int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
     auto cursor = cursor_at(params, k_begin);
@@ -148,6 +152,15 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
       ring.advance();
       cursor.advance(p);
+    }
+    if (!has_shortcut(p)) continue;
+    for (int i = 0; i < Traits::kShortcutSlots; ++i) {
+      uint64_t *const full = &shared.full[ring.stage];
+      Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
+      TransactionBarrier::arrive_and_expect_tx(full, kPixels * kStoreColumns * int(sizeof(typename Traits::Element)));
+      SM90_TMA_LOAD_2D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                             shared.x[ring.stage], filter + i * 64, place.tile_x(tile) * kPixels);
+      ring.advance();
     }
   }
 }
@@ -217,6 +230,22 @@ CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, t
   }
 }
 
+// Takes the next slot of the ring, 64 filters of a tile's shortcut, which follow its k-tiles; adds it to acc(kN) if
+// this warpgroup has these filters.
+template <class Traits>
+CUTE_DEVICE void take_shortcut(float (&acc)[Traits::kN / 2], bool adds, Ring &ring,
+                               typename Traits::SharedStorage &shared, Release const &release, int first_row_x,
+                               int consumer) {
+  TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+  if (adds) {
+    add_shortcut<typename Traits::Element, Traits::kN / 8>(acc, &shared.x[ring.stage][first_row_x * kStoreColumns]);
+  }
+  cutlass::arch::fence_view_async_shared();  // what was read here is next written by TMA
+  cutlass::arch::NamedBarrier::sync(128, consumer);
+  release(&shared.empty[ring.stage]);
+  ring.advance();
+}
+
 // Tile after tile by both warpgroups together: each has 64 filters x kN pixels of it.
 template <class Traits>
 CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params const &params,
@@ -227,27 +256,38 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
   Release const release(place);
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    int const filter = place.tile_f(tile) * Traits::kFilters + first_row_w;
+    TileFilters const filters(params, place.tile_f(tile), Traits::kFilters, first_row_w);
     int const first = place.tile_x(tile) * Traits::kPixels + first_row_x;
-    Pair<Traits> const pair(params, filter);
+    Pair<Traits> pair(params, filters);
     auto const store = [&](int i, auto const *from) {
-      SM90_TMA_STORE_2D::copy(&params.out, from, filter, first + i * Traits::kStoreRows);
+      SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
     };
+    auto activation = params.problem.activation;
     if constexpr (Traits::kDrains) {
       float sums[kN / 2];
       multiply_and_drain<Traits>(sums, ring, shared, params, release, first_row_w, first_row_x);
-      store_tile<Traits>(sums, pair, params, shared.y[consumer], consumer, store);
+      store_tile<Traits>(sums, pair, activation, params, shared.y[consumer], consumer, store);
     } else {
+      if constexpr (Traits::kSplit) load_split_shortcut<Traits>(shared, params, filters.first, first, consumer);
       PreActivation<Traits> const pre(params, first, first_row_x, consumer);
       pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, k_begin)));
       typename Traits::Sum acc[1][kN / 2];
       main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end, pre);
       finish_loop<Traits>(acc, ring, shared, release);
       if constexpr (Traits::kSplit) {
-        reduce_and_store<Traits>(acc[0], pair, params, shared, filter, first, consumer);
+        reduce_and_store<Traits>(acc[0], pair, params, shared, filters, first, consumer);
         break;  // the only tile
       } else {
-        store_tile<Traits>(acc[0], pair, params, shared.y[consumer], consumer, store);
+        if constexpr (Traits::kShortcut) {
+          if (has_shortcut(params.problem)) {
+            activation = finish_before_shortcut(acc[0], pair, params.problem);
+            for (int i = 0; i < Traits::kShortcutSlots; ++i) {
+              bool const adds = kShareFilters || i == consumer;
+              take_shortcut<Traits>(acc[0], adds, ring, shared, release, first_row_x, consumer);
+            }
+          }
+        }
+        store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);
       }
     }
   }
@@ -265,24 +305,48 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
   Ring ring(Traits::kStages);
   ring.skip(consumer * params.k_tiles);
   for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
-    int const filter = place.tile_f(tile) * Traits::kFilters, first = place.tile_x(tile) * Traits::kPixels;
+    int const first_pixel = place.tile_x(tile) * Traits::kPixels;
     Pair<Traits> pairs[kRowTiles];
     CUTE_UNROLL
-    for (int m = 0; m < kRowTiles; ++m) pairs[m] = Pair<Traits>(params, filter + 64 * m);
-    PreActivation<Traits> const pre(params, first, 0, consumer);
+    for (int m = 0; m < kRowTiles; ++m) {
+      pairs[m] = Pair<Traits>(params, TileFilters(params, place.tile_f(tile), Traits::kFilters, 64 * m));
+    }
+    PreActivation<Traits> const pre(params, first_pixel, 0, consumer);
+    if (tile != place.first_tile) {
+      cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
+      // The other warpgroup has seen all of its k-tiles; a slot of its shortcut must have been filled, too, before the
+      // next filling of the same stage can be told from it.
+      for (int i = 0; i < Traits::kShortcutSlots && has_shortcut(params.problem); ++i, ring.advance()) {
+        TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+      }
+    }
     pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, 0)));
-    if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
     typename Traits::Sum acc[kRowTiles][kN / 2];
     main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles, pre);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
     finish_loop<Traits>(acc, ring, shared, release);
 
+    int const same = opaque(tile);  // its place is worked out here, not kept in registers through the main loop
+    int const tile_f = place.tile_f(same), first = place.tile_x(same) * Traits::kPixels;
+    auto activation = params.problem.activation;
+    if constexpr (Traits::kShortcut) {
+      if (has_shortcut(params.problem)) {
+        CUTE_UNROLL
+        for (int m = 0; m < kRowTiles; ++m) {
+          activation = finish_before_shortcut(acc[m], pairs[m], params.problem);
+          take_shortcut<Traits>(acc[m], true, ring, shared, release, 0, consumer);
+        }
+      }
+    }
     constexpr bool kBesideLoop = kRowTiles > 1;  // with 64 filters, thus 256 pixels, it spills
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
+      TileFilters const filters(params, tile_f, Traits::kFilters, 64 * m);
+      pairs[m].count(params, filters);
       store_tile<Traits, kRowTiles, kBesideLoop>(
-          acc[m], pairs[m], params, shared.y[consumer], consumer, [&](int i, auto const *from) {
-            SM90_TMA_STORE_2D::copy(&params.out, from, filter + 64 * m, first + i * Traits::kStoreRows);
+          acc[m], pairs[m], activation, params, shared.y[consumer], consumer, [&](int i, auto const *from) {
+            SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output,
+                                    first + i * Traits::kStoreRows);
           });
     }
     ring.skip(params.k_tiles);  // the other warpgroup's
@@ -298,7 +362,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
 
-  if (threadIdx.x == 0) init_ring<Traits>(shared, place);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kConsumers; ++i) TransactionBarrier::init(&shared.shortcut_full[i], 1);
+    init_ring<Traits>(shared, place);
+  }
   prefetch_maps(params);
   cluster_sync();
   let_next_kernel_start();

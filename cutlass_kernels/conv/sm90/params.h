@@ -9,17 +9,25 @@ namespace cutefuse::conv {
 
 constexpr int kStoreColumns = 64;  // filters of a warpgroup, one staging row
 
+// One output: filters [first, last) of the packed matrix, from first_row on among the rows of all tiles.
+struct Sm90Output {
+  int first_row, first, last;
+  std::int64_t ld;
+  void *y;  // for the blocks of a split reduction, which store by threads
+};
+
 struct alignas(128) Sm90Params {
-  CUtensorMap x[kMaxSources];  // (C,pixel) or im2col or halo box of each source
-  CUtensorMap w;               // (column,filter)
-  CUtensorMap out;             // (filter,pixel), for halo tiles (filter,a,b,n)
+  CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source
+  CUtensorMap w;                 // (column,filter)
+  CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
+  CUtensorMap z;                 // the shortcut: likewise, in other boxes; for tiles of rows (filter,w,h,n)
   Problem problem;
   float const *b, *w_scale;           // w_scale: of int8 filters
-  void *y;                            // the same memory, for the blocks of a split reduction, which store by threads
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation
   int first_channel[kMaxSources];     // of each source, in it
+  Sm90Output outputs[kMaxOutputs];    // in the order of their tiles; those that do not exist begin after all others
   HaloPlan halo;
-  int tiles_f, tiles_a, tiles_b;  // tiles of the output; im2col: tiles_b = 1
+  int tiles_f, tiles_a, tiles_b;  // tiles of all outputs; im2col: tiles_b = 1
   int cluster_f, splits;
   int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
   int cluster_tiles;                     // tiles of one block of a cluster

@@ -1,4 +1,4 @@
-// From a judged problem to launches of the Hopper kernels, one for each output.
+// From a judged problem to a launch of a Hopper kernel.
 #include "conv/plan.h"
 
 #include <algorithm>
@@ -111,6 +111,32 @@ CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
                          {channels, 8, 2, rows / 16});
 }
 
+CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  Sm90Output const &output = k.outputs[i];
+  cuuint64_t const channels = padded_channels(p.output_type, output.last - output.first), P = p.P, Q = p.Q, N = p.N;
+  cuuint64_t const pixel = size_of(p.output_type) * output.ld;
+  cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
+  if (!tile.halo) {
+    return encode_tiled<2>(&k.out[i], p.output_type, {channels, N * P * Q}, {pixel}, {kStoreColumns, rows});
+  }
+  return encode_image(&k.out[i], p.output_type, {channels, Q, P, N}, pixel, k.halo.swapped,
+                      {kStoreColumns, 8, rows / 8, 1});
+}
+
+// The shortcut, in the boxes in which the kernels load it; of filters that do not exist they hold zeros.
+CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  cuuint64_t const K = p.K, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldz;
+  if (!tile.halo) {
+    cuuint32_t const rows = tile.schedule == Sm90Schedule::kSplit ? 16 : tile.pixels();
+    return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, rows});
+  }
+  bool const rows = tile.schedule == Sm90Schedule::kRows;
+  cuuint32_t const a = rows ? k.halo.pitch : 8, b = k.halo.tile_b;
+  return encode_image(&k.z, p.type, {K, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, a, b, 1});
+}
+
 CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   Driver const &driver = Driver::get();
@@ -118,14 +144,10 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   for (int i = 0; i < p.sources; ++i) {
     if (CUresult const result = encode_source(k, tile, i)) return result;
   }
-  if (CUresult const result = encode_filters(k, tile)) return result;
-  cuuint64_t const padded = padded_channels(p.output_type, p.K), P = p.P, Q = p.Q, N = p.N;
-  cuuint64_t const pixel = size_of(p.output_type) * p.ldy;
-  cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
-  if (!tile.halo) {
-    return encode_tiled<2>(&k.out, p.output_type, {padded, N * P * Q}, {pixel}, {kStoreColumns, rows});
-  }
-  return encode_image(&k.out, p.output_type, {padded, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, 8, rows / 8, 1});
+  CUresult result = encode_filters(k, tile);
+  if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
+  for (int i = 0; i < p.outputs && result == CUDA_SUCCESS; ++i) result = encode_output(k, tile, i);
+  return result;
 }
 
 // ---- parameters -----------------------------------------------------------------------------------------------------
@@ -134,7 +156,12 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   Sm90Params k{};
   k.problem = p;
   k.halo = tile.halo ? halo_plan(p, tile) : HaloPlan{};
-  k.tiles_f = ceil_div(p.K, tile.filters);
+  int rows[kMaxOutputs];
+  k.tiles_f = output_rows(tile, p, rows);
+  for (int i = 0; i < kMaxOutputs; ++i) {
+    OutputRange const range = i < p.outputs ? output_range(p, i) : OutputRange{};
+    k.outputs[i] = {i < p.outputs ? rows[i] : int(kInt32Max), range.first, range.last, range.ld, nullptr};
+  }
   k.tiles_a = tile.halo ? ceil_div(k.halo.size_a, k.halo.tile_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
   k.tiles_b = tile.halo ? ceil_div(k.halo.size_b, k.halo.tile_b) : 1;
   k.cluster_f = tile.cluster_f, k.splits = splits;
@@ -151,83 +178,69 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   return k;
 }
 
-// One output's share of a plan.
-struct Part {
+struct Sm90State {
   Sm90Params params;
   Launch launch;
-  int first_filter;
 };
-static_assert(kMaxOutputs * sizeof(Part) <= sizeof(Plan::state));
+static_assert(sizeof(Sm90State) <= sizeof(Plan::state));
 
-char const *plan_part(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Kernel const &kernel,
-                      Part *part) {
-  Launch &launch = part->launch;
+}  // namespace
+
+char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan) {
+  plan.launches = 1;
+  if (find == nullptr || plan.device < 0) return nullptr;
+  Sm90State state{};
+  Launch &launch = state.launch;
+  Kernel const kernel = find(tile.id).main;
   launch.kernel = kernel, launch.early = true;
   if (char const *why = prepare(launch, true)) return refused(op, tile.id, why);
   int room[kMaxSplits + 1] = {};
   for (int i = 1; i <= kMaxSplits && divides_reduction(tile); ++i) room[i] = clusters_at_once(kernel, i);
-  part->params = make_sm90_params(tile, p, sm90_splits(tile, p, call.sm_count, room));
-  Sm90Params const &k = part->params;
+  state.params = make_sm90_params(tile, p, sm90_splits(tile, p, call.sm_count, room));
+  Sm90Params const &k = state.params;
   launch.cluster = k.cluster_f * k.splits;
   // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
   bool const persistent = !divides_reduction(tile);
   int const at_once = std::max(1, call.sm_count / launch.cluster);
   launch.blocks = std::int64_t(persistent ? std::min(k.cluster_tiles, at_once) : k.cluster_tiles) * launch.cluster;
-  if (CUresult const result = encode_maps(part->params, tile)) {
+  if (CUresult const result = encode_maps(state.params, tile)) {
     return sentence("%s: tile %s needs tensor maps that the driver refused (error %d); use another tile", op.name,
                     tile.name, int(result));
   }
-  return nullptr;
-}
-
-}  // namespace
-
-char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan) {
-  plan.launches = p.outputs;
-  if (find == nullptr || plan.device < 0) return nullptr;
-  for (int i = 0; i < p.outputs; ++i) {
-    Part part{};
-    Problem const output = output_problem(p, i);
-    if (char const *reason = plan_part(op, tile, call, output, find(tile.id).main, &part)) return reason;
-    part.first_filter = p.ranges[i].first;
-    plan.splits = std::max(plan.splits, part.params.splits);
-    std::memcpy(plan.state + i * sizeof(Part), &part, sizeof(Part));
-  }
+  plan.splits = k.splits;
+  std::memcpy(plan.state, &state, sizeof(state));
   return nullptr;
 }
 
 char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands) {
   auto const replace = Driver::get().replace;
-  for (int i = 0; i < plan.launches; ++i) {
-    Part part;
-    std::memcpy(&part, plan.state + i * sizeof(Part), sizeof(Part));
-    Sm90Params &k = part.params;
-    Problem const &p = k.problem;
-    bool refuses = false;
-    auto const point = [&](CUtensorMap &map, void const *data, std::int64_t elements) {
-      void *const at = const_cast<char *>(static_cast<char const *>(data) + elements * size_of(p.type));
-      refuses = refuses || replace(&map, at) != CUDA_SUCCESS;
-    };
-    for (int s = 0; s < p.sources; ++s) point(k.x[s], operands.inputs[s], p.start[s]);
-    point(k.w, operands.inputs[p.sources], part.first_filter * packed_columns(p));
-    point(k.out, operands.outputs[i], 0);
-    bool const int8 = p.type == Type::kInt8;
-    if (int8) k.w_scale = static_cast<float const *>(operands.inputs[p.sources + 1]);
-    k.b = static_cast<float const *>(operands.inputs[p.sources + 1 + int8]) + part.first_filter;
-    k.y = operands.outputs[i];
-    if (p.pre_activated) {
-      k.pre_scale = operands.inputs[p.sources + 2], k.pre_shift = operands.inputs[p.sources + 3];
-    }
-    char const *const why = refuses ? "the driver refused an address for TMA" : start(part.launch, &k, operands.stream);
-    if (why != nullptr) return refused(op, plan.config, why);
+  Sm90State state;
+  std::memcpy(&state, plan.state, sizeof(state));
+  Sm90Params &k = state.params;
+  Problem const &p = k.problem;
+  bool refuses = false;
+  auto const point = [&](CUtensorMap &map, void const *data, std::int64_t bytes) {
+    refuses = refuses || replace(&map, const_cast<char *>(static_cast<char const *>(data) + bytes)) != CUDA_SUCCESS;
+  };
+  void const *const *next = operands.inputs;
+  for (int i = 0; i < p.sources; ++i) point(k.x[i], *next++, std::int64_t(p.start[i]) * size_of(p.type));
+  point(k.w, *next++, 0);
+  if (p.type == Type::kInt8) k.w_scale = static_cast<float const *>(*next++);
+  k.b = static_cast<float const *>(*next++);
+  if (p.residual != Residual::kNone) point(k.z, *next++, 0);
+  if (p.pre_activated) k.pre_scale = next[0], k.pre_shift = next[1];
+  for (int i = 0; i < p.outputs; ++i) {
+    point(k.out[i], operands.outputs[i], 0);
+    k.outputs[i].y = operands.outputs[i];
   }
-  return nullptr;
+  char const *const why = refuses ? "the driver refused an address for TMA" : start(state.launch, &k, operands.stream);
+  return why == nullptr ? nullptr : refused(op, plan.config, why);
 }
 
 #else
 
-char const *plan_sm90(Op const &, Sm90Tile const &, Call const &, Problem const &p, Find *, Plan &plan) {
-  plan.launches = p.outputs;
+char const *plan_sm90(Op const &, Sm90Tile const &, Call const &, Problem const &, Find *, Plan &plan) {
+  plan.launches = 1;
   return nullptr;
 }
 

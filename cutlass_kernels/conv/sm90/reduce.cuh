@@ -1,16 +1,32 @@
 // How the blocks of a cluster that divide a reduction among them add up their parts and store the outputs.
 #pragma once
 
-#include "conv/sm90/core.cuh"
+#include "conv/sm90/shortcut.cuh"
 
 namespace cutefuse::conv {
+
+// Brings the shortcut of the pixels that this block finishes to where their outputs are staged.
+template <class Traits>
+CUTE_DEVICE void load_split_shortcut(typename Traits::SharedStorage &shared, Sm90Params const &params, int filter,
+                                     int first, int consumer) {
+  if (threadIdx.x % 128 != 0 || !has_shortcut(params.problem)) return;
+  constexpr int kParts = Traits::kN / 16, kElements = 16 * kStoreColumns;
+  int const rank = int(block_rank_in_cluster()), mine = rank < kParts ? ceil_div(kParts - rank, params.splits) : 0;
+  uint64_t *const full = &shared.shortcut_full[consumer];
+  TransactionBarrier::arrive_and_expect_tx(full, mine * kElements * int(sizeof(typename Traits::Element)));
+  for (int part = rank; part < kParts; part += params.splits) {
+    SM90_TMA_LOAD_2D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                           shared.y[consumer] + part * kElements, filter, first + part * 16);
+  }
+}
 
 // Adds up the accumulators of a cluster's blocks in their order, so that results never depend on timing. Each block (it
 // has one tile, unlike those of the other kernels: all threads of a cluster meet here as often as at the kernel's end)
 // finishes every splits-th group of 16 pixels: it reads the others' parts from their shared memory.
 template <class Traits>
 CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
-                                  typename Traits::SharedStorage &shared, int filter, int first, int consumer) {
+                                  typename Traits::SharedStorage &shared, TileFilters const &filters, int first,
+                                  int consumer) {
   using Element = typename Traits::Element;
   constexpr int kGroups = Traits::kN / 8, kThreads = kConsumers * 128;
   static_assert(kGroups * kThreads * sizeof(float4) <= sizeof(shared.x) + sizeof(shared.w));
@@ -30,9 +46,12 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
     cutlass::arch::NamedBarrier::sync(kThreads, 0);
   }
 
-  Element *const staging = shared.y[consumer];
+  static_assert(Traits::kStagingElements == Traits::kN * kStoreColumns);
+  if (has_shortcut(p)) TransactionBarrier::wait(&shared.shortcut_full[consumer], 0);
+  Sm90Output const &output = params.outputs[filters.output];
   int const pixels = p.N * p.P * p.Q, row = thread / 8, chunk = thread % 8;
   for (int part = int(block_rank_in_cluster()); part < kGroups / 2; part += params.splits) {
+    Element *const staging = shared.y[consumer] + part * 16 * kStoreColumns;
     float values[8] = {};
     CUTE_UNROLL
     for (int g = 0; g < 2; ++g) {
@@ -52,14 +71,13 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
         values[4 * g + 2] += v[block].z, values[4 * g + 3] += v[block].w;
       }
     }
-    stage_outputs<Element, 2>(values, pair, p, staging);
+    stage_with_shortcut<Element, 2>(values, pair, p, staging, staging);
     cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
-    int const m = first + part * 16 + row, k = filter + chunk * 8;
-    if (m < pixels && k < p.K) {
+    int const m = first + part * 16 + row, k = filters.in_output + chunk * 8;
+    if (m < pixels && output.first + k < output.last) {
       auto const *const from = reinterpret_cast<uint4 const *>(staging + row * kStoreColumns + (chunk ^ row % 8) * 8);
-      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.y) + m * p.ldy + k) = *from;
+      *reinterpret_cast<uint4 *>(static_cast<Element *>(output.y) + m * output.ld + k) = *from;
     }
-    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
   }
 }
 

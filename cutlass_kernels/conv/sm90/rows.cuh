@@ -29,7 +29,7 @@ struct Sm90Rows {
     Element y[kConsumers][2][16 * kStoreColumns];
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
-    uint64_t parts_full;
+    uint64_t parts_full, shortcut_full;
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kRowsRegionBytes % 1024 == 0);
   static_assert(kFilters * kPixels * int(sizeof(float)) <= kRowsRegionBytes);  // halves exchanged where the ring was
@@ -71,10 +71,13 @@ CUTE_DEVICE void send_parts(float (&acc)[Traits::kN / 2], Sm90Params const &para
 // Adds up this block's share of the sums in the order of the blocks, so that results never depend on timing.
 template <class Traits>
 CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
-                               typename Traits::SharedStorage &shared, Patch const &tile, int filter, int consumer) {
+                               typename Traits::SharedStorage &shared, Patch const &tile, TileFilters const &filters,
+                               int consumer) {
+  if (has_shortcut(params.problem)) TransactionBarrier::wait(&shared.shortcut_full, 0);
   using Element = typename Traits::Element;
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
+  Sm90Output const &output = params.outputs[filters.output];
   constexpr int kGroupSize = kConsumers * 128;
   int const splits = params.splits, rank = int(block_rank_in_cluster()), thread = threadIdx.x % 128, pixel = thread / 8,
             chunk = thread % 8;
@@ -97,16 +100,17 @@ CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair co
       }
     }
     parts += (splits - 1) * 2 * kGroupSize;
-    stage_outputs<Element, 2>(values, pair, p, staging);
+    int const first = consumer * Traits::kN + part * 16, position = first + pixel, k = filters.in_output + chunk * 8;
+    auto const *const shortcut = reinterpret_cast<Element const *>(shared.stages + plan.shortcut_at);
+    stage_with_shortcut<Element, 2>(values, pair, p, shortcut + first * kStoreColumns, staging);
     cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
-    int const position = consumer * Traits::kN + part * 16 + pixel, k = filter + chunk * 8;
     int const row = position / plan.pitch, column = position - row * plan.pitch;
     int const h = tile.b + row, w = tile.a + column;
-    if (row < plan.tile_b && column < plan.tile_a && h < p.P && w < p.Q && k < p.K) {
+    if (row < plan.tile_b && column < plan.tile_a && h < p.P && w < p.Q && output.first + k < output.last) {
       auto const *const from =
           reinterpret_cast<uint4 const *>(staging + pixel * kStoreColumns + (chunk ^ pixel % 8) * 8);
       int const m = (tile.n * p.P + h) * p.Q + w;
-      *reinterpret_cast<uint4 *>(static_cast<Element *>(params.y) + m * p.ldy + k) = *from;
+      *reinterpret_cast<uint4 *>(static_cast<Element *>(output.y) + m * output.ld + k) = *from;
     }
   }
 }
@@ -201,13 +205,14 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
   int const warpgroup = cutlass::canonical_warp_group_idx(), taps = params.by_taps.divisor;
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
-  int const filter = place.tile_f(place.first_tile) * Traits::kFilters;  // this block's only tile
+  TileFilters const filters(params, place.tile_f(place.first_tile), Traits::kFilters, 0);  // of this block's only tile
   Patch const tile(params, place.tile_x(place.first_tile), plan.tile_a, plan.tile_b);
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
   if (threadIdx.x == 0) {
     init_halo_rings(shared);
     TransactionBarrier::init(&shared.parts_full, 1);
+    TransactionBarrier::init(&shared.shortcut_full, 1);
     cutlass::arch::fence_barrier_init();
     int const rank = int(block_rank_in_cluster());
     int const pairs = rank < Traits::kPairs ? ceil_div(Traits::kPairs - rank, params.splits) : 0;  // that it finishes
@@ -225,6 +230,13 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
       int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
       Ring ring(plan.halo_stages);
       auto cursor = cursor_at(params, k_begin);
+      if (has_shortcut(p)) {  // of all of the tile, with the pixels between its rows
+        wait_for_previous_kernel();
+        TransactionBarrier::arrive_and_expect_tx(&shared.shortcut_full, plan.pitch * plan.tile_b * 128);
+        SM90_TMA_LOAD_4D::copy(&params.z, &shared.shortcut_full,
+                               static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                               shared.stages + plan.shortcut_at, filters.first, tile.a, tile.b, tile.n);
+      }
       for (int k = k_begin - cursor.r * p.S - cursor.s; k < k_end; k += taps) {
         uint64_t *const full = &shared.halo_full[ring.stage];
         Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
@@ -244,7 +256,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
         Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
         TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
         if (ring.stage == 0) wait_for_previous_kernel();
-        load_filters(params, k * kChannelBlock, filter, full, filter_stages + ring.stage * Traits::kFilterBytes);
+        load_filters(params, k * kChannelBlock, filters.first, full, filter_stages + ring.stage * Traits::kFilterBytes);
         ring.advance();
       }
     }
@@ -254,14 +266,14 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     // ---- consumers ----
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     wait_for_previous_kernel();
-    FilterPair const pair(params, filter);
+    FilterPair const pair(params, filters);
     float acc[1][Traits::kPixels / 2], sums[Traits::kN / 2];
     multiply_rows<Traits>(acc, params, shared, filter_stages, warpgroup, k_begin, k_end);
     add_halves<Traits>(acc[0], sums, warpgroup, shared);
     if (params.splits > 1) cluster_wait();  // every block has started and made its barrier
     send_parts<Traits>(sums, params, shared);
     TransactionBarrier::wait(&shared.parts_full, 0);  // no other block writes to this one any more
-    add_and_store<Traits>(sums, pair, params, shared, tile, filter, warpgroup);
+    add_and_store<Traits>(sums, pair, params, shared, tile, filters, warpgroup);
   }
 #endif
 }

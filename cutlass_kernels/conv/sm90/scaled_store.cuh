@@ -17,12 +17,12 @@ struct ScaledPair : FilterPair {
   float scale[2];
 
   ScaledPair() = default;
-  CUTE_DEVICE ScaledPair(Sm90Params const &params, int first_filter) : FilterPair(params, first_filter) {
+  CUTE_DEVICE ScaledPair(Sm90Params const &params, TileFilters const &filters) : FilterPair(params, filters) {
     bool const neighbours = params.problem.output_type == Type::kInt8, drained = cute::is_same_v<Sum, float>;
-    int const first = first_filter + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 * 2;
+    int const first = filters.first + threadIdx.x % 128 / 32 * 16, pair = threadIdx.x % 32 / 4;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      int const at = neighbours ? first + row : filter + 8 * row;
+      int const at = first + (neighbours ? 2 * pair + row : pair + 8 * row);
       bool const exists = at < params.problem.K;
       bias[row] = exists ? __ldg(params.b + at) : 0.f;
       scale[row] = exists ? __ldg(params.w_scale + at) * (drained ? 1.f : params.problem.scale[0]) : 0.f;
@@ -118,7 +118,7 @@ CUTE_DEVICE void store_int8(float (&acc)[kPixels / 2], Pair const &pair, Sm90Par
 
 // The outputs of 64 filters, whichever the number type.
 template <class Traits, int kRowTiles = 1, bool kBesideLoop = false, class Store>
-CUTE_DEVICE void store_tile(StoredSum<Traits> (&acc)[Traits::kN / 2], Pair<Traits> const &pair,
+CUTE_DEVICE void store_tile(StoredSum<Traits> (&acc)[Traits::kN / 2], Pair<Traits> const &pair, Activation activation,
                             Sm90Params const &params, typename Traits::Output *staging, int warpgroup,
                             Store const &store) {
   auto &sums = reinterpret_cast<float (&)[Traits::kN / 2]>(acc);
@@ -130,7 +130,7 @@ CUTE_DEVICE void store_tile(StoredSum<Traits> (&acc)[Traits::kN / 2], Pair<Trait
     }
   }
   store_outputs<typename Traits::Output, Traits::kN, Traits::kStoreRows, Traits::kStagings, kRowTiles, kBesideLoop>(
-      sums, pair, params.problem, staging, warpgroup, store);
+      sums, pair, activation, params.problem, staging, warpgroup, store);
 }
 
 }  // namespace cutefuse::conv

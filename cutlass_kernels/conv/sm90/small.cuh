@@ -16,6 +16,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
   static constexpr bool kPingPong = false, kPreActivated = false;
+  static constexpr int kShortcutSlots = 0;
   static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static constexpr SmallRoom kRoom = small_room(kFilters, kPixels);
   static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
@@ -77,9 +78,9 @@ CUTE_DEVICE void store_unit(float (&values)[4], FilterPair const &pair, Sm90Para
   Problem const &p = params.problem;
   uint32_t packed[2];
   convert<Finish::kAny, Element>(values, packed, pair, p);
-  if (holds_pad_lanes(pair, p)) clear_pad_lanes(packed, pair, p);
-  int const lane = threadIdx.x % 32, pixel = m + lane / 4, filter = pair.filter - lane / 4;
-  auto *const to = static_cast<Element *>(params.y) + pixel * p.ldy + filter + lane % 4 * 2;
+  if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);
+  int const lane = threadIdx.x % 32, pixel = m + lane / 4, filter = p.K - pair.left - lane / 4;
+  auto *const to = static_cast<Element *>(params.outputs[0].y) + pixel * params.outputs[0].ld + filter + lane % 4 * 2;
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
     uint32_t const two = transposed(packed[i]);
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     Release const release(place);
     Ring ring(Traits::kStages);
     wait_for_previous_kernel();
-    FilterPair const pair(params, place.tile_f(place.first_tile) * Traits::kFilters + row_w);
+    FilterPair const pair(params, TileFilters(params, place.tile_f(place.first_tile), Traits::kFilters, row_w));
     cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
     float acc[1][Traits::kN / 2];
     main_loop<Traits>(acc, ring, shared, params, release, row_w, 0, k_begin, k_end, {params, 0, 0, 0});

@@ -27,18 +27,24 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   return plan;
 }
 
+// Of shared memory, for the shortcut of a tile of rows and the pixels between them.
+int rows_shortcut_bytes(Problem const &p, Sm90Tile const &tile) {
+  if (p.residual == Residual::kNone) return 0;
+  return ceil_div((tile.pixels() + (p.S - 1) * p.dilation_w) * 128, 1024) * 1024;
+}
+
 // Columns x rows of the output that one tile covers: the choice with the fewest tiles among those whose pixels, halos
 // between them included, fit into the tile and whose patch fits into half of the memory that four filter stages leave.
 HaloPlan plan_rows(Problem const &p, Sm90Tile const &tile) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
-  int const filter_bytes = tile.filters * kChannelBlock * 2;
+  int const filter_bytes = tile.filters * kChannelBlock * 2, shortcut_bytes = rows_shortcut_bytes(p, tile);
+  int const stage_pixels = rows_stage_pixels(shortcut_bytes);
   int const widest = std::min(tile.pixels(), 256 - reach_w), first = ceil_div(p.Q, widest);
   HaloPlan plan{};
   std::int64_t fewest = 0;
   for (int columns = first; columns <= std::max(first + 3, p.Q) && (fewest == 0 || columns <= first + 3); ++columns) {
     int const width = ceil_div(p.Q, columns), pitch = width + reach_w;
-    int const fit =
-        std::min({1 + (tile.pixels() - width) / pitch, kRowsStagePixels / pitch - reach_h, 256 - reach_h, p.P});
+    int const fit = std::min({1 + (tile.pixels() - width) / pitch, stage_pixels / pitch - reach_h, 256 - reach_h, p.P});
     if (fit < 1) continue;
     std::int64_t const tiles = std::int64_t(columns) * ceil_div(p.P, fit);
     if (fewest != 0 && tiles >= fewest) continue;
@@ -50,8 +56,9 @@ HaloPlan plan_rows(Problem const &p, Sm90Tile const &tile) {
   plan.step_r = p.dilation_h * plan.pitch, plan.step_s = p.dilation_w;
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * kChannelBlock * 2, 1024) * 1024;
   plan.halo_stages = 2;
-  plan.filter_stages =
-      std::min(kFilterMaxStages, (kRowsRegionBytes - plan.halo_stages * plan.stage_bytes) / filter_bytes);
+  plan.filter_stages = std::min(
+      kFilterMaxStages, (kRowsRegionBytes - shortcut_bytes - plan.halo_stages * plan.stage_bytes) / filter_bytes);
+  plan.shortcut_at = kRowsRegionBytes - shortcut_bytes;
   return plan;
 }
 
@@ -65,21 +72,13 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
   return plan_along(covered(p.P, p.Q) < covered(p.Q, p.P), p, tile);
 }
 
-Problem output_problem(Problem const &p, int output) {
-  Problem part = p;
-  part.outputs = 1;
-  part.K = p.ranges[output].last - p.ranges[output].first;
-  part.ranges[0] = {0, part.K, p.ranges[output].ld};
-  part.ldy = p.ranges[output].ld;
-  return part;
-}
-
 namespace {
 
 // Int8 sources: their outputs are float16, or int8 by whole vectors; and unless the tile drains sums, one of them
 // serves all sources.
 bool can_run_int8(Sm90Tile const &tile, Problem const &p) {
   if (p.layout != Layout::kChannelsLast || !(tile.drains || drains_once(p))) return false;
+  if (p.residual != Residual::kNone) return false;
   return p.output_type == Type::kFloat16 || (p.output_type == Type::kInt8 && p.K % 16 == 0);
 }
 
@@ -88,22 +87,22 @@ bool can_run_int8(Sm90Tile const &tile, Problem const &p) {
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   bool const half = p.type == Type::kFloat16 || p.type == Type::kBFloat16;
   if (tile.type_bytes != size_of(p.type) || !(half || (p.type == Type::kInt8 && can_run_int8(tile, p)))) return false;
-  if (is_upsampled(p) || p.residual != Residual::kNone || (p.pre_activated && !tile.pre_activates)) return false;
-  if (p.outputs > 1) {
-    for (int i = 0; i < p.outputs; ++i) {
-      if (!sm90_can_run(tile, output_problem(p, i))) return false;
-    }
-    return true;
+  if (is_upsampled(p) || (p.pre_activated && !tile.pre_activates)) return false;
+  if (tile.schedule == Sm90Schedule::kSmall && (p.outputs > 1 || p.residual != Residual::kNone)) return false;
+  for (int i = 0; i < p.outputs; ++i) {  // TMA stores whole vectors
+    OutputRange const range = output_range(p, i);
+    if ((range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range)) return false;
   }
-  if (p.K % 8 != 0 && !owns_pad_lanes(p.output_type, p.ranges[0])) return false;  // TMA stores whole vectors
-  if (tile.cluster_f > 1 && p.K <= tile.filters) return false;  // no second block to share the pixels with
+  if (tile.cluster_f > filter_tiles(tile, p)) return false;  // no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
   // The pre-activation keeps the row and column of a pixel in 16 bits each.
   if (p.pre_activated && !is_pointwise(p) && std::max(p.H, p.W) > kMaxUpsampledSide) return false;
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (tile.halo) {
     if (p.R * p.S == 1 || p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
-    if (tile.schedule == Sm90Schedule::kRows) return (reach_h + 1) * (reach_w + 1) <= kRowsStagePixels;
+    if (tile.schedule == Sm90Schedule::kRows) {
+      return (reach_h + 1) * (reach_w + 1) <= rows_stage_pixels(rows_shortcut_bytes(p, tile));
+    }
     for (bool const swapped : {false, true}) {
       HaloPlan const plan = plan_along(swapped, p, tile);
       if (plan.filter_stages < kFilterMinStages || plan.pitch > 256 || plan.rows > 256) return false;
@@ -132,7 +131,7 @@ int output_tiles(Sm90Tile const &tile, Problem const &p) {
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]) {
   if (!divides_reduction(tile)) return 1;
   if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
-  int const tiles = output_tiles(tile, p) * ceil_div(p.K, tile.filters);
+  int const tiles = output_tiles(tile, p) * filter_tiles(tile, p);
   int const length = k_tiles<kChannelBlock>(p);
   // k-tiles of a multiprocessor, and the cost of adding up the parts
   auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
@@ -146,11 +145,6 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const 
 constexpr double kClocksPerUs = 1625;
 
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
-  if (p.outputs > 1) {
-    double clocks = 0;
-    for (int i = 0; i < p.outputs; ++i) clocks += sm90_cost(tile, output_problem(p, i), sm_count);
-    return clocks;
-  }
   int room[kMaxSplits + 1];
   bool const small = tile.schedule == Sm90Schedule::kSmall;
   int const resident = small ? small_room(tile.filters, tile.pixels()).blocks : 1;
@@ -178,9 +172,10 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   // warpgroups take turns: then one epilogue, slower by a fifth, runs during the other's loop, and only the last one is
   // exposed.
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
-  double const epilogue = tile.filters * tile.pixels() / 32768.0 * (exponential ? 7000 : 3500);
+  bool const shortcut = p.residual != Residual::kNone;
+  double const epilogue = tile.filters * tile.pixels() / 32768.0 * ((exponential ? 7000 : 3500) + (shortcut ? 500 : 0));
   double const loop = k_steps / splits * std::max(multiply, load), late = 1.2 * epilogue;
-  double const clusters = tiles_x * ceil_div(ceil_div(p.K, tile.filters), tile.cluster_f);
+  double const clusters = tiles_x * ceil_div(filter_tiles(tile, p), tile.cluster_f);
   double const waves = std::ceil(clusters / std::max(1, sm_count / cluster));
   // Adding up the parts of a reduction; tiles of whole rows pass their sums through shared memory undivided, too.
   // Fitted on an H200 to the conv, latency and single_source shapes, cold and warm.
@@ -190,7 +185,7 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
     clocks = waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
   }
   if (small) clocks = small_us(tile, p, splits, sm_count, room) * kClocksPerUs;
-  double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K;
+  double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K * (shortcut ? 2 : 1);
   for (int i = 0; i < p.sources; ++i) bytes += double(tile.type_bytes) * p.N * p.H * p.W * p.C[i];
   return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but not completely
 }
@@ -211,7 +206,7 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
     double const counted = ceil_div(tail, 16) / 4.0;  // of the load, in sm90_cost
     clocks += p.R * p.S * load * (1 + 1.1 * empty - counted);
   }
-  double const tiles = double(output_tiles(tile, p)) * ceil_div(p.K, tile.filters);
+  double const tiles = double(output_tiles(tile, p)) * filter_tiles(tile, p);
   // Few blocks do not keep each other waiting.
   return std::max(std::ceil(tiles / sm_count) - 1, 0.0) * clocks + std::min(tiles / sm_count, 1.0) * clocks;
 }
@@ -220,14 +215,9 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
 
 // Fitted to the 1,039 sites of 21 networks on an H200, batch 1: a single one is off by 12 to 16 %.
 double sm90_warm_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
-  double us = 0;
-  for (int i = 0; i < p.outputs; ++i) {
-    Problem const output = p.outputs > 1 ? output_problem(p, i) : p;
-    double const clocks = sm90_cost(tile, output, sm_count) - 4000 + narrow_clocks(tile, output, sm_count);
-    double const slow = tile.schedule == Sm90Schedule::kRows ? 1.08 : 1.0;
-    us += (is_pointwise(p) ? 1.2 : 1.1) + slow * clocks / kClocksPerUs;
-  }
-  return us;
+  double const clocks = sm90_cost(tile, p, sm_count) - 4000 + narrow_clocks(tile, p, sm_count);
+  double const slow = tile.schedule == Sm90Schedule::kRows ? 1.08 : 1.0;
+  return (is_pointwise(p) ? 1.2 : 1.1) + slow * clocks / kClocksPerUs;
 }
 
 }  // namespace cutefuse::conv

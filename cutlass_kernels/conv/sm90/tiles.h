@@ -127,7 +127,9 @@ constexpr int halo_region_bytes(int pixels_b) { return 226 * 1024 - 2 * 8 * pixe
 // each warpgroup and for each other block, at most 10 of them with 7 such pairs and up to 8 blocks.
 constexpr int kRowsPartBytes = 8 * 1024, kRowsParts = 10;
 constexpr int kRowsRegionBytes = 226 * 1024 - kRowsParts * kRowsPartBytes - 2 * 2 * 16 * 128;
-constexpr int kRowsStagePixels = (kRowsRegionBytes - 4 * 8 * 1024) / 2 / 1024 * 8;  // two stages beside four filters
+constexpr int rows_stage_pixels(int shortcut_bytes) {  // two stages beside four filters
+  return (kRowsRegionBytes - 4 * 8 * 1024 - shortcut_bytes) / 2 / 1024 * 8;
+}
 constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
 
 // How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage. It
@@ -135,9 +137,36 @@ constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
 struct HaloPlan {
   bool swapped;  // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
   int size_a, size_b, tile_a, tile_b, pitch, rows, step_r, step_s, stage_bytes, halo_stages, filter_stages;
+  int shortcut_at;  // tiles of rows: byte of the stages where the shortcut begins, behind the sums that are exchanged
 };
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
+
+// ---- outputs
+// ---------------------------------------------------------------------------------------------------------
+
+inline OutputRange output_range(Problem const &p, int i) {
+  return p.outputs > 1 ? p.ranges[i] : OutputRange{0, p.K, p.ldy};
+}
+
+// Where each output begins among the rows of all tiles of filters, and how many tiles that makes: a tile's every 64
+// filters belong to one output, and outputs that end elsewhere have tiles of their own.
+inline int output_rows(Sm90Tile const &tile, Problem const &p, int (&first)[kMaxOutputs]) {
+  bool whole = true;
+  for (int i = 0; i < p.outputs; ++i) whole = whole && output_range(p, i).first % 64 == 0;
+  int rows = 0;
+  for (int i = 0; i < p.outputs; ++i) {
+    OutputRange const range = output_range(p, i);
+    first[i] = rows;
+    rows += whole ? range.last - range.first : ceil_div(range.last - range.first, tile.filters) * tile.filters;
+  }
+  return ceil_div(rows, tile.filters);
+}
+
+inline int filter_tiles(Sm90Tile const &tile, Problem const &p) {
+  int first[kMaxOutputs];
+  return output_rows(tile, p, first);
+}
 
 // ---- choice -------------------------------------------------------------------------------------------------------
 
@@ -147,9 +176,6 @@ constexpr bool is_pointwise(Problem const &p) {
 }
 
 // What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.
-// Several outputs are as many convolutions, one launch each: every one then stores whole TMA boxes of its own tensor.
-Problem output_problem(Problem const &p, int output);
-
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
 
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
