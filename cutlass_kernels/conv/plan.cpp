@@ -151,7 +151,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
     return "sources of other scales";
   }
   if (p.type == Type::kInt8 && p.residual != Residual::kNone) return "a residual";
-  return "this filter, stride, padding, output or number of channels";
+  return "this filter, stride, padding or number of channels";
 }
 
 double predicted_us(Family const &family, Call const &call) {
