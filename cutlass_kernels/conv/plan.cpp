@@ -44,7 +44,7 @@ Params make_params(Problem const &p) {
   return params;
 }
 
-// Sources, packed filter, its scales if it is int8, bias, residual; outputs.
+// Sources, packed filter, its scales if it is int8, bias, residual, scales and shifts of a pre-activation; outputs.
 void set_addresses(Params &params, Operands const &operands) {
   Problem const &p = params.problem;
   void const *const *next = operands.inputs;
@@ -54,7 +54,8 @@ void set_addresses(Params &params, Operands const &operands) {
   params.w = *next++;
   if (p.type == Type::kInt8) params.w_scale = static_cast<float const *>(*next++);
   params.b = static_cast<float const *>(*next++);
-  if (p.residual != Residual::kNone) params.z = *next;
+  if (p.residual != Residual::kNone) params.z = *next++;
+  if (p.pre_activated) params.pre_scale = next[0], params.pre_shift = next[1];
   params.y = operands.outputs[0];
   for (int j = 0; j < p.outputs; ++j) params.ys[j] = operands.outputs[j];
   params.partials = static_cast<float *>(operands.workspace);
@@ -147,10 +148,11 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   if (!offers(call.sm, kWgmma)) return "this call";
   if (is_upsampled(p)) return "enlarged sources";
   if (p.type == Type::kInt8 && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
-  if (p.type == Type::kInt8 && !find_id(family.sm90_tiles, config)->drains && !drains_once(p)) {
-    return "sources of other scales";
-  }
-  if (p.type == Type::kInt8 && p.residual != Residual::kNone) return "a residual";
+  Sm90Tile const &tile = *find_id(family.sm90_tiles, config);
+  if (p.type == Type::kInt8 && !tile.drains && !drains_once(p)) return "sources of other scales";
+  if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
+  if (p.residual != Residual::kNone && (p.type == Type::kInt8 || !adds_shortcut(tile))) return "a residual";
+  if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return "several outputs";
   return "this filter, stride, padding or number of channels";
 }
 
