@@ -36,7 +36,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kVectors = kPre ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   // A tile's shortcut takes the pixels' part of one more stage for every 64 filters; with a divided reduction, whose
   // blocks have one tile each, it lies where that tile's outputs are staged.
-  static constexpr bool kShortcut = !kPre && !Sm90Numbers<Element>::kScaled;
+  static constexpr bool kShortcut = !kPre && !Sm90Numbers<Element>::kScaled && !kPingPong;
   static constexpr int kShortcutSlots = kSplit || !kShortcut ? 0 : kFilters / 64;
   // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
@@ -312,14 +312,8 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
       pairs[m] = Pair<Traits>(params, TileFilters(params, place.tile_f(tile), Traits::kFilters, 64 * m));
     }
     PreActivation<Traits> const pre(params, first_pixel, 0, consumer);
-    if (tile != place.first_tile) {
-      cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
-      // The other warpgroup has seen all of its k-tiles; a slot of its shortcut must have been filled, too, before the
-      // next filling of the same stage can be told from it.
-      for (int i = 0; i < Traits::kShortcutSlots && has_shortcut(params.problem); ++i, ring.advance()) {
-        TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-      }
-    }
+    // The other warpgroup has seen all of its k-tiles before this one waits for the next fillings of their stages.
+    if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
     pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, 0)));
     typename Traits::Sum acc[kRowTiles][kN / 2];
     main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles, pre);
@@ -328,26 +322,17 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
 
     int const same = opaque(tile);  // its place is worked out here, not kept in registers through the main loop
     int const tile_f = place.tile_f(same), first = place.tile_x(same) * Traits::kPixels;
-    auto activation = params.problem.activation;
-    if constexpr (Traits::kShortcut) {
-      if (has_shortcut(params.problem)) {
-        CUTE_UNROLL
-        for (int m = 0; m < kRowTiles; ++m) {
-          activation = finish_before_shortcut(acc[m], pairs[m], params.problem);
-          take_shortcut<Traits>(acc[m], true, ring, shared, release, 0, consumer);
-        }
-      }
-    }
     constexpr bool kBesideLoop = kRowTiles > 1;  // with 64 filters, thus 256 pixels, it spills
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       TileFilters const filters(params, tile_f, Traits::kFilters, 64 * m);
       pairs[m].count(params, filters);
-      store_tile<Traits, kRowTiles, kBesideLoop>(
-          acc[m], pairs[m], activation, params, shared.y[consumer], consumer, [&](int i, auto const *from) {
-            SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output,
-                                    first + i * Traits::kStoreRows);
-          });
+      store_tile<Traits, kRowTiles, kBesideLoop>(acc[m], pairs[m], params.problem.activation, params,
+                                                 shared.y[consumer], consumer, [&](int i, auto const *from) {
+                                                   SM90_TMA_STORE_2D::copy(&params.out[filters.output], from,
+                                                                           filters.in_output,
+                                                                           first + i * Traits::kStoreRows);
+                                                 });
     }
     ring.skip(params.k_tiles);  // the other warpgroup's
   }

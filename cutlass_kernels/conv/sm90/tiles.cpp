@@ -88,7 +88,8 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   bool const half = p.type == Type::kFloat16 || p.type == Type::kBFloat16;
   if (tile.type_bytes != size_of(p.type) || !(half || (p.type == Type::kInt8 && can_run_int8(tile, p)))) return false;
   if (is_upsampled(p) || (p.pre_activated && !tile.pre_activates)) return false;
-  if (tile.schedule == Sm90Schedule::kSmall && (p.outputs > 1 || p.residual != Residual::kNone)) return false;
+  if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return false;
+  if (p.residual != Residual::kNone && !adds_shortcut(tile)) return false;
   for (int i = 0; i < p.outputs; ++i) {  // TMA stores whole vectors
     OutputRange const range = output_range(p, i);
     if ((range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range)) return false;

@@ -81,6 +81,11 @@ constexpr Group group_of(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kSmall ? Group::kSmall : Group::kHopper;
 }
 
+// A ring that two warpgroups read in turn has no slots for a shortcut, and small tiles have no room to stage one.
+constexpr bool adds_shortcut(Sm90Tile const &tile) {
+  return tile.schedule != Sm90Schedule::kPingPong && tile.schedule != Sm90Schedule::kSmall;
+}
+
 constexpr bool divides_reduction(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kSmall ||
          tile.schedule == Sm90Schedule::kRows;
