@@ -185,13 +185,10 @@ struct FilterPair {
 
   FilterPair() = default;
   CUTE_DEVICE FilterPair(Sm90Params const &params, TileFilters const &filters) {
-    count(params, filters);
+    left = params.outputs[filters.output].last - filters.first - threadIdx.x % 128 / 32 * 16 - threadIdx.x % 32 / 4;
     float const *const b = params.b + params.outputs[filters.output].last - left;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) bias[row] = left > 8 * row ? __ldg(b + 8 * row) : 0.f;
-  }
-  CUTE_DEVICE void count(Sm90Params const &params, TileFilters const &filters) {
-    left = params.outputs[filters.output].last - filters.first - threadIdx.x % 128 / 32 * 16 - threadIdx.x % 32 / 4;
   }
   // values holds (2,2,kGroups) = (pixel,filter,group).
   template <int kValues>

@@ -305,13 +305,7 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
   Ring ring(Traits::kStages);
   ring.skip(consumer * params.k_tiles);
   for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
-    int const first_pixel = place.tile_x(tile) * Traits::kPixels;
-    Pair<Traits> pairs[kRowTiles];
-    CUTE_UNROLL
-    for (int m = 0; m < kRowTiles; ++m) {
-      pairs[m] = Pair<Traits>(params, TileFilters(params, place.tile_f(tile), Traits::kFilters, 64 * m));
-    }
-    PreActivation<Traits> const pre(params, first_pixel, 0, consumer);
+    PreActivation<Traits> const pre(params, place.tile_x(tile) * Traits::kPixels, 0, consumer);
     // The other warpgroup has seen all of its k-tiles before this one waits for the next fillings of their stages.
     if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
     pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, 0)));
@@ -326,13 +320,11 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       TileFilters const filters(params, tile_f, Traits::kFilters, 64 * m);
-      pairs[m].count(params, filters);
-      store_tile<Traits, kRowTiles, kBesideLoop>(acc[m], pairs[m], params.problem.activation, params,
-                                                 shared.y[consumer], consumer, [&](int i, auto const *from) {
-                                                   SM90_TMA_STORE_2D::copy(&params.out[filters.output], from,
-                                                                           filters.in_output,
-                                                                           first + i * Traits::kStoreRows);
-                                                 });
+      auto const store = [&](int i, auto const *from) {
+        SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
+      };
+      store_tile<Traits, kRowTiles, kBesideLoop>(acc[m], Pair<Traits>(params, filters), params.problem.activation,
+                                                 params, shared.y[consumer], consumer, store);
     }
     ring.skip(params.k_tiles);  // the other warpgroup's
   }
