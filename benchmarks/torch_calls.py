@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,33 +48,11 @@ def step_of(module: Any, x: Any, dy: Any, backward: bool) -> Callable[[], Any]:
     return step
 
 
-def loop_us(step: Callable[[], Any], calls: int) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(calls):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - started) * 1e6 / calls
-
-
-def compare(steps: dict[str, Callable[[], Any]], calls: int, rounds: int) -> dict[str, float]:
-    """Median microseconds of each, the rounds alternating."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        loop_us(step, calls)
-    for i in range(rounds):
-        for name in sorted(steps, reverse=bool(i % 2)):
-            times[name].append(loop_us(steps[name], calls))
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     import torch
 
     import cutefuse.torch as ours
-    from benchmarks.lib import timing
+    from benchmarks.lib import timing, wall
 
     rows = []
     for norm, dtype, (height, width), direction in itertools.product(NORMS, DTYPES, SHAPES, DIRECTIONS):
@@ -89,7 +65,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             for name, room in (("ours_us", ours), ("torch_us", torch.nn))
         }
         steps = {name: step_of(module, x, dy, backward) for name, module in modules.items()}
-        found = compare(steps, args.calls, args.rounds)
+        found = wall.in_turns(steps, args.calls, args.rounds)
         rows.append(
             {"norm": norm, "dtype": dtype, "rows": height, "columns": width, "direction": direction, **found}
             | {"ratio": found["ours_us"] / found["torch_us"]} | timing.device_row()

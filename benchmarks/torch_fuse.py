@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,31 +61,10 @@ def captured(call: Callable[[Any], Any], x: Any) -> Any:
     return graph
 
 
-def wall_us(step: Callable[[], Any], calls: int) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(calls):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - started) * 1e6 / calls
-
-
-def in_turns(steps: dict[str, Callable[[], Any]], calls: int, rounds: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(rounds + 1):
-        for name in list(steps)[:: 1 - 2 * (i % 2)]:
-            found = wall_us(steps[name], calls)
-            if i:  # the first round warms up
-                times[name].append(found)
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
 def measure(name: str, batch: int, all_sites: bool) -> dict[str, Any]:
     import torch
 
-    from benchmarks.lib import timing
+    from benchmarks.lib import timing, wall
     from cutefuse.torch import compiled, fuse
 
     with torch.no_grad():
@@ -102,8 +79,8 @@ def measure(name: str, batch: int, all_sites: bool) -> dict[str, Any]:
         scale = want.abs().max()
         errors = {k: float((call(x).float() - want).abs().max() / scale) for k, call in calls.items()}
         graphs = {k: captured(call, x) for k, call in calls.items()}
-        graph_us = in_turns({k: g.replay for k, g in graphs.items()}, 10, 9)
-        call_us = in_turns({k: lambda call=call: call(x) for k, call in calls.items()}, 10, 5)
+        graph_us = wall.in_turns({k: g.replay for k, g in graphs.items()}, 10, 9)
+        call_us = wall.in_turns({k: lambda call=call: call(x) for k, call in calls.items()}, 10, 5)
     report = fused.report
     return {
         "model": name, "batch": batch, "all_sites": all_sites, "fused": len(report.taken), "left": len(report.left),

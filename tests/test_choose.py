@@ -64,8 +64,7 @@ def test_a_googlenet_comes_back_unchanged_where_no_concat_pays(
 ) -> None:
     source = tmp_path / "googlenet.onnx"
     onnx.save(models.build("googlenet", "float16", batch=8), str(source))
-    # Two sites, three convolutions in one launch each, pay by less than a microsecond on a Hopper GPU.
-    assert main([str(source), "--sm", "90", "--without", "single", "--min-gain", "1"]) == 3
+    assert main([str(source), "--sm", "80", "--without", "single"]) == 3
     out = capsys.readouterr().out
     assert "merges 3 1x1 convolutions of this tensor" in out and "left out: costs" in out
     assert "0 fused, 18 left out" in out

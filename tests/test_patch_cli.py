@@ -15,7 +15,6 @@ import pytest
 from graphs import TWO, fused_types, graph
 
 import cutefuse
-from cutefuse import kernels
 from cutefuse.commands.patch import main
 from cutefuse.rewrite import apply as rewrite
 from cutefuse.rewrite.patch import Options, patch
@@ -227,74 +226,6 @@ def test_a_wrong_packing_fails_verification_and_leaves_no_model(
     assert {p.name for p in source.parent.iterdir()} == {"model.onnx", "model.patch.json"}
     proof = json.loads(source.with_name("model.patch.json").read_text())["verify"]
     assert not proof["passed"] and proof["first_wrong_site"] == "Conv_1"
-
-
-def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.commands import patch as command
-
-    monkeypatch.setattr(command, "local_sm", lambda: 89)
-    for options, sm in (([], 89), (["--sm", "90"], 90), (["--sm", "0"], 0)):
-        assert main([str(source), *options]) == 0
-        assert json.loads(source.with_name("model.patch.json").read_text())["sm"] == sm
-
-
-@pytest.mark.parametrize(
-    ("options", "sm", "gpu"),
-    [
-        (["--gpu", "H200"], 90, "H200"),
-        (["--gpu", "rtx4090"], 89, "RTX 4090"),
-        (["--gpu", "Orin"], 87, "Jetson AGX Orin 64GB"),
-        (["--gpu", "A100 80GB PCIe", "--sm", "80"], 80, "A100 80GB PCIe"),
-        (["--gpu", "A30", "--sm", "0"], 0, "A30"),
-    ],
-)
-def test_a_named_gpu_is_the_target_in_everything(
-    options: list[str], sm: int, gpu: str, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(source), "--dry-run", "--json", *options]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["sm"], report["prediction"]["gpu"], report["prediction"]["gpu_assumed"]) == (sm, gpu, False)
-
-
-def test_a_gpu_name_that_several_boards_share_says_which_was_taken(
-    source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, said in (("A100", True), ("A100 SXM4 80GB", False)):
-        assert main([str(source), "--dry-run", "--gpu", name]) == 0
-        out = " ".join(capsys.readouterr().out.split())
-        assert "on A100 SXM4 80GB" in out
-        assert ("(the name fits A100 80GB PCIe, A100 40GB too: --gpu takes the whole one)" in out) == said
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            ["--gpu", "H200", "--sm", "80"],
-            "--gpu H200 has compute capability 9.0, and --sm 80 is 8.0; give one of them",
-        ),
-        (["--gpu", "Foo"], "the peak rates of a GPU 'Foo' are not known; choose one of"),
-        (["--gpu", "T4"], "compute capability 7.5 is asked for"),
-    ],
-)
-def test_a_gpu_that_cannot_be_the_target_is_a_sentence(
-    options: list[str], words: str, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(source), "--dry-run", *options]) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("sm", ["75", "100", "61"])
-def test_a_gpu_without_kernels_is_refused_before_anything_is_written(
-    source: Path, capsys: pytest.CaptureFixture[str], sm: str
-) -> None:
-    if kernels.reject_device(int(sm)) is None:
-        pytest.skip(f"this build holds code for {sm}")
-    before = sorted(source.parent.iterdir())
-    assert main([str(source), "--sm", sm]) == 2
-    said = capsys.readouterr().err
-    assert f"compute capability {sm[:-1]}.{sm[-1]} is asked for" in said and "--sm 0 takes any" in said
-    assert sorted(source.parent.iterdir()) == before
 
 
 def test_verification_needs_no_function_bodies_in_the_written_file(source: Path) -> None:

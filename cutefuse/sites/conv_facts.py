@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,18 +104,7 @@ def pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
 
 def flattened(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
     """The tensors that nested Concats join, while they are at most `limit`, and the inner Concats that were opened."""
-    sources, nodes = list(concat.input), list[NodeProto]()
-    while len(nodes) < limit:
-        for i, name in enumerate(sources):
-            inner = graph.producer(name)
-            if inner is None or not _joins_channels(graph, inner) or len(sources) - 1 + len(inner.input) > limit:
-                continue
-            sources[i : i + 1] = inner.input
-            nodes.append(inner)
-            break
-        else:
-            break
-    return sources, nodes
+    return _opened(graph, concat, limit, limit, lambda sources, name: True)
 
 
 def _joins_channels(graph: Graph, concat: NodeProto | None) -> bool:
@@ -124,13 +113,24 @@ def _joins_channels(graph: Graph, concat: NodeProto | None) -> bool:
 
 def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
     """Replace a source that is a Concat, read by convolutions alone, by its own sources, while they stay few enough."""
+
+    def may_open(sources: list[str], name: str) -> bool:
+        return sources.count(name) == 1 and _only_convolved(graph, name)
+
+    return _opened(graph, concat, limit, MAX_DEPTH, may_open)
+
+
+def _opened(
+    graph: Graph, concat: NodeProto, limit: int, depth: int, may_open: Callable[[list[str], str], bool]
+) -> tuple[list[str], list[NodeProto]]:
+    """The sources of a Concat after up to `depth` inner ones were opened, while they are at most `limit`, and these."""
     sources, nodes = list(concat.input), list[NodeProto]()
-    for _ in range(MAX_DEPTH):
+    while len(nodes) < depth:
         for i, name in enumerate(sources):
             inner = graph.producer(name)
-            if inner is None or not _joins_channels(graph, inner) or sources.count(name) > 1:
+            if inner is None or not _joins_channels(graph, inner) or len(sources) - 1 + len(inner.input) > limit:
                 continue
-            if len(sources) - 1 + len(inner.input) <= limit and _only_convolved(graph, name):
+            if may_open(sources, name):
                 sources[i : i + 1] = inner.input
                 nodes.append(inner)
                 break

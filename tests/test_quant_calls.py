@@ -1,0 +1,160 @@
+"""The calls of the int8 ConcatConv without a GPU: which are legal, in words why not, and the plugin's formats."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cutefuse import kernels
+from cutefuse.host import Host, HostError, Input
+from cutefuse.kernels import BLOCKS32, CHANNELS_LAST, LINEAR
+from cutefuse.ops.conv_math import pack
+from cutefuse.ops.quant_concat_conv import OPERATOR
+
+CASES = {c.name: c for c in OPERATOR.cases()}
+
+
+def good(variant: str = "CuteQConcatConv2Relu", layout: int = CHANNELS_LAST, **changes: Any) -> kernels.Call:
+    attrs: dict[str, Any] = {"channels": (64, 24), "kernel_shape": (3, 3), "pads": (1, 1, 1, 1),
+                             "packed_sizes": (576, 576), "input_scales": (0.1, 0.2), "output_scale": 0.5}  # fmt: skip
+    inputs = [kernels.Tensor((2, c, 20, 20), "int8", layout) for c in (64, 24)]
+    inputs += [kernels.Tensor((32, 1152), "int8", LINEAR), *[kernels.Tensor((32,), "float32", LINEAR)] * 2]
+    y = kernels.Tensor((2, 32, 20, 20), "int8" if variant.endswith("Q") else "float32",
+                       layout if variant.endswith("Q") else CHANNELS_LAST)  # fmt: skip
+    return kernels.Call(variant, inputs, [y], attrs | changes)
+
+
+def swapped(call: kernels.Call, index: int, **changes: Any) -> kernels.Call:
+    inputs = [replace(t, **changes) if i == index else t for i, t in enumerate(call.inputs)]
+    return replace(call, inputs=inputs)
+
+
+def big_batch(images: int) -> kernels.Call:
+    """Fewer than 2^31 pixels, but not in blocks of 32 channels, of which the first source has two."""
+    call = good("CuteQConcatConv2ReluQ", BLOCKS32)
+    call = replace(call, outputs=[replace(call.outputs[0], dims=(images, 32, 20, 20))])
+    for i, channels in enumerate((64, 24)):
+        call = swapped(call, i, dims=(images, channels, 20, 20))
+    return call
+
+
+@pytest.mark.parametrize("layout", [CHANNELS_LAST, BLOCKS32])
+def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> None:
+    for variant in (
+        "CuteQConcatConv2Relu",
+        "CuteQConcatConv2ReluQ",
+    ):  # to float32, which Hopper's do not write; to int8
+        assert kernels.reject(good(variant, layout)) is None
+        one_scale, takes_hopper = good(variant, layout, input_scales=(0.1, 0.1)), (variant[-1], layout) == ("Q", 1)
+        drains, hopper = {12, 13, 14, 19}, {221, 222, 223, 224} if takes_hopper else set()
+        assert set(kernels.configs(replace(good(variant, layout), sm=80))) == drains
+        assert set(kernels.configs(replace(one_scale, sm=80))) == drains | {1, 15, 17}
+        assert set(kernels.configs(good(variant, layout))) == drains | hopper
+        own, one = (set(kernels.configs(c)) - drains for c in (good(variant, layout), one_scale))
+        assert own < one and all(tile in {1, 15, 17} or (takes_hopper and tile > 200) for tile in one)
+
+
+def of_width(width: int, **changes: Any) -> kernels.Call:
+    """A good call on images of that width; -1: not known yet."""
+    call = good(**changes)
+    call = replace(call, outputs=[replace(call.outputs[0], dims=(2, 32, 20, width))])
+    for i, channels in enumerate((64, 24)):
+        call = swapped(call, i, dims=(2, channels, 20, width))
+    return call
+
+
+def test_tiles_over_filter_rows_need_wide_images_and_neighbouring_pixels() -> None:
+    rows = {15, 16, 18, 19}
+    same = {"input_scales": (0.1, 0.1)}
+    for width, tiles in ((19, {15, 19}), (18, set()), (37, rows), (36, {15, 19}), (-1, rows)):
+        assert rows & set(kernels.configs(of_width(width, **same))) == tiles, width
+    for wrong in ({"strides": (1, 2)}, {"dilations": (1, 2), "pads": (1, 2, 1, 2)}):
+        call = of_width(-1, **same, **wrong)
+        assert kernels.reject(call) is None and not rows & set(kernels.configs(call))
+    with pytest.raises(kernels.KernelError, match="tile 19 cannot run images this narrow"):
+        call = of_width(17)
+        data = [replace(t, data=4096) for t in (*call.inputs, *call.outputs)]
+        kernels.run(replace(call, inputs=data[:-1], outputs=data[-1:], config=19))
+
+
+def test_the_workspace_of_a_narrow_image_serves_a_wide_one() -> None:
+    # TensorRT asks at a profile's corners; between them a tile may run that the narrow image does not allow.
+    for narrow, wide in ((8, 43), (17, 64)):
+        assert kernels.workspace_bytes(of_width(narrow)) >= kernels.workspace_bytes(of_width(wide)) > 0
+
+
+REFUSED = {
+    "scale 0": (good(input_scales=(0.1, 0.0)), "the scale of source 1 is 0"),
+    "scale NaN": (good(input_scales=(float("nan"), 0.1)), "the scale of source 0 is nan"),
+    "too few scales": (good(input_scales=(0.1,)), "input_scales has 1 values, there are 2 sources"),
+    "output scale": (good("CuteQConcatConv2ReluQ", output_scale=-1.0), "output_scale is -1"),
+    "output type": (good(output_type=7), "output_type 7 is none of"),
+    "output in float16": (good(output_type=10), "the output must be a channels-last float16 tensor"),
+    "float16 source": (swapped(good(), 0, dtype="float16"), "sources must be int8"),
+    "linear source": (swapped(good(), 1, layout=LINEAR), "pass all in kHWC16 or all in kCHW32"),
+    "mixed layouts": (swapped(good(), 1, layout=BLOCKS32), "all in kHWC16 or all in kCHW32"),
+    "pixels of 24": (swapped(good(), 1, ld=24), "must be a multiple of 16"),
+    "pixel stride of blocks": (swapped(good(layout=BLOCKS32), 1, ld=32), "kCHW32 has none"),
+    "rank": (swapped(good(), 0, dims=(64, 20, 20)), "rank 3"),
+    "height": (swapped(good(), 1, dims=(2, 24, 10, 20)), "source 1 is 2x10x20 (NHW) enlarged by 1, source 0 is"),
+    "channels": (swapped(good(), 1, dims=(2, 32, 20, 20)), "source 1 has 32 channels, attribute channels says 24"),
+    "packed size": (good(packed_sizes=(576, 64)), "packed_sizes[1] is 64"),
+    "float filter": (swapped(good(), 2, dtype="float16"), "linear int8 matrix"),
+    "filter columns": (swapped(good(), 2, dims=(32, 1151)), "is 32x1151, 1152 columns"),
+    "filter scales": (swapped(good(), 3, dims=(31,)), "the scales of the filter must be a float32 vector of 32"),
+    "bias in int8": (swapped(good(), 4, dtype="int8"), "the bias must be a float32 vector of 32"),
+    "stride": (good(strides=(0, 1)), "strides[0] is 0"),
+    "filter size": (good(kernel_shape=(17, 3)), "kernel_shape[0] is 17"),
+    "clip": (good("CuteQConcatConv2Clip", lo=1.0, hi=0.0), "clip from 1 to 0 is empty"),
+    "big filter": (good(kernel_shape=(16, 16), pads=(0, 0, 0, 0), packed_sizes=(16384, 16384), dilations=(2, 2)),
+                   "does not fit into"),
+    "dilation": (swapped(good(dilations=(1, 16)), 0, ld=1 << 28), "a dilation over 2^31 bytes"),
+    "blocks": (big_batch(4_000_000), "more than 2^31 blocks of kCHW32"),
+    "overflow": (swapped(good(channels=(131072, 24)), 0, dims=(2, 131072, 20, 20)), "overflow 32-bit sums"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_illegal_calls_are_refused_in_one_sentence(name: str) -> None:
+    call, words = REFUSED[name]
+    reason = kernels.reject(call) or ""
+    assert reason.startswith("quant_concat_conv: ") and words in reason
+    assert not re.search(r"\.\s", reason)
+
+
+def test_long_reductions_of_several_sources_leave_the_tiles_that_drain() -> None:
+    channels = (70000, 70000)
+    call = good(channels=channels, kernel_shape=(1, 1), pads=(0, 0, 0, 0), packed_sizes=(70016, 70016),
+                input_scales=(0.1, 0.1))  # fmt: skip
+    inputs = [kernels.Tensor((2, c, 20, 20), "int8", CHANNELS_LAST) for c in channels]
+    call = replace(call, inputs=[*inputs, kernels.Tensor((32, 140032), "int8", LINEAR), *call.inputs[3:]])
+    assert kernels.reject(call) is None and set(kernels.configs(call)) == {12, 13, 14}
+
+
+@pytest.mark.parametrize("name", ["2_sources_Relu", "8_sources_Silu", "2_sources_Relu_to_int8"])
+def test_plugins_offer_both_int8_formats_and_never_mix_them(name: str) -> None:
+    call = OPERATOR.call(CASES[name], CASES[name].dtypes[-1])
+    plugin = Host().build((call.op_type, call.attrs), [Input(t.dims, t.dtype) for t in call.inputs]).check()
+    floats = {"float32": "kHWC", "bfloat16": "kHWC8"}.get(call.outputs[0].dtype, "")
+    assert plugin.findings == [] and [c["formats"] for c in plugin.report["combinations"]] == [
+        [f] * (len(call.inputs) - 3) + ["kLINEAR"] * 3 + [f if call.op_type.endswith("Q") else floats]
+        for f in ("kCHW32", "kHWC16")
+    ]
+    for i in range(2):
+        plugin.context(combination=i).set_shapes([t.dims for t in call.inputs])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_float_sources_are_refused_at_type_inference(dtype: str) -> None:
+    call = OPERATOR.call(CASES["2_sources_Relu"], "float32")
+    inputs = [Input(t.dims, dtype if i < 2 else t.dtype) for i, t in enumerate(call.inputs)]
+    with pytest.raises(HostError, match="getOutputDataTypes"):
+        Host().build((call.op_type, call.attrs), inputs).check()
+
+
+def test_packing_keeps_int8() -> None:
+    assert pack(np.ones((2, 3, 1, 1), np.int8), [1, 2]).dtype == np.int8
