@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import problems
 import pytest
-from test_quant import good
+from test_quant_calls import good
 from test_row_norm import ABSENT, training
 from test_sm90 import call as conv_call
 

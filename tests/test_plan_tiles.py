@@ -8,7 +8,7 @@ import problems
 import pytest
 from test_kernels_forms import view
 from test_plan import calls, on, quantised
-from test_quant import good, of_width
+from test_quant_calls import good, of_width
 from test_row_norm import training
 from test_sm90 import call as conv_call
 
