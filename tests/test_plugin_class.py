@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow  # compiles a plugin
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (
+    "cutlass_kernels/architecture.cpp",
     "cutlass_kernels/c_api.cpp",
     "cutlass_kernels/device.cpp",
     "cutlass_kernels/op.cpp",
@@ -31,7 +32,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     for name in ("op_list.inc", "plugin_list.inc"):
         (folder / name).write_text("CUTEFUSE_OP(toy)\n")
     macros = ['-DCUTEFUSE_VERSION="0"', '-DCUTEFUSE_ARCHS="none"', '-DCUTEFUSE_TARGETS="80"']
-    macros += ['-DCUTEFUSE_HAS_CUDA="false"']
+    macros += ['-DCUTEFUSE_HAS_CUDA="false"', '-DCUTEFUSE_CUDA_VERSION="13.0"']
     include = [f"-I{ROOT}/cutlass_kernels", f"-I{ROOT}/plugins", f"-I{folder}"]
     flags = ["-std=c++17", "-O0", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *macros, *include]
     subprocess.run(["g++", *flags, *(ROOT / s for s in SOURCES), "-o", folder / "libtoy.so"], check=True)
