@@ -114,7 +114,7 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
         "tanh_silu": (nn.Sequential(conv(padding=1), TanhSiLU()), [(1, 24, 12, 10)], ["CuteConcatConv1Silu"]),
         "dropout": (Joined(nn.Dropout2d(), conv(padding="same")), pair, ["CuteConcatConv2"]),
         "grouped": (Joined(conv(groups=8), nn.ReLU()), pair, []),
-        "pre_activation": (PreActivation(), pair, []),
+        "pre_activation": (PreActivation(), pair, ["CutePreConcatConv2"]),
         "llama_block": (Block(Config(1, 64, 4, 2, 96)), [(2, 7, 64)], ["CuteRMSNorm", "CuteAddRMSNorm"]),
     }
     for module, _, _ in found.values():
