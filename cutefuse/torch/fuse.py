@@ -99,7 +99,7 @@ def fuse(
     module.graph.lint()
     module.delete_all_unused_submodules()
     module.recompile()
-    module.report = FuseReport(taken, left, replaced)  # type: ignore[assignment]
+    module.report = FuseReport(taken, left, replaced)
     return module
 
 

@@ -174,7 +174,7 @@ Rule = Callable[[Skeleton, fx.Node, Any], bool]  # whether it wrote the node
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of a node by name, defaults included."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = node.target._schema.arguments
     given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
     return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
 
