@@ -9,14 +9,13 @@ from pathlib import Path
 
 import problems
 import pytest
+from devices import SHARED_KIB
 from test_row_norm import norm
 from test_sm90 import call as conv_call
 
 from cutefuse import kernels
 
 ROOT = Path(__file__).resolve().parent.parent
-# CUDA programming guide: KiB of shared memory that one block may ask for.
-SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 TEGRA = (87, 110)
 TABLE = {a["sm"]: a for a in kernels.describe()["architectures"]}
 BUILDS = ["80 90a", "86", "87", "80-virtual", "90", "90a", "120", "80 86 87 89 90a 100 103 110 120 121 100-virtual"]

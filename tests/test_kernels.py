@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from devices import SHARED_KIB, skip_without_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,9 +30,10 @@ def with_input(call: Call, index: int, tensor: Tensor) -> Call:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("sm", [80, 86, 87, 89, 90])
+@pytest.mark.parametrize("sm", SHARED_KIB)
 def test_a_legal_call_has_tiles_on_every_architecture(dtype: str, sm: int) -> None:
     call = replace(concat_conv(dtype), sm=sm)
+    skip_without_code(sm)
     table = {c["id"]: c for c in kernels.operator_of(call.op_type)["configs"]}
     assert kernels.reject(call) is None
     ids = kernels.configs(call)
@@ -170,14 +172,20 @@ def taps_tiles(
 
 def test_taps_share_pixels_where_a_stage_holds_what_a_tile_reads() -> None:
     both = {"256x128x64_s3", "256x64x64_s3"}
-    assert taps_tiles(128) == taps_tiles(128, dtype="bfloat16") == taps_tiles(128, sm=87) == both
-    assert taps_tiles(128, sm=86) == taps_tiles(128, sm=89) == {"256x64x64_s3"}  # 99 KB a block
+    assert taps_tiles(128) == taps_tiles(128, dtype="bfloat16") == both
     assert taps_tiles(17) == both and not taps_tiles(16)  # 256 outputs in up to 16 image rows, two pixels beyond each
     assert taps_tiles(37, dilations=(1, 2)) == both and not taps_tiles(36, dilations=(1, 2))  # 8 rows, four pixels each
     assert taps_tiles(-1) == both  # not known yet: asked again when it is
     assert taps_tiles(128, strides=(2, 1)) == both and not taps_tiles(128, strides=(1, 2))
     assert not taps_tiles(128, s=1) and not taps_tiles(128, s=2) and not taps_tiles(128, s=5)
     assert not taps_tiles(128, channels=60) and not taps_tiles(128, dtype="float32")
+
+
+@pytest.mark.parametrize("sm", SHARED_KIB)
+def test_taps_share_pixels_where_the_shared_memory_holds_the_tile(sm: int) -> None:
+    skip_without_code(sm)
+    large = {"256x128x64_s3"} if SHARED_KIB[sm] > 99 else set()
+    assert taps_tiles(128, sm=sm) == {"256x64x64_s3"} | large
 
 
 def test_an_empty_clip_range_is_refused() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from devices import skip_without_code
 from graphs import TWO, graph
 
 from cutefuse import kernels
@@ -44,6 +45,7 @@ def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkey
 def test_a_named_gpu_is_the_target_in_everything(
     options: list[str], sm: int, gpu: str, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    skip_without_code(sm)
     assert main([str(source), "--dry-run", "--json", *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["sm"], report["prediction"]["gpu"], report["prediction"]["gpu_assumed"]) == (sm, gpu, False)

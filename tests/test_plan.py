@@ -62,10 +62,12 @@ def sums_bytes(call: Call, splits: int) -> int:
 
 
 def test_what_the_builder_is_told_serves_every_tile_on_every_other_device() -> None:
+    judged = [device for device in DEVICES if kernels.reject_device(device[0]) is None]
     divided = fewer = 0
     for i, base in enumerate(calls(80, 3)):
         told = {device: kernels.workspace_bytes(on(base, *device)) for device in DEVICES}
-        for built, runs in ((DEVICES[i % len(DEVICES)], d) for d in DEVICES):
+        assert {device for device in DEVICES if told[device] >= 0} == set(judged), "the others have no code here"
+        for built, runs in ((judged[i % len(judged)], d) for d in judged):
             for tile in kernels.configs(on(base, *runs)):
                 free = kernels.Plan(on(base, *runs, config=tile))
                 plan = kernels.Plan(on(base, *runs, config=tile, workspace_bytes=told[built]))
