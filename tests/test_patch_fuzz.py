@@ -205,6 +205,7 @@ def attempt(data: bytes, verify: bool = True) -> str:
 @given(st.integers(0, len(BASES) - 1), st.integers(0, 2**32), st.integers(1, 3))
 @example(0, 936, 1)  # an activation without an input
 @example(0, 2_221_289_531, 1)  # an Add without an output
+@example(5, 3352, 1)  # x * relu6(x + 3) / 6 of values that are too large times six
 def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None:
     rng = random.Random(seed)
     model = onnx.ModelProto.FromString(BASES[base])

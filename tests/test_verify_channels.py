@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +16,8 @@ from graphs import INPUTS, fused_types, graph, run_patch, weights
 from cutefuse.commands.patch import main, show
 from cutefuse.graph import verify
 from cutefuse.graph.closeness import Judge, compare
+from cutefuse.graph.exact import in_float64
+from cutefuse.ops import conv_body
 from cutefuse.sites import conv_facts
 
 SITE = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"
@@ -119,6 +122,81 @@ def test_a_channel_that_the_activation_empties_has_the_errors_of_its_sums() -> N
     wrong = b.copy()
     wrong[:, 2] *= 1.1
     assert not judge(np.maximum(wrong, 0))["passed"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_values_that_overflow_in_one_of_the_two_are_judged_by_float64_and_apart(dtype: str) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    exact = np.random.default_rng(0).standard_normal((2, 3, 4, 4))
+    exact[0, 1, 0, :3] = float(ml_dtypes.finfo(kind).max) / 4
+    right, unfused = exact.astype(kind), exact.astype(kind)
+    unfused[0, 1, 0, :3] = np.inf
+    assert compare(unfused, unfused, 1e-2)["passed"] and not compare(unfused, right, 1e-2)["passed"]
+    found = compare(unfused, right, 1e-2, exact=exact)
+    assert found["passed"] and found["overflows"] == 3
+    for place, wrong in (((0, 1, 0, 0), 0.0), ((0, 1, 0, 1), np.nan), ((0, 1, 0, 2), -np.inf), ((1, 2, 0, 0), 9.0)):
+        actual = right.copy()
+        actual[place] = wrong
+        assert not compare(unfused, actual, 1e-2, exact=exact)["passed"], place
+    exact[0, 1, 0, 0] = np.inf
+    assert not compare(unfused, right, 1e-2, exact=exact)["passed"], "too large in float64 as well"
+
+
+# x * relu6(x + 3) / 6 has six times its value on the way.
+HARD_SWISH = SITE.replace("y = Relu(x)", "h = Add(x, three) l = Clip(h, zero, six) m = Mul(x, l) y = Div(m, six)")
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_site_that_overflows_on_the_way_is_judged_by_float64(
+    opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = weights(w=(12, 24, 3, 3), k=(12,), u=(8, 12, 1, 1))
+    values |= {name: np.float32(v) for name, v in (("three", 3), ("zero", 0), ("six", 6))}
+    values["w"][5], values["k"][5] = 0, 0
+    values["w"][5, 3, 1, 1] = np.finfo(np.float32).max / 8
+    # Infinities go on to another site and the output, which are right on the unfused model's own values alone.
+    model = graph(f"{HARD_SWISH} o = Conv(y, u) p = Relu(o)", values, opset=opset, outputs=("p",))
+    result, patched = run_patch(model, tmp_path)
+    proof = result.report["verify"]
+    assert fused_types(patched)[0] == "CuteConcatConv2HardSwish" and proof["passed"], proof
+    site = next(s for s in proof["sites"] if s["tensor"] == "y")
+    assert site["overflows"] > 10 and proof["end_to_end"]
+    show(result, verbose=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the unfused model overflows inside Conv_1; what float64 makes there is taken as right" in said
+
+    right = conv_body.activate
+
+    def wrong(body: Any, suffix: str, y: str, dtype: str) -> str:
+        limit = body.constant(np.finfo(np.float32).max / 5, "float32")  # wrong only where the unfused model overflows
+        return body.add("Clip", right(body, suffix, y, dtype), "", limit)
+
+    monkeypatch.setattr(conv_body, "activate", wrong)
+    (tmp_path / "model.cutefuse.onnx").unlink()
+    result, patched = run_patch(model, tmp_path)
+    assert result.exit_code == 1 and patched is None and result.report["verify"]["first_wrong_site"] == "Conv_1"
+
+
+def test_float64_begins_behind_the_last_tensor_that_is_finite(tmp_path: Path) -> None:
+    w = np.full((1, 1, 1, 1), 3e38, np.float32)
+    model = graph("x = Conv(a, w) y = Mul(x, part)", {"w": w, "part": np.float32(0.25)}, inputs={"a": "1,1,2,2"})
+    a = np.float32([[[[1, 2], [-3, 0.5]]]])
+    made = {"x": np.float32([[[[3e38, np.inf], [-np.inf, 1.5e38]]]])}
+    asked: list[str] = []
+
+    def fetch(tensors: Any) -> list[Any]:
+        asked.extend(tensors)
+        return [made[t] for t in tensors]
+
+    def found() -> Any:
+        return in_float64(model, tmp_path, "y", ["x"], {"a": a}, fetch)
+
+    np.testing.assert_allclose(found(), a.astype(np.float64) * 0.75e38, rtol=1e-6)
+    made["x"] = np.full_like(a, 4.0)
+    np.testing.assert_array_equal(found(), np.full(a.shape, 1.0))
+    assert asked == ["x", "x"]
+    del made["x"]
+    assert found() is None
 
 
 def test_quantised_numbers_are_judged_by_channel_too() -> None:

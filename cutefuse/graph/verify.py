@@ -16,6 +16,7 @@ import onnx
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.closeness import Judge, compare, passed
+from cutefuse.graph.exact import in_float64
 from cutefuse.graph.read import TYPE_NAMES
 from cutefuse.graph.store import load_model, outside
 
@@ -187,9 +188,12 @@ def verify(
         def inner(tensors: Sequence[str]) -> list[Any]:
             return Runner(_with_outputs(unfused, tensors), base, runner.reference)(feeds)[len(outputs) :]
 
-        judge = Judge(
-            [*outputs, *probed], len(outputs), expected, tolerance, {p.tensor: p.inner for p in chosen}, inner
-        )
+        within = {p.tensor: p.inner for p in chosen}
+
+        def exact(tensor: str) -> np.ndarray | None:
+            return in_float64(unfused, base, tensor, within[tensor], feeds, inner)
+
+        judge = Judge([*outputs, *probed], len(outputs), expected, tolerance, within, inner, exact)
         try:
             actual = Runner(_with_outputs(patched, probed), folder, runner.reference)(feeds)
         except Exception as error:

@@ -101,6 +101,8 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
             f"from end to end the model amplifies rounding errors to {_worst(proof['end_to_end']):.2g}; "
             "computed from the unfused model's own values, every site is right"
         )
+    if strange := [s["name"] for s in proof["sites"] if s.get("overflows")]:
+        lines.append(f"the unfused model overflows inside {_some(strange)}; what float64 makes there is taken as right")
     if "conversion" in proof:
         lines.append(
             f"the conversion to {dtype} itself changes the outputs by up to {_worst(proof['conversion']):.2g} of a "
