@@ -271,6 +271,7 @@ def test_a_signal_leaves_the_last_good_engine(model: Path, stub: Path, sign: int
     (model.parent / "costs.json").write_text(json.dumps(COSTS))
     slow = f"""
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script begins with it ignored
 from cutefuse.commands.optimize import main
 from cutefuse.engine import build
 real, count = build.build, [0]

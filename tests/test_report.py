@@ -143,11 +143,11 @@ import engine_files as ef
 from cutefuse.report.write import write
 folder = Path(sys.argv[1])
 ef.write_engine(folder, "big", ef.chain(10_000), [1 + i % 37 for i in range(10_000)], 5.0)
-start = time.perf_counter()
+start = time.process_time()  # a loaded machine takes longer, but not of the processor
 page = write(folder, folder / "out", quiet=True, peaks="H200")
 # Not getrusage: a process begins with its parent's peak there.
 peak_kib = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
-print(time.perf_counter() - start, peak_kib / 2**20, page.stat().st_size)
+print(time.process_time() - start, peak_kib / 2**20, page.stat().st_size)
 """
 
 
@@ -156,7 +156,7 @@ def test_ten_thousand_layers_are_reported_quickly_and_small(tmp_path: Path) -> N
     tests = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
     command = [sys.executable, "-c", BIG, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     seconds, memory_gib, size_bytes = map(float, done.stdout.split())
     assert seconds < 20 and memory_gib < 1 and size_bytes < 8e6
