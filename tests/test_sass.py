@@ -20,13 +20,16 @@ REQUIRED = {
     "conv_sm80INS0_4Sm80IN7cutlass": {"LDGSTS", "LDSM", "HMMA", "STG"},
     "conv_sm80INS0_4Sm80Ia": {"LDGSTS", "LDSM", "IMMA", "STG"},
     "conv_finishI": {"LDG", "STG"},
-    "conv_sm90_im2colI": {"UTMALDG", "HGMMA"},
-    "conv_sm90_haloI": {"UTMALDG", "HGMMA"},
-    "conv_sm90_rowsI": {"UTMALDG", "HGMMA"},
-    "conv_sm90_smallI": {"UTMALDG", "HGMMA", "MOVM"},
+    "conv_sm90_im2colINS0_10Sm90Im2colIN7cutlass": {"UTMALDG", "HGMMA"},
+    "conv_sm90_im2colINS0_10Sm90Im2colIa": {"UTMALDG", "IGMMA"},
+    "conv_sm90_haloINS0_8Sm90HaloIN7cutlass": {"UTMALDG", "HGMMA"},
+    "conv_sm90_haloINS0_8Sm90HaloIa": {"UTMALDG", "IGMMA"},
+    "conv_sm90_rowsINS0_8Sm90RowsIN7cutlass": {"UTMALDG", "HGMMA"},
+    "conv_sm90_smallINS0_9Sm90SmallIN7cutlass": {"UTMALDG", "HGMMA", "MOVM"},
     "row_norm_forwardI": {"LDG", "STG"},
 }
 FUNCTION = re.compile(r"Function : (\S+)")
+PRODUCT = re.compile(r"[A-Z]*MMA")  # of floats HMMA and HGMMA, of float8 QGMMA, of int8 IMMA and IGMMA
 ARCH = re.compile(r"arch = (sm_\w+)")
 OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9]*)")
 
@@ -52,19 +55,19 @@ def kernel_opcodes() -> Iterator[tuple[str, str, collections.Counter[str]]]:
     process = subprocess.Popen(
         [str(tool("cuobjdump")), "-sass", str(library)], stdout=subprocess.PIPE, text=True, env={"PATH": path}
     )
-    arch, function, counts = "", "", collections.Counter[str]()
+    arch, made_for, function, counts = "", "", "", collections.Counter[str]()
     assert process.stdout is not None
     for line in process.stdout:
         if found := ARCH.search(line):
             arch = found.group(1)
         elif found := FUNCTION.search(line):
             if function:
-                yield arch, function, counts
-            function, counts = found.group(1), collections.Counter()
+                yield made_for, function, counts
+            made_for, function, counts = arch, found.group(1), collections.Counter()
         elif found := OPCODE.match(line):
             counts[found.group(1)] += 1
     if function:
-        yield arch, function, counts
+        yield made_for, function, counts
     assert process.wait() == 0
 
 
@@ -77,12 +80,16 @@ def test_kernels_use_their_instructions_and_no_local_memory() -> None:
         pytest.skip(str(error))
     seen: collections.Counter[str] = collections.Counter()
     for arch, function, counts in kernel_opcodes():
-        for kernel, required in REQUIRED.items():
-            if kernel in function:
-                seen[kernel] += 1
-                assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
+        rows = [kernel for kernel in REQUIRED if kernel in function]
+        assert len(rows) == 1 or "conv_" not in function, f"{function} is {rows} of the table"
+        for kernel in rows:
+            required = REQUIRED[kernel]
+            seen[kernel] += 1
+            assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
+            others = {op for op in counts if PRODUCT.fullmatch(op)} - required
+            assert not others, f"{function} for {arch} multiplies with {sorted(others)}"
         spilled = {op: n for op, n in counts.items() if op in ("LDL", "STL")}
         assert not spilled, f"{function} for {arch} keeps registers in local memory: {spilled}"
     assert seen["conv_sm80INS0_4Sm80IN7cutlass"] >= 4 * len(kernels.describe()["archs"].split()), seen
     if "90a" in kernels.describe()["archs"]:
-        assert seen["conv_sm90_im2colI"] and seen["conv_sm90_haloI"], seen
+        assert all(seen[kernel] for kernel in REQUIRED), seen

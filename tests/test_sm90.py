@@ -187,18 +187,33 @@ def hopper_sass() -> dict[str, str]:
     return functions
 
 
+# A kernel's number type, the first argument of its template, as mangled -> its wgmma.
+WGMMA = {
+    "N7cutlass6half_tE": r"HGMMA\.64x\d+x16\.F32 ",
+    "N7cutlass10bfloat16_tE": r"HGMMA\.64x\d+x16\.F32\.BF16 ",
+    "a": r"IGMMA\.64x\d+x32\.S8\.S8 ",
+}
+
+
 @pytest.mark.usefixtures("hopper_library")
 def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_memory() -> None:
     if "90a" not in kernels.describe()["archs"]:
         pytest.skip("the library was built without the code for sm_90a")
     functions = hopper_sass()
     assert len(functions) >= 24
+    seen = set()
     for name, body in functions.items():
-        assert "HGMMA" in body and "UTMALDG" in body, name
+        found = re.search(rf"conv_sm90_\w+?INS0_\d+Sm90[A-Z][a-z0-9]+I({'|'.join(WGMMA)})", name)
+        assert found, f"{name} is of no known type"
+        seen.add(found[1])
+        products = re.findall(r"[A-Z]GMMA\.\S+ ", body)
+        assert products and all(re.fullmatch(WGMMA[found[1]], p) for p in products), (name, set(products))
+        assert "UTMALDG" in body, name
         assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name or "small" in name), name
         assert ("MOVM.16.MT88" if "small" in name else "STSM.16.MT88.4") in body, name
         assert not re.search(r"\b(LDL|STL)\b", body), f"{name} spills"
-        assert "HMMA" not in body.replace("HGMMA", ""), name
+        assert not re.search(r"\b[HI]MMA\b", body), name
+    assert seen == WGMMA.keys()
 
 
 # ---- on the GPU -----------------------------------------------------------------------------------------------------
