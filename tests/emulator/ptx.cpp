@@ -83,23 +83,26 @@ bool is_aligned(Opcode const &opcode) {
   return opcode.base() == "barrier" && opcode.has("aligned");
 }
 
-// An array in shared memory: ".shared .align 16 .b8 name[64]", or ".extern .shared .align 1024 .b8 name[]", whose size
-// the launch gives.
+int bytes_of(std::string_view type) {
+  std::size_t const digits = type.find_first_of("0123456789");
+  return digits == type.npos ? 1 : std::atoi(std::string(type.substr(digits)).c_str()) / 8;
+}
+
+// A variable in shared memory: ".shared .align 16 .b8 name[64]", ".shared .align 4 .f32 name", or ".extern .shared
+// .align 1024 .b8 name[]", whose size the launch gives.
 struct SharedArray {
   std::string name;
   int bytes, alignment;
   bool dynamic;
 
   explicit SharedArray(std::string_view text) : dynamic(text.rfind(".extern", 0) == 0) {
-    std::size_t const open = text.rfind('['), at = text.find(".align");
-    if (open == text.npos || at == text.npos || text.find(" .b8 ") == text.npos) {
-      fail("the interpreter does not know '" + std::string(text) + "'");
-    }
+    std::size_t const at = text.find(".align"), last = text.find_last_of(" \t"), open = text.find('[');
+    if (at == text.npos) fail("the interpreter does not know '" + std::string(text) + "'");
     alignment = std::atoi(std::string(text.substr(at + 6)).c_str());
-    bytes = std::atoi(std::string(text.substr(open + 1)).c_str());
-    std::size_t begin = open;
-    while (begin > 0 && is_word(text[begin - 1])) --begin;
-    name = std::string(text.substr(begin, open - begin));
+    std::string_view const before = trimmed(text.substr(0, last));
+    int const count = open == text.npos ? 1 : std::atoi(std::string(text.substr(open + 1)).c_str());
+    bytes = count * bytes_of(before.substr(before.find_last_of('.')));
+    name = std::string(text.substr(last + 1, open == text.npos ? open : open - last - 1));
   }
 };
 
@@ -318,25 +321,24 @@ std::shared_ptr<Entry const> read_entry(std::string_view text, std::vector<Share
   entry->name = std::string(trimmed(text.substr(0, open)));
   Body body(*entry, shared);
   for (std::string_view parameter : split(text.substr(open + 1, close - open - 1))) {
-    static std::map<std::string_view, int> const kSizes = {{".u8", 1},  {".u16", 2}, {".u32", 4}, {".s32", 4},
-                                                           {".b32", 4}, {".f32", 4}, {".u64", 8}, {".s64", 8},
-                                                           {".b64", 8}, {".f64", 8}};
     std::size_t const name = parameter.find_last_of(" \t") + 1, bracket = parameter.find('[', name);
     if (bracket != parameter.npos) {
       int const bytes = std::atoi(std::string(parameter.substr(bracket + 1)).c_str());
       int const alignment = std::atoi(std::string(parameter.substr(parameter.find(".align") + 6)).c_str());
       body.parameter(parameter.substr(name, bracket - name), bytes, alignment);
     } else {
-      auto const type = trimmed(parameter.substr(0, name));
-      auto const size = kSizes.find(type.substr(type.find_last_of(" \t") + 1));
-      if (size == kSizes.end()) fail("the interpreter does not know the parameter '" + std::string(parameter) + "'");
-      body.parameter(parameter.substr(name), size->second, size->second);
+      std::string_view const type = trimmed(parameter.substr(0, name));
+      int const bytes = bytes_of(type.substr(type.find_last_of('.')));
+      body.parameter(parameter.substr(name), bytes, bytes);
     }
   }
   std::size_t const begin = text.find('{', close);
   std::string_view const directives = text.substr(close, begin - close);
   if (std::size_t const at = directives.find(".maxntid"); at != directives.npos) {
     entry->max_threads = std::atoi(std::string(directives.substr(at + 8)).c_str());
+  }
+  if (std::size_t const at = directives.find(".reqnctapercluster"); at != directives.npos) {
+    entry->cluster = unsigned(std::atoi(std::string(directives.substr(at + 18)).c_str()));
   }
   body.read(text.substr(begin + 1, matching(text, begin, '{', '}') - begin - 1));
   return entry;

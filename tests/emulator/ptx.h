@@ -77,6 +77,7 @@ struct Entry {
   std::vector<int> dynamic_shared;  // rows that hold the address of dynamic shared memory
   std::vector<int> parameter_offsets, parameter_sizes;
   int parameter_bytes = 0, static_shared_bytes = 0, max_threads = 1024;
+  unsigned cluster = 1;  // blocks, where the kernel says how many
 };
 
 struct Module {

@@ -256,9 +256,11 @@ void Cluster::run() {
 
 // ---- a grid ---------------------------------------------------------------------------------------------------------
 
-void run(GridLaunch const &launch, void *const *parameters) {
-  facts(launch.function);  // throws without the kernel
-  Entry const &entry = *launch.function.module->entries.at(launch.function.name);
+void run(GridLaunch const &as_asked, void *const *parameters) {
+  facts(as_asked.function);  // throws without the kernel
+  Entry const &entry = *as_asked.function.module->entries.at(as_asked.function.name);
+  GridLaunch launch = as_asked;
+  if (entry.cluster > 1) launch.cluster.x = entry.cluster;
   if (launch.grid.y * launch.grid.z * launch.block.y * launch.block.z * launch.cluster.y * launch.cluster.z != 1) {
     fail("the interpreter takes grids, clusters and blocks of one dimension");
   }
