@@ -19,7 +19,7 @@ archs="$(or $(GIVEN_ARCHS),$$($(PYTHON) scripts/build_archs.py $(1)))" && \
   $(MAKE) --no-print-directory build ARCHS="$$archs"
 endef
 
-.PHONY: setup build demo test test-fast gpu-test sanitize trt-check bench wheel lint format clean
+.PHONY: setup build demo test test-fast gpu-test emulate sanitize trt-check bench wheel lint format clean
 
 setup: $(VENV)/.ready build
 
@@ -55,6 +55,10 @@ test-fast: $(VENV)/.ready
 
 gpu-test: setup
 	$(BIN)/python -m pytest -q -m gpu
+
+# GPU tests of the kernels without a GPU: docs/emulator.md.
+emulate: $(VENV)/.ready
+	$(BIN)/python -m pytest -q tests/test_emulator.py
 
 sanitize: setup
 	PYTHON=$(abspath $(BIN))/python scripts/sanitize.sh

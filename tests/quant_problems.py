@@ -74,11 +74,9 @@ class Instance:
 
     def run(self, config: int = 0) -> None:
         """Poison the output, run one tile and wait."""
-        import torch
-
         self.buffers[-1].view.fill_(gpu.poison(self.output_type))
         kernels.run(replace(self.call, config=config))
-        torch.cuda.synchronize()
+        gpu.synchronize()
 
     @property
     def kind(self) -> str:
@@ -107,10 +105,10 @@ def instantiate(
     """Random int8 operands over the whole range; source i has a scale of its own unless `one_scale`."""
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(gpu.DEVICE).manual_seed(seed)
 
     def integers(*shape: int) -> Any:
-        return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda", generator=generator)
+        return torch.randint(-128, 128, shape, dtype=torch.int8, device=gpu.DEVICE, generator=generator)
 
     p = problem
     taps = sum(p.C) * p.R * p.S
@@ -118,8 +116,8 @@ def instantiate(
     scales = torch.tensor(scales, dtype=torch.float32).tolist()
     x = [integers(p.N, c, p.H, p.W) for c in p.C]
     w = integers(p.K, sum(p.C), p.R, p.S)
-    w_scale = (0.5 + torch.rand(p.K, device="cuda", generator=generator)) * (0.0136 / math.sqrt(taps))
-    b = torch.randn(p.K, device="cuda", generator=generator)
+    w_scale = (0.5 + torch.rand(p.K, device=gpu.DEVICE, generator=generator)) * (0.0136 / math.sqrt(taps))
+    b = torch.randn(p.K, device=gpu.DEVICE, generator=generator)
     operands = [empty_int8((p.N, c, p.H, p.W), layout) for c in p.C]
     for (buffer, _), values in zip(operands, x, strict=True):
         store(buffer, values, layout)
