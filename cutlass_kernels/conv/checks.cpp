@@ -13,8 +13,11 @@ struct Limit {
   Attr attr;
   std::int64_t lowest, highest;
 };
-constexpr Limit kLimits[] = {
-    {kChannels, 1, 1 << 28}, {kKernelShape, 1, kMaxTaps}, {kStrides, 1, 1024}, {kPads, 0, 4096}, {kDilations, 1, 1024}};
+constexpr Limit kLimits[] = {{kChannels, 1, 1 << 28},
+                             {kKernelShape, 1, kMaxTaps},
+                             {kStrides, 1, 1024},
+                             {kPads, 0, kMaxPad},
+                             {kDilations, 1, 1024}};
 
 // Elements of which a pixel is a multiple.
 int vector_of(Type type) { return type == Type::kFloat32 ? 1 : 16 / size_of(type); }

@@ -146,9 +146,9 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   problem_of(family, call, &p);
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (!offers(call.sm, kWgmma)) return "this call";
-  if (is_upsampled(p)) return "enlarged sources";
   if (p.type == Type::kInt8 && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   Sm90Tile const &tile = *find_id(family.sm90_tiles, config);
+  if (is_upsampled(p) && !tile.halo) return "enlarged sources";
   if (p.type == Type::kInt8 && !tile.drains && !drains_once(p)) return "sources of other scales";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (p.residual != Residual::kNone && (p.type == Type::kInt8 || !adds_shortcut(tile))) return "a residual";

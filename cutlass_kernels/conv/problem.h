@@ -16,6 +16,7 @@ namespace cutefuse::conv {
 constexpr int kMaxSources = 8;
 constexpr int kMaxOutputs = 4;
 constexpr int kMaxUpsample = 64;
+constexpr int kMaxPad = 4096;
 constexpr int kMaxUpsampledSide = 1 << 14;  // of an enlarged image: its pixel addresses keep h and w in 16 bits each
 constexpr int kMaxTaps = 16;                // R and S: one validity bit per filter row and column, both in one register
 constexpr int kChannelBlock = 64;           // channels of one packed block: filter columns never straddle two sources

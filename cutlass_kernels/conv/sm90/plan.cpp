@@ -80,7 +80,19 @@ CUresult encode_image(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], 
   return encode_tiled<4>(map, type, dims, {pixel, row, image}, box);
 }
 
+// An enlarged source of a patch, of which one load brings a row: (channel,repetition,a,b,n).
+CUresult encode_enlarged(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const C = p.C[i], factor = p.upsample[i], W = p.W / factor, H = p.H / factor, N = p.N;
+  cuuint64_t const pixel = size_of(p.type) * p.ldx[i], row = pixel * W, image = row * H;
+  cuuint32_t const channels = halo_channels(tile), times = p.upsample[i], pixels = k.halo.pitch / p.upsample[i];
+  cuuint32_t const box[5] = {channels, times, pixels, 1, 1};
+  if (k.halo.swapped) return encode_tiled<5>(&k.x[i], p.type, {C, factor, H, W, N}, {0, row, pixel, image}, box);
+  return encode_tiled<5>(&k.x[i], p.type, {C, factor, W, H, N}, {0, pixel, row, image}, box);
+}
+
 CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
+  if (k.problem.upsample[i] > 1) return encode_enlarged(k, tile, i);
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
   if (tile.halo) {
@@ -173,6 +185,7 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
   k.pointwise = is_pointwise(p);
   for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
+  for (int i = 0; i < p.sources; ++i) k.by_factor[i] = Divider(p.upsample[i]);
   k.drains_after = drains_after(p);
   k.inverse_output_scale = p.output_type == Type::kInt8 ? 1.f / p.output_scale : 1.f;
   return k;
