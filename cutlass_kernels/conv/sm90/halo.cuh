@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         }
         halo.advance();
         if constexpr (Traits::kDrains) {
-          if (left > kChannels || (params.drains_after >> source & 1) == 0) return;
+          if (!Traits::kInexact && (left > kChannels || (params.drains_after >> source & 1) == 0)) return;
           finish();
           drain(acc[0], p.scale[source], sums);
           scale = SM90::GMMA::ScaleOut::Zero;

@@ -22,7 +22,7 @@ struct alignas(128) Sm90Params {
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
   CUtensorMap z;                 // the shortcut: likewise, in other boxes; for tiles of rows (filter,w,h,n)
   Problem problem;
-  float const *b, *w_scale;           // w_scale: of int8 filters
+  float const *b, *w_scale;           // w_scale: of 8-bit filters
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation
   int first_channel[kMaxSources];     // of each source, in it
   Sm90Output outputs[kMaxOutputs];    // in the order of their tiles; those that do not exist begin after all others
@@ -37,7 +37,7 @@ struct alignas(128) Sm90Params {
   Divider by_taps, by_s;           // R*S and S
   Divider by_factor[kMaxSources];  // of each source's enlargement
   bool pointwise;
-  float inverse_output_scale;  // of int8 outputs
+  float inverse_output_scale;  // of 8-bit outputs
   std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }

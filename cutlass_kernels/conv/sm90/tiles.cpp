@@ -102,19 +102,20 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
 
 namespace {
 
-// Int8 sources: their outputs are float16, or int8 by whole vectors; and unless the tile drains sums, one of them
-// serves all sources.
-bool can_run_int8(Sm90Tile const &tile, Problem const &p) {
-  if (p.layout != Layout::kChannelsLast || !(tile.drains || drains_once(p))) return false;
+// Sources with scales: their outputs are float16, or of their type by whole vectors; and unless the tile drains sums,
+// one of integers serves all sources.
+bool can_run_scaled(Sm90Tile const &tile, Problem const &p) {
+  bool const one_sum = p.type == Type::kInt8 && drains_once(p);
+  if (p.layout != Layout::kChannelsLast || !(tile.drains || one_sum)) return false;
   if (p.residual != Residual::kNone) return false;
-  return p.output_type == Type::kFloat16 || (p.output_type == Type::kInt8 && p.K % 16 == 0);
+  return p.output_type == Type::kFloat16 || (p.output_type == p.type && p.K % 16 == 0);
 }
 
 }  // namespace
 
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   bool const half = p.type == Type::kFloat16 || p.type == Type::kBFloat16;
-  if (tile.type_bytes != size_of(p.type) || !(half || (p.type == Type::kInt8 && can_run_int8(tile, p)))) return false;
+  if (tile.type_bytes != size_of(p.type) || !(half || can_run_scaled(tile, p))) return false;
   if ((is_upsampled(p) && !tile.halo) || (p.pre_activated && !tile.pre_activates)) return false;
   if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return false;
   if (p.residual != Residual::kNone && !adds_shortcut(tile)) return false;
