@@ -6,6 +6,7 @@ import ctypes
 import functools
 import sys
 
+import emulated
 import pytest
 
 pytest.register_assert_rewrite("optimize_runs")  # a plugin of some tests, imported by them first
@@ -13,7 +14,9 @@ pytest.register_assert_rewrite("optimize_runs")  # a plugin of some tests, impor
 
 @functools.cache
 def has_gpu() -> bool:
-    """Whether the CUDA driver reports a device."""
+    """Whether the CUDA driver reports a device, or one is emulated."""
+    if emulated.EMULATED:
+        return True
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -29,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     first, step = map(int, config.getoption("--share").split("/"))
     items[:] = items[first - 1 :: step]
+    if emulated.EMULATED:
+        for item in items:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            if "gpu" in item.keywords and (why := emulated.reason_to_skip(item.path.stem, params)):
+                item.add_marker(pytest.mark.skip(reason=why))
     if has_gpu():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")  # CI has none; `make gpu-test` runs these where one is

@@ -5,11 +5,15 @@ torch is imported inside the functions: only tests marked `gpu` need it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import emulated
+
 from cutefuse import kernels
 
+DEVICE = "cpu" if emulated.EMULATED else "cuda"
 GUARD_ELEMENTS = 512  # poisoned elements before and after every buffer
 GUARD_VALUE = -1234.0
 INT8_GUARD, INT8_POISON = 77, 111  # int8 has no NaN
@@ -38,10 +42,50 @@ def from_float8(x: Any) -> Any:
 
 def device_facts() -> tuple[int, int]:
     """(compute capability * 10, multiprocessors) of the current device."""
+    if emulated.EMULATED:
+        return emulated.device_facts()
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return properties.major * 10 + properties.minor, properties.multi_processor_count
+
+
+def synchronize() -> None:
+    """Wait for all that was launched; what the emulator launched is done."""
+    if not emulated.EMULATED:
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def new_stream() -> Any:
+    """A stream beside the current one; its handle is `cuda_stream`."""
+    if emulated.EMULATED:
+        return emulated.Stream()
+    import torch
+
+    return torch.cuda.Stream()
+
+
+def current_stream() -> int:
+    """The handle of the stream on which torch works."""
+    if emulated.EMULATED:
+        return 0
+    import torch
+
+    return torch.cuda.current_stream().cuda_stream
+
+
+def capture(launch: Callable[[int], None], stream: Any) -> Any:
+    """A graph of what `launch` enqueues on the stream whose handle it is given, to `replay`."""
+    if emulated.EMULATED:
+        return emulated.Graph(launch, stream)
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        launch(stream.cuda_stream)
+    return graph
 
 
 def poison(dtype: str) -> float:
@@ -61,10 +105,13 @@ class Buffer:
         import torch
 
         guard = INT8_GUARD if dtype in ("int8", FLOAT8) else GUARD_VALUE
-        storage = torch.full((elements + 2 * GUARD_ELEMENTS,), guard, dtype=torch_dtype(dtype), device="cuda")
+        storage = torch.full((elements + 2 * GUARD_ELEMENTS,), guard, dtype=torch_dtype(dtype), device=DEVICE)
         view = storage[GUARD_ELEMENTS : GUARD_ELEMENTS + elements]
         view.fill_(fill)
-        return cls(storage, view)
+        buffer = cls(storage, view)
+        if emulated.EMULATED:
+            emulated.allow(buffer, view)
+        return buffer
 
     def guards_intact(self) -> Any:
         """One boolean, still on the device: who asks for many of them waits for it once."""

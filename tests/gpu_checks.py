@@ -54,16 +54,14 @@ def assert_replays_equal_eager(instance: Any, tiles: Sequence[int] | None = None
     """Tiles (all without `tiles`), captured in a CUDA graph, give their eager bits, whatever lay in the output."""
     import torch
 
-    stream = torch.cuda.Stream()
+    stream = gpu.new_stream()
     for config in tiles or tiles_of(instance.call):
         instance.run(config)
         eager = instance.output()[0].clone()
         launch = kernels.Launcher(replace(instance.call, config=config))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            launch(stream.cuda_stream)
+        graph = gpu.capture(launch, stream)
         for _ in range(3):  # replays must not depend on what an earlier one left behind
             instance.buffers[-1].view.fill_(float("nan") if instance.buffers[-1].view.is_floating_point() else -77)
             graph.replay()
-            torch.cuda.synchronize()
+            gpu.synchronize()
             assert torch.equal(instance.output()[0], eager), f"tile {config}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import emulated
 import gpu
 
 from cutefuse import kernels
@@ -19,7 +20,8 @@ ACTIVATIONS = tuple(kernels.describe()["activations"])
 ALPHA, LO, HI = 0.1, -0.5, 0.75
 # Unit roundoff of the stored type, and of the products: tf32 keeps 10 bits of each factor.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
-SANITIZED = "CUTEFUSE_SANITIZED" in os.environ  # under compute-sanitizer: see scripts/sanitize.sh
+# Under compute-sanitizer (see scripts/sanitize.sh) and under the emulator every access takes long.
+SANITIZED = "CUTEFUSE_SANITIZED" in os.environ or emulated.EMULATED
 SUM_UNIT = {"float16": 2.0**-20, "bfloat16": 2.0**-20, "float32": 2.0**-10}
 
 
@@ -118,6 +120,15 @@ def affordable(problem: Problem) -> Problem:
     )  # fmt: skip
 
 
+def emulable(problem: Problem, wide: bool = False) -> Problem:
+    """The problem itself; an affordable one under the emulator, or with `wide` one of few rows, each as long."""
+    if not emulated.EMULATED:
+        return problem
+    small = affordable(problem)
+    rows = min(small.H, max(9, problem.dilations[0] * (problem.R - 1) + 1))
+    return replace(small, H=rows, W=problem.W) if wide else small
+
+
 def random_problems(count: int, seed: int, channel_step: int = 1) -> list[Problem]:
     """Random legal problems: odd sizes, 1 to 8 sources, strides, asymmetric pads, dilations, every activation.
 
@@ -204,23 +215,21 @@ class Instance:
 
     def run(self, config: int = 0) -> None:
         """Poison the output with NaN, run one tile and wait."""
-        import torch
-
         for buffer in self.buffers[-len(self.call.outputs) :]:
             buffer.view.fill_(float("nan"))
         kernels.run(replace(self.call, config=config))
-        torch.cuda.synchronize()
+        gpu.synchronize()
 
 
 def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     """Random operands of unit variance (the filter scaled to keep the output near it), pad lanes NaN."""
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(gpu.DEVICE).manual_seed(seed)
     kind = gpu.torch_dtype(dtype)
 
     def normal(*shape: int) -> Any:
-        return torch.randn(*shape, device="cuda", generator=generator)
+        return torch.randn(*shape, device=gpu.DEVICE, generator=generator)
 
     p = problem
     factors, starts = p.upsample or (1,) * len(p.C), p.starts or (0,) * len(p.C)

@@ -82,11 +82,9 @@ class Instance:
 
     def run(self, config: int = 0) -> None:
         """Poison the output, run one tile and wait."""
-        import torch
-
         self.buffers[-1].view.fill_(gpu.poison(self.output_type))
         kernels.run(replace(self.call, config=config))
-        torch.cuda.synchronize()
+        gpu.synchronize()
 
     @property
     def kind(self) -> str:
@@ -118,10 +116,10 @@ def instantiate(
     """Random operands, int8 ones over the whole range; source i has a scale of its own unless `one_scale`."""
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(gpu.DEVICE).manual_seed(seed)
 
     def integers(*shape: int) -> Any:
-        return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda", generator=generator)
+        return torch.randint(-128, 128, shape, dtype=torch.int8, device=gpu.DEVICE, generator=generator)
 
     def values(*shape: int) -> Any:
         if dtype == "int8":
@@ -137,8 +135,8 @@ def instantiate(
     scales = torch.tensor(scales, dtype=torch.float32).tolist()
     x = [values(p.N, c, p.H, p.W) for c in p.C]
     w = values(p.K, sum(p.C), p.R, p.S)
-    w_scale = (0.5 + torch.rand(p.K, device="cuda", generator=generator)) * (unit / math.sqrt(taps))
-    b = torch.randn(p.K, device="cuda", generator=generator)
+    w_scale = (0.5 + torch.rand(p.K, device=gpu.DEVICE, generator=generator)) * (unit / math.sqrt(taps))
+    b = torch.randn(p.K, device=gpu.DEVICE, generator=generator)
     operands = [empty_bytes((p.N, c, p.H, p.W), layout, dtype) for c in p.C]
     for (buffer, _), source in zip(operands, x, strict=True):
         store(buffer, source, layout)

@@ -144,7 +144,7 @@ def test_an_output_may_be_a_range_of_a_wider_tensor(
                 kernels.run(replace(call, config=config))
             continue
         kernels.run(replace(call, config=config))
-        torch.cuda.synchronize()
+        gpu.synchronize()
         pixels = buffer.view.view(2, h, w, wide)
         y = pixels[..., start : start + K].permute(0, 3, 1, 2).double()
         assert bool(((y - truth).abs() <= bound).all()), f"tile {config}"

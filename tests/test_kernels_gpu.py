@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import emulated
 import gpu
 import gpu_checks
 import problems
@@ -53,7 +54,7 @@ TAPS = [
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("problem", TAPS, ids=lambda p: f"{p.H}x{p.W}")
 def test_taps_that_share_pixels_match_float64(problem: problems.Problem, dtype: str) -> None:
-    instance = problems.instantiate(problem, dtype)
+    instance = problems.instantiate(problems.emulable(problem, wide=True), dtype)
     names = {c["id"]: c["name"] for c in kernels.operator_of(instance.call.op_type)["configs"]}
     sharing = [i for i in kernels.configs(instance.call) if "taps" in names[i]]
     gpu_checks.assert_every_tile_is_right(instance, sharing)
@@ -101,19 +102,19 @@ def test_two_streams_at_once_give_the_serial_results() -> None:
     shapes = [
         problems.Problem(1, 40, 56, (128, 64), 96, 3, 3, pads=(1, 1, 1, 1), activation=a) for a in ("Relu", "Silu")
     ]
-    instances = [problems.instantiate(p, "float16", seed) for seed, p in enumerate(shapes)]
+    instances = [problems.instantiate(problems.emulable(p), "float16", seed) for seed, p in enumerate(shapes)]
     serial = []
     for instance in instances:
         instance.run()
         serial.append(instance.output()[0].clone())
         instance.buffers[-1].view.fill_(float("nan"))
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in instances]
+    gpu.synchronize()
+    streams = [gpu.new_stream() for _ in instances]
     launches = [kernels.Launcher(instance.call) for instance in instances]
-    for _ in range(50):
+    for _ in range(emulated.repeats(50)):
         for launch, stream in zip(launches, streams, strict=True):
             launch(stream.cuda_stream)
-    torch.cuda.synchronize()
+    gpu.synchronize()
     for instance, expected in zip(instances, serial, strict=True):
         assert torch.equal(instance.output()[0], expected)
 

@@ -63,7 +63,6 @@ def test_every_activation_behind(dtype: str, activation: str) -> None:
 ])  # fmt: skip
 def test_a_pad_stays_zero_whatever_the_shift(dtype: str, geometry: dict[str, tuple[int, ...]]) -> None:
     """A shift of 50 in every channel: a pad that became ReLU(50) would be far off."""
-    import torch
 
     problem = Problem(2, 9, 11, (24, 72, 8), 40, **geometry, pre_activated=True)  # type: ignore[arg-type]
     instance = problems.instantiate(problem, dtype)
@@ -72,7 +71,7 @@ def test_a_pad_stays_zero_whatever_the_shift(dtype: str, geometry: dict[str, tup
     shift = instance.buffers[len(problem.C) + 3]
     shift.view.fill_(50.0)
     gpu_checks.assert_every_tile_is_right(instance, kernels.configs(instance.call))
-    torch.cuda.synchronize()
+    gpu.synchronize()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,170 @@
+"""The interpreter of the kernels' PTX: what it computes, which faults it names, and the GPU tests that run in it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build/emulated"
+EARLY, LATE, ANY = range(3)
+# What CI has time for: both paths in float16, and int8 on Hopper.
+UNITS = "^conv/(sm90/.*_(kFloat16|kInt8)_|sm80/concat_conv_kFloat16_kPlain)"
+SUITES = [
+    ("tests/test_sm90.py", "corner and float16", "any:1"),
+    ("tests/test_sm90_forms_gpu.py", "corner and float16", "any:2"),
+    ("tests/test_sm90_small.py", "every_cluster and float16 and (1- or 3- or 5-)", "any:3"),
+    ("tests/test_pre_activation_gpu.py", "float16", "any:4"),
+    ("tests/test_quant_gpu.py", "hopper and corner", "late"),
+]  # fmt: skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+
+def build(*targets: str) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc, which makes the PTX that is interpreted")
+    cmake = [shutil.which("cmake") or f"{Path(sys.executable).parent}/cmake"]
+    define = {"EMULATED": "ON", "CUDA_ARCHS": "90a", "EMULATED_UNITS": UNITS}
+    steps = [
+        [*cmake, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DPython3_EXECUTABLE={sys.executable}",
+         *(f"-DCUTEFUSE_{name}={value}" for name, value in define.items())],
+        [*cmake, "--build", BUILD, "--target", *targets],
+    ]  # fmt: skip
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True, env=os.environ | path)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """tests/cpp/emulator_probe.cu as a library over the interpreter."""
+    build("cutefuse_emulator")
+    library = tmp_path_factory.mktemp("probe") / "libprobe.so"
+    command = ["nvcc", "-std=c++17", "-O3", "--shared", "-Xcompiler=-fPIC", "-cudart", "none", "-no-compress",
+               "-gencode=arch=compute_90a,code=compute_90a", "-Werror=all-warnings", ROOT / "tests/cpp/emulator_probe.cu",
+               "-o", library, f"-L{BUILD}/lib", "-lcutefuse_emulator", "-Xlinker", f"-rpath={BUILD}/lib"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = ctypes.CDLL(str(library))
+    for name in ("probe_arithmetic", "probe_exchange", "probe_fault"):
+        getattr(loaded, name).restype = ctypes.c_char_p
+    runtime = ctypes.CDLL(str(BUILD / "lib/libcutefuse_emulator.so"))
+    loaded.allow = lambda *arrays: [
+        runtime.cutefuse_emulator_allow(a.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(a.nbytes)) for a in arrays
+    ]
+    loaded.forbid = lambda *arrays: [runtime.cutefuse_emulator_forbid(a.ctypes.data_as(ctypes.c_void_p)) for a in arrays]
+    loaded.timing = lambda how, seed=0: runtime.cutefuse_emulator_timing(how, ctypes.c_uint64(seed))
+    yield loaded
+    loaded.timing(ANY)
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def test_integers_are_the_hosts_and_floats_differ_by_a_rounding(probe: Any) -> None:
+    random = np.random.default_rng(0)
+    blocks = 40
+    x = random.integers(-(2**31), 2**31, 64 * blocks, dtype=np.int32)
+    x[:200] = random.choice(np.array([0, 1, -1, 2**31 - 1, -(2**31), 31, 32], np.int32), 200)
+    y = (random.standard_normal(64 * blocks) * 100).astype(np.float32)
+    results = []
+    for on_host in (True, False):
+        ints, reals = np.zeros(32 * blocks * 16, np.int64), np.zeros(32 * blocks * 8, np.float32)
+        probe.allow(x, y, ints, reals)
+        assert probe.probe_arithmetic(blocks, *map(pointer, (x, y, ints, reals)), on_host) is None
+        probe.forbid(x, y, ints, reals)
+        results.append((ints.reshape(-1, 16), reals.reshape(-1, 8)))
+    (ints, reals), (same, close) = results
+    assert (ints == same).all(axis=0).tolist() == [True] * 16
+    # The second is one rounding here and two there; the third may be a product with a reciprocal.
+    np.testing.assert_allclose(close, reals, rtol=1e-6, atol=2e-3)
+
+
+def test_lanes_that_part_meet_again(probe: Any) -> None:
+    x, total = np.arange(128, dtype=np.int32), np.zeros(1, np.int32)
+    probe.allow(x, total)
+    assert probe.probe_exchange(pointer(x), pointer(total)) is None
+    probe.forbid(x, total)
+    warps = x.reshape(4, 32)
+    expected = (x * (x % 7)).sum() + 4 * 2 + (x % 3 == 0).reshape(4, 32).sum() + (warps == 40).any()
+    assert total[0] == expected
+
+
+def run_fault(probe: Any, fault: int, timing: int, seed: int = 0) -> tuple[str, np.ndarray, np.ndarray]:
+    """(what is said, x, y) of a kernel that copies 64 floats with neighbours exchanged."""
+    x, y = np.random.default_rng(seed).standard_normal(64).astype(np.float32), np.zeros(64, np.float32)
+    probe.timing(timing, seed)
+    probe.allow(x, y)
+    said = probe.probe_fault(fault, pointer(x), pointer(y))
+    probe.forbid(x, y)
+    return (said or b"").decode(), x, y
+
+
+@pytest.mark.parametrize("timing", [EARLY, LATE, ANY])
+def test_a_kernel_without_a_fault(probe: Any, timing: int) -> None:
+    for seed in range(20):
+        said, x, y = run_fault(probe, 0, timing, seed)
+        assert said == "" and (y == x[np.arange(64) ^ 1]).all()
+
+
+def test_a_kernel_that_reads_before_its_copies_have_ended(probe: Any) -> None:
+    assert (run_fault(probe, 1, EARLY)[2] != 0).all(), "the fault is one of timing"
+    said, x, y = run_fault(probe, 1, LATE)
+    assert said == "" and np.isnan(y).all()
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (2, "block 0 warp 0 waits at 'bar"),
+        (3, "there is no barrier at"),
+        (4, "waits at 'mbarrier.try_wait"),
+        (5, "more threads arrive at a barrier than it expects"),
+        (6, "shared memory ends at"),
+        (7, "global memory that is not its own"),
+        (8, "is not aligned"),
+        (9, "the warps at a barrier expect different threads"),
+        (10, "block 1 of the cluster, whose memory is used, has ended"),
+        (11, "the kernel has given up"),
+    ],
+)
+def test_a_fault_is_named(probe: Any, fault: int, sentence: str) -> None:
+    said, _, _ = run_fault(probe, fault, LATE)
+    assert sentence in said, said
+    assert said.startswith("deadlock in cluster 0:") if "waits at" in sentence else ", in '" in said, said
+
+
+def test_blocks_of_a_cluster_write_to_each_other(probe: Any) -> None:
+    for seed in range(10):
+        said, x, y = run_fault(probe, -1, ANY, seed)
+        assert said == "" and y[:2].tolist() == x[:2][::-1].tolist()
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    build("cutefuse", "cutefuse_host", "cutefuse_register")
+    return BUILD / "lib"
+
+
+@pytest.mark.parametrize(("file", "chosen", "timing"), SUITES, ids=[Path(file).stem for file, _, _ in SUITES])
+def test_gpu_tests_pass_in_the_interpreter(library: Path, file: str, chosen: str, timing: str) -> None:
+    more = {
+        "CUTEFUSE_EMULATED": "1", "CUTEFUSE_LIBRARY_DIR": str(library), "CUTEFUSE_EMULATED_TIMING": timing,
+        "CUTEFUSE_EMULATED_MULTIPROCESSORS": "4",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", file, "-k", chosen]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | more)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:]
