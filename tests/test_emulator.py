@@ -53,8 +53,9 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     build("cutefuse_emulator")
     library = tmp_path_factory.mktemp("probe") / "libprobe.so"
     command = ["nvcc", "-std=c++17", "-O3", "--shared", "-Xcompiler=-fPIC", "-cudart", "none", "-no-compress",
-               "-gencode=arch=compute_90a,code=compute_90a", "-Werror=all-warnings", ROOT / "tests/cpp/emulator_probe.cu",
-               "-o", library, f"-L{BUILD}/lib", "-lcutefuse_emulator", "-Xlinker", f"-rpath={BUILD}/lib"]  # fmt: skip
+               "-gencode=arch=compute_90a,code=compute_90a", "-Werror=all-warnings",
+               ROOT / "tests/cpp/emulator_probe.cu", "-o", library,
+               f"-L{BUILD}/lib", "-lcutefuse_emulator", "-Xlinker", f"-rpath={BUILD}/lib"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = ctypes.CDLL(str(library))
@@ -64,7 +65,9 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     loaded.allow = lambda *arrays: [
         runtime.cutefuse_emulator_allow(a.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(a.nbytes)) for a in arrays
     ]
-    loaded.forbid = lambda *arrays: [runtime.cutefuse_emulator_forbid(a.ctypes.data_as(ctypes.c_void_p)) for a in arrays]
+    loaded.forbid = lambda *arrays: [
+        runtime.cutefuse_emulator_forbid(a.ctypes.data_as(ctypes.c_void_p)) for a in arrays
+    ]
     loaded.timing = lambda how, seed=0: runtime.cutefuse_emulator_timing(how, ctypes.c_uint64(seed))
     yield loaded
     loaded.timing(ANY)
