@@ -124,7 +124,7 @@ def instantiate(
     def values(*shape: int) -> Any:
         if dtype == "int8":
             return integers(*shape)
-        return gpu.float8_of(torch.randn(shape, device="cuda", generator=generator))
+        return gpu.float8_of(torch.randn(shape, device=gpu.DEVICE, generator=generator))
 
     def worth(x: Any) -> Any:
         return x.double() if dtype == "int8" else gpu.from_float8(x).double()
