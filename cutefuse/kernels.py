@@ -16,7 +16,7 @@ from cutefuse import plugin_path
 from cutefuse.errors import CutefuseError
 
 MAX_RANK = 8
-TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int32": 4}
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int32": 4, "float8_e4m3fn": 5}
 LINEAR, CHANNELS_LAST, BLOCKS32 = 0, 1, 2
 
 

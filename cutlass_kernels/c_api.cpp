@@ -29,7 +29,7 @@ std::string joined(Items const &items, Text const &text) {
 
 std::string types_of(std::uint32_t mask) {
   std::vector<Type> types;
-  for (Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16, Type::kInt8}) {
+  for (Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16, Type::kInt8, Type::kFloat8}) {
     if (mask & bit_of(type)) types.push_back(type);
   }
   return joined(types, [](Type type) { return quoted(name_of(type)); });
@@ -40,8 +40,8 @@ std::string describe_variant(Variant const &v) {
   constexpr char const *kKinds[] = {"convolution", "norm", "norm_backward"};
   constexpr char const *kResiduals[] = {"null", "\"before\"", "\"after\""};
   auto const yes = [](bool value) { return value ? "true" : "false"; };
-  std::string const types = types_of(f.quantised ? bit_of(Type::kInt8) : kFloatTypes);
-  std::string const output_types = types_of(f.quantised_output ? bit_of(Type::kInt8) : kFloatTypes);
+  std::string const types = types_of(f.quantised ? kQuantisedTypes : kFloatTypes);
+  std::string const output_types = types_of(f.quantised_output ? kQuantisedTypes : kFloatTypes);
   return "{\"op_type\": " + quoted(v.op_type) + ", \"inputs\": " + std::to_string(v.inputs) +
          ", \"outputs\": " + std::to_string(v.outputs) + ", \"kind\": " + quoted(kKinds[static_cast<int>(f.kind)]) +
          ", \"sources\": " + std::to_string(f.sources) +

@@ -13,7 +13,7 @@ namespace cutefuse {
 
 constexpr std::int32_t kMaxRank = 8;
 
-enum class Type : std::int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3, kInt32 = 4 };
+enum class Type : std::int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3, kInt32 = 4, kFloat8 = 5 };
 
 // kLinear: row-major in the order of `dims`. kChannelsLast: logical NCHW dims stored as NHWC pixels of `ld` elements
 // (TensorRT's kHWC8 for 16-bit types: channels padded to 8; kHWC for float32: no padding; kHWC16 for int8: to 16).
@@ -67,6 +67,7 @@ struct Config {
 };
 
 constexpr std::uint32_t bit_of(Type type) { return 1u << static_cast<std::int32_t>(type); }
+constexpr std::uint32_t kQuantisedTypes = bit_of(Type::kInt8) | bit_of(Type::kFloat8);
 constexpr std::uint32_t kFloatTypes = bit_of(Type::kFloat32) | bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
 
 // A tile that left the table, and the one that takes its place where an engine asks for it.
@@ -219,6 +220,7 @@ Span<Op const *> operators();
 inline constexpr std::int32_t size_of(Type type) {
   switch (type) {
     case Type::kInt8:
+    case Type::kFloat8:
       return 1;
     case Type::kFloat16:
     case Type::kBFloat16:
@@ -229,14 +231,14 @@ inline constexpr std::int32_t size_of(Type type) {
 }
 
 inline constexpr char const *name_of(Type type) {
-  constexpr char const *kNames[] = {"float32", "float16", "bfloat16", "int8", "int32"};
+  constexpr char const *kNames[] = {"float32", "float16", "bfloat16", "int8", "int32", "float8_e4m3fn"};
   auto const i = static_cast<std::uint32_t>(type);
   return i < std::size(kNames) ? kNames[i] : "unknown type";
 }
 
 // Channels that one pixel of a dense kChannelsLast tensor occupies.
 inline constexpr std::int64_t padded_channels(Type type, std::int64_t channels) {
-  std::int64_t const step = size_of(type) == 2 ? 8 : type == Type::kInt8 ? 16 : 1;
+  std::int64_t const step = size_of(type) == 2 ? 8 : size_of(type) == 1 ? 16 : 1;
   return (channels + step - 1) / step * step;
 }
 

@@ -94,9 +94,9 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     return guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
       if (!obeys(rules_.port(variant(), 0).type, in[0], in[0], in[0])) {
-        bool const int8 = rules_.port(variant(), 0).type == TypeRule::kInt8;
+        bool const quantised = rules_.port(variant(), 0).type == TypeRule::kQuantised;
         return sentence("input 0 has TensorRT data type %d; use %s", int(in[0]),
-                        int8 ? "int8 (2)" : "float32 (0), float16 (1) or bfloat16 (7)");
+                        quantised ? "int8 (2) or float8 (6)" : "float32 (0), float16 (1) or bfloat16 (7)");
       }
       for (std::int32_t i = 0; i < num_out; ++i) {
         TypeRule const rule = rules_.port(variant(), num_in + i).type;
@@ -268,8 +268,9 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
 
   bool fits(PluginTensorDesc const &desc, PluginTensorDesc const &first, std::int32_t pos) const {
     Port const port = rules_.port(variant(), pos);
-    // Later tensors of that kind have the format of the first.
-    bool const blocks = port.or_blocks && (pos == 0 ? desc.format : first.format) == TensorFormat::kCHW32;
+    // Later tensors of that kind have the format of the first; float8 has one alone.
+    bool const blocks = port.or_blocks && desc.type == DataType::kINT8 &&
+                        (pos == 0 ? desc.format : first.format) == TensorFormat::kCHW32;
     return obeys(port.type, desc.type, first.type, port.type == TypeRule::kNamed ? named_type() : first.type) &&
            desc.format == format_of(blocks ? Layout::kBlocks32 : port.layout, desc.type);
   }

@@ -15,9 +15,9 @@ constexpr char const *kPluginVersion = "1";
 constexpr char const *kPluginNamespace = "cutefuse";
 constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one node
 
-// The activation type of a node is that of its first input: float32, float16 or bfloat16. kNamed: the type that
-// PluginRules::named_type reads from the attributes.
-enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32, kInt8, kNamed };
+// The activation type of a node is that of its first input: float32, float16 or bfloat16. kQuantised: int8 or
+// float8, as the first input. kNamed: the type that PluginRules::named_type reads from the attributes.
+enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32, kQuantised, kNamed };
 
 // kChannelsLast means TensorRT's kHWC8 for 16-bit types, kHWC for float32 and kHWC16 for int8, which TensorRT knows
 // from 10.16 on; `or_blocks`: all such tensors of a node may instead be kCHW32, which every version knows.

@@ -10,10 +10,10 @@ namespace {
 
 Port port(Variant const &variant, std::int32_t pos) {
   std::int32_t const filter = variant.facts.sources;
-  if (pos < filter) return {TypeRule::kInt8, Layout::kChannelsLast, true};
-  if (pos == filter) return {TypeRule::kInt8, Layout::kLinear};
+  if (pos < filter) return {TypeRule::kQuantised, Layout::kChannelsLast, true};
+  if (pos == filter) return {TypeRule::kQuantised, Layout::kLinear};
   if (pos < variant.inputs) return {TypeRule::kFloat32, Layout::kLinear};
-  return variant.facts.quantised_output ? Port{TypeRule::kInt8, Layout::kChannelsLast, true}
+  return variant.facts.quantised_output ? Port{TypeRule::kQuantised, Layout::kChannelsLast, true}
                                         : Port{TypeRule::kNamed, Layout::kChannelsLast};
 }
 

@@ -22,6 +22,9 @@ inline bool type_of(DataType given, Type *type) {
     case DataType::kINT8:
       *type = Type::kInt8;
       return true;
+    case DataType::kFP8:
+      *type = Type::kFloat8;
+      return true;
     default:
       return false;
   }
@@ -35,6 +38,8 @@ inline DataType data_type_of(Type type) {
       return DataType::kBF16;
     case Type::kInt8:
       return DataType::kINT8;
+    case Type::kFloat8:
+      return DataType::kFP8;
     default:
       return DataType::kFLOAT;
   }
@@ -43,9 +48,9 @@ inline DataType data_type_of(Type type) {
 inline TensorFormat format_of(Layout layout, DataType type) {
   if (layout == Layout::kLinear) return TensorFormat::kLINEAR;
   if (layout == Layout::kBlocks32) return TensorFormat::kCHW32;
-  return type == DataType::kFLOAT  ? TensorFormat::kHWC
-         : type == DataType::kINT8 ? TensorFormat::kHWC16
-                                   : TensorFormat::kHWC8;
+  return type == DataType::kFLOAT                            ? TensorFormat::kHWC
+         : type == DataType::kINT8 || type == DataType::kFP8 ? TensorFormat::kHWC16
+                                                             : TensorFormat::kHWC8;
 }
 
 // Types and formats in a text that can be compared.
@@ -68,8 +73,8 @@ inline bool obeys(TypeRule rule, DataType given, DataType first, DataType named)
       return activation;
     case TypeRule::kActivationOrFloat32:
       return float32 || activation;
-    case TypeRule::kInt8:
-      return given == DataType::kINT8;
+    case TypeRule::kQuantised:
+      return given == first && (given == DataType::kINT8 || given == DataType::kFP8);
     case TypeRule::kNamed:
       return given == named;
   }

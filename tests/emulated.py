@@ -19,7 +19,7 @@ TYPES = os.environ.get("CUTEFUSE_EMULATED_TYPES", "float16").split(",")
 # The others measure time, or need torch's own kernels on a GPU or those of the norms.
 MODULES = {
     "test_kernels_gpu", "test_kernels_forms_gpu", "test_plan_gpu", "test_plugin_gpu", "test_pre_activation_gpu",
-    "test_quant_gpu", "test_sm90", "test_sm90_forms_gpu", "test_sm90_small",
+    "test_quant_float8_gpu", "test_quant_gpu", "test_sm90", "test_sm90_forms_gpu", "test_sm90_small",
 }  # fmt: skip
 MULTIPROCESSORS = {"90": "132", "80": "108"}
 TIMINGS = {"early": 0, "late": 1, "any": 2}
@@ -30,7 +30,7 @@ def reason_to_skip(module: str, params: dict[str, Any]) -> str:
     if module not in MODULES:
         return "not for the emulator: it measures time, needs torch on a GPU, or kernels that are not built for it"
     kind = params.get("dtype", params.get("kind", TYPES[0]))
-    return "" if kind in (*TYPES, "int8") else f"the emulated library is built without {kind}; CUTEFUSE_EMULATED_TYPES"
+    return "" if kind in (*TYPES, "int8", "float8_e4m3fn") else f"the emulated library is built without {kind}; CUTEFUSE_EMULATED_TYPES"
 
 
 def device_facts() -> tuple[int, int]:

@@ -17,12 +17,27 @@ DEVICE = "cpu" if emulated.EMULATED else "cuda"
 GUARD_ELEMENTS = 512  # poisoned elements before and after every buffer
 GUARD_VALUE = -1234.0
 INT8_GUARD, INT8_POISON = 77, 111  # int8 has no NaN
+FLOAT8, FLOAT8_NAN = "float8_e4m3fn", 0x7F  # kept as bytes: torch compares and indexes no float8
 
 
 def torch_dtype(name: str) -> Any:
     import torch
 
-    return getattr(torch, name)
+    return torch.uint8 if name == FLOAT8 else getattr(torch, name)
+
+
+def float8_of(x: Any) -> Any:
+    """The bytes of a tensor rounded to float8 of e4m3."""
+    import torch
+
+    return x.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def from_float8(x: Any) -> Any:
+    """What such bytes are worth, in float32."""
+    import torch
+
+    return x.contiguous().view(torch.float8_e4m3fn).float()
 
 
 def device_facts() -> tuple[int, int]:
@@ -75,7 +90,7 @@ def capture(launch: Callable[[int], None], stream: Any) -> Any:
 
 def poison(dtype: str) -> float:
     """What a buffer holds before anyone wrote to it."""
-    return INT8_POISON if dtype == "int8" else float("nan")
+    return {"int8": INT8_POISON, FLOAT8: FLOAT8_NAN}.get(dtype, float("nan"))
 
 
 @dataclass
@@ -89,7 +104,7 @@ class Buffer:
     def of(cls, elements: int, dtype: str, fill: float) -> Buffer:
         import torch
 
-        guard = INT8_GUARD if dtype == "int8" else GUARD_VALUE
+        guard = INT8_GUARD if dtype in ("int8", FLOAT8) else GUARD_VALUE
         storage = torch.full((elements + 2 * GUARD_ELEMENTS,), guard, dtype=torch_dtype(dtype), device=DEVICE)
         view = storage[GUARD_ELEMENTS : GUARD_ELEMENTS + elements]
         view.fill_(fill)
@@ -107,8 +122,8 @@ class Buffer:
 
 
 def padded(channels: int, dtype: str) -> int:
-    """Channels of one dense channels-last pixel: kHWC8 for 16-bit types, kHWC16 for int8, kHWC for float32."""
-    step = {"float32": 1, "int8": 16}.get(dtype, 8)
+    """Channels of one dense channels-last pixel: kHWC8 for 16-bit types, kHWC16 for 8-bit ones, kHWC for float32."""
+    step = {"float32": 1, "int8": 16, FLOAT8: 16}.get(dtype, 8)
     return -(-channels // step) * step
 
 

@@ -1,4 +1,4 @@
-"""Problems of the int8 ConcatConv for GPU tests and benchmarks, over the shapes of `problems`."""
+"""Problems of the int8 and float8 ConcatConv for GPU tests and benchmarks, over the shapes of `problems`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import problems
 from cutefuse import kernels
 
 LAYOUTS = {"kHWC16": kernels.CHANNELS_LAST, "kCHW32": kernels.BLOCKS32}
-TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1}
+TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOAT8: 1}
+# Largest error of a sum over that of its terms: float32, and what the tensor cores keep of float8 products.
+SUM_SLACK = {"int8": 2.0**-20, gpu.FLOAT8: 2.0**-12}
 OUTPUT_SCALE = 1 / 40
 
 
@@ -22,10 +24,12 @@ def _blocks32(shape: Sequence[int]) -> tuple[int, ...]:
     return n, -(-c // 32), h, w, 32
 
 
-def empty_int8(shape: tuple[int, int, int, int], layout: str) -> tuple[gpu.Buffer, kernels.Tensor]:
-    """A guarded int8 tensor full of garbage in TensorRT's kHWC16 or kCHW32."""
+def empty_bytes(
+    shape: tuple[int, int, int, int], layout: str, dtype: str = "int8"
+) -> tuple[gpu.Buffer, kernels.Tensor]:
+    """A guarded 8-bit tensor full of garbage in TensorRT's kHWC16 or kCHW32."""
     if layout == "kHWC16":
-        return gpu.empty_channels_last(shape, "int8")
+        return gpu.empty_channels_last(shape, dtype)
     buffer = gpu.Buffer.of(math.prod(_blocks32(shape)), "int8", gpu.INT8_POISON)
     return buffer, kernels.Tensor(shape, "int8", kernels.BLOCKS32, buffer.view.data_ptr())
 
@@ -62,12 +66,16 @@ class Instance:
     buffers: list[gpu.Buffer]
     exact: problems.Instance
     bounds: tuple[Any, Any] | None = None
+    dtype: str = "int8"
 
     def __str__(self) -> str:
         return f"{self.problem} to {self.output_type} in {self.layout}"
 
     def output(self) -> tuple[Any, Any]:
         """(NCHW values, pad lanes) of the output."""
+        if self.output_type == gpu.FLOAT8:
+            values, lanes = gpu.from_channels_last(self.buffers[-1], self.problem.output, gpu.FLOAT8)
+            return gpu.from_float8(values), lanes
         if self.output_type == "int8":
             return load(self.buffers[-1], self.problem.output, self.layout)
         return gpu.from_channels_last(self.buffers[-1], self.problem.output, self.output_type)
@@ -81,7 +89,7 @@ class Instance:
     @property
     def kind(self) -> str:
         """What its errors are compared with those of."""
-        return f"int8 to {self.output_type}"
+        return f"{self.dtype} to {self.output_type}"
 
     def error_ratio(self) -> Any:
         """Largest elementwise error over its bound, on the device; int8 counts in steps, half of one to round."""
@@ -89,10 +97,13 @@ class Instance:
 
         if self.bounds is None:
             truth = problems.activate(problems.convolve(self.exact, torch.float64), self.problem.activation)
-            slack = 2.0**-20 * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
+            slack = SUM_SLACK[self.dtype] * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
             if self.output_type == "int8":
                 steps = (truth / OUTPUT_SCALE).clamp(-128, 127)
                 self.bounds = steps, slack / OUTPUT_SCALE + 0.5
+            elif self.output_type == gpu.FLOAT8:  # four bits of significand, subnormals in steps of 2^-9
+                steps = (truth / OUTPUT_SCALE).clamp(-448, 448)
+                self.bounds = steps, slack / OUTPUT_SCALE * 1.07 + 2.0**-4 * steps.abs() + 2.0**-10
             else:
                 self.bounds = truth, slack + 1.01 * problems.UNIT[self.output_type] * truth.abs()
         return problems.worst_ratio(self.output()[0], *self.bounds)
@@ -100,9 +111,9 @@ class Instance:
 
 def instantiate(
     problem: problems.Problem, output_type: str = "float16", layout: str = "kHWC16", one_scale: bool = False,
-    seed: int = 0,
+    seed: int = 0, dtype: str = "int8",
 ) -> Instance:  # fmt: skip
-    """Random int8 operands over the whole range; source i has a scale of its own unless `one_scale`."""
+    """Random operands, int8 ones over the whole range; source i has a scale of its own unless `one_scale`."""
     import torch
 
     generator = torch.Generator(gpu.DEVICE).manual_seed(seed)
@@ -110,21 +121,29 @@ def instantiate(
     def integers(*shape: int) -> Any:
         return torch.randint(-128, 128, shape, dtype=torch.int8, device=gpu.DEVICE, generator=generator)
 
-    p = problem
+    def values(*shape: int) -> Any:
+        if dtype == "int8":
+            return integers(*shape)
+        return gpu.float8_of(torch.randn(shape, device=gpu.DEVICE, generator=generator))
+
+    def worth(x: Any) -> Any:
+        return x.double() if dtype == "int8" else gpu.from_float8(x).double()
+
+    p, unit = problem, 0.0136 if dtype == "int8" else 1.0
     taps = sum(p.C) * p.R * p.S
-    scales = [0.0136 * (1.0 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in range(len(p.C))]
+    scales = [unit * (1.0 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in range(len(p.C))]
     scales = torch.tensor(scales, dtype=torch.float32).tolist()
-    x = [integers(p.N, c, p.H, p.W) for c in p.C]
-    w = integers(p.K, sum(p.C), p.R, p.S)
-    w_scale = (0.5 + torch.rand(p.K, device=gpu.DEVICE, generator=generator)) * (0.0136 / math.sqrt(taps))
+    x = [values(p.N, c, p.H, p.W) for c in p.C]
+    w = values(p.K, sum(p.C), p.R, p.S)
+    w_scale = (0.5 + torch.rand(p.K, device=gpu.DEVICE, generator=generator)) * (unit / math.sqrt(taps))
     b = torch.randn(p.K, device=gpu.DEVICE, generator=generator)
-    operands = [empty_int8((p.N, c, p.H, p.W), layout) for c in p.C]
-    for (buffer, _), values in zip(operands, x, strict=True):
-        store(buffer, values, layout)
-    operands += [gpu.to_linear(problems.pack_filter(w, p.C), "int8")]
+    operands = [empty_bytes((p.N, c, p.H, p.W), layout, dtype) for c in p.C]
+    for (buffer, _), source in zip(operands, x, strict=True):
+        store(buffer, source, layout)
+    operands += [gpu.to_linear(problems.pack_filter(w, p.C), dtype)]
     operands += [gpu.to_linear(w_scale, "float32"), gpu.to_linear(b, "float32")]
-    quantised = output_type == "int8"
-    output = empty_int8(p.output, layout) if quantised else gpu.empty_channels_last(p.output, output_type)
+    quantised = output_type == dtype
+    output = empty_bytes(p.output, layout, dtype) if quantised else gpu.empty_channels_last(p.output, output_type)
     sm, sm_count = gpu.device_facts()
     call = kernels.Call(
         f"CuteQConcatConv{len(p.C)}{p.activation}{'Q' if quantised else ''}",
@@ -144,6 +163,6 @@ def instantiate(
         workspace = gpu.Buffer.of((size + 3) // 4, "float32", float("nan"))
         operands.append((workspace, None))
         call = replace(call, workspace=workspace.view.data_ptr(), workspace_bytes=size)
-    real = [v.double() * s for v, s in zip(x, scales, strict=True)]
-    exact = problems.Instance(p, "float64", call, [], real, w.double() * w_scale.double().view(-1, 1, 1, 1), b.double())
-    return Instance(p, output_type, layout, call, [buffer for buffer, _ in operands] + [output[0]], exact)
+    real = [worth(v) * s for v, s in zip(x, scales, strict=True)]
+    exact = problems.Instance(p, "float64", call, [], real, worth(w) * w_scale.double().view(-1, 1, 1, 1), b.double())
+    return Instance(p, output_type, layout, call, [buffer for buffer, _ in operands] + [output[0]], exact, dtype=dtype)

@@ -146,3 +146,33 @@ def test_the_hopper_tiles_leave_channels_beside_an_output_alone() -> None:
     assert all(table[i] == 80 for i in kernels.configs(wide)) and kernels.configs(wide)
     whole = replace(call("CuteConcatConv2", PLAIN, [64, 24], 24, outputs=[24]), sm=90)
     assert (90 in {table[i] for i in kernels.configs(whole)}) == ("90a" in kernels.describe()["targets"])
+
+
+HALO, ROWS = {121, 122, 124, 126}, {141, 142}
+
+
+@pytest.mark.parametrize(
+    ("factor", "filter_size", "stride", "tiles"),
+    [
+        (2, 1, 1, HALO),
+        (2, 3, 1, HALO | ROWS),
+        (2, 3, 2, set()),
+        (4, 7, 1, {121, 124, 126} | ROWS),
+        (3, 3, 1, HALO | ROWS),
+        (16, 1, 1, {121, 124, 126}),
+        (64, 3, 1, ROWS),
+        (64, 1, 1, set()),
+    ],
+)
+def test_hopper_enlarges_by_factors_whose_repetitions_fit_into_shared_memory(
+    factor: int, filter_size: int, stride: int, tiles: set[int]
+) -> None:
+    size, columns, pad = 192, 64 * filter_size**2, filter_size // 2
+    sources = [pixels(2, 64, size // factor, size // factor)]
+    filters, output = Tensor((128, columns), "float16"), pixels(2, 128, size // stride, size // stride)
+    attrs = {
+        "channels": [64], "kernel_shape": (filter_size,) * 2, "packed_sizes": [columns], "pads": (pad,) * 4,
+        "strides": (stride,) * 2, "upsample": [factor],
+    }  # fmt: skip
+    call = Call("CuteViewConcatConv1Relu", [*sources, filters, Tensor((128,), "float32")], [output], attrs)
+    assert {i for i in kernels.configs(call) if i > 100} == tiles

@@ -227,16 +227,19 @@ def test_merged_sites_can_be_lowered_and_undone(tmp_path: Path) -> None:
     assert {"Conv", "Split"} <= {n.op_type for n in plain.graph.node} and not fused_types(plain)
 
 
-# Hopper's own kernels take ranges and residuals, neither float32 nor the rest, whether they are built or not.
+# Hopper's own kernels enlarge for filters of stride 1 and take no float32, whether they are built or not.
 ON_HOPPER = {
     "residual": (CONV + "s = Add(x, z) y = Relu(s)", ["CuteConcatConv2AddRelu"], ""),
-    "upsample": ("u = Resize(q, , t) c = Concat<axis=1>(u, b) x = Conv(c, w, k) y = Relu(x)", ["CuteConcatConv2Relu"],
-                 "upsample left outside"),
+    "upsample": ("u = Resize(q, , t) c = Concat<axis=1>(u, b) x = Conv(c, w, k) y = Relu(x)",
+                 ["CuteViewConcatConv2Relu"], ""),
+    "upsample and stride": (
+        "u = Resize(q, , t) c = Concat<axis=1>(u, b) x = Conv<strides=[2, 2]>(c, w, k) y = Relu(x)",
+        ["CuteConcatConv2Relu"], "upsample left outside"),
     "a range": ("p, r = Split<axis=1>(b, h) c = Concat<axis=1>(r, a) x = Conv(c, v, k) y = Relu(x)",
                 ["CuteViewConcatConv2Relu"], ""),
     "a range and upsample": (
         "p, r = Split<axis=1>(b, h) u = Resize(q, , t) c = Concat<axis=1>(r, u) x = Conv(c, v, k) y = Relu(x)",
-        ["CuteViewConcatConv2Relu"], "upsample left outside"),
+        ["CuteViewConcatConv2Relu"], ""),
     "side by side": (JOIN + "x = Conv(c, w, k) t1 = Relu(x) x2 = Conv(c, w) t2 = Relu(x2) y = Sub(t1, t2)",
                      ["CuteConcatConv2x2Relu"], ""),
     "plain": (CONV + "y = Relu(x)", ["CuteConcatConv2Relu"], ""),
@@ -254,8 +257,7 @@ def test_what_hoppers_own_kernels_cannot_take_in_is_left_outside_for_hopper(name
     assert fused_types(patched) == op_types and result.report["verify"]["passed"] and result.report["sm"] == 90
     notes = " ".join(result.report["sites"][0]["notes"])
     assert notes.startswith(note) and ("compute capability 9.0" in notes) == bool(note)
-    # "a range and upsample" by its op_type alone
-    same_elsewhere = name in ("a range", "plain", "a range and upsample", "side by side", "residual")
+    same_elsewhere = name != "upsample and stride"
     for sm in (0, 80, 86):
         (tmp_path / "model.cutefuse.onnx").unlink()
         result, patched = run_patch(model, tmp_path, sm=sm, verify=False)

@@ -37,6 +37,7 @@ CASES = {
     "taps of a narrow image": (conv_call(replace(SAME, W=9)), 80, 14, "images this narrow"),
     "enlarged": (view("float16"), 80, 4, "enlarged sources"),
     "enlarged on Hopper": (view("float16"), 90, 105, "enlarged sources"),
+    "enlarged by rows": (view("float16"), 90, 141, "this filter, stride, padding or number of channels"),
     "full size": (conv_call(POINTWISE), 80, 33, "sources of full size"),
     "odd pixels": (conv_call(replace(POINTWISE, C=(3,)), "float32"), 80, 22, "pixels of this stride"),
     "even pixels": (conv_call(POINTWISE, "float32"), 80, 35, "pixels of this stride"),

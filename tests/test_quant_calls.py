@@ -1,8 +1,9 @@
-"""The calls of the int8 ConcatConv without a GPU: which are legal, in words why not, and the plugin's formats."""
+"""The calls of the int8 and float8 ConcatConv without a GPU: which are legal, why not, and the formats of plugins."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,31 @@ def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> Non
         assert own < one and all(tile in {1, 15, 17} or (takes_hopper and tile > 200) for tile in one)
 
 
+def in_float8(call: kernels.Call) -> kernels.Call:
+    """The same call over float8."""
+
+    def typed(tensors: Sequence[kernels.Tensor]) -> list[kernels.Tensor]:
+        return [replace(t, dtype="float8_e4m3fn") if t.dtype == "int8" else t for t in tensors]
+
+    return replace(call, inputs=typed(call.inputs), outputs=typed(call.outputs))
+
+
+def test_float8_runs_on_the_hopper_tiles_that_drain() -> None:
+    call = in_float8(good("CuteQConcatConv2ReluQ"))
+    one_scale = in_float8(good("CuteQConcatConv2ReluQ", input_scales=(0.1, 0.1)))
+    for legal in (call, one_scale, in_float8(good(output_type=10))):
+        to_float16 = not legal.op_type.endswith("Q")
+        outputs = [replace(legal.outputs[0], dtype="float16")] if to_float16 else legal.outputs
+        assert set(kernels.configs(replace(legal, outputs=outputs))) == {221, 222, 223, 224}
+    assert not kernels.configs(in_float8(good())) and not kernels.configs(replace(call, sm=80))  # to float32; Ampere
+    assert "not channels-last" in (kernels.reject(in_float8(good("CuteQConcatConv2ReluQ", BLOCKS32))) or "")
+    mixed = replace(call, outputs=good("CuteQConcatConv2ReluQ").outputs)
+    assert "must be a channels-last float8_e4m3fn tensor" in (kernels.reject(mixed) or "")
+    for tile in (1, 201):
+        with pytest.raises(kernels.KernelError, match=f"tile {tile} cannot run float8_e4m3fn"):
+            kernels.Plan(replace(call, sm=90, sm_count=132, config=tile))
+
+
 def of_width(width: int, **changes: Any) -> kernels.Call:
     """A good call on images of that width; -1: not known yet."""
     call = good(**changes)
@@ -94,7 +120,7 @@ REFUSED = {
     "output scale": (good("CuteQConcatConv2ReluQ", output_scale=-1.0), "output_scale is -1"),
     "output type": (good(output_type=7), "output_type 7 is none of"),
     "output in float16": (good(output_type=10), "the output must be a channels-last float16 tensor"),
-    "float16 source": (swapped(good(), 0, dtype="float16"), "sources must be int8"),
+    "float16 source": (swapped(good(), 0, dtype="float16"), "use int8 or float8_e4m3fn"),
     "linear source": (swapped(good(), 1, layout=LINEAR), "pass all in kHWC16 or all in kCHW32"),
     "mixed layouts": (swapped(good(), 1, layout=BLOCKS32), "all in kHWC16 or all in kCHW32"),
     "pixels of 24": (swapped(good(), 1, ld=24), "must be a multiple of 16"),
@@ -146,6 +172,14 @@ def test_plugins_offer_both_int8_formats_and_never_mix_them(name: str) -> None:
     ]
     for i in range(2):
         plugin.context(combination=i).set_shapes([t.dims for t in call.inputs])
+
+
+def test_plugins_offer_float8_in_one_format() -> None:
+    call = good("CuteQConcatConv2ReluQ")
+    inputs = [Input(t.dims, "fp8" if t.dtype == "int8" else t.dtype) for t in call.inputs]
+    plugin = Host().build((call.op_type, call.attrs), inputs).check()
+    formats = [c["formats"] for c in plugin.report["combinations"]]
+    assert plugin.findings == [] and formats == [["kHWC16"] * 2 + ["kLINEAR"] * 3 + ["kHWC16"]]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

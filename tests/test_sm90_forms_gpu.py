@@ -1,4 +1,4 @@
-"""The whole operator on every Hopper tile against float64: shortcut before or after the activation, several outputs."""
+"""The whole operator on every Hopper tile against float64: shortcuts, several outputs, enlarged sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gpu_checks
 import problems
 import pytest
 from problems import Problem
-from test_sm90 import CORNERS, TILES
+from test_sm90 import CORNERS, HALO, TILES
 
 from cutefuse import kernels
 
@@ -30,7 +30,7 @@ def hopper_gpu() -> None:
 
 def check(problem: Problem, dtype: str, seed: int = 0) -> set[int]:
     """Run the Hopper tiles alone and return their ids."""
-    instance = problems.instantiate(problems.affordable(problem), dtype, seed)
+    instance = problems.instantiate(problem if problem.upsample else problems.affordable(problem), dtype, seed)
     ids = [i for i in kernels.configs(instance.call) if i in TILES]
     gpu_checks.assert_every_tile_is_right(instance, ids)
     return set(ids)
@@ -147,3 +147,42 @@ class TestSeveralOutputs:
             gpu.synchronize()
         ours = [e.count for e in profile.key_averages() if "conv_sm90" in e.key]
         assert sum(ours) == len(ids)
+
+
+ROWS = {i for i, name in TILES.items() if "_rows_" in name}
+ENLARGED = {
+    "one load": Problem(1, 8, 8, (8,), 8, upsample=(2,)),
+    "one tap": Problem(2, 30, 44, (64, 136), 200, activation="Silu", upsample=(2, 1)),
+    "one tap and pads": Problem(2, 12, 20, (72,), 24, pads=(1, 2, 0, 3), upsample=(2,)),
+    "large factor": Problem(2, 64, 48, (64, 16), 24, activation="Relu", upsample=(16, 1)),
+    "images": Problem(3, 26, 34, (64, 40), 72, **SAME, activation="Relu", upsample=(2, 1)),
+    "tall": Problem(2, 74, 6, (40,), 72, **SAME, upsample=(2,)),
+    "ranges": Problem(1, 24, 36, (72, 8, 16), 40, **SAME, upsample=(1, 3, 4), starts=(8, 0, 16), tail=5),
+    "dilated": Problem(2, 20, 14, (128,), 130, 5, 3, pads=(3, 0, 1, 2), dilations=(1, 2), upsample=(2,)),
+    "wide pads": Problem(1, 18, 30, (24,), 64, 3, 3, pads=(9, 5, 2, 7), upsample=(3,)),
+    "seven taps": Problem(1, 40, 42, (48,), 64, 7, 7, pads=(3, 3, 3, 3), upsample=(2,)),
+    "divided": Problem(1, 20, 20, (256, 256), 64, **SAME, activation="Silu", upsample=(2, 1)),
+    "a ring that wraps": Problem(2, 80, 80, (200, 64), 256, **SAME, upsample=(2, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestEnlargedSources:
+    @pytest.mark.parametrize("name", ENLARGED)
+    def test_they_match_float64(self, name: str, dtype: str) -> None:
+        problem = ENLARGED[name]
+        ids = check(problem, dtype)
+        assert ids and ids <= (HALO - ROWS if problem.R * problem.S == 1 else HALO)
+
+    @pytest.mark.parametrize("residual", ["before", "after"])
+    def test_a_shortcut_beside_them(self, residual: str, dtype: str) -> None:
+        for problem in (
+            Problem(2, 26, 34, (64, 40), 72, **SAME, activation="Silu", upsample=(2, 1)),
+            Problem(2, 26, 34, (64,), 72, activation="Relu", upsample=(2,)),
+            Problem(8, 64, 64, (64,), 128, activation="Relu", upsample=(2,)),  # several tiles for each block
+        ):
+            assert check(replace(problem, residual=residual), dtype)
+
+    def test_several_outputs_beside_them(self, dtype: str) -> None:
+        check(Problem(2, 20, 20, (128, 64), 64, **SAME, activation="Silu", upsample=(2, 1), outputs=(16, 48)), dtype)
+        check(Problem(2, 20, 28, (128,), 256, upsample=(4,), outputs=(128, 128)), dtype)

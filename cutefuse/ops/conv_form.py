@@ -51,7 +51,7 @@ def forms() -> dict[Form, str]:
     return {
         Form(
             v["sources"], v["activation"], v["view"], v["outputs"], v["residual"] or "", v["quantised"],
-            v["quantised"] and v["output_types"] == ["int8"], v["pre_activated"],
+            v["quantised"] and "int8" in v["output_types"], v["pre_activated"],
         ): v["op_type"]
         for v in variants
     }  # fmt: skip

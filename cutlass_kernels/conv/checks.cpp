@@ -13,8 +13,11 @@ struct Limit {
   Attr attr;
   std::int64_t lowest, highest;
 };
-constexpr Limit kLimits[] = {
-    {kChannels, 1, 1 << 28}, {kKernelShape, 1, kMaxTaps}, {kStrides, 1, 1024}, {kPads, 0, 4096}, {kDilations, 1, 1024}};
+constexpr Limit kLimits[] = {{kChannels, 1, 1 << 28},
+                             {kKernelShape, 1, kMaxTaps},
+                             {kStrides, 1, 1024},
+                             {kPads, 0, kMaxPad},
+                             {kDilations, 1, 1024}};
 
 // Elements of which a pixel is a multiple.
 int vector_of(Type type) { return type == Type::kFloat32 ? 1 : 16 / size_of(type); }
@@ -93,8 +96,9 @@ char const *check_sources(Op const &op, Call const &call, Problem &p) {
     bool const blocks = p.type == Type::kInt8 && x.layout == Layout::kBlocks32;
     if (x.layout != p.layout || !(blocks || x.layout == Layout::kChannelsLast)) {
       return sentence("%s: source %d is not %s", op.name, i,
-                      p.type == Type::kInt8 ? "in the format of the others; pass all in kHWC16 or all in kCHW32"
-                                            : "channels-last; pass it as NHWC (TensorRT: kHWC8, float32 kHWC)");
+                      p.type == Type::kInt8
+                          ? "in the format of the others; pass all in kHWC16 or all in kCHW32"
+                          : "channels-last; pass it as NHWC (TensorRT: kHWC8, float32 kHWC, float8 kHWC16)");
     }
     for (int d : {0, 2, 3}) {
       std::int64_t const size = enlarged(x.dims[d], d == 0 ? 1 : p.upsample[i]);
@@ -232,15 +236,16 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   Problem &p = *problem = Problem{};
   Op const &op = family.op;
   Variant const &variant = op.variants[call.variant];
-  bool const int8 = variant.facts.quantised;
+  bool const quantised = variant.facts.quantised;
   p.sources = variant.facts.sources, p.outputs = variant.outputs;
   p.activation = variant.facts.activation, p.residual = variant.facts.residual;
   p.pre_activated = variant.facts.pre_activated;
-  p.type = p.output_type = int8 ? Type::kInt8 : call.inputs[0].type;
-  p.layout = int8 ? call.inputs[0].layout : Layout::kChannelsLast;
+  p.type = p.output_type = call.inputs[0].type;
+  p.layout = quantised ? call.inputs[0].layout : Layout::kChannelsLast;
   std::fill(p.upsample, p.upsample + p.sources, 1);
-  if (!int8 && (bit_of(p.type) & kFloatTypes) == 0) {
-    return sentence("%s: %s is not supported; use float32, float16 or bfloat16", op.name, name_of(p.type));
+  if ((bit_of(p.type) & (quantised ? kQuantisedTypes : kFloatTypes)) == 0) {
+    return sentence("%s: %s is not supported; use %s", op.name, name_of(p.type),
+                    quantised ? "int8 or float8_e4m3fn" : "float32, float16 or bfloat16");
   }
   Checks const checks{op, call, p};
   if (char const *reason = check_geometry(op, call, p)) return reason;
@@ -250,9 +255,10 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   if (char const *reason = check_size(op, call, p)) return reason;
   if (char const *reason = check_filter(op, call, p)) return reason;
   Tensor const *const vectors = call.inputs + p.sources + 1;
-  char const *const scales = int8 ? check_vector(op, "scales of the filter", Type::kFloat32, p.K, vectors[0]) : nullptr;
+  char const *const scales =
+      quantised ? check_vector(op, "scales of the filter", Type::kFloat32, p.K, vectors[0]) : nullptr;
   if (scales != nullptr) return scales;
-  if (char const *reason = check_vector(op, "bias", Type::kFloat32, p.K, vectors[int8])) return reason;
+  if (char const *reason = check_vector(op, "bias", Type::kFloat32, p.K, vectors[quantised])) return reason;
   char const *const pre = p.pre_activated ? check_pre_activation(op, p, vectors + 1) : nullptr;
   if (pre != nullptr) return pre;
   return family.check_outputs(checks);

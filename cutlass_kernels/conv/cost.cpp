@@ -65,6 +65,7 @@ char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
+  if (p.type == Type::kFloat8) return "float8 sources";
   char const *const taps = tile.halo_rows > 0 ? obstacle_to_taps(tile, p) : nullptr;
   if (taps != nullptr || p.type == Type::kInt8) return taps != nullptr ? taps : obstacle_to_sums(tile, p);
   if (!tile.any_channels && !whole_vectors(p)) return "channels that are no multiples of a vector";

@@ -54,7 +54,7 @@ CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 
 
 // Channels of the output that exist in memory, pad lanes included.
 CUTEFUSE_HOST_DEVICE int stored_channels(Problem const &p) {
-  int const step = p.output_type != Type::kInt8        ? size_of(p.output_type) == 2 ? 8 : 1
+  int const step = size_of(p.output_type) != 1         ? size_of(p.output_type) == 2 ? 8 : 1
                    : p.layout == Layout::kChannelsLast ? 16
                                                        : kLayoutBlock;
   return ceil_div(p.K, step) * step;

@@ -52,7 +52,7 @@ void set_addresses(Params &params, Operands const &operands) {
     params.x[i] = static_cast<char const *>(*next++) + std::int64_t(p.start[i]) * size_of(p.type);
   }
   params.w = *next++;
-  if (p.type == Type::kInt8) params.w_scale = static_cast<float const *>(*next++);
+  if (size_of(p.type) == 1) params.w_scale = static_cast<float const *>(*next++);
   params.b = static_cast<float const *>(*next++);
   if (p.residual != Residual::kNone) params.z = *next++;
   if (p.pre_activated) params.pre_scale = next[0], params.pre_shift = next[1];
@@ -146,12 +146,13 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   problem_of(family, call, &p);
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (!offers(call.sm, kWgmma)) return "this call";
-  if (is_upsampled(p)) return "enlarged sources";
-  if (p.type == Type::kInt8 && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
+  bool const scaled = size_of(p.type) == 1;
+  if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   Sm90Tile const &tile = *find_id(family.sm90_tiles, config);
-  if (p.type == Type::kInt8 && !tile.drains && !drains_once(p)) return "sources of other scales";
+  if (is_upsampled(p) && !tile.halo) return "enlarged sources";
+  if (scaled && !tile.drains && !drains_once(p)) return "sources of other scales";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
-  if (p.residual != Residual::kNone && (p.type == Type::kInt8 || !adds_shortcut(tile))) return "a residual";
+  if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";
   if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return "several outputs";
   return "this filter, stride, padding or number of channels";
 }

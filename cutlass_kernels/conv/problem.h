@@ -16,6 +16,7 @@ namespace cutefuse::conv {
 constexpr int kMaxSources = 8;
 constexpr int kMaxOutputs = 4;
 constexpr int kMaxUpsample = 64;
+constexpr int kMaxPad = 4096;
 constexpr int kMaxUpsampledSide = 1 << 14;  // of an enlarged image: its pixel addresses keep h and w in 16 bits each
 constexpr int kMaxTaps = 16;                // R and S: one validity bit per filter row and column, both in one register
 constexpr int kChannelBlock = 64;           // channels of one packed block: filter columns never straddle two sources
@@ -47,7 +48,7 @@ struct Problem {
   int N, H, W, K, P, Q, R, S;
   int stride_h, stride_w, pad_top, pad_left, pad_bottom, pad_right, dilation_h, dilation_w;
   float alpha, lo, hi;
-  float scale[kMaxSources], output_scale;  // of int8 tensors
+  float scale[kMaxSources], output_scale;  // of int8 and float8 tensors
   bool pre_activated;
 };
 
@@ -87,7 +88,8 @@ inline std::uint32_t drains_after(Problem const &p) {
   for (int i = 0; i < p.sources; ++i) {
     sum += largest_sum(p, i);
     bool const last = i + 1 == p.sources;
-    if (!last && p.scale[i + 1] == p.scale[i] && sum + largest_sum(p, i + 1) <= 0x7fffffff) continue;
+    bool const fits = p.type != Type::kInt8 || last || sum + largest_sum(p, i + 1) <= 0x7fffffff;
+    if (!last && p.scale[i + 1] == p.scale[i] && fits) continue;
     bits |= 1u << i, sum = 0;
   }
   return bits;

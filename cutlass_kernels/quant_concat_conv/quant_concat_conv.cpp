@@ -59,7 +59,7 @@ char const *check_scales(Checks const &checks) {
       return sentence("quant_concat_conv: the scale of source %d is %g; scales must be positive and finite", i,
                       p.scale[i]);
     }
-    if (largest_sum(p, i) > kInt32Max) {
+    if (p.type == Type::kInt8 && largest_sum(p, i) > kInt32Max) {
       return sentence(
           "quant_concat_conv: %d channels under a %dx%d filter can overflow 32-bit sums of int8 products; skip this "
           "fusion",
@@ -73,10 +73,7 @@ char const *check_output(Checks const &checks) {
   Problem &p = checks.p;
   bool const quantised = kVariantTable[checks.call.variant].facts.quantised_output;
   std::int64_t const number = checks.call.attrs[kOutputType].ints[0];
-  p.output_type = quantised      ? Type::kInt8
-                  : number == 1  ? Type::kFloat32
-                  : number == 10 ? Type::kFloat16
-                                 : Type::kBFloat16;
+  p.output_type = quantised ? p.type : number == 1 ? Type::kFloat32 : number == 10 ? Type::kFloat16 : Type::kBFloat16;
   if (!quantised && number != 1 && number != 10 && number != 16) {
     return sentence("quant_concat_conv: output_type %lld is none of 1 (float32), 10 (float16), 16 (bfloat16)",
                     (long long)number);

@@ -119,12 +119,12 @@ CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
 }
 
-// Loads a tile of filters into `to`. Filters stay in L2. kScaled: of int8 outputs, which are stored by two filters at a
-// time, a thread must have two neighbouring ones: of each 16 the even ones come first.
+// Loads a tile of filters into `to`. Filters stay in L2. kScaled: of 8-bit outputs, which are stored by two filters at
+// a time, a thread must have two neighbouring ones: of each 16 the even ones come first.
 template <bool kScaled = false>
 CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, uint64_t *full, void *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-  if (kScaled && params.problem.output_type == Type::kInt8) {
+  if (kScaled && size_of(params.problem.output_type) == 1) {
     SM90_TMA_LOAD_4D::copy(&params.w, full, kHint, to, column, 0, 0, filter / 16);
   } else {
     SM90_TMA_LOAD_2D::copy(&params.w, full, kHint, to, column, filter);

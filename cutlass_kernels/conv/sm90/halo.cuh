@@ -4,6 +4,7 @@
 // one row of the patch further). im2col would fetch each pixel R*S times from L2.
 #pragma once
 
+#include "conv/sm90/enlarge.cuh"
 #include "conv/sm90/scaled_store.cuh"
 #include "conv/sm90/shortcut.cuh"
 
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
   int const warpgroup = cutlass::canonical_warp_group_idx(), taps = p.R * p.S;
+  int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
   ClusterPlace const place(params);
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
@@ -102,7 +104,6 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 128 * kConsumers) {
       // ---- halo producer ----
-      int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
       int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
       Ring ring(plan.halo_stages);
       for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
@@ -112,9 +113,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
           TransactionBarrier::arrive_and_expect_tx(full, bytes);
           if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
-          SM90_TMA_LOAD_4D::copy(&params.x[source], full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                                 shared.stages + ring.stage * plan.stage_bytes, channel, patch.a - pad_a,
-                                 patch.b - pad_b, patch.n);
+          load_patch<Traits::kPixelBytes>(params, source, channel, patch.a - pad_a, patch.b - pad_b, patch.n, full,
+                                          shared.stages + ring.stage * plan.stage_bytes);
           ring.advance();
         });
       }
@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         constexpr int kStep = kStepBytes / int(sizeof(Element));
         int const left = p.C[source] - channel, steps = ceil_div(left < kChannels ? left : kChannels, kStep);
         TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
-        uint64_t const pixels = operand(shared.stages + halo.stage * plan.stage_bytes + first_a * Traits::kPixelBytes,
+        int const first = first_a + pixels_before(params, source, patch.a - pad_a);
+        uint64_t const pixels = operand(shared.stages + halo.stage * plan.stage_bytes + first * Traits::kPixelBytes,
                                         plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
         int row_of_tap = 0, s = 0;  // the tap's first pixel in the patch
         CUTE_NO_UNROLL
@@ -181,8 +182,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           multiply<Element, kN, kChannels / kStep>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
                                                    scale);
           // The shortcut comes to where the outputs are staged, once the last tile's stores have read them; the tensor
-          // cores have two taps to do until then.
-          if (!Traits::kScaled && tap == 1 && source == 0 && channel == 0 && signals && has_shortcut(p)) {
+          // cores have two taps, or the only one, to do until then.
+          if (!Traits::kScaled && tap == int(taps > 1) && source == 0 && channel == 0 && signals && has_shortcut(p)) {
             tma_store_wait<0>();
             uint64_t *const full = &shared.shortcut_full[consumer];
             TransactionBarrier::arrive_and_expect_tx(full, sizeof(shared.y[consumer]));
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         }
         halo.advance();
         if constexpr (Traits::kDrains) {
-          if (left > kChannels || (params.drains_after >> source & 1) == 0) return;
+          if (!Traits::kInexact && (left > kChannels || (params.drains_after >> source & 1) == 0)) return;
           finish();
           drain(acc[0], p.scale[source], sums);
           scale = SM90::GMMA::ScaleOut::Zero;

@@ -209,7 +209,7 @@ CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Trai
 }
 
 // As main_loop and finish_loop over all k-tiles, into the sums of all sources: where the next one has another scale,
-// what has been added up so far is drained.
+// and of float8 every few k-tiles, what has been added up so far is drained.
 template <class Traits>
 CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
                                     Sm90Params const &params, Release const &release, int first_row_w,
@@ -222,11 +222,14 @@ CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, t
   for (int source = 0; source < p.sources; ++source) {
     end += blocks_of(p.C[source]) * params.by_taps.divisor;
     if ((params.drains_after >> source & 1) == 0) continue;
-    typename Traits::Sum acc[1][Traits::kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, end, {params, 0, 0, 0});
-    finish_loop<Traits>(acc, ring, shared, release);
-    drain(acc[0], p.scale[source], sums);
-    begin = end;
+    while (begin < end) {
+      int const last = Traits::kInexact ? cute::min(begin + kFloat8Tiles, end) : end;
+      typename Traits::Sum acc[1][Traits::kN / 2];
+      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, last, {params, 0, 0, 0});
+      finish_loop<Traits>(acc, ring, shared, release);
+      drain(acc[0], p.scale[source], sums);
+      begin = last;
+    }
   }
 }
 

@@ -18,7 +18,8 @@ template <class Element, auto const &kTiles, Group kGroup, std::size_t kIndex>
 Kernels sm90_kernels() {
   constexpr Sm90Tile kTile = kTiles[kIndex];
   constexpr bool kPre = kGroup == Group::kHopperPreActivated;
-  if constexpr (kPre ? !kTile.pre_activates : group_of(kTile) != kGroup) {
+  constexpr bool kOfInt8 = cute::is_same_v<Element, cutlass::float_e4m3_t> && !kTile.drains;
+  if constexpr (kPre ? !kTile.pre_activates : group_of(kTile) != kGroup || kOfInt8) {
     return {};
   } else if constexpr (kTile.schedule == Sm90Schedule::kRows) {
     using Traits = Sm90Rows<Element, kTile.pixels()>;

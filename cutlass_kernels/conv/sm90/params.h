@@ -17,12 +17,12 @@ struct Sm90Output {
 };
 
 struct alignas(128) Sm90Params {
-  CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source
+  CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
   CUtensorMap w;                 // (column,filter)
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
   CUtensorMap z;                 // the shortcut: likewise, in other boxes; for tiles of rows (filter,w,h,n)
   Problem problem;
-  float const *b, *w_scale;           // w_scale: of int8 filters
+  float const *b, *w_scale;           // w_scale: of 8-bit filters
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation
   int first_channel[kMaxSources];     // of each source, in it
   Sm90Output outputs[kMaxOutputs];    // in the order of their tiles; those that do not exist begin after all others
@@ -32,11 +32,12 @@ struct alignas(128) Sm90Params {
   int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
   int cluster_tiles;                     // tiles of one block of a cluster
   // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
-  Divider by_f, by_a, by_b;  // clusters side by side along the filters, tiles_a, tiles_b
-  Divider by_image, by_row;  // P*Q and Q
-  Divider by_taps, by_s;     // R*S and S
+  Divider by_f, by_a, by_b;        // clusters side by side along the filters, tiles_a, tiles_b
+  Divider by_image, by_row;        // P*Q and Q
+  Divider by_taps, by_s;           // R*S and S
+  Divider by_factor[kMaxSources];  // of each source's enlargement
   bool pointwise;
-  float inverse_output_scale;  // of int8 outputs
+  float inverse_output_scale;  // of 8-bit outputs
   std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }

@@ -47,7 +47,7 @@ struct Driver {
 void *const kNowhere = reinterpret_cast<void *>(std::uintptr_t(1) << 20);
 
 CUtensorMapDataType map_type(Type type) {
-  return type == Type::kInt8      ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+  return size_of(type) == 1       ? CU_TENSOR_MAP_DATA_TYPE_UINT8
          : type == Type::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                   : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
@@ -80,7 +80,19 @@ CUresult encode_image(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], 
   return encode_tiled<4>(map, type, dims, {pixel, row, image}, box);
 }
 
+// An enlarged source of a patch, of which one load brings a row: (channel,repetition,a,b,n).
+CUresult encode_enlarged(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const C = p.C[i], factor = p.upsample[i], W = p.W / factor, H = p.H / factor, N = p.N;
+  cuuint64_t const pixel = size_of(p.type) * p.ldx[i], row = pixel * W, image = row * H;
+  cuuint32_t const channels = halo_channels(tile), times = p.upsample[i], pixels = k.halo.pitch / p.upsample[i];
+  cuuint32_t const box[5] = {channels, times, pixels, 1, 1};
+  if (k.halo.swapped) return encode_tiled<5>(&k.x[i], p.type, {C, factor, H, W, N}, {0, row, pixel, image}, box);
+  return encode_tiled<5>(&k.x[i], p.type, {C, factor, W, H, N}, {0, pixel, row, image}, box);
+}
+
 CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
+  if (k.problem.upsample[i] > 1) return encode_enlarged(k, tile, i);
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
   if (tile.halo) {
@@ -99,12 +111,12 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-// The packed filters, for int8 outputs as (column,pair,even or odd,16 filters): of each 16 the even ones come first.
+// The packed filters, for 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 the even ones come first.
 CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, pitch = columns * size_of(p.type);
   cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock, rows = tile.filters;
-  if (p.output_type != Type::kInt8) {
+  if (size_of(p.output_type) != 1) {
     return encode_tiled<2>(&k.w, p.type, {columns, filters}, {pitch}, {channels, rows});
   }
   return encode_tiled<4>(&k.w, p.type, {columns, 8, 2, filters / 16}, {2 * pitch, pitch, 16 * pitch},
@@ -173,8 +185,9 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
   k.pointwise = is_pointwise(p);
   for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
+  for (int i = 0; i < p.sources; ++i) k.by_factor[i] = Divider(p.upsample[i]);
   k.drains_after = drains_after(p);
-  k.inverse_output_scale = p.output_type == Type::kInt8 ? 1.f / p.output_scale : 1.f;
+  k.inverse_output_scale = size_of(p.output_type) == 1 ? 1.f / p.output_scale : 1.f;
   return k;
 }
 
@@ -225,7 +238,7 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
   void const *const *next = operands.inputs;
   for (int i = 0; i < p.sources; ++i) point(k.x[i], *next++, std::int64_t(p.start[i]) * size_of(p.type));
   point(k.w, *next++, 0);
-  if (p.type == Type::kInt8) k.w_scale = static_cast<float const *>(*next++);
+  if (size_of(p.type) == 1) k.w_scale = static_cast<float const *>(*next++);
   k.b = static_cast<float const *>(*next++);
   if (p.residual != Residual::kNone) point(k.z, *next++, 0);
   if (p.pre_activated) k.pre_scale = next[0], k.pre_shift = next[1];

@@ -117,11 +117,12 @@ CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair co
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
-// Multiplies the k-tiles [k_begin, k_end) as they arrive; what the next one needs is made ready as in main_loop.
+// Multiplies the k-tiles [k_begin, k_end) of the patch from pixel `a` on as they arrive; what the next one needs is
+// made ready as in main_loop.
 template <class Traits>
 CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params const &params,
                                typename Traits::SharedStorage &shared, unsigned char const *filter_stages, int consumer,
-                               int k_begin, int k_end) {
+                               int a, int k_begin, int k_end) {
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
   int const taps = params.by_taps.divisor;
@@ -137,8 +138,9 @@ CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params 
     // Of the block's up to four k-steps the first two or the last two; channels that do not exist are zeros.
     int const steps = cute::max(1, cute::min(2, ceil_div(left, 16) - 2 * consumer));
     TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
-    uint64_t const pixels = operand(
-        shared.stages + halo.stage * plan.stage_bytes + consumer * Traits::kPixelBytes / kConsumers, 1024, kSwizzle);
+    int const at =
+        pixels_before(params, cursor.source, a) * Traits::kPixelBytes + consumer * Traits::kPixelBytes / kConsumers;
+    uint64_t const pixels = operand(shared.stages + halo.stage * plan.stage_bytes + at, 1024, kSwizzle);
     CUTE_NO_UNROLL
     for (; k < last; ++k) {
       if (!arrived) TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
@@ -242,9 +244,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
         Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
         TransactionBarrier::arrive_and_expect_tx(full, bytes);
         if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
-        SM90_TMA_LOAD_4D::copy(&params.x[cursor.source], full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                               shared.stages + ring.stage * plan.stage_bytes, cursor.channel(), tile.a - p.pad_left,
-                               tile.b - p.pad_top, tile.n);
+        load_patch<Traits::kPixelBytes>(params, cursor.source, cursor.channel(), tile.a - p.pad_left,
+                                        tile.b - p.pad_top, tile.n, full,
+                                        shared.stages + ring.stage * plan.stage_bytes);
         ring.advance();
         if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
       }
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     wait_for_previous_kernel();
     FilterPair const pair(params, filters);
     float acc[1][Traits::kPixels / 2], sums[Traits::kN / 2];
-    multiply_rows<Traits>(acc, params, shared, filter_stages, warpgroup, k_begin, k_end);
+    multiply_rows<Traits>(acc, params, shared, filter_stages, warpgroup, tile.a - p.pad_left, k_begin, k_end);
     add_halves<Traits>(acc[0], sums, warpgroup, shared);
     if (params.splits > 1) cluster_wait();  // every block has started and made its barrier
     send_parts<Traits>(sums, params, shared);

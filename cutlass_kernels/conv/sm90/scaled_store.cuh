@@ -1,5 +1,5 @@
 // From the sums of sources that have scales to the outputs of a Hopper tile: the sources' scales, those of the filters,
-// bias and activation, and float16 or int8.
+// bias and activation, and float16, int8 or float8.
 #pragma once
 
 #include "conv/sm90/core.cuh"
@@ -10,7 +10,7 @@ CUTE_DEVICE float to_float(uint32_t sum) { return float(int(sum)); }
 CUTE_DEVICE float to_float(float sum) { return sum; }
 
 // The two filters of a thread's accumulator rows with their scales, times that of the sources where all share it: sums
-// of Sum, though kept in registers of float, become outputs. For int8 outputs the filters are neighbours
+// of Sum, though kept in registers of float, become outputs. For 8-bit outputs the filters are neighbours
 // (load_filters), otherwise 8 apart as in FilterPair.
 template <class Sum>
 struct ScaledPair : FilterPair {
@@ -18,7 +18,7 @@ struct ScaledPair : FilterPair {
 
   ScaledPair() = default;
   CUTE_DEVICE ScaledPair(Sm90Params const &params, TileFilters const &filters) : FilterPair(params, filters) {
-    bool const neighbours = params.problem.output_type == Type::kInt8, drained = cute::is_same_v<Sum, float>;
+    bool const neighbours = size_of(params.problem.output_type) == 1, drained = cute::is_same_v<Sum, float>;
     int const first = filters.first + threadIdx.x % 128 / 32 * 16, pair = threadIdx.x % 32 / 4;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
@@ -49,17 +49,24 @@ CUTE_DEVICE void drain(Sum const (&acc)[kValues], float scale, float (&sums)[kVa
   for (int i = 0; i < kValues; ++i) sums[i] = fmaf(to_float(acc[i]), scale, sums[i]);
 }
 
-// Four values to four int8: rounded to nearest even, saturated.
-CUTE_DEVICE uint32_t pack_int8(float a, float b, float c, float d) {
-  cutlass::Array<int, 4> const values = {__float2int_rn(a), __float2int_rn(b), __float2int_rn(c), __float2int_rn(d)};
-  auto const packed = cutlass::NumericArrayConverter<int8_t, int, 4>::convert(values);
-  return reinterpret_cast<uint32_t const &>(packed);
+// Four values, rounded to nearest even and saturated.
+template <class Element>
+CUTE_DEVICE uint32_t pack_bytes(float a, float b, float c, float d) {
+  if constexpr (cute::is_same_v<Element, int8_t>) {
+    cutlass::Array<int, 4> const values = {__float2int_rn(a), __float2int_rn(b), __float2int_rn(c), __float2int_rn(d)};
+    auto const packed = cutlass::NumericArrayConverter<int8_t, int, 4>::convert(values);
+    return reinterpret_cast<uint32_t const &>(packed);
+  } else {
+    cutlass::Array<float, 4> const values = {a, b, c, d};
+    auto const packed = cutlass::NumericArrayConverter<Element, float, 4>::convert(values);
+    return reinterpret_cast<uint32_t const &>(packed);
+  }
 }
 
-// Transposes 8-pixel groups of int8: pixel i of the staging tile becomes a row of 64 filters, 16-byte chunks XORed with
-// the row as SWIZZLE_64B does. packed: (2 filters,2 pixels) of each group.
+// Transposes 8-pixel groups of bytes: pixel i of the staging tile becomes a row of 64 filters, 16-byte chunks XORed
+// with the row as SWIZZLE_64B does. packed: (2 filters,2 pixels) of each group.
 template <int kGroups>
-CUTE_DEVICE void stage_int8(uint32_t const *packed, int8_t *staging) {
+CUTE_DEVICE void stage_bytes(uint32_t const *packed, uint8_t *staging) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   auto const row = [&](int pixel) {  // that this lane names to a store
     return reinterpret_cast<uint128_t *>(staging + pixel * kStoreColumns + (warp ^ pixel / 2 % 4) * 16);
@@ -76,10 +83,10 @@ CUTE_DEVICE void stage_int8(uint32_t const *packed, int8_t *staging) {
   }
 }
 
-// As store_outputs, to int8.
-template <int kPixels, int kRows, int kStagings, bool kBesideLoop, class Pair, class Store>
-CUTE_DEVICE void store_int8(float (&acc)[kPixels / 2], Pair const &pair, Sm90Params const &params, int8_t *staging,
-                            int warpgroup, Store const &store) {
+// As store_outputs, to int8 or float8.
+template <class Element, int kPixels, int kRows, int kStagings, bool kBesideLoop, class Pair, class Store>
+CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Params const &params, uint8_t *staging,
+                             int warpgroup, Store const &store) {
   bool const issues = threadIdx.x % 128 == 0;
   Problem const &p = params.problem;
   float const inverse_scale = params.inverse_output_scale;
@@ -100,10 +107,10 @@ CUTE_DEVICE void store_int8(float (&acc)[kPixels / 2], Pair const &pair, Sm90Par
           float *const v = values + 4 * group;
           CUTE_UNROLL
           for (int j = 0; j < 4; ++j) v[j] = (relu ? max_nan(v[j], 0.f) : v[j]) * inverse_scale;
-          packed[group] = pack_int8(v[0], v[2], v[1], v[3]);
+          packed[group] = pack_bytes<Element>(v[0], v[2], v[1], v[3]);
         }
         next = biases_after(packed[kValues / 4 - 1], next, p);
-        stage_int8<kRows / 8>(packed, staging + i * kRows * kStoreColumns);
+        stage_bytes<kRows / 8>(packed, staging + i * kRows * kStoreColumns);
       }
       tma_store_fence();
       cutlass::arch::NamedBarrier::sync(128, warpgroup);
@@ -123,9 +130,9 @@ CUTE_DEVICE void store_tile(StoredSum<Traits> (&acc)[Traits::kN / 2], Pair<Trait
                             Store const &store) {
   auto &sums = reinterpret_cast<float (&)[Traits::kN / 2]>(acc);
   if constexpr (Traits::kScaled) {
-    if (params.problem.output_type == Type::kInt8) {
-      store_int8<Traits::kN, Traits::kStoreRows, Traits::kStagings, kBesideLoop>(
-          sums, pair, params, reinterpret_cast<int8_t *>(staging), warpgroup, store);
+    if (size_of(params.problem.output_type) == 1) {
+      store_bytes<typename Traits::Element, Traits::kN, Traits::kStoreRows, Traits::kStagings, kBesideLoop>(
+          sums, pair, params, reinterpret_cast<uint8_t *>(staging), warpgroup, store);
       return;
     }
   }

@@ -3,10 +3,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace cutefuse::conv {
 
 namespace {
+
+constexpr int kMaxBox = 256;  // pixels of a TMA box along one axis
+
+// What every source's factor of enlargement divides, or more than a box holds.
+int common_multiple(Problem const &p) {
+  int multiple = 1;
+  for (int i = 0; i < p.sources && multiple <= kMaxBox; ++i) multiple = std::lcm(multiple, p.upsample[i]);
+  return multiple;
+}
+
+// Pixels from one row of a patch to the next, for `size` outputs along it. Of an enlarged source whole repetitions are
+// loaded, each row by itself, and TMA writes to multiples of 128 bytes.
+int pitch_of(Problem const &p, int size, int reach, int pad, int pixel_bytes) {
+  if (!is_upsampled(p)) return size + reach;
+  int before = 0;  // pixels that a repetition can have before the patch
+  for (int i = 0; i < p.sources; ++i) {
+    int const step = std::gcd(size, p.upsample[i]);  // patches begin at every step-th of a repetition's pixels
+    before = std::max(before, p.upsample[i] - step + (step - pad % step) % step);
+  }
+  int const whole = std::lcm(common_multiple(p), 128 / pixel_bytes);
+  return ceil_div(before + size + reach, whole) * whole;
+}
 
 HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   HaloPlan plan{};
@@ -14,11 +37,11 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.swapped = swapped;
   plan.size_a = swapped ? p.P : p.Q, plan.size_b = swapped ? p.Q : p.P;
   plan.tile_a = tile.pixels_a, plan.tile_b = tile.pixels_b;
-  plan.pitch = tile.pixels_a + (swapped ? reach_h : reach_w);
+  int const pixel_bytes = tile.type_bytes * halo_channels(tile), filter_bytes = tile.filters * pixel_bytes;
+  plan.pitch = pitch_of(p, tile.pixels_a, swapped ? reach_h : reach_w, swapped ? p.pad_top : p.pad_left, pixel_bytes);
   plan.rows = tile.pixels_b + (swapped ? reach_w : reach_h);
   plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
-  int const pixel_bytes = tile.type_bytes * halo_channels(tile), filter_bytes = tile.filters * pixel_bytes;
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
   int const region = halo_region_bytes(tile.pixels_b);
@@ -27,10 +50,15 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   return plan;
 }
 
+int rows_pitch(Problem const &p, int width) {
+  return pitch_of(p, width, (p.S - 1) * p.dilation_w, p.pad_left, 2 * kChannelBlock);
+}
+
 // Of shared memory, for the shortcut of a tile of rows and the pixels between them.
 int rows_shortcut_bytes(Problem const &p, Sm90Tile const &tile) {
   if (p.residual == Residual::kNone) return 0;
-  return ceil_div((tile.pixels() + (p.S - 1) * p.dilation_w) * 128, 1024) * 1024;
+  int const between = (p.S - 1) * p.dilation_w + 2 * (common_multiple(p) - 1);  // at most
+  return ceil_div((tile.pixels() + between) * 128, 1024) * 1024;
 }
 
 // Columns x rows of the output that one tile covers: the choice with the fewest tiles among those whose pixels, halos
@@ -39,13 +67,13 @@ HaloPlan plan_rows(Problem const &p, Sm90Tile const &tile) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   int const filter_bytes = tile.filters * kChannelBlock * 2, shortcut_bytes = rows_shortcut_bytes(p, tile);
   int const stage_pixels = rows_stage_pixels(shortcut_bytes);
-  int const widest = std::min(tile.pixels(), 256 - reach_w), first = ceil_div(p.Q, widest);
+  int const widest = std::min(tile.pixels(), kMaxBox - reach_w), first = ceil_div(p.Q, widest);
   HaloPlan plan{};
   std::int64_t fewest = 0;
   for (int columns = first; columns <= std::max(first + 3, p.Q) && (fewest == 0 || columns <= first + 3); ++columns) {
-    int const width = ceil_div(p.Q, columns), pitch = width + reach_w;
-    int const fit = std::min({1 + (tile.pixels() - width) / pitch, stage_pixels / pitch - reach_h, 256 - reach_h, p.P});
-    if (fit < 1) continue;
+    int const width = ceil_div(p.Q, columns), pitch = rows_pitch(p, width), rows = stage_pixels / pitch - reach_h;
+    int const fit = std::min({1 + (tile.pixels() - width) / pitch, rows, kMaxBox - reach_h, p.P});
+    if (fit < 1 || pitch > kMaxBox) continue;
     std::int64_t const tiles = std::int64_t(columns) * ceil_div(p.P, fit);
     if (fewest != 0 && tiles >= fewest) continue;
     fewest = tiles;
@@ -74,20 +102,21 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
 
 namespace {
 
-// Int8 sources: their outputs are float16, or int8 by whole vectors; and unless the tile drains sums, one of them
-// serves all sources.
-bool can_run_int8(Sm90Tile const &tile, Problem const &p) {
-  if (p.layout != Layout::kChannelsLast || !(tile.drains || drains_once(p))) return false;
+// Sources with scales: their outputs are float16, or of their type by whole vectors; and unless the tile drains sums,
+// one of integers serves all sources.
+bool can_run_scaled(Sm90Tile const &tile, Problem const &p) {
+  bool const one_sum = p.type == Type::kInt8 && drains_once(p);
+  if (p.layout != Layout::kChannelsLast || !(tile.drains || one_sum)) return false;
   if (p.residual != Residual::kNone) return false;
-  return p.output_type == Type::kFloat16 || (p.output_type == Type::kInt8 && p.K % 16 == 0);
+  return p.output_type == Type::kFloat16 || (p.output_type == p.type && p.K % 16 == 0);
 }
 
 }  // namespace
 
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   bool const half = p.type == Type::kFloat16 || p.type == Type::kBFloat16;
-  if (tile.type_bytes != size_of(p.type) || !(half || (p.type == Type::kInt8 && can_run_int8(tile, p)))) return false;
-  if (is_upsampled(p) || (p.pre_activated && !tile.pre_activates)) return false;
+  if (tile.type_bytes != size_of(p.type) || !(half || can_run_scaled(tile, p))) return false;
+  if ((is_upsampled(p) && !tile.halo) || (p.pre_activated && !tile.pre_activates)) return false;
   if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return false;
   if (p.residual != Residual::kNone && !adds_shortcut(tile)) return false;
   for (int i = 0; i < p.outputs; ++i) {  // TMA stores whole vectors
@@ -100,13 +129,16 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   if (p.pre_activated && !is_pointwise(p) && std::max(p.H, p.W) > kMaxUpsampledSide) return false;
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (tile.halo) {
-    if (p.R * p.S == 1 || p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
-    if (tile.schedule == Sm90Schedule::kRows) {
-      return (reach_h + 1) * (reach_w + 1) <= rows_stage_pixels(rows_shortcut_bytes(p, tile));
+    bool const rows = tile.schedule == Sm90Schedule::kRows, one_tap = p.R * p.S == 1;
+    if (one_tap && (rows || !is_upsampled(p))) return false;  // a patch would bring nothing that im2col does not
+    if (p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
+    if (rows) {
+      int const pitch = rows_pitch(p, 1);
+      return pitch <= kMaxBox && (reach_h + 1) * pitch <= rows_stage_pixels(rows_shortcut_bytes(p, tile));
     }
     for (bool const swapped : {false, true}) {
       HaloPlan const plan = plan_along(swapped, p, tile);
-      if (plan.filter_stages < kFilterMinStages || plan.pitch > 256 || plan.rows > 256) return false;
+      if (plan.filter_stages < kFilterMinStages || plan.pitch > kMaxBox || plan.rows > kMaxBox) return false;
     }
     return true;
   }
@@ -152,14 +184,11 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   for (int i = 1; i <= kMaxSplits; ++i) room[i] = resident * (sm_count / i - i / 2);  // a cluster lies in one GPC
   int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * splits;
   double const tiles_x = output_tiles(tile, p);
-  double const step_bytes = tile.type_bytes * kChannelBlock;  // of a pixel in a k-tile
-  double load_bytes = step_bytes * (tile.filters + tile.pixels() / tile.cluster_f);
+  double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
-    load_bytes = step_bytes * (tile.filters + double(plan.pitch) * plan.rows / (p.R * p.S));
+    load_pixels = double(plan.pitch) * plan.rows / (p.R * p.S);
   }
-  double k_steps = 0;
-  for (int i = 0; i < p.sources; ++i) k_steps += double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
   int const n = tile.pixels_per_warpgroup();  // width of one wgmma
   // 128 clocks for 64 x 256 x 32 bytes; narrow ones wait for shared memory, and L2 delivers some 50 bytes a clock.
   double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
@@ -168,14 +197,20 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
                       : n > 64                ? 1.1
                                               : 1.6;
   double const multiply = tile.filters * tile.pixels() / 128.0 * slow;
-  double const load = load_bytes * 32 / step_bytes / 50.0;
   // The epilogue of 128 x 256 outputs takes 3500 clocks, twice that with an exponential. Nothing hides it, unless the
   // warpgroups take turns: then one epilogue, slower by a fifth, runs during the other's loop, and only the last one is
   // exposed.
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   double const epilogue = tile.filters * tile.pixels() / 32768.0 * ((exponential ? 7000 : 3500) + (shortcut ? 500 : 0));
-  double const loop = k_steps / splits * std::max(multiply, load), late = 1.2 * epilogue;
+  double loop = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    double const repeats = p.upsample[i] > 1 ? 50.0 / 9 : 1.0;  // TMA repeats pixels at 9 bytes a clock
+    double const load = 32 * (tile.filters + load_pixels * repeats) / 50;
+    double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
+    loop += k_steps / splits * std::max(multiply, load);
+  }
+  double const late = 1.2 * epilogue;
   double const clusters = tiles_x * ceil_div(filter_tiles(tile, p), tile.cluster_f);
   double const waves = std::ceil(clusters / std::max(1, sm_count / cluster));
   // Adding up the parts of a reduction; tiles of whole rows pass their sums through shared memory undivided, too.
@@ -187,7 +222,9 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   }
   if (small) clocks = small_us(tile, p, splits, sm_count, room) * kClocksPerUs;
   double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K * (shortcut ? 2 : 1);
-  for (int i = 0; i < p.sources; ++i) bytes += double(tile.type_bytes) * p.N * p.H * p.W * p.C[i];
+  for (int i = 0; i < p.sources; ++i) {
+    bytes += double(tile.type_bytes) * p.N * p.H * p.W * p.C[i] / (p.upsample[i] * p.upsample[i]);
+  }
   return std::hypot(clocks, bytes / 2400) + 4000;  // the two overlap, but not completely
 }
 

@@ -24,8 +24,8 @@ struct Sm90Tile {
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
-  int type_bytes = 2;          // 1: int8
-  bool drains = false;         // keeps float32 sums beside those of a source, for sources with scales of their own
+  int type_bytes = 2;   // 1: int8, and float8 where it drains
+  bool drains = false;  // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
   bool pre_activates = false;  // has a second kernel, for pre-activated sources
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
@@ -74,7 +74,8 @@ constexpr Config config_of(Sm90Tile const &tile) {
                            : tile.schedule == Sm90Schedule::kSmall    ? "small"
                                                                       : "im2col";
   std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
-  return {tile.id, 90, tile.name, kind, tile.type_bytes == 1 ? bit_of(Type::kInt8) : halves, kWgmma};
+  std::uint32_t const bytes = bit_of(Type::kInt8) | (tile.drains ? bit_of(Type::kFloat8) : 0);
+  return {tile.id, 90, tile.name, kind, tile.type_bytes == 1 ? bytes : halves, kWgmma};
 }
 
 constexpr Group group_of(Sm90Tile const &tile) {

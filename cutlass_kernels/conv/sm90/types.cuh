@@ -11,7 +11,7 @@ template <class Element>
 struct Sm90Numbers {
   using Sum = float;
   using Output = Element;
-  static constexpr bool kScaled = false;
+  static constexpr bool kScaled = false, kInexact = false;
 };
 
 // 32-bit integers, in the registers as wgmma declares them. Outputs are float16, or int8 in half of that room.
@@ -19,8 +19,16 @@ template <>
 struct Sm90Numbers<std::int8_t> {
   using Sum = std::uint32_t;
   using Output = cutlass::half_t;
-  static constexpr bool kScaled = true;  // sources and filters have scales
+  static constexpr bool kScaled = true, kInexact = false;  // sources and filters have scales
 };
+
+template <>
+struct Sm90Numbers<cutlass::float_e4m3_t> {
+  using Sum = float;
+  using Output = cutlass::half_t;
+  static constexpr bool kScaled = true, kInexact = true;  // the tensor cores keep some 14 bits of such a sum
+};
+constexpr int kFloat8Tiles = 4;  // k-tiles whose products they add up before the sum goes on in float32
 
 constexpr int kStepBytes = 32;  // of a pixel's channels, in one step of wgmma
 
