@@ -30,7 +30,8 @@ def reason_to_skip(module: str, params: dict[str, Any]) -> str:
     if module not in MODULES:
         return "not for the emulator: it measures time, needs torch on a GPU, or kernels that are not built for it"
     kind = params.get("dtype", params.get("kind", TYPES[0]))
-    return "" if kind in (*TYPES, "int8", "float8_e4m3fn") else f"the emulated library is built without {kind}; CUTEFUSE_EMULATED_TYPES"
+    built = kind in (*TYPES, "int8", "float8_e4m3fn")
+    return "" if built else f"the emulated library is built without {kind}; CUTEFUSE_EMULATED_TYPES"
 
 
 def device_facts() -> tuple[int, int]:

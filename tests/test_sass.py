@@ -20,10 +20,16 @@ REQUIRED = {
     "conv_sm80INS0_4Sm80IN7cutlass": {"LDGSTS", "LDSM", "HMMA", "STG"},
     "conv_sm80INS0_4Sm80Ia": {"LDGSTS", "LDSM", "IMMA", "STG"},
     "conv_finishI": {"LDG", "STG"},
-    "conv_sm90_im2colINS0_10Sm90Im2colIN7cutlass": {"UTMALDG", "HGMMA"},
-    "conv_sm90_im2colINS0_10Sm90Im2colIa": {"UTMALDG", "IGMMA"},
-    "conv_sm90_haloINS0_8Sm90HaloIN7cutlass": {"UTMALDG", "HGMMA"},
-    "conv_sm90_haloINS0_8Sm90HaloIa": {"UTMALDG", "IGMMA"},
+    **{
+        f"conv_sm90_{loads}I{type}": {"UTMALDG", product}
+        for loads in ("im2colINS0_10Sm90Im2col", "haloINS0_8Sm90Halo")
+        for type, product in {
+            "N7cutlass6half_t": "HGMMA",
+            "N7cutlass10bfloat16_t": "HGMMA",
+            "N7cutlass12float_e4m3_t": "QGMMA",
+            "a": "IGMMA",
+        }.items()
+    },
     "conv_sm90_rowsINS0_8Sm90RowsIN7cutlass": {"UTMALDG", "HGMMA"},
     "conv_sm90_smallINS0_9Sm90SmallIN7cutlass": {"UTMALDG", "HGMMA", "MOVM"},
     "row_norm_forwardI": {"LDG", "STG"},

@@ -192,6 +192,7 @@ def hopper_sass() -> dict[str, str]:
 WGMMA = {
     "N7cutlass6half_tE": r"HGMMA\.64x\d+x16\.F32 ",
     "N7cutlass10bfloat16_tE": r"HGMMA\.64x\d+x16\.F32\.BF16 ",
+    "N7cutlass12float_e4m3_tE": r"QGMMA\.64x\d+x32\.F32\.E4M3\.E4M3 ",
     "a": r"IGMMA\.64x\d+x32\.S8\.S8 ",
 }
 
