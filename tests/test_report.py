@@ -313,6 +313,22 @@ def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
     )
 
 
+def test_the_name_of_an_input_stands_left_of_the_edges_to_its_layer(tmp_path: Path) -> None:
+    t = [1, 8, 4, 4]
+    wide = [ef.conv(n, ef.tensor("x", t), ef.tensor(n, t)) for n in "ab"]
+    joined = ef.conv("c", ef.tensor("a", t), ef.tensor("y", t))
+    joined["Inputs"] += [ef.tensor("b", t), ef.tensor("p4", t)]
+    write(ef.write_engine(tmp_path, "n", [*wide, joined], [1.0, 2.0, 3.0]), tmp_path, quiet=True)
+    texts = ElementTree.parse(tmp_path / "n.engine.graph.json.svg").findall(".//{*}text")
+    (name,) = [t for t in texts if (t.text or "").startswith("▾ p4")]
+    edge_names = [float(t.attrib["x"]) for t in texts if t.get("class") == "g-l"]
+    assert name.get("text-anchor") == "end" and float(name.attrib["x"]) < min(edge_names)
+    assert [t.get("text-anchor") for t in texts if (t.text or "").startswith("▾ x")] == [
+        None,
+        None,
+    ]  # nothing beside them
+
+
 def test_memory_counts_what_is_alive(tmp_path: Path) -> None:
     t = [1, 8, 16, 16]  # 4096 bytes in FP16
     three = [
