@@ -22,12 +22,21 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], n
             grid.add_row(*(Text(str(cell)) for cell in row))  # brackets in names are not markup
         Console().print(grid)
         return
+    print(f"{title}:")
+    for line in aligned(columns, rows, numbers):
+        print("  " + line)
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[int] = ()) -> list[str]:
+    """Headings and rows as lines of plain text, each column as wide as its longest cell, two spaces between columns;
+    `numbers` are the columns aligned to the right."""
     cells = [list(columns), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    print(f"{title}:")
+    lines = []
     for row in cells:
         parts = [c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        print("  " + "  ".join(parts).rstrip())
+        lines.append("  ".join(parts).rstrip())
+    return lines
 
 
 def scaled(figure: float | None, unit: float) -> str:

@@ -158,6 +158,19 @@ def test_no_row_of_the_table_is_hidden_by_an_earlier_one() -> None:
         assert not [w for w, _ in CAUSES[:i] if w in words], words
 
 
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("concat_conv: source 0 of a pre-activation has 10 channels; float32 takes multiples of 4; leave the ...",
+         "channels in no whole vectors"),
+        ("quant_concat_conv: nobody knows", "beyond the kernels"),
+        ("row_norm: nobody knows", "beyond the kernels"),
+    ],
+)  # fmt: skip
+def test_what_the_library_says_has_a_cause(reason: str, cause: str) -> None:
+    assert cause_of(reason) == cause
+
+
 @pytest.mark.parametrize("reason", ["", "why not", "fused"])
 def test_an_unknown_reason_is_another_one(reason: str) -> None:
     assert cause_of(reason) == OTHER

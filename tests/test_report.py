@@ -96,6 +96,13 @@ def test_a_page_is_whole_and_needs_nothing_from_outside(tmp_path: Path, folder: 
         assert section in page.ids and f'href="#{section}"' in text
 
 
+def test_no_dot_of_the_roofline_lies_on_the_name_of_a_line(tmp_path: Path) -> None:
+    text = write(DATA / "resnet18-a100-fp16", tmp_path, quiet=True).read_text()
+    (drawing,) = re.findall(r'<section class="card" id="roofline">.*?</svg>', text, re.S)
+    names = [m.start() for m in re.finditer('<text class="tick over"', drawing)]  # what is drawn last lies above
+    assert len(names) >= 2 and min(names) > drawing.rindex('<circle class="dot"') > drawing.rindex('class="roof"')
+
+
 def test_figures_of_the_page_are_those_of_the_files(tmp_path: Path) -> None:
     folder = DATA / "resnet18-a100-fp16"
     data = data_of(write(folder, tmp_path, quiet=True).read_text())
@@ -304,6 +311,22 @@ def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
     assert (
         "FP16 HWC8 1×64×64×64" in text and "32.0 µs" in text and "CuteConcatConv2Relu" not in text.split("</style>")[0]
     )
+
+
+def test_the_name_of_an_input_stands_left_of_the_edges_to_its_layer(tmp_path: Path) -> None:
+    t = [1, 8, 4, 4]
+    wide = [ef.conv(n, ef.tensor("x", t), ef.tensor(n, t)) for n in "ab"]
+    joined = ef.conv("c", ef.tensor("a", t), ef.tensor("y", t))
+    joined["Inputs"] += [ef.tensor("b", t), ef.tensor("p4", t)]
+    write(ef.write_engine(tmp_path, "n", [*wide, joined], [1.0, 2.0, 3.0]), tmp_path, quiet=True)
+    texts = ElementTree.parse(tmp_path / "n.engine.graph.json.svg").findall(".//{*}text")
+    (name,) = [t for t in texts if (t.text or "").startswith("▾ p4")]
+    edge_names = [float(t.attrib["x"]) for t in texts if t.get("class") == "g-l"]
+    assert name.get("text-anchor") == "end" and float(name.attrib["x"]) < min(edge_names)
+    assert [t.get("text-anchor") for t in texts if (t.text or "").startswith("▾ x")] == [
+        None,
+        None,
+    ]  # nothing beside them
 
 
 def test_memory_counts_what_is_alive(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,11 @@ def test_a_wide_graph_opens_on_the_layer_that_takes_the_input(tmp_path: Path) ->
     x, y = map(float, picture.split('data-start="')[1].split('"')[0].split(" "))
     node = picture.split('data-i="0" transform="translate(')[1].split(")")[0]
     assert width > 5000 and [x - 102, y] == [float(v) for v in node.split(" ")]
+
+
+def test_times_of_seconds_do_not_run_together_in_a_comparison(tmp_path: Path) -> None:
+    layers = [concat("cat", "t", "/cat"), conv("c", "t", "y", "/conv")]
+    slow = engine(tmp_path / "a", layers, medians=[79.8, 2615.884])
+    slower = engine(tmp_path / "b", layers, medians=[99.7, 3189.1565])
+    text = compare_terminal(compare([slow, slower]))
+    assert re.search(r"^ *2615884\.0 {2,}3189156\.5 {2,}-573272\.5 {2,}\S", text, re.M), text

@@ -67,8 +67,8 @@ def show(result: Result, verbose: bool) -> None:
     print(f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s")
     if summary["refused_by"]:
         print(sentence(summary["refused_by"]))
-    print("\n".join(_prediction(result.report)))
-    print("\n".join(_silus(result.report)), end="\n" if _silus(result.report) else "")
+    for line in (*_prediction(result.report), *_silus(result.report)):
+        print(line)
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
         print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
     if (conversion := result.report["conversion"]) and conversion["overflows"]:

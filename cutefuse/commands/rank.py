@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+from cutefuse import table
 from cutefuse.errors import run_command
 from cutefuse.output import json_alone, write_json
 from cutefuse.report.rank import candidates, engine_of, engine_peaks
@@ -34,13 +35,15 @@ def main(argv: list[str] | None = None) -> int:
         if not rows:
             print("nothing to fuse: no site was found; `cutefuse patch --dry-run` says what is looked for")
             return 0
-        print(f"{'gain µs':>9}{'copy':>9}{'compute':>9}{'separate':>9}{'roof':>8}  operator           node")
+        cells = []
         for c in rows:
             roof = f"{c.roof_gain_us:.1f}" if c.roof_gain_us is not None and math.isfinite(c.roof_gain_us) else "-"
             note = f"  ({c.note})" if c.note else ""
             gain = "?" if c.gain_us is None else f"{c.gain_us:.1f}"
-            print(f"{gain:>9}{c.copy_us:>9.1f}{c.compute_us:>9.1f}{c.separate_us:>9.1f}{roof:>8}  "
-                  f"{c.operator:<19}{c.node}{note}")  # fmt: skip
+            times = [f"{time:.1f}" for time in (c.copy_us, c.compute_us, c.separate_us)]
+            cells.append((gain, *times, roof, c.operator, c.node + note))
+        headings = ("gain µs", "copy", "compute", "separate", "roof", "operator", "node")
+        print("\n".join(table.aligned(headings, cells, numbers=range(5))))
         gain_us = sum(c.gain_us or 0.0 for c in rows)
         share = 100 * gain_us / engine.total_us if engine.total_us else 0.0
         print(f"in all {gain_us:.1f} µs, {share:.1f} % of {engine.total_us:.1f} µs in layers")

@@ -100,34 +100,34 @@ def roofline(engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Place
     plane = _LogPlane(low_x, high_x, low_y, high_y)
     out = [_open(_WIDTH, _HEIGHT, "roofline: performance against operational intensity")]
     out += plane.grid(decades(low_x, high_x), "operational intensity, FLOP per byte", "TFLOP/s")
-    out += _roofs(plane, peaks, rates)
+    roofs, names = _roofs(plane, peaks, rates)
     most = max(d[0].time_us or 0.0 for d in dots)
-    for layer, intensity, place in dots:
-        out.append(_dot(plane, layer, intensity, place, most))
+    out += [*roofs, *(_dot(plane, layer, intensity, place, most) for layer, intensity, place in dots), *names]
     return "".join(out) + "</svg>", len(dots)
 
 
-def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> list[str]:
+def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[list[str], list[str]]:
+    """The lines, and their names, which are drawn last: dots lie on the lines."""
     merged: dict[float, list[str]] = {}
     for name, rate in rates.items():
         merged.setdefault(rate, []).append(name or "other types")
-    out = []
+    lines, titles = [], []
     start = max(plane.low_x, plane.low_y * 1000 / peaks.bandwidth_gbs)
     begin = f"M{number(plane.x(start))} {number(plane.y(start * peaks.bandwidth_gbs / 1000))}"
     for rate, names in merged.items():
         corner = f"L{number(plane.x(rate * 1000 / peaks.bandwidth_gbs))} {number(plane.y(rate))}"
-        out.append(f'<path class="roof" d="{begin}{corner}H{_WIDTH - _RIGHT}"/>')
+        lines.append(f'<path class="roof" d="{begin}{corner}H{_WIDTH - _RIGHT}"/>')
         unit = "TOP/s" if all(n.startswith("INT") for n in names) else "TFLOP/s"
-        out.append(
-            _label("tick", _WIDTH - _RIGHT, plane.y(rate) - 6, f"{' / '.join(names)} {short(rate)} {unit}", "end")
-        )
+        title = f"{' / '.join(names)} {short(rate)} {unit}"
+        titles.append(_label("tick over", _WIDTH - _RIGHT, plane.y(rate) - 6, title, "end"))
     ridge = min(rates.values()) * 1000 / peaks.bandwidth_gbs
     at = math.sqrt(start * ridge)
     # One decade to the right goes one decade up.
     run, rise = plane.x(plane.low_x * 10) - plane.x(plane.low_x), plane.y(plane.low_y) - plane.y(plane.low_y * 10)
     x, y = plane.x(at), plane.y(at * peaks.bandwidth_gbs / 1000) - 7
-    out.append(_label("tick", x, y, f"{short(peaks.bandwidth_gbs)} GB/s", turn=-math.degrees(math.atan2(rise, run))))
-    return out
+    slope = -math.degrees(math.atan2(rise, run))
+    titles.append(_label("tick over", x, y, f"{short(peaks.bandwidth_gbs)} GB/s", turn=slope))
+    return lines, titles
 
 
 def _dot(plane: _LogPlane, layer: Layer, intensity: float, place: Placement, most_us: float) -> str:

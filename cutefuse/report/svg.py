@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from cutefuse.report.graph import Edge
@@ -84,8 +85,13 @@ def _edge_text(edge: Edge, x: float, y: float) -> str:
 
 
 def _ends(edges: list[Edge], drawing: Drawing) -> list[str]:
-    """Inputs and outputs of the engine, written above and below the layers that take and make them."""
+    """Inputs and outputs of the engine, written above and below the layers that take and make them; an input of a layer
+    that other edges reach stands left of these, whose own labels are right of them."""
     out: list[str] = []
+    reached: dict[int, float] = {}
+    for edge, points in zip(edges, drawing.paths, strict=True):
+        if edge.target >= 0 and len(points) > 1:
+            reached[edge.target] = min(points[-1][0], reached.get(edge.target, math.inf))
     seen: set[int] = set()
     for edge in edges:
         node = edge.target if edge.source < 0 else edge.source
@@ -97,7 +103,9 @@ def _ends(edges: list[Edge], drawing: Drawing) -> list[str]:
         label = (
             f"{'▾' if above else '▴'} {_fit(edge.tensor.name, 24)} {edge_label(edge.tensor)} {edge.tensor.shape_text}"
         )
-        out.append(f'<text class="g-io" x="{number(drawing.x[node] + 8)}" y="{number(y)}">{text(label)}</text>')
+        beside = above and node in reached and reached[node] > 7 + 6 * len(label)  # where it fits into the drawing
+        at = f'x="{number(reached[node] - 7)}" text-anchor="end"' if beside else f'x="{number(drawing.x[node] + 8)}"'
+        out.append(f'<text class="g-io" {at} y="{number(y)}">{text(label)}</text>')
     return out
 
 

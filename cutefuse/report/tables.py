@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cutefuse import table
 from cutefuse.errors import CutefuseError
 from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import Cost, Placement, layer_cost, place
@@ -123,11 +124,12 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
         lines[0] += f", median latency {engine.latency_ms:.4g} ms"
     if engine.profiled:
         lines[0] += f", {engine.total_us:.1f} µs in layers"
-        lines.append(f"{'µs':>10}{'%':>7}  {'kind':<11}{'math':<6}layer")
-        for row in sorted(analysis.rows, key=lambda r: -(r["us"] or 0.0))[:limit]:
-            label = engine.layers[row["i"]].label
-            if row["us"]:
-                lines.append(f"{row['us']:>10.1f}{row['pct']:>7.1f}  {row['kind']:<11}{row['precision']:<6}{label}")
+        heaviest = [row for row in sorted(analysis.rows, key=lambda r: -(r["us"] or 0.0))[:limit] if row["us"]]
+        cells = [
+            (f"{row['us']:.1f}", f"{row['pct']:.1f}", row["kind"], row["precision"], engine.layers[row["i"]].label)
+            for row in heaviest
+        ]
+        lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
     lines += [
         f"{f.severity:>7}: {f.title}" + (f" ({f.cost_us:.1f} µs)" if f.cost_us else "") for f in analysis.findings[:6]
     ]
@@ -177,10 +179,9 @@ def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     if comparison.latency_speedup:
         lines[0] += f": {first.latency_ms:.4g} → {last.latency_ms:.4g} ms, {comparison.latency_speedup:.2f}×"
     lines += [comparison.caution] if comparison.caution else []
-    lines.append(f"{'first µs':>10}{'last µs':>10}{'saved':>9}  layers")
-    for row in comparison.rows[:limit]:
-        times = [f"{t:>10.1f}" if t is not None else f"{'-':>10}" for t in (row.times_us[0], row.times_us[-1])]
-        lines.append(
-            f"{''.join(times)}{row.saved_us:>+9.1f}  {row.label}" + (f"  [{row.change}]" if row.change else "")
-        )
-    return "\n".join(lines)
+    cells = [
+        (*("-" if t is None else f"{t:.1f}" for t in (row.times_us[0], row.times_us[-1])), f"{row.saved_us:+.1f}",
+         row.label + (f"  [{row.change}]" if row.change else ""))
+        for row in comparison.rows[:limit]
+    ]  # fmt: skip
+    return "\n".join([*lines, *table.aligned(("first µs", "last µs", "saved", "layers"), cells, numbers=(0, 1, 2))])

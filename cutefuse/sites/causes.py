@@ -40,9 +40,12 @@ CAUSES = (
     ("both must be one of", "types"),
     ("stash_type", "types"),
     ("all parameters of one type", "parameters of another size or type"),
+    ("takes multiples of", "channels in no whole vectors"),
     ("gives its statistics", "statistics of a norm that are read"),
     ("repair ", "broken models"),
     ("skip this fusion", "beyond the kernels"),
+    ("concat_conv: ", "beyond the kernels"),  # what the library says of a call
+    ("row_norm: ", "beyond the kernels"),
 )
 
 

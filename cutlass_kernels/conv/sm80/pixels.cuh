@@ -71,7 +71,12 @@ struct SourceRows {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) row_start[i] = start(pixel[i], corner[i] >> 16);
     } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // where the compiler takes more registers, and would spill `first`
+      Place const place = Place::of<Traits>(params);
+      int m = place.m0 + place.thread / Traits::kChunks;
+#else
       int m = first;
+#endif
       asm volatile("" : "+r"(m));  // or the compiler divides before the loop and keeps the results
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
