@@ -112,8 +112,8 @@ macro(cutefuse_library)
   cutefuse_tensorrt_headers(cutefuse)
   target_include_directories(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/cutlass_kernels ${CMAKE_SOURCE_DIR}/plugins
                                               ${CMAKE_BINARY_DIR}/generated)
-  # A library without kernels judges for those that a build with them holds.
-  string(REPLACE ";" " " targets "${CUTEFUSE_CUDA_ARCHS}")
+  # A library without kernels judges for every GPU that they are written for: another machine's library will run them.
+  string(REPLACE ";" " " targets "${CUTEFUSE_ALL_ARCHS}")
   set(archs none)
   set(cuda_version "")
   if(CUTEFUSE_HAS_CUDA)
@@ -125,6 +125,7 @@ macro(cutefuse_library)
     target_compile_options(cutefuse PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${options}>")
     cutefuse_compile_jobs(cutefuse)
     target_link_libraries(cutefuse PRIVATE ${CUTEFUSE_CUDART})
+    string(REPLACE ";" " " targets "${CUTEFUSE_CUDA_ARCHS}")
     set(archs ${targets})
     set(cuda_version ${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR})
   endif()

@@ -149,8 +149,11 @@ def test_architectures_share_front_ends_and_wgmma_is_compiled_for_hopper_alone(t
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
-def test_no_architecture_is_a_build_without_kernels_that_judges_for_all(tmp_path: Path) -> None:
-    assert configure(tmp_path, "-DCUTEFUSE_CUDA_ARCHS=none").returncode == 0
+@pytest.mark.parametrize(
+    "options", [["-DCUTEFUSE_CUDA_ARCHS=none"], ["-DCUTEFUSE_CUDA=OFF", "-DCUTEFUSE_CUDA_ARCHS=80;90a"]]
+)
+def test_a_build_without_kernels_judges_for_all_architectures(tmp_path: Path, options: list[str]) -> None:
+    assert configure(tmp_path, *options).returncode == 0
     flags = (tmp_path / "CMakeFiles/cutefuse.dir/flags.make").read_text()
     assert " ".join(build_archs.known()) in flags and "gencode" not in flags
     contents = (tmp_path / "generated/contents.txt").read_text()
