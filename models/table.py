@@ -25,11 +25,13 @@ from cutefuse.sites.conv import PARALLEL
 from cutefuse.sites.find import FUSED
 from cutefuse.table import scaled
 from models import exports, published
+from models.packages import page
 
 HEADER = """# What is fused in which model
 
 Written by `python -m models.table`. Every model is generated, exported from PyTorch, or comes with the onnx
-package; weights are random. First come parts of networks, then whole networks.
+package; weights are random. First come parts of networks, then whole networks; those of torchvision, timm, ultralytics
+and other packages [follow](#networks-of-published-packages).
 Sizes are the small ones of the generators; only verdicts that depend on sizes change with them.
 `python -m models yolov8s --batch 8` writes a network at the size it is deployed with.
 
@@ -132,7 +134,8 @@ def write(out: Path) -> None:
         print(text.splitlines()[-1], flush=True)
     text += "\n## Refusals\n\n"
     text += "".join(f"- {count} x {reason}\n" for reason, count in sorted(reasons.items())) or "None.\n"
-    write_text(out, text)
+    old = out.read_text(encoding="utf-8") if out.is_file() else ""
+    write_text(out, text + (f"\n{packages}" if (packages := page.tail(old)) else ""))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,134 @@
+"""The table of published packages: failures of every kind are told, and its counts add up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import models
+from cutefuse.errors import CutefuseError
+from models.packages import NETWORKS, wanted
+from models.packages import __main__ as command
+from models.packages.makers import MAKERS
+from models.packages.page import END, HEADINGS, START, part, row, tail, whole
+
+PAGE = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
+LINE: dict[str, Any] = {
+    "package": "timm", "version": "1.0", "name": "net", "dynamo": False, "inputs": [[1, 3, 8, 8], [1]], "candidates": 7,
+    "fused": 3, "merged": 1, "refused": 3, "refused_by": {"groups": 2, "not 2-D": 1}, "taken": 1, "left_out": 2,
+    "nodes_before": 20, "nodes_after": 9, "ops": {"Conv": 4}, "error": "1.0e-06",
+}  # fmt: skip
+
+
+def network(_package: str, _name: str, _dynamo: bool, path: Path) -> list[list[int]]:
+    onnx.save(models.build("hrnet_head", "float32", small=True, batch=1), str(path))
+    return [[1, 3, 8, 8]]
+
+
+def fail(error: Exception) -> Callable[..., Any]:
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raises
+
+
+@pytest.fixture(autouse=True)
+def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "version", lambda _: "1.0")
+
+
+def test_a_network_is_patched_and_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "export", network)
+    line = command.measure("timm", "net", False)
+    assert (line["candidates"], line["fused"], line["proven"]) == (1, 1, 1) and float(line["error"]) < 1e-5
+    assert line["taken"] + line["left_out"] == 1 and "traceback" not in line
+    assert "1 exports, 1 with those above: 0 outputs that differ, 0 tracebacks, 0 refused as a whole" in part([line])
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "told"),
+    [
+        ("export", ValueError("no such\noperator"), "timm net: ValueError: no such\n"),
+        ("patch", CutefuseError("the model is odd"), "1 refused as a whole"),
+        ("patch", KeyError("x"), "1 tracebacks"),
+    ],
+)
+def test_a_failure_is_told_and_ends_nothing(
+    where: str, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "export", network)
+    monkeypatch.setattr(command, where, fail(error))
+    line = command.measure("timm", "net", False)
+    assert told in part([line, LINE]) and "| net | tracing |" in part([line, LINE])
+
+
+def test_outputs_that_differ_are_counted() -> None:
+    assert "2 exports, 2 with those above: 1 outputs that differ, 0 tracebacks" in part(
+        [LINE, LINE | {"error": "**differs**"}]
+    )
+
+
+def test_a_row_shows_sizes_counts_and_causes() -> None:
+    cells = "net | tracing | 1x3x8x8 1 | 20 -> 9 | 1 / 2 | 7 / 3 / 1 / 3 | 2 groups, 1 not 2-D | 1.0e-06"
+    assert row(LINE) == f"| {cells} |\n" and len(cells.split(" | ")) == len(HEADINGS)
+    none = LINE | {"candidates": 0, "refused_by": {}}
+    assert "4 convolutions and 0 norms" in row(none) and "no convolution, no norm" in row(none | {"ops": {"Gemm": 1}})
+    assert "| - | 1.0e-06" in row(LINE | {"refused_by": {}})
+
+
+def test_the_part_is_written_anew_behind_the_rest_of_the_page() -> None:
+    page = "# Title\n\n| a | float32 | 17 |\n| b | float16 | 17 |\n"
+    once = whole(page, [LINE])
+    assert once.startswith(page) and once.endswith(END) and "**1 exports, 3 with those above: " in once
+    assert whole(once, [LINE]) == once and tail(once) == once[once.index(START) :] and tail(page) == ""
+
+
+def test_what_was_measured_is_kept_and_the_rest_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, page = tmp_path / "lines.jsonl", tmp_path / "page.md"
+    have = LINE | {"package": "monai", "name": "UNet"}
+    lines.write_text(json.dumps(have) + "\n")
+    page.write_text("# Title\n")
+    measured: list[tuple[str, str, bool]] = []
+
+    def measure(*one: Any) -> dict[str, Any]:
+        measured.append(one)
+        return LINE | dict(zip(("package", "name", "dynamo"), one, strict=True))
+
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    argv = ["monai/UNe*", "--packages", str(tmp_path), "--lines", str(lines), "--page", str(page)]
+    assert command.main(argv) == 0
+    assert measured == [w for w in wanted() if w[0] == "monai" and w[1].startswith("UNe")][1:]
+    assert len(lines.read_text().splitlines()) == 1 + len(measured) and "### monai 1.0" in page.read_text()
+    assert command.main(argv) == 0 and len(lines.read_text().splitlines()) == 1 + len(measured)
+
+
+def test_without_torch_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert command.main(["--lines", str(tmp_path / "l"), "--page", str(tmp_path / "p")]) == 2
+    assert "install torch and onnxscript" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_every_package_has_a_maker_and_no_network_is_named_twice() -> None:
+    assert set(NETWORKS) == set(MAKERS) and len(set(wanted())) == len(wanted())
+
+
+def test_the_page_names_two_hundred_exports_without_a_fault_and_its_counts_add_up() -> None:
+    told = tail(PAGE)
+    found = re.search(r"\*\*(\d+) exports, (\d+) with those above: 0 outputs that differ, 0 tracebacks, 0 ref", told)
+    assert found and int(found[2]) >= 200
+    rows = [line.split(" | ") for line in told.splitlines() if re.match(r"\| \S+ \| (tracing|dynamo) \|", line)]
+    assert len(rows) == int(found[1])
+    for cells in rows:
+        candidates, fused, merged, refused = map(int, cells[5].split(" / "))
+        assert candidates == fused + merged + refused, cells
+        assert refused == sum(int(n) for n in re.findall(r"(?:^|, )(\d+) ", cells[6])) or not candidates, cells
+        assert re.fullmatch(r"\d\.\de-?[+]?\d+ \|", cells[7]) or fused == 0, cells
+    assert "other reasons" not in told
