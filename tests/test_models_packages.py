@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,24 @@ def test_without_torch_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert command.main(["--lines", str(tmp_path / "l"), "--page", str(tmp_path / "p")]) == 2
     assert "install torch and onnxscript" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("torch", "pinned"), [("2.13.0+cpu", "torchvision==0.28.*"), ("2.4.1", "torchvision==0.19.*"),
+                                               ("3.0.0", "torchvision")])  # fmt: skip
+def test_pip_fetches_the_torchvision_of_this_torch(
+    torch: str, pinned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: list[list[str]] = []
+
+    def pip(command: list[str]) -> subprocess.CompletedProcess[str]:
+        typed.append(command)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(command, "version", lambda _: torch)
+    monkeypatch.setattr(subprocess, "run", pip)
+    with pytest.raises(CutefuseError, match="could not fetch"):
+        command.fetch(tmp_path)
+    assert pinned in typed[0] and "--no-deps" in typed[0] and str(tmp_path) in typed[0] and "torch" not in typed[0]
 
 
 def test_every_package_has_a_maker_and_no_network_is_named_twice() -> None:

@@ -33,10 +33,27 @@ from models.table import worst
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
+def requirements(torch: str) -> list[str]:
+    """What pip installs beside a version of torch: torchvision 0.28 goes with torch 2.13, 0.29 with 2.14."""
+    major, minor = map(int, torch.split(".")[:2])
+    pinned = f"torchvision==0.{minor + 15}.*" if major == 2 else "torchvision"
+    return [pinned if name == "torchvision" else name for name in REQUIREMENTS]
+
+
 def fetch(folder: Path) -> None:
     """Install the packages into a folder, without torch, which is here already."""
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:"]
-    if subprocess.run([*command, "--target", str(folder), *REQUIREMENTS]).returncode != 0:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--target",
+        str(folder),
+    ]
+    if subprocess.run([*command, *requirements(version("torch"))]).returncode != 0:
         raise CutefuseError("pip could not fetch the packages; install them into a folder and name it with --packages")
 
 
@@ -128,7 +145,10 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("patterns", nargs="*", metavar="PACKAGE/NETWORK", help="which; default: all")
     parser.add_argument(
-        "--packages", type=Path, metavar="DIR", help="where they are installed; default: pip fetches them"
+        "--packages",
+        type=Path,
+        metavar="DIR",
+        help="where they are installed, torchvision of the same build as torch; default: pip fetches them",
     )
     parser.add_argument("--lines", type=Path, default=Path("packages.jsonl"), help="results; those there are kept")
     parser.add_argument("--page", type=Path, default=PAGE)
