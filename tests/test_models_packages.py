@@ -88,6 +88,7 @@ def test_the_part_is_written_anew_behind_the_rest_of_the_page() -> None:
     page = "# Title\n\n| a | float32 | 17 |\n| b | float16 | 17 |\n"
     once = whole(page, [LINE])
     assert once.startswith(page) and once.endswith(END) and "**1 exports, 3 with those above: " in once
+    assert "Known to" not in once and whole(page, [LINE], ["a", "b"]).endswith(f"not measured: a, b.\n{END}")
     assert whole(once, [LINE]) == once and tail(once) == once[once.index(START) :] and tail(page) == ""
 
 

@@ -117,16 +117,16 @@ def run(patterns: Sequence[str], packages: Path | None, lines: Path, page_path: 
     """Measure what `lines` lacks, a line of JSON for each, and write the page."""
     done = [json.loads(text) for text in lines.read_text().splitlines()] if lines.exists() else []
     have = set(map(key, done))
-    left = [w for w in wanted() if w not in have and any(fnmatchcase(f"{w[0]}/{w[1]}", p) for p in patterns or ["*"])]
+    chosen = [w for w in wanted() if w not in have and any(fnmatchcase(f"{w[0]}/{w[1]}", p) for p in patterns or ["*"])]
     with tempfile.TemporaryDirectory() as temporary:
-        if left and not only_page:
+        if chosen and not only_page:
             if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
                 raise CutefuseError("PyTorch or onnxscript is missing; install torch and onnxscript")
             if packages is None:
                 packages = Path(temporary)
                 fetch(packages)
             sys.path.append(str(packages))
-            for one in left:
+            for one in chosen:
                 done.append(measure(*one))
                 with lines.open("a") as out:
                     out.write(json.dumps(done[-1]) + "\n")
@@ -134,7 +134,9 @@ def run(patterns: Sequence[str], packages: Path | None, lines: Path, page_path: 
                 gc.collect()
     order = {w: i for i, w in enumerate(wanted())}
     done = sorted((line for line in done if key(line) in order), key=lambda line: order[key(line)])
-    write_text(page_path, whole(page_path.read_text(encoding="utf-8"), done))
+    left = sorted(order.keys() - set(map(key, done)), key=order.__getitem__)
+    missing = [f"{name} ({package}{', dynamo' if dynamo else ''})" for package, name, dynamo in left]
+    write_text(page_path, whole(page_path.read_text(encoding="utf-8"), done, missing))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -31,11 +31,12 @@ def tail(text: str) -> str:
     return found + rest if found else ""
 
 
-def whole(text: str, lines: Sequence[Line]) -> str:
-    """The page with this part written anew, at its end."""
+def whole(text: str, lines: Sequence[Line], left: Sequence[str] = ()) -> str:
+    """The page with this part written anew, at its end; `left`: exports that the command knows and did not measure."""
     own = text.partition(START)[0].rstrip() + "\n\n"
     above = sum(row.startswith("| ") and "float" in row for row in own.splitlines())
-    return own + part(lines, above)
+    missing = f"\nKnown to the command and not measured: {', '.join(left)}.\n" if left else ""
+    return own + part(lines, above).removesuffix(END) + missing + END
 
 
 def part(lines: Sequence[Line], above: int = 0) -> str:
