@@ -15,6 +15,7 @@ import pytest
 
 import models
 from cutefuse.errors import CutefuseError
+from models import table
 from models.packages import NETWORKS, wanted
 from models.packages import __main__ as command
 from models.packages.makers import MAKERS
@@ -90,6 +91,19 @@ def test_the_part_is_written_anew_behind_the_rest_of_the_page() -> None:
     assert once.startswith(page) and once.endswith(END) and "**1 exports, 3 with those above: " in once
     assert "Known to" not in once and whole(page, [LINE], ["a", "b"]).endswith(f"not measured: a, b.\n{END}")
     assert whole(once, [LINE]) == once and tail(once) == once[once.index(START) :] and tail(page) == ""
+
+
+def test_the_first_table_is_written_anew_before_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "sources", lambda: iter(()))
+    page = tmp_path / "page.md"
+    page.write_text(whole("# Old\n", [LINE]))
+    table.write(page)
+    assert (
+        page.read_text().startswith(table.HEADER) and tail(page.read_text()) == START + part([LINE]).partition(START)[2]
+    )
+    page.unlink()
+    table.write(page)
+    assert START not in page.read_text()
 
 
 def test_what_was_measured_is_kept_and_the_rest_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
