@@ -11,8 +11,13 @@ import ctypes
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import pytest
+
+from cutefuse import kernels
 
 EMULATED = os.environ.get("CUTEFUSE_EMULATED") == "1"
 TYPES = os.environ.get("CUTEFUSE_EMULATED_TYPES", "float16").split(",")
@@ -38,6 +43,23 @@ def device_facts() -> tuple[int, int]:
     """(compute capability * 10, multiprocessors) of the device that the library sees."""
     sm = os.environ.get("CUTEFUSE_EMULATED_SM", "90")
     return int(sm), int(os.environ.get("CUTEFUSE_EMULATED_MULTIPROCESSORS", MULTIPROCESSORS[sm]))
+
+
+def compiled(call: Any, tiles: Sequence[int]) -> Sequence[int]:
+    """The tiles whose kernels the library holds: an emulated one is compiled of some files alone."""
+    if not EMULATED:
+        return tiles
+    held = []
+    for tile in tiles:
+        try:
+            kernels.Plan(replace(call, config=tile, _keep=[]))
+        except kernels.KernelError as error:
+            assert "the kernel is not in this library" in str(error), error
+        else:
+            held.append(tile)
+    if not held:
+        pytest.skip("the emulated library holds no kernel of this call's tiles")
+    return held
 
 
 def repeats(count: int) -> int:

@@ -132,8 +132,38 @@ Run widen_pair(Number from) {  // cvt.rn.f16x2.e4m3x2
   };
 }
 
+// cvt.pack.sat.s8.s32.b32 d, a, b, c: b in the lowest byte, then a, then the lower half of c.
+Run pack_bytes(Opcode const &opcode) {
+  if (opcode.parts[2] != "sat" || opcode.parts[3] != "s8" || opcode.parts[4] != "s32") return nullptr;
+  return [](Warp &warp, Instruction const &in, std::uint32_t mask) {
+    each_lane(mask, [&](int lane) {
+      auto const byte = [&](std::size_t operand) {
+        int const value = get<std::int32_t>(warp.row(in.rows[operand])[lane]);
+        return std::uint32_t(std::min(std::max(value, -128), 127)) & 255;
+      };
+      auto const rest = get<std::uint32_t>(warp.row(in.rows[3])[lane]);
+      put<std::uint32_t>(warp.row(in.rows[0])[lane], rest << 16 | byte(1) << 8 | byte(2));
+    });
+    return Outcome::kDone;
+  };
+}
+
+// Whether the conversion is one of those below: another modifier would change its result.
+bool is_known(Opcode const &opcode) {
+  static char const *const kModifiers[] = {"rn",  "rna", "rni", "rz",        "rzi", "rmi",
+                                           "rpi", "ftz", "sat", "satfinite", "relu"};
+  for (std::size_t i = 1; i + 2 < opcode.parts.size(); ++i) {
+    bool found = false;
+    for (char const *modifier : kModifiers) found = found || opcode.parts[i] == modifier;
+    if (!found) return false;
+  }
+  return !opcode.has("rz");
+}
+
 Run convert(Opcode const &opcode) {
   if (opcode.base() != "cvt") return nullptr;
+  if (opcode.has("pack")) return pack_bytes(opcode);
+  if (!is_known(opcode)) return nullptr;
   std::string const to(opcode.last_but_one()), from(opcode.last());
   bool const saturates = opcode.has("sat"), relu = opcode.has("relu");
   if (to.find("x2") != to.npos && from.find("x2") != from.npos) return widen_pair(number_of(from));
