@@ -45,14 +45,14 @@ def device_facts() -> tuple[int, int]:
     return int(sm), int(os.environ.get("CUTEFUSE_EMULATED_MULTIPROCESSORS", MULTIPROCESSORS[sm]))
 
 
-def compiled(call: Any, tiles: Sequence[int]) -> Sequence[int]:
-    """The tiles whose kernels the library holds: an emulated one is compiled of some files alone."""
+def compiled(instance: Any, tiles: Sequence[int]) -> Sequence[int]:
+    """The tiles of an instance's call whose kernels the library holds: an emulated one is compiled of some files."""
     if not EMULATED:
         return tiles
     held = []
     for tile in tiles:
         try:
-            kernels.Plan(replace(call, config=tile, _keep=[]))
+            kernels.Plan(replace(instance.call, config=tile, _keep=[]))
         except kernels.KernelError as error:
             assert "the kernel is not in this library" in str(error), error
         else:

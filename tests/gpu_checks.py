@@ -26,7 +26,7 @@ def assert_every_tile_is_right(instance: Any, tiles: Sequence[int]) -> None:
     import torch
 
     assert tiles, kernels.reject(instance.call)
-    for config in emulated.compiled(instance.call, tiles):
+    for config in emulated.compiled(instance, tiles):
         instance.run(config)
         _, pad_lanes = instance.output()
         ratio = instance.error_ratio()
