@@ -116,7 +116,7 @@ def affordable(problem: Problem) -> Problem:
     blocks = 1 if p.R * p.S > 1 else 2  # of 64 channels: more k-tiles than a ring has stages, with the taps
     return replace(
         p, N=min(p.N, 2), H=min(p.H, max(18, reach_h)), W=min(p.W, max(17, reach_w)),
-        C=tuple(min(c, 64 * blocks + c % 64) for c in p.C), K=min(p.K, 256 + p.K % 64),
+        C=tuple(min(c, 64 * blocks + c % 64) for c in p.C), K=p.K if p.outputs else min(p.K, 256 + p.K % 64),
     )  # fmt: skip
 
 
