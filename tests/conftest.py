@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             params = item.callspec.params if hasattr(item, "callspec") else {}
             if "gpu" in item.keywords and (why := emulated.reason_to_skip(item.path.stem, params)):
-                item.add_marker(pytest.mark.skip(reason=why))
+                item.add_marker(pytest.mark.skip(reason=why))  # what the emulated library cannot run, named each time
     if has_gpu():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")  # CI has none; `make gpu-test` runs these where one is
