@@ -4,8 +4,9 @@
 
 Peers, both channels-last on the same operands: `eager`, as a user writes it (interpolate, cat, convolution, activation,
 add), and `cudnn`, where one cuDNN plan takes bias, ReLU and residual after interpolate and cat (ReLU or no activation).
-With `--cutlass` also `cutlass2`: CUTLASS 2.x behind interpolate and cat, the instructions of the sm_80 tiles, without
-the residual; nvcc builds its tiles first, which takes minutes.
+`twin` is ours of the plain form, its fastest tile: behind a kernel that enlarges, without the residual, or with one
+output of as many filters. With `--cutlass` also `cutlass2`: CUTLASS 2.x behind interpolate and cat, the instructions
+of the sm_80 tiles, without the residual; nvcc builds its tiles first, which takes minutes.
 """
 
 from __future__ import annotations
@@ -107,6 +108,29 @@ def peers(instances: list[problems.Instance]) -> dict[str, Callable[[int], Any]]
     return {"eager": eager} | ({"cudnn": cudnn} if fused else {})
 
 
+def twins(instances: list[problems.Instance], dtype: str) -> dict[str, Callable[[int], Any]]:
+    """Launches of every tile of the plain form, behind a kernel that enlarges the sources that are to be."""
+    import torch
+    import torch.nn.functional as F
+
+    p = instances[0].problem
+    plain = [problems.instantiate(replace(p, upsample=(), residual="", outputs=()), dtype, n)
+             for n in range(len(instances))]  # fmt: skip
+    x = [[(t, u) for t, u in zip(sources_of(i), p.upsample, strict=False) if u > 1] for i in instances]
+
+    def launch(tile: int) -> Callable[[int], Any]:
+        made = [kernels.Launcher(replace(i.call, config=tile)) for i in plain]
+
+        def run_both(i: int) -> None:
+            for t, u in x[i]:
+                F.interpolate(t, scale_factor=u, mode="nearest")
+            made[i](torch.cuda.current_stream().cuda_stream)
+
+        return run_both
+
+    return {f"twin:{tile}": launch(tile) for tile in kernels.configs(plain[0].call)}
+
+
 def measure(problem: Problem, dtype: str, rounds: int, forced: bool, cutlass: bool) -> list[dict[str, Any]]:
     """Rows of one shape: every tile of ours (with `forced` the sm_80 ones alone) and the peers."""
     import torch
@@ -123,6 +147,8 @@ def measure(problem: Problem, dtype: str, rounds: int, forced: bool, cutlass: bo
         variants[table[tile]["name"]] = lambda i, made=launchers: made[i](torch.cuda.current_stream().cuda_stream)
     guess, failures = next(iter(variants)), {}
     variants |= peers(instances)
+    if not forced and (problem.upsample or problem.residual or problem.outputs):
+        variants |= twins(instances, dtype)
     if cutlass:
         try:
             variants["cutlass2"] = forms_cutlass.launch(instances, enlarged(instances), rounds=3)
@@ -147,7 +173,9 @@ def line(rows: list[dict[str, Any]]) -> str:
     ours = {k: v for k, v in timed.items() if k.startswith("sm")}
     best, guess = min(ours, key=ours.__getitem__), next(r["variant"] for r in rows if r.get("guess"))
     peer = min(v for k, v in timed.items() if k in ("eager", "cudnn"))
-    tail = "  ".join(f"{k} {v:.1f}" for k, v in timed.items() if k not in ours)
+    tail = "  ".join(f"{k} {v:.1f}" for k, v in timed.items() if k not in ours and not k.startswith("twin:"))
+    if twin := min((v for k, v in timed.items() if k.startswith("twin:")), default=0.0):
+        tail += f"  twin {twin:.1f} {ours[best] / twin:.2f}"
     return (
         f"{rows[0]['shape']:26} {ours[best]:8.1f} {best:30} guess {ours[guess]:8.1f}  {tail}  {ours[best] / peer:.2f}"
     )

@@ -1,8 +1,9 @@
-"""int8 ConcatConv beside the float16 one, the fastest tile of each over all paths of the GPU, in one run.
+"""int8 or float8 ConcatConv beside the float16 one, the fastest tile of each over all paths of the GPU, in one run.
 
     python benchmarks/quant_concat_conv.py --json rows.json
+    python benchmarks/quant_concat_conv.py --dtype float8_e4m3fn
 
-`one`: all sources share a scale; `own`: each has its own; output float16. `one_q`, `own_q`: output int8.
+`one`: all sources share a scale; `own`: each has its own; output float16. `one_q`, `own_q`: output of the 8-bit type.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 PEAK_FLOPS, PEAK_BYTES = 790e12, 4.3e12  # float16, as in benchmarks/concat_conv.py
 
 
-KINDS = {"one": (True, "float16"), "own": (False, "float16"), "one_q": (True, "int8"), "own_q": (False, "int8")}
+KINDS = {"one": (True, False), "own": (False, False), "one_q": (True, True), "own_q": (False, True)}  # scale, output
 
 
-def instance_of(problem: Any, kind: str, seed: int) -> Any:
+def instance_of(problem: Any, kind: str, dtype: str, seed: int) -> Any:
     """Operands alone: nothing that only checks need."""
     import problems
     import quant_problems
@@ -33,13 +34,14 @@ def instance_of(problem: Any, kind: str, seed: int) -> Any:
         instance = problems.instantiate(problem, "float16", seed)
         instance.x = []
         return instance
-    one_scale, output_type = KINDS[kind]
-    quantised = quant_problems.instantiate(problem, output_type, one_scale=one_scale, seed=seed)
+    one_scale, narrow = KINDS[kind]
+    output = dtype if narrow else "float16"
+    quantised = quant_problems.instantiate(problem, output, one_scale=one_scale, seed=seed, dtype=dtype)
     quantised.exact = None
     return quantised
 
 
-def variants(problem: Any, sets: int, most: int) -> dict[str, Any]:
+def variants(problem: Any, dtype: str, sets: int, most: int) -> dict[str, Any]:
     """'<kind>:<tile>' -> launch of one operand set; at most so many tiles of each path."""
     import torch
 
@@ -47,7 +49,7 @@ def variants(problem: Any, sets: int, most: int) -> dict[str, Any]:
 
     launches: dict[str, Any] = {}
     for kind in ("f16", *KINDS):
-        group = [instance_of(problem, kind, i) for i in range(sets)]
+        group = [instance_of(problem, kind, dtype, i) for i in range(sets)]
         configs = {c["id"]: c for c in kernels.operator_of(group[0].call.op_type)["configs"]}
         ids = kernels.configs(group[0].call)
         paths = [[i for i in ids if (configs[i]["min_sm"] == 90) == hopper] for hopper in (True, False)]
@@ -64,6 +66,7 @@ def variants(problem: Any, sets: int, most: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of conv_shapes.json; default: all")
+    parser.add_argument("--dtype", default="int8", choices=["int8", "float8_e4m3fn"], help="default int8")
     parser.add_argument("--rounds", type=int, default=8, help="timed rounds; default 8")
     parser.add_argument("--tiles", type=int, default=99, help="most tiles of a path; default: all")
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -79,7 +82,7 @@ def main() -> int:
         if args.shapes and problem.name not in args.shapes:
             continue
         sets = timing.rotation_sets(problem.bytes_moved(1), timing.l2_bytes())
-        found = timing.interleaved(variants(problem, min(sets, 12), args.tiles), min(sets, 12), args.rounds)
+        found = timing.interleaved(variants(problem, args.dtype, min(sets, 12), args.tiles), min(sets, 12), args.rounds)
         times = {k: v.median_us for k, v in found.items() if not isinstance(v, str)}
         for name, failure in found.items():
             if isinstance(failure, str):

@@ -14,8 +14,9 @@ from cutefuse import kernels
 
 LAYOUTS = {"kHWC16": kernels.CHANNELS_LAST, "kCHW32": kernels.BLOCKS32}
 TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOAT8: 1}
-# Largest error of a sum over that of its terms: float32, and what the tensor cores keep of float8 products.
-SUM_SLACK = {"int8": 2.0**-20, gpu.FLOAT8: 2.0**-12}
+# Largest error of a sum over that of its terms: float32's; of float8, the tensor cores align the 32 products of a step
+# with the largest of them and the sum so far, and keep 13 bits of each behind that one's leading bit.
+SUM_SLACK = {"int8": 2.0**-20, gpu.FLOAT8: 2.0**-11}
 OUTPUT_SCALE = 1 / 40
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import emulated
 import gpu
 import gpu_checks
 import problems
@@ -136,7 +135,7 @@ class TestSeveralOutputs:
         check(Problem(8, 80, 80, (64,), 256, **SAME, activation="Relu", outputs=(64, 192)), dtype)
         check(Problem(8, 80, 80, (64,), 256, activation="HardSwish", outputs=(72, 56, 128)), dtype)
 
-    @pytest.mark.skipif(emulated.EMULATED, reason="torch profiles no kernel of the emulator")
+    @pytest.mark.skipif(problems.SANITIZED, reason="torch profiles no kernel of the emulator or under a sanitizer")
     def test_they_are_one_launch(self, dtype: str) -> None:
         import torch
 

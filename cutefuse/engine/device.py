@@ -79,7 +79,7 @@ class CudaPython(Device):
             args = (*args, self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
         status, *values = getattr(self._runtime, name)(*args)
         if int(status):
-            raise CutefuseError(f"{name} failed: {status}; check the GPU with nvidia-smi")
+            raise CutefuseError(f"{name} failed: {getattr(status, 'name', status)}; check the GPU with nvidia-smi")
         return values[0] if values else None
 
 
