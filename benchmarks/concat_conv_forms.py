@@ -126,6 +126,7 @@ def twins(instances: list[problems.Instance], dtype: str) -> dict[str, Callable[
                 F.interpolate(t, scale_factor=u, mode="nearest")
             made[i](torch.cuda.current_stream().cuda_stream)
 
+        run_both.__dict__["kept"] = plain  # launchers know addresses alone
         return run_both
 
     return {f"twin:{tile}": launch(tile) for tile in kernels.configs(plain[0].call)}

@@ -14,9 +14,9 @@ from cutefuse import kernels
 
 LAYOUTS = {"kHWC16": kernels.CHANNELS_LAST, "kCHW32": kernels.BLOCKS32}
 TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOAT8: 1}
-# Largest error of a sum over that of its terms: float32's; of float8, the tensor cores align the 32 products of a step
-# with the largest of them and the sum so far, and keep 13 bits of each behind that one's leading bit.
-SUM_SLACK = {"int8": 2.0**-20, gpu.FLOAT8: 2.0**-11}
+# Largest error of a sum over that of its terms. In each step of 32 float8 products the tensor cores align these and the
+# sum so far with the largest of them, and keep 13 bits of each behind that one's leading bit.
+INT8_SLACK, FLOAT8_STEP_SLACK = 2.0**-20, 2.0**-15
 OUTPUT_SCALE = 1 / 40
 
 
@@ -68,6 +68,7 @@ class Instance:
     exact: problems.Instance
     bounds: tuple[Any, Any] | None = None
     dtype: str = "int8"
+    one_scale: bool = False
 
     def __str__(self) -> str:
         return f"{self.problem} to {self.output_type} in {self.layout}"
@@ -92,13 +93,20 @@ class Instance:
         """What its errors are compared with those of."""
         return f"{self.dtype} to {self.output_type}"
 
+    @property
+    def slack(self) -> float:
+        """Of a sum, over that of its terms; only tiles for one scale add up more than a few steps in float8's sums."""
+        taps = self.problem.R * self.problem.S
+        steps = sum(-(-c // 32) for c in self.problem.C) * taps if self.one_scale else 2 * taps
+        return FLOAT8_STEP_SLACK * max(steps, 16) if self.dtype == gpu.FLOAT8 else INT8_SLACK
+
     def error_ratio(self) -> Any:
         """Largest elementwise error over its bound, on the device; int8 counts in steps, half of one to round."""
         import torch
 
         if self.bounds is None:
             truth = problems.activate(problems.convolve(self.exact, torch.float64), self.problem.activation)
-            slack = SUM_SLACK[self.dtype] * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
+            slack = self.slack * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
             if self.output_type == "int8":
                 steps = (truth / OUTPUT_SCALE).clamp(-128, 127)
                 self.bounds = steps, slack / OUTPUT_SCALE + 0.5
@@ -166,4 +174,5 @@ def instantiate(
         call = replace(call, workspace=workspace.view.data_ptr(), workspace_bytes=size)
     real = [worth(v) * s for v, s in zip(x, scales, strict=True)]
     exact = problems.Instance(p, "float64", call, [], real, worth(w) * w_scale.double().view(-1, 1, 1, 1), b.double())
-    return Instance(p, output_type, layout, call, [buffer for buffer, _ in operands] + [output[0]], exact, dtype=dtype)
+    buffers = [buffer for buffer, _ in operands] + [output[0]]
+    return Instance(p, output_type, layout, call, buffers, exact, dtype=dtype, one_scale=one_scale)

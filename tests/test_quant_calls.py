@@ -68,18 +68,20 @@ def in_float8(call: kernels.Call) -> kernels.Call:
     return replace(call, inputs=typed(call.inputs), outputs=typed(call.outputs))
 
 
-def test_float8_runs_on_the_hopper_tiles_that_drain() -> None:
+def test_float8_runs_on_hoppers_tiles() -> None:
     call = in_float8(good("CuteQConcatConv2ReluQ"))
     one_scale = in_float8(good("CuteQConcatConv2ReluQ", input_scales=(0.1, 0.1)))
     for legal in (call, one_scale, in_float8(good(output_type=10))):
         to_float16 = not legal.op_type.endswith("Q")
         outputs = [replace(legal.outputs[0], dtype="float16")] if to_float16 else legal.outputs
-        assert set(kernels.configs(replace(legal, outputs=outputs))) == {221, 222, 223, 224}
+        undrained = {201, 202, 203, 204, 211, 212, 213} if legal is one_scale else set()
+        undrained -= {201}  # a single tile of filters has no second block to share its pixels with
+        assert set(kernels.configs(replace(legal, outputs=outputs))) == {221, 222, 223, 224} | undrained
     assert not kernels.configs(in_float8(good())) and not kernels.configs(replace(call, sm=80))  # to float32; Ampere
     assert "not channels-last" in (kernels.reject(in_float8(good("CuteQConcatConv2ReluQ", BLOCKS32))) or "")
     mixed = replace(call, outputs=good("CuteQConcatConv2ReluQ").outputs)
     assert "must be a channels-last float8_e4m3fn tensor" in (kernels.reject(mixed) or "")
-    for tile in (1, 201):
+    for tile in (1, 12):
         with pytest.raises(kernels.KernelError, match=f"tile {tile} cannot run float8_e4m3fn"):
             kernels.Plan(replace(call, sm=90, sm_count=132, config=tile))
 

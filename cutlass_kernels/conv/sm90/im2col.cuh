@@ -11,14 +11,15 @@ namespace cutefuse::conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
-          bool kDrains_ = false, bool kPre = false>
+          bool kDrains_ = false, Sm90Sources kSources = Sm90Sources::kAsTheyAre>
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kDrains = kDrains_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
-  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
+  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong;
+  static constexpr bool kPreActivated = kSources == Sm90Sources::kPreActivated;
   // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators.
   static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
   static constexpr int kProducerRegisters = kManyRegisters ? 40 : 56, kConsumerRegisters = kManyRegisters ? 232 : 224;
@@ -33,10 +34,10 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
-  static constexpr int kVectors = kPre ? 2 * kChannels : 0;  // elements of a stage's scale and shift
+  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   // A tile's shortcut takes the pixels' part of one more stage for every 64 filters; with a divided reduction, whose
   // blocks have one tile each, it lies where that tile's outputs are staged.
-  static constexpr bool kShortcut = !kPre && !Sm90Numbers<Element>::kScaled && !kPingPong;
+  static constexpr bool kShortcut = !kPreActivated && !Sm90Numbers<Element>::kScaled && !kPingPong;
   static constexpr int kShortcutSlots = kSplit || !kShortcut ? 0 : kFilters / 64;
   // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
@@ -49,7 +50,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
     alignas(1024) Output y[kConsumers][kStagingElements];
-    alignas(16) Element vectors[kPre ? kStages : 1][kPre ? kVectors : 16];
+    alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages], shortcut_full[kConsumers];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);

@@ -9,23 +9,23 @@ namespace cutefuse::conv {
 CUTE_DEVICE float to_float(uint32_t sum) { return float(int(sum)); }
 CUTE_DEVICE float to_float(float sum) { return sum; }
 
-// The two filters of a thread's accumulator rows with their scales, times that of the sources where all share it: sums
+// The two filters of a thread's accumulator rows with their scales, times that of the sources unless draining has: sums
 // of Sum, though kept in registers of float, become outputs. For 8-bit outputs the filters are neighbours
 // (load_filters), otherwise 8 apart as in FilterPair.
-template <class Sum>
+template <class Sum, bool kDrained>
 struct ScaledPair : FilterPair {
   float scale[2];
 
   ScaledPair() = default;
   CUTE_DEVICE ScaledPair(Sm90Params const &params, TileFilters const &filters) : FilterPair(params, filters) {
-    bool const neighbours = size_of(params.problem.output_type) == 1, drained = cute::is_same_v<Sum, float>;
+    bool const neighbours = size_of(params.problem.output_type) == 1;
     int const first = filters.first + threadIdx.x % 128 / 32 * 16, pair = threadIdx.x % 32 / 4;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       int const at = first + (neighbours ? 2 * pair + row : pair + 8 * row);
       bool const exists = at < params.problem.K;
       bias[row] = exists ? __ldg(params.b + at) : 0.f;
-      scale[row] = exists ? __ldg(params.w_scale + at) * (drained ? 1.f : params.problem.scale[0]) : 0.f;
+      scale[row] = exists ? __ldg(params.w_scale + at) * (kDrained ? 1.f : params.problem.scale[0]) : 0.f;
     }
   }
   template <int kValues>
@@ -40,7 +40,7 @@ struct ScaledPair : FilterPair {
 template <class Traits>
 using StoredSum = cute::conditional_t<Traits::kDrains, float, typename Traits::Sum>;
 template <class Traits>
-using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<StoredSum<Traits>>, FilterPair>;
+using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<StoredSum<Traits>, Traits::kDrains>, FilterPair>;
 
 // Adds a source's sums to those of the earlier ones.
 template <class Sum, int kValues>

@@ -7,22 +7,24 @@ namespace cutefuse::conv {
 
 // Fitted on an H200 to the latency and single_source shapes, every small tile and division, warm.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, int const (&room)[kMaxSplits + 1]) {
-  constexpr double kStart = 0.5;    // barriers, the first loads' latency, the last store
-  constexpr double kWave = 1.4;     // the same for blocks that start when others have ended
-  constexpr double kLatency = 1.4;  // of a stage: to be loaded, multiplied and free again
-  constexpr double kRow = 0.0016;   // a multiprocessor takes this long for 128 bytes
-  constexpr double kFinish = 0.54;  // 64 x 64 outputs
-  constexpr double kMeet = 0.38;    // the blocks of a cluster wait for each other
-  constexpr double kSend = 0.73;    // 64 x 64 sums to other blocks
+  constexpr double kStart = 0.5;       // barriers, the first loads' latency, the last store
+  constexpr double kWave = 1.4;        // the same for blocks that start when others have ended
+  constexpr double kLatency = 1.4;     // of a stage: to be loaded, multiplied and free again
+  constexpr double kRow = 0.0016;      // a multiprocessor takes this long for 128 bytes
+  constexpr double kRewrite = 0.0037;  // 64 channels of a pre-activated pixel, by one warpgroup
+  constexpr double kFinish = 0.54;     // 64 x 64 outputs
+  constexpr double kMeet = 0.38;       // the blocks of a cluster wait for each other
+  constexpr double kSend = 0.73;       // 64 x 64 sums to other blocks
   double const area = tile.filters * tile.pixels() / 4096.0;
   int const k_tiles = ceil_div(conv::k_tiles<kChannelBlock>(p), splits);
+  double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
   int const tiles = ceil_div(p.K, tile.filters) * ceil_div(p.N * p.P * p.Q, tile.pixels());
   double us = 0;
   for (int left = tiles; left > 0; left -= std::max(1, room[splits])) {
     int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);
     double const load = (tile.filters + tile.pixels()) * kRow * resident;
     us += (left == tiles ? kStart : kWave) +
-          k_tiles * std::max(kLatency / small_room(tile.filters, tile.pixels()).stages, load) +
+          k_tiles * (std::max(kLatency / small_room(tile.filters, tile.pixels()).stages, load) + rewrite) +
           area * resident * kFinish / splits;
     if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
   }

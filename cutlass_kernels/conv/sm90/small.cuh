@@ -10,15 +10,16 @@ namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_>
+template <class Element_, int kFilters_, int kPixels_, Sm90Sources kSources = Sm90Sources::kAsTheyAre>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
-  static constexpr bool kPingPong = false, kPreActivated = false;
-  static constexpr int kShortcutSlots = 0;
+  static constexpr bool kPingPong = false, kPreActivated = kSources == Sm90Sources::kPreActivated;
+  static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
   static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
-  static constexpr SmallRoom kRoom = small_room(kFilters, kPixels);
+  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
+  static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, kVectors *int(sizeof(Element)));
   static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
   static constexpr int kUnits = kPixels / 8, kParts = small_parts(kPixels);  // a unit: 8 pixels, finished by one block
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
@@ -30,8 +31,8 @@ struct Sm90Small : Sm90Numbers<Element_> {
   struct SharedStorage {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
-    alignas(16) Element vectors[1][16];                      // of pre-activated sources, which no small tile takes
-    float4 parts[kParts][kSumThreads];                       // (thread,(block of the cluster,unit))
+    alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
+    float4 parts[kParts][kSumThreads];  // (thread,(block of the cluster,unit))
     alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
   };
   static_assert((sizeof(SharedStorage) + 1024) * kBlocks <= kSmallSharedBytes);
@@ -143,8 +144,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     wait_for_previous_kernel();
     FilterPair const pair(params, TileFilters(params, place.tile_f(place.first_tile), Traits::kFilters, row_w));
     cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
+    PreActivation<Traits> const pre(params, first, 0, threadIdx.x / 128);
+    pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, k_begin)));
     float acc[1][Traits::kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, row_w, 0, k_begin, k_end, {params, 0, 0, 0});
+    main_loop<Traits>(acc, ring, shared, params, release, row_w, 0, k_begin, k_end, pre);
     finish_loop<Traits>(acc, ring, shared, release);
 
     if (divided) {

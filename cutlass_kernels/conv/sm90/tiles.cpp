@@ -103,10 +103,9 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
 namespace {
 
 // Sources with scales: their outputs are float16, or of their type by whole vectors; and unless the tile drains sums,
-// one of integers serves all sources.
+// one serves all sources.
 bool can_run_scaled(Sm90Tile const &tile, Problem const &p) {
-  bool const one_sum = p.type == Type::kInt8 && drains_once(p);
-  if (p.layout != Layout::kChannelsLast || !(tile.drains || one_sum)) return false;
+  if (p.layout != Layout::kChannelsLast || !(tile.drains || drains_once(p))) return false;
   if (p.residual != Residual::kNone) return false;
   return p.output_type == Type::kFloat16 || (p.output_type == p.type && p.K % 16 == 0);
 }
@@ -203,12 +202,16 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   double const epilogue = tile.filters * tile.pixels() / 32768.0 * ((exponential ? 7000 : 3500) + (shortcut ? 500 : 0));
+  // A pre-activated k-tile is rewritten before it is multiplied, by 256 threads or by those of one warpgroup.
+  bool const alone = tile.schedule == Sm90Schedule::kPingPong;
+  double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 6.0 : 4.0) : 0;
   double loop = 0;
   for (int i = 0; i < p.sources; ++i) {
     double const repeats = p.upsample[i] > 1 ? 50.0 / 9 : 1.0;  // TMA repeats pixels at 9 bytes a clock
     double const load = 32 * (tile.filters + load_pixels * repeats) / 50;
     double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
-    loop += k_steps / splits * std::max(multiply, load);
+    double const rewrites = double(ceil_div(p.C[i], kChannelBlock)) * p.R * p.S;
+    loop += (k_steps * std::max(multiply, load) + rewrites * rewrite) / splits;
   }
   double const late = 1.2 * epilogue;
   double const clusters = tiles_x * ceil_div(filter_tiles(tile, p), tile.cluster_f);

@@ -15,6 +15,9 @@ enum class Sm90Schedule {
   kRows,         // rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
 };
 
+// What the kernels make of their sources; its name tells the sanitizers which kernels they cannot judge.
+enum class Sm90Sources { kAsTheyAre, kPreActivated };
+
 // A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups.
 struct Sm90Tile {
   int id;
@@ -24,7 +27,7 @@ struct Sm90Tile {
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
-  int type_bytes = 2;   // 1: int8, and float8 where it drains
+  int type_bytes = 2;   // 1: int8 and float8
   bool drains = false;  // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
   bool pre_activates = false;  // has a second kernel, for pre-activated sources
   constexpr int pixels() const { return pixels_a * pixels_b; }
@@ -58,9 +61,9 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     {134, "sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong},
     {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, Sm90Schedule::kRows},
     {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, Sm90Schedule::kRows},
-    {151, "sm90_small_64x16", false, 64, 1, 16, 1, Sm90Schedule::kSmall},
-    {152, "sm90_small_64x32", false, 64, 1, 32, 1, Sm90Schedule::kSmall},
-    {153, "sm90_small_64x40", false, 64, 1, 40, 1, Sm90Schedule::kSmall},
+    {151, "sm90_small_64x16", false, 64, 1, 16, 1, Sm90Schedule::kSmall, 2, false, true},
+    {152, "sm90_small_64x32", false, 64, 1, 32, 1, Sm90Schedule::kSmall, 2, false, true},
+    {153, "sm90_small_64x40", false, 64, 1, 40, 1, Sm90Schedule::kSmall, 2, false, true},
     {154, "sm90_small_64x64", false, 64, 1, 64, 1, Sm90Schedule::kSmall},
     {155, "sm90_small_64x80", false, 64, 1, 80, 1, Sm90Schedule::kSmall},
     {156, "sm90_small_128x64", false, 128, 1, 64, 1, Sm90Schedule::kSmall},
@@ -74,7 +77,7 @@ constexpr Config config_of(Sm90Tile const &tile) {
                            : tile.schedule == Sm90Schedule::kSmall    ? "small"
                                                                       : "im2col";
   std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
-  std::uint32_t const bytes = bit_of(Type::kInt8) | (tile.drains ? bit_of(Type::kFloat8) : 0);
+  std::uint32_t const bytes = bit_of(Type::kInt8) | bit_of(Type::kFloat8);
   return {tile.id, 90, tile.name, kind, tile.type_bytes == 1 ? bytes : halves, kWgmma};
 }
 
@@ -104,12 +107,13 @@ struct SmallRoom {
   int blocks, stages;
 };
 
-// As many blocks, up to three, as have four stages each: fewer cannot hide the latency of the loads.
-constexpr SmallRoom small_room(int filters, int pixels) {
+// As many blocks, up to three, as have four stages each: fewer cannot hide the latency of the loads. `vector_bytes` of
+// a stage hold the scales and shifts of pre-activated sources.
+constexpr SmallRoom small_room(int filters, int pixels, int vector_bytes = 0) {
   SmallRoom room{};
   for (room.blocks = 3; room.blocks > 0; --room.blocks) {
     int const bytes = kSmallSharedBytes / room.blocks - 1024 - 256 - small_parts(pixels) * filters * 32;
-    room.stages = bytes / ((filters + pixels) * kChannelBlock * 2);
+    room.stages = bytes / ((filters + pixels) * kChannelBlock * 2 + vector_bytes);
     if (room.stages >= 4) break;
   }
   room.stages = room.stages < 8 ? room.stages : 8;
