@@ -4,7 +4,7 @@
 #     scripts/sanitize.sh [-o logs] [-j jobs] [-s shares] [memcheck racecheck initcheck synccheck]
 #
 # Jobs take the machine's GPUs in turn; -s cuts every file into shares that run side by side. Exit code 1 when a tool
-# reports an error, a test fails, a run ends early or no test of a file ran. The tests see CUTEFUSE_SANITIZED=1: they
+# reports an error, a test fails, a run ends early or no test of a file ran. The tests see the tool in CUTEFUSE_SANITIZED: they
 # crop images, channels and rows, as every access costs up to a hundred times more here, and leave out what measures time.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -35,11 +35,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 one() {
   local tool=$1 file=$2 share=$3 name=$1_$(basename "$2" .py)_${3%/*} follow=(--kernel-name kernel_substring=cutefuse)
   [ "$tool" = initcheck ] && follow=()
-  # racecheck does not see that threads which met at a named barrier have read what one of them then frees by an arrival
-  # at an mbarrier. Only pre-activated sources are read and refilled so (docs/verified.md).
-  [ "$tool" = racecheck ] && follow+=(--kernel-name-exclude kernel_substring=Sm90SourcesE1)
   SECONDS=0
-  CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((SLOT % gpus))} CUTEFUSE_SANITIZED=1 PYTHONPATH=.:tests timeout "$limit" \
+  CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((SLOT % gpus))} CUTEFUSE_SANITIZED=$tool PYTHONPATH=.:tests timeout "$limit" \
     compute-sanitizer --tool "$tool" "${follow[@]}" --print-limit 5 --error-exitcode 3 \
     "${PYTHON:-python3}" -m pytest -v -m gpu -p no:cacheprovider --durations=10 --share "$share" "$file" >"$logs/$name.log" 2>&1
   local code=$? counts

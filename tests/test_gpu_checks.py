@@ -9,6 +9,8 @@ import gpu_checks
 import problems
 import pytest
 
+from cutefuse import kernels
+
 pytestmark = pytest.mark.torch
 
 PIXELS, CHANNELS = 6, 5  # three pad lanes
@@ -22,6 +24,7 @@ class Ran:
 
         guards = torch.full((2 * gpu.GUARD_ELEMENTS + PIXELS * 8,), gpu.GUARD_VALUE)
         view = guards[gpu.GUARD_ELEMENTS : -gpu.GUARD_ELEMENTS]
+        self.call = kernels.Call("CuteConcatConv1", [], [], {})
         self.buffers, self.wrong, self.kind = [gpu.Buffer(guards, view)], wrong, "stand-in"
         self.truth = torch.linspace(-1, 1, PIXELS * CHANNELS, dtype=torch.float64).view(PIXELS, CHANNELS)
 
@@ -67,3 +70,17 @@ def test_a_right_output_passes_and_its_error_is_kept() -> None:
 def test_each_kind_of_wrong_output_is_named_with_its_tile(wrong: str, message: str) -> None:
     with pytest.raises(AssertionError, match=f"(?s)tile 2 of .*{message}"):
         gpu_checks.assert_every_tile_is_right(Ran(wrong), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("tool", "op_type", "kept"),
+    [("racecheck", "CutePreConcatConv2Relu", [5]), ("racecheck", "CuteConcatConv2Relu", [5, 109]),
+     ("memcheck", "CutePreConcatConv2Relu", [5, 109]), (None, "CutePreConcatConv2Relu", [5, 109])],
+)  # fmt: skip
+def test_racecheck_alone_leaves_out_hoppers_tiles_of_pre_activated_sources_alone(
+    tool: str | None, op_type: str, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUTEFUSE_SANITIZED", raising=False)
+    if tool:
+        monkeypatch.setenv("CUTEFUSE_SANITIZED", tool)
+    assert gpu_checks.judged(kernels.Call(op_type, [], [], {}), [5, 109]) == kept

@@ -94,6 +94,13 @@ char const *launch_sm80(Op const &op, Plan const &plan, Operands const &operands
   return why == nullptr ? nullptr : refused(op, plan.config, why);
 }
 
+// As sm90_warm_us.
+double sm80_warm_us(Tile const &tile, Problem const &p, Target const &target) {
+  // Fitted likewise; the Ampere tiles ran the convolutions with a residual there, and none besides.
+  double const residual = p.residual == Residual::kNone ? 1.0 : 1.2;
+  return 1.1 + residual * cost_us(tile, p, target);
+}
+
 }  // namespace
 
 char const *reject(Family const &family, Call const &call) {
@@ -113,7 +120,8 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
   return bytes;
 }
 
-// The Ampere tiles come after Hopper's on Hopper, and before them where the device is not known.
+// The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, and before
+// them where the device is not known.
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return 0;
@@ -125,13 +133,14 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   std::vector<Candidate> legal;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
   bool const on_hopper = call.sm != 0 && offers(call.sm, kWgmma);
+  bool const hopper_first = on_hopper && !(sized && is_upsampled(p));
   Target const target(call);
   for (Tile const &tile : family.tiles) {
-    if (runs(tile, p, call.sm)) legal.push_back({tile.id, on_hopper, sized ? cost_us(tile, p, target) : 0});
+    if (runs(tile, p, call.sm)) legal.push_back({tile.id, hopper_first, sized ? sm80_warm_us(tile, p, target) : 0});
   }
   for (Sm90Tile const &tile : family.sm90_tiles) {
     if (!offers(call.sm, kWgmma) || !sm90_can_run(tile, p)) continue;
-    legal.push_back({tile.id, !on_hopper, sized ? sm90_cost(tile, p, target.sm_count) : 0});
+    legal.push_back({tile.id, !on_hopper, sized ? sm90_warm_us(tile, p, target.sm_count) : 0});
   }
   std::stable_sort(legal.begin(), legal.end(), [](Candidate const &a, Candidate const &b) {
     return a.later != b.later ? b.later : a.cost < b.cost;
@@ -162,9 +171,7 @@ double predicted_us(Family const &family, Call const &call) {
   if (problem_of(family, call, &p) != nullptr) return -1;
   if (p.N == 0) return 0;
   Target const target(call);
-  // Fitted as sm90_warm_us was; the Ampere tiles run the convolutions with a residual there, and none besides.
-  double const residual = p.residual == Residual::kNone ? 1.0 : 1.2;
-  if (Tile const *const tile = find_id(family.tiles, call.config)) return 1.1 + residual * cost_us(*tile, p, target);
+  if (Tile const *const tile = find_id(family.tiles, call.config)) return sm80_warm_us(*tile, p, target);
   Sm90Tile const *const tile = find_id(family.sm90_tiles, call.config);
   return tile == nullptr ? -1 : sm90_warm_us(*tile, p, target.sm_count);
 }

@@ -11,15 +11,14 @@ namespace cutefuse::conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
-          bool kDrains_ = false, Sm90Sources kSources = Sm90Sources::kAsTheyAre>
+          bool kDrains_ = false, bool kPre = false>
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kDrains = kDrains_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
-  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong;
-  static constexpr bool kPreActivated = kSources == Sm90Sources::kPreActivated;
+  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
   // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators.
   static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
   static constexpr int kProducerRegisters = kManyRegisters ? 40 : 56, kConsumerRegisters = kManyRegisters ? 232 : 224;

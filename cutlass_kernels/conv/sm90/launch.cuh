@@ -18,21 +18,20 @@ template <class Element, auto const &kTiles, Group kGroup, std::size_t kIndex>
 Kernels sm90_kernels() {
   constexpr Sm90Tile kTile = kTiles[kIndex];
   constexpr bool kPre = kGroup == Group::kHopperPreActivated;
-  constexpr Sm90Sources kSources = kPre ? Sm90Sources::kPreActivated : Sm90Sources::kAsTheyAre;
   if constexpr (kPre ? !kTile.pre_activates : group_of(kTile) != kGroup) {
     return {};
   } else if constexpr (kTile.schedule == Sm90Schedule::kRows) {
     using Traits = Sm90Rows<Element, kTile.pixels()>;
     return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
-    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kSources>;
+    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre>;
     return sm90_kernels<Traits>(conv_sm90_small<Traits>, Traits::kThreads);
   } else if constexpr (kTile.halo) {
     using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_b, kTile.drains>;
     static_assert(kTile.pixels() == Traits::kPixels);
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
-    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains, kSources>;
+    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains, kPre>;
     return sm90_kernels<Traits>(conv_sm90_im2col<Traits>);
   }
 }

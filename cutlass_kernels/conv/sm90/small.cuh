@@ -10,12 +10,12 @@ namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, Sm90Sources kSources = Sm90Sources::kAsTheyAre>
+template <class Element_, int kFilters_, int kPixels_, bool kPre = false>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
-  static constexpr bool kPingPong = false, kPreActivated = kSources == Sm90Sources::kPreActivated;
+  static constexpr bool kPingPong = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
   static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift

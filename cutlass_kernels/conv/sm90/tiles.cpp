@@ -234,11 +234,12 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
 namespace {
 
 // Clocks on top of sm90_cost where a source ends within a block of 64 channels: TMA fills the rest of the pixels with
-// zeros, which takes longer than loading them. Tiles are ranked without it: it was fitted to networks, not tile by
-// tile.
+// zeros, which takes longer than loading them. Patches with a halo are loaded by half blocks, unless they are of rows.
 double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
-  if (tile.halo || is_pointwise(p)) return 0;
-  double const load = 2.0 * kChannelBlock * (tile.filters + tile.pixels() / tile.cluster_f) / 50.0;
+  bool const rows = tile.schedule == Sm90Schedule::kRows;
+  if ((tile.halo && !rows) || is_pointwise(p)) return 0;
+  int const pixels = rows ? halo_plan(p, tile).stage_bytes / (2 * kChannelBlock) / (p.R * p.S) : tile.pixels();
+  double const load = 2.0 * kChannelBlock * (tile.filters + pixels / tile.cluster_f) / 50.0;  // of a tap
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
     int const tail = p.C[i] % kChannelBlock;

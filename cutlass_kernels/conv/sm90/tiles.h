@@ -15,9 +15,6 @@ enum class Sm90Schedule {
   kRows,         // rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
 };
 
-// What the kernels make of their sources; its name tells the sanitizers which kernels they cannot judge.
-enum class Sm90Sources { kAsTheyAre, kPreActivated };
-
 // A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups.
 struct Sm90Tile {
   int id;
