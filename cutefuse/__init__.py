@@ -37,9 +37,8 @@ def plugin_path(name: str = "libcutefuse.so") -> Path:
     raise CutefuseError(f"{name} was not found in {', '.join(map(str, folders))}; build it with `make setup`")
 
 
-def load_library(name: str = "libcutefuse.so") -> ctypes.CDLL:
-    """One of the libraries, loaded. Raises CutefuseError when it was never built, or was built for another system."""
-    path = plugin_path(name)
+def load_library(path: Path) -> ctypes.CDLL:
+    """The library of that path. Raises CutefuseError when it was built for another system."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
