@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 from pathlib import Path
@@ -34,3 +35,11 @@ def plugin_path(name: str = "libcutefuse.so") -> Path:
         if (folder / name).is_file():
             return folder / name
     raise CutefuseError(f"{name} was not found in {', '.join(map(str, folders))}; build it with `make setup`")
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """The library of that path. Raises CutefuseError when it was built for another system."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CutefuseError(f"{path} does not load on this system ({error}); build it here with `make setup`") from None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cutefuse import plugin_path
+from cutefuse import load_library, plugin_path
 from cutefuse.errors import CutefuseError
 
 MAX_RANK = 8
@@ -110,8 +110,8 @@ class Call:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded libcutefuse.so. Raises CutefuseError when it was not built."""
-    lib = ctypes.CDLL(str(plugin_path()))
+    """The loaded libcutefuse.so. Raises CutefuseError when it was not built or does not load."""
+    lib = load_library(plugin_path())
     call = ctypes.POINTER(_Call)
     lib.cutefuse_describe.restype = ctypes.c_char_p
     lib.cutefuse_find.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]

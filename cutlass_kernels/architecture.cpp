@@ -1,7 +1,7 @@
 #include "architecture.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
 #include <iterator>
 #include <sstream>
 #include <string>
@@ -25,7 +25,12 @@ std::vector<std::string> const &targets() {
 }
 
 bool is_ptx(std::string const &target) { return target.find("-virtual") != std::string::npos; }
-int number_of(std::string const &target) { return std::atoi(target.c_str()); }
+// Not atoi: compiled against glibc 2.38 or newer, it needs that on every machine that a wheel is for.
+int number_of(std::string const &target) {
+  int number = 0;
+  std::from_chars(target.data(), target.data() + target.size(), number);
+  return number;
+}
 
 bool is_known(std::int32_t sm) {
   auto const same = [&](Architecture const &row) { return row.sm == sm; };

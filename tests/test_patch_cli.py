@@ -289,6 +289,16 @@ def test_a_missing_library_is_one_sentence(source: Path, tmp_path: Path, monkeyp
     assert done.returncode == 2 and "libcutefuse.so was not found" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_library_of_another_system_is_one_sentence(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "libcutefuse.so").write_bytes(b"no library")
+    monkeypatch.setenv("CUTEFUSE_LIBRARY_DIR", str(tmp_path))
+    done = subprocess.run([sys.executable, str(ROOT / "scripts/patch_onnx.py"), str(source)], capture_output=True,
+                          text=True)  # fmt: skip
+    assert done.returncode == 2 and "does not load on this system" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excluded(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

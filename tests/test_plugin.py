@@ -275,6 +275,16 @@ def test_library_needs_neither_tensorrt_nor_the_cuda_driver() -> None:
     assert needed and all(name.startswith(allowed) for name in needed), needed
 
 
+def test_own_code_needs_no_newer_glibc_than_2_34() -> None:
+    folder = Path(plugin_path()).parent
+    for name in ("libcutefuse.so", "libcutefuse_host.so", "libcutefuse_register.so"):
+        if "libstdc++" not in subprocess.check_output(["readelf", "-d", folder / name], text=True):
+            pytest.skip("this compiler links libstdc++ into the libraries, which needs more of glibc than they do")
+        symbols = subprocess.check_output(["nm", "-D", "--undefined-only", folder / name], text=True)
+        newer = [s for s, minor in re.findall(r"(\S+)@GLIBC_2\.(\d+)", symbols) if int(minor) > 34]
+        assert not newer, f"{name} calls {newer}, so a wheel does not install where glibc is 2.34"
+
+
 def test_plugin_sources_never_call_logger_or_registry() -> None:
     folder = Path(__file__).resolve().parents[1] / "plugins"
     sources = list(folder.glob("*.[ch]*"))

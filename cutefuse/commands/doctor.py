@@ -42,11 +42,8 @@ def check_library() -> list[Finding]:
     try:
         path, facts = cutefuse.plugin_path(), kernels.describe()
     except (CutefuseError, OSError, AttributeError) as error:
-        return [
-            Finding(
-                "library", MISSING, str(error), "run `make setup`, or `pip install` a wheel that was built for Linux"
-            )
-        ]
+        advice = "run `make setup`, or `pip install` a wheel built on a Linux whose glibc is not newer than this one's"
+        return [Finding("library", MISSING, str(error), advice)]
     found = [Finding("library", OK, f"{path}, version {facts['version']}")]
     if facts["version"] != cutefuse.__version__:
         advice = "build the library again: make setup"

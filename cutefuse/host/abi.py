@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cutefuse import plugin_path
+from cutefuse import load_library, plugin_path
 from cutefuse.errors import CutefuseError
 from cutefuse.host.memory import FORMATS
 
@@ -50,8 +50,8 @@ class CDynamicDesc(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded libcutefuse_host.so. Raises CutefuseError when it was not built."""
-    lib = ctypes.CDLL(str(plugin_path("libcutefuse_host.so")))
+    """The loaded libcutefuse_host.so. Raises CutefuseError when it was not built or does not load."""
+    lib = load_library(plugin_path("libcutefuse_host.so"))
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p
     fields, dynamic, static = ctypes.POINTER(CField), ctypes.POINTER(CDynamicDesc), ctypes.POINTER(CDesc)
     addresses = ctypes.POINTER(ctypes.c_void_p)

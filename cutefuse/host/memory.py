@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cutefuse import plugin_path
+from cutefuse import load_library, plugin_path
 from cutefuse.errors import CutefuseError
 
 FORMATS = ("kLINEAR", "kCHW2", "kHWC8", "kCHW4", "kCHW16", "kCHW32", "kDHWC8", "kCDHW32", "kHWC", "kDLA_LINEAR",
@@ -28,7 +28,7 @@ class _Lib:
     """The device functions of libcutefuse_host.so with their signatures."""
 
     def __init__(self) -> None:
-        lib = ctypes.CDLL(str(plugin_path("libcutefuse_host.so")))
+        lib = load_library(plugin_path("libcutefuse_host.so"))
         pointer, out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
         self.count: Any = lib.cutefuse_device_count
         self.error: Any = lib.cutefuse_device_error
