@@ -71,7 +71,7 @@ def test_filters_beside_a_tile_match_float64(filters: int) -> None:
 def test_long_sums_of_one_sign_go_on_in_float32(one_scale: bool) -> None:
     """Where the tensor cores keep 14 bits, a product loses 2^-14 of the sum that it is added to, on the average.
 
-    In one such sum, 9216 products would lose a good part of themselves; 128 at a time lose some 2^-10.
+    In one such sum, 9216 products would lose 2^-7 of it or more; 128 at a time lose some 2^-10.
     """
     import torch
 
