@@ -160,7 +160,7 @@ endmacro()
 # Adds an operator's kernels of one number type where nvcc is: a translation unit for each group of tiles, so that they
 # compile in parallel. <path>/launch.cuh says what a unit holds.
 macro(cutefuse_kernels stem path type element)
-  cutefuse_gencode(gencode "${path}")
+  cutefuse_gencode(gencode "${path}" "${type}")
   if(CUTEFUSE_HAS_CUDA AND gencode)
     foreach(group ${ARGN})
       if(CUTEFUSE_EMULATED AND NOT "${path}/${stem}_${type}_${group}" MATCHES "${CUTEFUSE_EMULATED_UNITS}")

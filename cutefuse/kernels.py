@@ -249,7 +249,7 @@ def predicted_us(call: Call) -> float | None:
 
 
 def features(sm: int) -> frozenset[str]:
-    """What kernels may use on a compute capability (times 10) and not on every one: clusters, wgmma.
+    """What kernels may use on a compute capability (times 10) and not on every one: clusters, wgmma, float8.
 
     Empty for one that the library does not know.
     """

@@ -12,7 +12,7 @@
 namespace cutefuse {
 namespace {
 
-constexpr Architecture kAny{0, 227, 108, kClusters | kWgmma, false, "any GPU"};
+constexpr Architecture kAny{0, 227, 108, kClusters | kWgmma | kFloat8Mma, false, "any GPU"};
 
 // What the build is configured for, as CUTEFUSE_CUDA_ARCHS names it: "86" and "90a" are machine code, "100-virtual" is
 // PTX.
@@ -65,15 +65,16 @@ Architecture architecture(std::int32_t sm) {
   for (Architecture const &row : kArchitectures) {
     if (row.sm == sm) return row;
   }
-  return {sm, 99, kAny.sm_count, sm >= 90 ? kClusters : kNoFeature, false, "a GPU that is not known"};
+  std::uint32_t const features = (sm >= 90 ? kClusters : kNoFeature) | (sm >= 89 ? kFloat8Mma : kNoFeature);
+  return {sm, 99, kAny.sm_count, features, false, "a GPU that is not known"};
 }
 
 std::int32_t shared_limit(std::int32_t sm) { return architecture(sm).shared_kib * 1024; }
 
 bool offers(std::int32_t sm, std::uint32_t needs) {
-  if (sm == 0) return true;
+  if (sm == 0 || needs == 0) return true;
   std::string const *const code = code_of(sm);
-  if (code == nullptr) return needs == 0;
+  if (code == nullptr) return false;
   std::uint32_t used = architecture(number_of(*code)).features;
   if (code->back() != 'a') used &= ~kWgmma;
   return (needs & ~(used & architecture(sm).features)) == 0;

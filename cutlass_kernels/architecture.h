@@ -9,10 +9,11 @@ namespace cutefuse {
 // What a kernel may need and not every architecture has.
 enum Feature : std::uint32_t {
   kNoFeature = 0,
-  kClusters = 1,  // clusters of blocks with distributed shared memory, bulk copies, dependent launches
-  kWgmma = 2,     // wgmma, TMA with multicast
+  kClusters = 1,   // clusters of blocks with distributed shared memory, bulk copies, dependent launches
+  kWgmma = 2,      // wgmma, TMA with multicast
+  kFloat8Mma = 4,  // mma.sync of float8
 };
-constexpr char const *kFeatureNames[] = {"clusters", "wgmma"};  // by bit
+constexpr char const *kFeatureNames[] = {"clusters", "wgmma", "float8"};  // by bit
 
 struct Architecture {
   std::int32_t sm;          // compute capability * 10; 0 stands for any GPU
@@ -24,13 +25,19 @@ struct Architecture {
 };
 
 // CUDA programming guide, appendix on compute capabilities: shared memory of a block, clusters. wgmma is of 9.0 alone
-// (PTX ISA: sm_90a); 10.x, 11.x and 12.x have clusters and bulk copies, and no wgmma.
+// (PTX ISA: sm_90a); 10.x, 11.x and 12.x have clusters and bulk copies, and no wgmma. mma.sync of float8 is of 8.9 and
+// all newer ones: one instruction on 8.9 and 12.x, two of float16 behind a conversion on 9.0, 10.x and 11.x.
 inline constexpr Architecture kArchitectures[] = {
-    {80, 163, 108, kNoFeature, false, "A100"},          {86, 99, 82, kNoFeature, false, "RTX 3090"},
-    {87, 163, 16, kNoFeature, true, "Jetson AGX Orin"}, {89, 99, 128, kNoFeature, false, "RTX 4090"},
-    {90, 227, 132, kClusters | kWgmma, false, "H200"},  {100, 227, 148, kClusters, false, "B200"},
-    {103, 227, 148, kClusters, false, "B300"},          {110, 227, 20, kClusters, true, "Jetson Thor"},
-    {120, 99, 170, kClusters, false, "RTX 5090"},       {121, 99, 48, kClusters, false, "GB10"},
+    {80, 163, 108, kNoFeature, false, "A100"},
+    {86, 99, 82, kNoFeature, false, "RTX 3090"},
+    {87, 163, 16, kNoFeature, true, "Jetson AGX Orin"},
+    {89, 99, 128, kFloat8Mma, false, "RTX 4090"},
+    {90, 227, 132, kClusters | kWgmma | kFloat8Mma, false, "H200"},
+    {100, 227, 148, kClusters | kFloat8Mma, false, "B200"},
+    {103, 227, 148, kClusters | kFloat8Mma, false, "B300"},
+    {110, 227, 20, kClusters | kFloat8Mma, true, "Jetson Thor"},
+    {120, 99, 170, kClusters | kFloat8Mma, false, "RTX 5090"},
+    {121, 99, 48, kClusters | kFloat8Mma, false, "GB10"},
 };
 
 // The oldest compute capability with these features.

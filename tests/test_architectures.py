@@ -18,7 +18,18 @@ from cutefuse import kernels
 ROOT = Path(__file__).resolve().parent.parent
 TEGRA = (87, 110)
 TABLE = {a["sm"]: a for a in kernels.describe()["architectures"]}
-BUILDS = ["80 90a", "86", "87", "80-virtual", "90", "90a", "120", "80 86 87 89 90a 100 103 110 120 121 100-virtual"]
+BUILDS = [
+    "80 90a",
+    "86",
+    "80 89",
+    "87",
+    "80-virtual",
+    "89-virtual",
+    "90",
+    "90a",
+    "120",
+    "80 86 87 89 90a 100 103 110 120 121 100-virtual",
+]
 
 
 def runs_on(target: str, sm: int) -> bool:
@@ -38,6 +49,7 @@ def test_every_architecture_has_its_shared_memory_and_what_kernels_may_use() -> 
         assert kernels.features(sm) == set(a["features"])
         assert ("clusters" in a["features"]) == (sm >= 90)
         assert ("wgmma" in a["features"]) == (sm == 90), "no other architecture has wgmma"
+        assert ("float8" in a["features"]) == (sm >= 89), "mma.sync of float8: PTX ISA, sm_89 or higher"
     assert kernels.features(75) == kernels.features(130) == frozenset()
 
 
@@ -100,7 +112,8 @@ int main() {
   using namespace cutefuse;
   for (int sm = 50; sm < 140; ++sm) {
     char const *code = code_for(sm);
-    std::printf("%d,%s,%d%d\\n", sm, code ? code : "-", offers(sm, kClusters), offers(sm, kWgmma));
+    std::printf("%d,%s,%d%d%d\\n", sm, code ? code : "-", offers(sm, kClusters), offers(sm, kWgmma),
+                offers(sm, kFloat8Mma));
   }
 }
 """
@@ -123,5 +136,5 @@ def test_other_builds_judge_by_what_they_hold(judge: Path, build: str) -> None:
         ptx = [t for t in targets if runs_on(t, sm) and t.endswith("-virtual")]
         assert code == ("machine" if machine else "PTX" if ptx else "-"), (sm, code)
         used = max((int(t.removesuffix("-virtual").rstrip("a")) for t in machine or ptx), default=0)
-        # The code of 8.0 uses no cluster, wherever it runs; wgmma is in that of 90a alone.
-        assert offered == f"{int(used >= 90)}{int(machine == ['90a'])}", (sm, offered)
+        # The code of 8.0 uses no cluster and no float8, wherever it runs; wgmma is in that of 90a alone.
+        assert offered == f"{int(used >= 90)}{int(machine == ['90a'])}{int(used >= 89)}", (sm, offered)

@@ -17,15 +17,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/emulated"
 EARLY, LATE, ANY = range(3)
-# What CI has time for: both paths in float16, and int8 on Hopper.
-UNITS = "^conv/(sm90/.*_(kFloat16|kInt8|kFloat8)_|sm80/concat_conv_kFloat16_(kPlain|kPreActivated))"
+# What CI has time for: both paths in float16 and float8, and int8 on Hopper.
+UNITS = "^conv/(sm90/.*_(kFloat16|kInt8|kFloat8)_|sm80/(concat_conv_kFloat16_(kPlain|kPreActivated)|.*_kFloat8_))"
 SUITES = [  # file, its tests, timing
     ("tests/test_sm90.py", "corner and not bfloat16", "any:1"),
     ("tests/test_sm90_forms_gpu.py", "(corner or Enlarged) and not bfloat16", "any:2"),
     ("tests/test_sm90_small.py", "every_cluster and not bfloat16 and (1- or 3-)", "any:3"),
     ("tests/test_pre_activation_gpu.py", "not bfloat16 and not float32", "any:4"),
     ("tests/test_quant_gpu.py", "hopper_tiles", "late"),
-    ("tests/test_quant_float8_gpu.py", "match_float64", "any:5"),
+    ("tests/test_quant_float8_gpu.py", "match_float64 or long_sums", "any:5"),
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

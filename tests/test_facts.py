@@ -77,7 +77,10 @@ def test_every_tile_says_how_it_works_and_what_it_takes() -> None:
         assert c["types"] == (["float32"] if "tf32" in c["name"] else ["float16", "bfloat16"]), c
         assert (c["min_sm"] == 90) == (c["kind"] in {"im2col", "pingpong", "halo", "rows", "small"}), c
     for c in OPS["quant_concat_conv"]["configs"]:
-        assert c["types"] in (["int8"], ["int8", "float8_e4m3fn"]) and (c["min_sm"] == 90) == ("sm90" in c["name"]), c
+        float8 = c["name"].startswith("f8_")
+        assert c["types"] in ([["float8_e4m3fn"]] if float8 else [["int8"], ["int8", "float8_e4m3fn"]]), c
+        assert c["needs"] == (["float8"] if float8 else ["wgmma"] if "sm90" in c["name"] else []), c
+        assert c["min_sm"] == (89 if float8 else 90 if "sm90" in c["name"] else 80), c
 
 
 def test_forms_are_the_facts_of_all_convolutions_and_one_that_is_none_is_a_sentence() -> None:

@@ -68,22 +68,104 @@ def in_float8(call: kernels.Call) -> kernels.Call:
     return replace(call, inputs=typed(call.inputs), outputs=typed(call.outputs))
 
 
-def test_float8_runs_on_hoppers_tiles() -> None:
-    call = in_float8(good("CuteQConcatConv2ReluQ"))
+FLOAT8, FLOAT8_HOPPER = {31, 32, 33, 34}, {221, 222, 223, 224}
+FLOAT8_ONE_SCALE = {202, 203, 204, 211, 212, 213}  # Hopper's that keep one sum; 201 shares pixels between two blocks
+
+
+def to_type(call: kernels.Call, dtype: str, number: int) -> kernels.Call:
+    """The same call with a float output."""
+    return replace(
+        call, outputs=[replace(call.outputs[0], dtype=dtype)], attrs={**call.attrs, "output_type": number}, _keep=[]
+    )
+
+
+def test_float8_runs_on_tiles_of_its_own_and_on_hoppers() -> None:
+    to_float8 = in_float8(good("CuteQConcatConv2ReluQ"))
+    assert set(kernels.configs(to_float8)) == FLOAT8 | FLOAT8_HOPPER
     one_scale = in_float8(good("CuteQConcatConv2ReluQ", input_scales=(0.1, 0.1)))
-    for legal in (call, one_scale, in_float8(good(output_type=10))):
-        to_float16 = not legal.op_type.endswith("Q")
-        outputs = [replace(legal.outputs[0], dtype="float16")] if to_float16 else legal.outputs
-        undrained = {201, 202, 203, 204, 211, 212, 213} if legal is one_scale else set()
-        undrained -= {201}  # a single tile of filters has no second block to share its pixels with
-        assert set(kernels.configs(replace(legal, outputs=outputs))) == {221, 222, 223, 224} | undrained
-    assert not kernels.configs(in_float8(good())) and not kernels.configs(replace(call, sm=80))  # to float32; Ampere
+    assert set(kernels.configs(one_scale)) == FLOAT8 | FLOAT8_HOPPER | FLOAT8_ONE_SCALE
+    to_float32 = in_float8(good())
+    assert set(kernels.configs(to_type(to_float32, "float16", 10))) == FLOAT8 | FLOAT8_HOPPER
+    for call in (to_float32, to_type(to_float32, "bfloat16", 16)):  # which Hopper's do not write
+        assert set(kernels.configs(call)) == FLOAT8
+    part = replace(to_float8, inputs=[*to_float8.inputs[:2], *good().inputs[2:]])
+    assert "the packed filter must be a linear float8_e4m3fn matrix" in (kernels.reject(part) or "")
     assert "not channels-last" in (kernels.reject(in_float8(good("CuteQConcatConv2ReluQ", BLOCKS32))) or "")
-    mixed = replace(call, outputs=good("CuteQConcatConv2ReluQ").outputs)
+    mixed = replace(to_float8, outputs=good("CuteQConcatConv2ReluQ").outputs)
     assert "must be a channels-last float8_e4m3fn tensor" in (kernels.reject(mixed) or "")
-    for tile in (1, 12):
-        with pytest.raises(kernels.KernelError, match=f"tile {tile} cannot run float8_e4m3fn"):
-            kernels.Plan(replace(call, sm=90, sm_count=132, config=tile))
+
+
+def on(call: kernels.Call, sm: int, **changes: Any) -> kernels.Call:
+    return replace(call, sm=sm, sm_count=20, _keep=[], **changes)
+
+
+@pytest.mark.parametrize("sm", [80, 86, 87])
+def test_gpus_without_float8_refuse_it_in_one_sentence(sm: int) -> None:
+    if kernels.reject_device(sm) is not None:
+        pytest.skip("the library holds no code for this GPU at all")
+    for call in (in_float8(good()), in_float8(good("CuteQConcatConv2ReluQ"))):
+        refused = on(call, sm)
+        assert kernels.reject(on(good(), sm)) is None, "int8 is legal there"
+        assert kernels.reject(refused) == (
+            f"quant_concat_conv: compute capability {sm // 10}.{sm % 10} does not multiply float8, only 8.9 and newer "
+            "do; quantise to int8 for it"
+        )
+        assert kernels.configs(refused) == [] and kernels.workspace_bytes(refused) == -1
+        for tile in (0, 31, 221):
+            with pytest.raises(kernels.KernelError, match="does not multiply float8"):
+                kernels.Plan(replace(refused, config=tile, _keep=[]))
+
+
+@pytest.mark.parametrize("sm", [89, 90, 100, 103, 110, 120, 121])
+def test_gpus_with_float8_run_its_tiles_if_the_library_has_code_for_them(sm: int) -> None:
+    call = on(in_float8(good("CuteQConcatConv2ReluQ")), sm)
+    if kernels.reject_device(sm) is not None:
+        assert kernels.reject(call) == kernels.reject_device(sm)
+        return
+    built_for = str(kernels.describe()["targets"]).split()
+    if sm == 89 and "89" not in built_for:
+        assert "with code that is older than 8.9 and without float8" in (kernels.reject(call) or "")
+        return
+    wgmma = FLOAT8_HOPPER if sm == 90 and "90a" in built_for else set()
+    ids = kernels.configs(call)
+    assert set(ids) == FLOAT8 | wgmma and kernels.workspace_bytes(call) >= 0
+    assert set(ids[: len(wgmma)]) == wgmma, "Hopper's own come first"
+    assert all(kernels.Plan(replace(call, config=i, _keep=[])).config == i for i in ids)
+    assert kernels.made_for(call, sm) and not kernels.made_for(good(), 89)
+    if not wgmma:
+        with pytest.raises(kernels.KernelError, match="tile 221 cannot run this call"):
+            kernels.Plan(replace(call, config=221, _keep=[]))
+
+
+@pytest.mark.parametrize("tile", [1, 13, 19])
+def test_tiles_of_int8_refuse_float8(tile: int) -> None:
+    with pytest.raises(kernels.KernelError, match=f"tile {tile} cannot run float8_e4m3fn"):
+        kernels.Plan(on(in_float8(good("CuteQConcatConv2ReluQ")), 90, config=tile))
+
+
+@pytest.mark.parametrize("tile", sorted(FLOAT8))
+def test_tiles_of_float8_refuse_int8(tile: int) -> None:
+    assert tile not in kernels.configs(good())
+    with pytest.raises(kernels.KernelError, match=f"tile {tile} cannot run int8"):
+        kernels.Plan(on(good(), 90, config=tile))
+
+
+def test_tiles_of_float8_are_ranked_by_the_size_of_the_problem() -> None:
+    def first(images: int, size: int, filters: int) -> int:
+        channels, taps = (64, 24), (images, filters, size, size)
+        call = in_float8(good("CuteQConcatConv2ReluQ"))
+        inputs = [replace(t, dims=(images, c, size, size)) for t, c in zip(call.inputs, channels, strict=False)]
+        filter_ = replace(call.inputs[2], dims=(filters, 1152))
+        vectors = [replace(t, dims=(filters,)) for t in call.inputs[3:]]
+        call = replace(call, inputs=[*inputs, filter_, *vectors], outputs=[replace(call.outputs[0], dims=taps)])
+        return next(i for i in kernels.configs(replace(call, sm_count=128)) if i in FLOAT8)
+
+    assert first(16, 80, 256) == 31 and first(16, 80, 32) == 34 and first(1, 10, 64) in (33, 34)
+
+
+def test_many_channels_of_float8_do_not_overflow() -> None:
+    call = REFUSED["overflow"][0]
+    assert kernels.reject(in_float8(call)) != kernels.reject(call)
 
 
 def of_width(width: int, **changes: Any) -> kernels.Call:

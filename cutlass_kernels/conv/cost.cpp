@@ -65,7 +65,6 @@ char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
-  if (p.type == Type::kFloat8) return "float8 sources";
   char const *const taps = tile.halo_rows > 0 ? obstacle_to_taps(tile, p) : nullptr;
   if (taps != nullptr || p.type == Type::kInt8) return taps != nullptr ? taps : obstacle_to_sums(tile, p);
   if (!tile.any_channels && !whole_vectors(p)) return "channels that are no multiples of a vector";
@@ -74,7 +73,8 @@ char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
 }
 
 bool runs(Tile const &tile, Problem const &p, std::int32_t sm) {
-  return (sm == 0 || sm >= tile.min_sm) && tile.type_bytes == size_of(p.type) && obstacle_of(tile, p, sm) == nullptr;
+  bool const on_device = (sm == 0 || sm >= tile.min_sm) && offers(sm, tile.needs());
+  return on_device && tile.takes(p.type) && obstacle_of(tile, p, sm) == nullptr;
 }
 
 std::int64_t output_tiles(Tile const &tile, Problem const &p) {
@@ -107,13 +107,12 @@ std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &t
 // Blocks go to the multiprocessors in turn; those that share one hide each other's latencies and take less than as many
 // times as long as one alone.
 double cost_us(Tile const &tile, Problem const &p, Target const &target) {
-  bool const int8 = tile.type_bytes == 1;
-  double const together[] = {0.0, 1.0, 1.45, int8 ? 1.8 : 2.2, 2.2};
+  double const together[] = {0.0, 1.0, 1.45, tile.takes(Type::kInt8) ? 1.8 : 2.2, 2.2};
   int const splits = splits_of(tile, p, target), resident = resident_blocks(tile, target.sm);
   std::int64_t const blocks = output_tiles(tile, p) * splits;
   std::int64_t const per_sm = (blocks + target.sm_count - 1) / target.sm_count;
-  // Where tails are masked, and in the int8 kernels, one takes about as long as a whole k-tile.
-  int const step = !int8 && whole_vectors(p) ? 16 : tile.k;
+  // Where tails are masked, and in the 8-bit kernels, one takes about as long as a whole k-tile.
+  int const step = tile.type_bytes > 1 && whole_vectors(p) ? 16 : tile.k;
   double reduction = 0;  // channels times taps
   for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], step)) * step * p.R * p.S / splits;
   double const rounds = double(per_sm / resident) * together[resident] + together[per_sm % resident];

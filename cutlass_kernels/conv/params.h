@@ -1,6 +1,7 @@
 // The parameters of a launch of the convolution kernels, and a row of the Ampere path's table of tiles.
 #pragma once
 
+#include "architecture.h"
 #include "conv/problem.h"
 #include "device.h"
 
@@ -86,7 +87,7 @@ struct Tile {
   int id;
   char const *name;
   int min_sm;
-  int type_bytes;  // 1: int8; 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
+  int type_bytes;  // 1: int8, or float8; 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
   int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors; slower for it
   bool upsamples;     // for enlarged sources, and for these alone: a division for every pixel it copies
@@ -99,6 +100,9 @@ struct Tile {
   int halo_rows = 0;  // > 0: the taps of a filter row share their pixels, of which a stage holds up to m + halo_rows
   Sums sums = Sums::kNone;
   bool pre_activates = false;  // has a second kernel, for pre-activated sources
+  bool float8 = false;         // multiplies float8, and nothing else
+  constexpr bool takes(Type type) const { return type_bytes == size_of(type) && float8 == (type == Type::kFloat8); }
+  constexpr std::uint32_t needs() const { return float8 ? kFloat8Mma : kNoFeature; }
   constexpr bool drains() const { return sums != Sums::kNone; }
   constexpr Group group() const {
     if (copy_bytes < 16) return Group::kPieces;
@@ -123,11 +127,13 @@ struct Tile {
 };
 
 constexpr Config config_of(Tile const &tile) {
-  bool const int8 = tile.type_bytes == 1;
-  char const *const kind = tile.upsamples ? "enlarged" : tile.halo_rows == 0 ? "plain" : int8 ? "rows" : "taps";
-  std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
-  std::uint32_t const types = int8 ? bit_of(Type::kInt8) : tile.type_bytes == 2 ? halves : bit_of(Type::kFloat32);
-  return {tile.id, tile.min_sm, tile.name, kind, types};
+  bool const bytes = tile.type_bytes == 1;
+  char const *const kind = tile.upsamples ? "enlarged" : tile.halo_rows == 0 ? "plain" : bytes ? "rows" : "taps";
+  std::uint32_t types = 0;
+  for (Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16, Type::kInt8, Type::kFloat8}) {
+    types |= tile.takes(type) ? bit_of(type) : 0;
+  }
+  return {tile.id, tile.min_sm, tile.name, kind, types, tile.needs()};
 }
 
 // A tile's kernel, and the one that adds the parts of a divided reduction. Without it the tile never divides the

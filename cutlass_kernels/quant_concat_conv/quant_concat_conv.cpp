@@ -1,8 +1,9 @@
-// Host side of the int8 ConcatConv: what is legal. No CUDA header.
+// Host side of the int8 and float8 ConcatConv: what is legal. No CUDA header.
 #include <array>
 #include <cmath>
 #include <cstdio>
 
+#include "architecture.h"
 #include "conv/checks.h"
 #include "conv/plan.h"
 #include "quant_concat_conv/tiles.h"
@@ -46,7 +47,25 @@ constexpr auto kConfigTable = configs_of(kTiles, kSm90Tiles);
 
 bool good_scale(float scale) { return std::isfinite(scale) && scale > 0.f; }
 
+// Every tile of float8 needs tensor cores that multiply it, and code that was compiled for them.
+char const *check_float8(Checks const &checks) {
+  std::int32_t const sm = checks.call.sm;
+  if (checks.p.type != Type::kFloat8 || offers(sm, kFloat8Mma)) return nullptr;
+  constexpr std::int32_t kOldest = oldest(kFloat8Mma);
+  if ((architecture(sm).features & kFloat8Mma) == 0) {
+    return sentence(
+        "quant_concat_conv: compute capability %d.%d does not multiply float8, only %d.%d and newer do; quantise to "
+        "int8 for it",
+        sm / 10, sm % 10, kOldest / 10, kOldest % 10);
+  }
+  return sentence(
+      "quant_concat_conv: this library runs on compute capability %d.%d with code that is older than %d.%d and without "
+      "float8 (it was built for %s); name that architecture in -DCUTEFUSE_CUDA_ARCHS, or quantise to int8",
+      sm / 10, sm % 10, kOldest / 10, kOldest % 10, CUTEFUSE_TARGETS);
+}
+
 char const *check_scales(Checks const &checks) {
+  if (char const *reason = check_float8(checks)) return reason;
   Problem &p = checks.p;
   AttrValue const &scales = checks.call.attrs[kInputScales];
   if (scales.count != p.sources) {

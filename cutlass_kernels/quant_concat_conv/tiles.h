@@ -11,6 +11,17 @@ using namespace conv;
 constexpr int kVector = 16;    // channels of one 16-byte copy
 constexpr int kHaloRows = 16;  // pixels of a stage beyond those under one tap: two for every image row that it touches
 
+// Float8's by mma.sync. `channel_ns`: of float16's tile of that size, or half of twice its size, on an H200, where
+// mma.sync of float8 is two of float16's behind a conversion of the operands; what that adds was not measured.
+constexpr double kFloat8Time = 1.1;
+constexpr Tile float8_tile(int id, char const *name, int m, int n, int stages, int warps_m, int warps_n, int blocks,
+                           double channel_ns, double block_us) {
+  Tile tile{id,      name, 89, 1, m, n, 64, stages, warps_m, warps_n, blocks, true, false, 16, kFloat8Time * channel_ns,
+            block_us};
+  tile.sums = Sums::kRegisters, tile.float8 = true;
+  return tile;
+}
+
 // Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
 inline constexpr Tile kTiles[] = {
     // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
@@ -29,6 +40,10 @@ inline constexpr Tile kTiles[] = {
      Sums::kShared},
     {19, "s8_drain_rows_128x64_s3", 80, 1, 128, 64, 64, 3, 2, 2, 2, false, false, 16, 235 / 64., 2.75, kHaloRows,
      Sums::kRegisters},
+    float8_tile(31, "f8_128x128_w8_s4", 128, 128, 4, 2, 4, 1, 18.1 / 2, 4.5),
+    float8_tile(32, "f8_128x64_s4", 128, 64, 4, 2, 2, 2, 8.8, 4.0),
+    float8_tile(33, "f8_64x64_s5", 64, 64, 5, 2, 2, 2, 4.8, 2.5),
+    float8_tile(34, "f8_128x32_s4", 128, 32, 4, 4, 1, 3, 5.0, 2.5),
 };
 
 // Hopper's; their stages hold 64 bytes of a pixel.

@@ -19,7 +19,7 @@ constexpr int kThreadsPerBlock = 1024, kThreadsPerMultiprocessor = 2048, kBlocks
 constexpr int kReservedShared = 1024;  // of each block, for the system
 constexpr unsigned kPortableCluster = 8;
 
-constexpr DeviceTable kDevices[] = {{90, 132, 232448, 233472}, {80, 108, 166912, 167936}};
+constexpr DeviceTable kDevices[] = {{90, 132, 232448, 233472}, {89, 128, 101376, 102400}, {80, 108, 166912, 167936}};
 
 Dim3 of(dim3 const &d) { return {d.x, d.y, d.z}; }
 unsigned count(Dim3 const &d) { return d.x * d.y * d.z; }
@@ -48,7 +48,7 @@ DeviceTable const &device() {
         found.multiprocessors = std::atoi(fewer);
       return found;
     }
-    std::fprintf(stderr, "emulator: CUTEFUSE_EMULATED_SM is '%s'; write 90 or 80\n", name);
+    std::fprintf(stderr, "emulator: CUTEFUSE_EMULATED_SM is '%s'; write 90, 89 or 80\n", name);
     std::exit(1);
   }();
   return chosen;

@@ -16,7 +16,7 @@ namespace emulator {
 struct DeviceTable {
   int sm, multiprocessors, shared_per_block, shared_per_multiprocessor;
 };
-// CUTEFUSE_EMULATED_SM: 90 (also without it) or 80; with CUTEFUSE_EMULATED_MULTIPROCESSORS of them.
+// CUTEFUSE_EMULATED_SM: 90 (also without it), 89 or 80; with CUTEFUSE_EMULATED_MULTIPROCESSORS of them.
 DeviceTable const &device();
 
 // Keeps an error as the last one of this thread and returns it; the sentence is what cudaGetErrorString says of it.

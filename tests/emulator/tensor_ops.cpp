@@ -88,6 +88,24 @@ uint32_t add(Number sum, bool saturate, uint32_t c, float products) {
   return static_cast<uint32_t>(total);
 }
 
+// A sum of float8 products as the tensor cores of 8.9 make it: products and sum are shifted to the largest exponent
+// among them and keep 13 bits behind that one, the others are cut off. b: a column of a panel. Measured by others: C
+// alone by SageAttention2, arXiv 2411.10958, and the products of wgmma by DeepSeek-V3, arXiv 2412.19437, section 3.5.2.
+float add_float8(float c, float const *a, float const *b, int k) {
+  float products[kMaxK], largest = std::fabs(c), sum = c;
+  for (int i = 0; i < k; ++i) {
+    products[i] = a[i] * b[i * kPanel];
+    largest = std::max(largest, std::fabs(products[i]));
+    sum += products[i];
+  }
+  if (largest == 0 || !std::isfinite(sum)) return sum;
+  float const power = float_of_bits(bits_of_float(largest) & 0x7F800000);
+  float const to_units = 0x1p13f / power;
+  int32_t units = static_cast<int32_t>(c * to_units);
+  for (int i = 0; i < k; ++i) units += static_cast<int32_t>(products[i] * to_units);
+  return float_of_bits(bits_of_float(static_cast<float>(units) / to_units) & ~0x3FFu);
+}
+
 // 16 bytes of a row, to floats that are `step` apart. The number is known here at compile time because this is hot.
 template <Number kNumber, class Element>
 void decode_as(void const *from, float scale, float *to, int step) {
@@ -160,6 +178,14 @@ void mma_sync(MmaShape shape, uint32_t const (*a)[32], uint32_t const (*b)[32], 
     for (int column = 0; column < 8; ++column) {
       decode_b(&words_b[column][i], 1.f, panel + i * per_word * kPanel + column, kPanel);
     }
+  }
+  if (bits_of(shape.a) == 8 && shape.sum == Number::kF32) {
+    for (int i = 0; i < 16 * 8; ++i) {
+      int const row = i / 8, column = i % 8, word = row / 8 * 2 + column % 2, lane = row % 8 * 4 + column / 2;
+      float const sum = float_of_bits(c[word][lane]);
+      d[word][lane] = bits_of_float(add_float8(sum, rows + row * kMaxK, panel + column, shape.k));
+    }
+    return;
   }
   for (int row = 0; row < 16; row += kRows) {
     float products[kRows][kPanel];

@@ -28,7 +28,8 @@ Kernels find_sm80(int tile_id, std::index_sequence<kRows...>) {
   auto const visit = [&](auto row) {
     constexpr Tile kTile = kTiles[decltype(row)::value];
     constexpr bool kPre = kGroup == Group::kPreActivated;
-    if constexpr (kTile.type_bytes == sizeof(Element) && (kPre ? kTile.pre_activates : kTile.group() == kGroup)) {
+    constexpr bool kTakes = kTile.type_bytes == sizeof(Element) && kTile.float8 == Numbers<Element>::kInexact;
+    if constexpr (kTakes && (kPre ? kTile.pre_activates : kTile.group() == kGroup)) {
       if (tile_id == kTile.id) found = sm80_kernels<Sm80<Element, Row<kTiles, decltype(row)::value>, kPre>>();
     }
   };

@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   using Element = typename Traits::Element;
   using Loader = std::conditional_t<Traits::kSharesTaps, HaloLoader<Traits>, TapLoader<Traits>>;
   constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages, kSteps = Traits::kSteps;
+  constexpr int kSlots = Traits::kSlots;
   constexpr bool kTapStages = Traits::kTapStages;
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
@@ -174,6 +175,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   };
   SourceSums<Traits, decltype(acc)> sums;
   sums.start(params, place, acc);
+  auto const end_round = [&](int round) {  // a few k-tiles' sums go on in float32
+    if (Traits::kInexact && round % kInexactTiles == 0) sums.drain(params, shared, read.source, acc);
+  };
   cp_async_wait<kStages - 2>();
   __syncthreads();
   fetch(0, 0, 0);
@@ -187,11 +191,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
       for (int unit = 0; unit < kUnits; ++unit) {
         int const next = (unit + 1) % kUnits;
         if (is_last(unit)) leave(unit);
-        fetch(next / kSteps, next % kSteps, next % kSteps);
-        pre.apply(rX(_, _, unit % kSteps), unit % kSteps);
-        multiply<Traits>(rX, rW, acc, unit % kSteps,
+        if (kSlots > 1) fetch(next / kSteps, next % kSteps, next % kSlots);
+        pre.apply(rX(_, _, unit % kSlots), unit % kSlots);
+        multiply<Traits>(rX, rW, acc, unit % kSlots,
                          [&](int done, int all) { copy_part(next, write_stage, done, all); });
+        if (kSlots == 1) fetch(next / kSteps, next % kSteps, 0);
       }
+      end_round(round);
     }
     to_read -= whole, read.left -= whole * kK;
     if (to_read > 0 && read.left > 0) {  // the source's last channels: no step is spent on those that do not exist
@@ -222,6 +228,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
           copy_part(next, write_stage, 1, 1);
           fetch(next / kSteps, 0, 0);
         }
+        end_round(round);
       }
       --to_read;
     }

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kFinishThreads) conv_finish(Params const __gri
       sum(i) = fmaf(sum(i), __ldg(params.w_scale + at), __ldg(params.b + at));
     }
     activate(sum, p);
-    with_output_type(p, [&](auto type) {
+    with_output_type<Output>(p, [&](auto type) {
       using To = decltype(type);
       To *const to = output_at<To>(params, m, k);
       float const inverse = 1.f / p.output_scale;

@@ -6,11 +6,13 @@
 
 namespace cutefuse::conv {
 
-// float -> output; int8 is rounded to nearest even and saturated.
+// float -> output; 8-bit ones are rounded to nearest even and saturated.
 template <class Output>
 __device__ __forceinline__ Output output_of(float y, float inverse_scale) {
-  if constexpr (sizeof(Output) == 1) {
+  if constexpr (std::is_same_v<Output, int8_t>) {
     return Output(max(-128, min(127, __float2int_rn(y * inverse_scale))));
+  } else if constexpr (sizeof(Output) == 1) {
+    return Output(y * inverse_scale);
   } else {
     return Output(y);
   }
@@ -28,8 +30,8 @@ __device__ __forceinline__ Output *output_at(Params const &params, int64_t m, in
          k % kLayoutBlock;
 }
 
-// Calls body(Output{}) with the C++ type of the output.
-template <class Body>
+// Calls body(Output{}) with the C++ type of the output, which is a float or the sources' Element.
+template <class Element, class Body>
 __device__ __forceinline__ void with_output_type(Problem const &p, Body const &body) {
   switch (p.output_type) {
     case Type::kFloat32:
@@ -39,7 +41,7 @@ __device__ __forceinline__ void with_output_type(Problem const &p, Body const &b
     case Type::kBFloat16:
       return body(cutlass::bfloat16_t{});
     default:
-      return body(int8_t{});
+      return body(Element{});
   }
 }
 
@@ -127,7 +129,7 @@ template <class T>
 using Finished = Channels<T, kFinished>;
 
 // Rounds them; ReLU, Clip and none are done here, since rounding is monotonic.
-template <class Output>
+template <class Output, bool = sizeof(Output) == 1>
 struct Round {
   Clamp<Output> clamp;
   __device__ __forceinline__ explicit Round(Problem const &p) : clamp(p) {}
@@ -138,17 +140,17 @@ struct Round {
   }
 };
 
-template <>
-struct Round<int8_t> {
+template <class Output>
+struct Round<Output, true> {
   Round<float> round;
   float inverse_scale;
   __device__ __forceinline__ explicit Round(Problem const &p) : round(p), inverse_scale(1.f / p.output_scale) {}
   template <class Y>
-  __device__ __forceinline__ Finished<int8_t> operator()(Y const &y) const {
+  __device__ __forceinline__ Finished<Output> operator()(Y const &y) const {
     Finished<float> const x = round(y);
-    Finished<int8_t> z;
+    Finished<Output> z;
     CUTE_UNROLL
-    for (int v = 0; v < kFinished; ++v) z.v[v] = output_of<int8_t>(x.v[v], inverse_scale);
+    for (int v = 0; v < kFinished; ++v) z.v[v] = output_of<Output>(x.v[v], inverse_scale);
     return z;
   }
 };
@@ -210,7 +212,7 @@ __device__ __forceinline__ void store_scaled(Params const &params, unsigned char
   CUTE_UNROLL
   for (int v = 0; v < kFinished; ++v) scale.v[v] *= unit;
   bool const rounding_clamps = Clamp<float>(p).is_all;
-  with_output_type(p, [&](auto type) {
+  with_output_type<typename Traits::Element>(p, [&](auto type) {
     using Output = decltype(type);
     constexpr int kBatch = 4;  // rows at once: as many as hide the latency of an exponential
     static_assert(kM % (kBatch * kRowsY) == 0);

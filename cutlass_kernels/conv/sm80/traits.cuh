@@ -13,14 +13,21 @@ using namespace cute;
 using cute::Layout;  // these names are CuTe's here, not those of op.h
 using cute::Tensor;
 
-// The instruction that multiplies what the tensor cores read, and what it adds up in. `kScaled`: each source has a
-// scale, and its sums are added to float32 ones at its end; memory may then hold blocks of 32 channels.
+// The instruction that multiplies what the tensor cores read, and what it adds up in.
 template <class Op_, class Sum_>
 struct Multiply {
   using Op = Op_;
   using Sum = Sum_;
-  static constexpr bool kScaled = std::is_same_v<Sum, int32_t>;
+  // Each source has a scale, and its sums are added to float32 ones at its end; memory may then hold blocks of 32
+  // channels.
+  static constexpr bool kScaled = sizeof(typename MMA_Traits<Op>::ValTypeA) == 1;
+  // The tensor cores of 8.9 keep 14 bits of such a sum and of what is added to it: a long one would lose most of every
+  // product. So it goes on in float32 ones every kInexactTiles k-tiles, too. (Where mma.sync of float8 is float16's the
+  // sums are exact enough, but one kernel serves all.)
+  static constexpr bool kInexact = kScaled && std::is_same_v<Sum, float>;
 };
+
+constexpr int kInexactTiles = 2;  // 128 products, as in DeepSeek-V3 (arXiv 2412.19437, 3.3.2); twice as many lose twice
 
 template <class Element>
 struct Numbers;
@@ -32,6 +39,8 @@ template <>  // memory holds float32, rounded to tf32 in registers
 struct Numbers<cutlass::tfloat32_t> : Multiply<SM80_16x8x8_F32TF32TF32F32_TN, float> {};
 template <>
 struct Numbers<int8_t> : Multiply<SM80_16x8x32_S32S8S8S32_TN, int32_t> {};
+template <>
+struct Numbers<cutlass::float_e4m3_t> : Multiply<SM89_16x8x32_F32E4M3E4M3F32_TN, float> {};
 
 // Row is a row of the operator's table as a type: its kTile says what to instantiate; kPre: for pre-activated sources.
 template <class Element_, class Row, bool kPre = false>
@@ -42,8 +51,10 @@ struct Sm80 {
   static constexpr int kM = kTile.m, kN = kTile.n, kK = kTile.k, kStages = kTile.stages, kThreads = kTile.threads();
   static constexpr int kBytes = sizeof(Element), kVector = 16 / kBytes;
   static constexpr bool kTf32 = kBytes == 4, kScaled = Numbers<Element>::kScaled;
-  static constexpr bool kPreActivated = kPre;
-  static_assert(kTile.type_bytes == kBytes);
+  static constexpr bool kInexact = Numbers<Element>::kInexact, kPreActivated = kPre;
+  static_assert(kTile.type_bytes == kBytes && kTile.float8 == kInexact);
+  // Pad lanes may hold NaN, and NaN times a filter's zero is NaN: tails of channels are masked.
+  static_assert(!kInexact || (kTile.any_channels && kTile.drains()));
   // The order of a step's mma. By rows the pixels' fragment of four registers stays at the operand port, by columns the
   // filters' of two: a GPU at its power limit is 1 to 4 % faster with fewer reads of registers. By columns the copies
   // are further apart, which gains 1 to 2 % on short reductions with the tile that is best there.
@@ -51,6 +62,10 @@ struct Sm80 {
 
   using Atom = MMA_Atom<typename Numbers<Element>::Op>;
   static constexpr int kMmaK = size<2>(typename Atom::Shape_MNK{}), kSteps = kK / kMmaK;
+  // Steps whose fragments are in registers. Float8 has one, read while another warp multiplies: beside two sums, and
+  // the operands once more in float16 on 9.0 to 11.0, a second one would spill. The others read the next step's
+  // meanwhile.
+  static constexpr int kSlots = kInexact ? 1 : kSteps;
   // 16 columns a warp, two mma wide: one ldmatrix.x4 then fills the filter fragments of both.
   using Mma = TiledMMA<Atom, Layout<Shape<Int<kTile.warps_m>, Int<kTile.warps_n>, _1>>,
                        cute::Tile<Int<kTile.warps_m * 16>, Int<kTile.warps_n * 16>, Int<kMmaK>>>;
