@@ -18,6 +18,7 @@ OUTPUTS = ("float16", "float32", "bfloat16", "int8")
 DRAINS, ONE_SCALE = {12, 13, 14, 18, 19}, {1, 15, 16, 17}
 ROWS = {15: 128, 16: 256, 18: 256, 19: 128}  # tiles over filter rows, and their outputs
 HOPPER, HOPPER_DRAINS, HALO = set(range(201, 300)), {221, 222, 223, 224}, {211, 212, 213, 223, 224}
+DIVIDES = {205}  # its blocks share the sums: no 8-bit outputs
 
 
 def expected_tiles(problem: problems.Problem, one_scale: bool) -> set[int]:
@@ -34,6 +35,7 @@ def possible_on_hopper(problem: problems.Problem, output_type: str, layout: str,
         return set()
     patches = problem.strides == (1, 1) and problem.R * problem.S > 1
     tiles = HOPPER if one_scale or len(problem.C) == 1 else HOPPER_DRAINS
+    tiles = tiles - DIVIDES if output_type == "int8" else tiles
     return tiles if patches else tiles - HALO
 
 

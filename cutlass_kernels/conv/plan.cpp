@@ -160,6 +160,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   Sm90Tile const &tile = *find_id(family.sm90_tiles, config);
   if (is_upsampled(p) && !tile.halo) return "enlarged sources";
   if (scaled && !tile.drains && !drains_once(p)) return "sources of other scales";
+  if (scaled && divides_reduction(tile) && p.output_type != Type::kFloat16) return "8-bit outputs";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";
   if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return "several outputs";

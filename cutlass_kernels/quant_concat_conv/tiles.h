@@ -53,6 +53,7 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     {202, "s8_sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative, 1},
     {203, "s8_sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong, 1},
     {204, "s8_sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong, 1},
+    {205, "s8_sm90_128x128_split", false, 128, 1, 128, 1, Sm90Schedule::kSplit, 1},
     {211, "s8_sm90_halo_64x16x32", true, 64, 16, 32, 1, Sm90Schedule::kCooperative, 1},
     {212, "s8_sm90_halo_128x8x32", true, 128, 8, 32, 1, Sm90Schedule::kCooperative, 1},
     {213, "s8_sm90_halo_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative, 1},

@@ -317,9 +317,8 @@ CUTE_DEVICE void stage(uint32_t const *packed, Element *staging) {
 }
 
 // All of it for a few groups.
-template <class Element, int kGroups>
-CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], FilterPair const &pair, Problem const &p,
-                               Element *staging) {
+template <class Element, int kGroups, class Pair>
+CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], Pair const &pair, Problem const &p, Element *staging) {
   uint32_t packed[2 * kGroups];
   convert<Finish::kAny, Element>(values, packed, pair, p);
   if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);

@@ -261,7 +261,7 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     TileFilters const filters(params, place.tile_f(tile), Traits::kFilters, first_row_w);
     int const first = place.tile_x(tile) * Traits::kPixels + first_row_x;
-    Pair<Traits> pair(params, filters);
+    cute::conditional_t<Traits::kSplit, SplitPair<Traits>, Pair<Traits>> pair(params, filters);
     auto const store = [&](int i, auto const *from) {
       SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
     };
@@ -278,7 +278,7 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
       main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end, pre);
       finish_loop<Traits>(acc, ring, shared, release);
       if constexpr (Traits::kSplit) {
-        reduce_and_store<Traits>(acc[0], pair, params, shared, filters, first, consumer);
+        reduce_and_store<Traits>(as_floats(acc[0]), pair, params, shared, filters, first, consumer);
         break;  // the only tile
       } else {
         if constexpr (Traits::kShortcut) {

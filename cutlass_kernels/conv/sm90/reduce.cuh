@@ -1,6 +1,7 @@
 // How the blocks of a cluster that divide a reduction among them add up their parts and store the outputs.
 #pragma once
 
+#include "conv/sm90/scaled_store.cuh"
 #include "conv/sm90/shortcut.cuh"
 
 namespace cutefuse::conv {
@@ -24,10 +25,10 @@ CUTE_DEVICE void load_split_shortcut(typename Traits::SharedStorage &shared, Sm9
 // has one tile, unlike those of the other kernels: all threads of a cluster meet here as often as at the kernel's end)
 // finishes every splits-th group of 16 pixels: it reads the others' parts from their shared memory.
 template <class Traits>
-CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const &pair, Sm90Params const &params,
+CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], SplitPair<Traits> const &pair, Sm90Params const &params,
                                   typename Traits::SharedStorage &shared, TileFilters const &filters, int first,
                                   int consumer) {
-  using Element = typename Traits::Element;
+  using Output = typename Traits::Output;
   constexpr int kGroups = Traits::kN / 8, kThreads = kConsumers * 128;
   static_assert(kGroups * kThreads * sizeof(float4) <= sizeof(shared.x) + sizeof(shared.w));
   static_assert(offsetof(typename Traits::SharedStorage, w) == sizeof(shared.x));
@@ -51,7 +52,7 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
   Sm90Output const &output = params.outputs[filters.output];
   int const pixels = p.N * p.P * p.Q, row = thread / 8, chunk = thread % 8;
   for (int part = int(block_rank_in_cluster()); part < kGroups / 2; part += params.splits) {
-    Element *const staging = shared.y[consumer] + part * 16 * kStoreColumns;
+    Output *const staging = shared.y[consumer] + part * 16 * kStoreColumns;
     float values[8] = {};
     CUTE_UNROLL
     for (int g = 0; g < 2; ++g) {
@@ -71,12 +72,16 @@ CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], FilterPair const
         values[4 * g + 2] += v[block].z, values[4 * g + 3] += v[block].w;
       }
     }
-    stage_with_shortcut<Element, 2>(values, pair, p, staging, staging);
+    if constexpr (Traits::kScaled) {
+      stage_outputs<Output, 2>(values, pair, p, staging);
+    } else {
+      stage_with_shortcut<Output, 2>(values, pair, p, staging, staging);
+    }
     cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
     int const m = first + part * 16 + row, k = filters.in_output + chunk * 8;
     if (m < pixels && output.first + k < output.last) {
       auto const *const from = reinterpret_cast<uint4 const *>(staging + row * kStoreColumns + (chunk ^ row % 8) * 8);
-      *reinterpret_cast<uint4 *>(static_cast<Element *>(output.y) + m * output.ld + k) = *from;
+      *reinterpret_cast<uint4 *>(static_cast<Output *>(output.y) + m * output.ld + k) = *from;
     }
   }
 }

@@ -41,6 +41,18 @@ template <class Traits>
 using StoredSum = cute::conditional_t<Traits::kDrains, float, typename Traits::Sum>;
 template <class Traits>
 using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<StoredSum<Traits>, Traits::kDrains>, FilterPair>;
+template <class Traits>  // of sums that were added up in float32
+using SplitPair = cute::conditional_t<Traits::kScaled, ScaledPair<float, false>, FilterPair>;
+
+// Sums of integers as float32, in the same registers.
+template <class Sum, int kValues>
+CUTE_DEVICE auto &as_floats(Sum (&acc)[kValues]) {
+  if constexpr (!cute::is_same_v<Sum, float>) {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues; ++i) acc[i] = __float_as_uint(to_float(acc[i]));
+  }
+  return reinterpret_cast<float (&)[kValues]>(acc);
+}
 
 // Adds a source's sums to those of the earlier ones.
 template <class Sum, int kValues>

@@ -102,12 +102,13 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
 
 namespace {
 
-// Sources with scales: their outputs are float16, or of their type by whole vectors; and unless the tile drains sums,
-// one serves all sources.
+// Sources with scales: their outputs are float16, or of their type by whole vectors, unless the blocks of a cluster
+// share the sums; and unless the tile drains sums, one serves all sources.
 bool can_run_scaled(Sm90Tile const &tile, Problem const &p) {
   if (p.layout != Layout::kChannelsLast || !(tile.drains || drains_once(p))) return false;
   if (p.residual != Residual::kNone) return false;
-  return p.output_type == Type::kFloat16 || (p.output_type == p.type && p.K % 16 == 0);
+  bool const narrow = p.output_type == p.type && p.K % 16 == 0 && !divides_reduction(tile);
+  return p.output_type == Type::kFloat16 || narrow;
 }
 
 }  // namespace
