@@ -11,10 +11,12 @@ from bodies import stranger
 from graphs import fused_types, graph, run_patch
 from onnx import helper, numpy_helper
 
+from cutefuse.graph.numbers import FLOAT8, INT8, Number
 from cutefuse.graph.verify import Runner, verify
 from cutefuse.ops.function import body_for
 from cutefuse.ops.quant_concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch
+from cutefuse.sites.quant_facts import Weight
 
 CASES = {c.name: c for c in OPERATOR.cases()}
 SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "strided", "odd_everything"]
@@ -241,14 +243,12 @@ def test_a_source_that_is_dequantised_beside_a_float_filter_is_an_ordinary_site(
     assert fused_types(patched) == ["CuteConcatConv2Relu"]
 
 
-def test_filters_from_float_constants_round_as_the_standard_says() -> None:
-    from cutefuse.sites.quant_facts import Weight
-
-    scale = np.full(2, 0.5)
-
+@pytest.mark.parametrize(("number", "expected"), [(INT8, [0, 2, 0, 127]), (FLOAT8, [0.5, 1.5, -0.5, 448])])
+def test_filters_from_float_constants_round_as_the_standard_says(number: Number, expected: list[float]) -> None:
     class Constants:
         def constant(self, _: str) -> np.ndarray:
             return np.float32([0.25, 0.75, -0.25, 500]).reshape(2, 2, 1, 1)
 
-    weight = Weight(Constants(), "w", (2, 2, 1, 1), scale, rounded=False)  # type: ignore[arg-type]
-    assert weight.make().ravel().tolist() == [0, 2, 0, 127]
+    scale = np.full(2, 0.5)
+    weight = Weight(Constants(), "w", (2, 2, 1, 1), scale, scale, False, number, "float32")  # type: ignore[arg-type]
+    assert weight.make().ravel().astype(float).tolist() == expected

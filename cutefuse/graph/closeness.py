@@ -13,6 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cutefuse.graph.numbers import NUMBERS, Number
+
 INTEGER_MISMATCH = 1e-3  # share of integers that may differ: an argmax between two equal scores is not an error
 MIN_CHANNEL = 8  # values; a channel of fewer may be small by chance, so these are judged by the whole tensor
 MIN_SCALE = 1e-6  # of the tensor's largest value: a channel of zeros has no scale of its own
@@ -34,8 +36,8 @@ def compare(
     a, b = np.asarray(expected), np.asarray(actual)
     if a.shape != b.shape or (same_type and a.dtype != b.dtype):
         return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
-    if a.dtype == np.int8:
-        return _steps(a.astype(np.int64), b.astype(np.int64), tolerance)
+    if (number := NUMBERS.get(a.dtype.name)) is not None and a.dtype == b.dtype:
+        return _steps(a.astype(np.float64), b.astype(np.float64), tolerance, number, floor)
     if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
         wrong = float(np.mean(a != b)) if a.size else 0.0
         return {"passed": wrong <= INTEGER_MISMATCH, "mismatch_share": wrong}
@@ -72,12 +74,13 @@ class Judge:
     def __init__(
         self, names: Sequence[str], outputs: int, expected: Sequence[Any], tolerance: float,
         probed: Mapping[str, Sequence[str]], fetch: Callable[[Sequence[str]], list[Any]],
-        exact: Callable[[str], np.ndarray | None] = lambda tensor: None,
+        exact: Callable[[str], np.ndarray | None] = lambda tensor: None, scales: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         """names: the model's outputs, `outputs` many, then other tensors; probed: tensor -> tensors inside its site;
-        exact: a probed tensor -> what its site's nodes make in float64, None where that is not known."""
+        exact: a probed tensor -> what its site's nodes make in float64, None where that is not known; scales: of
+        probed tensors that are quantised, from what its site makes before."""
         self.names, self.outputs, self.expected, self.probed = names, outputs, expected, probed
-        self._tolerance, self._fetch, self._exact = tolerance, fetch, exact
+        self._tolerance, self._fetch, self._exact, self._scales = tolerance, fetch, exact, scales or {}
         self._floors: dict[str, np.ndarray | None] = {}
         self._wide: dict[str, np.ndarray | None] = {}
 
@@ -115,7 +118,8 @@ class Judge:
             if not np.isfinite(expected.astype(np.float64)).all():
                 self._wide[name] = self._exact(name)
             alike = [values[t] for t in self.probed[name] if t in values and values[t].shape == shape]
-            self._floors[name] = np.max([_channel_maxima(v) for v in alike], axis=0) if alike else None
+            largest = np.max([_channel_maxima(v) for v in alike], axis=0) if alike else None
+            self._floors[name] = None if largest is None else largest / self._scales.get(name, 1.0)
 
 
 def _channel_maxima(a: np.ndarray) -> np.ndarray:
@@ -143,16 +147,28 @@ def _floats(a: np.ndarray, b: np.ndarray, tolerance: float, floor: np.ndarray | 
     }
 
 
-def _steps(a: np.ndarray, b: np.ndarray, tolerance: float) -> dict[str, Any]:
-    """int8 is a quantised number. Where it was rounded from two neighbours, many values may be one step apart: in a
-    channel about as many as its error before rounding is in steps; four deviations more, and one, come by chance."""
+def _steps(
+    a: np.ndarray, b: np.ndarray, tolerance: float, number: Number, floor: np.ndarray | None
+) -> dict[str, Any]:  # fmt: skip
+    """Quantised numbers. Where one was rounded from two neighbours, many values may be one step apart: in a channel
+    their distances make about its error before rounding; four deviations more, and one step, come by chance."""
+    known = ~np.isnan(a)
+    if not np.array_equal(known, ~np.isnan(b)):
+        return {"passed": False, "why": "NaN appears in one of the two only"}
+    a, b = np.where(known, a, 0.0), np.where(known, b, 0.0)
     error, scale = np.abs(a - b), np.abs(a)
-    passed = bool((error <= np.maximum(1, tolerance * scale.max(initial=0))).all())
+    step = number.step(np.maximum(scale, np.abs(b)))
+    passed = bool((error <= np.maximum(step, tolerance * scale.max(initial=0))).all())
     for axis in _channel_axes(a):
-        expected = tolerance * _by_channel(scale, axis).max(axis=1) * (a.size // a.shape[axis])
-        passed &= bool((_by_channel(error, axis).sum(axis=1) <= expected + 4 * np.sqrt(expected) + 1).all())
+        scales = _by_channel(scale, axis).max(axis=1)
+        if axis == 1 and floor is not None:
+            scales = np.maximum(scales, np.minimum(floor, scale.max()))
+        expected = tolerance * scales * (a.size // a.shape[axis])
+        widest = _by_channel(step, axis).max(axis=1)
+        chance = 4 * np.sqrt(expected * widest) + widest
+        passed &= bool((_by_channel(error, axis).sum(axis=1) <= expected + chance).all())
     wrong = float(np.mean(a != b)) if a.size else 0.0
-    return {"passed": passed, "mismatch_share": wrong, "max_steps": int(error.max(initial=0))}
+    return {"passed": passed, "mismatch_share": wrong, "max_steps": round(float((error / step).max(initial=0)))}
 
 
 def _channel_axes(a: np.ndarray) -> Iterator[int]:

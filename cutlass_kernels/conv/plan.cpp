@@ -94,11 +94,35 @@ char const *launch_sm80(Op const &op, Plan const &plan, Operands const &operands
   return why == nullptr ? nullptr : refused(op, plan.config, why);
 }
 
+// float8 has Hopper's tiles alone, and these cannot run every problem: null where one can, else why none does.
+char const *reject_float8(Family const &family, Call const &call, Problem const &p) {
+  char const *const name = family.op.name, *const type = name_of(p.type);
+  if (!offers(call.sm, kWgmma)) {
+    return sentence(
+        "%s: %s runs by wgmma, on compute capability 9.0 alone and in a library with code for it; for %d.%d quantise "
+        "to int8, or leave the model unfused",
+        name, type, call.sm / 10, call.sm % 10);
+  }
+  if (p.output_type != Type::kFloat16 && p.output_type != p.type) {
+    return sentence("%s: %s sources give float16 or %s, %s is asked for; convert the model to float16", name, type,
+                    type, name_of(p.output_type));
+  }
+  if (p.output_type == p.type && p.K % 16 != 0) {
+    return sentence("%s: %d filters write %s; outputs of that type need a multiple of 16 filters, or float16", name,
+                    p.K, type);
+  }
+  auto const able = [&](Sm90Tile const &tile) { return sm90_can_run(tile, p); };
+  if (std::any_of(family.sm90_tiles.begin(), family.sm90_tiles.end(), able)) return nullptr;
+  return sentence("%s: no tile for %s runs this filter, stride, padding or number of pixels; skip this fusion", name,
+                  type);
+}
+
 }  // namespace
 
 char const *reject(Family const &family, Call const &call) {
   Problem p;
-  return problem_of(family, call, &p);
+  if (char const *reason = problem_of(family, call, &p)) return reason;
+  return p.type == Type::kFloat8 ? reject_float8(family, call, p) : nullptr;
 }
 
 std::int64_t workspace_bytes(Family const &family, Call const &call) {
