@@ -24,12 +24,14 @@ SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "stride
 # ---- bodies ----
 
 
-def body_error(name: str, opset: int, dtype: str, folder: Path, shared: bool = False) -> float:
+def body_error(
+    name: str, opset: int, dtype: str, folder: Path, shared: bool = False, number: Number = INT8
+) -> float:  # fmt: skip
     """Largest difference between the body in ONNX Runtime and the float64 reference, over what it may be."""
-    call = OPERATOR.call(CASES[name], dtype)
+    call = OPERATOR.call(CASES[name], dtype, number)
     calls = [call, *([stranger(OPERATOR, call, opset)] if shared else [])]
     operands = OPERATOR.operands(call, np.random.default_rng(1))
-    values = [v.astype(t.dtype) for v, t in zip(operands, call.inputs, strict=True)]
+    values = [v.astype(np.dtype(t.dtype)) for v, t in zip(operands, call.inputs, strict=True)]
     names = [f"x{i}" for i in range(len(values))]
     plain = {k: list(v) for k, v in call.attrs.items()}  # type: ignore[arg-type]
     attrs = {k: v[0] if k in ("alpha", "lo", "hi", "output_scale", "output_type") else v for k, v in plain.items()}
@@ -51,8 +53,9 @@ def body_error(name: str, opset: int, dtype: str, folder: Path, shared: bool = F
     exact = [v.astype(np.float64) for v in values]
     (truth,), (scale,) = OPERATOR.reference(call, exact), OPERATOR.magnitude(call, exact)
     assert y.shape == truth.shape and y.dtype == call.outputs[0].dtype
-    if y.dtype == np.int8:  # half a step may round to either side
-        return float((np.abs(y - truth) / (1e-6 * scale + (np.abs(y - truth) <= 1) + 1e-9)).max(initial=0))
+    if y.dtype.name == number.name:  # half a step may round to either side
+        error, step = np.abs(y.astype(np.float64) - truth), number.step(truth)
+        return float((error / (1e-6 * scale + np.where(error <= step, step, 0) + 1e-9)).max(initial=0))
     unit = {"float32": 2e-6, "float16": 2e-3}[dtype]
     return float((np.abs(y - truth) / (unit * scale + unit)).max(initial=0))
 
@@ -69,6 +72,19 @@ def test_the_body_computes_the_reference(name: str, tmp_path: Path) -> None:
 def test_the_body_computes_the_reference_in_every_opset_and_type(name: str, opset: int, tmp_path: Path) -> None:
     for dtype in CASES[name].dtypes[:2]:
         assert body_error(name, opset, dtype, tmp_path, dtype == "float32") <= 1, dtype
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if "float16" in c.dtypes or n.endswith("_to_int8")])
+def test_the_body_computes_the_reference_in_float8(name: str, tmp_path: Path) -> None:
+    assert body_error(name, 19, "float16", tmp_path, shared=True, number=FLOAT8) <= 1
+
+
+@pytest.mark.parametrize("opset", [19, 20, 21, 24])
+@pytest.mark.parametrize("name", ["2_sources_Clip", "strided", "2_sources_Silu_to_int8", "odd_everything_to_int8"])
+def test_the_float8_body_computes_the_reference_in_every_opset(name: str, opset: int, tmp_path: Path) -> None:
+    for shared in (False, True):
+        assert body_error(name, opset, "float16", tmp_path, shared, FLOAT8) <= 1
 
 
 # ---- the rewriter ----
