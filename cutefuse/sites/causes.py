@@ -43,6 +43,7 @@ CAUSES = (
     ("takes multiples of", "channels in no whole vectors"),
     ("gives its statistics", "statistics of a norm that are read"),
     ("repair ", "broken models"),
+    ("on compute capability 9.0 alone", "no kernels for this GPU"),
     ("skip this fusion", "beyond the kernels"),
     ("concat_conv: ", "beyond the kernels"),  # what the library says of a call
     ("row_norm: ", "beyond the kernels"),
