@@ -59,6 +59,20 @@ def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> Non
         assert own < one and all(tile in {1, 15, 17} or (takes_hopper and tile > 200) for tile in one)
 
 
+def strided(call: kernels.Call, stride: int, dims: tuple[int, ...]) -> kernels.Call:
+    """The same call with a stride in both directions, and the dims of its output."""
+    attrs = {**call.attrs, "strides": (stride, stride)}
+    return replace(call, attrs=attrs, outputs=[replace(call.outputs[0], dims=dims)])
+
+
+def of_filters(call: kernels.Call, K: int) -> kernels.Call:
+    """The same call with another number of filters."""
+    *sources, w, scales, b = call.inputs
+    inputs = [*sources, replace(w, dims=(K, w.dims[1])), *(replace(t, dims=(K,)) for t in (scales, b))]
+    y = call.outputs[0]
+    return replace(call, inputs=inputs, outputs=[replace(y, dims=(y.dims[0], K, *y.dims[2:]))])
+
+
 def in_float8(call: kernels.Call) -> kernels.Call:
     """The same call over float8."""
 
@@ -141,6 +155,17 @@ REFUSED = {
     "dilation": (swapped(good(dilations=(1, 16)), 0, ld=1 << 28), "a dilation over 2^31 bytes"),
     "blocks": (big_batch(4_000_000), "more than 2^31 blocks of kCHW32"),
     "overflow": (swapped(good(channels=(131072, 24)), 0, dims=(2, 131072, 20, 20)), "overflow 32-bit sums"),
+}  # fmt: skip
+
+
+TO_FLOAT8 = in_float8(good("CuteQConcatConv2ReluQ"))
+REFUSED |= {
+    "float8 to float32": (in_float8(good()), "sources give float16 or float8_e4m3fn, float32 is asked for"),
+    "float8 for Ampere": (replace(TO_FLOAT8, sm=80), "on compute capability 9.0 alone and in a library with code"),
+    "float8 for Blackwell": (replace(TO_FLOAT8, sm=100), "for 10.0 quantise to int8"),
+    "float8 of 24 filters": (of_filters(TO_FLOAT8, 24), "24 filters write float8_e4m3fn"),
+    "float8 under strides of 9": (
+        strided(TO_FLOAT8, 9, (2, 32, 3, 3)), "no tile for float8_e4m3fn"),
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from graphs import fused_types, graph, run_patch
 from onnx import helper
 
 from cutefuse.graph.numbers import FLOAT8
-from cutefuse.graph.verify import Runner
+from cutefuse.graph.verify import Runner, verify
+from cutefuse.rewrite.unpatch import unpatch
 
 E4M3, E5M2, FNUZ = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz
 RNG = np.random.default_rng(0)
@@ -75,6 +76,14 @@ POSITIVE = {
     "one pair behind the Concat": (WHOLE + FILTER + CONV + OUT, "CuteQConcatConv2ReluQ"),
     "pairs before and behind with one scale": (
         """qa = QuantizeLinear(a, sc, z) da = DequantizeLinear(qa, sc, z) c0 = Concat<axis=1>(da, b)
+           qc = QuantizeLinear(c0, sc, z) c = DequantizeLinear(qc, sc, z) """ + FILTER + CONV + RELU,
+        "CuteQConcatConv2Relu"),
+    "a pair of another scale before": (
+        """qa = QuantizeLinear(a, sa, z) da = DequantizeLinear(qa, sa, z) c0 = Concat<axis=1>(da, b)
+           qc = QuantizeLinear(c0, sc, z) c = DequantizeLinear(qc, sc, z) """ + FILTER + CONV + RELU,
+        "CuteQConcatConv2Relu"),
+    "a pair of int8 before": (
+        """qa = QuantizeLinear(a, sc, zi) da = DequantizeLinear(qa, sc, zi) c0 = Concat<axis=1>(da, b)
            qc = QuantizeLinear(c0, sc, z) c = DequantizeLinear(qc, sc, z) """ + FILTER + CONV + RELU,
         "CuteQConcatConv2Relu"),
     "an int8 output stays outside": (
@@ -158,6 +167,19 @@ def test_filters_that_are_no_multiple_of_sixteen_give_float16(tmp_path: Path) ->
     (tmp_path / "other").mkdir()
     refused, _ = run_patch(model_of(text, "float32"), tmp_path / "other", dry_run=True)
     assert "multiple of 16 filters" in refused.report["sites"][0]["reason"]
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("name", ["float8 output", "one pair behind the Concat", "filter as floats"])
+def test_unpatching_gives_quantised_operators_back(name: str, functions: bool, tmp_path: Path) -> None:
+    run_patch(model_of(POSITIVE[name][0].replace(RELU, OUT), "float32"), tmp_path, functions=functions)
+    assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 1
+    plain = onnx.load(str(tmp_path / "plain.onnx"))
+    kinds = [n.op_type for n in plain.graph.node]
+    assert kinds == ["QuantizeLinear"] * 2 + ["DequantizeLinear"] * 3 + [
+        "Concat", "Conv", "Relu", "QuantizeLinear", "DequantizeLinear"
+    ]  # fmt: skip
+    assert verify(tmp_path / "model.onnx", plain, tmp_path, 2e-2, {})["passed"]
 
 
 # ---- refusals ----

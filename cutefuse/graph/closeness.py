@@ -37,7 +37,7 @@ def compare(
     if a.shape != b.shape or (same_type and a.dtype != b.dtype):
         return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
     if (number := NUMBERS.get(a.dtype.name)) is not None and a.dtype == b.dtype:
-        return _steps(a.astype(np.float64), b.astype(np.float64), tolerance, number, floor)
+        return _steps(a.astype(np.float64), b.astype(np.float64), tolerance, number)
     if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
         wrong = float(np.mean(a != b)) if a.size else 0.0
         return {"passed": wrong <= INTEGER_MISMATCH, "mismatch_share": wrong}
@@ -74,13 +74,12 @@ class Judge:
     def __init__(
         self, names: Sequence[str], outputs: int, expected: Sequence[Any], tolerance: float,
         probed: Mapping[str, Sequence[str]], fetch: Callable[[Sequence[str]], list[Any]],
-        exact: Callable[[str], np.ndarray | None] = lambda tensor: None, scales: Mapping[str, float] | None = None,
+        exact: Callable[[str], np.ndarray | None] = lambda tensor: None,
     ) -> None:  # fmt: skip
         """names: the model's outputs, `outputs` many, then other tensors; probed: tensor -> tensors inside its site;
-        exact: a probed tensor -> what its site's nodes make in float64, None where that is not known; scales: of
-        probed tensors that are quantised, from what its site makes before."""
+        exact: a probed tensor -> what its site's nodes make in float64, None where that is not known."""
         self.names, self.outputs, self.expected, self.probed = names, outputs, expected, probed
-        self._tolerance, self._fetch, self._exact, self._scales = tolerance, fetch, exact, scales or {}
+        self._tolerance, self._fetch, self._exact = tolerance, fetch, exact
         self._floors: dict[str, np.ndarray | None] = {}
         self._wide: dict[str, np.ndarray | None] = {}
 
@@ -118,8 +117,7 @@ class Judge:
             if not np.isfinite(expected.astype(np.float64)).all():
                 self._wide[name] = self._exact(name)
             alike = [values[t] for t in self.probed[name] if t in values and values[t].shape == shape]
-            largest = np.max([_channel_maxima(v) for v in alike], axis=0) if alike else None
-            self._floors[name] = None if largest is None else largest / self._scales.get(name, 1.0)
+            self._floors[name] = np.max([_channel_maxima(v) for v in alike], axis=0) if alike else None
 
 
 def _channel_maxima(a: np.ndarray) -> np.ndarray:
@@ -147,9 +145,7 @@ def _floats(a: np.ndarray, b: np.ndarray, tolerance: float, floor: np.ndarray | 
     }
 
 
-def _steps(
-    a: np.ndarray, b: np.ndarray, tolerance: float, number: Number, floor: np.ndarray | None
-) -> dict[str, Any]:  # fmt: skip
+def _steps(a: np.ndarray, b: np.ndarray, tolerance: float, number: Number) -> dict[str, Any]:
     """Quantised numbers. Where one was rounded from two neighbours, many values may be one step apart: in a channel
     their distances make about its error before rounding; four deviations more, and one step, come by chance."""
     known = ~np.isnan(a)
@@ -160,10 +156,7 @@ def _steps(
     step = number.step(np.maximum(scale, np.abs(b)))
     passed = bool((error <= np.maximum(step, tolerance * scale.max(initial=0))).all())
     for axis in _channel_axes(a):
-        scales = _by_channel(scale, axis).max(axis=1)
-        if axis == 1 and floor is not None:
-            scales = np.maximum(scales, np.minimum(floor, scale.max()))
-        expected = tolerance * scales * (a.size // a.shape[axis])
+        expected = tolerance * _by_channel(scale, axis).max(axis=1) * (a.size // a.shape[axis])
         widest = _by_channel(step, axis).max(axis=1)
         chance = 4 * np.sqrt(expected * widest) + widest
         passed &= bool((_by_channel(error, axis).sum(axis=1) <= expected + chance).all())

@@ -162,13 +162,11 @@ def unfused_runner(model: onnx.ModelProto, folder: Path) -> Runner:
 
 @dataclass(frozen=True)
 class Probe:
-    """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on.
-    `scale`: with which they quantise it at last, 1 for floats."""
+    """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on."""
 
     site: str
     tensor: str
     inner: tuple[str, ...] = ()
-    scale: float = 1.0
 
 
 def verify(
@@ -224,8 +222,7 @@ def verify(
         def exact(tensor: str) -> np.ndarray | None:
             return in_float64(unfused, base, tensor, within[tensor], feeds, inner)
 
-        scales = {p.tensor: p.scale for p in chosen}
-        judge = Judge([*outputs, *probed], len(outputs), expected, tolerance, within, inner, exact, scales)
+        judge = Judge([*outputs, *probed], len(outputs), expected, tolerance, within, inner, exact)
         try:
             actual = Runner(_with_outputs(patched, probed), folder, runner.reference)(feeds)
         except Exception as error:

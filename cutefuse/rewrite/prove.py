@@ -9,10 +9,8 @@ from typing import Any
 from onnx import ModelProto, NodeProto, helper
 
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.numbers import NUMBERS
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
-from cutefuse.kernels import Call
 from cutefuse.ops import concat_conv
 from cutefuse.progress import spinner
 from cutefuse.rewrite.apply import new_calls
@@ -50,13 +48,7 @@ def prove(
 def _probes(sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
     fused = [(s.name, s.match) for s in sites if s.match]
-    return [Probe(name, t, _inner(match, t), _scale(match.call)) for name, match in fused for t in match.outputs if t]
-
-
-def _scale(call: Call) -> float:
-    """With which a call quantises its output; 1 where that is a float."""
-    attrs: Mapping[str, Any] = call.attrs
-    return float(attrs["output_scale"][0]) if call.outputs[0].dtype in NUMBERS else 1.0
+    return [Probe(name, t, _inner(match, t)) for name, match in fused for t in match.outputs if t]
 
 
 def _inner(match: Match, tensor: str) -> tuple[str, ...]:
