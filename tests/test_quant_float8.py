@@ -122,6 +122,13 @@ def test_float8_sites_are_fused_and_equal(name: str, tmp_path: Path) -> None:
     check_positive(model_of(text), op_type, tmp_path)
 
 
+def test_casts_stand_around_int8_too(tmp_path: Path) -> None:
+    text = POSITIVE["casts around the pair"][0].replace(", z)", ", zi)")
+    result, patched = run_patch(model_of(text), tmp_path)
+    assert fused_types(patched) == ["CuteQConcatConv2ReluQ"] and result.report["verify"]["passed"]
+    assert result.report["sites"][0]["dtype"] == "int8"
+
+
 @pytest.mark.parametrize("opset", [20, 21, 23])
 def test_other_opsets(opset: int, tmp_path: Path) -> None:
     check_positive(model_of(POSITIVE["float8 output"][0], opset=opset), "CuteQConcatConv2ReluQ", tmp_path)

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, parser
 
 from cutefuse import kernels
 from cutefuse.cli import main
+from cutefuse.engine import onnxruntime
 from cutefuse.graph.closeness import compare
 from cutefuse.graph.numbers import FLOAT8, INT8
 from cutefuse.graph.read import Graph
@@ -153,6 +154,13 @@ def test_a_patched_network_is_patched_again_and_its_body_stays_float8(tmp_path: 
     seen = Graph(model, tmp_path, inferred(model))
     calls = [graph_call(n, seen) for n in model.graph.node if n.domain == "cutefuse"]
     assert {t.dtype for call in calls for t in call.inputs} == {"float8_e4m3fn", "float32"}
+
+
+def test_a_profile_names_float8_as_tensorrt_does(source: Path) -> None:
+    files = onnxruntime.profile(source, source.parent / "out", ["--iterations=1", "--duration=0", "--warmUp=0"])
+    layers = json.loads(files.graph.read_text())["Layers"]
+    kinds = {t["Format/Datatype"] for layer in layers for t in layer["Outputs"]}
+    assert "Row major linear FP8" in kinds and not any("E4M3" in kind for kind in kinds)
 
 
 # ---- TensorRT's own nodes ----
