@@ -97,6 +97,10 @@ POSITIVE = {
         "CuteQConcatConv2Relu"),
     "casts around the pair": (CAST_WHOLE + CAST_FILTER + CONV + CAST_OUT + "y = Cast<to=10>(y0)",
                               "CuteQConcatConv2ReluQ"),
+    "a Cast behind the Concat": (
+        """ua = Cast<to=1>(a) qa = QuantizeLinear(ua, f_sc, z) da = DequantizeLinear(qa, f_sc, z)
+           ub = Cast<to=1>(b) qb = QuantizeLinear(ub, f_sa, z) db = DequantizeLinear(qb, f_sa, z)
+           c0 = Concat<axis=1>(da, db) c = Cast<to=10>(c0) """ + FILTER + CONV + RELU, "CuteQConcatConv2Relu"),
     "casts around one source": (CAST_SOURCES + CAST_FILTER + CONV + RELU, "CuteQConcatConv2Relu"),
 }  # fmt: skip
 
@@ -228,6 +232,15 @@ NEGATIVE = {
         """qa = QuantizeLinear(a, sa, z) da = DequantizeLinear(qa, sa, z) ub = Cast<to=1>(b) hb = Cast<to=1>(huge)
            qb = QuantizeLinear(ub, hb, z) lb = DequantizeLinear(qb, hb, z) db = Cast<to=10>(lb)
            c = Concat<axis=1>(da, db) """ + FILTER + CONV + RELU, "source 'db' is cast to float16, which cannot hold"),
+    "a Cast behind the Concat that overflows": (
+        """ua = Cast<to=1>(a) hb = Cast<to=1>(huge) qa = QuantizeLinear(ua, hb, z) da = DequantizeLinear(qa, hb, z)
+           ub = Cast<to=1>(b) qb = QuantizeLinear(ub, f_sa, z) db = DequantizeLinear(qb, f_sa, z)
+           c0 = Concat<axis=1>(da, db) c = Cast<to=10>(c0) """ + FILTER + CONV + RELU,
+        "source 'da' is cast to float16, which cannot hold"),
+    "two Casts before the quantiser": (
+        """ua = Cast<to=1>(a) ub = Cast<to=1>(b) c0 = Concat<axis=1>(ua, ub) l = Cast<to=10>(c0) u = Cast<to=1>(l)
+           qc = QuantizeLinear(u, f_sc, z) d = DequantizeLinear(qc, f_sc, z) c = Cast<to=10>(d) """
+        + FILTER + CONV + RELU, "is cast 2 times before it is quantised"),
     "groups": (SOURCES + "dw = DequantizeLinear(w1, ws1, z) x = Conv<group=3>(c, dw) y = Relu(x)", "3 groups"),
 }  # fmt: skip
 

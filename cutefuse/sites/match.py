@@ -13,6 +13,7 @@ from onnx import NodeProto
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call
 from cutefuse.ops.op import FusedOp
+from cutefuse.sites.quantisers import CUSTOM, QUANTIZE
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,14 @@ class Quantized:
     tensor: str
     scale: str
     zero_point: str
-    number: str = "int8"
-    cast: str = ""
-    custom: bool = False
+    number: str
+    cast: str
+    custom: bool
 
     @property
     def op_types(self) -> tuple[str, ...]:
         """Of the nodes that are added."""
-        quantiser = "TRT_FP8QuantizeLinear" if self.custom else "QuantizeLinear"
+        quantiser = CUSTOM[QUANTIZE] if self.custom else QUANTIZE
         return ("Cast", quantiser) if self.cast else (quantiser,)
 
 

@@ -160,11 +160,11 @@ def _sources(
     """
     pair = [n for n in between if kind_of(n, graph)]
     if not pair:
-        return _own_scales(graph, concat, number)
+        return _own_scales(graph, concat, between, number)
     name, count = f"the Concat '{label(concat)}'", len(concat.input)
     kinds = [kind_of(n, graph) for n in pair]
     first = between.index(pair[0])
-    down = _alike(dequantised(graph, pair[0], list(between[:first]), name), number, name)
+    down = _alike(dequantised(graph, pair[0], between[:first], name), number, name)
     scale = scalar(down, name)
     if kinds == [DEQUANTIZE]:
         return tuple(concat.input), (scale,) * count, []
@@ -175,7 +175,10 @@ def _sources(
         raise NotFused(
             f"{name} is quantised with scale {scalar(up, name):g} and dequantised with {scale:g}; repair the model"
         )
-    cast, custom = cast_type(list(between[between.index(pair[1]) + 1 :])), pair[1].domain == CUSTOM_DOMAIN
+    before = between[between.index(pair[1]) + 1 :]
+    if len(before) > 1:
+        raise NotFused(f"{name} is cast {len(before)} times before it is quantised; only one Cast can be moved")
+    cast, custom = cast_type(before), pair[1].domain == CUSTOM_DOMAIN
     sources, gone = list[str | Quantized](), list[NodeProto]()
     for tensor in concat.input:
         if graph.dtype(tensor) not in (None, *FLOATS):
@@ -191,9 +194,9 @@ def _sources(
 
 
 def _own_scales(
-    graph: Graph, concat: NodeProto, number: Number
+    graph: Graph, concat: NodeProto, behind: Sequence[NodeProto], number: Number
 ) -> tuple[tuple[str | Quantized, ...], tuple[float, ...], list[NodeProto]]:
-    """As `_sources`, where each source has a DQ of its own."""
+    """As `_sources`, where each source has a DQ of its own; `behind` the Concat stand Casts at most."""
     sources, scales, gone = list[str | Quantized](), list[float](), list[NodeProto]()
     for tensor in concat.input:
         between, inner = before_cast(graph, tensor)
@@ -201,7 +204,7 @@ def _own_scales(
         if not dequantises(node, graph):
             dynamic = graph.is_op(node, "Mul", "Cast") and "; dynamic quantisation cannot be fused" or ""
             raise NotFused(f"{what} is not dequantised, the filter is{dynamic}; quantise every source")
-        found = _alike(dequantised(graph, node, between, what), number, what)
+        found = _alike(dequantised(graph, node, [*between, *behind], what), number, what)
         sources.append(node.input[0])
         scales.append(scalar(found, what))
         gone += [*between, node]

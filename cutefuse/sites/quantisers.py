@@ -6,6 +6,7 @@ point: NVIDIA ModelOpt exports them from PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -80,7 +81,7 @@ def after_cast(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
     return ([node], node.output[0]) if casts(node, graph) else ([], tensor)
 
 
-def cast_type(nodes: list[NodeProto]) -> str:
+def cast_type(nodes: Sequence[NodeProto]) -> str:
     """The type that a Cast makes; "" where there is none."""
     return TYPE_NAMES[attribute(nodes[0], "to")] if nodes else ""
 
@@ -125,10 +126,10 @@ def scalar(found: Linear, what: str) -> float:
     return float(np.float32(found.scale.reshape(-1)[0]))
 
 
-def dequantised(graph: Graph, node: NodeProto, between: list[NodeProto], what: str) -> Linear:
-    """The scale of a DQ node behind which a Cast may stand. Raises NotFused where float16 could not hold its result."""
+def dequantised(graph: Graph, node: NodeProto, between: Sequence[NodeProto], what: str) -> Linear:
+    """The scale of a DQ node behind which Casts may stand. Raises NotFused where float16 could not hold its result."""
     found = linear(graph, node, what)
-    if cast_type(between) == "float16" and found.scale.max() * found.number.highest > _LARGEST_HALF:
+    if any(cast_type([n]) == "float16" for n in between) and found.scale.max() * found.number.highest > _LARGEST_HALF:
         raise NotFused(f"{what} is cast to float16, which cannot hold all that its scale makes; take out the Cast")
     return found
 
