@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devices import skip_without_code
 
 from cutefuse import kernels
 from cutefuse.host import Host, HostError, Input
@@ -161,8 +162,6 @@ REFUSED = {
 TO_FLOAT8 = in_float8(good("CuteQConcatConv2ReluQ"))
 REFUSED |= {
     "float8 to float32": (in_float8(good()), "sources give float16 or float8_e4m3fn, float32 is asked for"),
-    "float8 for Ampere": (replace(TO_FLOAT8, sm=80), "on compute capability 9.0 alone and in a library with code"),
-    "float8 for Blackwell": (replace(TO_FLOAT8, sm=100), "for 10.0 quantise to int8"),
     "float8 of 24 filters": (of_filters(TO_FLOAT8, 24), "24 filters write float8_e4m3fn"),
     "float8 under strides of 9": (
         strided(TO_FLOAT8, 9, (2, 32, 3, 3)), "no tile for float8_e4m3fn"),
@@ -175,6 +174,15 @@ def test_illegal_calls_are_refused_in_one_sentence(name: str) -> None:
     reason = kernels.reject(call) or ""
     assert reason.startswith("quant_concat_conv: ") and words in reason
     assert not re.search(r"\.\s", reason)
+
+
+@pytest.mark.parametrize("sm", [80, 87, 89, 90, 100, 121])
+def test_float8_is_refused_for_gpus_without_tiles_for_it(sm: int) -> None:
+    skip_without_code(sm)
+    reason = kernels.reject(replace(TO_FLOAT8, sm=sm)) or ""
+    words = f"on compute capability 9.0 alone and in a library with code for it; for {sm // 10}.{sm % 10} quantise to"
+    assert words in reason if sm != 90 else reason == ""
+    assert kernels.reject(replace(good("CuteQConcatConv2ReluQ"), sm=sm)) is None
 
 
 def test_long_reductions_of_several_sources_leave_the_tiles_that_drain() -> None:

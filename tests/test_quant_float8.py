@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from devices import skip_without_code
 from graphs import fused_types, graph, run_patch
 from onnx import helper
 
@@ -267,6 +268,7 @@ def test_outputs_that_float8_kernels_do_not_write_are_refused(name: str, dtype: 
 
 @pytest.mark.parametrize("sm", [80, 86, 87, 89, 100, 120])
 def test_gpus_without_float8_tiles_are_refused_by_name(sm: int, tmp_path: Path) -> None:
+    skip_without_code(sm)
     result, _ = run_patch(model_of(POSITIVE["float8 output"][0]), tmp_path, sm=sm, dry_run=True)
     [site] = result.report["sites"]
     assert site["status"] == "refused" and f"for {sm // 10}.{sm % 10} quantise to int8" in site["reason"]
@@ -274,6 +276,7 @@ def test_gpus_without_float8_tiles_are_refused_by_name(sm: int, tmp_path: Path) 
 
 
 def test_hopper_takes_them_and_any_gpu_does_with_a_note(tmp_path: Path) -> None:
+    skip_without_code(90)
     model = model_of(POSITIVE["own scales"][0])
     for sm, said in ((90, False), (0, True)):
         result, _ = run_patch(model, tmp_path, sm=sm, dry_run=True)

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from bodies import faults
+from devices import skip_without_code
 from graphs import fused_types, graph, run_patch
 from onnx import TensorProto, helper, parser
 
@@ -103,6 +104,7 @@ def source(tmp_path: Path) -> Path:
 def test_a_network_is_patched_proved_judged_by_the_host_and_restored(
     source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    skip_without_code(90)
     target = source.with_name("net.cutefuse.onnx")
     assert main(["patch", str(source), "--all", "--verify", "--sm", "90", "--input-shape", "image:2x16x20x20"]) == 0
     said = capsys.readouterr().out
@@ -137,10 +139,13 @@ def test_a_network_is_patched_proved_judged_by_the_host_and_restored(
     assert proof["passed"]
 
 
-@pytest.mark.parametrize("gpu", [["--sm", "89"], ["--gpu", "A100 SXM4 80GB"], ["--sm", "120"]])
+@pytest.mark.parametrize(
+    ("sm", "gpu"), [(89, ["--sm", "89"]), (80, ["--gpu", "A100 SXM4 80GB"]), (120, ["--sm", "120"])]
+)
 def test_a_network_stays_as_it_is_for_other_gpus(
-    gpu: list[str], source: Path, capsys: pytest.CaptureFixture[str]
+    sm: int, gpu: list[str], source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    skip_without_code(sm)
     assert main(["patch", str(source), "--all", *gpu]) == 3
     assert "2 no kernels for this GPU" in " ".join(capsys.readouterr().out.split())
     assert not source.with_name("net.cutefuse.onnx").exists()
@@ -148,8 +153,8 @@ def test_a_network_stays_as_it_is_for_other_gpus(
 
 def test_a_patched_network_is_patched_again_and_its_body_stays_float8(tmp_path: Path, source: Path) -> None:
     one, two = tmp_path / "one.onnx", tmp_path / "two.onnx"
-    assert main(["patch", str(source), "--all", "-o", str(one)]) == 0
-    assert main(["patch", str(one), "--all", "-o", str(two)]) == 3
+    assert main(["patch", str(source), "--all", "--sm", "0", "-o", str(one)]) == 0
+    assert main(["patch", str(one), "--all", "--sm", "0", "-o", str(two)]) == 3
     model = onnx.load(str(one))
     seen = Graph(model, tmp_path, inferred(model))
     calls = [graph_call(n, seen) for n in model.graph.node if n.domain == "cutefuse"]
