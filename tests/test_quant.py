@@ -11,10 +11,12 @@ from bodies import stranger
 from graphs import fused_types, graph, run_patch
 from onnx import helper, numpy_helper
 
+from cutefuse.graph.numbers import FLOAT8, INT8, Number
 from cutefuse.graph.verify import Runner, verify
 from cutefuse.ops.function import body_for
 from cutefuse.ops.quant_concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch
+from cutefuse.sites.quant_facts import Weight
 
 CASES = {c.name: c for c in OPERATOR.cases()}
 SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "strided", "odd_everything"]
@@ -22,12 +24,14 @@ SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "stride
 # ---- bodies ----
 
 
-def body_error(name: str, opset: int, dtype: str, folder: Path, shared: bool = False) -> float:
+def body_error(
+    name: str, opset: int, dtype: str, folder: Path, shared: bool = False, number: Number = INT8
+) -> float:  # fmt: skip
     """Largest difference between the body in ONNX Runtime and the float64 reference, over what it may be."""
-    call = OPERATOR.call(CASES[name], dtype)
+    call = OPERATOR.call(CASES[name], dtype, number)
     calls = [call, *([stranger(OPERATOR, call, opset)] if shared else [])]
     operands = OPERATOR.operands(call, np.random.default_rng(1))
-    values = [v.astype(t.dtype) for v, t in zip(operands, call.inputs, strict=True)]
+    values = [v.astype(np.dtype(t.dtype)) for v, t in zip(operands, call.inputs, strict=True)]
     names = [f"x{i}" for i in range(len(values))]
     plain = {k: list(v) for k, v in call.attrs.items()}  # type: ignore[arg-type]
     attrs = {k: v[0] if k in ("alpha", "lo", "hi", "output_scale", "output_type") else v for k, v in plain.items()}
@@ -49,8 +53,9 @@ def body_error(name: str, opset: int, dtype: str, folder: Path, shared: bool = F
     exact = [v.astype(np.float64) for v in values]
     (truth,), (scale,) = OPERATOR.reference(call, exact), OPERATOR.magnitude(call, exact)
     assert y.shape == truth.shape and y.dtype == call.outputs[0].dtype
-    if y.dtype == np.int8:  # half a step may round to either side
-        return float((np.abs(y - truth) / (1e-6 * scale + (np.abs(y - truth) <= 1) + 1e-9)).max(initial=0))
+    if y.dtype.name == number.name:  # half a step may round to either side
+        error, step = np.abs(y.astype(np.float64) - truth), number.step(truth)
+        return float((error / (1e-6 * scale + np.where(error <= step, step, 0) + 1e-9)).max(initial=0))
     unit = {"float32": 2e-6, "float16": 2e-3}[dtype]
     return float((np.abs(y - truth) / (unit * scale + unit)).max(initial=0))
 
@@ -67,6 +72,19 @@ def test_the_body_computes_the_reference(name: str, tmp_path: Path) -> None:
 def test_the_body_computes_the_reference_in_every_opset_and_type(name: str, opset: int, tmp_path: Path) -> None:
     for dtype in CASES[name].dtypes[:2]:
         assert body_error(name, opset, dtype, tmp_path, dtype == "float32") <= 1, dtype
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if "float16" in c.dtypes or n.endswith("_to_int8")])
+def test_the_body_computes_the_reference_in_float8(name: str, tmp_path: Path) -> None:
+    assert body_error(name, 19, "float16", tmp_path, shared=True, number=FLOAT8) <= 1
+
+
+@pytest.mark.parametrize("opset", [19, 20, 21, 24])
+@pytest.mark.parametrize("name", ["2_sources_Clip", "strided", "2_sources_Silu_to_int8", "odd_everything_to_int8"])
+def test_the_float8_body_computes_the_reference_in_every_opset(name: str, opset: int, tmp_path: Path) -> None:
+    for shared in (False, True):
+        assert body_error(name, opset, "float16", tmp_path, shared, FLOAT8) <= 1
 
 
 # ---- the rewriter ----
@@ -241,14 +259,12 @@ def test_a_source_that_is_dequantised_beside_a_float_filter_is_an_ordinary_site(
     assert fused_types(patched) == ["CuteConcatConv2Relu"]
 
 
-def test_filters_from_float_constants_round_as_the_standard_says() -> None:
-    from cutefuse.sites.quant_facts import Weight
-
-    scale = np.full(2, 0.5)
-
+@pytest.mark.parametrize(("number", "expected"), [(INT8, [0, 2, 0, 127]), (FLOAT8, [0.5, 1.5, -0.5, 448])])
+def test_filters_from_float_constants_round_as_the_standard_says(number: Number, expected: list[float]) -> None:
     class Constants:
         def constant(self, _: str) -> np.ndarray:
             return np.float32([0.25, 0.75, -0.25, 500]).reshape(2, 2, 1, 1)
 
-    weight = Weight(Constants(), "w", (2, 2, 1, 1), scale, rounded=False)  # type: ignore[arg-type]
-    assert weight.make().ravel().tolist() == [0, 2, 0, 127]
+    scale = np.full(2, 0.5)
+    weight = Weight(Constants(), "w", (2, 2, 1, 1), scale, scale, False, number, "float32")  # type: ignore[arg-type]
+    assert weight.make().ravel().astype(float).tolist() == expected

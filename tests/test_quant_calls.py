@@ -59,6 +59,20 @@ def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> Non
         assert own < one and all(tile in {1, 15, 17} or (takes_hopper and tile > 200) for tile in one)
 
 
+def strided(call: kernels.Call, stride: int, dims: tuple[int, ...]) -> kernels.Call:
+    """The same call with a stride in both directions, and the dims of its output."""
+    attrs = {**call.attrs, "strides": (stride, stride)}
+    return replace(call, attrs=attrs, outputs=[replace(call.outputs[0], dims=dims)])
+
+
+def of_filters(call: kernels.Call, K: int) -> kernels.Call:
+    """The same call with another number of filters."""
+    *sources, w, scales, b = call.inputs
+    inputs = [*sources, replace(w, dims=(K, w.dims[1])), *(replace(t, dims=(K,)) for t in (scales, b))]
+    y = call.outputs[0]
+    return replace(call, inputs=inputs, outputs=[replace(y, dims=(y.dims[0], K, *y.dims[2:]))])
+
+
 def in_float8(call: kernels.Call) -> kernels.Call:
     """The same call over float8."""
 
@@ -226,6 +240,17 @@ REFUSED = {
     "blocks": (big_batch(4_000_000), "more than 2^31 blocks of kCHW32"),
     "overflow": (swapped(good(channels=(131072, 24)), 0, dims=(2, 131072, 20, 20)), "overflow 32-bit sums"),
 }  # fmt: skip
+
+
+TO_FLOAT8 = in_float8(good("CuteQConcatConv2ReluQ"))
+
+
+@pytest.mark.parametrize(
+    "call", [in_float8(good()), of_filters(TO_FLOAT8, 24), strided(TO_FLOAT8, 9, (2, 32, 3, 3))],
+    ids=["to float32", "24 filters", "strides of 9"],
+)  # fmt: skip
+def test_what_hoppers_tiles_do_not_run_in_float8_runs_by_mma_sync(call: kernels.Call) -> None:
+    assert kernels.reject(call) is None and set(kernels.configs(call)) == FLOAT8
 
 
 @pytest.mark.parametrize("name", REFUSED)

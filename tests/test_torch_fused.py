@@ -14,6 +14,7 @@ from graphs import FILTER, graph, run_patch, weights
 
 import models
 from cutefuse.engine.inputs import resolve, seeded
+from cutefuse.graph.numbers import INT8, NUMBERS, Number
 
 pytestmark = pytest.mark.torch
 
@@ -86,28 +87,35 @@ def test_fused_nodes_are_kernel_calls(name: str, reference_kernels: list[str], t
         assert float((got - want).abs().max() / want.abs().max()) < 1e-4
 
 
-def quantised_network() -> onnx.ModelProto:
+def quantised_network(number: Number) -> onnx.ModelProto:
+    """One convolution, of int8 in float32 or of float8 in float16, as the kernels write."""
     random = np.random.default_rng(1)
-    values = {"s": np.array(0.05, np.float32), "z": np.array(0, np.int8), "wz": np.zeros(16, np.int8),
-              "w": random.integers(-127, 128, (16, 32, 3, 3)).astype(np.int8),
-              "ws": np.full(16, 0.002, np.float32)}  # fmt: skip
+    kind, dtype = np.dtype(number.name), "float32" if number is INT8 else "float16"
+    values = {"s": np.array(0.05, dtype), "z": np.zeros((), kind), "wz": np.zeros(16, kind),
+              "w": random.integers(-127, 128, (16, 32, 3, 3)).astype(kind),
+              "ws": np.full(16, 0.002, dtype)}  # fmt: skip
     body = """
         qa = QuantizeLinear(a, s, z) da = DequantizeLinear(qa, s, z)
         qb = QuantizeLinear(b, s, z) db = DequantizeLinear(qb, s, z)
         c = Concat<axis=1>(da, db) dw = DequantizeLinear<axis=0>(w, ws, wz)
         d = Conv<pads=[1,1,1,1]>(c, dw) y = Relu(d)
     """
-    return graph(body, values, inputs={"a": "1,16,9,8", "b": "1,16,9,8"})
+    return graph(body, values, inputs={"a": "1,16,9,8", "b": "1,16,9,8"}, dtype=dtype, opset=19, ir=9)
 
 
-def test_int8_nodes_are_kernel_calls(reference_kernels: list[str], tmp_path: Path) -> None:
-    _, patched = run_patch(quantised_network(), tmp_path)
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_quantised_nodes_are_kernel_calls(
+    number: Number, functions: bool, reference_kernels: list[str], tmp_path: Path
+) -> None:
+    _, patched = run_patch(quantised_network(number), tmp_path, functions=functions)
     assert patched is not None
     _, function, inputs = kernel_program(patched)
     (made,) = function(*inputs)
     assert reference_kernels == ["CuteQConcatConv2Relu"]
-    want = on_cpu(quantised_network())()["y"]
-    assert float((made - want).abs().max() / want.abs().max()) < 1e-4
+    for want in (on_cpu(quantised_network(number))()["y"], on_cpu(patched)()["y"]):
+        assert made.dtype == want.dtype
+        assert float((made - want).abs().max() / want.abs().max()) < (1e-4 if number is INT8 else 2e-3)
 
 
 def test_a_kernel_call_is_a_plugin_layer_with_its_arithmetic(reference_kernels: list[str], tmp_path: Path) -> None:

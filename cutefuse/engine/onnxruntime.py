@@ -30,7 +30,8 @@ _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp",
 _IGNORED = (*BUILDER_OPTIONS, "--noTF32")
 _TYPES = {"float": ("FP32", "float32"), "float16": ("FP16", "float16"), "bfloat16": ("BF16", None),
           "double": ("FP64", "float64"), "int8": ("Int8", "int8"), "uint8": ("UInt8", "uint8"),
-          "int32": ("Int32", "int32"), "int64": ("Int64", "int64"), "bool": ("Bool", "bool")}  # fmt: skip
+          "int32": ("Int32", "int32"), "int64": ("Int64", "int64"), "bool": ("Bool", "bool"),
+          "Float8E4M3FN": ("FP8", None)}  # fmt: skip
 # The names that TensorRT's inspector gives to the parameters of these operators.
 _PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTranspose": "Deconvolution",
                     "Concat": "Concatenation", "MaxPool": "Pooling", "AveragePool": "Pooling",

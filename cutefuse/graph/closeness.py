@@ -13,6 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cutefuse.graph.numbers import NUMBERS, Number
+
 INTEGER_MISMATCH = 1e-3  # share of integers that may differ: an argmax between two equal scores is not an error
 MIN_CHANNEL = 8  # values; a channel of fewer may be small by chance, so these are judged by the whole tensor
 MIN_SCALE = 1e-6  # of the tensor's largest value: a channel of zeros has no scale of its own
@@ -34,8 +36,8 @@ def compare(
     a, b = np.asarray(expected), np.asarray(actual)
     if a.shape != b.shape or (same_type and a.dtype != b.dtype):
         return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
-    if a.dtype == np.int8:
-        return _steps(a.astype(np.int64), b.astype(np.int64), tolerance)
+    if (number := NUMBERS.get(a.dtype.name)) is not None and a.dtype == b.dtype:
+        return _steps(a.astype(np.float64), b.astype(np.float64), tolerance, number)
     if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
         wrong = float(np.mean(a != b)) if a.size else 0.0
         return {"passed": wrong <= INTEGER_MISMATCH, "mismatch_share": wrong}
@@ -143,16 +145,23 @@ def _floats(a: np.ndarray, b: np.ndarray, tolerance: float, floor: np.ndarray | 
     }
 
 
-def _steps(a: np.ndarray, b: np.ndarray, tolerance: float) -> dict[str, Any]:
-    """int8 is a quantised number. Where it was rounded from two neighbours, many values may be one step apart: in a
-    channel about as many as its error before rounding is in steps; four deviations more, and one, come by chance."""
+def _steps(a: np.ndarray, b: np.ndarray, tolerance: float, number: Number) -> dict[str, Any]:
+    """Quantised numbers. Where one was rounded from two neighbours, many values may be one step apart: in a channel
+    their distances make about its error before rounding; four deviations more, and one step, come by chance."""
+    known = ~np.isnan(a)
+    if not np.array_equal(known, ~np.isnan(b)):
+        return {"passed": False, "why": "NaN appears in one of the two only"}
+    a, b = np.where(known, a, 0.0), np.where(known, b, 0.0)
     error, scale = np.abs(a - b), np.abs(a)
-    passed = bool((error <= np.maximum(1, tolerance * scale.max(initial=0))).all())
+    step = number.step(np.maximum(scale, np.abs(b)))
+    passed = bool((error <= np.maximum(step, tolerance * scale.max(initial=0))).all())
     for axis in _channel_axes(a):
         expected = tolerance * _by_channel(scale, axis).max(axis=1) * (a.size // a.shape[axis])
-        passed &= bool((_by_channel(error, axis).sum(axis=1) <= expected + 4 * np.sqrt(expected) + 1).all())
+        widest = _by_channel(step, axis).max(axis=1)
+        chance = 4 * np.sqrt(expected * widest) + widest
+        passed &= bool((_by_channel(error, axis).sum(axis=1) <= expected + chance).all())
     wrong = float(np.mean(a != b)) if a.size else 0.0
-    return {"passed": passed, "mismatch_share": wrong, "max_steps": int(error.max(initial=0))}
+    return {"passed": passed, "mismatch_share": wrong, "max_steps": round(float((error / step).max(initial=0)))}
 
 
 def _channel_axes(a: np.ndarray) -> Iterator[int]:

@@ -27,6 +27,10 @@ TYPE_NAMES: dict[int, str] = {
     TensorProto.INT32: "int32",
     TensorProto.INT64: "int64",
     TensorProto.BOOL: "bool",
+    TensorProto.FLOAT8E4M3FN: "float8_e4m3fn",
+    TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    TensorProto.FLOAT8E5M2: "float8_e5m2",
+    TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
 }
 ELEM_TYPES = {name: number for number, name in TYPE_NAMES.items()}
 

@@ -23,7 +23,7 @@ ATTRS = [
 class ConcatConv(FusedOp):
     stem = "concat_conv"
 
-    def oldest_opset(self, op_type: str) -> int:
+    def oldest_opset(self, op_type: str, dtype: str = "") -> int:
         # Before opset 12 a list attribute cannot become a tensor, and views slice and resize by such.
         return 12 if conv_form.form_of(op_type).view else super().oldest_opset(op_type)
 

@@ -17,7 +17,8 @@ class Form:
 
     suffix: the activation, "" for none. view: sources may be channel ranges of wider tensors and may be enlarged.
     residual: whether a tensor of the output's shape is added `before` the activation, `after` it, or not at all ("").
-    quantised: sources and filter are int8; to_int8: so is the output.
+    quantised: sources and filter are int8 or float8; to_quantised: so is the
+    output.
     pre_activated: each input channel is scaled and shifted and passes ReLU before the filter sees it.
     """
 
@@ -27,7 +28,7 @@ class Form:
     outputs: int = 1
     residual: str = ""
     quantised: bool = False
-    to_int8: bool = False
+    to_quantised: bool = False
     pre_activated: bool = False
 
     @property
@@ -39,8 +40,8 @@ class Form:
 
     @property
     def inputs(self) -> int:
-        """Sources, packed filter, the filter's scales where it is int8, bias, scale and shift of a pre-activation, and
-        the residual."""
+        """Sources, packed filter, the filter's scales where it is quantised, bias, scale and shift of a pre-activation,
+        and the residual."""
         return self.sources + 2 + self.quantised + 2 * self.pre_activated + bool(self.residual)
 
 

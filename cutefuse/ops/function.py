@@ -48,7 +48,8 @@ def body_for(calls: list[Call], opset: int, positive: Collection[int] = ()) -> F
     op_type = calls[0].op_type
     stem = kernels.operator_of(op_type)["name"]
     op = next(op for op in operators() if op.stem == stem)
-    if opset < (oldest := op.oldest_opset(op_type)):
+    dtype = next((t.dtype for t in calls[0].inputs if t.dtype), "float32")
+    if opset < (oldest := op.oldest_opset(op_type, dtype)):
         raise CutefuseError(
             f"{op_type} has no standard form before opset {oldest}, the model has opset {opset}; convert the model "
             "before it is patched"
@@ -60,7 +61,6 @@ def body_for(calls: list[Call], opset: int, positive: Collection[int] = ()) -> F
                 f"nodes of {op_type} have {name} {sorted(values)}, and one body cannot serve them in opset {opset}; "
                 "convert the model before it is patched"
             )
-    dtype = next((t.dtype for t in calls[0].inputs if t.dtype), "float32")
     return op.function(op_type, opset, dtype, calls, positive)
 
 

@@ -45,8 +45,8 @@ class FusedOp(ABC):
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     min_body_opset: int = 9  # ConstantOfShape; older opsets cannot express the unpacking of weights
 
-    def oldest_opset(self, op_type: str) -> int:
-        """The first opset in which `function` can write the body of an op_type."""
+    def oldest_opset(self, op_type: str, dtype: str = "") -> int:
+        """The first opset in which `function` can write the body of an op_type for sources of a type."""
         return self.min_body_opset
 
     def must_agree(self, opset: int) -> tuple[str, ...]:

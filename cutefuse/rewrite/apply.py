@@ -16,6 +16,7 @@ from onnx import NodeProto, helper
 import cutefuse
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.numbers import NUMBERS
 from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, subgraphs
 from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
@@ -23,6 +24,7 @@ from cutefuse.ops.function import node_attributes
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Constant, Joined, Operand, Quantized, tensors_of
+from cutefuse.sites.quantisers import CUSTOM_DOMAIN
 
 SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
 
@@ -137,6 +139,7 @@ def apply_sites(
     proto.initializer.extend(constants.tensors)
     _remove(proto.input, lambda v: v.name in doomed.orphans)
     _remove(proto.value_info, lambda v: v.name in made)
+    _correct_types(model, sites)
     proto.value_info.extend(_types(graph, [o for s in sites if s.status == FUSED and s.match for o in s.match.outputs]))
     _remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
     if DOMAIN not in {o.domain for o in model.opset_import}:
@@ -152,6 +155,23 @@ def apply_sites(
 def new_calls(sites: Sequence[Site]) -> dict[str, Call]:
     """The calls of the fused nodes that `apply_sites` made, by the nodes' names."""
     return {s.name: s.match.call for s in sites if s.status == FUSED and s.match}
+
+
+def _correct_types(model: onnx.ModelProto, sites: Sequence[Site]) -> None:
+    """What the file says of quantised tensors that fused nodes read and write: an exporter without float8 calls those
+    of TensorRT's own nodes uint8. And the IR version that may store float8."""
+    calls = [(s.match, s.match.call) for s in sites if s.status == FUSED and s.match]
+    known = {
+        name: tensor.dtype
+        for match, call in calls
+        for name, tensor in zip((*match.inputs, *match.outputs), (*call.inputs, *call.outputs), strict=True)
+        if isinstance(name, str) and tensor.dtype in NUMBERS
+    }
+    for info in model.graph.value_info:
+        if info.name in known:
+            info.type.tensor_type.elem_type = ELEM_TYPES[known[info.name]]
+    stored = [NUMBERS[t.dtype].ir_version for _, call in calls for t in call.inputs if t.dtype in NUMBERS]
+    model.ir_version = max([model.ir_version, *stored])
 
 
 def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
@@ -257,12 +277,25 @@ class _Makers:
             name = self._names.of_node(f"{operand.tensors[-1]}/join")
             self._new.append(helper.make_node("Concat", operand.tensors, [output], name=name, axis=1))
         else:
-            output = self._known[operand] = self._names.of_tensor(f"{operand.tensor}.int8")
-            name = self._names.of_node(f"{operand.tensor}/to_int8")
-            # Without a zero point the type is uint8 unless the attribute of opset 21 names another one.
-            typed: dict[str, Any] = {} if operand.zero_point else {"output_dtype": ELEM_TYPES["int8"]}
-            self._new.append(helper.make_node("QuantizeLinear", _read_by(operand), [output], name=name, **typed))
+            self._known[operand] = self._quantised(operand)
         return self._known[operand]
+
+    def _quantised(self, operand: Quantized) -> str:
+        word = NUMBERS[operand.number].word
+        source, *rest = _read_by(operand)
+        if operand.cast:
+            lower = self._names.of_tensor(f"{source}.{operand.cast}")
+            name = self._names.of_node(f"{source}/to_{operand.cast}")
+            self._new.append(helper.make_node("Cast", [source], [lower], name=name, to=ELEM_TYPES[operand.cast]))
+            source = lower
+        output = self._names.of_tensor(f"{operand.tensor}.{word}")
+        name = self._names.of_node(f"{operand.tensor}/to_{word}")
+        typed: dict[str, Any] = {"domain": CUSTOM_DOMAIN} if operand.custom else {}
+        if not operand.custom and not operand.zero_point:
+            # Without a zero point the type is uint8 unless the attribute of opset 21 names another one.
+            typed["output_dtype"] = ELEM_TYPES[operand.number]
+        self._new.append(helper.make_node(operand.op_types[-1], [source, *rest], [output], name=name, **typed))
+        return output
 
     def added(self) -> list[NodeProto]:
         """The nodes made since the last call."""

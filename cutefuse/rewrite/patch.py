@@ -34,6 +34,7 @@ from cutefuse.sites.choose import Policy, choose
 from cutefuse.sites.choose_cost import device_of
 from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, engine_of
 from cutefuse.sites.choose_model import Model
+from cutefuse.sites.device import judge_device, suit_device
 from cutefuse.sites.find import (
     EXCLUDED,
     FUSED,
@@ -45,7 +46,6 @@ from cutefuse.sites.find import (
     check_overlaps,
     find_sites,
     merge_parallel,
-    suit_device,
 )
 from cutefuse.sites.match import Constant, Joined, Quantized
 
@@ -122,6 +122,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if options.clean:
         tidy(model, cleaned)
         cleaned, sites = find_sites(model, source.parent, options.shapes)
+    judge_device(sites, options.sm)
     graph = cleaned.whole
     forms = {form for s in sites if s.match for form in s.match.takes}
     _select(sites, options)
@@ -303,7 +304,7 @@ def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str
     fused = [s.match for s in sites if s.status == FUSED and s.match]
     counts.update(match.call.op_type for match in fused)
     made = {i for match in fused for i in match.inputs if isinstance(i, Joined | Quantized)}  # sites share equal ones
-    counts.update("Concat" if isinstance(operand, Joined) else "QuantizeLinear" for operand in made)
+    counts.update(kind for o in made for kind in (("Concat",) if isinstance(o, Joined) else o.op_types))
     return counts
 
 

@@ -43,6 +43,8 @@ CAUSES = (
     ("takes multiples of", "channels in no whole vectors"),
     ("gives its statistics", "statistics of a norm that are read"),
     ("repair ", "broken models"),
+    ("does not multiply float8", "no kernels for this GPU"),
+    ("older than 8.9 and without float8", "no kernels for this GPU"),
     ("skip this fusion", "beyond the kernels"),
     ("concat_conv: ", "beyond the kernels"),  # what the library says of a call
     ("row_norm: ", "beyond the kernels"),

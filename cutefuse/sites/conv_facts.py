@@ -12,6 +12,7 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.ops.conv_math import Geometry, pack
 from cutefuse.sites.chain import Affine
 from cutefuse.sites.match import Refusal, Traffic
+from cutefuse.sites.quantisers import dequantises, kind_of
 
 DTYPES = ("float32", "float16", "bfloat16")
 EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
@@ -53,8 +54,8 @@ def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refus
     """
     between, tensor = pass_through(graph, conv.input[0])
     concat = graph.producer(tensor)
-    quantised = graph.is_op(concat, "DequantizeLinear")
-    while graph.is_op(concat, "DequantizeLinear", "QuantizeLinear"):
+    quantised = dequantises(concat, graph)
+    while concat is not None and kind_of(concat, graph):
         concat = graph.producer(concat.input[0])
     if concat is None or concat.op_type != "Concat" or concat.domain not in ("", "ai.onnx"):
         return None
@@ -217,7 +218,7 @@ def _constant_type(graph: Graph, tensor: str) -> tuple[tuple[int, ...], str | No
 def _not_constant(graph: Graph, what: str, tensor: str) -> str | None:
     if tensor in graph.overridable:
         return f"the {what} '{tensor}' is also a graph input, so callers may replace it; take it off the graph's inputs"
-    if graph.is_op(graph.producer(tensor), "DequantizeLinear"):
+    if dequantises(graph.producer(tensor), graph):
         return f"quantised site: the {what} is dequantised in the graph, TensorRT fuses that itself"
     if not graph.is_constant(tensor) or (tensor not in graph.initializers and graph.constant(tensor) is None):
         return f"the {what} '{tensor}' is computed at run time; only constants can be packed"

@@ -25,6 +25,7 @@ from cutefuse.sites.match import Finder, Match, Operand, Refusal, filled, tensor
 
 FUSED, REFUSED, EXCLUDED, MERGED, LEFT_OUT = "fused", "refused", "excluded", "merged", "left out"
 CAST_LIKE_OPSET = 15
+OWN_BODY = frozenset({"bfloat16", "float8_e4m3fn"})  # types that no other one shares a body with
 BODY_OPSET = 11  # from here on a body serves calls of every geometry
 FINDERS: tuple[Finder, ...] = (conv.ConvSites(), quant.QuantSites(), norm.NormSites())
 
@@ -237,7 +238,7 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
 class _Shared:
     """What all calls that one body serves have in common."""
 
-    kind: str  # of type: from opset 15 on one body serves float32 and float16; bfloat16 has its own
+    kind: str  # of type: from opset 15 on one body serves float32 and float16, and int8 whatever its output
     attrs: tuple[tuple[str, tuple[Any, ...]], ...]
 
     @classmethod
@@ -245,7 +246,7 @@ class _Shared:
         dtype = call.inputs[0].dtype
         attrs: Mapping[str, Any] = call.attrs
         return cls(
-            dtype if opset < CAST_LIKE_OPSET or dtype == "bfloat16" else "float",
+            dtype if opset < CAST_LIKE_OPSET or dtype in OWN_BODY else "float",
             tuple((name, tuple(attrs[name])) for name in op.must_agree(opset)),
         )
 
@@ -253,14 +254,15 @@ class _Shared:
 def _no_body(graph: Graph, site: Site, written: Mapping[str, _Shared]) -> str | None:
     assert site.match is not None
     call = site.match.call
-    if graph.opset < (oldest := site.op.oldest_opset(call.op_type)):
+    if graph.opset < (oldest := site.op.oldest_opset(call.op_type, call.inputs[0].dtype)):
         return f"opset {graph.opset} is older than {oldest}; convert the model, or use --no-functions"
     own = _Shared.of(site.op, graph.opset, call)
     other = written.get(call.op_type, own)
     if other.kind != own.kind:
+        remedy = f"convert the model to opset {CAST_LIKE_OPSET}, or " if graph.opset < CAST_LIKE_OPSET else ""
         return (
             f"a site of another type than {call.inputs[0].dtype} has the same op_type, and one body cannot "
-            f"serve both in opset {graph.opset}; convert the model to opset {CAST_LIKE_OPSET}, or use --no-functions"
+            f"serve both in opset {graph.opset}; {remedy}use --no-functions"
         )
     for (name, values), (_, others) in zip(own.attrs, other.attrs, strict=True):
         if values != others:
@@ -345,19 +347,6 @@ def _goes(graph: Graph, match: Match) -> set[int]:
         if not kept & going:
             return going
         going -= kept
-
-
-def suit_device(sites: Sequence[Site], sm: int) -> None:
-    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not."""
-    for site in (s for s in sites if s.status == FUSED and s.finder.own_tiles_first):
-        smaller = site.match
-        while smaller is not None and not kernels.made_for(smaller.call, sm):
-            smaller = smaller.otherwise
-        if smaller is None or smaller is site.match or site.match is None:
-            continue
-        left = ", ".join(sorted(site.match.takes - smaller.takes))
-        note = f"{left} left outside: compute capability {sm // 10}.{sm % 10} has faster kernels without; see --sm"
-        site.take(replace(smaller, notes=(*smaller.notes, note)))
 
 
 def merge_parallel(graph: Graph, sites: Sequence[Site], sm: int) -> None:

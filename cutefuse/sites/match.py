@@ -13,6 +13,7 @@ from onnx import NodeProto
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call
 from cutefuse.ops.op import FusedOp
+from cutefuse.sites.quantisers import CUSTOM, QUANTIZE
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,24 @@ class Constant:
 
 @dataclass(frozen=True)
 class Quantized:
-    """An operand that is a float tensor of the graph, quantised to int8 by a node that the rewriter adds."""
+    """An operand that is a float tensor of the graph, quantised by nodes that the rewriter adds.
+
+    number: the name of the number type. cast: the float type that it is cast to before, "" for its own. custom: by
+    TensorRT's own node, whose type is float8 without a zero point.
+    """
 
     tensor: str
     scale: str
     zero_point: str
+    number: str
+    cast: str
+    custom: bool
+
+    @property
+    def op_types(self) -> tuple[str, ...]:
+        """Of the nodes that are added."""
+        quantiser = CUSTOM[QUANTIZE] if self.custom else QUANTIZE
+        return ("Cast", quantiser) if self.cast else (quantiser,)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,39 @@
-"""Turns an int8 Concat -> Conv site of a Q/DQ graph into a call of the operator."""
+"""Turns a quantised Concat -> Conv site of a Q/DQ graph into a call of the operator."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto
 
-from cutefuse.graph.read import Graph
+from cutefuse import kernels
+from cutefuse.graph.numbers import INT8, Number
+from cutefuse.graph.read import Graph, label
 from cutefuse.ops import conv_math, quant_concat_conv
 from cutefuse.ops.conv_form import most_sources
 from cutefuse.ops.quant_concat_conv import make_call, plain_of
 from cutefuse.sites import quant_facts
-from cutefuse.sites.chain import chains_after
+from cutefuse.sites.chain import Chain, chains_after
 from cutefuse.sites.match import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.sites.quant_facts import QuantSite
+from cutefuse.sites.quantisers import after_cast, cast_type, quantiser_after
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where a site ends: the nodes behind its activation that it takes, and what they make, a float of a type or, with
+    a scale, quantised numbers."""
+
+    nodes: tuple[NodeProto, ...]
+    output: str
+    dtype: str
+    scale: float | None = None
 
 
 class QuantSites(Finder):
-    """Convolutions over int8 sources."""
+    """Convolutions over int8 or float8 sources."""
 
     op = quant_concat_conv.OPERATOR
     anchors = frozenset({"Conv"})
@@ -24,34 +42,64 @@ class QuantSites(Finder):
         site = quant_facts.find(graph, node, most_sources(quantised=True))
         if site is None or isinstance(site, Refusal):
             return site
-        K = site.weight.dims[0]
-        (tail,) = chains_after(graph, node.output[0], K)
+        (tail,) = chains_after(graph, node.output[0], site.weight.dims[0])
         factor, bias = site.weight.scale, site.bias
         for step in tail.steps:  # affine steps per channel move into the filter's scales and the bias
             scale, shift = step.make()
             factor, bias = factor * scale, bias * scale + shift
         if not (np.isfinite(factor.astype(np.float32)).all() and np.isfinite(bias.astype(np.float32)).all()):
             return Refusal("quantised site: the constants after the Conv give NaN or infinity; repair it", site.nodes)
-        output, nodes = tail.output, (*site.nodes, *tail.nodes)
-        last = quant_facts.quantiser_after(graph, output)
-        if last is not None:
-            output, nodes = last.node.output[0], (*nodes, last.node)
-        dtype = graph.dtype(tail.output) or graph.dtype(node.output[0]) or "float32"
+        dtype = graph.dtype(tail.output) or graph.dtype(node.output[0]) or site.weight.dtype
         if dtype not in self.op.dtypes:
+            nodes = (*site.nodes, *tail.nodes)
             return Refusal(
                 f"quantised site: the Conv gives {dtype}; only {', '.join(self.op.dtypes)} can be fused", nodes
             )
-        plain = plain_of(site.dims, K, site.geometry, tail.suffix, tail.params)
-        call = make_call(plain, site.scales, dtype, None if last is None else last.value)
-        channels = [d[1] for d in site.dims]
-        constants = (
-            Constant(
-                "packed_weight", tuple(call.inputs[-3].dims), "int8",
-                lambda: conv_math.pack(site.weight.make(), channels),
-            ),
-            Constant("weight_scale", (K,), "float32", lambda: factor.astype(np.float32)),
-            Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
-        )  # fmt: skip
-        batch, _, height, width = site.dims[0]
-        saved = {site.concat: Traffic((batch, sum(channels), height, width), 1)}
-        return Match(call, nodes, (*site.sources, *constants), (output,), saved)
+        return _first_legal([_match(site, tail, end, factor, bias) for end in _ends(graph, tail, dtype, site)])
+
+
+def _ends(graph: Graph, tail: Chain, dtype: str, site: QuantSite) -> list[_End]:
+    """Where a site may end, most nodes first: behind the quantiser that alone reads it, behind a Cast to a type that
+    the kernels write, or behind the activation."""
+    found = [_End((), tail.output, dtype)]
+    between, lower = after_cast(graph, tail.output)
+    if between and _writes(site.weight.number, cast_type(between)) and not _writes(site.weight.number, dtype):
+        found.insert(0, _End(tuple(between), lower, cast_type(between)))
+    if (last := quantiser_after(graph, tail.output, site.weight.number)) is not None:
+        found.insert(0, _End(last.nodes, last.output, dtype, last.value))
+    return found
+
+
+def _match(site: QuantSite, tail: Chain, end: _End, factor: np.ndarray, bias: np.ndarray) -> Match:
+    """The site up to one end. `factor` and `bias` [K] are the filter's scales and the bias with what follows."""
+    K, channels = site.weight.dims[0], [d[1] for d in site.dims]
+    plain = plain_of(site.dims, K, site.geometry, tail.suffix, tail.params)
+    call = make_call(plain, site.scales, end.dtype, end.scale, site.weight.number)
+    constants = (
+        Constant(
+            "packed_weight", tuple(call.inputs[-3].dims), site.weight.number.name,
+            lambda: conv_math.pack(site.weight.make(), channels),
+        ),
+        Constant("weight_scale", (K,), "float32", lambda: factor.astype(np.float32)),
+        Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
+    )  # fmt: skip
+    batch, _, height, width = site.dims[0]
+    saved = {site.concat: Traffic((batch, sum(channels), height, width), 1)}
+    nodes = (*site.nodes, *tail.nodes, *end.nodes)
+    return Match(call, nodes, (*site.sources, *constants), (end.output,), saved)
+
+
+def _first_legal(matches: Sequence[Match]) -> Match:
+    """The first match that the library can run, with a note why a larger one cannot be; without one the first."""
+    refusals = [kernels.reject(m.call) for m in matches]
+    if refusals[0] is None or None not in refusals:
+        return matches[0]
+    first = refusals.index(None)
+    last = matches[0].nodes[-1]
+    note = f"{last.op_type} '{label(last)}' stays: {refusals[0]}"
+    return replace(matches[first], notes=(*matches[first].notes, note))
+
+
+def _writes(number: Number, dtype: str) -> bool:
+    """Whether sources of a number type can give a float type, as far as the type alone decides."""
+    return dtype == "float16" or number is INT8

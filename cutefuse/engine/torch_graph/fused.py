@@ -19,7 +19,7 @@ from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, padded, wi
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
-         torch.int32: "int32"}  # fmt: skip
+         torch.int32: "int32", torch.float8_e4m3fn: "float8_e4m3fn"}  # fmt: skip
 _LOOKUP = ("plugin_version", "plugin_namespace")  # how TensorRT finds the plugin, no attributes of the operator
 _count = itertools.count()
 _nodes: weakref.WeakValueDictionary[int, FusedNode] = weakref.WeakValueDictionary()
@@ -32,7 +32,7 @@ def body_of(proto: NodeProto, opset: int, given: Sequence[Tensor | None]) -> Fun
     if half is None:
         raise UnsupportedError(f"{proto.op_type} belongs to {name}, which no ONNX graph holds; repair the model")
     tensors = [kernels.Tensor(tuple(t.shape), NAMES.get(t.dtype, "float32")) for t in given if t is not None]
-    return body_for([call_of(proto, tensors)], max(opset, half.oldest_opset(proto.op_type)))
+    return body_for([call_of(proto, tensors)], max(opset, half.oldest_opset(proto.op_type, tensors[0].dtype)))
 
 
 GUESS, GIVEN, TIMED = "first guess", "given", "timed"

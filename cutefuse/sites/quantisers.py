@@ -1,0 +1,172 @@
+"""QuantizeLinear and DequantizeLinear nodes: which numbers they make of which scales, and the Casts around them.
+
+Those of TensorRT's own domain, `trt::TRT_FP8QuantizeLinear` and `TRT_FP8DequantizeLinear`, mean the same without a zero
+point: NVIDIA ModelOpt exports them from PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.numbers import FLOAT8, NUMBERS, Number
+from cutefuse.graph.read import ELEM_TYPES, TYPE_NAMES, Graph, attribute
+
+FLOATS = ("float32", "float16", "bfloat16")
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+CUSTOM_DOMAIN = "trt"
+CUSTOM = {QUANTIZE: "TRT_FP8QuantizeLinear", DEQUANTIZE: "TRT_FP8DequantizeLinear"}
+_LARGEST_HALF = 65504.0
+
+
+class NotFused(Exception):
+    """Why a quantised site stays as it is."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """What a Q or DQ node does: `q = round(x / scale)`; the scale tensor's name and values."""
+
+    node: NodeProto
+    tensor: str  # the scale
+    scale: np.ndarray  # float64, a scalar or a vector along `axis`
+    axis: int
+    number: Number
+
+    @property
+    def zero_point(self) -> str:
+        """The tensor of the zero point; "" where there is none."""
+        return self.node.input[2] if len(self.node.input) > 2 else ""
+
+
+def kind_of(node: NodeProto | None, graph: Graph) -> str:
+    """QuantizeLinear or DequantizeLinear for a node that is one in the standard or in TensorRT's domain, else ""."""
+    if graph.is_op(node, QUANTIZE, DEQUANTIZE):
+        return node.op_type
+    if node is None or node.domain != CUSTOM_DOMAIN or len(node.input) != 2 or len(node.output) != 1:
+        return ""
+    return next((kind for kind, name in CUSTOM.items() if name == node.op_type), "")
+
+
+def quantises(node: NodeProto | None, graph: Graph) -> TypeGuard[NodeProto]:
+    """Whether the node makes quantised numbers."""
+    return kind_of(node, graph) == QUANTIZE
+
+
+def dequantises(node: NodeProto | None, graph: Graph) -> TypeGuard[NodeProto]:
+    """Whether the node makes floats of quantised numbers."""
+    return kind_of(node, graph) == DEQUANTIZE
+
+
+def casts(node: NodeProto | None, graph: Graph) -> TypeGuard[NodeProto]:
+    """Whether the node is a Cast from one float type to another."""
+    if not graph.is_op(node, "Cast") or TYPE_NAMES.get(attribute(node, "to", 0)) not in FLOATS:
+        return False
+    return graph.dtype(node.input[0]) in (None, *FLOATS)
+
+
+def before_cast(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
+    """The Cast between float types that makes a tensor, if one does, and the tensor before it."""
+    node = graph.producer(tensor)
+    return ([node], node.input[0]) if casts(node, graph) else ([], tensor)
+
+
+def after_cast(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
+    """The Cast between float types that alone reads a tensor, if one does, and the tensor that it makes."""
+    node = graph.only_user(tensor)
+    return ([node], node.output[0]) if casts(node, graph) else ([], tensor)
+
+
+def cast_type(nodes: Sequence[NodeProto]) -> str:
+    """The type that a Cast makes; "" where there is none."""
+    return TYPE_NAMES[attribute(nodes[0], "to")] if nodes else ""
+
+
+def linear(graph: Graph, node: NodeProto, what: str) -> Linear:
+    """The scale of a Q or DQ node. Raises NotFused when it is not symmetric with a constant scale, or makes another
+    number type than the kernels take."""
+    custom = node.domain == CUSTOM_DOMAIN
+    if len(node.input) < 2 or (scale := graph.constant(node.input[1])) is None:
+        raise NotFused(f"the scale of {what} is computed at run time; only constant scales can be fused")
+    zero = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    if len(node.input) > 2 and node.input[2] and zero is None:
+        raise NotFused(f"the zero point of {what} is computed at run time; only constant zeros can be fused")
+    kind = FLOAT8.name if custom else zero.dtype.name if zero is not None else _stored_type(graph, node)
+    number = NUMBERS.get(kind or "")
+    if number is None:
+        raise NotFused(
+            f"{what} is quantised to {kind}; only {' and '.join(NUMBERS)} can be fused, quantise symmetrically to one"
+        )
+    points = np.ravel(np.zeros(1) if zero is None else zero).astype(np.float64)
+    if np.any(points != 0):
+        raise NotFused(
+            f"{what} has zero point {points[np.argmax(points != 0)]:g}; only symmetric quantisation (zero point 0) "
+            "can be fused"
+        )
+    if not attribute(node, "saturate", 1):
+        raise NotFused(f"{what} is quantised without saturation; the kernels saturate, quantise with saturate=1")
+    if attribute(node, "block_size", 0):
+        raise NotFused(
+            f"{what} is quantised in blocks of {attribute(node, 'block_size')}; one scale a channel is the finest"
+        )
+    values = np.asarray(scale, np.float64)
+    if not np.all(np.isfinite(values) & (values > 0)):
+        raise NotFused(f"{what} has a scale that is not positive; repair the model")
+    return Linear(node, node.input[1], values, int(attribute(node, "axis", 0 if custom else 1)), number)
+
+
+def scalar(found: Linear, what: str) -> float:
+    """The one scale of an activation. Raises NotFused when there are several."""
+    if found.scale.size != 1:
+        raise NotFused(f"{what} has {found.scale.size} scales, one for each channel; an activation may have one only")
+    return float(np.float32(found.scale.reshape(-1)[0]))
+
+
+def dequantised(graph: Graph, node: NodeProto, between: Sequence[NodeProto], what: str) -> Linear:
+    """The scale of a DQ node behind which Casts may stand. Raises NotFused where float16 could not hold its result."""
+    found = linear(graph, node, what)
+    if any(cast_type([n]) == "float16" for n in between) and found.scale.max() * found.number.highest > _LARGEST_HALF:
+        raise NotFused(f"{what} is cast to float16, which cannot hold all that its scale makes; take out the Cast")
+    return found
+
+
+def _stored_type(graph: Graph, node: NodeProto) -> str | None:
+    """The number type of a Q or DQ node without a zero point."""
+    if node.op_type == DEQUANTIZE:
+        return _dtype(graph, node.input[0])
+    named = attribute(node, "output_dtype", 0)
+    return next((name for name, number in ELEM_TYPES.items() if number == named), "uint8")
+
+
+def _dtype(graph: Graph, tensor: str) -> str | None:
+    found = graph.dtype(tensor)
+    value = graph.constant(tensor) if found is None else None
+    return value.dtype.name if value is not None else found
+
+
+@dataclass(frozen=True)
+class Step:
+    """The quantiser that alone reads a tensor, with the Cast before it: their nodes, what they make, and the scale."""
+
+    nodes: tuple[NodeProto, ...]
+    output: str
+    value: float
+
+
+def quantiser_after(graph: Graph, tensor: str, number: Number) -> Step | None:
+    """The symmetric quantisation to a number type that alone reads the tensor; None leaves the output in floating
+    point."""
+    between, inner = after_cast(graph, tensor)
+    node = graph.only_user(inner)
+    if not quantises(node, graph) or node.input[0] != inner:
+        return None
+    try:
+        found = linear(graph, node, "the output")
+        value = scalar(found, "the output")
+    except NotFused:
+        return None
+    return Step((*between, node), node.output[0], value) if found.number is number else None
