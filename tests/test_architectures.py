@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,3 +140,37 @@ def test_other_builds_judge_by_what_they_hold(judge: Path, build: str) -> None:
         used = max((int(t.removesuffix("-virtual").rstrip("a")) for t in machine or ptx), default=0)
         # The code of 8.0 uses no cluster and no float8, wherever it runs; wgmma is in that of 90a alone.
         assert offered == f"{int(used >= 90)}{int(machine == ['90a'])}{int(used >= 89)}", (sm, offered)
+
+
+GENCODES = {  # build, folder, number type -> front end and code of each architecture
+    ("80;90a", "conv/sm80", "kInt8"): "80:sm_80 90a:sm_90a",
+    ("80;90a", "conv/sm80", "kFloat8"): "90a:sm_90a",
+    ("80;90a", "conv/sm90", "kFloat8"): "90a:sm_90a",
+    ("80;86;87", "conv/sm80", "kFloat8"): "",
+    ("89", "conv/sm80", "kFloat8"): "89:sm_89",
+    ("89", "conv/sm80", "kInt8"): "80:sm_89",
+    ("89", "conv/sm90", "kFloat8"): "",
+    ("86;120;100-virtual", "conv/sm80", "kFloat8"): "100:sm_120 100:compute_100",
+    ("80-virtual;89-virtual", "conv/sm80", "kFloat8"): "89:compute_89",
+    ("90", "conv/sm80", "kFloat8"): "90:sm_90",
+}
+
+
+@pytest.mark.parametrize(("build", "folder", "number"), GENCODES)
+def test_a_kernel_file_is_compiled_for_the_architectures_that_can_run_it(
+    build: str, folder: str, number: str, tmp_path: Path
+) -> None:
+    cmake = shutil.which("cmake") or shutil.which("cmake", path=str(Path(sys.executable).parent))
+    if cmake is None:
+        pytest.skip("needs cmake")
+    script = tmp_path / "gencode.cmake"
+    script.write_text(
+        f"""include({ROOT}/cmake/Architectures.cmake)
+set(CUTEFUSE_CUDA_ARCHS "{build}")
+cutefuse_gencode(found "{folder}" "{number}")
+message("${{found}}")
+"""
+    )
+    done = subprocess.run([cmake, "-P", script], capture_output=True, text=True, check=True)
+    found = re.findall(r"-gencode=arch=compute_(\w+),code=(\w+)", done.stderr)
+    assert " ".join(f"{front}:{code}" for front, code in found) == GENCODES[build, folder, number]

@@ -60,7 +60,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = ctypes.CDLL(str(library))
-    for name in ("probe_arithmetic", "probe_exchange", "probe_fault"):
+    for name in ("probe_arithmetic", "probe_exchange", "probe_float8", "probe_fault"):
         getattr(loaded, name).restype = ctypes.c_char_p
     runtime = ctypes.CDLL(str(BUILD / "lib/libcutefuse_emulator.so"))
     loaded.allow = lambda *arrays: [
@@ -105,6 +105,48 @@ def test_lanes_that_part_meet_again(probe: Any) -> None:
     warps = x.reshape(4, 32)
     expected = (x * (x % 7)).sum() + 4 * 2 + (x % 3 == 0).reshape(4, 32).sum() + (warps == 40).any()
     assert total[0] == expected
+
+
+def float8_products(probe: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a (16,32) times b (32,8) plus c by one mma.sync; a and b as bytes of e4m3. Fragments as in the PTX ISA."""
+    lane = np.arange(32)
+    words_a, words_b = (np.ascontiguousarray(x).view(np.uint32) for x in (a, b.T))  # (row,word), (column,word)
+    in_a = np.stack([words_a[lane // 4 + 8 * (i % 2), lane % 4 + 4 * (i // 2)] for i in range(4)])
+    in_b = np.stack([words_b[lane // 4, lane % 4 + 4 * i] for i in range(2)])
+    places = [(lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2) for i in range(4)]
+    in_c = np.stack([c[place] for place in places]).astype(np.float32)
+    out, d = np.zeros((4, 32), np.float32), np.zeros((16, 8), np.float32)
+    probe.allow(in_a, in_b, in_c, out)
+    assert probe.probe_float8(*map(pointer, (in_a, in_b, in_c, out))) is None
+    probe.forbid(in_a, in_b, in_c, out)
+    for place, sums in zip(places, out, strict=True):
+        d[place] = sums
+    return d
+
+
+ONE, MINUS_ONE, LEAST, NAN = 0x38, 0xB8, 0x01, 0x7F  # of e4m3; the least is 2^-9
+
+
+def test_products_of_float8_are_added_up_with_fourteen_bits(probe: Any) -> None:
+    random = np.random.default_rng(0)
+    signs_a, signs_b = random.integers(-1, 2, (16, 32)), random.integers(-1, 2, (32, 8))
+    a, b = (np.choose(s + 1, [MINUS_ONE, 0, ONE]).astype(np.uint8) for s in (signs_a, signs_b))
+    c = random.integers(-100, 100, (16, 8)).astype(np.float32)
+    assert (float8_products(probe, a, b, c) == signs_a @ signs_b + c).all(), "small integers are exact"
+    c = random.standard_normal((16, 8)).astype(np.float32)
+    zeros = float8_products(probe, np.zeros_like(a), np.zeros_like(b), c)
+    assert (zeros == (c.view(np.uint32) & ~np.uint32(0x3FF)).view(np.float32)).all() and (zeros != c).any()
+    least, ones = np.full_like(a, LEAST), np.full_like(b, ONE)
+    for sum_before, each in ((16.0, 2**-9), (31.0, 2**-9), (32.0, 0)):  # 2^-9 is the last bit beside 16, lost beside 32
+        got = float8_products(probe, least, ones, np.full_like(c, sum_before))
+        assert (got == sum_before + 32 * each).all(), sum_before
+
+
+def test_a_product_with_nan_of_float8_is_nan_in_its_row_alone(probe: Any) -> None:
+    a, b = np.full((16, 32), ONE, np.uint8), np.full((32, 8), ONE, np.uint8)
+    a[5, 17] = NAN
+    got = float8_products(probe, a, b, np.zeros((16, 8), np.float32))
+    assert np.isnan(got[5]).all() and (np.delete(got, 5, axis=0) == 32).all()
 
 
 def run_fault(probe: Any, fault: int, timing: int, seed: int = 0) -> tuple[str, np.ndarray, np.ndarray]:

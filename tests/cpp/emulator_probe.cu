@@ -146,6 +146,20 @@ __global__ void __cluster_dims__(2) to_the_other(bool waits, float const *x, flo
   }
 }
 
+// ---- mma of float8 -------------------------------------------------------------------------------------------------
+
+// (register,lane), of one warp: d = a * b + c.
+__global__ void float8_products(std::uint32_t const *a, std::uint32_t const *b, float const *c, float *d) {
+  int const lane = int(threadIdx.x);
+  float sum[4] = {c[lane], c[lane + 32], c[lane + 64], c[lane + 96]};
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[lane]), "r"(a[lane + 32]), "r"(a[lane + 64]), "r"(a[lane + 96]), "r"(b[lane]), "r"(b[lane + 32]));
+  for (int i = 0; i < 4; ++i) d[lane + 32 * i] = sum[i];
+}
+
 }  // namespace
 
 // Each returns the last error's text, or null. Data are the caller's, as kernels see them.
@@ -166,6 +180,14 @@ extern "C" __attribute__((visibility("default"))) char const *probe_arithmetic(i
 
 extern "C" __attribute__((visibility("default"))) char const *probe_exchange(std::int32_t const *x, std::int32_t *sum) {
   exchange<<<1, 128>>>(x, sum);
+  cudaError_t const error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+extern "C" __attribute__((visibility("default"))) char const *probe_float8(std::uint32_t const *a,
+                                                                           std::uint32_t const *b, float const *c,
+                                                                           float *d) {
+  float8_products<<<1, 32>>>(a, b, c, d);
   cudaError_t const error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

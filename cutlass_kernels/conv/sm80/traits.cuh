@@ -21,9 +21,9 @@ struct Multiply {
   // Each source has a scale, and its sums are added to float32 ones at its end; memory may then hold blocks of 32
   // channels.
   static constexpr bool kScaled = sizeof(typename MMA_Traits<Op>::ValTypeA) == 1;
-  // The tensor cores of 8.9 keep 14 bits of such a sum and of what is added to it: a long one would lose most of every
-  // product. So it goes on in float32 ones every kInexactTiles k-tiles, too. (Where mma.sync of float8 is float16's the
-  // sums are exact enough, but one kernel serves all.)
+  // The tensor cores of 8.9 keep 14 bits of such a sum and of what is added to it, so that a product loses the more,
+  // the longer the sum is. So it goes on in float32 ones every kInexactTiles k-tiles, too. (Where mma.sync of float8 is
+  // float16's, sums are better than that, but one kernel serves all.)
   static constexpr bool kInexact = kScaled && std::is_same_v<Sum, float>;
 };
 
