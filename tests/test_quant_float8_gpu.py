@@ -103,7 +103,7 @@ def test_an_empty_batch_writes_nothing() -> None:
     assert instance.buffers[-1].guards_intact()
 
 
-@pytest.mark.parametrize("config", [1, 13, 201])
+@pytest.mark.parametrize("config", [1, 13])
 def test_a_tile_of_int8_is_refused(config: int) -> None:
     instance = quant_problems.instantiate(problems.Problem(1, 8, 8, (16, 16), 8), dtype=gpu.FLOAT8)
     with pytest.raises(kernels.KernelError, match=f"tile {config} cannot run float8_e4m3fn"):
