@@ -311,7 +311,7 @@ class Pricer:
         gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
         read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
         gain += sum(self.model.widened_us(t, plain) - self.model.widened_us(t, wiring) for t in sorted(read))
-        ends = read | {t for m in matches for t in m.outputs if t}
+        ends = {t for m in modelled for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
         gain += sum(self.model.late_us(t, plain) - self.model.late_us(t, wiring) for t in sorted(ends))
         low = [s.match for s in sites if s.cast_from and s.match]
         casts = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
