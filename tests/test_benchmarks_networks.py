@@ -77,6 +77,12 @@ class TestSummary:
         assert own["ratio"] == pytest.approx(0.8) and own["ratio_p20"] == pytest.approx(8 / 11)
         assert own["predicted"] == pytest.approx(0.8) and (own["sites"], own["candidates"]) == (2, 3)
 
+    def test_a_gain_is_against_torch_compile_where_cudnn_alone_is_faster(self) -> None:
+        samples = SAMPLES | {("plain", "cudnn"): [8.0, 8.0, 8.0]}
+        found = network_work.summary(samples, {"default": variant([2.0]), "none": variant([], None)})["variants"]
+        assert found["plain"]["best"] == "cudnn"
+        assert found["default"]["predicted"] == pytest.approx((10 - 2) / 8) and found["none"]["predicted"] == 1
+
     def test_an_unknown_gain_predicts_nothing(self) -> None:
         assert (
             "predicted" not in network_work.summary(SAMPLES, {"default": variant([1.5, None])})["variants"]["default"]

@@ -14,6 +14,7 @@ import pytest
 from cutefuse.errors import CutefuseError
 from cutefuse.sites.choose_engine import NEWEST, Engine, Wiring, engine_of, wiring
 from cutefuse.sites.find import find_sites
+from cutefuse.sites.match import Match
 
 TRT = Engine("tensorrt", (10, 3))
 TORCH = Engine("torch")
@@ -175,6 +176,38 @@ def test_sources_of_a_concat_are_written_as_planes_where_a_pooling_has_one_store
     assert first is not None and second is not None and enlarged is not None
     assert wires.in_planes(first) == planes and not wires.in_planes(second) and not plain.in_planes(first)
     assert wires.absorbed("e") != planes and not wires.reads_planes(enlarged)
+
+
+def test_what_several_concats_alone_read_is_computed_in_each() -> None:
+    body = "x = Relu(a) d = Concat<axis=1>(x, b) e = Concat<axis=1>(b, x) v = Relu(b) c = Concat<axis=1>(v, a) "
+    body += "n = Neg(v) y = Relu(d) y2 = Relu(e) y3 = Relu(c) y4 = Relu(n)"
+    model = graphs.graph(body, {}, inputs={"a": "1,8,6,6", "b": "1,8,6,6"}, outputs=("y", "y2", "y3", "y4"))
+    wires = wiring(find_sites(model, Path())[0].whole, TORCH)
+    assert wires.absorbed("x") and not wires.absorbed("v")  # Neg reads v
+
+
+def chain() -> tuple[Wiring, list[Match]]:
+    """Two convolutions one after the other, then a Concat that a pooling reads; their matches."""
+    body = conv("a", "h", "w1", "Relu") + conv("h", "k", "w1", "Relu")
+    body += "c = Concat<axis=1>(k, b) p = MaxPool<kernel_shape=[2,2]>(c) y = Relu(p)"
+    model = graphs.graph(body, graphs.weights(w1=(8, 8, 1, 1)), inputs={"a": "1,8,6,6", "b": "1,8,6,6"})
+    work, sites = find_sites(model, Path())
+    return wiring(work.whole, TORCH), [s.match for s in sites if s.match]
+
+
+def test_only_a_convolution_behind_another_fused_one_starts_early() -> None:
+    wires, (first, second) = chain()
+    assert not wires.starts_late("a") and not wires.starts_late("h")
+    both = wires.fused(first).fused(second)
+    assert both.starts_late("a") and not both.starts_late("h")
+    assert both.unfused(first).starts_late("h") and not both.unfused(first).starts_late("a")
+
+
+def test_a_pooling_joins_what_fused_nodes_made() -> None:
+    wires, (first, second) = chain()
+    concat = wires.graph.producer("c")
+    assert concat is not None and not wires.fused(first).joins_for_pools(concat)
+    assert wires.fused(second).joins_for_pools(concat)
 
 
 @pytest.mark.parametrize(("channels", "engine", "widened"), [(6, TORCH, True), (8, TORCH, False), (6, TRT, False)])

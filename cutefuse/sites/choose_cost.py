@@ -24,10 +24,15 @@ _FITTED = 90
 # One pass over memory: 504 Triton kernels of bias and activation in 20 networks, from 0.2 to 130 MB, within 10 %.
 _KERNEL_US = 1.3  # a kernel in a CUDA graph that does nothing, and 0.2 until the next one starts
 _PASS_SHARE = 1.0  # of the peak bandwidth: much of what a network passes on lies in L2
+_SPILLED_SHARE, _HELD_SHARE = 0.8, 0.3  # the same of bytes beyond this share of L2, which come from memory
+_L2_BYTES = 50e6
 _COPY_US = 2.6  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
 # Triton's kernel for a Concat: every element asks each source whether it comes from there, and an element between four
 # pixels of a smaller image is computed from them. Microseconds for a million bytes of the result, at the H200's rate.
 _JOIN_US, _JOIN_SOURCE_US, _JOIN_BETWEEN_US = 0.3, 0.1, 1.0
+# A pooling computes a Concat of what fused nodes made anew for each of its taps, instead of in the kernel that computes
+# bias and activation of the sources: so long, and so long for a million bytes of the Concat.
+_POOLED_US, _POOLED_SHARE_US = 1.0, 2.0
 # Where the sources are written in place, their planes lie one after the other: a kernel turns them into pixels again,
 # and an enlargement reads pixels and writes planes.
 _TURN_SHARE, _SCATTER_US = 0.7, 1.6
@@ -37,29 +42,34 @@ _TURN_SHARE, _SCATTER_US = 0.7, 1.6
 class _Rates:
     """An engine's convolutions: implicit GEMMs in tiles of outputs x filters that share the multiprocessors."""
 
-    start_us: float  # start, first loads, last stores
-    bandwidth: float  # share of the peak; low where a tile reads its neighbours' pixels again
-    rate: float  # share of the peak rate
-    tiny: float  # of that, in the smallest tiles
+    start_us: float  # start, first loads, last stores, and 0.1 until the next kernel starts
+    bandwidth: float  # share of the peak
+    again: float  # how often a pixel that lies under nine filters' taps is read once more
+    load: float  # bytes that L2 delivers to a multiprocessor in a microsecond
+    least_us: float  # of a step of the reduction: the latency of its loads
+    end_us: float  # storing _AREA outputs; all but the first tiles of a multiprocessor do it beside another's reduction
     split_us: float  # adding up a divided reduction, and a tenth more for each part
-    least_channels: int  # fewer cost as many
-    least_few: int  # likewise where there are at most _FEW
-    hides: bool  # whether the shorter one of loading and computing takes no time of its own
+    block: int  # channels that are computed together; fewer take as long, down to _FEW
 
 
-# Fitted to the convolutions of 21 networks under torch.compile on an H200 (cuDNN 9.19, batch 1). A single kernel is off
-# by 9 % (spatial) and 19 % (1x1, which cuBLAS or cuDNN computes) in the mean.
-_POINTWISE = _Rates(3.6, 0.67, 0.58, 1.0, 0.5, 16, 16, True)
-_SPATIAL = _Rates(5.2, 0.31, 0.80, 0.6, 5.8, 60, 40, False)
-_TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 256), (256, 128))
-_TINY = 1 << 12  # outputs of a tile
-_SPLITS = (1, 2, 4, 8)
+# Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
+# single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
+# its own, is known to cuDNN alone.
+_POINTWISE = _Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 16)
+_SPATIAL = _Rates(4.3, 0.85, 2.4, 105e3, 0.0, 1.35, 4.1, 32)
+_TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
+_AREA = 1 << 13
 _FEW = 16  # channels
+_SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
 _VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
 _PADS_US = 4.7
 
 _TRIED = 8  # tiles in the order of the library's guesses: `engine.tile_timer.QUICK`, and TensorRT's tactics
+
+# On Hopper and later a kernel of ours starts while another one of ours ends (programmatic dependent launch). Behind any
+# other kernel it starts when that has ended: it then takes this much longer, as 250 of 1,107 fused convolutions did.
+_LATE_US = 1.2
 
 # Our Ampere kernels on the Ampere and Ada parts: their constants are an H200's, where mma.sync reaches this share of
 # the peak rate that wgmma has.
@@ -90,7 +100,8 @@ class Device:
 
     def pass_us(self, size_bytes: float) -> float:
         """Time of an elementwise kernel that reads and writes so many bytes together."""
-        return _KERNEL_US + self.move_us(size_bytes)
+        spilled = max(size_bytes - _HELD_SHARE * _L2_BYTES, 0.0)
+        return _KERNEL_US + self.move_us(size_bytes) + self.move_us(spilled) * (1 / _SPILLED_SHARE - 1)
 
     def copy_us(self, size_bytes: float) -> float:
         """Time in which PyTorch makes a strided tensor dense, reading and writing so many bytes together."""
@@ -101,10 +112,19 @@ class Device:
         us = (_JOIN_US + _JOIN_SOURCE_US * sources) * size_bytes + _JOIN_BETWEEN_US * between_bytes
         return _KERNEL_US + us * 1e-6 * self._slower
 
+    def pooled_us(self, size_bytes: float) -> float:
+        """What it costs a pooling that it joins so many bytes by itself."""
+        return _POOLED_US + _POOLED_SHARE_US * size_bytes * 1e-6 * self._slower
+
     def turn_us(self, size_bytes: float, scattered_bytes: float = 0.0) -> float:
         """What it costs that so many bytes were joined as planes, some of them enlarged, and are read as pixels."""
         passed_us = self.move_us(2 * size_bytes) / _TURN_SHARE
         return _KERNEL_US + passed_us + _SCATTER_US * scattered_bytes * 1e-6 * self._slower
+
+    @property
+    def late_us(self) -> float:
+        """What it costs one of our kernels that it cannot start while the one before it ends."""
+        return _LATE_US if self.sm >= _FITTED else 0.0
 
     @property
     def _slower(self) -> float:
@@ -161,23 +181,26 @@ class Convolution:
 def convolution_us(conv: Convolution, device: Device) -> float:
     """Time of an engine's own kernel: convolution, bias and an activation that it computes inside."""
     rates = _POINTWISE if conv.taps == 1 else _SPATIAL
-    pixels = conv.N * conv.P * conv.Q
-    channels = max(conv.C, rates.least_few if conv.C <= _FEW else rates.least_channels)
-    steps = channels / _STEP * conv.taps
+    pixels, size = conv.N * conv.P * conv.Q, ELEMENT_BYTES[conv.dtype]
+    block = rates.block if conv.C > _FEW else _FEW
+    steps = math.ceil(conv.C / block) * block / _STEP * conv.taps
     best = math.inf
     for outputs, filters in _TILES:
         tiles = math.ceil(pixels / outputs) * math.ceil(conv.K / filters)
-        rate = rates.rate * (rates.tiny if outputs * filters < _TINY else 1.0)
-        step_us = 2 * outputs * filters * _STEP / (device.rate(conv.dtype) * rate)
+        multiply_us = 2 * outputs * filters * _STEP / device.rate(conv.dtype)
+        step_us = max(multiply_us, (outputs + filters) * _STEP * size / rates.load, rates.least_us)
         for splits in _SPLITS:
             if splits > 1 and steps < 4 * splits:
                 break
             rounds = math.ceil(tiles * splits / device.peaks.multiprocessors)
+            end_us = rates.end_us * outputs * filters / _AREA
             adding_us = rates.split_us * (1 + 0.1 * splits) if splits > 1 else 0.0
-            best = min(best, rounds * max(steps / splits, 1.0) * step_us + adding_us)
-    memory_us = conv.bytes_moved / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
+            best = min(best, rounds * max(steps / splits, 1.0) * step_us + end_us + adding_us)
+    covered = conv.taps * conv.P * conv.Q / (conv.H * conv.W)  # taps over a pixel
+    again = rates.again * max(covered - 1, 0) / 8 * conv.N * conv.C * conv.H * conv.W * size
+    memory_us = (conv.bytes_moved + again) / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
     pads_us = _PADS_US if conv.taps > 1 and conv.K % _VECTOR else 0.0
-    return rates.start_us + pads_us + (max(best, memory_us) if rates.hides else math.hypot(best, memory_us))
+    return rates.start_us + pads_us + math.hypot(best, memory_us)
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:

@@ -106,8 +106,9 @@ class Wiring:
     """A graph in which some matches are fused.
 
     made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. low_made, low_read: those
-    among them in another type than the graph's. gone: ids of the nodes that nothing needs any more. position: id of a
-    node -> its place in the graph.
+    among them in another type than the graph's. awaited: the tensors that fused convolutions read and that are made
+    last, and how many wait for each. gone: ids of the nodes that nothing needs any more. position: id of a node -> its
+    place in the graph.
     """
 
     graph: Graph
@@ -117,6 +118,7 @@ class Wiring:
     read: Mapping[str, int] = field(default_factory=Counter)
     low_made: Set[str] = frozenset()
     low_read: Mapping[str, int] = field(default_factory=Counter)
+    awaited: Mapping[str, int] = field(default_factory=Counter)
     gone: Set[int] = frozenset()
 
     def fused(self, match: Match) -> Wiring:
@@ -127,12 +129,16 @@ class Wiring:
         low_read = Counter(self.low_read)
         low_read.update(self._low_operands(match))
         low_made = self.low_made | self._low_outputs(match)
+        awaited = Counter(self.awaited)
+        awaited.update(self._last_operand(match))
         waiting = sorted(match.nodes, key=lambda n: -self.position[id(n)])
         while True:  # one pass takes all where the nodes are in order
             found = [n for n in waiting if id(n) not in gone and not self._needed(n, made, read, gone)]
             gone |= {id(n) for n in found}
             if not found:
-                return replace(self, made=made, read=read, gone=gone, low_made=low_made, low_read=low_read)
+                return replace(
+                    self, made=made, read=read, gone=gone, low_made=low_made, low_read=low_read, awaited=awaited
+                )
 
     def unfused(self, match: Match) -> Wiring:
         """The same graph without a match: all its nodes come back, since its outputs need them."""
@@ -140,9 +146,11 @@ class Wiring:
         read.subtract(_operands(match))
         low_read = Counter(self.low_read)
         low_read.subtract(self._low_operands(match))
+        awaited = Counter(self.awaited)
+        awaited.subtract(self._last_operand(match))
         return replace(
             self, made=self.made - set(match.outputs), read=read, gone=self.gone - {id(n) for n in match.nodes},
-            low_made=self.low_made - set(match.outputs), low_read=low_read,
+            low_made=self.low_made - set(match.outputs), low_read=low_read, awaited=awaited,
         )  # fmt: skip
 
     def _low_operands(self, match: Match) -> list[str]:
@@ -152,6 +160,18 @@ class Wiring:
     def _low_outputs(self, match: Match) -> set[str]:
         pairs = zip(match.outputs, match.call.outputs, strict=True)
         return {o for o, t in pairs if o and self.graph.dtype(o) not in (None, t.dtype)}
+
+    def _last_operand(self, match: Match) -> list[str]:
+        """The tensor that a fused convolution reads and that is made last; none of a norm."""
+        if match.nodes[0].op_type != "Conv":
+            return []
+        read = [t for t in _operands(match) if t and not self.graph.is_constant(t)]
+        places = {t: self.position.get(id(self.graph.producer(self.source(t))), -1) for t in read}
+        return [max(read, key=lambda t: places[t])] if read else []
+
+    def starts_late(self, tensor: str) -> bool:
+        """Whether a fused convolution waits for a kernel that is not ours."""
+        return self.awaited[tensor] > 0 and self.source(tensor) not in self.made
 
     def is_cast(self, tensor: str) -> bool:
         """Whether a Cast stands at a tensor: its maker or a reader alone computes in another type than the graph's."""
@@ -205,14 +225,16 @@ class Wiring:
         return "stomping hazard" if self._is_hazard(node) else ""
 
     def absorbed(self, tensor: str) -> bool:
-        """Whether Triton computes the elementwise nodes that make a tensor, or its nearest enlargement, in the kernel
-        of a Concat that alone reads it."""
+        """Whether Triton computes the elementwise nodes that make a tensor, or its nearest enlargement, in the kernels
+        of the Concats that alone read it, in each of them anew."""
         own = self.source(tensor)
         node = self.graph.producer(own)
         if self.engine.name != TORCH or own in self.made or node is None or self.graph.escapes(own):
             return False
-        reader = self.graph.only_user(own)
-        joined = reader is not None and reader.op_type == "Concat" and self.alive(reader) and not self.in_planes(reader)
+        readers = self.graph.users(own)
+        joined = bool(readers) and all(
+            r.op_type == "Concat" and self.alive(r) and not self.in_planes(r) for r in readers
+        )
         nearest = node.op_type in ENLARGED and not is_between(node)
         return joined and (nearest or node.op_type == "Conv" or node.op_type in ELEMENTWISE)
 
@@ -221,6 +243,11 @@ class Wiring:
         result of elementwise nodes that a pooling reads too, so that it is stored anyway, and no convolution has fixed
         how it lies. The first Concat of such a tensor has it, others copy."""
         return self.engine.name == TORCH and any(self._is_stored(self.source(t), concat) for t in concat.input)
+
+    def joins_for_pools(self, concat: NodeProto) -> bool:
+        """Whether a pooling reads a Concat of what fused nodes made: Triton then joins it in the pooling's kernel."""
+        pooled = any(u.op_type in POOLS for u in self.graph.users(concat.output[0]))
+        return pooled and any(self.source(t) in self.made for t in concat.input)
 
     def reads_planes(self, enlarged: NodeProto) -> bool:
         """Whether what an enlargement reads lies in a Concat of planes."""

@@ -203,9 +203,11 @@ class Model:
             scattered = sum(self.size_of(t) for t, n in enlarged.items() if not wiring.reads_planes(n))
             return self.device.turn_us(size, scattered)
         between = sum(self.size_of(t) for t, n in enlarged.items() if is_between(n))
-        inside = [self.size_of(t) for t in makers if wiring.absorbed(t) and t not in enlarged]
+        inside = [t for t in makers if wiring.absorbed(t) and t not in enlarged]
         own_us = self.device.join_us(size, len(concat.input), between)
-        return own_us - sum(self.device.pass_us(2 * x) for x in inside)
+        own_us += self.device.pooled_us(size) if wiring.joins_for_pools(concat) else 0.0
+        shares = {t: len(self.graph.users(wiring.source(t))) for t in inside}  # the pass is saved once
+        return own_us - sum(self.device.pass_us(2 * self.size_of(t)) / n for t, n in shares.items())
 
     def readers(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes whose cost depends on who makes the outputs of these matches."""
@@ -240,6 +242,10 @@ class Model:
     def widened_us(self, tensor: str, wiring: Wiring) -> float:
         """Time in which an image gets the pixels that fused nodes can read."""
         return self.device.copy_us(2 * self.size_of(tensor)) if wiring.is_widened(tensor) else 0.0
+
+    def late_us(self, tensor: str, wiring: Wiring) -> float:
+        """What it costs fused nodes that another engine's kernel makes the tensor they wait for."""
+        return self.device.late_us if wiring.starts_late(tensor) else 0.0
 
     # ------------------------------------------------------------------------------------------------------- in words
     def note(self, site: Site, match: Match, wiring: Wiring) -> str:
@@ -305,6 +311,8 @@ class Pricer:
         gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
         read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
         gain += sum(self.model.widened_us(t, plain) - self.model.widened_us(t, wiring) for t in sorted(read))
+        ends = {t for m in modelled for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
+        gain += sum(self.model.late_us(t, plain) - self.model.late_us(t, wiring) for t in sorted(ends))
         low = [s.match for s in sites if s.cast_from and s.match]
-        ends = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
-        return gain + sum(self.model.cast_us(t, plain) - self.model.cast_us(t, wiring) for t in sorted(ends))
+        casts = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
+        return gain + sum(self.model.cast_us(t, plain) - self.model.cast_us(t, wiring) for t in sorted(casts))

@@ -140,7 +140,7 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   }
   for (Sm90Tile const &tile : family.sm90_tiles) {
     if (!offers(call.sm, kWgmma) || !sm90_can_run(tile, p)) continue;
-    legal.push_back({tile.id, !on_hopper, sized ? sm90_warm_us(tile, p, target.sm_count) : 0});
+    legal.push_back({tile.id, !on_hopper, sized ? sm90_cost(tile, p, target.sm_count) : 0});
   }
   std::stable_sort(legal.begin(), legal.end(), [](Candidate const &a, Candidate const &b) {
     return a.later != b.later ? b.later : a.cost < b.cost;

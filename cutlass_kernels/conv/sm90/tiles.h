@@ -194,7 +194,7 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const 
 int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]);
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, int const (&room)[kMaxSplits + 1]);
 
-// Predicted clocks; every size must be known.
+// Predicted microseconds, to rank tiles, those of the Ampere path among them; every size must be known.
 double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count);
 
 // Microseconds inside a network, where operands lie in L2 and a kernel starts while the one before it ends.
