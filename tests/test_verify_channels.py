@@ -249,7 +249,7 @@ def test_a_wrong_site_is_found_behind_a_conversion(tmp_path: Path, monkeypatch: 
 def test_without_a_conversion_there_is_nothing_to_say_about_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for options in ([], ["--dtype", "fp16", "--scope", "sites"]):
+    for options in (["--all"], ["--all", "--dtype", "fp16", "--scope", "sites"]):
         code, proof = patched_by(picking_model(), tmp_path, *options)
         assert code == 0 and "conversion" not in proof and "the conversion" not in capsys.readouterr().out
 
