@@ -38,6 +38,7 @@ def predicted(row: dict[str, str], folder: Path) -> float:
 
 # Networks whose prediction is close, and how far the worst is off. The one image's worst is bevfusion_neck, whose
 # bilinear enlargement Inductor computes in two kernels; the eight images' one is vovnet39.
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.75, 0.11), (8, 0.6, 0.14)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
     found = {r["network"]: predicted(r, tmp_path) - float(r["ratio"]) for r in rows(batch)}
