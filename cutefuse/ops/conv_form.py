@@ -17,8 +17,7 @@ class Form:
 
     suffix: the activation, "" for none. view: sources may be channel ranges of wider tensors and may be enlarged.
     residual: whether a tensor of the output's shape is added `before` the activation, `after` it, or not at all ("").
-    quantised: sources and filter are int8 or float8; to_quantised: so is the
-    output.
+    quantised: sources and filter are int8 or float8; to_quantised: so is the output.
     pre_activated: each input channel is scaled and shifted and passes ReLU before the filter sees it.
     """
 

@@ -60,7 +60,7 @@ class QuantSites(Finder):
 
 def _ends(graph: Graph, tail: Chain, dtype: str, site: QuantSite) -> list[_End]:
     """Where a site may end, most nodes first: behind the quantiser that alone reads it, behind a Cast to a type that
-    the kernels write, or behind the activation."""
+    the fastest kernels write, or behind the activation."""
     found = [_End((), tail.output, dtype)]
     between, lower = after_cast(graph, tail.output)
     if between and _writes(site.weight.number, cast_type(between)) and not _writes(site.weight.number, dtype):
@@ -101,5 +101,5 @@ def _first_legal(matches: Sequence[Match]) -> Match:
 
 
 def _writes(number: Number, dtype: str) -> bool:
-    """Whether sources of a number type can give a float type, as far as the type alone decides."""
+    """Whether the fastest kernels for a number type give a float type: Hopper's own write float8's as float16 alone."""
     return dtype == "float16" or number is INT8

@@ -19,7 +19,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
   static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
-  static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, kVectors *int(sizeof(Element)));
+  static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, int(sizeof(Element)) * kVectors);
   static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
   static constexpr int kUnits = kPixels / 8, kParts = small_parts(kPixels);  // a unit: 8 pixels, finished by one block
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
