@@ -140,7 +140,7 @@ def instantiate(
 
     p, unit = problem, 0.0136 if dtype == "int8" else 1.0
     taps = sum(p.C) * p.R * p.S
-    scales = [unit * (1.0 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in range(len(p.C))]
+    scales = [unit * (0.75 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in range(len(p.C))]
     scales = torch.tensor(scales, dtype=torch.float32).tolist()
     x = [values(p.N, c, p.H, p.W) for c in p.C]
     w = values(p.K, sum(p.C), p.R, p.S)
