@@ -43,6 +43,8 @@ TILES = {
     155: "sm90_small_64x80",
     156: "sm90_small_128x64",
     157: "sm90_small_128x80",
+    158: "sm90_small_64x104",
+    159: "sm90_small_64x32_deep",
 }
 SMALL = {i: name for i, name in TILES.items() if "small" in name}
 HALO = {i for i, name in TILES.items() if "halo" in name or "rows" in name}

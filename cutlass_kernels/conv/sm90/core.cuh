@@ -98,6 +98,10 @@ struct TileFilters {
   }
 };
 
+// One thread of the calling warp. The compiler knows that it is one: it keeps what this thread works out in uniform
+// registers, and issues TMA once where it would otherwise loop over the threads of the warp, three times as slowly.
+CUTE_DEVICE bool is_elected() { return elect_one_sync() != 0; }
+
 // Tells every block that loads a share of a stage that this warpgroup is done with it; one thread tells one block.
 struct Release {
   int block;

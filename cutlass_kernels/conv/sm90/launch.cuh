@@ -24,14 +24,15 @@ Kernels sm90_kernels() {
     using Traits = Sm90Rows<Element, kTile.pixels()>;
     return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
-    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre>;
+    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kTile.blocks, kPre>;
     return sm90_kernels<Traits>(conv_sm90_small<Traits>, Traits::kThreads);
   } else if constexpr (kTile.halo) {
     using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_b, kTile.drains>;
     static_assert(kTile.pixels() == Traits::kPixels);
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
-    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains, kPre>;
+    using Traits =
+        Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains, kPre, kTile.cluster_f>;
     return sm90_kernels<Traits>(conv_sm90_im2col<Traits>);
   }
 }

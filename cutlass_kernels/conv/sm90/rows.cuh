@@ -227,7 +227,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
 
   if (warpgroup == kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    if (threadIdx.x == 128 * kConsumers) {
+    int const warp = cutlass::canonical_warp_idx_sync() - 4 * kConsumers;
+    bool const loads = is_elected();
+    if (warp == 0 && loads) {
       // ---- halo producer ----
       int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
       Ring ring(plan.halo_stages);
@@ -250,7 +252,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
         ring.advance();
         if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
       }
-    } else if (threadIdx.x == 128 * kConsumers + 32) {
+    } else if (warp == 1 && loads) {
       // ---- filter producer ----
       Ring ring(plan.filter_stages);
       for (int k = k_begin; k < k_end; ++k) {

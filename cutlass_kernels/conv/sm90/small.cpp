@@ -24,7 +24,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
     int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);
     double const load = (tile.filters + tile.pixels()) * kRow * resident;
     us += (left == tiles ? kStart : kWave) +
-          k_tiles * (std::max(kLatency / small_room(tile.filters, tile.pixels()).stages, load) + rewrite) +
+          k_tiles * (std::max(kLatency / small_room(tile).stages, load) + rewrite) +
           area * resident * kFinish / splits;
     if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
   }

@@ -1,25 +1,25 @@
 // ConcatConv on Hopper for small maps: a block has one narrow tile, several blocks share a multiprocessor, and a
-// cluster divides the reduction or shares what it loads. There is no tile scheduler, no barrier before a block's first
-// load and none after its last sum: what a few microseconds of work cannot hide is left out. Filters and pixels are as
-// for im2col.cuh.
+// cluster divides the reduction. There is no tile scheduler, no barrier before a block's first load and none after its
+// last sum: what a few microseconds of work cannot hide is left out. Filters and pixels are as for im2col.cuh.
 #pragma once
 
 #include "conv/sm90/im2col.cuh"
+#include "conv/sm90/narrow.cuh"
 
 namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, bool kPre = false>
+template <class Element_, int kFilters_, int kPixels_, int kMaxBlocks, bool kPre = false>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
-  static constexpr bool kPingPong = false, kPreActivated = kPre;
+  static constexpr bool kPingPong = false, kMulticast = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
   static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
-  static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, int(sizeof(Element)) * kVectors);
+  static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, kMaxBlocks, int(sizeof(Element)) * kVectors);
   static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
   static constexpr int kUnits = kPixels / 8, kParts = small_parts(kPixels);  // a unit: 8 pixels, finished by one block
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
@@ -74,12 +74,12 @@ CUTE_DEVICE uint32_t transposed(uint32_t two) {
 
 // Finishes a unit from pixel m on: values holds (2,2) = (pixel,filter). A warp's 16 filters of a pixel are one sector
 // of memory, so they are stored from registers, without a barrier.
-template <class Element>
-CUTE_DEVICE void store_unit(float (&values)[4], FilterPair const &pair, Sm90Params const &params, int m) {
+template <Finish kFinish, class Element>
+CUTE_DEVICE void store_unit(float (&values)[4], FilterPair const &pair, bool pads, Sm90Params const &params, int m) {
   Problem const &p = params.problem;
   uint32_t packed[2];
-  convert<Finish::kAny, Element>(values, packed, pair, p);
-  if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);
+  convert<kFinish, Element>(values, packed, pair, p);
+  if (pads) clear_pad_lanes(packed, pair);
   int const lane = threadIdx.x % 32, pixel = m + lane / 4, filter = p.K - pair.left - lane / 4;
   auto *const to = static_cast<Element *>(params.outputs[0].y) + pixel * params.outputs[0].ld + filter + lane % 4 * 2;
   CUTE_UNROLL
@@ -90,8 +90,8 @@ CUTE_DEVICE void store_unit(float (&values)[4], FilterPair const &pair, Sm90Para
 }
 
 // Adds up this block's units in the order of the blocks, so that results never depend on timing.
-template <class Traits>
-CUTE_DEVICE void add_units(FilterPair const &pair, Sm90Params const &params, int rank,
+template <class Traits, Finish kFinish>
+CUTE_DEVICE void add_units(FilterPair const &pair, bool pads, Sm90Params const &params, int rank,
                            typename Traits::SharedStorage &shared, int first) {
   float4 const *part = &shared.parts[0][threadIdx.x];
   CUTE_NO_UNROLL
@@ -102,7 +102,7 @@ CUTE_DEVICE void add_units(FilterPair const &pair, Sm90Params const &params, int
       if (block == params.splits) break;
       values[0] += part->x, values[1] += part->y, values[2] += part->z, values[3] += part->w;
     }
-    store_unit<typename Traits::Element>(values, pair, params, first + 8 * unit);
+    store_unit<kFinish, typename Traits::Element>(values, pair, pads, params, first + 8 * unit);
   }
 }
 
@@ -117,11 +117,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   let_next_kernel_start();
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
-  bool const divided = params.splits > 1, loads = threadIdx.x == Traits::kSumThreads;
+  bool const divided = params.splits > 1;
   prefetch_maps(params);
 
   if (threadIdx.x >= Traits::kSumThreads) {
     // ---- producer ----
+    bool const loads = is_elected();
     if (loads) {
       init_ring<Traits>(shared, place);
       TransactionBarrier::init(&shared.parts_full, 1);
@@ -147,21 +148,27 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     PreActivation<Traits> const pre(params, first, 0, threadIdx.x / 128);
     pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, k_begin)));
     float acc[1][Traits::kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, row_w, 0, k_begin, k_end, pre);
+    if constexpr (Traits::kPreActivated) {
+      main_loop<Traits>(acc, ring, shared, params, release, row_w, 0, k_begin, k_end, pre);
+    } else {
+      narrow_loop<Traits>(acc[0], ring, shared, release, row_w, k_begin, k_end);
+    }
     finish_loop<Traits>(acc, ring, shared, release);
 
     if (divided) {
       cluster_wait();  // every block has made its barriers
       send_units<Traits>(acc[0], params, place.part, shared);
       TransactionBarrier::wait(&shared.parts_full, 0);
-      add_units<Traits>(pair, params, place.part, shared, first);
-    } else {
+    }
+    bool const pads = holds_pad_lanes(pair);
+    with_finish(params.problem.activation, [&](auto finish) {
+      if (divided) return add_units<Traits, finish.value>(pair, pads, params, place.part, shared, first);
       CUTE_UNROLL
       for (int unit = 0; unit < Traits::kUnits; ++unit) {
-        store_unit<typename Traits::Element>(reinterpret_cast<float (&)[4]>(acc[0][4 * unit]), pair, params,
-                                             first + 8 * unit);
+        store_unit<finish.value, typename Traits::Element>(reinterpret_cast<float (&)[4]>(acc[0][4 * unit]), pair, pads,
+                                                           params, first + 8 * unit);
       }
-    }
+    });
   }
 #endif
 }

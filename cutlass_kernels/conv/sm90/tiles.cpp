@@ -197,7 +197,7 @@ constexpr Rates kWarm{1700, 1500, 7300, 0, 375, 4300, 5000, 12, 2900};
 double clocks_of(Sm90Tile const &tile, Problem const &p, int sm_count, Rates const &rates) {
   int room[kMaxSplits + 1];
   bool const small = tile.schedule == Sm90Schedule::kSmall;
-  int const resident = small ? small_room(tile.filters, tile.pixels()).blocks : 1;
+  int const resident = small ? small_room(tile).blocks : 1;
   for (int i = 1; i <= kMaxSplits; ++i) room[i] = resident * (sm_count / i - i / 2);  // a cluster lies in one GPC
   int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * splits;
   double const tiles_x = output_tiles(tile, p);

@@ -27,6 +27,7 @@ struct Sm90Tile {
   int type_bytes = 2;   // 1: int8 and float8
   bool drains = false;  // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
   bool pre_activates = false;  // has a second kernel, for pre-activated sources
+  int blocks = 3;              // of a small tile that share a multiprocessor, at most
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
@@ -41,7 +42,7 @@ constexpr int sm90_store_rows(int pixels_per_warpgroup) {
 
 // Ids are permanent, as in kTiles.
 inline constexpr Sm90Tile kSm90Tiles[] = {
-    // id, name, halo, filters, pixels a, b, cluster f, schedule, type bytes, drains, pre-activates
+    // id, name, halo, filters, pixels a, b, cluster f, schedule, type bytes, drains, pre-activates, blocks
     {102, "sm90_128x256_f2", false, 128, 1, 256, 2, Sm90Schedule::kCooperative},
     {105, "sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative, 2, false, true},
     {108, "sm90_128x128_split", false, 128, 1, 128, 1, Sm90Schedule::kSplit, 2, false, true},
@@ -61,10 +62,12 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     {151, "sm90_small_64x16", false, 64, 1, 16, 1, Sm90Schedule::kSmall, 2, false, true},
     {152, "sm90_small_64x32", false, 64, 1, 32, 1, Sm90Schedule::kSmall, 2, false, true},
     {153, "sm90_small_64x40", false, 64, 1, 40, 1, Sm90Schedule::kSmall, 2, false, true},
-    {154, "sm90_small_64x64", false, 64, 1, 64, 1, Sm90Schedule::kSmall},
+    {154, "sm90_small_64x64", false, 64, 1, 64, 1, Sm90Schedule::kSmall, 2, false, false, 1},
     {155, "sm90_small_64x80", false, 64, 1, 80, 1, Sm90Schedule::kSmall},
     {156, "sm90_small_128x64", false, 128, 1, 64, 1, Sm90Schedule::kSmall},
     {157, "sm90_small_128x80", false, 128, 1, 80, 1, Sm90Schedule::kSmall},
+    {158, "sm90_small_64x104", false, 64, 1, 104, 1, Sm90Schedule::kSmall, 2, false, false, 1},
+    {159, "sm90_small_64x32_deep", false, 64, 1, 32, 1, Sm90Schedule::kSmall, 2, false, false, 1},
 };
 
 constexpr Config config_of(Sm90Tile const &tile) {
@@ -104,18 +107,20 @@ struct SmallRoom {
   int blocks, stages;
 };
 
-// As many blocks, up to three, as have four stages each: fewer cannot hide the latency of the loads. `vector_bytes` of
-// a stage hold the scales and shifts of pre-activated sources.
-constexpr SmallRoom small_room(int filters, int pixels, int vector_bytes = 0) {
+// As many blocks, up to `most`, as have four stages each: fewer cannot hide the latency of the loads. A block that is
+// alone has a ring for most of its sum. `vector_bytes` of a stage hold the scales and shifts of pre-activated sources.
+constexpr SmallRoom small_room(int filters, int pixels, int most, int vector_bytes = 0) {
   SmallRoom room{};
-  for (room.blocks = 3; room.blocks > 0; --room.blocks) {
+  for (room.blocks = most; room.blocks > 0; --room.blocks) {
     int const bytes = kSmallSharedBytes / room.blocks - 1024 - 256 - small_parts(pixels) * filters * 32;
     room.stages = bytes / ((filters + pixels) * kChannelBlock * 2 + vector_bytes);
     if (room.stages >= 4) break;
   }
-  room.stages = room.stages < 8 ? room.stages : 8;
+  int const enough = most == 1 ? 16 : 8;
+  room.stages = room.stages < enough ? room.stages : enough;
   return room;
 }
+constexpr SmallRoom small_room(Sm90Tile const &tile) { return small_room(tile.filters, tile.pixels(), tile.blocks); }
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
 

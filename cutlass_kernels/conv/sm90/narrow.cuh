@@ -1,0 +1,71 @@
+// The main loop of tiles with few pixels. Out of shared memory wgmma takes 64 filters in no less time than 120 pixels,
+// so a tile of fewer pixels reads its filters into registers first: a k-tile's while the tensor cores work on the one
+// before it.
+#pragma once
+
+#include "conv/sm90/core.cuh"
+
+namespace cutefuse::conv {
+
+// A warp's 16 filters of a k-tile as wgmma's first operand: those of its warpgroup begin at row `row_w` of the stage.
+template <class Traits>
+CUTE_DEVICE void read_filters(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *w, int row_w) {
+  int const lane = threadIdx.x % 32, row = row_w + threadIdx.x % 128 / 32 * 16 + lane % 16;
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kSteps; ++i) {
+    int const chunk = (2 * i + lane / 16) ^ (row % 8);  // SWIZZLE_128B
+    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(w + row * kChannelBlock + chunk * 8), a[i][0], a[i][1],
+                            a[i][2], a[i][3]);
+  }
+}
+
+template <class Op, int kRegisters, size_t... I>
+CUTE_DEVICE void wgmma(float (&acc)[kRegisters], uint32_t const (&a)[4], uint64_t b, SM90::GMMA::ScaleOut scale,
+                       std::index_sequence<I...>) {
+  Op::fma(a[0], a[1], a[2], a[3], b, acc[I]..., scale);
+}
+
+// As main_loop: issues the k-tiles [k_begin, k_end) of one tile, of which the last is still running when it returns.
+// Channels that a source lacks are zeros in both operands; branching around them would cost more than they do.
+template <class Traits>
+CUTE_DEVICE void narrow_loop(float (&acc)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
+                             Release const &release, int row_w, int k_begin, int k_end) {
+  using Element = typename Traits::Element;
+  using Step = Shape<_64, Int<Traits::kN>, Int<kStepBytes / int(sizeof(Element))>>;
+  using Op = decltype(SM90::GMMA::rs_op_selector<Element, Element, float, Step>());
+  auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
+  uint32_t a[2][Traits::kSteps][4];
+  int running = 0;  // the stage of the k-tile that was issued last
+  // Waits for the next k-tile and issues it; returns the stage of the one before.
+  auto const next = [&](uint32_t (&filters)[Traits::kSteps][4]) {
+    TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+    read_filters<Traits>(filters, shared.w[ring.stage], row_w);
+    uint64_t const pixels = operand(shared.x[ring.stage], 8 * Traits::kPixelBytes, Traits::kSwizzle);
+    warpgroup_arrive();
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kSteps; ++i) {
+      wgmma<Op>(acc, filters[i], pixels + i * kStepBytes / 16, scale, std::make_index_sequence<Traits::kN / 2>{});
+      scale = SM90::GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
+    int const before = running;
+    running = ring.stage;
+    ring.advance();
+    return before;
+  };
+  auto const next_and_free = [&](uint32_t (&filters)[Traits::kSteps][4]) {
+    int const before = next(filters);
+    warpgroup_wait<1>();
+    release(&shared.empty[before]);
+  };
+  next(a[0]);
+  int k = k_begin + 1;
+  CUTE_NO_UNROLL
+  for (; k + 1 < k_end; k += 2) {
+    next_and_free(a[1]);
+    next_and_free(a[0]);
+  }
+  if (k < k_end) next_and_free(a[1]);
+}
+
+}  // namespace cutefuse::conv
