@@ -17,7 +17,10 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
   static constexpr bool kPingPong = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
-  static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
+  static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders;
+  // A warp loads. Of pre-activated pixels others rewrite, each a k-tile of its own: a block has only some four of them,
+  // whose loads arrive together.
+  static constexpr int kRewriters = kPreActivated ? 4 : 0, kTeam = 1, kThreads = kSumThreads + 32 * (1 + kRewriters);
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, int(sizeof(Element)) * kVectors);
   static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
@@ -34,6 +37,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     float4 parts[kParts][kSumThreads];  // (thread,(block of the cluster,unit))
     alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
+    uint64_t ready[kPreActivated ? kStages : 1];
   };
   static_assert((sizeof(SharedStorage) + 1024) * kBlocks <= kSmallSharedBytes);
 };
@@ -130,9 +134,17 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, units * (params.splits - 1) * Traits::kPartBytes);
     }
     __syncwarp();
-    cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
+    int const rewriter = rewriter_after<Traits>(Traits::kSumThreads / 32);
+    if (rewriter >= 0) {
+      cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
+    } else {
+      cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
+    }
     if (divided) cluster_arrive();
     if (loads) fill_ring<Traits>(shared, params, place, k_begin, k_end);
+    if constexpr (Traits::kPreActivated) {
+      if (rewriter >= 0) rewrite_ring<Traits>(shared, params, place, rewriter, k_begin, k_end);
+    }
     __syncwarp();
     if (divided) cluster_wait();
   } else {
@@ -144,10 +156,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     wait_for_previous_kernel();
     FilterPair const pair(params, TileFilters(params, place.tile_f(place.first_tile), Traits::kFilters, row_w));
     cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
-    PreActivation<Traits> const pre(params, first, 0, threadIdx.x / 128);
-    pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, k_begin)));
     float acc[1][Traits::kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, row_w, 0, k_begin, k_end, pre);
+    main_loop<Traits>(acc, ring, shared, params, release, row_w, 0, k_begin, k_end);
     finish_loop<Traits>(acc, ring, shared, release);
 
     if (divided) {
