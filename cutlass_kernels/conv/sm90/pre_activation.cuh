@@ -142,22 +142,22 @@ struct Rewriter {
   }
 };
 
-// Rewrites the k-tiles [k_begin, k_end) of each of this block's tiles, in the order in which the ring is filled. The
-// warps are teams that take k-tiles in turn; this one is `rewriter`.
+// Rewrites the k-tiles [k_begin, k_end) of each of this block's tiles, in the order in which the ring is filled; this
+// is warp `rewriter`. Each team has stages of its own: a barrier tells only two fillings apart, and who waits for a
+// stage's next one must know that the one before has come, though loads end in any order.
 template <class Traits>
 CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params const &params,
                               ClusterPlace const &place, int rewriter, int k_begin, int k_end) {
   constexpr int kTeams = Traits::kRewriters / Traits::kTeam;
-  static_assert(kTeams * Traits::kTeam == Traits::kRewriters);
+  static_assert(kTeams * Traits::kTeam == Traits::kRewriters && Traits::kStages % kTeams == 0);
   Problem const &p = params.problem;
   Rewriter<Traits> mine(rewriter % Traits::kTeam);
   Ring ring(Traits::kStages);
-  int turn = rewriter / Traits::kTeam;  // k-tiles until this team's next one
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     mine.begin_tile(params, place.tile_x(tile) * Traits::kPixels);
     Steps<Traits> at(p, cursor_at(params, k_begin));
     for (int k = k_begin; k < k_end; ++k) {
-      if (turn == 0) {
+      if (ring.stage % kTeams == rewriter / Traits::kTeam) {
         int const channels = p.C[at.source] - at.channel;
         mine.begin_tap(params, at);
         TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
@@ -171,9 +171,7 @@ CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params
         cutlass::arch::fence_view_async_shared();
         __syncwarp();
         if (threadIdx.x % 32 == 0) Barrier::arrive(&shared.ready[ring.stage]);
-        turn = kTeams;
       }
-      --turn;
       ring.advance();
       at.advance(p);
     }
