@@ -60,8 +60,9 @@ CUTE_DEVICE uint4 read_chunk(uint32_t from) {
 }
 
 CUTE_DEVICE void write_chunk_if(uint32_t condition, uint32_t to, uint4 const &chunk) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(condition),
-               "r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w));
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(condition),
+      "r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w));
 }
 
 // What a warp has of a tile: groups of 8 pixels, in turn with the other warps of its team. Of a group a lane has a
@@ -74,8 +75,8 @@ struct Rewriter {
   static constexpr int kGroups = Traits::kPixels / 8, kMine = ceil_div(kGroups, Traits::kTeam);
   static constexpr int kQuads = ceil_div(kMine, 4);  // a pixel for every lane
   static_assert(kChunks == 8 && Traits::kPixels % 8 == 0 && Traits::kPixelGroups == 1);
-  int member, lane;      // the warp's number in its team
-  Pixel corner[kQuads];  // of this lane's pixels: what lies under tap (0,0); unless the filter is pointwise
+  int member, lane;              // the warp's number in its team
+  Pixel corner[kQuads];          // of this lane's pixels: what lies under tap (0,0); unless the filter is pointwise
   unsigned inside[kQuads] = {};  // a bit for each lane's pixel: not a pad under this tap
 
   CUTE_DEVICE explicit Rewriter(int member_) : member(member_), lane(threadIdx.x % 32) {}
@@ -134,9 +135,10 @@ struct Rewriter {
       };
       each([](uint4 &value, uint32_t at, uint32_t) { value = read_chunk(at); });
       each([&](uint4 const &value, uint32_t at, uint32_t is_inside) {
-        write_chunk_if(is_inside, at,
-                       {pre_activate<Element>(value.x, scale.x, shift.x), pre_activate<Element>(value.y, scale.y, shift.y),
-                        pre_activate<Element>(value.z, scale.z, shift.z), pre_activate<Element>(value.w, scale.w, shift.w)});
+        write_chunk_if(
+            is_inside, at,
+            {pre_activate<Element>(value.x, scale.x, shift.x), pre_activate<Element>(value.y, scale.y, shift.y),
+             pre_activate<Element>(value.z, scale.z, shift.z), pre_activate<Element>(value.w, scale.w, shift.w)});
       });
     }
   }

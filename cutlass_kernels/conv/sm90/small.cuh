@@ -20,8 +20,8 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, int(sizeof(Element)) * kVectors);
   static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
-  // A warp loads. Pre-activated pixels are rewritten by a warp for each stage: a block has only some four k-tiles, whose
-  // loads arrive together.
+  // A warp loads. Pre-activated pixels are rewritten by a warp for each stage: a block has only some four k-tiles,
+  // whose loads arrive together.
   static constexpr int kReaders = kFilters / 64, kRewriters = kPreActivated ? kStages : 0, kTeam = 1;
   static constexpr int kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32 * (1 + kRewriters);
   static constexpr int kUnits = kPixels / 8, kParts = small_parts(kPixels);  // a unit: 8 pixels, finished by one block
