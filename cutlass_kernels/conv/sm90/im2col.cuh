@@ -2,6 +2,7 @@
 // Warp-specialised and persistent: one warp loads, two warpgroups multiply. Strides, dilations, asymmetric pads.
 #pragma once
 
+#include "conv/sm90/k_tiles.cuh"
 #include "conv/sm90/pre_activation.cuh"
 #include "conv/sm90/reduce.cuh"
 #include "conv/sm90/scaled_store.cuh"
@@ -19,9 +20,11 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
-  // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators.
+  // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators. Where pixels are
+  // rewritten beside the loads, which takes registers, up to 160 are.
   static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
-  static constexpr int kProducerRegisters = kManyRegisters ? 40 : 56, kConsumerRegisters = kManyRegisters ? 232 : 224;
+  static constexpr int kProducerRegisters = kPre ? 72 : kManyRegisters ? 40 : 56;
+  static constexpr int kConsumerRegisters = kPre ? 216 : kManyRegisters ? 232 : 224;
   static constexpr int kReaders = kPingPong ? 1 : kConsumers;                // warpgroups that work on one tile
   static constexpr int kPixelGroups = kFilters == 64 ? kReaders : 1;         // of them side by side along the pixels
   static constexpr int kRowTiles = kFilters / 64 * kPixelGroups / kReaders;  // 64 filters each, of one warpgroup
@@ -34,6 +37,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
+  static constexpr int kRewriters = 3, kTeam = 3;  // of pre-activated pixels: the other warps of the producer
   // A tile's shortcut takes the pixels' part of one more stage for every 64 filters; with a divided reduction, whose
   // blocks have one tile each, it lies where that tile's outputs are staged.
   static constexpr bool kShortcut = !kPreActivated && !Sm90Numbers<Element>::kScaled && !kPingPong;
@@ -51,45 +55,10 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
     alignas(1024) Output y[kConsumers][kStagingElements];
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages], shortcut_full[kConsumers];
+    uint64_t ready[kPreActivated ? kStages : 1];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);
 };
-
-// The k-tile `k` of the reduction.
-CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
-  KCursor cursor;
-  if (k == 0) return cursor;
-  Problem const &p = params.problem;
-  cursor.column = int64_t(k) * kChannelBlock;
-  cursor.block = params.by_taps.divide(k);
-  int const tap = k - cursor.block * params.by_taps.divisor;
-  cursor.r = params.by_s.divide(tap), cursor.s = tap - cursor.r * p.S;
-  while (cursor.source + 1 < p.sources && cursor.block >= blocks_of(p.C[cursor.source])) {
-    cursor.block -= blocks_of(p.C[cursor.source++]);
-  }
-  return cursor;
-}
-
-// What a consumer needs to know about a k-tile: its number of wgmma steps, of kStep channels each.
-template <int kStep>
-struct KSteps {
-  int source, channel, taps_left;
-  CUTE_DEVICE KSteps(Problem const &p, KCursor const &at)
-      : source(at.source), channel(at.channel()), taps_left(p.R * p.S - at.r * p.S - at.s) {}
-  CUTE_DEVICE int steps(Problem const &p) const {
-    int const left = p.C[source] - channel;
-    return left >= kChannelBlock ? kChannelBlock / kStep : ceil_div(left, kStep);
-  }
-  CUTE_DEVICE void advance(Problem const &p) {
-    if (--taps_left > 0) return;
-    taps_left = p.R * p.S;
-    channel += kChannelBlock;
-    if (channel >= p.C[source]) channel = 0, ++source;
-  }
-};
-
-template <class Traits>
-using Steps = KSteps<kStepBytes / int(sizeof(typename Traits::Element))>;
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
@@ -124,6 +93,7 @@ CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace 
   for (int i = 0; i < Traits::kStages; ++i) {
     TransactionBarrier::init(&shared.full[i], 1);
     Barrier::init(&shared.empty[i], Traits::kReaders * place.cluster_f);
+    if constexpr (Traits::kPreActivated) Barrier::init(&shared.ready[i], Traits::kTeam);
   }
   cutlass::arch::fence_barrier_init();
 }
@@ -170,14 +140,15 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
 template <class Traits>
 CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
-                           int first_row_w, int first_row_x, int k_begin, int k_end, PreActivation<Traits> const &pre) {
+                           int first_row_w, int first_row_x, int k_begin, int k_end) {
   auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
   Problem const &p = params.problem;
   Steps<Traits> position(p, cursor_at(params, k_begin));
+  uint64_t *const full = multipliable<Traits>(shared);
   bool arrived = false;  // the next one's loads, as seen already
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
-    if (!arrived && !Traits::kPreActivated) TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+    if (!arrived) TransactionBarrier::wait(&full[ring.stage], ring.phase);
     constexpr int kCoreBytes = 8 * Traits::kPixelBytes;
     multiply<typename Traits::Element, Traits::kN, Traits::kSteps>(
         acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], kCoreBytes, Traits::kSwizzle),
@@ -186,10 +157,8 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
     int const previous = ring.previous();
     ring.advance();
     position.advance(p);
-    if constexpr (Traits::kPreActivated) {  // the next k-tile, while the tensor cores work on this one
-      if (k + 1 < k_end) pre.apply(shared, ring, params, position);
-    } else if (!Traits::kPingPong) {  // whose tiles last long enough
-      arrived = TransactionBarrier::test_wait(&shared.full[ring.stage], ring.phase, 1);
+    if (!Traits::kPingPong) {  // whose tiles last long enough
+      arrived = TransactionBarrier::test_wait(&full[ring.stage], ring.phase, 1);
     }
     warpgroup_wait<1>();
     if (k > k_begin) release(&shared.empty[previous]);
@@ -225,7 +194,7 @@ CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, t
     while (begin < end) {
       int const last = Traits::kInexact ? cute::min(begin + kFloat8Tiles, end) : end;
       typename Traits::Sum acc[1][Traits::kN / 2];
-      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, last, {params, 0, 0, 0});
+      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, last);
       finish_loop<Traits>(acc, ring, shared, release);
       drain(acc[0], p.scale[source], sums);
       begin = last;
@@ -272,10 +241,8 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
       store_tile<Traits>(sums, pair, activation, params, shared.y[consumer], consumer, store);
     } else {
       if constexpr (Traits::kSplit) load_split_shortcut<Traits>(shared, params, filters.first, first, consumer);
-      PreActivation<Traits> const pre(params, first, first_row_x, consumer);
-      pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, k_begin)));
       typename Traits::Sum acc[1][kN / 2];
-      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end, pre);
+      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
       finish_loop<Traits>(acc, ring, shared, release);
       if constexpr (Traits::kSplit) {
         reduce_and_store<Traits>(as_floats(acc[0]), pair, params, shared, filters, first, consumer);
@@ -308,12 +275,10 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
   Ring ring(Traits::kStages);
   ring.skip(consumer * params.k_tiles);
   for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
-    PreActivation<Traits> const pre(params, place.tile_x(tile) * Traits::kPixels, 0, consumer);
     // The other warpgroup has seen all of its k-tiles before this one waits for the next fillings of their stages.
     if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
-    pre.apply(shared, ring, params, Steps<Traits>(params.problem, cursor_at(params, 0)));
     typename Traits::Sum acc[kRowTiles][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles, pre);
+    main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
     finish_loop<Traits>(acc, ring, shared, release);
 
@@ -354,6 +319,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
     cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
     if (cutlass::canonical_warp_idx_sync() == 4 * kConsumers && is_elected()) {
       fill_ring<Traits>(shared, params, place, k_begin, k_end);
+    }
+    if constexpr (Traits::kPreActivated) {
+      int const rewriter = rewriter_after<Traits>(4 * kConsumers);
+      if (rewriter >= 0) rewrite_ring<Traits>(shared, params, place, rewriter, k_begin, k_end);
     }
     __syncwarp();
   } else {

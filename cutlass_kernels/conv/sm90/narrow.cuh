@@ -3,7 +3,7 @@
 // before it.
 #pragma once
 
-#include "conv/sm90/core.cuh"
+#include "conv/sm90/pre_activation.cuh"
 
 namespace cutefuse::conv {
 
@@ -40,6 +40,7 @@ CUTE_DEVICE void narrow_loop(float (&acc)[Traits::kN / 2], Ring &ring, typename 
   auto const next = [&](uint32_t (&filters)[Traits::kSteps][4]) {
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
     read_filters<Traits>(filters, shared.w[ring.stage], row_w);
+    if constexpr (Traits::kPreActivated) TransactionBarrier::wait(&shared.ready[ring.stage], ring.phase);
     uint64_t const pixels = operand(shared.x[ring.stage], 8 * Traits::kPixelBytes, Traits::kSwizzle);
     warpgroup_arrive();
     CUTE_UNROLL

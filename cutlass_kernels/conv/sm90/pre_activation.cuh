@@ -1,10 +1,11 @@
-// Scale, shift and ReLU of the input channels on Hopper: the consumers rewrite a stage's pixels in shared memory, where
-// wgmma reads them, while the tensor cores work on the stage before. The padding is of the activated tensor: a pixel
-// outside of the image stays zero.
+// Scale, shift and ReLU of the input channels on Hopper: warps beside the one that loads rewrite a stage's pixels in
+// shared memory, where wgmma reads them. To the warpgroups that multiply such a stage is one that fills a little later;
+// they neither wait for each other nor for one k-tile's reads and writes after the other's. The padding is of the
+// activated tensor: a pixel outside of the image stays zero.
 #pragma once
 
 #include "conv/pre_activation.cuh"
-#include "conv/sm90/core.cuh"
+#include "conv/sm90/k_tiles.cuh"
 
 namespace cutefuse::conv {
 
@@ -28,71 +29,155 @@ CUTE_DEVICE void load_vectors(Sm90Params const &params, KCursor const &at, uint6
   }
 }
 
-// Of tiles for sources that are multiplied as they are.
-template <class Traits, bool = Traits::kPreActivated>
-struct PreActivation {
-  CUTE_DEVICE PreActivation(Sm90Params const &, int, int, int) {}
-  template <class Steps>
-  CUTE_DEVICE void apply(typename Traits::SharedStorage &, Ring const &, Sm90Params const &, Steps const &) const {}
-};
-
-// One thread's share of a tile: a 16-byte chunk of every kRowsPerPass-th pixel that its warpgroup reads, or, where both
-// read the same pixels, that both do.
+// The barriers, one of each stage, that say to a consumer that it can multiply.
 template <class Traits>
-struct PreActivation<Traits, true> {
-  using Element = typename Traits::Element;
-  static constexpr bool kTogether = Traits::kReaders == kConsumers && Traits::kPixelGroups == 1;
-  static constexpr int kThreads = kTogether ? 128 * kConsumers : 128, kVector = 16 / int(sizeof(Element));
-  static constexpr int kChunks = kChannelBlock / kVector, kRowsPerPass = kThreads / kChunks;
-  static constexpr int kRows = Traits::kN, kPasses = ceil_div(kRows, kRowsPerPass);
-  static_assert(kRowsPerPass % 8 == 0 && kRows % 8 == 0);
-  int thread, first_row, barrier;
-  int corner[kPasses];  // row and column of the pixel under tap (0,0), 16 bits each; unless the filter is pointwise
+CUTE_DEVICE uint64_t *multipliable(typename Traits::SharedStorage &shared) {
+  if constexpr (Traits::kPreActivated) {
+    return shared.ready;
+  } else {
+    return shared.full;
+  }
+}
 
-  // The tile's outputs start at `first`, its pixels in a stage at row `first_row_x`.
-  CUTE_DEVICE PreActivation(Sm90Params const &params, int first, int first_row_x, int consumer)
-      : thread(threadIdx.x % kThreads),
-        first_row(first_row_x + thread / kChunks),
-        barrier(2 * kConsumers + (kTogether ? 0 : consumer)) {
+// Which of the rewriting warps this is, where the warp `loader` loads and they follow it; otherwise negative.
+template <class Traits>
+CUTE_DEVICE int rewriter_after(int loader) {
+  if constexpr (Traits::kPreActivated) {
+    return cutlass::canonical_warp_idx_sync() - loader - 1;
+  } else {
+    return -1;
+  }
+}
+
+// 16 bytes of shared memory. Reads and writes that the compiler keeps in their order: it moved reads past the branches
+// around writes, where each takes its full time.
+CUTE_DEVICE uint4 read_chunk(uint32_t from) {
+  uint4 chunk;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
+               : "r"(from));
+  return chunk;
+}
+
+CUTE_DEVICE void write_chunk_if(uint32_t condition, uint32_t to, uint4 const &chunk) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.shared.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(condition),
+      "r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w));
+}
+
+// What a warp has of a tile: groups of 8 pixels, in turn with the other warps of its team. Of a group a lane has a
+// 16-byte chunk of two pixels, four apart, or, where all channels lie in the first half of the block, of one. Eight
+// lanes at a time cover all banks either way.
+template <class Traits>
+struct Rewriter {
+  using Element = typename Traits::Element;
+  static constexpr int kVector = 16 / int(sizeof(Element)), kChunks = kChannelBlock / kVector;
+  static constexpr int kGroups = Traits::kPixels / 8, kMine = ceil_div(kGroups, Traits::kTeam);
+  static constexpr int kQuads = ceil_div(kMine, 4);  // a pixel for every lane
+  static_assert(kChunks == 8 && Traits::kPixels % 8 == 0 && Traits::kPixelGroups == 1);
+  int member, lane;              // the warp's number in its team
+  Pixel corner[kQuads];          // of this lane's pixels: what lies under tap (0,0); unless the filter is pointwise
+  unsigned inside[kQuads] = {};  // a bit for each lane's pixel: not a pad under this tap
+
+  CUTE_DEVICE explicit Rewriter(int member_) : member(member_), lane(threadIdx.x % 32) {}
+
+  // The tile's outputs start at `first`.
+  CUTE_DEVICE void begin_tile(Sm90Params const &params, int first) {
     if (params.pointwise) return;
     CUTE_UNROLL
-    for (int i = 0; i < kPasses; ++i) {
-      int const m = first + thread / kChunks + i * kRowsPerPass;
-      Pixel const at = pixel_of(params.problem, params.by_image, params.by_row, m);
-      corner[i] = int(unsigned(at.h0) << 16 | (unsigned(at.w0) & 0xffffu));
+    for (int i = 0; i < kQuads; ++i) {
+      int const group = member + (4 * i + lane / 8) * Traits::kTeam;
+      corner[i] = pixel_of(params.problem, params.by_image, params.by_row, first + 8 * group + lane % 8);
     }
   }
 
-  // Waits for the stage of the k-tile `at`, and returns when it is ready for wgmma.
-  template <class Steps>
-  CUTE_DEVICE void apply(typename Traits::SharedStorage &shared, Ring const &ring, Sm90Params const &params,
-                         Steps const &at) const {
+  // The k-tile to be rewritten next.
+  CUTE_DEVICE void begin_tap(Sm90Params const &params, Steps<Traits> const &at) {
     Problem const &p = params.problem;
-    int const chunk = (thread % kChunks) ^ (first_row % 8);  // SWIZZLE_128B
-    TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-    if (chunk * kVector < p.C[at.source] - at.channel) {  // the others are zeros
-      auto const *const vectors = reinterpret_cast<uint4 const *>(shared.vectors[ring.stage]);
-      uint4 const scale = vectors[chunk], shift = vectors[kChunks + chunk];
-      auto *const x = reinterpret_cast<uint4 *>(shared.x[ring.stage]) + first_row * kChunks + thread % kChunks;
-      int h = 0, w = 0;
-      if (!params.pointwise) {
-        int const tap = p.R * p.S - at.taps_left, r = params.by_s.divide(tap);
-        h = r * p.dilation_h, w = (tap - r * p.S) * p.dilation_w;
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kPasses; ++i) {
-        bool const exists = kRows % kRowsPerPass == 0 || thread / kChunks + i * kRowsPerPass < kRows;
-        bool const inside = params.pointwise || (unsigned((corner[i] >> 16) + h) < unsigned(p.H) &&
-                                                 unsigned(int16_t(corner[i]) + w) < unsigned(p.W));
-        if (!exists || !inside) continue;
-        uint4 &pixels = x[i * kRowsPerPass * kChunks];
-        pixels = {pre_activate<Element>(pixels.x, scale.x, shift.x), pre_activate<Element>(pixels.y, scale.y, shift.y),
-                  pre_activate<Element>(pixels.z, scale.z, shift.z), pre_activate<Element>(pixels.w, scale.w, shift.w)};
-      }
+    int const tap = p.R * p.S - at.taps_left, r = params.by_s.divide(tap);
+    int const h = r * p.dilation_h, w = (tap - r * p.S) * p.dilation_w;
+    CUTE_UNROLL
+    for (int i = 0; i < kQuads; ++i) {
+      bool const is = unsigned(corner[i].h0 + h) < unsigned(p.H) && unsigned(corner[i].w0 + w) < unsigned(p.W);
+      inside[i] = __ballot_sync(~0u, params.pointwise || is);
     }
-    cutlass::arch::fence_view_async_shared();
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+  }
+
+  // kPixels of each group.
+  template <int kPixels>
+  CUTE_DEVICE void rewrite(Element *stage, Element const *stage_vectors, int channels) const {
+    int const chunk = lane % (kChunks / 2 * kPixels), first = lane / 8 + (kPixels == 2 ? 0 : lane / 4 % 2 * 4);
+    if (chunk * kVector >= channels) return;  // the others are zeros
+    uint32_t const vectors = cast_smem_ptr_to_uint(stage_vectors) + 16 * chunk;
+    uint4 const scale = read_chunk(vectors), shift = read_chunk(vectors + 16 * kChunks);
+    uint32_t x[kPixels];
+    CUTE_UNROLL
+    for (int j = 0; j < kPixels; ++j) {
+      int const pixel = first + 4 * j;
+      x[j] = cast_smem_ptr_to_uint(stage) + 16 * ((8 * member + pixel) * kChunks + (chunk ^ pixel));  // SWIZZLE_128B
+    }
+    // Groups that are read before the first of them is written, for a read takes long: up to six chunks.
+    constexpr int kBatch = ceil_div(kMine, ceil_div(kMine * kPixels, 6));
+    CUTE_UNROLL
+    for (int begin = 0; begin < kMine; begin += kBatch) {
+      uint4 values[kBatch][kPixels];
+      auto const each = [&](auto const &body) {
+        CUTE_UNROLL
+        for (int i = begin; i < begin + kBatch && i < kMine; ++i) {
+          bool const always = (i + 1) * Traits::kTeam <= kGroups;
+          if (!always && i * Traits::kTeam + member >= kGroups) continue;
+          CUTE_UNROLL
+          for (int j = 0; j < kPixels; ++j) {
+            uint32_t const is_inside = inside[i / 4] >> first & 1u << (i % 4 * 8 + 4 * j);
+            body(values[i - begin][j], x[j] + i * 16 * 8 * kChunks * Traits::kTeam, is_inside);
+          }
+        }
+      };
+      each([](uint4 &value, uint32_t at, uint32_t) { value = read_chunk(at); });
+      each([&](uint4 const &value, uint32_t at, uint32_t is_inside) {
+        write_chunk_if(
+            is_inside, at,
+            {pre_activate<Element>(value.x, scale.x, shift.x), pre_activate<Element>(value.y, scale.y, shift.y),
+             pre_activate<Element>(value.z, scale.z, shift.z), pre_activate<Element>(value.w, scale.w, shift.w)});
+      });
+    }
   }
 };
+
+// Rewrites the k-tiles [k_begin, k_end) of each of this block's tiles, in the order in which the ring is filled; this
+// is warp `rewriter`. Each team has stages of its own: a barrier tells only two fillings apart, and who waits for a
+// stage's next one must know that the one before has come, though loads end in any order.
+template <class Traits>
+CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params const &params,
+                              ClusterPlace const &place, int rewriter, int k_begin, int k_end) {
+  constexpr int kTeams = Traits::kRewriters / Traits::kTeam;
+  static_assert(kTeams * Traits::kTeam == Traits::kRewriters && Traits::kStages % kTeams == 0);
+  Problem const &p = params.problem;
+  Rewriter<Traits> mine(rewriter % Traits::kTeam);
+  Ring ring(Traits::kStages);
+  for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+    mine.begin_tile(params, place.tile_x(tile) * Traits::kPixels);
+    Steps<Traits> at(p, cursor_at(params, k_begin));
+    for (int k = k_begin; k < k_end; ++k) {
+      if (ring.stage % kTeams == rewriter / Traits::kTeam) {
+        int const channels = p.C[at.source] - at.channel;
+        mine.begin_tap(params, at);
+        TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+        auto *const x = shared.x[ring.stage];
+        auto const *const vectors = shared.vectors[ring.stage];
+        if (channels <= kChannelBlock / 2) {
+          mine.template rewrite<1>(x, vectors, channels);
+        } else {
+          mine.template rewrite<2>(x, vectors, channels);
+        }
+        cutlass::arch::fence_view_async_shared();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) Barrier::arrive(&shared.ready[ring.stage]);
+      }
+      ring.advance();
+      at.advance(p);
+    }
+  }
+}
 
 }  // namespace cutefuse::conv
