@@ -25,17 +25,17 @@ struct DirectPixels {
   }
 
   // Calls f(i, element) for those of a thread's values (2,2,kGroups) = (pixel,filter,group) that exist, group `from` on.
-  // `tensor` has a pixel every `ld` elements, and `left` filters from the thread's first one on.
+  // `at` is where that group's begin in a tensor of a pixel every `ld` elements, which has `left` filters from there on;
+  // it moves on to the next group.
   template <int kGroups, class Element, class F>
-  CUTE_DEVICE void each(int from, Element *tensor, int64_t ld, int left, F const &f) const {
-    Element *const at = tensor + first * ld;
+  CUTE_DEVICE void each(int from, Element *&at, int64_t ld, int left, F const &f) const {
+    int64_t const next_a = step_a * ld, next_b = step_b * ld;
     CUTE_UNROLL
-    for (int group = 0; group < kGroups; ++group) {
+    for (int group = 0; group < kGroups; ++group, at += next_b) {
       if (from + group >= groups) continue;
-      Element *const pixel = at + int64_t(from + group) * step_b * ld, *const next = pixel + step_a * ld;
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        if (inside[i % 2] && left > 8 * (i / 2)) f(4 * group + i, (i % 2 == 0 ? pixel : next) + 8 * (i / 2));
+        if (inside[i % 2] && left > 8 * (i / 2)) f(4 * group + i, at + (i % 2 == 0 ? 0 : next_a) + 8 * (i / 2));
       }
     }
   }
@@ -43,14 +43,14 @@ struct DirectPixels {
 
 // acc(2,2,kGroups) += the shortcut, of whose values as many are on their way at once as registers hold beside the sums.
 template <int kGroups>
-CUTE_DEVICE void add_shortcut(float (&acc)[4 * kGroups], DirectPixels const &pixels, float const *tensor, int64_t ld,
+CUTE_DEVICE void add_shortcut(float (&acc)[4 * kGroups], DirectPixels const &pixels, float const *at, int64_t ld,
                               int left) {
   constexpr int kSlice = 8;
   static_assert(kGroups % kSlice == 0);
   CUTE_UNROLL
   for (int from = 0; from < kGroups; from += kSlice) {
     float z[4 * kSlice] = {};
-    pixels.each<kSlice>(from, tensor, ld, left, [&](int i, float const *at) { z[i] = __ldcg(at); });
+    pixels.each<kSlice>(from, at, ld, left, [&](int i, float const *value) { z[i] = __ldcg(value); });
     CUTE_UNROLL
     for (int i = 0; i < 4 * kSlice; ++i) acc[4 * from + i] += z[i];
   }
@@ -67,19 +67,20 @@ CUTE_DEVICE void store_directly(float (&acc)[4 * kGroups], FilterPair pair, Sm90
   Activation activation = p.activation;
   if (has_shortcut(p)) {
     activation = finish_before_shortcut(acc, pair, p);
-    add_shortcut<kGroups>(acc, pixels, static_cast<float const *>(params.shortcut) + filters.first + filter, p.ldz,
-                          pair.left);
+    auto const *const z = static_cast<float const *>(params.shortcut) + filters.first + filter;
+    add_shortcut<kGroups>(acc, pixels, z + pixels.first * p.ldz, p.ldz, pair.left);
   }
   Sm90Output const &output = params.outputs[filters.output];
-  float *const y = static_cast<float *>(output.y) + filters.in_output + filter;
+  auto *const y = static_cast<float *>(output.y) + filters.in_output + filter + pixels.first * output.ld;
   with_finish(activation, [&](auto finish) {
+    float *at = y;
     CUTE_UNROLL
     for (int from = 0; from < kGroups; from += kSlice) {
       auto &values = reinterpret_cast<float (&)[4 * kSlice]>(acc[4 * from]);
       bool const relu = finish_values<decltype(finish)::value>(values, pair, p);
       CUTE_UNROLL
       for (int i = 0; i < 4 * kSlice; ++i) values[i] = relu ? max_nan(values[i], 0.f) : values[i];
-      pixels.each<kSlice>(from, y, output.ld, pair.left, [&](int i, float *at) { *at = values[i]; });
+      pixels.each<kSlice>(from, at, output.ld, pair.left, [&](int i, float *value) { *value = values[i]; });
     }
   });
 }
