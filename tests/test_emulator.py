@@ -17,8 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/emulated"
 EARLY, LATE, ANY = range(3)
-# What CI has time for: both paths in float16 and float8, and int8 on Hopper.
-UNITS = "^conv/(sm90/.*_(kFloat16|kFloat32|kInt8|kFloat8)_|sm80/(concat_conv_kFloat16_(kPlain|kPreActivated)|.*_kFloat8_))"
+# What CI has time for: both paths in float16 and float8, and float32 and int8 on Hopper.
+SM80_UNITS = "concat_conv_kFloat16_(kPlain|kPreActivated)|.*_kFloat8_"
+UNITS = f"^conv/(sm90/.*_(kFloat16|kFloat32|kInt8|kFloat8)_|sm80/({SM80_UNITS}))"
 SUITES = [  # file, its tests, timing
     ("tests/test_sm90.py", "corner and not bfloat16", "any:1"),
     ("tests/test_sm90_forms_gpu.py", "(corner or Enlarged) and not bfloat16", "any:2"),

@@ -131,7 +131,7 @@ def test_nan_and_infinity_stay_at_their_pixels() -> None:
 
 
 def test_launches_one_after_the_other_and_replays_give_the_same_bits() -> None:
-    """Programmatic dependent launch starts a kernel early; what its threads and TMA load must wait for the one before."""
+    """Programmatic dependent launch starts a kernel early; its threads and TMA must wait for the one before."""
     import torch
 
     shape = problems.emulable(Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh", residual="after"))

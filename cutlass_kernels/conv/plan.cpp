@@ -120,8 +120,8 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
   return bytes;
 }
 
-// The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, and float32, of
-// which Hopper has tiles for large images alone; and before them where the device is not known.
+// The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, and float32,
+// whose Hopper tiles are for large images; and before them where the device is not known.
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return 0;

@@ -24,9 +24,9 @@ struct DirectPixels {
     inside[0] = a < plan.size_a, inside[1] = a + 1 < plan.size_a;
   }
 
-  // Calls f(i, element) for those of a thread's values (2,2,kGroups) = (pixel,filter,group) that exist, group `from` on.
-  // `at` is where that group's begin in a tensor of a pixel every `ld` elements, which has `left` filters from there on;
-  // it moves on to the next group.
+  // Calls f(i, element) for those of a thread's values (2,2,kGroups) = (pixel,filter,group) that exist, from group
+  // `from` on. `at` is where that group begins in a tensor of a pixel every `ld` elements, and moves past the last one;
+  // from there on the tensor has `left` filters.
   template <int kGroups, class Element, class F>
   CUTE_DEVICE void each(int from, Element *&at, int64_t ld, int left, F const &f) const {
     int64_t const next_a = step_a * ld, next_b = step_b * ld;

@@ -119,9 +119,10 @@ bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
   if ((is_upsampled(p) && !tile.halo) || (p.pre_activated && !tile.pre_activates)) return false;
   if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return false;
   if (p.residual != Residual::kNone && !adds_shortcut(tile)) return false;
-  for (int i = 0; i < p.outputs && tile.type_bytes != 4; ++i) {  // TMA stores whole vectors
+  for (int i = 0; i < p.outputs; ++i) {  // TMA stores whole vectors; threads store float32
     OutputRange const range = output_range(p, i);
-    if ((range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range)) return false;
+    if (tile.type_bytes != 4 && (range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range))
+      return false;
   }
   if (tile.cluster_f > filter_tiles(tile, p)) return false;  // no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
