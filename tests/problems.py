@@ -18,7 +18,8 @@ from cutefuse import kernels
 
 ACTIVATIONS = tuple(kernels.describe()["activations"])
 ALPHA, LO, HI = 0.1, -0.5, 0.75
-# Unit roundoff of the stored type, and of the products: tf32 keeps 10 bits of each factor.
+# Unit roundoff of the stored type, and of the products: tf32 keeps 10 bits of each factor, rounded to nearest in the
+# registers of mma.sync and by TMA for wgmma, so that two factors lose 2 * 2^-11 of their product.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 # Under compute-sanitizer (see scripts/sanitize.sh) and under the emulator every access takes long.
 SANITIZED = "CUTEFUSE_SANITIZED" in os.environ or emulated.EMULATED

@@ -17,11 +17,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/emulated"
 EARLY, LATE, ANY = range(3)
-# What CI has time for: both paths in float16 and float8, and int8 on Hopper.
-UNITS = "^conv/(sm90/.*_(kFloat16|kInt8|kFloat8)_|sm80/(concat_conv_kFloat16_(kPlain|kPreActivated)|.*_kFloat8_))"
+# What CI has time for: both paths in float16 and float8, and float32 and int8 on Hopper.
+SM80_UNITS = "concat_conv_kFloat16_(kPlain|kPreActivated)|.*_kFloat8_"
+UNITS = f"^conv/(sm90/.*_(kFloat16|kFloat32|kInt8|kFloat8)_|sm80/({SM80_UNITS}))"
 SUITES = [  # file, its tests, timing
     ("tests/test_sm90.py", "corner and not bfloat16", "any:1"),
     ("tests/test_sm90_forms_gpu.py", "(corner or Enlarged) and not bfloat16", "any:2"),
+    ("tests/test_sm90_tf32.py", "corner or enlarged or nearest or wider", "any:6"),
     ("tests/test_sm90_small.py", "every_cluster and not bfloat16 and (1- or 3-)", "any:3"),
     ("tests/test_pre_activation_gpu.py", "not bfloat16 and not float32", "any:4"),
     ("tests/test_quant_gpu.py", "hopper_tiles", "late"),
@@ -60,7 +62,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = ctypes.CDLL(str(library))
-    for name in ("probe_arithmetic", "probe_exchange", "probe_float8", "probe_fault"):
+    for name in ("probe_arithmetic", "probe_exchange", "probe_float8", "probe_tf32", "probe_fault"):
         getattr(loaded, name).restype = ctypes.c_char_p
     runtime = ctypes.CDLL(str(BUILD / "lib/libcutefuse_emulator.so"))
     loaded.allow = lambda *arrays: [
@@ -147,6 +149,18 @@ def test_a_product_with_nan_of_float8_is_nan_in_its_row_alone(probe: Any) -> Non
     a[5, 17] = NAN
     got = float8_products(probe, a, b, np.zeros((16, 8), np.float32))
     assert np.isnan(got[5]).all() and (np.delete(got, 5, axis=0) == 32).all()
+
+
+def test_wgmma_of_tf32_cuts_off_thirteen_bits(probe: Any) -> None:
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(size).astype(np.float32) for size in ((64, 8), (8, 8)))
+    d = np.zeros((64, 8), np.float32)
+    probe.allow(a, b, d)
+    assert probe.probe_tf32(*map(pointer, (a, b, d))) is None
+    probe.forbid(a, b, d)
+    cut_a, cut_b = ((x.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32).astype(np.float64) for x in (a, b))
+    np.testing.assert_allclose(d, cut_a @ cut_b.T, rtol=0, atol=1e-6)
+    assert np.abs(d - a.astype(np.float64) @ b.T).max() > 1e-4, "the bits that are cut off are seen"
 
 
 def run_fault(probe: Any, fault: int, timing: int, seed: int = 0) -> tuple[str, np.ndarray, np.ndarray]:

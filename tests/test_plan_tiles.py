@@ -40,6 +40,7 @@ CASES = {
     "enlarged by rows": (view("float16"), 90, 141, "this filter, stride, padding or number of channels"),
     "full size": (conv_call(POINTWISE), 80, 33, "sources of full size"),
     "odd pixels": (conv_call(replace(POINTWISE, C=(3,)), "float32"), 80, 22, "pixels of this stride"),
+    "odd pixels on Hopper": (conv_call(replace(SAME, C=(62,)), "float32"), 90, 128, "pixels of this stride"),
     "even pixels": (conv_call(POINTWISE, "float32"), 80, 35, "pixels of this stride"),
     "halo of one tap": (conv_call(POINTWISE), 90, 121, "this filter, stride, padding or number of channels"),
     "scales": (good(), 80, 1, "sources of other scales"),

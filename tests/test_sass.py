@@ -37,6 +37,7 @@ REQUIRED = {
             "a": "IGMMA",
         }.items()
     },
+    "conv_sm90_haloINS0_8Sm90HaloIN7cutlass10tfloat32_t": {"UTMALDG", "HGMMA", "STG"},
     "conv_sm90_rowsINS0_8Sm90RowsIN7cutlass": {"UTMALDG", "HGMMA"},
     "conv_sm90_smallINS0_9Sm90SmallIN7cutlass": {"UTMALDG", "HGMMA", "MOVM"},
     "row_norm_forwardI": {"LDG", "STG"},

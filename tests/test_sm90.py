@@ -46,6 +46,7 @@ TILES = {
     158: "sm90_small_64x104",
     159: "sm90_small_64x32_deep",
 }
+TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types
 SMALL = {i: name for i, name in TILES.items() if "small" in name}
 HALO = {i for i, name in TILES.items() if "halo" in name or "rows" in name}
 IM2COL = set(TILES) - HALO
@@ -99,7 +100,7 @@ def test_ids_and_names_of_the_tiles_never_change() -> None:
     library_or_skip()
     (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "concat_conv")
     found = {c["id"]: c["name"] for c in op["configs"] if c["name"].startswith("sm90_")}
-    assert {i: found.get(i) for i in TILES} == TILES
+    assert {i: found.get(i) for i in TILES | TF32} == TILES | TF32
 
 
 @pytest.mark.usefixtures("hopper_library")
@@ -110,9 +111,18 @@ class TestLegality:
         assert hopper_tiles(self.base) == set(TILES)
         assert hopper_tiles(self.base, "bfloat16") == set(TILES)
 
-    def test_float32_stays_on_the_ampere_tiles(self) -> None:
-        assert hopper_tiles(self.base, "float32") == set()
-        assert kernels.configs(call(self.base, "float32"))
+    def test_float32_has_tiles_of_its_own_for_filters_of_stride_one_with_several_taps(self) -> None:
+        assert hopper_tiles(self.base, "float32") == set(TF32)
+        for change in ({"strides": (2, 2)}, {"R": 1, "S": 1, "pads": (0, 0, 0, 0)}, {"dilations": (40, 1)}):
+            assert hopper_tiles(replace(self.base, H=200, W=200, **change), "float32") == set()
+        seven = replace(self.base, R=7, S=7, pads=(3, 3, 3, 3))
+        assert hopper_tiles(seven, "float32") == {128}, "two stages of the larger patch leave no room for filters"
+
+    @pytest.mark.parametrize("channels", [(64, 47), (2, 126), (66,)])
+    def test_float32_pixels_that_are_no_multiple_of_sixteen_bytes_stay_on_ampere(self, channels: tuple[int]) -> None:
+        problem = replace(self.base, C=channels)
+        assert hopper_tiles(problem, "float32") == set() and kernels.configs(call(problem, "float32"))
+        assert hopper_tiles(replace(problem, C=(64, 4)), "float32") == set(TF32)
 
     @pytest.mark.parametrize("sm", [80, 86, 89, 100, 120])
     def test_no_other_architecture_runs_them(self, sm: int) -> None:
@@ -194,6 +204,7 @@ def hopper_sass() -> dict[str, str]:
 WGMMA = {
     "N7cutlass6half_tE": r"HGMMA\.64x\d+x16\.F32 ",
     "N7cutlass10bfloat16_tE": r"HGMMA\.64x\d+x16\.F32\.BF16 ",
+    "N7cutlass10tfloat32_tE": r"HGMMA\.64x\d+x8\.F32\.TF32 ",
     "N7cutlass12float_e4m3_tE": r"QGMMA\.64x\d+x32\.F32\.E4M3\.E4M3 ",
     "a": r"IGMMA\.64x\d+x32\.S8\.S8 ",
 }
@@ -214,7 +225,8 @@ def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_
         assert products and all(re.fullmatch(WGMMA[found[1]], p) for p in products), (name, set(products))
         assert "UTMALDG" in body, name
         assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name or "small" in name), name
-        assert ("MOVM.16.MT88" if "small" in name else "STSM.16.MT88.4") in body, name
+        stores = "MOVM.16.MT88" if "small" in name else "STG.E" if "tfloat32" in name else "STSM.16.MT88.4"
+        assert stores in body, name
         assert not re.search(r"\b(LDL|STL)\b", body), f"{name} spills"
         assert not re.search(r"\b[HI]MMA\b", body), name
     assert seen == WGMMA.keys()

@@ -120,8 +120,8 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
   return bytes;
 }
 
-// The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, and before
-// them where the device is not known.
+// The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, and float32,
+// whose Hopper tiles are for large images; and before them where the device is not known.
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return 0;
@@ -133,7 +133,7 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   std::vector<Candidate> legal;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
   bool const on_hopper = call.sm != 0 && offers(call.sm, kWgmma);
-  bool const hopper_first = on_hopper && !(sized && is_upsampled(p));
+  bool const hopper_first = on_hopper && !(sized && (is_upsampled(p) || p.type == Type::kFloat32));
   Target const target(call);
   for (Tile const &tile : family.tiles) {
     if (runs(tile, p, call.sm)) legal.push_back({tile.id, hopper_first, sized ? sm80_warm_us(tile, p, target) : 0});
@@ -158,6 +158,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   bool const scaled = size_of(p.type) == 1;
   if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   Sm90Tile const &tile = *find_id(family.sm90_tiles, config);
+  if (!has_strides_for_tma(p)) return "pixels of this stride";
   if (is_upsampled(p) && !tile.halo) return "enlarged sources";
   if (scaled && !tile.drains && !drains_once(p)) return "sources of other scales";
   if (scaled && divides_reduction(tile) && p.output_type != Type::kFloat16) return "8-bit outputs";

@@ -160,6 +160,38 @@ __global__ void float8_products(std::uint32_t const *a, std::uint32_t const *b, 
   for (int i = 0; i < 4; ++i) d[lane + 32 * i] = sum[i];
 }
 
+// ---- wgmma of tf32 --------------------------------------------------------------------------------------------------
+
+// d(64,8) = a(64,8) * b(8,8) transposed, by a warpgroup, from shared memory without swizzle: 8 rows of 16 bytes are a
+// core matrix, the one with the next four columns follows it.
+__global__ void tf32_products(float const *a, float const *b, float *d) {
+  __shared__ alignas(128) float rows[(64 + 8) * 8];
+  int const thread = int(threadIdx.x);
+  for (int i = thread; i < (64 + 8) * 8; i += 128) {
+    int const row = i / 8, column = i % 8;
+    rows[row / 8 * 64 + column / 4 * 32 + row % 8 * 4 + column % 4] = i < 64 * 8 ? a[i] : b[i - 64 * 8];
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  auto const operand = [](float const *at) {
+    std::uint64_t const start = __cvta_generic_to_shared(at) >> 4, leading = 128 >> 4, stride = 256 >> 4;
+    return start | leading << 16 | stride << 32;
+  };
+  float sum[4];
+  asm volatile(
+      "wgmma.fence.sync.aligned;\n"
+      "{\n.reg .pred adds;\nsetp.ne.b32 adds, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, %4, %5, adds, 1, 1;\n}\n"
+      "wgmma.commit_group.sync.aligned;\n"
+      "wgmma.wait_group.sync.aligned 0;"
+      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+      : "l"(operand(rows)), "l"(operand(rows + 64 * 8))
+      : "memory");
+  for (int i = 0; i < 4; ++i) {
+    d[(thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8) * 8 + thread % 4 * 2 + i % 2] = sum[i];
+  }
+}
+
 }  // namespace
 
 // Each returns the last error's text, or null. Data are the caller's, as kernels see them.
@@ -188,6 +220,12 @@ extern "C" __attribute__((visibility("default"))) char const *probe_float8(std::
                                                                            std::uint32_t const *b, float const *c,
                                                                            float *d) {
   float8_products<<<1, 32>>>(a, b, c, d);
+  cudaError_t const error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+extern "C" __attribute__((visibility("default"))) char const *probe_tf32(float const *a, float const *b, float *d) {
+  tf32_products<<<1, 128>>>(a, b, d);
   cudaError_t const error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

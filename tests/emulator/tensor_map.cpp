@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x70614D726F736E54;
 
-// 0 for a type that TMA changes on the way or packs.
+// 0 for a type that TMA packs, or changes on the way in another way than by rounding it to tf32.
 int element_bytes(CUtensorMapDataType type) {
   switch (type) {
     case CU_TENSOR_MAP_DATA_TYPE_UINT8:
@@ -28,6 +28,7 @@ int element_bytes(CUtensorMapDataType type) {
     case CU_TENSOR_MAP_DATA_TYPE_UINT32:
     case CU_TENSOR_MAP_DATA_TYPE_INT32:
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+    case CU_TENSOR_MAP_DATA_TYPE_TFLOAT32:
       return 4;
     case CU_TENSOR_MAP_DATA_TYPE_UINT64:
     case CU_TENSOR_MAP_DATA_TYPE_INT64:
@@ -64,6 +65,7 @@ CUresult encode(TensorMap &map, CUtensorMapDataType type, void *address, cuuint6
   }
   map.magic = kMagic;
   map.address = reinterpret_cast<uint64_t>(address);
+  map.to_tf32 = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   map.element_bytes = static_cast<uint8_t>(bytes), map.span_bytes = static_cast<uint8_t>(span);
   if (map.address == 0 || map.address % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
   for (int i = 0; i < map.rank; ++i) {
@@ -222,6 +224,17 @@ void check_shared(TensorMap const &map, uint32_t address, uint32_t shared_bytes)
                            " bytes of shared memory, where it does not fit or is not aligned to 128 bytes.");
 }
 
+// To nearest even, as a test of Triton's has it on 12.0 (triton-lang/triton, pull request 11751). NVIDIA's
+// documentation does not say, and a NaN's bits are our own.
+void round_to_tf32(uint8_t *row, int bytes) {
+  for (int i = 0; i < bytes; i += 4) {
+    float value;
+    std::memcpy(&value, row + i, sizeof(value));
+    uint32_t const rounded = from_float(Number::kTF32, value);
+    std::memcpy(row + i, &rounded, sizeof(rounded));
+  }
+}
+
 }  // namespace
 
 int box_bytes(TensorMap const &map) {
@@ -238,6 +251,7 @@ void load(TensorMap const &map, int const coordinates[5], unsigned const offsets
   auto const load_row = [&](Row const &row) {
     std::memset(box, 0, static_cast<size_t>(bytes));
     if (row.bytes > 0) std::memcpy(box + row.skipped, row.memory, static_cast<size_t>(row.bytes));
+    if (map.to_tf32 != 0) round_to_tf32(box, bytes);
     box += bytes;
   };
   if (offsets != nullptr) return for_each_pixel(map, coordinates, offsets, load_row);

@@ -20,12 +20,13 @@ struct TensorMap {
   uint8_t steps[5];     // of each dimension, in elements
   uint8_t rank, im2col;
   uint8_t element_bytes, span_bytes;  // span: of the swizzle, 16 for none
+  uint8_t to_tf32;                    // loads round float32
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap) && std::is_trivially_copyable_v<TensorMap>);
 
 // As cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col and cuTensorMapReplaceAddress. CUDA_ERROR_INVALID_VALUE is what
 // the driver's documentation forbids, CUDA_ERROR_NOT_SUPPORTED what it allows and this emulator cannot: interleaved
-// layouts, fills with NaN, types that TMA rounds or packs, atoms of swizzles, rows narrower than the swizzle.
+// layouts, fills with NaN, types that TMA packs or flushes, atoms of swizzles, rows narrower than the swizzle.
 CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
                       cuuint64_t const *dims, cuuint64_t const *strides, cuuint32_t const *box,
                       cuuint32_t const *element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,

@@ -112,10 +112,13 @@ struct Release {
   CUTE_DEVICE void operator()(uint64_t *empty) const { Barrier::arrive(empty, block, tells); }
 };
 
-// The maps lie in the kernel's parameters; the first load through each would wait for it.
+// The maps lie in the kernel's parameters; the first load through each would wait for it. kDirect: outputs and shortcut
+// have none.
+template <bool kDirect = false>
 CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   Problem const &p = params.problem;
-  int const i = int(threadIdx.x) - 32, output = i - p.sources - 1;  // thread 0 is busy with the barriers
+  int const i = int(threadIdx.x) - 32;  // thread 0 is busy with the barriers
+  int const output = kDirect ? -1 : i - p.sources - 1;
   CUtensorMap const *map = i == p.sources ? &params.w : nullptr;
   if (i >= 0 && i < p.sources) map = &params.x[i];
   if (output >= 0 && output < p.outputs) map = &params.out[output];

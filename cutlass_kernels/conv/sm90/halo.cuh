@@ -4,6 +4,7 @@
 // one row of the patch further). im2col would fetch each pixel R*S times from L2.
 #pragma once
 
+#include "conv/sm90/direct_store.cuh"
 #include "conv/sm90/enlarge.cuh"
 #include "conv/sm90/scaled_store.cuh"
 #include "conv/sm90/shortcut.cuh"
@@ -17,7 +18,7 @@ template <class Element_, int kFilters_, int kPixelsB_, bool kDrains_ = false>
 struct Sm90Halo : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kDrains = kDrains_;
+  static constexpr bool kDrains = kDrains_, kDirect = Sm90Numbers<Element>::kDirect;
   static constexpr int kFilters = kFilters_, kPixelsB = kPixelsB_, kN = 8 * kPixelsB;
   static constexpr int kPixelGroups = kConsumers * 64 / kFilters, kPixelsA = 8 * kPixelGroups;
   static constexpr int kPixels = kPixelsA * kPixelsB;
@@ -29,9 +30,11 @@ struct Sm90Halo : Sm90Numbers<Element_> {
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
   static_assert(kN % kStoreRows == 0 && kN <= 256);
 
+  static constexpr int kRegionBytes = halo_region_bytes(kPixelsB, int(sizeof(Element)));
+
   struct SharedStorage {
-    alignas(1024) unsigned char stages[halo_region_bytes(kPixelsB)];  // the plan's halo stages, then its filter stages
-    alignas(1024) Output y[kConsumers][kN * kStoreColumns];           // all outputs of a tile, staged for the stores
+    alignas(1024) unsigned char stages[kRegionBytes];  // the plan's halo stages, then its filter stages
+    alignas(1024) Output y[kConsumers][kDirect ? 1 : kN * kStoreColumns];  // all outputs of a tile, for the stores
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
     uint64_t shortcut_full[kConsumers];
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
     for (int i = 0; i < kConsumers; ++i) TransactionBarrier::init(&shared.shortcut_full[i], 1);
     cutlass::arch::fence_barrier_init();
   }
-  prefetch_maps(params);
+  prefetch_maps<Traits::kDirect>(params);
   __syncthreads();
   let_next_kernel_start();
 
@@ -185,7 +188,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
                                                    scale);
           // The shortcut comes to where the outputs are staged, once the last tile's stores have read them; the tensor
           // cores have two taps, or the only one, to do until then.
-          if (!Traits::kScaled && tap == int(taps > 1) && source == 0 && channel == 0 && signals && has_shortcut(p)) {
+          constexpr bool kComes = !Traits::kScaled && !Traits::kDirect;
+          if (kComes && tap == int(taps > 1) && source == 0 && channel == 0 && signals && has_shortcut(p)) {
             tma_store_wait<0>();
             uint64_t *const full = &shared.shortcut_full[consumer];
             TransactionBarrier::arrive_and_expect_tx(full, sizeof(shared.y[consumer]));
@@ -216,7 +220,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
                                 patch.b + i * (Traits::kStoreRows / 8), patch.n);
       };
       auto activation = p.activation;
-      if constexpr (!Traits::kScaled) {
+      if constexpr (!Traits::kScaled && !Traits::kDirect) {
         if (has_shortcut(p)) {
           activation = finish_before_shortcut(acc[0], pair, p);
           TransactionBarrier::wait(&shared.shortcut_full[consumer], shortcut_phase);
@@ -224,7 +228,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           add_shortcut<Element, kN / 8>(acc[0], shared.y[consumer]);  // each warp reads what it alone writes later
         }
       }
-      if constexpr (Traits::kDrains) {
+      if constexpr (Traits::kDirect) {
+        DirectPixels const pixels(params, patch.a + first_a, patch.b, patch.n);
+        store_directly<kN / 8>(acc[0], pair, params, tile_filters, pixels);
+      } else if constexpr (Traits::kDrains) {
         store_tile<Traits>(sums, pair, activation, params, shared.y[consumer], consumer, store);
       } else {
         store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);

@@ -18,7 +18,7 @@ template <class Element, auto const &kTiles, Group kGroup, std::size_t kIndex>
 Kernels sm90_kernels() {
   constexpr Sm90Tile kTile = kTiles[kIndex];
   constexpr bool kPre = kGroup == Group::kHopperPreActivated;
-  if constexpr (kPre ? !kTile.pre_activates : group_of(kTile) != kGroup) {
+  if constexpr (kTile.type_bytes != int(sizeof(Element)) || (kPre ? !kTile.pre_activates : group_of(kTile) != kGroup)) {
     return {};
   } else if constexpr (kTile.schedule == Sm90Schedule::kRows) {
     using Traits = Sm90Rows<Element, kTile.pixels()>;

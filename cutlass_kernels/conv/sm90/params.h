@@ -13,7 +13,7 @@ constexpr int kStoreColumns = 64;  // filters of a warpgroup, one staging row
 struct Sm90Output {
   int first_row, first, last;
   std::int64_t ld;
-  void *y;  // for the blocks of a split reduction, which store by threads
+  void *y;  // for threads that store: of float32, and in the blocks of a split reduction
 };
 
 struct alignas(128) Sm90Params {
@@ -21,6 +21,7 @@ struct alignas(128) Sm90Params {
   CUtensorMap w;                 // (column,filter)
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
   CUtensorMap z;                 // the shortcut: likewise, in other boxes; for tiles of rows (filter,w,h,n)
+  void const *shortcut;          // of float32, which has no map z and no maps of outputs
   Problem problem;
   float const *b, *w_scale;           // w_scale: of 8-bit filters
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation

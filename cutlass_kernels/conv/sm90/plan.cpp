@@ -46,8 +46,10 @@ struct Driver {
 // encoding costs microseconds.
 void *const kNowhere = reinterpret_cast<void *>(std::uintptr_t(1) << 20);
 
+// wgmma would cut off the 13 low bits of float32; TMA rounds them to nearest even.
 CUtensorMapDataType map_type(Type type) {
   return size_of(type) == 1       ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : type == Type::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
          : type == Type::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                   : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
@@ -157,6 +159,7 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
     if (CUresult const result = encode_source(k, tile, i)) return result;
   }
   CUresult result = encode_filters(k, tile);
+  if (tile.type_bytes == 4) return result;  // the rest goes by threads
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
   for (int i = 0; i < p.outputs && result == CUDA_SUCCESS; ++i) result = encode_output(k, tile, i);
   return result;
@@ -240,10 +243,14 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
   point(k.w, *next++, 0);
   if (size_of(p.type) == 1) k.w_scale = static_cast<float const *>(*next++);
   k.b = static_cast<float const *>(*next++);
-  if (p.residual != Residual::kNone) point(k.z, *next++, 0);
+  bool const direct = p.type == Type::kFloat32;  // outputs and shortcut have no maps
+  if (p.residual != Residual::kNone) {
+    k.shortcut = *next++;
+    if (!direct) point(k.z, k.shortcut, 0);
+  }
   if (p.pre_activated) k.pre_scale = next[0], k.pre_shift = next[1];
   for (int i = 0; i < p.outputs; ++i) {
-    point(k.out[i], operands.outputs[i], 0);
+    if (!direct) point(k.out[i], operands.outputs[i], 0);
     k.outputs[i].y = operands.outputs[i];
   }
   char const *const why = refuses ? "the driver refused an address for TMA" : start(state.launch, &k, operands.stream);

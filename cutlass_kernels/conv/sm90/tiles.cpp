@@ -44,7 +44,7 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
-  int const region = halo_region_bytes(tile.pixels_b);
+  int const region = halo_region_bytes(tile.pixels_b, tile.type_bytes);
   plan.halo_stages = std::clamp((region - 4 * filter_bytes) / plan.stage_bytes, 2, kHaloMaxStages);
   plan.filter_stages = std::clamp((region - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
   return plan;
@@ -114,14 +114,15 @@ bool can_run_scaled(Sm90Tile const &tile, Problem const &p) {
 }  // namespace
 
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
-  bool const half = p.type == Type::kFloat16 || p.type == Type::kBFloat16;
-  if (tile.type_bytes != size_of(p.type) || !(half || can_run_scaled(tile, p))) return false;
+  if (tile.type_bytes != size_of(p.type) || !has_strides_for_tma(p)) return false;
+  if (tile.type_bytes == 1 && !can_run_scaled(tile, p)) return false;
   if ((is_upsampled(p) && !tile.halo) || (p.pre_activated && !tile.pre_activates)) return false;
   if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return false;
   if (p.residual != Residual::kNone && !adds_shortcut(tile)) return false;
-  for (int i = 0; i < p.outputs; ++i) {  // TMA stores whole vectors
+  for (int i = 0; i < p.outputs; ++i) {  // TMA stores whole vectors; threads store float32
     OutputRange const range = output_range(p, i);
-    if ((range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range)) return false;
+    if (tile.type_bytes != 4 && (range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range))
+      return false;
   }
   if (tile.cluster_f > filter_tiles(tile, p)) return false;  // no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
@@ -218,7 +219,8 @@ double clocks_of(Sm90Tile const &tile, Problem const &p, int sm_count, Rates con
   // loop, and only the last one is exposed.
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
-  double const area = tile.filters * tile.pixels() / 32768.0;
+  // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
+  double const area = tile.filters * tile.pixels() / 32768.0 * (tile.type_bytes == 4 ? 2 : 1);
   double const epilogue = area * ((exponential ? rates.exponential : rates.epilogue) + (shortcut ? 500 : 0));
   // A pre-activated k-tile is rewritten before it is multiplied, by 256 threads or by those of one warpgroup.
   bool const alone = tile.schedule == Sm90Schedule::kPingPong;

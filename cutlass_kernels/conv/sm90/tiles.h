@@ -24,7 +24,7 @@ struct Sm90Tile {
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
-  int type_bytes = 2;   // 1: int8 and float8
+  int type_bytes = 2;   // 1: int8 and float8; 4: float32, multiplied as tf32
   bool drains = false;  // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
   bool pre_activates = false;  // has a second kernel, for pre-activated sources
   int blocks = 3;              // of a small tile that share a multiprocessor, at most
@@ -53,6 +53,8 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, Sm90Schedule::kCooperative},
     {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative},
     {126, "sm90_halo_128x8x15", true, 128, 8, 15, 1, Sm90Schedule::kCooperative},
+    {127, "sm90_halo_tf32_64x16x32", true, 64, 16, 32, 1, Sm90Schedule::kCooperative, 4},
+    {128, "sm90_halo_tf32_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative, 4},
     {131, "sm90_pp_128x104", false, 128, 1, 104, 1, Sm90Schedule::kPingPong, 2, false, true},
     {132, "sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong, 2, false, true},
     {133, "sm90_pp_128x192", false, 128, 1, 192, 1, Sm90Schedule::kPingPong},
@@ -78,7 +80,8 @@ constexpr Config config_of(Sm90Tile const &tile) {
                                                                       : "im2col";
   std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
   std::uint32_t const bytes = bit_of(Type::kInt8) | bit_of(Type::kFloat8);
-  return {tile.id, 90, tile.name, kind, tile.type_bytes == 1 ? bytes : halves, kWgmma};
+  std::uint32_t const types = tile.type_bytes == 1 ? bytes : tile.type_bytes == 2 ? halves : bit_of(Type::kFloat32);
+  return {tile.id, 90, tile.name, kind, types, kWgmma};
 }
 
 constexpr Group group_of(Sm90Tile const &tile) {
@@ -124,16 +127,19 @@ constexpr SmallRoom small_room(Sm90Tile const &tile) { return small_room(tile.fi
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
 
-// Input channels of one halo stage: half a block where a whole one would leave no room for a second stage.
+// Input channels of one halo stage: half a block where a whole one would leave no room for a second stage, and of
+// float32, of which that is as wide a row as TMA swizzles.
 constexpr int halo_channels(int filters, int type_bytes) {
-  return filters == 64 && type_bytes > 1 ? kChannelBlock / 2 : kChannelBlock;
+  return type_bytes == 4 || (filters == 64 && type_bytes > 1) ? kChannelBlock / 2 : kChannelBlock;
 }
 constexpr int halo_channels(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kRows ? kChannelBlock : halo_channels(tile.filters, tile.type_bytes);
 }
 
-// Halo stages and filter stages together: 226 KB less the staged outputs.
-constexpr int halo_region_bytes(int pixels_b) { return 226 * 1024 - 2 * 8 * pixels_b * 128; }
+// Halo stages and filter stages together: 226 KB less the staged outputs, which float32 has not.
+constexpr int halo_region_bytes(int pixels_b, int type_bytes) {
+  return 226 * 1024 - (type_bytes == 4 ? 0 : 2 * 8 * pixels_b * 128);
+}
 
 // The rows' kernel keeps room for the other blocks' parts of the sums that its block finishes: 8 KB for 16 pixels of
 // each warpgroup and for each other block, at most 10 of them with 7 such pairs and up to 8 blocks.
@@ -185,6 +191,14 @@ inline int filter_tiles(Sm90Tile const &tile, Problem const &p) {
 // A plain matrix of pixels: every tap reads its own pixel.
 constexpr bool is_pointwise(Problem const &p) {
   return p.R * p.S == 1 && p.stride_h * p.stride_w == 1 && p.pad_top + p.pad_left + p.pad_bottom + p.pad_right == 0;
+}
+
+// TMA moves from pixel to pixel by multiples of 16 bytes. Only float32 has others.
+inline bool has_strides_for_tma(Problem const &p) {
+  for (int i = 0; i < p.sources; ++i) {
+    if (p.ldx[i] * size_of(p.type) % 16 != 0) return false;
+  }
+  return true;
 }
 
 // What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.

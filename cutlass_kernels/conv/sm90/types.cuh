@@ -11,7 +11,16 @@ template <class Element>
 struct Sm90Numbers {
   using Sum = float;
   using Output = Element;
-  static constexpr bool kScaled = false, kInexact = false;
+  static constexpr bool kScaled = false, kInexact = false, kDirect = false;
+};
+
+// Float32 in memory, which TMA rounds to tf32 on its way to shared memory. Outputs are not staged there: stmatrix moves
+// 16 bits, and 64 filters are twice a staging row (direct_store.cuh).
+template <>
+struct Sm90Numbers<cutlass::tfloat32_t> {
+  using Sum = float;
+  using Output = float;
+  static constexpr bool kScaled = false, kInexact = false, kDirect = true;
 };
 
 // 32-bit integers, in the registers as wgmma declares them. Outputs are float16, or int8 in half of that room.
@@ -19,14 +28,15 @@ template <>
 struct Sm90Numbers<std::int8_t> {
   using Sum = std::uint32_t;
   using Output = cutlass::half_t;
-  static constexpr bool kScaled = true, kInexact = false;  // sources and filters have scales
+  static constexpr bool kScaled = true, kInexact = false, kDirect = false;  // sources and filters have scales
 };
 
 template <>
 struct Sm90Numbers<cutlass::float_e4m3_t> {
   using Sum = float;
   using Output = cutlass::half_t;
-  static constexpr bool kScaled = true, kInexact = true;  // the tensor cores keep some 14 bits of such a sum
+  static constexpr bool kScaled = true, kDirect = false;
+  static constexpr bool kInexact = true;  // the tensor cores keep some 14 bits of such a sum
 };
 constexpr int kFloat8Tiles = 4;  // k-tiles whose products they add up before the sum goes on in float32
 
