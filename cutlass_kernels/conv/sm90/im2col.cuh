@@ -12,11 +12,11 @@ namespace cutefuse::conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
-          bool kDrains_ = false, bool kPre = false, int kClusterF = 1>
+          bool kDrains_ = false, bool kPre = false>
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kDrains = kDrains_, kMulticast = kClusterF > 1;
+  static constexpr bool kDrains = kDrains_, kSharesPixels = true;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
@@ -63,14 +63,15 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 // Loads this block's share of a k-tile of pixels into `to`, here and in the blocks that share them.
-template <bool kMulticast>
+template <class Traits>
 CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor const &at, int first_pixel, Pixel const &pixel,
                              uint64_t *full, void *to, ClusterPlace const &place) {
   CUtensorMap const *const map = &params.x[at.source];
+  bool const multicast = Traits::kSharesPixels && place.cluster_f > 1;
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
   Problem const &p = params.problem;
   if (params.pointwise) {
-    if constexpr (kMulticast) {
+    if (multicast) {
       SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), kHint, to, at.channel(),
                                        first_pixel);
     } else {
@@ -79,7 +80,7 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor const &at, int fi
     return;
   }
   uint16_t const w = uint16_t(at.s * p.dilation_w), h = uint16_t(at.r * p.dilation_h);
-  if constexpr (kMulticast) {
+  if (multicast) {
     SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), to, at.channel(), pixel.w0,
                                             pixel.h0, pixel.n, w, h);
   } else {
@@ -111,13 +112,13 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
     auto cursor = cursor_at(params, k_begin);
-    if (tile == place.first_tile) wait_for_previous_kernel();
     for (int k = k_begin; k < k_end; ++k) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
       TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes + vector_bytes<Traits>(p, cursor));
-      load_pixels<Traits::kMulticast>(params, cursor, first, pixel, full,
-                                      &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock], place);
+      if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
+      load_pixels<Traits>(params, cursor, first, pixel, full,
+                          &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock], place);
       load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, shared.w[ring.stage]);
       load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
       ring.advance();

@@ -31,8 +31,7 @@ Kernels sm90_kernels() {
     static_assert(kTile.pixels() == Traits::kPixels);
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
-    using Traits =
-        Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains, kPre, kTile.cluster_f>;
+    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kTile.drains, kPre>;
     return sm90_kernels<Traits>(conv_sm90_im2col<Traits>);
   }
 }

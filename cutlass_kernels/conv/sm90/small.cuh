@@ -15,7 +15,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
-  static constexpr bool kPingPong = false, kMulticast = false, kPreActivated = kPre;
+  static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, kMaxBlocks, int(sizeof(Element)) * kVectors);
