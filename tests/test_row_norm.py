@@ -98,16 +98,6 @@ def test_every_row_has_tiles_on_every_architecture(dtype: str, sm: int) -> None:
                 assert kernels.workspace_bytes(call) == 0
 
 
-@pytest.mark.parametrize(("op_type", "rows", "tile"), [
-    ("CuteLayerNorm", 8192, "cluster_v8"), ("CuteLayerNorm", 200, "block_v4"), ("CuteRMSNorm", 8192, "block_v4"),
-])  # fmt: skip
-def test_many_long_rows_of_layer_norm_share_a_multiprocessor_in_fours(op_type: str, rows: int, tile: str) -> None:
-    call = replace(norm(op_type, "bfloat16", leading=(rows,), columns=16384), sm=90, sm_count=132)
-    names = {c["id"]: c["name"] for c in kernels.operator_of(op_type)["configs"]}
-    assert names[kernels.configs(call)[0]] == tile
-    assert names[kernels.configs(replace(call, sm=80))[0]] == "block_v4"  # no clusters there
-
-
 def test_a_row_count_that_is_not_known_yet_is_legal_and_cannot_run() -> None:
     call = norm("CuteRMSNorm", leading=(-1, 3))
     assert kernels.reject(call) is None and kernels.configs(call)

@@ -107,7 +107,6 @@ def test_every_tile_computes_the_norm_of_every_shape(dtype: str, layer: bool, wi
 
     torch.manual_seed(0)
     seen: set[int] = set()
-    # rows of 16384 with gamma of their type: a cluster of one block
     for index, (rows, columns) in enumerate([*SHAPES, (2, 12288), (5, 16384)]):
         kind = ("normal", "offset", "large", "outlier")[index % 4]
         x = make_rows(torch, rows, columns, dtype, kind)

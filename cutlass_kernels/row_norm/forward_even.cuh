@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
   if (thread == 0 && valid) save_statistics(p, index, of);
 }
 
-// A long row on a block or a cluster, in the registers of blocks small enough that four share a multiprocessor: while
-// one waits for the sums, the others load and store.
+// A long row on a cluster, in the registers of blocks small enough that four share a multiprocessor: while one waits
+// for the cluster's sums, the others load and store.
 template <class Element, bool kLayer>
 __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forward_cluster(ForwardParams const p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -57,7 +57,7 @@ Grid forward_grid(Tile const &tile, int sm_count, ForwardParams *params) {
     case Scope::kCluster: {
       int &log = params->log_cluster;
       while ((kClusterThreads * kClusterVectors << log) < vectors && 1 << log < kMaxCluster) ++log;
-      params->full = kClusterThreads * kClusterVectors << log == vectors;
+      params->full = log > 0 && kClusterThreads * kClusterVectors << log == vectors;
       if (!params->full || !is_plain(p)) return none;
       return {p.rows << log, kClusterThreads, 1 << log};
     }
@@ -72,8 +72,6 @@ Grid forward_grid(Tile const &tile, int sm_count, ForwardParams *params) {
 int favourite(Problem const &p, int sm_count) {
   std::int64_t const vectors = vectors_of(p);
   if (vectors > 2048) return p.rows * vectors >= (p.layer ? 32 : 64) * 1024 ? 13 : 12;
-  // LayerNorm takes longer over a row: four rows on a multiprocessor hide more of it than two.
-  if (vectors == 2048 && p.layer && is_plain(p) && p.rows > 2 * sm_count) return 13;
   if (is_shifted(p)) return vectors <= 128 ? 3 : 6;
   if (p.rows <= sm_count) {
     if (vectors <= 64) return vectors <= 32 ? 1 : 2;

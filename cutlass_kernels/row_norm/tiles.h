@@ -27,8 +27,7 @@ inline constexpr Tile kTiles[] = {
     {6, "block_v4", kNoFeature, Scope::kBlock, 4},
     {11, "stream", kNoFeature, Scope::kStream, 1},  // one row per block, read twice: rows that fit nowhere else
     {12, "shared", kClusters, Scope::kShared, 1},   // one row per block or cluster, in shared memory
-    {13, "cluster_v8", kClusters, Scope::kCluster,
-     kClusterVectors},  // one row per block or cluster: 16-bit rows that fill it
+    {13, "cluster_v8", kClusters, Scope::kCluster, kClusterVectors},  // one row per cluster: 16-bit rows that fill it
 };
 
 // An engine may ask for a tile that left the table: those were tiles for clusters with other widths.

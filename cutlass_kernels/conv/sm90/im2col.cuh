@@ -36,8 +36,8 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
-  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
-  static constexpr int kRewriters = 3, kTeam = 3;  // of pre-activated pixels: the other warps of the producer
+  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;   // elements of a stage's scale and shift
+  static constexpr int kRewriters = kPreActivated ? 3 : 0, kTeam = 3;  // the other warps of the producer
   // A tile's shortcut takes the pixels' part of one more stage for every 64 filters; with a divided reduction, whose
   // blocks have one tile each, it lies where that tile's outputs are staged.
   static constexpr bool kShortcut = !kPreActivated && !Sm90Numbers<Element>::kScaled && !kPingPong;
@@ -94,7 +94,7 @@ CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace 
   for (int i = 0; i < Traits::kStages; ++i) {
     TransactionBarrier::init(&shared.full[i], 1);
     Barrier::init(&shared.empty[i], Traits::kReaders * place.cluster_f);
-    if constexpr (Traits::kPreActivated) Barrier::init(&shared.ready[i], Traits::kTeam);
+    if constexpr (Traits::kRewriters > 0) Barrier::init(&shared.ready[i], Traits::kTeam);
   }
   cutlass::arch::fence_barrier_init();
 }

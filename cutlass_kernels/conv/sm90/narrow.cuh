@@ -25,11 +25,40 @@ CUTE_DEVICE void wgmma(float (&acc)[kRegisters], uint32_t const (&a)[4], uint64_
   Op::fma(a[0], a[1], a[2], a[3], b, acc[I]..., scale);
 }
 
+// Brings the pixels of a k-tile that has arrived to what is multiplied.
+template <class Traits, bool = Traits::kPreActivated>
+struct OwnRewriter {
+  CUTE_DEVICE OwnRewriter(Sm90Params const &, int, int) {}
+  CUTE_DEVICE void operator()(typename Traits::SharedStorage &, int) {}
+};
+
+// Of pre-activated sources the four warps of the only warpgroup rewrite them, while the tensor cores work on the k-tile
+// before: warps of their own, which serve larger tiles, took longer over the few k-tiles of a small one.
+template <class Traits>
+struct OwnRewriter<Traits, true> {
+  static_assert(Traits::kReaders == 1);
+  Sm90Params const &params;
+  Rewriter<Traits> mine;
+  Steps<Traits> at;
+
+  // From the k-tile k_begin of the tile whose outputs start at `first`.
+  CUTE_DEVICE OwnRewriter(Sm90Params const &params_, int first, int k_begin)
+      : params(params_), mine(threadIdx.x / 32), at(params.problem, cursor_at(params, k_begin)) {
+    mine.begin_tile(params, first);
+  }
+  CUTE_DEVICE void operator()(typename Traits::SharedStorage &shared, int stage) {
+    mine.begin_tap(params, at);
+    mine.rewrite_stage(shared.x[stage], shared.vectors[stage], params.problem.C[at.source] - at.channel);
+    cutlass::arch::NamedBarrier::sync(128, 1);
+    at.advance(params.problem);
+  }
+};
+
 // As main_loop: issues the k-tiles [k_begin, k_end) of one tile, of which the last is still running when it returns.
 // Channels that a source lacks are zeros in both operands; branching around them would cost more than they do.
 template <class Traits>
 CUTE_DEVICE void narrow_loop(float (&acc)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
-                             Release const &release, int row_w, int k_begin, int k_end) {
+                             Release const &release, int row_w, int k_begin, int k_end, OwnRewriter<Traits> &rewriter) {
   using Element = typename Traits::Element;
   using Step = Shape<_64, Int<Traits::kN>, Int<kStepBytes / int(sizeof(Element))>>;
   using Op = decltype(SM90::GMMA::rs_op_selector<Element, Element, float, Step>());
@@ -40,7 +69,7 @@ CUTE_DEVICE void narrow_loop(float (&acc)[Traits::kN / 2], Ring &ring, typename 
   auto const next = [&](uint32_t (&filters)[Traits::kSteps][4]) {
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
     read_filters<Traits>(filters, shared.w[ring.stage], row_w);
-    if constexpr (Traits::kPreActivated) TransactionBarrier::wait(&shared.ready[ring.stage], ring.phase);
+    rewriter(shared, ring.stage);
     uint64_t const pixels = operand(shared.x[ring.stage], 8 * Traits::kPixelBytes, Traits::kSwizzle);
     warpgroup_arrive();
     CUTE_UNROLL

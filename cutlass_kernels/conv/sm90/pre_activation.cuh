@@ -103,6 +103,16 @@ struct Rewriter {
     }
   }
 
+  // This warp's share of a stage that has arrived.
+  CUTE_DEVICE void rewrite_stage(Element *stage, Element const *stage_vectors, int channels) const {
+    if (channels <= kChannelBlock / 2) {
+      rewrite<1>(stage, stage_vectors, channels);
+    } else {
+      rewrite<2>(stage, stage_vectors, channels);
+    }
+    cutlass::arch::fence_view_async_shared();
+  }
+
   // kPixels of each group.
   template <int kPixels>
   CUTE_DEVICE void rewrite(Element *stage, Element const *stage_vectors, int channels) const {
@@ -163,14 +173,7 @@ CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params
         int const channels = p.C[at.source] - at.channel;
         mine.begin_tap(params, at);
         TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-        auto *const x = shared.x[ring.stage];
-        auto const *const vectors = shared.vectors[ring.stage];
-        if (channels <= kChannelBlock / 2) {
-          mine.template rewrite<1>(x, vectors, channels);
-        } else {
-          mine.template rewrite<2>(x, vectors, channels);
-        }
-        cutlass::arch::fence_view_async_shared();
+        mine.rewrite_stage(shared.x[ring.stage], shared.vectors[ring.stage], channels);
         __syncwarp();
         if (threadIdx.x % 32 == 0) Barrier::arrive(&shared.ready[ring.stage]);
       }

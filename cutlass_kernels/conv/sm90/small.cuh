@@ -20,10 +20,8 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, kMaxBlocks, int(sizeof(Element)) * kVectors);
   static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
-  // A warp loads. Pre-activated pixels are rewritten by a warp for each stage: a block has only some four k-tiles,
-  // whose loads arrive together.
-  static constexpr int kReaders = kFilters / 64, kRewriters = kPreActivated ? kStages : 0, kTeam = 1;
-  static constexpr int kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32 * (1 + kRewriters);
+  static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
+  static constexpr int kRewriters = 0, kTeam = 4;  // pre-activated pixels are rewritten by the warps that multiply
   static constexpr int kUnits = kPixels / 8, kParts = small_parts(kPixels);  // a unit: 8 pixels, finished by one block
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
 
@@ -37,7 +35,6 @@ struct Sm90Small : Sm90Numbers<Element_> {
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     float4 parts[kParts][kSumThreads];  // (thread,(block of the cluster,unit))
     alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
-    uint64_t ready[kPreActivated ? kStages : 1];
   };
   static_assert((sizeof(SharedStorage) + 1024) * kBlocks <= kSmallSharedBytes);
 };
@@ -126,8 +123,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
 
   if (threadIdx.x >= Traits::kSumThreads) {
     // ---- producer ----
-    int const rewriter = rewriter_after<Traits>(Traits::kSumThreads / 32);
-    bool const loads = rewriter < 0 && is_elected();
+    bool const loads = is_elected();
     if (loads) {
       init_ring<Traits>(shared, place);
       TransactionBarrier::init(&shared.parts_full, 1);
@@ -136,16 +132,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, units * (params.splits - 1) * Traits::kPartBytes);
     }
     __syncwarp();
-    if (rewriter >= 0) {
-      cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
-    } else {
-      cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
-    }
+    cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
     if (divided) cluster_arrive();
     if (loads) fill_ring<Traits>(shared, params, place, k_begin, k_end);
-    if constexpr (Traits::kPreActivated) {
-      if (rewriter >= 0) rewrite_ring<Traits>(shared, params, place, rewriter, k_begin, k_end);
-    }
     __syncwarp();
     if (divided) cluster_wait();
   } else {
@@ -158,7 +147,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     FilterPair const pair(params, TileFilters(params, place.tile_f(place.first_tile), Traits::kFilters, row_w));
     cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
     float acc[1][Traits::kN / 2];
-    narrow_loop<Traits>(acc[0], ring, shared, release, row_w, k_begin, k_end);
+    OwnRewriter<Traits> rewriter(params, first, k_begin);
+    narrow_loop<Traits>(acc[0], ring, shared, release, row_w, k_begin, k_end, rewriter);
     finish_loop<Traits>(acc, ring, shared, release);
 
     if (divided) {
