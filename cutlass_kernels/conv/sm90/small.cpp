@@ -10,6 +10,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kStart = 0.5;       // barriers, the first loads' latency, the last store
   constexpr double kWave = 1.4;        // the same for blocks that start when others have ended
   constexpr double kLatency = 1.4;     // of a stage: to be loaded, multiplied and free again
+  constexpr double kChain = 0.19;      // of a k-tile: until one thread has issued its loads, or it is multiplied
   constexpr double kRow = 0.0016;      // a multiprocessor takes this long for 128 bytes
   constexpr double kRewrite = 0.0037;  // 64 channels of a pre-activated pixel, by one warpgroup
   constexpr double kFinish = 0.54;     // 64 x 64 outputs
@@ -24,7 +25,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
     int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);
     double const load = (tile.filters + tile.pixels()) * kRow * resident;
     us += (left == tiles ? kStart : kWave) +
-          k_tiles * (std::max(kLatency / small_room(tile).stages, load) + rewrite) +
+          k_tiles * (std::max({kLatency / small_room(tile).stages, kChain, load}) + rewrite) +
           area * resident * kFinish / splits;
     if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
   }
