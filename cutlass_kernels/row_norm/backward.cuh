@@ -3,8 +3,6 @@
 //   dgamma = sum over rows of dy * xhat, dbeta = sum over rows of dy
 // Persistent blocks walk over rows while the next ones are copied (cp.async); each thread owns some vectors of columns
 // and keeps their share of dgamma and dbeta in registers. Shares go to the workspace and are added in a fixed order.
-// Where all threads of a block share a row, dx is written a turn later (lag): the row's sums travel while the next row
-// is read.
 #pragma once
 
 #include <cute/arch/copy_sm80.hpp>
@@ -95,7 +93,6 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   int const tensors = p.problem.residual ? 3 : 2;
   uint32_t const columns = uint32_t(p.problem.columns), rows = uint32_t(p.problem.rows);
   uint32_t const step = gridDim.x / cluster * groups;
-  int const lag = kWarp ? 0 : p.lag;
   uint32_t row = blockIdx.x / cluster * groups + group;
   int const vectors = (int(columns) / kVec - thread + threads - 1) / threads;  // of a row that are this thread's
   auto const has = [&](int i) { return i < vectors; };
@@ -107,16 +104,14 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   auto const slot = [&](int stage, int tensor, int i) -> uint4 & {
     return ring[stage + (tensor * kVectors + i) * kBackwardThreads];
   };
-  // Zeros for columns and rows that are not there: a branch less for whoever reads the ring.
   auto const fetch = [&](uint32_t from, int stage) {
     int64_t const offset = bytes_of(from);
     CUTE_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      bool const there = from < rows && has(i);
+      if (from >= rows || !has(i)) continue;
       auto const copy = [&](int tensor, void const *mX) {
         char const *const source = static_cast<char const *>(mX) + offset + i * next_vector;
-        cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint4>::copy(*reinterpret_cast<uint4 const *>(source),
-                                                           slot(stage, tensor, i), there);
+        cute::SM80_CP_ASYNC_CACHEGLOBAL<uint4>::copy(*reinterpret_cast<uint4 const *>(source), slot(stage, tensor, i));
       };
       copy(0, p.dy);
       copy(1, p.x);
@@ -127,7 +122,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 
   int const stage_size = tensors * kVectors * kBackwardThreads;
   int const first_stage = threadIdx.x, end_stage = first_stage + p.stages * stage_size;
-  for (int s = 0; s < p.stages - lag; ++s) fetch(row + s * step, first_stage + s * stage_size);
+  for (int s = 0; s < p.stages; ++s) fetch(row + s * step, first_stage + s * stage_size);
   Row<Element, false> const first(0, p.problem);
   Columns<Element, kVectors> rDgamma, rDbeta;
   Columns<Element, kHeld ? kVectors : 1> rHeld;
@@ -170,68 +165,58 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   float const inverse = 1.f / float(int(columns));
   if (cluster > 1) cute::cluster_wait();
   RowSum<kWarp, kWarps, true> row_sum{slots, p.log_lanes, group, lanes / 32, cluster};
-  cutlass::Array<float, kLayer ? 2 : 1> sums;  // of (x - mean) * wdy, and of wdy
-  sums.clear();
-  if (lag > 0) row_sum.post(sums);  // of no row: every turn collects what the one before posted
 
   int stage = first_stage;
   // All lanes of a warp, and all groups of a block, stay in the loop while one has a row: groups that pass their named
   // barrier more often than others make racecheck see hazards across the barrier in write_partial.
-  uint32_t const ahead = kWarp ? threadIdx.x % 32 / lanes : group, end = rows + lag * step;
-  for (; row - ahead < end; row += step) {
-    auto const fragment = [&](int from, int tensor, int i) {
-      uint4 const r = load_shared(&slot(from, tensor, i));
-      return to_float<Element>(reinterpret_cast<Vector<Element> const &>(r));
+  for (uint32_t base = row - (kWarp ? threadIdx.x % 32 / lanes : group); base < rows; base += step, row += step) {
+    bool const valid = row < rows;
+    float const next_mean = kLayer ? statistic(p.mean, row + step) : 0.f, next_rstd = statistic(p.rstd, row + step);
+    wait_copies(p.stages - 1);
+    auto const fragment = [&](int tensor, int i) {
+      Vector<Element> r;
+      r.clear();
+      if (valid && has(i)) reinterpret_cast<uint4 &>(r) = load_shared(&slot(stage, tensor, i));
+      return to_float<Element>(r);
     };
-    wait_copies(p.stages - 1 - lag);
+    cutlass::Array<float, kLayer ? 2 : 1> sums;  // of (x - mean) * wdy, and of wdy
     sums.clear();
-    if (row - ahead < rows) {
+    CUTE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
       CUTE_UNROLL
-      for (int i = 0; i < kVectors; ++i) {
-        Values<Element> const rDy = fragment(stage, 0, i), rX = fragment(stage, 1, i), rG = gamma(i);
-        CUTE_UNROLL
-        for (int j = 0; j < kVec; ++j) {
-          float const product = rDy[j] * (kLayer ? rX[j] - mean : rX[j]);
-          sums[0] += product * rG[j];
-          rDgamma[i][j] += product * rstd;
-          if constexpr (kLayer) sums[1] += rDy[j] * rG[j], rDbeta[i][j] += rDy[j];
-        }
+      for (int j = 0; j < kVec; ++j) {
+        float const product = rDy[j] * (kLayer ? rX[j] - mean : rX[j]);
+        sums[0] += product * rG[j];
+        rDgamma[i][j] += product * rstd;
+        if constexpr (kLayer) sums[1] += rDy[j] * rG[j], rDbeta[i][j] += rDy[j];
       }
     }
-    // dx of the row before (lag), or of this one. Its statistics are still in a cache.
-    uint32_t const done = row - lag * step;
-    if (lag > 0) mean = kLayer ? statistic(p.mean, done) : 0.f, rstd = statistic(p.rstd, done);
-    float const next_mean = kLayer ? statistic(p.mean, row + step) : 0.f, next_rstd = statistic(p.rstd, row + step);
-    if (lag == 0) row_sum.post(sums);
-    auto const total = row_sum.collect(sums);
-    if (lag > 0 && row - ahead < rows) row_sum.post(sums);  // else nobody collects it, and the peers may have left
-    int const from = lag == 0 ? stage : (stage == first_stage ? end_stage : stage) - stage_size;
-    float const c1 = -total[0] * inverse * rstd * rstd, c2 = kLayer ? -total[total.size() - 1] * inverse : 0.f;
+    sums = row_sum(sums);
+    float const c1 = -sums[0] * inverse * rstd * rstd, c2 = kLayer ? -sums[sums.size() - 1] * inverse : 0.f;
     // From shared memory again: keeping the fragments over the reduction would take too many registers.
     auto const write_dx = [&](int i) {
-      Values<Element> const rDy = fragment(from, 0, i), rX = fragment(from, 1, i), rG = gamma(i);
+      Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
       Values<Element> rDx;
       rDx.clear();
-      if (tensors == 3) rDx = fragment(from, 2, i);
+      if (tensors == 3) rDx = fragment(2, i);
       CUTE_UNROLL
       for (int j = 0; j < kVec; ++j) {
         float const shift = kLayer ? (rX[j] - mean) * c1 + c2 : rX[j] * c1;
         rDx[j] += (rDy[j] * rG[j] + shift) * rstd;
       }
-      if (!has(i)) return;
+      if (!valid || !has(i)) return;
       Vector<Element> const r = from_float<Element>(rDx);
-      store_vector(static_cast<char *>(p.dx) + bytes_of(done) + i * next_vector, reinterpret_cast<uint4 const &>(r));
+      store_vector(static_cast<char *>(p.dx) + bytes_of(row) + i * next_vector, reinterpret_cast<uint4 const &>(r));
     };
-    if (done < rows) {
-      if constexpr (kHeld) {
-        CUTE_UNROLL
-        for (int i = 0; i < kVectors; ++i) write_dx(i);
-      } else {
-        CUTE_NO_UNROLL
-        for (int i = 0; i < kVectors; ++i) write_dx(i);
-      }
+    if constexpr (kHeld) {
+      CUTE_UNROLL
+      for (int i = 0; i < kVectors; ++i) write_dx(i);
+    } else {
+      CUTE_NO_UNROLL
+      for (int i = 0; i < kVectors; ++i) write_dx(i);
     }
-    fetch(done + p.stages * step, from);
+    fetch(row + p.stages * step, stage);
     mean = next_mean, rstd = next_rstd;
     stage += stage_size;
     if (stage == end_stage) stage = first_stage;

@@ -20,7 +20,7 @@ template <class Element, bool kShifted, bool kLayer>
 __global__ void __launch_bounds__(kSharedThreads, kSharedBound) row_norm_forward_shared(ForwardParams const p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   constexpr int kVec = kVector<Element>, kPieces = 4;  // copies that are waited for one after another
-  extern __shared__ __align__(32) uint4 held[];        // x, then the residual; the alignment is as in backward.cuh
+  extern __shared__ uint4 held[];                      // x, then the residual
   __shared__ MomentSlots<kSharedThreads / 32 * kMaxCluster> slots;
   int const cluster = 1 << p.log_cluster, threads = blockDim.x;
   if (cluster > 1) announce_barriers<1>(&slots.arrived);

@@ -98,20 +98,11 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
     while (shares > std::int64_t(threads) * params->cluster) params->cluster *= 2;
   };
   fit(kBackwardThreads);
-  params->stages = 1;
-  auto const room = [&] { return (limit - gamma_bytes(*params)) / ring_bytes(*params); };  // for stages
-  // Where a row takes a block, all of its threads would wait for the row's sums. Two ways to give them work meanwhile:
-  // They write the row before, which keeps its stage for a turn more (of two, none would be left for the row to come)
-  // and the block for a turn more after its last row.
-  // Or the row takes half of a block, beside another row: LayerNorm up to 16384 columns, and both norms where the
-  // cluster is of four already. Of two, it would become one that leaves multiprocessors idle.
-  bool const waits = vectors_of(p) > kBackwardThreads, busy = 4 * shares >= 3 * kBackwardThreads;
+  // A row on half of a block, beside another row that works while it waits for its sums: LayerNorm up to 16384 columns,
+  // and both norms where the cluster is of four already. Of two, it would become one that leaves multiprocessors idle.
   int const halves = params->cluster * 2;
-  bool const divisible = waits && clusters && size_of(p.type) == 2 && p.rows * halves >= 2 * sm_count &&
-                         (params->cluster == 1 ? p.layer : params->cluster == 4);
-  bool const many = p.rows * params->cluster >= 4 * sm_count;
-  params->lag = waits && many && room() >= kMaxStages && (busy || !divisible);
-  bool const beside = divisible && params->lag == 0;
+  bool const beside = clusters && size_of(p.type) == 2 && vectors_of(p) > kBackwardThreads &&
+                      p.rows * halves >= 2 * sm_count && (params->cluster == 1 ? p.layer : params->cluster == 4);
   if (beside) {
     params->vectors = 4;
     shares = ceil_div(vectors_of(p), params->vectors);
@@ -130,12 +121,14 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
     // Rows side by side share one sum of dgamma at the end, but only when there are enough to fill the chip.
     groups = std::clamp<std::int64_t>(p.rows / (std::int64_t(sm_count) * rows_of_group), 1, kBackwardThreads / group);
   }
-  int const most_stages = room();
-  params->stages = std::clamp(most_stages, 1, kMaxStages + params->lag);
+  params->stages = 1;
+  int const one = ring_bytes(*params);
+  int const room = limit - gamma_bytes(*params);
+  params->stages = std::clamp(room / one, 1, kMaxStages);
   // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
   int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
   std::int64_t const most = std::max(1, usable / params->cluster);
-  if (!is_shifted(p) && params->cluster <= (clusters ? kMaxCluster : 1) && most_stages > 0) {
+  if (!is_shifted(p) && params->cluster <= (clusters ? kMaxCluster : 1) && one <= room) {
     params->parts = int(std::min(ceil_div(p.rows, groups * rows_of_group), most));
     return {std::int64_t(params->parts) * params->cluster, int(groups) * group, params->cluster};
   }

@@ -67,7 +67,6 @@ struct BackwardParams {
   int parts;       // row ranges whose dgamma and dbeta are summed apart, then together in a fixed order
   int vectors;     // of a row, per thread of the pipelined kernel: 2 (16-bit types) or 4
   int lanes, log_lanes, cluster, stages;  // log_lanes where lanes <= 32
-  int lag;                                // 1: dx of a row is written while the sums of the next one travel, else 0
 };
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -244,27 +244,19 @@ template <bool kWarp, int kWarps, bool kGroups>
 struct RowSum {
   RowSlots<kWarps> &slots;
   int log_lanes, group, warps, cluster;
-  int turn = 0, phase = 0;  // every other sum has the other half: its barrier ends the reading of this one
-
-  template <int kValues>
-  CUTE_DEVICE static void add(cutlass::Array<float, kValues> &values, int offset) {
-    CUTE_UNROLL
-    for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(0xffffffffu, values[k], offset);
-  }
+  int turn = 0, phase = 0;  // every other call has the other half: its barrier ends the reading of this one
 
   template <int kValues>
   CUTE_DEVICE cutlass::Array<float, kValues> operator()(cutlass::Array<float, kValues> values) {
-    post(values);
-    return collect<kValues>(values);
-  }
-
-  // Leaves a thread's share for the others. The threads may do other work before they collect the sums, but not post
-  // again: whoever posts has collected what came before, so that nobody still reads what is overwritten.
-  template <int kValues>
-  CUTE_DEVICE void post(cutlass::Array<float, kValues> values) {
-    if constexpr (!kWarp) {
+    auto const add = [&](int offset) {
       CUTE_UNROLL
-      for (int offset = 16; offset > 0; offset /= 2) add(values, offset);
+      for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(0xffffffffu, values[k], offset);
+    };
+    if constexpr (kWarp) {
+      for (int i = 0; i < log_lanes; ++i) add(1 << i);
+    } else {
+      CUTE_UNROLL
+      for (int offset = 16; offset > 0; offset /= 2) add(offset);
       int const all = warps * cluster, first = group * all;
       int const lane = threadIdx.x % 32, warp = threadIdx.x / 32 - group * warps;
       uint64_t *const arrived = slots.arrived[kClusters && cluster > 1 ? group : 0];
@@ -278,34 +270,24 @@ struct RowSum {
           mine[warp] = values[k];
         }
       }
-      if (kClusters && cluster > 1 && warp == 0 && lane == 0) {
-        cute::set_barrier_transaction_bytes(arrived[turn], all * kValues * sizeof(float));
-      }
-    }
-  }
-
-  // The sums of what was posted last; lanes of a warp hand in their share only here.
-  template <int kValues>
-  CUTE_DEVICE cutlass::Array<float, kValues> collect(cutlass::Array<float, kValues> values) {
-    if constexpr (kWarp) {
-      for (int i = 0; i < log_lanes; ++i) add(values, 1 << i);
-    } else {
       if (kClusters && cluster > 1) {
-        wait_for_remote(slots.arrived[group][turn], phase);
+        if (warp == 0 && lane == 0) {
+          cute::set_barrier_transaction_bytes(arrived[turn], all * kValues * sizeof(float));
+        }
+        wait_for_remote(arrived[turn], phase);
       } else if constexpr (kGroups) {
         cutlass::arch::NamedBarrier::sync(warps * 32, group);
       } else {
         __syncthreads();
       }
       // Lanes repeat the sums of the fewest, a power of two, that hold all: every step less is latency less.
-      int const all = warps * cluster, first = group * all, lane = threadIdx.x % 32;
       int const lanes = all > 16 ? 32 : 1 << (32 - __clz(all - 1)), mine = first + (lane & (lanes - 1));
       CUTE_UNROLL
       for (int k = 0; k < kValues; ++k) {
         values[k] = mine - first < all ? slots.sums[turn][k][mine] : 0.f;
         for (int i = mine + 32; i < first + all; i += 32) values[k] += slots.sums[turn][k][i];
       }
-      for (int offset = lanes / 2; offset > 0; offset /= 2) add(values, offset);
+      for (int offset = lanes / 2; offset > 0; offset /= 2) add(offset);
       turn ^= 1;
       phase ^= turn ^ 1;
     }
