@@ -199,7 +199,9 @@ double clocks_of(Sm90Tile const &tile, Problem const &p, int sm_count, Rates con
   int room[kMaxSplits + 1];
   bool const small = tile.schedule == Sm90Schedule::kSmall;
   int const resident = small ? small_room(tile).blocks : 1;
-  for (int i = 1; i <= kMaxSplits; ++i) room[i] = resident * (sm_count / i - i / 2);  // a cluster lies in one GPC
+  for (int i = 1; i <= kMaxSplits; ++i) {  // a cluster lies in one GPC, and those of three and more leave a tenth free
+    room[i] = resident * std::min(sm_count / i - i / 2, i > 2 ? 9 * sm_count / (10 * i) : sm_count);
+  }
   int const splits = sm90_splits(tile, p, sm_count, room), cluster = tile.cluster_f * splits;
   double const tiles_x = output_tiles(tile, p);
   double load_pixels = tile.pixels() / tile.cluster_f;
