@@ -75,6 +75,15 @@ class TestOnHopper:
             other = replace(instance, call=replace(instance.call, sm_count=sm_count, _keep=[]))
             gpu_checks.assert_every_tile_is_right(other, tiles)
 
+    @pytest.mark.parametrize(("side", "channels", "filters", "tile"), [
+        (80, (64,) * 4, 128, 158), (40, (512, 256), 256, 154), (20, (384, 576), 576, 154),
+    ])  # fmt: skip
+    def test_a_sum_stays_whole_where_its_tiles_fill_the_chip(
+        self, side: int, channels: tuple[int, ...], filters: int, tile: int
+    ) -> None:
+        instance = problems.instantiate(problems.Problem(1, side, side, channels, filters), "float16")
+        assert kernels.Plan(replace(instance.call, config=tile, sm_count=132)).splits == 1
+
     @pytest.mark.parametrize("index", [0, 1, 5])
     def test_the_clusters_divide_sums_into_one_and_into_many(self, index: int) -> None:
         instance = problems.instantiate(SHAPES[index], "float16")
