@@ -74,3 +74,23 @@ def assert_replays_equal_eager(instance: Any, tiles: Sequence[int] | None = None
             graph.replay()
             gpu.synchronize()
             assert torch.equal(instance.output()[0], eager), f"tile {config}"
+
+
+def assert_dependent_launches_wait(stages: Sequence[Any], config: int) -> None:
+    """One tile, launched for each instance in turn, of which each reads what the one before wrote, gives the same bits
+    whether or not the host waits in between: programmatic dependent launch starts a kernel early."""
+    import torch
+
+    launches = [kernels.Launcher(replace(stage.call, config=config)) for stage in stages]
+    results = []
+    for wait in (True, False):
+        for stage in stages:
+            stage.buffers[-1].view.fill_(float("nan"))
+        gpu.synchronize()
+        for launch in launches:
+            launch(gpu.current_stream())
+            if wait:
+                gpu.synchronize()
+        gpu.synchronize()
+        results.append(stages[-1].output()[0].clone())
+    assert torch.equal(*results) and not bool(results[0].isnan().any()), f"tile {config}"

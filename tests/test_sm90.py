@@ -282,27 +282,13 @@ class TestOnHopper:
 
     def test_a_chain_of_launches_sees_each_result(self) -> None:
         """Programmatic dependent launch starts a kernel early; its loads must still wait for the one before."""
-        import torch
-
         shape = problems.Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh")
         shape = problems.emulable(shape)
         for config in (101, 110, 121, 124, 132, 141, 154):
             stages = [problems.instantiate(shape, "float16", seed) for seed in range(6)]
             for previous, stage in zip(stages, stages[1:], strict=False):
                 stage.call.inputs[0] = previous.call.outputs[0]
-            launches = [kernels.Launcher(replace(s.call, config=config)) for s in stages]
-            results = []
-            for wait in (True, False):
-                for stage in stages:
-                    stage.buffers[-1].view.fill_(float("nan"))
-                gpu.synchronize()
-                for launch in launches:
-                    launch(gpu.current_stream())
-                    if wait:
-                        gpu.synchronize()
-                gpu.synchronize()
-                results.append(stages[-1].output()[0].clone())
-            assert torch.equal(*results) and not bool(results[0].isnan().any()), TILES[config]
+            gpu_checks.assert_dependent_launches_wait(stages, config)
 
     @pytest.mark.skipif(problems.SANITIZED, reason="times mean nothing under compute-sanitizer")
     def test_a_call_costs_the_host_less_than_five_microseconds_beyond_the_launch(self) -> None:

@@ -78,8 +78,6 @@ class TestShortcut:
 
 def test_a_shortcut_of_a_kernel_that_still_runs_is_waited_for() -> None:
     """Programmatic dependent launch starts a kernel early; its load of the shortcut must wait for the one before."""
-    import torch
-
     shape = problems.emulable(Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh", residual="after"))
     for config in sorted(TILES):
         stages = [problems.instantiate(shape, "float16", seed) for seed in range(6)]
@@ -87,19 +85,7 @@ def test_a_shortcut_of_a_kernel_that_still_runs_is_waited_for() -> None:
             continue
         for previous, stage in zip(stages, stages[1:], strict=False):
             stage.call.inputs[-1] = previous.call.outputs[0]
-        launches = [kernels.Launcher(replace(s.call, config=config)) for s in stages]
-        results = []
-        for wait in (True, False):
-            for stage in stages:
-                stage.buffers[-1].view.fill_(float("nan"))
-            gpu.synchronize()
-            for launch in launches:
-                launch(gpu.current_stream())
-                if wait:
-                    gpu.synchronize()
-            gpu.synchronize()
-            results.append(stages[-1].output()[0].clone())
-        assert torch.equal(*results) and not bool(results[0].isnan().any()), TILES[config]
+        gpu_checks.assert_dependent_launches_wait(stages, config)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -132,24 +132,10 @@ def test_nan_and_infinity_stay_at_their_pixels() -> None:
 
 def test_launches_one_after_the_other_and_replays_give_the_same_bits() -> None:
     """Programmatic dependent launch starts a kernel early; its threads and TMA must wait for the one before."""
-    import torch
-
     shape = problems.emulable(Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh", residual="after"))
     for config in TF32:
         stages = [problems.instantiate(shape, "float32", seed) for seed in range(6)]
         for previous, stage in zip(stages, stages[1:], strict=False):
             stage.call.inputs[0] = stage.call.inputs[-1] = previous.call.outputs[0]
-        launches = [kernels.Launcher(replace(s.call, config=config)) for s in stages]
-        results = []
-        for wait in (True, False):
-            for stage in stages:
-                stage.buffers[-1].view.fill_(float("nan"))
-            gpu.synchronize()
-            for launch in launches:
-                launch(gpu.current_stream())
-                if wait:
-                    gpu.synchronize()
-            gpu.synchronize()
-            results.append(stages[-1].output()[0].clone())
-        assert torch.equal(*results) and not bool(results[0].isnan().any()), config
+        gpu_checks.assert_dependent_launches_wait(stages, config)
         gpu_checks.assert_replays_equal_eager(stages[0], [config])

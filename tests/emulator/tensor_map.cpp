@@ -224,8 +224,8 @@ void check_shared(TensorMap const &map, uint32_t address, uint32_t shared_bytes)
                            " bytes of shared memory, where it does not fit or is not aligned to 128 bytes.");
 }
 
-// To nearest even, as a test of Triton's has it on 12.0 (triton-lang/triton, pull request 11751). NVIDIA's
-// documentation does not say, and a NaN's bits are our own.
+// To nearest, as test_sm90_tf32.py found on an H200; ties to even, as a test of Triton's has it on 12.0
+// (triton-lang/triton, pull request 11751). NVIDIA's documentation does not say, and a NaN's bits are our own.
 void round_to_tf32(uint8_t *row, int bytes) {
   for (int i = 0; i < bytes; i += 4) {
     float value;

@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
       fill_ring<Traits>(shared, params, place, k_begin, k_end);
     }
     if constexpr (Traits::kPreActivated) {
-      int const rewriter = rewriter_after<Traits>(4 * kConsumers);
+      int const rewriter = cutlass::canonical_warp_idx_sync() - 4 * kConsumers - 1;  // after the one that loads
       if (rewriter >= 0) rewrite_ring<Traits>(shared, params, place, rewriter, k_begin, k_end);
     }
     __syncwarp();

@@ -1,7 +1,7 @@
 // Scale, shift and ReLU of the input channels on Hopper: warps beside the one that loads rewrite a stage's pixels in
 // shared memory, where wgmma reads them. To the warpgroups that multiply such a stage is one that fills a little later;
-// they neither wait for each other nor for one k-tile's reads and writes after the other's. The padding is of the
-// activated tensor: a pixel outside of the image stays zero.
+// they neither wait for each other nor for one k-tile's reads and writes after the other's. (On small tiles the warps
+// that multiply do it: narrow.cuh.) The padding is of the activated tensor: a pixel outside of the image stays zero.
 #pragma once
 
 #include "conv/pre_activation.cuh"
@@ -36,16 +36,6 @@ CUTE_DEVICE uint64_t *multipliable(typename Traits::SharedStorage &shared) {
     return shared.ready;
   } else {
     return shared.full;
-  }
-}
-
-// Which of the rewriting warps this is, where the warp `loader` loads and they follow it; otherwise negative.
-template <class Traits>
-CUTE_DEVICE int rewriter_after(int loader) {
-  if constexpr (Traits::kPreActivated) {
-    return cutlass::canonical_warp_idx_sync() - loader - 1;
-  } else {
-    return -1;
   }
 }
 

@@ -295,7 +295,7 @@ double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count) {
 double sm90_warm_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const us = clocks_of(tile, p, sm_count, kWarm) / kWarm.per_us;
   // Small tiles have no descriptors of patches to fetch and few outputs to drain; empty channels cost them no L2 reads.
-  if (tile.schedule == Sm90Schedule::kSmall) return 1.0 + 1.2 * us * (1 - 0.15 * empty_share(p));
+  if (tile.schedule == Sm90Schedule::kSmall) return 1.0 + 1.3 * us * (1 - 0.15 * empty_share(p));
   // First loads and last stores: patches and long pipelines have more of both.
   double const ends = tile.halo || tile.schedule == Sm90Schedule::kPingPong ? 3.2 : 2.6;
   return ends + us + narrow_clocks(tile, p, sm_count) / kWarm.per_us;
