@@ -80,6 +80,52 @@ CUTE_DEVICE void init_halo_rings(SharedStorage &shared) {
   }
 }
 
+// Keeps the halo stages full with the patches of each of this block's tiles; one thread does it.
+template <class Traits>
+CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params const &params,
+                              ClusterPlace const &place) {
+  Problem const &p = params.problem;
+  HaloPlan const &plan = params.halo;
+  int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
+  int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
+  Ring ring(plan.halo_stages);
+  for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+    Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
+    for_each_chunk<Traits::kChannels>(p, [&](int source, int channel, int) {
+      uint64_t *const full = &shared.halo_full[ring.stage];
+      Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
+      TransactionBarrier::arrive_and_expect_tx(full, bytes);
+      if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
+      load_patch<Traits::kPixelBytes>(params, source, channel, patch.a - pad_a, patch.b - pad_b, patch.n, full,
+                                      shared.stages + ring.stage * plan.stage_bytes);
+      ring.advance();
+    });
+  }
+}
+
+// Keeps the filter stages full with every tap of each of this block's tiles; one thread does it.
+template <class Traits>
+CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params,
+                              ClusterPlace const &place, unsigned char *filter_stages) {
+  Problem const &p = params.problem;
+  int const taps = p.R * p.S;
+  Ring ring(params.halo.filter_stages);
+  for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
+    int const filter = TileFilters(params, place.tile_f(tile), Traits::kFilters, 0).first;
+    for_each_chunk<Traits::kChannels>(p, [&](int, int, int column) {
+      for (int tap = 0; tap < taps; ++tap) {
+        uint64_t *const full = &shared.filter_full[ring.stage];
+        Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
+        TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
+        if (ring.stage == 0) wait_for_previous_kernel();
+        load_filters<Traits::kScaled>(params, column + tap * kChannelBlock, filter, full,
+                                      filter_stages + ring.stage * Traits::kFilterBytes);
+        ring.advance();
+      }
+    });
+  }
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
@@ -90,7 +136,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
   int const warpgroup = cutlass::canonical_warp_group_idx(), taps = p.R * p.S;
-  int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
+  int const pad_a = plan.swapped ? p.pad_top : p.pad_left;
   ClusterPlace const place(params);
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
@@ -106,40 +152,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   if (warpgroup == kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = cutlass::canonical_warp_idx_sync() - 4 * kConsumers;
-    bool const loads = is_elected();
-    if (warp == 0 && loads) {
-      // ---- halo producer ----
-      int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
-      Ring ring(plan.halo_stages);
-      for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-        Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
-        for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
-          uint64_t *const full = &shared.halo_full[ring.stage];
-          Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
-          TransactionBarrier::arrive_and_expect_tx(full, bytes);
-          if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
-          load_patch<Traits::kPixelBytes>(params, source, channel, patch.a - pad_a, patch.b - pad_b, patch.n, full,
-                                          shared.stages + ring.stage * plan.stage_bytes);
-          ring.advance();
-        });
-      }
-    } else if (warp == 1 && loads) {
-      // ---- filter producer ----
-      Ring ring(plan.filter_stages);
-      for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-        int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
-        for_each_chunk<kChannels>(p, [&](int, int, int column) {
-          for (int tap = 0; tap < taps; ++tap) {
-            uint64_t *const full = &shared.filter_full[ring.stage];
-            Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
-            TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
-            if (ring.stage == 0) wait_for_previous_kernel();
-            load_filters<Traits::kScaled>(params, column + tap * kChannelBlock, filter, full,
-                                          filter_stages + ring.stage * Traits::kFilterBytes);
-            ring.advance();
-          }
-        });
-      }
+    if (warp == 0) {
+      if (is_elected()) fill_patches<Traits>(shared, params, place);
+    } else if (warp == 1) {
+      if (is_elected()) fill_filters<Traits>(shared, params, place, filter_stages);
     }
     __syncwarp();
   } else {

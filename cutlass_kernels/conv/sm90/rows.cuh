@@ -117,6 +117,49 @@ CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair co
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
+// Loads the shortcut of the tile, whose first pixel and filter are given, and keeps the halo stages full with the
+// channel blocks of the k-tiles [k_begin, k_end); one thread does it.
+template <class Traits>
+CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params const &params, Patch const &tile,
+                              int filter, int k_begin, int k_end) {
+  Problem const &p = params.problem;
+  HaloPlan const &plan = params.halo;
+  int const taps = params.by_taps.divisor, bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
+  if (has_shortcut(p)) {  // of all of the tile, with the pixels between its rows
+    wait_for_previous_kernel();
+    TransactionBarrier::arrive_and_expect_tx(&shared.shortcut_full, plan.pitch * plan.tile_b * 128);
+    SM90_TMA_LOAD_4D::copy(&params.z, &shared.shortcut_full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                           shared.stages + plan.shortcut_at, filter, tile.a, tile.b, tile.n);
+  }
+  Ring ring(plan.halo_stages);
+  auto cursor = cursor_at(params, k_begin);
+  for (int k = k_begin - cursor.r * p.S - cursor.s; k < k_end; k += taps) {
+    uint64_t *const full = &shared.halo_full[ring.stage];
+    Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
+    TransactionBarrier::arrive_and_expect_tx(full, bytes);
+    if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
+    load_patch<Traits::kPixelBytes>(params, cursor.source, cursor.channel(), tile.a - p.pad_left, tile.b - p.pad_top,
+                                    tile.n, full, shared.stages + ring.stage * plan.stage_bytes);
+    ring.advance();
+    if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
+  }
+}
+
+// Keeps the filter stages full with the k-tiles [k_begin, k_end); one thread does it.
+template <class Traits>
+CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params, int filter,
+                              unsigned char *filter_stages, int k_begin, int k_end) {
+  Ring ring(params.halo.filter_stages);
+  for (int k = k_begin; k < k_end; ++k) {
+    uint64_t *const full = &shared.filter_full[ring.stage];
+    Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
+    TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
+    if (ring.stage == 0) wait_for_previous_kernel();
+    load_filters(params, k * kChannelBlock, filter, full, filter_stages + ring.stage * Traits::kFilterBytes);
+    ring.advance();
+  }
+}
+
 // Multiplies the k-tiles [k_begin, k_end) of the patch from pixel `a` on as they arrive; what the next one needs is
 // made ready as in main_loop.
 template <class Traits>
@@ -204,7 +247,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
-  int const warpgroup = cutlass::canonical_warp_group_idx(), taps = params.by_taps.divisor;
+  int const warpgroup = cutlass::canonical_warp_group_idx();
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
   TileFilters const filters(params, place.tile_f(place.first_tile), Traits::kFilters, 0);  // of this block's only tile
@@ -228,41 +271,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
   if (warpgroup == kConsumers) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = cutlass::canonical_warp_idx_sync() - 4 * kConsumers;
-    bool const loads = is_elected();
-    if (warp == 0 && loads) {
-      // ---- halo producer ----
-      int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
-      Ring ring(plan.halo_stages);
-      auto cursor = cursor_at(params, k_begin);
-      if (has_shortcut(p)) {  // of all of the tile, with the pixels between its rows
-        wait_for_previous_kernel();
-        TransactionBarrier::arrive_and_expect_tx(&shared.shortcut_full, plan.pitch * plan.tile_b * 128);
-        SM90_TMA_LOAD_4D::copy(&params.z, &shared.shortcut_full,
-                               static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                               shared.stages + plan.shortcut_at, filters.first, tile.a, tile.b, tile.n);
-      }
-      for (int k = k_begin - cursor.r * p.S - cursor.s; k < k_end; k += taps) {
-        uint64_t *const full = &shared.halo_full[ring.stage];
-        Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
-        TransactionBarrier::arrive_and_expect_tx(full, bytes);
-        if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
-        load_patch<Traits::kPixelBytes>(params, cursor.source, cursor.channel(), tile.a - p.pad_left,
-                                        tile.b - p.pad_top, tile.n, full,
-                                        shared.stages + ring.stage * plan.stage_bytes);
-        ring.advance();
-        if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
-      }
-    } else if (warp == 1 && loads) {
-      // ---- filter producer ----
-      Ring ring(plan.filter_stages);
-      for (int k = k_begin; k < k_end; ++k) {
-        uint64_t *const full = &shared.filter_full[ring.stage];
-        Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
-        TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
-        if (ring.stage == 0) wait_for_previous_kernel();
-        load_filters(params, k * kChannelBlock, filters.first, full, filter_stages + ring.stage * Traits::kFilterBytes);
-        ring.advance();
-      }
+    if (warp == 0) {
+      if (is_elected()) fill_patches<Traits>(shared, params, tile, filters.first, k_begin, k_end);
+    } else if (warp == 1) {
+      if (is_elected()) fill_filters<Traits>(shared, params, filters.first, filter_stages, k_begin, k_end);
     }
     __syncwarp();
     if (params.splits > 1) cluster_wait();
