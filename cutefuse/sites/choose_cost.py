@@ -65,8 +65,6 @@ _STEP = 64  # channels of a step of the reduction
 _VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
 _PADS_US = 4.7
 
-_TRIED = 8  # tiles in the order of the library's guesses: `engine.tile_timer.QUICK`, and TensorRT's tactics
-
 # On Hopper and later a kernel of ours starts while another one of ours ends (programmatic dependent launch). Behind any
 # other kernel it starts when that has ended: it then takes this much longer, as 250 of 1,107 fused convolutions did.
 _LATE_US = 1.2
@@ -204,12 +202,11 @@ def convolution_us(conv: Convolution, device: Device) -> float:
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
-    """Time of our fastest kernel for a call of known sizes, among those that an engine tries when it is built; None
-    where the library predicts none."""
+    """Time of the kernel that the library guesses to be our fastest for a call of known sizes; None where it predicts
+    none."""
     asked = replace(call, sm=device.sm, sm_count=device.peaks.multiprocessors, _keep=[])
-    tiles = [call.config] if call.config else kernels.configs(asked)[:_TRIED]
-    times = [kernels.predicted_us(replace(asked, config=tile, _keep=[])) for tile in tiles]
-    found = min((t for t in times if t is not None), default=None)
+    tile = call.config or next(iter(kernels.configs(asked)), None)
+    found = None if tile is None else kernels.predicted_us(replace(asked, config=tile, _keep=[]))
     if found is None or device.sm == _FITTED:
         return found
     slower = _MMA_SYNC_SHARE * device_of(_FITTED).rate("float16") / device.rate("float16")

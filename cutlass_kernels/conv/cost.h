@@ -39,7 +39,8 @@ std::int64_t split_bytes(Problem const &p, int splits);
 // For an empty batch it covers all larger ones.
 std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &target);
 
-// Predicted time in microseconds; every size is known.
-double cost_us(Tile const &tile, Problem const &p, Target const &target);
+// Predicted microseconds inside a network, where operands lie in the L2 cache; every size is known. Tiles are ranked by
+// it, and what a site gains is computed from it.
+double sm80_us(Tile const &tile, Problem const &p, Target const &target);
 
 }  // namespace cutefuse::conv

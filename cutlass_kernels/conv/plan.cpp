@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "architecture.h"
+#include "conv/sm90/cost.h"
 
 // The translation units that CMake lists.
 #define CUTEFUSE_KERNELS(stem, type, group, Element) \
@@ -94,13 +95,6 @@ char const *launch_sm80(Op const &op, Plan const &plan, Operands const &operands
   return why == nullptr ? nullptr : refused(op, plan.config, why);
 }
 
-// As sm90_warm_us.
-double sm80_warm_us(Tile const &tile, Problem const &p, Target const &target) {
-  // Fitted likewise; the Ampere tiles ran the convolutions with a residual there, and none besides.
-  double const residual = p.residual == Residual::kNone ? 1.0 : 1.2;
-  return 1.1 + residual * cost_us(tile, p, target);
-}
-
 }  // namespace
 
 char const *reject(Family const &family, Call const &call) {
@@ -136,11 +130,11 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   bool const hopper_first = on_hopper && !(sized && (is_upsampled(p) || p.type == Type::kFloat32));
   Target const target(call);
   for (Tile const &tile : family.tiles) {
-    if (runs(tile, p, call.sm)) legal.push_back({tile.id, hopper_first, sized ? sm80_warm_us(tile, p, target) : 0});
+    if (runs(tile, p, call.sm)) legal.push_back({tile.id, hopper_first, sized ? sm80_us(tile, p, target) : 0});
   }
   for (Sm90Tile const &tile : family.sm90_tiles) {
     if (!offers(call.sm, kWgmma) || !sm90_can_run(tile, p)) continue;
-    legal.push_back({tile.id, !on_hopper, sized ? sm90_cost(tile, p, target.sm_count) : 0});
+    legal.push_back({tile.id, !on_hopper, sized ? sm90_us(tile, p, target.sm_count) : 0});
   }
   std::stable_sort(legal.begin(), legal.end(), [](Candidate const &a, Candidate const &b) {
     return a.later != b.later ? b.later : a.cost < b.cost;
@@ -173,9 +167,9 @@ double predicted_us(Family const &family, Call const &call) {
   if (problem_of(family, call, &p) != nullptr) return -1;
   if (p.N == 0) return 0;
   Target const target(call);
-  if (Tile const *const tile = find_id(family.tiles, call.config)) return sm80_warm_us(*tile, p, target);
+  if (Tile const *const tile = find_id(family.tiles, call.config)) return sm80_us(*tile, p, target);
   Sm90Tile const *const tile = find_id(family.sm90_tiles, call.config);
-  return tile == nullptr ? -1 : sm90_warm_us(*tile, p, target.sm_count);
+  return tile == nullptr ? -1 : sm90_us(*tile, p, target.sm_count);
 }
 
 char const *plan(Family const &family, Call const &call, Plan &plan) {

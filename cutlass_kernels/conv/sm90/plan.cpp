@@ -7,6 +7,7 @@
 #if CUTEFUSE_WITH_CUDA
 #include <cuda_runtime_api.h>
 
+#include "conv/sm90/cost.h"
 #include "conv/sm90/params.h"
 #endif
 
@@ -211,7 +212,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Prob
   launch.kernel = kernel, launch.early = true;
   if (char const *why = prepare(launch, true)) return refused(op, tile.id, why);
   // CUDA counts clusters, of two blocks at least.
-  int room[kMaxSplits + 1] = {0, call.sm_count * (tile.schedule == Sm90Schedule::kSmall ? small_room(tile).blocks : 1)};
+  Room room = {0, call.sm_count * (tile.schedule == Sm90Schedule::kSmall ? small_room(tile).blocks : 1)};
   for (int i = 2; i <= kMaxSplits && divides_reduction(tile); ++i) room[i] = clusters_at_once(kernel, i);
   state.params = make_sm90_params(tile, p, sm90_splits(tile, p, call.sm_count, room));
   Sm90Params const &k = state.params;

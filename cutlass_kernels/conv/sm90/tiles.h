@@ -1,5 +1,5 @@
-// The Hopper tiles of ConcatConv: their table, which problems they can express, and the model that orders them.
-// Host code without CUDA headers, shared by configs() and the launchers.
+// The Hopper tiles of ConcatConv: their table, their shared memory, and which problems they can express.
+// Host code without CUDA headers, shared by the choice of tiles and the kernels.
 #pragma once
 
 #include "architecture.h"
@@ -93,6 +93,8 @@ constexpr bool adds_shortcut(Sm90Tile const &tile) {
   return tile.schedule != Sm90Schedule::kPingPong && tile.schedule != Sm90Schedule::kSmall;
 }
 
+constexpr int kMaxSplits = 8;  // blocks of a portable cluster
+
 constexpr bool divides_reduction(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kSmall ||
          tile.schedule == Sm90Schedule::kRows;
@@ -160,8 +162,7 @@ struct HaloPlan {
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
 
-// ---- outputs
-// ---------------------------------------------------------------------------------------------------------
+// ---- outputs --------------------------------------------------------------------------------------------------------
 
 inline OutputRange output_range(Problem const &p, int i) {
   return p.outputs > 1 ? p.ranges[i] : OutputRange{0, p.K, p.ldy};
@@ -186,7 +187,7 @@ inline int filter_tiles(Sm90Tile const &tile, Problem const &p) {
   return output_rows(tile, p, first);
 }
 
-// ---- choice -------------------------------------------------------------------------------------------------------
+// ---- legality -------------------------------------------------------------------------------------------------------
 
 // A plain matrix of pixels: every tap reads its own pixel.
 constexpr bool is_pointwise(Problem const &p) {
@@ -203,20 +204,5 @@ inline bool has_strides_for_tma(Problem const &p) {
 
 // What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
-
-constexpr int kMaxSplits = 8;  // blocks of a portable cluster
-
-// Blocks of a cluster that divide the reduction of one output tile, where room[i] clusters of i blocks run at once.
-int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]);
-
-// The same for a small tile, and the microseconds that it then takes after the kernel has started.
-int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, int const (&room)[kMaxSplits + 1]);
-double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, int const (&room)[kMaxSplits + 1]);
-
-// Predicted microseconds, to rank tiles, those of the Ampere path among them; every size must be known.
-double sm90_cost(Sm90Tile const &tile, Problem const &p, int sm_count);
-
-// Microseconds inside a network, where operands lie in L2 and a kernel starts while the one before it ends.
-double sm90_warm_us(Sm90Tile const &tile, Problem const &p, int sm_count);
 
 }  // namespace cutefuse::conv

@@ -1,0 +1,201 @@
+// The constants are of an H200. Those of small tiles are fitted to the latency and single_source shapes with every
+// division, those of the others to 1,756 sites inside 21 networks; ends and slopes are such that both agree with the
+// shapes that were timed with operands in the L2 cache.
+#include "conv/sm90/cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cutefuse::conv {
+namespace {
+
+int pixel_tiles(Sm90Tile const &tile, Problem const &p) {
+  if (!tile.halo) return ceil_div(p.N * p.P * p.Q, tile.pixels());
+  HaloPlan const plan = halo_plan(p, tile);
+  return p.N * ceil_div(plan.size_a, plan.tile_a) * ceil_div(plan.size_b, plan.tile_b);
+}
+
+// ---- small tiles ----------------------------------------------------------------------------------------------------
+
+// Microseconds after the start of the kernel.
+double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
+  constexpr double kStart = 0.41;        // barriers, the first loads' latency, the last store
+  constexpr double kWave = 0.73;         // the same for blocks that start when others have ended
+  constexpr double kLatency = 0.95;      // of a stage: to be loaded, multiplied and free again
+  constexpr double kChain = 0.14;        // of a k-tile: until one thread has issued its loads, or it is multiplied
+  constexpr double kRow = 0.00103;       // a multiprocessor takes this long for 128 bytes
+  constexpr double kShared = 0.0000123;  // and all of them together, out of L2
+  constexpr double kRewrite = 0.0037;    // 64 channels of a pre-activated pixel, by one warpgroup
+  constexpr double kFinish = 0.51;       // 64 x 64 outputs
+  constexpr double kMeet = 0.53;         // the blocks of a cluster wait for each other
+  constexpr double kSend = 0.79;         // 64 x 64 sums to other blocks
+  double const area = tile.filters * tile.pixels() / 4096.0;
+  int const k_tiles = ceil_div(conv::k_tiles<kChannelBlock>(p), splits);
+  double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
+  int const tiles = ceil_div(p.K, tile.filters) * pixel_tiles(tile, p);
+  double us = 0;
+  for (int left = tiles; left > 0; left -= std::max(1, room[splits])) {
+    int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);
+    double const load = (tile.filters + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
+    us += (left == tiles ? kStart : kWave) +
+          k_tiles * (std::max({kLatency / small_room(tile).stages, kChain, load}) + rewrite) +
+          area * resident * kFinish / splits;
+    if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
+  }
+  return us;
+}
+
+int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
+  int const units = tile.pixels() / 8, length = k_tiles<kChannelBlock>(p);
+  int best = 1;
+  double fastest = small_us(tile, p, best, sm_count, room);
+  for (int splits = 2; splits <= kMaxSplits && length >= 2 * splits; ++splits) {
+    // A block has room for the units that it finishes, and a second wave costs more than a division gains.
+    bool const fits = ceil_div(units, splits) * splits <= small_parts(tile.pixels()) && room[splits] > 0;
+    double const us = fits ? small_us(tile, p, splits, sm_count, room) : fastest;
+    if (us < fastest) best = splits, fastest = us;
+  }
+  return best;
+}
+
+// ---- large tiles, in clocks -----------------------------------------------------------------------------------------
+
+constexpr double kClocksPerUs = 1700;  // while the tensor cores are busy
+constexpr double kLoadBytes = 50;      // a clock, from L2 into one multiprocessor
+
+// 32 bytes of each pixel and filter through the tensor cores: 128 clocks for 64 x 256 outputs. Narrow ones wait for
+// shared memory.
+double multiply_clocks(Sm90Tile const &tile) {
+  int const n = tile.pixels_per_warpgroup();  // width of one wgmma
+  double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
+                      : tile.halo && n >= 120 ? 1.02
+                      : n >= 128              ? 1.15
+                      : n > 64                ? 1.1
+                                              : 1.6;
+  return tile.filters * tile.pixels() / 128.0 * slow;
+}
+
+// The whole reduction of one tile, divided or not: its loads or its products, whichever take longer.
+double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
+  constexpr double kRepeatedBytes = 12;  // a clock, that TMA writes where it repeats pixels
+  constexpr double kTap = 375;           // of a patch at least: the filters of one tap are a stage of their ring
+  double load_pixels = tile.pixels() / tile.cluster_f;
+  if (tile.halo) {
+    HaloPlan const plan = halo_plan(p, tile);
+    load_pixels = double(plan.pitch) * plan.rows / (p.R * p.S);
+  }
+  // A pre-activated k-tile is rewritten before it is multiplied, by 256 threads or by those of one warpgroup.
+  bool const alone = tile.schedule == Sm90Schedule::kPingPong;
+  double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 6.0 : 4.0) : 0;
+  double const multiply = multiply_clocks(tile);
+  double clocks = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    double const repeats = p.upsample[i] > 1 ? kLoadBytes / kRepeatedBytes : 1.0;
+    double const load = 32 * (tile.filters + load_pixels * repeats) / kLoadBytes;
+    double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
+    double const taps = double(ceil_div(p.C[i], kChannelBlock)) * p.R * p.S;
+    double const least = tile.halo ? taps * kTap : 0.0;
+    clocks += (std::max(k_steps * std::max(multiply, load), least) + taps * rewrite) / splits;
+  }
+  return clocks;
+}
+
+// Bias, activation and stores of one tile.
+double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
+  constexpr double kPlain = 1500, kExponential = 7300, kShortcut = 500;  // of 128 x 256 outputs
+  bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
+  bool const shortcut = p.residual != Residual::kNone;
+  // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
+  double const area = tile.filters * tile.pixels() / 32768.0 * (tile.type_bytes == 4 ? 2 : 1);
+  return area * ((exponential ? kExponential : kPlain) + (shortcut ? kShortcut : 0));
+}
+
+double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int splits) {
+  // Adding up sums: fetched from the cluster's blocks; pushed to them, or exchanged within one.
+  constexpr double kSplit = 7000, kRows = 5000;
+  double const loop = loop_clocks(tile, p, splits), epilogue = epilogue_clocks(tile, p);
+  double const clusters = double(pixel_tiles(tile, p)) * ceil_div(filter_tiles(tile, p), tile.cluster_f);
+  double const waves = std::ceil(clusters / std::max(1, sm_count / (tile.cluster_f * splits)));
+  if (tile.schedule == Sm90Schedule::kPingPong) {
+    // One epilogue, slower by a fifth, runs beside the other warpgroup's loop; only the last one is exposed.
+    double const late = 1.2 * epilogue;
+    return waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
+  }
+  double const adding = tile.schedule == Sm90Schedule::kRows ? kRows : splits > 1 ? kSplit : 0;
+  return waves * (loop + epilogue + adding);
+}
+
+// What a source that ends within a block of 64 channels adds: TMA fills the rest of the pixels with zeros, which takes
+// longer than loading them. Patches with a halo are loaded by half blocks, unless they are of rows.
+double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
+  bool const rows = tile.schedule == Sm90Schedule::kRows;
+  if ((tile.halo && !rows) || is_pointwise(p)) return 0;
+  int const pixels = rows ? halo_plan(p, tile).stage_bytes / (2 * kChannelBlock) / (p.R * p.S) : tile.pixels();
+  double const load = 2.0 * kChannelBlock * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // of a tap
+  double clocks = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    int const tail = p.C[i] % kChannelBlock;
+    if (tail == 0) continue;
+    double const empty = double(kChannelBlock - tail) / kChannelBlock;
+    double const counted = ceil_div(tail, 16) / 4.0;  // of the load, in loop_clocks
+    clocks += p.R * p.S * load * (1 + 0.9 * empty - counted);
+  }
+  double const tiles = double(pixel_tiles(tile, p)) * filter_tiles(tile, p);
+  // Few blocks do not keep each other waiting.
+  return std::max(std::ceil(tiles / sm_count) - 1, 0.0) * clocks + std::min(tiles / sm_count, 1.0) * clocks;
+}
+
+// ---- all tiles ------------------------------------------------------------------------------------------------------
+
+// Sources, outputs and shortcut, past all multiprocessors together.
+double memory_us(Sm90Tile const &tile, Problem const &p) {
+  constexpr double kBytesPerUs = 2900 * kClocksPerUs;
+  double const outputs = p.residual != Residual::kNone ? 2 : 1;
+  double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K * outputs;
+  for (int i = 0; i < p.sources; ++i) {
+    bytes += double(tile.type_bytes) * p.N * p.H * p.W * p.C[i] / (p.upsample[i] * p.upsample[i]);
+  }
+  return bytes / kBytesPerUs;
+}
+
+// Where the driver has not been asked.
+void estimate_room(Sm90Tile const &tile, int sm_count, Room &room) {
+  int const resident = tile.schedule == Sm90Schedule::kSmall ? small_room(tile).blocks : 1;
+  for (int i = 1; i <= kMaxSplits; ++i) {  // a cluster lies in one GPC, and those of three and more leave a tenth free
+    room[i] = resident * std::min(sm_count / i - i / 2, i > 2 ? 9 * sm_count / (10 * i) : sm_count);
+  }
+}
+
+}  // namespace
+
+int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
+  if (!divides_reduction(tile)) return 1;
+  if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
+  int const tiles = pixel_tiles(tile, p) * filter_tiles(tile, p);
+  int const length = k_tiles<kChannelBlock>(p);
+  // k-tiles of a multiprocessor, and the cost of adding up the parts
+  auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
+  int best = 1;
+  for (int splits = 2; splits <= kMaxSplits; ++splits) {
+    if (tiles <= room[splits] && length >= 4 * splits && cost(splits) < cost(best)) best = splits;
+  }
+  return best;
+}
+
+double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
+  Room room{};
+  estimate_room(tile, sm_count, room);
+  int const splits = sm90_splits(tile, p, sm_count, room);
+  bool const small = tile.schedule == Sm90Schedule::kSmall;
+  double const computing =
+      small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
+  double const memory = memory_us(tile, p);
+  // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
+  double const us = std::sqrt(computing * computing + memory * memory);
+  if (small) return 1.0 + 1.24 * us;
+  // First loads and last stores: patches and long pipelines have more of both.
+  double const ends = tile.halo || tile.schedule == Sm90Schedule::kPingPong ? 3.2 : 2.4;
+  return ends + us + narrow_clocks(tile, p, sm_count) / kClocksPerUs;
+}
+
+}  // namespace cutefuse::conv
