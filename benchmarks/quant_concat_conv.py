@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-PEAK_FLOPS, PEAK_BYTES = 790e12, 4.3e12  # float16, as in benchmarks/concat_conv.py
-
+from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS  # noqa: E402
+from cutefuse.errors import run_command  # noqa: E402
 
 KINDS = {"one": (True, False), "own": (False, False), "one_q": (True, True), "own_q": (False, True)}  # scale, output
 
@@ -63,18 +63,19 @@ def variants(problem: Any, dtype: str, sets: int, most: int) -> dict[str, Any]:
     return launches
 
 
-def main() -> int:
+def run(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of conv_shapes.json; default: all")
     parser.add_argument("--dtype", default="int8", choices=["int8", "float8_e4m3fn"], help="default int8")
     parser.add_argument("--rounds", type=int, default=8, help="timed rounds; default 8")
     parser.add_argument("--tiles", type=int, default=99, help="most tiles of a path; default: all")
     parser.add_argument("--json", type=Path, help="write the rows here")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    from benchmarks.lib import timing
+
+    timing.require_gpu()
     import problems
     import torch
-
-    from benchmarks.lib import timing
 
     print(timing.device_row())
     rows = []
@@ -106,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(run))

@@ -25,7 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.lib import timing  # noqa: E402
 from cutefuse import kernels  # noqa: E402
+from cutefuse.errors import run_command  # noqa: E402
 from cutefuse.kernels import Call, Tensor  # noqa: E402
 
 EPSILON = 1e-5
@@ -293,7 +295,7 @@ def geometric_means(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main(argv: list[str] | None = None) -> int:
+def run(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("row_norm.json"), help="JSON file to write")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 4096, 32768])
@@ -313,6 +315,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    timing.require_gpu()
     begin = time.perf_counter()
     compiled = not args.no_compile
     if compiled and not args.compile_only and args.workers > 0:
@@ -379,4 +382,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(run))

@@ -121,7 +121,7 @@ def require_gpu() -> None:
             "measuring needs PyTorch with CUDA, and torch is not installed; pip install torch"
         ) from None
     if not torch.cuda.is_available():
-        raise CutefuseError("no CUDA device was found; measure on a GPU, or draw old rows with --from rows.json")
+        raise CutefuseError("no CUDA device was found; run this on a machine with an NVIDIA GPU")
 
 
 def device_row() -> dict[str, Any]:
