@@ -1,5 +1,5 @@
-// Programmatic dependent launch: on Hopper a kernel may start while the one before it in the stream drains. It must
-// wait before it touches what that kernel writes.
+// Programmatic dependent launch: on Hopper and newer GPUs a kernel may start while the one before it in the stream
+// drains. It must wait before it touches what that kernel writes.
 #pragma once
 
 namespace cutefuse {

@@ -22,6 +22,7 @@ SM80_UNITS = "concat_conv_kFloat16_(kPlain|kPreActivated)|.*_kFloat8_"
 UNITS = f"^conv/(sm90/.*_(kFloat16|kFloat32|kInt8|kFloat8)_|sm80/({SM80_UNITS}))"
 SUITES = [  # file, its tests, timing
     ("tests/test_sm90.py", "corner and not bfloat16", "any:1"),
+    ("tests/test_kernels_gpu.py", "chain and not bfloat16 and not float32", "any:7"),
     ("tests/test_sm90_forms_gpu.py", "(corner or Enlarged) and not bfloat16", "any:2"),
     ("tests/test_sm90_tf32.py", "corner or enlarged or nearest or wider", "any:6"),
     ("tests/test_sm90_small.py", "every_cluster and not bfloat16 and (1- or 3-)", "any:3"),
@@ -180,6 +181,11 @@ def test_a_kernel_without_a_fault(probe: Any, timing: int) -> None:
         assert said == "" and (y == x[np.arange(64) ^ 1]).all()
 
 
+def test_a_kernel_that_starts_early_and_waits_has_no_fault(probe: Any) -> None:
+    said, x, y = run_fault(probe, 12, ANY)
+    assert said == "" and (y == x[np.arange(64) ^ 1]).all()
+
+
 def test_a_kernel_that_reads_before_its_copies_have_ended(probe: Any) -> None:
     assert (run_fault(probe, 1, EARLY)[2] != 0).all(), "the fault is one of timing"
     said, x, y = run_fault(probe, 1, LATE)
@@ -199,6 +205,7 @@ def test_a_kernel_that_reads_before_its_copies_have_ended(probe: Any) -> None:
         (9, "the warps at a barrier expect different threads"),
         (10, "block 1 of the cluster, whose memory is used, has ended"),
         (11, "the kernel has given up"),
+        (13, "touches global memory before griddepcontrol.wait"),
     ],
 )
 def test_a_fault_is_named(probe: Any, fault: int, sentence: str) -> None:

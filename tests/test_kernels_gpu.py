@@ -96,6 +96,20 @@ def test_graph_replay_equals_eager_for_every_tile(dtype: str) -> None:
     )
 
 
+@pytest.mark.parametrize("size", [64, 14])  # a second kernel adds the parts of the small one's divided sums
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_chain_of_launches_sees_each_result(dtype: str, size: int) -> None:
+    """Programmatic dependent launch starts a kernel early; it must still wait for the one before."""
+    same = {**SAME, "activation": "Tanh", "residual": "after"}
+    shape = problems.emulable(problems.Problem(1, size, size, (64,), 64, **same))
+    first = problems.instantiate(shape, dtype)
+    for config in emulated.compiled(first, kernels.configs(first.call)):
+        stages = [problems.instantiate(shape, dtype, seed) for seed in range(6)]
+        for previous, stage in zip(stages, stages[1:], strict=False):
+            stage.call.inputs[0] = stage.call.inputs[-1] = previous.call.outputs[0]
+        gpu_checks.assert_dependent_launches_wait(stages, config)
+
+
 def test_two_streams_at_once_give_the_serial_results() -> None:
     import torch
 

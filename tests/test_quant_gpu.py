@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import gpu
+import emulated
 import gpu_checks
 import problems
 import pytest
@@ -151,6 +152,18 @@ def test_sums_are_exact_integers_where_scales_are_powers_of_two(output_type: str
 def test_graph_replay_equals_eager_for_every_tile() -> None:
     problem = problems.Problem(1, 17, 43, (64, 40), 72, 3, 3, pads=(1, 1, 1, 1))
     gpu_checks.assert_replays_equal_eager(quant_problems.instantiate(problem, one_scale=True))
+
+
+@pytest.mark.parametrize("size", [64, 14])
+def test_a_chain_of_launches_sees_each_result(size: int) -> None:
+    """As of float16: a kernel that starts early waits for the one before."""
+    problem = problems.emulable(problems.Problem(1, size, size, (64,), 64, 3, 3, pads=(1, 1, 1, 1), activation="Tanh"))
+    first = quant_problems.instantiate(problem, "int8", one_scale=True)
+    for config in emulated.compiled(first, kernels.configs(first.call)):
+        stages = [quant_problems.instantiate(problem, "int8", one_scale=True, seed=seed) for seed in range(6)]
+        for previous, stage in zip(stages, stages[1:], strict=False):
+            stage.call.inputs[0] = previous.call.outputs[0]
+        gpu_checks.assert_dependent_launches_wait(stages, config)
 
 
 @pytest.mark.parametrize("name", ["2_sources_Relu", "odd_everything", "strided_to_int8", "odd_everything_to_int8"])

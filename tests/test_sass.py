@@ -111,6 +111,8 @@ def test_kernels_use_their_instructions_and_no_local_memory() -> None:
             assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
             others = {op for op in counts if PRODUCT.fullmatch(op)} - required
             assert not others, f"{function} for {arch} multiplies with {sorted(others)}"
+        if int(re.sub(r"\D", "", arch)) >= 90:  # where it is launched before its predecessor has ended
+            assert {"ACQBULK", "PREEXIT"} <= counts.keys(), f"{function} for {arch} does not wait for its predecessor"
         # Warps that multiply load a shortcut so, once for a tile: the thread that waits for the stores issues the load.
         shortcuts = "conv_sm90_halo" in function or SPLIT in function
         assert counts[LOOPED] <= shortcuts, f"{function} for {arch} issues {LOOPED} {counts[LOOPED]} times"

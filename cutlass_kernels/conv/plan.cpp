@@ -72,6 +72,7 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
   std::int64_t const finished = std::int64_t(p.N) * p.P * p.Q * groups;
   state.main.blocks = output_tiles(tile, p) * params.splits;
   state.finish.blocks = (finished + kFinishThreads - 1) / kFinishThreads;
+  state.main.early = state.finish.early = offers(call.sm, kClusters);  // code for older GPUs cannot wait
   plan.splits = params.splits, plan.launches = params.splits > 1 ? 2 : 1;
   plan.workspace_bytes = split_bytes(p, params.splits);
   if (find != nullptr && plan.device >= 0) {

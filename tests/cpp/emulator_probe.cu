@@ -76,6 +76,8 @@ enum class Fault : int {
   kOtherCounts,
   kBlockThatEnded,
   kTrap,
+  kEarly,  // none: a launch that may start early, of a kernel that waits
+  kEarlyWithoutWait,
 };
 
 __device__ void copy_async(float *to, float const *from) {
@@ -104,6 +106,7 @@ __global__ void faulty(Fault fault, float const *x, float *y) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_address(&barrier)), "r"(64) : "memory");
   }
   __syncthreads();
+  if (fault == Fault::kEarly) asm volatile("griddepcontrol.wait;" ::: "memory");
   copy_async(staged + i, x + i);
   asm volatile("cp.async.commit_group;" ::: "memory");
   if (fault != Fault::kReadsBeforeItWaits) asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -236,7 +239,13 @@ extern "C" __attribute__((visibility("default"))) char const *probe_fault(int fa
   } else if (fault < 0) {
     to_the_other<<<2, 32>>>(true, x, y);
   } else {
-    faulty<<<1, 64, 64 * sizeof(float)>>>(Fault(fault), x, y);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(1), config.blockDim = dim3(64), config.dynamicSmemBytes = 64 * sizeof(float);
+    config.attrs = &early, config.numAttrs = Fault(fault) >= Fault::kEarly ? 1 : 0;
+    cudaLaunchKernelEx(&config, faulty, Fault(fault), x, y);
   }
   cudaError_t const error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

@@ -230,7 +230,14 @@ Run others(Opcode const &opcode) {
       return Outcome::kDone;
     };
   }
-  // Grids run one after the other and memory is seen in the order in which instructions are executed.
+  // Grids run one after the other, so nothing is waited for; but a warp that never asks is found (touch_global).
+  if (base == "griddepcontrol" && opcode.has("wait")) {
+    return [](Warp &warp, Instruction const &, std::uint32_t) {
+      warp.waits_for_predecessor = false;
+      return Outcome::kDone;
+    };
+  }
+  // Memory is seen in the order in which instructions are executed.
   if (base == "griddepcontrol" || base == "fence" || base == "membar" || base == "setmaxnreg") {
     return [](Warp &, Instruction const &, std::uint32_t) { return Outcome::kDone; };
   }

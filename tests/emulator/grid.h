@@ -33,6 +33,7 @@ struct GridLaunch {
   Function function;
   Dim3 grid, block, cluster;
   std::size_t dynamic_shared_bytes = 0;
+  bool early = false;  // a programmatic dependent launch: the kernel itself waits for the one before it
 };
 // Runs a grid to its end. `parameters` points to each parameter of the kernel. Throws on a deadlock, an address that is
 // not the kernel's, and whatever the PTX ISA leaves undefined and the interpreter sees.

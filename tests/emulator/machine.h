@@ -56,6 +56,10 @@ class Warp {
   Groups copies, products, stores;  // cp.async; wgmma; TMA's stores
   std::uint64_t barrier_ticket = 0, cluster_ticket = 0;
   bool in_barrier = false, in_cluster_barrier = false;
+  bool waits_for_predecessor = false;  // a grid that may still run, and may write or read what this one touches
+
+  // Before every access to global memory, and before TMA is asked for one.
+  void touch_global() const;
 
   // Ends so many of the products that this warp has started, if its warpgroup has started them too: the four multiply
   // together, so that what one has waited for has ended for all.

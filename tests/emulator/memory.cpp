@@ -30,6 +30,7 @@ std::uint8_t *at(Warp &warp, Space space, std::uint64_t address, std::size_t byt
     auto const word = std::uint32_t(address);
     return own.cluster.block_at(word, own).shared_at(word & kSharedMask, bytes, bytes);
   }
+  warp.touch_global();
   return global_at(address, bytes, bytes);
 }
 
@@ -94,6 +95,7 @@ Outcome copy_async(Warp &warp, Instruction const &in, std::uint32_t mask) {
     std::uint64_t const to = value(0) + std::uint64_t(in.offsets[0]), from = value(1) + std::uint64_t(in.offsets[1]);
     std::size_t const bytes = std::uint32_t(value(2));
     std::size_t const read = in.rows.size() > 3 ? std::min<std::size_t>(std::uint32_t(value(3)), bytes) : bytes;
+    if (read > 0) warp.touch_global();
     Effect const effect = [=] {
       std::uint8_t *const place = at(*self, Space::kShared, to, bytes);
       std::memset(place, 0, bytes);

@@ -35,6 +35,14 @@ Dim3 cluster_of(cudaLaunchConfig_t const &config) {
   return cluster;
 }
 
+bool starts_early(cudaLaunchConfig_t const &config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization) continue;
+    return config.attrs[i].val.programmaticStreamSerializationAllowed != 0;
+  }
+  return false;
+}
+
 }  // namespace
 
 DeviceTable const &device() {
@@ -87,7 +95,7 @@ cudaError_t start(Start const &start, void **parameters, cudaStream_t stream) {
       return failed(cudaErrorInvalidClusterSize,
                     name + " is launched in clusters that the grid or the GPU does not allow");
     }
-    GridLaunch const launch{function, start.grid, start.block, start.cluster, start.dynamic_shared_bytes};
+    GridLaunch const launch{function, start.grid, start.block, start.cluster, start.dynamic_shared_bytes, start.early};
     auto *const record = captured(stream);
     if (record == nullptr) {
       run(launch, parameters);
@@ -253,8 +261,12 @@ cudaError_t cudaFuncSetAttribute(void const *host_function, cudaFuncAttribute at
 cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const *config, void const *host_function, void **parameters) {
   return guarded([&] {
     emulator::Kernel &kernel = emulator::kernel_at(host_function);
-    emulator::Start const start{&kernel, emulator::of(config->gridDim), emulator::of(config->blockDim),
-                                emulator::cluster_of(*config), config->dynamicSmemBytes};
+    emulator::Start const start{&kernel,
+                                emulator::of(config->gridDim),
+                                emulator::of(config->blockDim),
+                                emulator::cluster_of(*config),
+                                config->dynamicSmemBytes,
+                                emulator::starts_early(*config)};
     return emulator::start(start, parameters, config->stream);
   });
 }

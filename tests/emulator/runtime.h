@@ -39,6 +39,7 @@ struct Start {
   Kernel *kernel;
   Dim3 grid, block, cluster;
   std::size_t dynamic_shared_bytes;
+  bool early = false;  // as in GridLaunch
 };
 // Checks what CUDA checks at a launch, then runs it, or records it where the stream is captured.
 cudaError_t start(Start const &start, void **parameters, cudaStream_t stream);

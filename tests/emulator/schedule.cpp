@@ -50,6 +50,7 @@ Warp::Warp(Block &block, int index, Entry const &entry)
       rows_(static_cast<Row *>(std::calloc(std::size_t(entry.rows), sizeof(Row)))) {
   if (rows_ == nullptr) fail("there is no memory for the registers of a warp");
   GridLaunch const &launch = block.cluster.launch;
+  waits_for_predecessor = launch.early;
   unsigned const first = unsigned(32 * index);
   if (block.threads < first + 32) live_ = (1u << (block.threads - first)) - 1;
   std::fill(pc_, pc_ + 32, 0);
@@ -80,6 +81,10 @@ void Warp::exit(std::uint32_t mask) {
   if (live_ != 0) return;
   if (products.ended() != products.started()) fail("a warp ends before its products");
   copies.end(copies.started()), stores.end(stores.started());
+}
+
+void Warp::touch_global() const {
+  if (waits_for_predecessor) fail("a kernel that may start early touches global memory before griddepcontrol.wait");
 }
 
 bool Warp::end_products(std::size_t operations) {

@@ -25,6 +25,7 @@ Run load_box(Opcode const &opcode) {
   bool const im2col = opcode.has("im2col"), multicast = opcode.has("multicast::cluster");
   return [=](Warp &warp, Instruction const &in, std::uint32_t mask) {
     Block *const own = &warp.block();
+    warp.touch_global();
     each_lane(mask, [&](int lane) {
       auto const word = [&](int row) { return get<std::uint32_t>(warp.row(row)[lane]); };
       std::uint32_t const to = word(in.row_of(0)), barrier = word(in.row_of(2));
@@ -58,6 +59,7 @@ Run load_box(Opcode const &opcode) {
 // Operands: destination, global address, bytes, barrier.
 Outcome load_bytes(Warp &warp, Instruction const &in, std::uint32_t mask) {
   Block *const own = &warp.block();
+  warp.touch_global();
   each_lane(mask, [&](int lane) {
     auto const word = [&](int operand) { return get<std::uint32_t>(warp.row(in.row_of(operand))[lane]); };
     std::uint32_t const to = word(0), bytes = word(2), barrier = word(3);
@@ -79,6 +81,7 @@ Run store_box(Opcode const &opcode) {
   int const rank = rank_of(opcode);
   return [=](Warp &warp, Instruction const &in, std::uint32_t mask) {
     Block *const own = &warp.block();
+    warp.touch_global();
     each_lane(mask, [&](int lane) {
       TensorMap const *const map = &map_at(warp, in.rows[0], lane);
       std::vector<int> coordinates(5, 0);

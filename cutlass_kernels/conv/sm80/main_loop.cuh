@@ -8,6 +8,7 @@
 #include "conv/sm80/pre_activation.cuh"
 #include "conv/sm80/store.cuh"
 #include "conv/sm80/store_scaled.cuh"
+#include "dependent_launch.cuh"
 
 namespace cutefuse::conv {
 
@@ -60,7 +61,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   Element *const shared_x = reinterpret_cast<Element *>(shared), *const shared_w = shared_x + Traits::kSmemX;
   Tensor sX = make_tensor(make_smem_ptr(shared_x), typename Traits::SmemX{});  // (M,K,stage)
   Tensor sW = make_tensor(make_smem_ptr(shared_w), typename Traits::SmemW{});  // (N,K,stage)
-  if constexpr (Traits::kScaled) load_scales_and_biases<Traits>(params, place, shared);
 
   // ---- g2s: each thread copies one column chunk of kRowsX pixels and kRowsW filters ----
   auto const thread_g2s = typename Traits::G2S{}.get_slice(place.thread);
@@ -77,6 +77,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   }
   Loader loader(params, place, read, first_column, k_blocks);
   PreActivation<Traits> pre(params, place, read);
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // no global memory has been touched yet
+  if constexpr (Traits::kScaled) load_scales_and_biases<Traits>(params, place, shared);
 
   // A unit is an mma step: kUnits of them make a k-tile or, where taps share pixels, a filter row. Issues the copies
   // that belong to unit `unit`, to stage `stage`, after `done` of the unit's `all` rows of mma.

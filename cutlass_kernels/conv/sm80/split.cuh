@@ -4,6 +4,7 @@
 #pragma once
 
 #include "conv/sm80/store_scaled.cuh"
+#include "dependent_launch.cuh"
 
 namespace cutefuse::conv {
 
@@ -15,6 +16,8 @@ __global__ void __launch_bounds__(kFinishThreads) conv_finish(Params const __gri
   int64_t const item = int64_t(blockIdx.x) * kFinishThreads + threadIdx.x;
   int64_t const pixels = int64_t(p.N) * p.P * p.Q, m = item / groups;
   int const k = int(item % groups) * kFinishChannels;
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   if (m >= pixels) return;
 
   float4 const *const from = reinterpret_cast<float4 const *>(params.partials + m * split_ld(p) + k);
