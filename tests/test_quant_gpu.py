@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gpu
 import emulated
+import gpu
 import gpu_checks
 import problems
 import pytest
