@@ -67,7 +67,7 @@ trt-check: setup
 	$(BIN)/python scripts/trt_check.py
 
 bench: setup
-	$(BIN)/python benchmarks/concat_conv.py --json build/concat_conv.json --plot build/concat_conv.svg
+	$(BIN)/python benchmarks/measure_all.py build/benchmarks
 
 # A wheel for every Python 3 on Linux, tagged with the oldest manylinux standard that its symbols allow, with kernels for
 # every architecture that they are written for, unless ARCHS names others.
