@@ -17,7 +17,7 @@ from cutefuse.graph.read import Graph
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Policy
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import Engine, wiring
+from cutefuse.sites.choose_engine import Engine, Wiring, wiring
 from cutefuse.sites.choose_model import Model, Pricer
 from cutefuse.sites.find import Site, find_sites
 
@@ -193,6 +193,24 @@ def test_sites_of_one_concat_are_also_judged_together(tmp_path: Path) -> None:
     given = {"all_sites": False, "verify": False, "sm": 90, "trt_version": "10.3", "min_gain_us": least}
     result, _ = graphs.run_patch(model, tmp_path, **given)
     assert set(statuses(result).values()) == {"left out"} and result.exit_code == 3
+
+
+def test_sites_that_pay_only_beside_each_other_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each saves time as long as the other is fused, and both together cost some, as in SqueezeNet in float32."""
+
+    class Beside:
+        given: dict[int, float] = {}
+
+        def __init__(self, *_: object) -> None: ...
+
+        def gain_us(self, sites: Sequence[Site], wires: Wiring) -> float:
+            return together if len(sites) == 2 else 0.5
+
+    monkeypatch.setattr("cutefuse.sites.choose.Pricer", Beside)
+    together = 0.4
+    assert set(statuses(run(CHAIN, tmp_path, dry_run=True)).values()) == {"fused"}
+    together = -1.0
+    assert set(statuses(run(CHAIN, tmp_path, dry_run=True)).values()) == {"left out"}
 
 
 def test_a_site_that_goes_frees_what_another_wanted(tmp_path: Path) -> None:

@@ -178,20 +178,35 @@ class _Round:
             self._reprice([site])
 
     def _losing_group(self) -> list[Site]:
-        """Sites that pay only beside each other and not together: those with a Concat in common."""
-        groups: dict[int, list[Site]] = {}
+        """Sites that pay only beside each other and not together: those with a Concat in common, which save less than
+        each of them should; and all that touch each other, which save nothing."""
+        concats: dict[int, list[Site]] = {}
         for site in self.sites:
             for node in site.nodes:
                 if node.op_type == "Concat":
-                    groups.setdefault(id(node), []).append(site)
-        for group in groups.values():
+                    concats.setdefault(id(node), []).append(site)
+        least_us = [(group, sum(self._least_us(s) for s in group)) for group in concats.values()]
+        least_us += [(group, LEAST_US) for group in self._touching()]
+        for group, least in least_us:
             if len(group) > 1:
                 gain = self.pricer.gain_us(group, self.wiring)
-                if gain < sum(self._least_us(s) for s in group):  # false for NaN
+                if gain < least:  # false for NaN
                     for site in group:
                         self.gains[id(site)] = gain / len(group)
                     return group
         return []
+
+    def _touching(self) -> list[list[Site]]:
+        """The sites in groups, none of which has a neighbour in another one."""
+        left, groups = {id(s): s for s in self.sites}, []
+        while left:
+            waiting, group = [next(iter(left))], []
+            while waiting:
+                if site := left.pop(waiting.pop(), None):
+                    group.append(site)
+                    waiting += self.near[id(site)]
+            groups.append(group)
+        return groups
 
     def _drop(self, group: Sequence[Site]) -> None:
         for site in group:
