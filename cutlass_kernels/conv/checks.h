@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "conv/params.h"
+#include "conv/sm80/tiles.h"
 #include "conv/sm90/tiles.h"
 
 namespace cutefuse::conv {

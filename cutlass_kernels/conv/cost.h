@@ -2,7 +2,7 @@
 // workspace, predicted time. Host code for all number types.
 #pragma once
 
-#include "conv/params.h"
+#include "conv/sm80/tiles.h"
 
 namespace cutefuse::conv {
 
