@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   }
   cute::cp_async_wait<0>();
   if (p.partial == nullptr) return;
-  float *const mPartial = p.partial + int64_t(blockIdx.x / cluster) * columns, *const shared =
-                                                                                   reinterpret_cast<float *>(ring);
+  float *const mPartial = p.partial + int64_t(blockIdx.x / cluster) * columns;
+  float *const shared = reinterpret_cast<float *>(ring);
   write_partial<Element, kVectors>(p, mPartial, shared, thread, threads, rDgamma);
   if (kLayer && p.dbeta != nullptr) {
     write_partial<Element, kVectors>(p, mPartial + int64_t(p.parts) * columns, shared, thread, threads, rDbeta);
@@ -236,11 +236,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 template <class Element>
 BackwardKernels pick_backward(BackwardParams const &params, bool pipelined) {
   using Kernel = void (*)(BackwardParams);
-  // Four vectors of 16-bit types only serve rows that fill a block, never one warp.
+  // 16-bit types take four vectors only for rows that fill a block, so that no such kernel is made for a warp.
   constexpr bool kFloat32 = sizeof(Element) == 4;
   auto const rows = [&](auto warp, auto layer) -> Kernel {
-    if (!kFloat32 && params.vectors == 4) return row_norm_backward < Element, 4, kFloat32 && warp, layer > ;
-    return row_norm_backward < Element, kFloat32 ? 4 : 2, warp, layer > ;
+    constexpr int kVectors = kFloat32 ? 4 : 2;
+    constexpr bool kFourOnWarp = kFloat32 && decltype(warp)::value;
+    if (!kFloat32 && params.vectors == 4) return row_norm_backward<Element, 4, kFourOnWarp, layer>;
+    return row_norm_backward<Element, kVectors, warp, layer>;
   };
   Kernel const stream = row_norm_backward_stream<Element>;
   auto const address = [](Kernel kernel) { return reinterpret_cast<void const *>(kernel); };

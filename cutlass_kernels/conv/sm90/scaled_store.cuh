@@ -9,9 +9,9 @@ namespace cutefuse::conv {
 CUTE_DEVICE float to_float(uint32_t sum) { return float(int(sum)); }
 CUTE_DEVICE float to_float(float sum) { return sum; }
 
-// The two filters of a thread's accumulator rows with their scales, times that of the sources unless draining has: sums
-// of Sum, though kept in registers of float, become outputs. For 8-bit outputs the filters are neighbours
-// (load_filters), otherwise 8 apart as in FilterPair.
+// The two filters of a thread's accumulator rows with their scales, which include the sources' scale unless draining
+// has applied it. The accumulator is declared as float, but its registers hold values of type Sum. For 8-bit outputs
+// the two filters are neighbours (load_filters), otherwise 8 apart as in FilterPair.
 template <class Sum, bool kDrained>
 struct ScaledPair : FilterPair {
   float scale[2];
@@ -41,7 +41,7 @@ template <class Traits>
 using StoredSum = cute::conditional_t<Traits::kDrains, float, typename Traits::Sum>;
 template <class Traits>
 using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<StoredSum<Traits>, Traits::kDrains>, FilterPair>;
-template <class Traits>  // of sums that were added up in float32
+template <class Traits>  // for sums that the blocks of a cluster added up in float32
 using SplitPair = cute::conditional_t<Traits::kScaled, ScaledPair<float, false>, FilterPair>;
 
 // Sums of integers as float32, in the same registers.
