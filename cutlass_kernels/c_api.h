@@ -35,7 +35,7 @@ CUTEFUSE_EXPORT std::int32_t cutefuse_configs(std::int32_t op, cutefuse::Call co
 // H200's.
 CUTEFUSE_EXPORT double cutefuse_predicted_us(std::int32_t op, cutefuse::Call const *call);
 
-// Works a call out, once per shape, for the current device; null when done, else one sentence. The plan is plain data
+// Plans a call, once per shape, for the current device; null when done, else one sentence. The plan is plain data
 // of cutefuse_plan_bytes() bytes that may be copied, and needs at most call->workspace_promise bytes of workspace.
 CUTEFUSE_EXPORT char const *cutefuse_plan(std::int32_t op, cutefuse::Call const *call, cutefuse::Plan *plan);
 CUTEFUSE_EXPORT std::int64_t cutefuse_plan_bytes();

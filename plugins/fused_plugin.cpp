@@ -314,7 +314,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
   // For shape_ and tactic_ and within the promise. An engine built for several GPUs may carry a tile that this one
   // cannot run: then the best guess serves.
   char const *make_plan() {
-    planned_ = false;  // whatever is thrown
+    planned_ = false;  // also if something is thrown below
     Bound bound(*this, shape_.data(), shape_.data() + variant().inputs);
     bound.call.workspace_promise = promise_.bytes();
     bound.call.config = tactic_;
@@ -332,7 +332,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     for (std::int32_t i = 0; i < num_in + num_out; ++i) {
       DynamicPluginTensorDesc const &tensor = i < num_in ? in[i] : out[i - num_in];
       shaped[i] = tensor.desc;
-      // A bound that was left empty is that of a static tensor.
+      // A bound that was left empty belongs to a static tensor.
       if ((tensor.*bound).nbDims == tensor.desc.dims.nbDims) shaped[i].dims = tensor.*bound;
     }
   }

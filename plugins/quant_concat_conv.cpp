@@ -1,5 +1,5 @@
-// The TensorRT side of the int8 ConcatConv: int8 sources in kHWC16 or kCHW32, the packed filter, its scales and the
-// bias as plain inputs, and an output that is int8 in the sources' format or float channels-last.
+// The TensorRT side of the int8 and float8 ConcatConv: sources in kHWC16 or, int8 alone, kCHW32; the packed filter, its
+// scales and the bias as plain inputs; and an output that has the sources' type and format or is float channels-last.
 #include "fused_plugin.h"
 
 namespace cutefuse::quant_concat_conv {

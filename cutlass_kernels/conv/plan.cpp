@@ -7,7 +7,7 @@
 #include "architecture.h"
 #include "conv/sm90/cost.h"
 
-// The translation units that CMake lists.
+// Declares the translation units of kernels that CMake lists.
 #define CUTEFUSE_KERNELS(stem, type, group, Element) \
   namespace cutefuse::stem {                         \
   extern Op const op;                                \
@@ -34,7 +34,7 @@ Find *find_kernels([[maybe_unused]] Op const &op, [[maybe_unused]] Type type, [[
   return nullptr;
 }
 
-// Without addresses.
+// All but the addresses.
 Params make_params(Problem const &p) {
   Params params{};
   params.problem = p;
@@ -45,7 +45,8 @@ Params make_params(Problem const &p) {
   return params;
 }
 
-// Sources, packed filter, its scales if it is int8, bias, residual, scales and shifts of a pre-activation; outputs.
+// In the order of an op_type's inputs: sources, packed filter, its scales if it is of an 8-bit type, bias, residual,
+// scales and shifts of a pre-activation. Then the outputs.
 void set_addresses(Params &params, Operands const &operands) {
   Problem const &p = params.problem;
   void const *const *next = operands.inputs;
@@ -106,7 +107,7 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return -1;
   Problem wide = p;
-  wide.Q = -1;  // whose tiles may run larger images, and other devices
+  wide.Q = -1;  // of any width, and below on any device: the bytes must do for larger images and other GPUs too
   std::int64_t bytes = 0;
   for (Tile const &tile : family.tiles) {
     if (runs(tile, wide, 0)) bytes = std::max(bytes, workspace_bound(tile, p, Target(call)));

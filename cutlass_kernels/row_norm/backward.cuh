@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   RowSum<kWarp, kWarps, true> row_sum{slots, p.log_lanes, group, lanes / 32, cluster};
 
   int stage = first_stage;
-  // All lanes of a warp, and all groups of a block, stay in the loop while one has a row: groups that pass their named
-  // barrier more often than others make racecheck see hazards across the barrier in write_partial.
+  // All lanes of a warp, and all groups of a block, stay in the loop while one of them has a row. If some groups passed
+  // their named barrier more often than others, racecheck would report hazards across the barrier in write_partial.
   for (uint32_t base = row - (kWarp ? threadIdx.x % 32 / lanes : group); base < rows; base += step, row += step) {
     bool const valid = row < rows;
     float const next_mean = kLayer ? statistic(p.mean, row + step) : 0.f, next_rstd = statistic(p.rstd, row + step);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     }
     sums = row_sum(sums);
     float const c1 = -sums[0] * inverse * rstd * rstd, c2 = kLayer ? -sums[sums.size() - 1] * inverse : 0.f;
-    // From shared memory again: keeping the fragments over the reduction would take too many registers.
+    // Reads the fragments from shared memory again: keeping them over the reduction would take too many registers.
     auto const write_dx = [&](int i) {
       Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
       Values<Element> rDx;
