@@ -150,17 +150,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   problem_of(family, call, &p);
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (!offers(call.sm, kWgmma)) return "this call";
-  bool const scaled = size_of(p.type) == 1;
-  if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
-  Sm90Tile const &tile = *find_id(family.sm90_tiles, config);
-  if (!has_strides_for_tma(p)) return "pixels of this stride";
-  if (is_upsampled(p) && !tile.halo) return "enlarged sources";
-  if (scaled && !tile.drains && !drains_once(p)) return "sources of other scales";
-  if (scaled && divides_reduction(tile) && p.output_type != Type::kFloat16) return "8-bit outputs";
-  if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
-  if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";
-  if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return "several outputs";
-  return "this filter, stride, padding or number of channels";
+  return sm90_obstacle(*find_id(family.sm90_tiles, config), p);
 }
 
 double predicted_us(Family const &family, Call const &call) {

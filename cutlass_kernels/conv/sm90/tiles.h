@@ -145,7 +145,8 @@ struct SmallRoom {
 // A block that is alone gets up to 16 stages, most of its reduction at once. `vector_bytes` of a stage hold the scales
 // and shifts of pre-activated sources.
 constexpr SmallRoom small_room(int filters, int pixels, int most, int vector_bytes = 0) {
-  constexpr int kReserved = 1024, kBarriers = 256;  // bytes that the GPU keeps of each block; of the ring, with alignment
+  constexpr int kReserved = 1024,
+                kBarriers = 256;  // bytes that the GPU keeps of each block; of the ring, with alignment
   int const parts_bytes = small_parts(pixels) * filters * 8 * int(sizeof(float));
   SmallRoom room{};
   for (room.blocks = most; room.blocks > 0; --room.blocks) {
@@ -246,7 +247,10 @@ inline bool has_strides_for_tma(Problem const &p) {
   return true;
 }
 
-// What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.
+// The part of a problem that a tile of its type cannot run, worded to follow "cannot run"; null: it runs all. Mostly
+// what TMA's tensor maps cannot express. No answer depends on N, H and W up to the sizes that 32-bit indices allow, so
+// that one tactic serves a dynamic shape.
+char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p);
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
 
 }  // namespace cutefuse::conv
