@@ -382,12 +382,12 @@ nvinfer1::IPluginV3 *FusedCreator::createPlugin(char const *, PluginFieldCollect
     if (fields == nullptr) return "createPlugin was given no field collection";
     auto node = std::make_shared<Node>();
     Promise promise;
-    std::vector<PluginField> own;
-    if (phase == nvinfer1::TensorRTPhase::kRUNTIME) {
-      if (char const *reason = promise.read(*fields, &own)) return reason;
+    std::vector<PluginField> others;
+    PluginFieldCollection attributes = *fields;
+    if (phase == nvinfer1::TensorRTPhase::kRUNTIME && fields->fields != nullptr) {
+      if (char const *reason = promise.read(*fields, &others)) return reason;
+      attributes = {static_cast<std::int32_t>(others.size()), others.data()};
     }
-    PluginFieldCollection const attributes =
-        own.empty() ? *fields : PluginFieldCollection{static_cast<std::int32_t>(own.size()), own.data()};
     if (char const *reason = node->attributes.parse(*rules_.op, attributes)) return reason;
     node->values = node->attributes.view(*rules_.op);
     node->identity = std::string(getPluginName()) + " " CUTEFUSE_VERSION " " + node->attributes.text(*rules_.op);
