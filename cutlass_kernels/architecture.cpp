@@ -25,7 +25,7 @@ std::vector<std::string> const &targets() {
 }
 
 bool is_ptx(std::string const &target) { return target.find("-virtual") != std::string::npos; }
-// Not atoi: compiled against glibc 2.38 or newer, it needs that on every machine that a wheel is for.
+// Not atoi: compiled against glibc 2.38 or newer, it would need that version on every machine that installs the wheel.
 int number_of(std::string const &target) {
   int number = 0;
   std::from_chars(target.data(), target.data() + target.size(), number);

@@ -30,9 +30,9 @@ CUTEFUSE_EXPORT std::int64_t cutefuse_workspace_bytes(std::int32_t op, cutefuse:
 CUTEFUSE_EXPORT std::int32_t cutefuse_configs(std::int32_t op, cutefuse::Call const *call, std::int32_t *ids,
                                               std::int32_t capacity);
 
-// Microseconds that the call should take with its tile, or the best guess, where config is 0; negative where a size is
-// not known, no model of the operator exists, or the call is rejected. Inside a network, warm; the constants are an
-// H200's.
+// Predicted microseconds of the call with its tile or, where config is 0, with the best guess. Negative where a size is
+// not known, the operator has no model, or the call is rejected. The time is that inside a network, where operands lie
+// in the L2 cache; the constants are an H200's.
 CUTEFUSE_EXPORT double cutefuse_predicted_us(std::int32_t op, cutefuse::Call const *call);
 
 // Plans a call, once per shape, for the current device; null when done, else one sentence. The plan is plain data

@@ -205,8 +205,9 @@ constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attr
 char const *reject(Op const &op, Call const &call);
 // The tile that runs where tile `id` is asked for: itself, or its heir when it has been retired; 0 for an unknown id.
 std::int32_t living_config(Op const &op, std::int32_t id);
-// Microseconds that a legal call should take with its tile, or the best guess, where config is 0. Negative where a size
-// or the model is missing, or the tile cannot run it. Inside a network, warm; the constants are an H200's.
+// Predicted microseconds of a legal call with its tile or, where config is 0, with the best guess. Negative where a
+// size is not known, the operator has no model, or the tile cannot run the call. The time is that inside a network,
+// where operands lie in the L2 cache; the constants are an H200's.
 double predicted_us(Op const &op, Call const &call);
 // Does everything that costs host time, once for each shape: judging, the choice of a tile, dividers, the kernels'
 // parameters and attributes.

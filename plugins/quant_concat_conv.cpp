@@ -36,7 +36,7 @@ char const *shapes(ShapeCall const &call) {
   return nullptr;
 }
 
-// As ONNX numbers types; the operator refuses other numbers.
+// `output_type` is ONNX's number of a type; the operator refuses all but these three.
 Type named_type(AttrCall const &call) {
   std::int64_t const number = call.ints("output_type")[0];
   return number == 10 ? Type::kFloat16 : number == 16 ? Type::kBFloat16 : Type::kFloat32;

@@ -10,7 +10,7 @@ struct Params {
   Problem problem;
   void const *x[kMaxSources];  // at each source's first channel
   void const *w;
-  float const *w_scale;  // of int8 filters
+  float const *w_scale;  // of 8-bit filters
   float const *b;
   void const *pre_scale, *pre_shift;        // of every channel of the concatenation, null without a pre-activation
   void const *z;                            // residual, null without one
@@ -99,6 +99,6 @@ struct Kernels {
 using Find = Kernels(int tile_id);
 
 constexpr int kFinishThreads = 128;
-constexpr int kFinishChannels = 8;  // of one pixel, by one thread
+constexpr int kFinishChannels = 8;  // of one pixel, which one thread of conv_finish finishes
 
 }  // namespace cutefuse::conv

@@ -63,7 +63,7 @@ CUTEFUSE_HOST_DEVICE Strides strides_of(Layout layout, std::int64_t ld, int chan
   return {(channels + kLayoutBlock - 1) / kLayoutBlock * pixels * kLayoutBlock, pixels * kLayoutBlock, kLayoutBlock};
 }
 
-// Of source i.
+// Strides of source i.
 CUTEFUSE_HOST_DEVICE Strides strides_of(Problem const &p, int i) {
   return strides_of(p.layout, p.ldx[i], p.C[i], std::int64_t(p.H) * p.W);
 }

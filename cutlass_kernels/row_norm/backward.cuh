@@ -62,7 +62,7 @@ CUTE_DEVICE void write_partial(BackwardParams const &p, float *mPartial, float *
     }
   }
   int const width = lanes < 32 ? 32 : lanes, teams = blockDim.x / width;
-  int const turn = lanes * kVec, span = kVectors * turn, rank = thread / lanes;  // of the cluster's blocks
+  int const turn = lanes * kVec, span = kVectors * turn, rank = thread / lanes;  // `rank`: of this block in its cluster
   __syncthreads();
   if (int(threadIdx.x) % width < lanes) write(shared + threadIdx.x / width * span, threadIdx.x % width, lanes);
   __syncthreads();
@@ -79,7 +79,7 @@ template <class Element, int kVectors, bool kWarp, bool kLayer>
 __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(BackwardParams const p) {
   constexpr int kVec = kVector<Element>;
   constexpr bool kHeld = kVectors * kVec <= 16;  // gamma fits the registers too, else it is in shared memory
-  constexpr int kWarps = kWarp ? 1 : kBackwardThreads / 32 * kMaxCluster;  // that share a row, at most
+  constexpr int kWarps = kWarp ? 1 : kBackwardThreads / 32 * kMaxCluster;  // the most that share a row
   // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied. 16 bytes past a multiple of 32 cost 10 %.
   extern __shared__ __align__(32) uint4 ring[];
   __shared__ RowSlots<kWarps> slots;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   uint32_t const columns = uint32_t(p.problem.columns), rows = uint32_t(p.problem.rows);
   uint32_t const step = gridDim.x / cluster * groups;
   uint32_t row = blockIdx.x / cluster * groups + group;
-  int const vectors = (int(columns) / kVec - thread + threads - 1) / threads;  // of a row that are this thread's
+  int const vectors = (int(columns) / kVec - thread + threads - 1) / threads;  // that this thread has of a row
   auto const has = [&](int i) { return i < vectors; };
   // Bytes of this thread's first vector in a row, and on to its next one.
   auto const bytes_of = [&](uint32_t r) { return (int64_t(r) * columns + thread * kVec) * int(sizeof(Element)); };

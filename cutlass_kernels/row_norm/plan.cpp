@@ -99,8 +99,9 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
     while (shares > std::int64_t(threads) * params->cluster) params->cluster *= 2;
   };
   fit(kBackwardThreads);
-  // A row on half of a block, beside another row that works while it waits for its sums: LayerNorm up to 16384 columns,
-  // and both norms where the cluster is of four already. Of two, it would become one that leaves multiprocessors idle.
+  // Give a row half of a block, so that the row in the other half works while this one waits for its sums. This pays
+  // for LayerNorm up to 16384 columns, and for both norms where the cluster has four blocks already. A cluster of two
+  // would become one of four, which leaves multiprocessors idle.
   int const halves = params->cluster * 2;
   bool const beside = clusters && size_of(p.type) == 2 && vectors_of(p) > kBackwardThreads &&
                       p.rows * halves >= 2 * sm_count && (params->cluster == 1 ? p.layer : params->cluster == 4);
@@ -126,7 +127,8 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
   int const one = ring_bytes(*params);
   int const room = limit - gamma_bytes(*params);
   params->stages = std::clamp(room / one, 1, kMaxStages);
-  // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
+  // Clusters of four and more blocks leave some multiprocessors idle, since those of a GPC are not always a multiple of
+  // them.
   int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
   std::int64_t const most = std::max(1, usable / params->cluster);
   if (!is_shifted(p) && params->cluster <= (clusters ? kMaxCluster : 1) && one <= room) {
@@ -191,7 +193,7 @@ char const *plan_forward(Op const &op, State &state, Call const &call, Plan &pla
   }
   Grid const grid = forward_grid(*tile, multiprocessors(call.sm_count, call.sm), &state.forward);
   state.forward.inverse = 1.f / float(p.columns);
-  int const rows = p.residual ? 2 : 1;  // that a block keeps in shared memory
+  int const rows = p.residual ? 2 : 1;  // tensors whose row a block keeps in shared memory
   plan.operands = bits(state.slots, {kX, kResidual, kGamma, kBeta, kY, kSum});
   void const *kernel = nullptr;
   if (plan.device >= 0) kernel = kernels_of(p.type).forward(*tile, state.forward);

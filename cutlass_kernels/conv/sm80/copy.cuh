@@ -36,8 +36,8 @@ __device__ __forceinline__ void g2s_word(void *shared, void const *global, bool 
                                                   *static_cast<uint32_t *>(shared), exists);
 }
 
-// The same 16 bytes in pieces of 16, 8 or, if `kSmallest` is 4, of 4 bytes, as `piece` says. Of every piece all bytes
-// exist or none, the first `bytes` of the chunk. No branch: it would separate the mma.
+// Copies 16 bytes in pieces of `piece` bytes: 16, 8 or, if kSmallest is 4, 4. Only the first `bytes` of the chunk
+// exist, a whole number of pieces; the others become zeros. No branch, since it would separate the mma.
 template <int kSmallest>
 __device__ __forceinline__ void g2s_pieces(void *shared, void const *global, int bytes, int piece) {
   uint32_t const to = cast_smem_ptr_to_uint(shared);

@@ -73,7 +73,7 @@ struct SourceRows {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) row_start[i] = start(pixel[i], corner[i] >> 16);
     } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // where the compiler takes more registers, and would spill `first`
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // here the compiler takes more registers, and would spill `first`
       Place const place = Place::of<Traits>(params);
       int m = place.m0 + place.thread / Traits::kChunks;
 #else
@@ -118,7 +118,7 @@ struct TapLoader {
   char const *from_x;                  // these channels of the source's pixel 0, moved by the tap unless upsampled
   int pixel_bytes, bytes, piece = 16;  // bytes of a pixel; of the chunk, that exist; of one copy
   int step_x;                          // from one k-tile of a run to the next, unless upsampled
-  uint32_t tap_bits;                   // those of rows.outside that must be clear
+  uint32_t tap_bits;                   // the bits of rows.outside that must be clear for this tap
   uint32_t closed;                     // all ones where the chunk has no channels, else zeros
 
   // The `blocks` channel blocks from `first` on, whose filters start at `first_column` of the packed matrix.
@@ -182,7 +182,7 @@ struct TapLoader {
     uint32_t const column_bits = one_tap ? 0 : tap_bits & ~0u << kMaxTaps;
     filters.from += one_tap ? kK * kBytes : FilterRows<Traits>::kTapBytes;
     from_x += !kUpsamples ? step_x : one_tap ? kK * kBytes : 0;
-    if constexpr (kUpsamples) {  // whose next filter row is a division for every pixel, and so a branch
+    if constexpr (kUpsamples) {  // the next filter row takes a division for every pixel, and so is a branch
       if (!row_ends) {
         rows.tap_w += one_tap ? 0 : p.dilation_w, tap_bits += column_bits;
         return;

@@ -76,7 +76,7 @@ __device__ __forceinline__ float4 *kept_sums(Params const &params, unsigned char
 template <class Traits, class Acc>
 struct SourceSums {
   static constexpr Sums kKept = Traits::kTile.sums;
-  decltype(make_tensor<float>(shape(Acc{}))) sum;  // beside acc in the main loop only where Sums::kRegisters says so
+  decltype(make_tensor<float>(shape(Acc{}))) sum;  // with Sums::kRegisters it lives beside acc in the main loop
   bool first = true;                               // nothing is in shared memory yet
 
   __device__ __forceinline__ void start(Params const &params, Place const &place, Acc &acc) {
@@ -107,7 +107,7 @@ struct SourceSums {
     }
   }
 
-  // The same after the last source, into registers.
+  // drain() after the last source: adds up all sums in registers.
   __device__ __forceinline__ void drain_last(Params const &params, unsigned char *shared, int source, Acc const &acc) {
     if constexpr (kKept == Sums::kNone) return;
     float const scale = params.problem.scale[source];

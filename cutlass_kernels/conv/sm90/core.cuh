@@ -39,7 +39,8 @@ using Barrier = cutlass::arch::ClusterBarrier;
 constexpr int kConsumers = 2;  // warpgroups that issue wgmma; the one after them loads
 constexpr int kSm90Threads = 128 * (kConsumers + 1);
 constexpr int kSharedBytes = 227 * 1024;
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of the 168 that every thread is launched with
+constexpr int kProducerRegisters = 56,
+              kConsumerRegisters = 224;  // redistributed from the 168 that every thread is launched with
 
 // ---- pipeline -------------------------------------------------------------------------------------------------------
 
@@ -187,8 +188,8 @@ CUTE_DEVICE void multiply(Sum (&acc)[kRowTiles][kPixels / 2], uint64_t filters, 
 
 // ---- epilogue -------------------------------------------------------------------------------------------------------
 
-// The two filters of a thread's accumulator rows, 8 apart: their biases, and how many filters the output has left from
-// the first of them on.
+// The two filters of a thread's accumulator rows, which are 8 apart: their biases, and how many filters the output has
+// from the first of the two on.
 struct FilterPair {
   int left;
   float bias[2];

@@ -102,7 +102,7 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
 
 // Clocks of bias, activation and stores of one tile.
 double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
-  constexpr double kPlain = 1500, kExponential = 7300, kShortcut = 500;  // of 128 x 256 outputs
+  constexpr double kPlain = 1500, kExponential = 7300, kShortcut = 500;  // clocks of 128 x 256 outputs
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
@@ -132,13 +132,13 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
   bool const rows = tile.schedule == Sm90Schedule::kRows;
   if ((tile.halo && !rows) || is_pointwise(p)) return 0;
   int const pixels = rows ? halo_plan(p, tile).stage_bytes / (2 * kChannelBlock) / (p.R * p.S) : tile.pixels();
-  double const load = 2.0 * kChannelBlock * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // of a tap
+  double const load = 2.0 * kChannelBlock * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // clocks of one tap
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
     int const tail = p.C[i] % kChannelBlock;
     if (tail == 0) continue;
     double const empty = double(kChannelBlock - tail) / kChannelBlock;
-    double const counted = ceil_div(tail, 16) / 4.0;  // of the load, in loop_clocks
+    double const counted = ceil_div(tail, 16) / 4.0;  // part of the load that loop_clocks counts
     clocks += p.R * p.S * load * (1 + 0.9 * empty - counted);
   }
   double const tiles = double(pixel_tiles(tile, p)) * filter_tiles(tile, p);

@@ -10,7 +10,7 @@ namespace cutefuse::conv {
 struct DirectPixels {
   int64_t first;
   int step_a, step_b;
-  int groups;      // of those from the first one on, so many lie in the image
+  int groups;      // how many groups, from the first one on, lie in the image
   bool inside[2];  // along `a`
 
   // (a,b) of image n: where the warpgroup's pixels begin.

@@ -18,7 +18,8 @@ struct Sm90Rows {
   // Each warpgroup multiplies all pixels with half of the channels, since a wgmma narrower than 120 takes as long as
   // one of 120, and finishes half of the pixels.
   static constexpr int kFilters = 64, kPixels = kPixels_, kN = kPixels / kConsumers;
-  static constexpr int kPairs = kN / 16;  // of 8-pixel groups: what one block of a cluster finishes at a time
+  static constexpr int kPairs =
+      kN / 16;  // pairs of 8-pixel groups, the unit that one block of a cluster finishes at a time
   static constexpr int kPixelBytes = kChannelBlock * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr int kPartBytes = 2 * kConsumers * 128 * int(sizeof(float4));
   static_assert(kN % 16 == 0 && kPairs <= kRowsParts && kPartBytes == kRowsPartBytes);
@@ -37,8 +38,8 @@ struct Sm90Rows {
 
 // ---- reduction ------------------------------------------------------------------------------------------------------
 
-// Sends each 16 pixels of this warpgroup to the block that finishes them, where that is another. The pairs start at
-// this block's rank, so that the blocks do not all write to the same one.
+// Sends the sums of every 16 pixels of this warpgroup to the block that finishes them, if that is another block. The
+// loop starts at this block's rank, so that the blocks do not all write to the same one at once.
 template <class Traits>
 CUTE_DEVICE void send_parts(float (&acc)[Traits::kN / 2], Sm90Params const &params,
                             typename Traits::SharedStorage &shared) {
@@ -178,7 +179,8 @@ CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params 
   int tap = cursor.r * p.S + cursor.s, row_of_tap = cursor.r * plan.step_r + cursor.s * plan.step_s;
   for (int k = k_begin; k < k_end; tap = 0, row_of_tap = 0) {  // channel blocks
     int const first = k, last = cute::min(k_end, k + taps - tap), left = p.C[cursor.source] - cursor.channel();
-    // Of the block's up to four k-steps the first two or the last two; channels that do not exist are zeros.
+    // This warpgroup takes the first two or the last two of the block's four k-steps; channels that do not exist are
+    // zeros.
     int const steps = cute::max(1, cute::min(2, ceil_div(left, 16) - 2 * consumer));
     TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
     int const at =
@@ -260,7 +262,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     TransactionBarrier::init(&shared.shortcut_full, 1);
     cutlass::arch::fence_barrier_init();
     int const rank = int(block_rank_in_cluster());
-    int const pairs = rank < Traits::kPairs ? ceil_div(Traits::kPairs - rank, params.splits) : 0;  // that it finishes
+    int const pairs =
+        rank < Traits::kPairs ? ceil_div(Traits::kPairs - rank, params.splits) : 0;  // which this block finishes
     TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, pairs * (params.splits - 1) * Traits::kPartBytes);
   }
   prefetch_maps(params);

@@ -80,7 +80,7 @@ CUTE_DEVICE uint32_t pack_bytes(float a, float b, float c, float d) {
 template <int kGroups>
 CUTE_DEVICE void stage_bytes(uint32_t const *packed, uint8_t *staging) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  auto const row = [&](int pixel) {  // that this lane names to a store
+  auto const row = [&](int pixel) {  // the address that this lane passes to stmatrix
     return reinterpret_cast<uint128_t *>(staging + pixel * kStoreColumns + (warp ^ pixel / 2 % 4) * 16);
   };
   static_assert(kGroups % 4 <= 2);
@@ -95,7 +95,7 @@ CUTE_DEVICE void stage_bytes(uint32_t const *packed, uint8_t *staging) {
   }
 }
 
-// As store_outputs, to int8 or float8.
+// store_outputs() for int8 and float8 outputs.
 template <class Element, int kPixels, int kRows, int kStagings, bool kBesideLoop, class Pair, class Store>
 CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Params const &params, uint8_t *staging,
                              int warpgroup, Store const &store) {
