@@ -25,7 +25,7 @@ std::vector<std::string> const &targets() {
 }
 
 bool is_ptx(std::string const &target) { return target.find("-virtual") != std::string::npos; }
-// Not atoi: compiled against glibc 2.38 or newer, it needs that on every machine that a wheel is for.
+// Not atoi: compiled against glibc 2.38 or newer, it would need that version on every machine that installs the wheel.
 int number_of(std::string const &target) {
   int number = 0;
   std::from_chars(target.data(), target.data() + target.size(), number);
@@ -37,8 +37,8 @@ bool is_known(std::int32_t sm) {
   return std::any_of(std::begin(kArchitectures), std::end(kArchitectures), same);
 }
 
-// CUDA programming guide, binary compatibility: machine code runs on its own major version of the compute capability,
-// from its minor version on, among graphics cards; that of an architecture whose name ends in `a` on this one alone.
+// CUDA programming guide, binary compatibility: machine code runs on graphics cards of the same major version of the
+// compute capability, from its own minor version on. Code for an architecture whose name ends in `a` runs there alone.
 // The driver compiles PTX for every later architecture.
 bool runs_on(std::string const &target, std::int32_t sm) {
   int const number = number_of(target);
@@ -48,7 +48,8 @@ bool runs_on(std::string const &target, std::int32_t sm) {
   return cards && number / 10 == sm / 10 && number < sm;
 }
 
-// What CUDA takes for a compute capability: machine code before PTX, newer before older. Null: nothing runs there.
+// The code that CUDA picks for a compute capability: machine code before PTX, newer before older. Null: none runs
+// there.
 std::string const *code_of(std::int32_t sm) {
   auto const rank = [](std::string const &target) { return number_of(target) - (is_ptx(target) ? 1000 : 0); };
   std::string const *best = nullptr;
@@ -67,6 +68,10 @@ Architecture architecture(std::int32_t sm) {
   }
   std::uint32_t const features = (sm >= 90 ? kClusters : kNoFeature) | (sm >= 89 ? kFloat8Mma : kNoFeature);
   return {sm, 99, kAny.sm_count, features, false, "a GPU that is not known"};
+}
+
+std::int32_t multiprocessors(std::int32_t given, std::int32_t sm) {
+  return given > 0 ? given : architecture(sm).sm_count;
 }
 
 std::int32_t shared_limit(std::int32_t sm) { return architecture(sm).shared_kib * 1024; }

@@ -1,5 +1,5 @@
 // What the architectures of GPUs have, by compute capability, and which of them the library holds code for. No CUDA
-// header: the rewriter asks for GPUs that other machines have.
+// header: the rewriter asks about GPUs of other machines.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Architecture {
   std::int32_t shared_kib;  // dynamic shared memory that one block may ask for
   std::int32_t sm_count;    // multiprocessors of `board`
   std::uint32_t features;
-  bool tegra;  // a system on a chip: machine code of graphics cards does not run there, nor the other way round
+  bool tegra;  // a system on a chip: it runs no machine code of graphics cards, nor do they run its code
   char const *board;
 };
 
@@ -48,8 +48,11 @@ constexpr std::int32_t oldest(std::uint32_t needs) {
   return 0;
 }
 
-// The row of a compute capability; one that is not listed gets what all of its age have.
+// The row of a compute capability. One that is not listed gets what every GPU from that version on has.
 Architecture architecture(std::int32_t sm);
+
+// `given` multiprocessors or, where that is 0, those of the usual board of the compute capability.
+std::int32_t multiprocessors(std::int32_t given, std::int32_t sm);
 
 // Dynamic shared memory that one block may ask for, in bytes; for sm 0 the most there is.
 std::int32_t shared_limit(std::int32_t sm);
@@ -62,7 +65,7 @@ bool offers(std::int32_t sm, std::uint32_t needs);
 // `sm` is 0; else one sentence.
 char const *reject_device(std::int32_t sm);
 
-// How this library, or one that is built as configured, runs there: "machine code", "PTX", or null.
+// How this library, or one that is built as configured, runs on `sm`: "machine code", "PTX", or null.
 char const *code_for(std::int32_t sm);
 
 }  // namespace cutefuse

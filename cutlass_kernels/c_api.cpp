@@ -19,7 +19,7 @@ std::string number(double value) {
 
 std::string quoted(char const *text) { return std::string("\"") + text + "\""; }
 
-// The separator between the texts of a list.
+// A JSON list of the items' texts.
 template <class Items, class Text>
 std::string joined(Items const &items, Text const &text) {
   std::string list;
@@ -92,7 +92,7 @@ std::string describe_op(Op const &op) {
          ", \"retired\": " + joined(op.retired, describe_retired) + "}";
 }
 
-// Checks of the interface itself, so that an operator may index its arrays safely.
+// Checks the arrays of a call, so that an operator may index them safely.
 char const *bad_call(std::int32_t op, Call const *call) {
   if (op < 0 || op >= operators().size || call == nullptr) {
     return sentence("cutefuse: operator id %d is not one of 0..%d; ask cutefuse_find first", op, operators().size - 1);

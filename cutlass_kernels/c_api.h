@@ -30,12 +30,12 @@ CUTEFUSE_EXPORT std::int64_t cutefuse_workspace_bytes(std::int32_t op, cutefuse:
 CUTEFUSE_EXPORT std::int32_t cutefuse_configs(std::int32_t op, cutefuse::Call const *call, std::int32_t *ids,
                                               std::int32_t capacity);
 
-// Microseconds that the call should take with its tile, or the best guess, where config is 0; negative where a size is
-// not known, no model of the operator exists, or the call is rejected. Inside a network, warm; the constants are an
-// H200's.
+// Predicted microseconds of the call with its tile or, where config is 0, with the best guess. Negative where a size is
+// not known, the operator has no model, or the call is rejected. The time is that inside a network, where operands lie
+// in the L2 cache; the constants are an H200's.
 CUTEFUSE_EXPORT double cutefuse_predicted_us(std::int32_t op, cutefuse::Call const *call);
 
-// Works a call out, once per shape, for the current device; null when done, else one sentence. The plan is plain data
+// Plans a call, once per shape, for the current device; null when done, else one sentence. The plan is plain data
 // of cutefuse_plan_bytes() bytes that may be copied, and needs at most call->workspace_promise bytes of workspace.
 CUTEFUSE_EXPORT char const *cutefuse_plan(std::int32_t op, cutefuse::Call const *call, cutefuse::Plan *plan);
 CUTEFUSE_EXPORT std::int64_t cutefuse_plan_bytes();

@@ -17,7 +17,7 @@ struct Device {
 Device current_device();
 
 // Makes a device current for the calling thread until the scope ends: a plan runs on its own device, whichever the
-// application has made current. Index -1 stands for no device, which only a build without CUDA can enter.
+// application has made current. Index -1 is no device; the scope can enter it only where no device is current.
 class DeviceScope {
  public:
   explicit DeviceScope(std::int32_t index);
@@ -32,7 +32,7 @@ class DeviceScope {
 
 inline bool is_aligned(void const *data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
-// A kernel of one parameter block, passed by value. Without `function` it is not in this library.
+// A kernel that takes one parameter block by value. `function` is null where this library does not hold it.
 struct Kernel {
   void const *function = nullptr;
   std::int32_t threads = 0;
@@ -46,14 +46,15 @@ struct Launch {
   bool early = false;        // may start before the stream's previous kernel has ended, and waits for it itself
 };
 
-// Null when done, else what is wrong, in a few words for a sentence.
-// Sees that the grid is one that can be launched and, where the current device will run it (`here`), allows the kernel
-// its shared memory there.
+// prepare() and start() return null when done, else what is wrong, in a few words for a sentence.
+// Checks that the grid can be launched and, if the current device is to run it (`here`), allows the kernel its shared
+// memory there.
 char const *prepare(Launch const &launch, bool here);
+// Enqueues the kernel on `stream`, a cudaStream_t, with a copy of the parameter block at `params`.
 char const *start(Launch const &launch, void *params, void *stream);
 
-// Clusters of so many blocks that run at once on the current device, which depends on how its multiprocessors are
-// grouped; 0 when it cannot be told.
+// How many clusters of `cluster` blocks run at once on the current device, which depends on how its multiprocessors are
+// grouped; 0 when CUDA does not say.
 std::int32_t clusters_at_once(Kernel const &kernel, std::int32_t cluster);
 
 }  // namespace cutefuse

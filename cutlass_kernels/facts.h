@@ -22,8 +22,8 @@ struct Facts {
   Activation activation = Activation::kNone;
   Residual residual = Residual::kNone;
   bool view = false;              // a source may be a channel range of a wider tensor and may be enlarged
-  bool quantised = false;         // int8 sources and filter, with scales
-  bool quantised_output = false;  // int8 output
+  bool quantised = false;         // int8 or float8 sources and filter, with scales
+  bool quantised_output = false;  // output of the sources' type, with a scale
   bool layer = false;             // LayerNorm, else RMSNorm
   bool pre_activated = false;     // each input channel is scaled and shifted, then ReLU, before the filter sees it
 };

@@ -29,7 +29,7 @@ Span<Op const *> operators() {
 
 char const *sentence(char const *format, ...) {
   thread_local char text[512];
-  char made[sizeof(text)];  // an argument may be the sentence before
+  char made[sizeof(text)];  // an argument may point to the sentence made before, in `text`
   std::va_list args;
   va_start(args, format);
   std::vsnprintf(made, sizeof(made), format, args);
@@ -53,7 +53,7 @@ constexpr std::int32_t kMostConfigs = 256;
 
 bool runs_on(Config const &tile, std::int32_t sm) { return (sm == 0 || sm >= tile.min_sm) && offers(sm, tile.needs); }
 
-// Why a tile that was asked for is not legal; its heir, where it has one, is the call's.
+// Why tile `asked` is not legal. call.config is that tile, or its heir where it was retired.
 char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
   Config const *const tile = find_id(op.configs_table, call.config);
   if (tile == nullptr) {

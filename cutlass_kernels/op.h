@@ -1,5 +1,5 @@
 // The interface that every operator of the library implements. Pure C++: no CUDA, TensorRT, ONNX or PyTorch header may
-// be included here, so that the rewriter can ask an operator on a machine without a compiler for CUDA.
+// be included here, so that the rewriter can ask an operator on a machine without nvcc.
 #pragma once
 
 #include <array>
@@ -31,7 +31,8 @@ struct Tensor {
 
 enum class AttrKind : std::int32_t { kInts = 0, kFloats = 1 };
 
-// One attribute, the same at ONNX node, plugin field, serialised engine and C interface. max_count == 1: a scalar.
+// One attribute. ONNX nodes, plugin fields, serialised engines and the C interface all use this name and kind.
+// max_count == 1: a scalar.
 struct AttrSpec {
   char const *name;
   AttrKind kind;
@@ -48,7 +49,7 @@ struct AttrValue {
   std::int32_t reserved;
 };
 
-// One ONNX op_type: what changes the structure of the function body is in its name.
+// One ONNX op_type. Everything that changes the structure of its function body is part of its name.
 struct Variant {
   char op_type[48];
   std::int32_t inputs;
@@ -56,13 +57,13 @@ struct Variant {
   Facts facts;
 };
 
-// One tile of the table: `id` is positive, stable for ever (engines store it) and also the TensorRT tactic.
+// One tile of the table. `id` is positive, is the TensorRT tactic, and never changes: engines store it.
 struct Config {
   std::int32_t id;
   std::int32_t min_sm;  // compute capability * 10 from which it runs
   char const *name;
-  char const *kind;         // how it works, in one word: what tells tiles of one size apart
-  std::uint32_t type_mask;  // of the activations it takes: bit of each Type
+  char const *kind;         // how the kernel works, in one word; tells tiles of the same size apart
+  std::uint32_t type_mask;  // types of the activations that it takes, a bit_of() each
   std::uint32_t needs = 0;  // Features (architecture.h) that not every GPU from min_sm on has
 };
 
@@ -70,24 +71,24 @@ constexpr std::uint32_t bit_of(Type type) { return 1u << static_cast<std::int32_
 constexpr std::uint32_t kQuantisedTypes = bit_of(Type::kInt8) | bit_of(Type::kFloat8);
 constexpr std::uint32_t kFloatTypes = bit_of(Type::kFloat32) | bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
 
-// A tile that left the table, and the one that takes its place where an engine asks for it.
+// A tile that left the table, and the tile that replaces it where an engine asks for it.
 struct Retired {
   std::int32_t id, heir;
 };
 
-// Everything but addresses.
+// What an operator is asked about: everything but addresses.
 struct Call {
   Tensor const *inputs;
   Tensor const *outputs;
   AttrValue const *attrs;          // in the order of Op::attrs
-  std::int64_t workspace_promise;  // bytes of workspace that run will be given; negative: as many as it likes
+  std::int64_t workspace_promise;  // bytes of workspace that run() will be given; negative: no limit
   std::int32_t variant;            // index into Op::variants
   std::int32_t num_inputs;
   std::int32_t num_outputs;
   std::int32_t num_attrs;
   std::int32_t config;    // Config::id, or that of a retired tile; 0: the first of configs(call)
-  std::int32_t sm;        // compute capability * 10 of the device (90 for 9.0); 0: any, for plan the current device's
-  std::int32_t sm_count;  // multiprocessors of the device; 0: unknown, for plan the current device's
+  std::int32_t sm;        // compute capability * 10 of the device (90 for 9.0); 0: any, in plan() the current device's
+  std::int32_t sm_count;  // multiprocessors of the device; 0: unknown, in plan() the current device's
   std::int32_t reserved;
 };
 
@@ -96,20 +97,20 @@ constexpr Tensor const &tensor_of(Call const &call, std::int32_t i) {
   return i < call.num_inputs ? call.inputs[i] : call.outputs[i - call.num_inputs];
 }
 
-// A call worked out once: its tile, how its reduction is divided, every launch. Plain data without a destructor, so
-// that it can be copied with memcpy and kept by value; good in the process that made it, on the device that was
-// current.
+// The result of planning a call: its tile, how its reduction is divided, every launch. Plain data without a destructor,
+// so that callers may keep it by value and copy it with memcpy. It is valid in the process that made it, for the device
+// that was current then.
 struct Plan {
-  std::int64_t workspace_bytes;  // that run needs: never more than Call::workspace_promise
+  std::int64_t workspace_bytes;  // that run() needs, never more than Call::workspace_promise
   std::int32_t op;               // index into operators()
   std::int32_t variant;          // index into Op::variants
   std::int32_t config;           // Config::id; 0 where the operator has no tiles
-  std::int32_t splits;           // parts of the reduction that meet in the workspace; 1: none
-  std::int32_t device;           // that run needs to be current; -1: planned without the GPU that the call names
+  std::int32_t splits;           // parts into which the reduction is divided; 1: it is not
+  std::int32_t device;           // on which run() launches; -1: the GPU that the call names was not current
   std::int32_t sm, sm_count;
   std::int32_t num_inputs, num_outputs, launches;  // launches 0: there is nothing to compute
   std::uint32_t operands;      // bit of each tensor, inputs first, that must be set and aligned to 16 bytes
-  unsigned char state[10240];  // the operator's own
+  unsigned char state[10240];  // the operator's own parameters and launches
 };
 
 struct Operands {
@@ -154,8 +155,9 @@ constexpr auto configs_of(Tables const &...tables) {
 }
 
 // Every function is host code, thread-safe, without global state, and neither allocates device memory nor synchronises.
-// A returned text is one sentence (given, allowed, what to do), valid until the same thread asks again; null means yes
-// / done. Callers use the functions below, which check what all operators have in common.
+// A returned text is one sentence that says what was given, what is allowed and what to do; it is valid until the same
+// thread's next call. Null means success. Callers use the functions below the struct, which also check what all
+// operators have in common.
 struct Op {
   char const *name;
   Span<Variant> variants;
@@ -167,8 +169,8 @@ struct Op {
   std::int64_t (*workspace_bytes)(Call const &call);
   // Writes the ids of the legal tiles, best guess first; returns how many there are (never more than configs_table).
   std::int32_t (*configs)(Call const &call, std::int32_t *ids, std::int32_t capacity);
-  // What of the call a tile of the table cannot run, as the object of "cannot run"; its device and types are judged
-  // before.
+  // The part of the call that a tile of the table cannot run, worded to follow "cannot run". The caller has judged the
+  // tile's device and types before.
   char const *(*obstacle)(Call const &call, std::int32_t config);
   // Microseconds that the call should take; negative: there is no model. Every size is known, config is a legal tile.
   double (*predicted_us)(Call const &call);
@@ -179,7 +181,8 @@ struct Op {
   char const *(*launch)(Plan const &plan, Operands const &operands);
 };
 
-// An operator of a family that shares these functions, each of which takes what tells its operators apart first.
+// The Op of an operator whose family, convolutions or row norms, implements these functions once. kFamily holds what
+// differs between the family's operators, and is the first argument of each function.
 template <auto const &kFamily>
 constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attrs, Span<Config> configs_table,
                    Span<Retired> retired) {
@@ -200,13 +203,14 @@ constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attr
 
 // Whether the call is legal on its device.
 char const *reject(Op const &op, Call const &call);
-// The tile that does the work of one: itself, or its heir when it has been retired; 0 for an unknown id.
+// The tile that runs where tile `id` is asked for: itself, or its heir when it has been retired; 0 for an unknown id.
 std::int32_t living_config(Op const &op, std::int32_t id);
-// Microseconds that a legal call should take with its tile, or the best guess, where config is 0. Negative where a size
-// or the model is missing, or the tile cannot run it. Inside a network, warm; the constants are an H200's.
+// Predicted microseconds of a legal call with its tile or, where config is 0, with the best guess. Negative where a
+// size is not known, the operator has no model, or the tile cannot run the call. The time is that inside a network,
+// where operands lie in the L2 cache; the constants are an H200's.
 double predicted_us(Op const &op, Call const &call);
-// All that costs host time, once for each shape: judging, the choice of a tile, dividers, the kernels' parameters and
-// attributes.
+// Does everything that costs host time, once for each shape: judging, the choice of a tile, dividers, the kernels'
+// parameters and attributes.
 char const *plan(Op const &op, Call const &call, Plan *plan);
 // Fills in the addresses and enqueues. Refuses a workspace smaller than the plan's.
 char const *run(Plan const &plan, Operands const &operands);

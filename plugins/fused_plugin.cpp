@@ -314,7 +314,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
   // For shape_ and tactic_ and within the promise. An engine built for several GPUs may carry a tile that this one
   // cannot run: then the best guess serves.
   char const *make_plan() {
-    planned_ = false;  // whatever is thrown
+    planned_ = false;  // also if something is thrown below
     Bound bound(*this, shape_.data(), shape_.data() + variant().inputs);
     bound.call.workspace_promise = promise_.bytes();
     bound.call.config = tactic_;
@@ -332,7 +332,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     for (std::int32_t i = 0; i < num_in + num_out; ++i) {
       DynamicPluginTensorDesc const &tensor = i < num_in ? in[i] : out[i - num_in];
       shaped[i] = tensor.desc;
-      // A bound that was left empty is that of a static tensor.
+      // A bound that was left empty belongs to a static tensor.
       if ((tensor.*bound).nbDims == tensor.desc.dims.nbDims) shaped[i].dims = tensor.*bound;
     }
   }
@@ -382,12 +382,12 @@ nvinfer1::IPluginV3 *FusedCreator::createPlugin(char const *, PluginFieldCollect
     if (fields == nullptr) return "createPlugin was given no field collection";
     auto node = std::make_shared<Node>();
     Promise promise;
-    std::vector<PluginField> own;
-    if (phase == nvinfer1::TensorRTPhase::kRUNTIME) {
-      if (char const *reason = promise.read(*fields, &own)) return reason;
+    std::vector<PluginField> others;
+    PluginFieldCollection attributes = *fields;
+    if (phase == nvinfer1::TensorRTPhase::kRUNTIME && fields->fields != nullptr) {
+      if (char const *reason = promise.read(*fields, &others)) return reason;
+      attributes = {static_cast<std::int32_t>(others.size()), others.data()};
     }
-    PluginFieldCollection const attributes =
-        own.empty() ? *fields : PluginFieldCollection{static_cast<std::int32_t>(own.size()), own.data()};
     if (char const *reason = node->attributes.parse(*rules_.op, attributes)) return reason;
     node->values = node->attributes.view(*rules_.op);
     node->identity = std::string(getPluginName()) + " " CUTEFUSE_VERSION " " + node->attributes.text(*rules_.op);

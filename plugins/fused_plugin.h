@@ -19,8 +19,9 @@ constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one node
 // float8, as the first input. kNamed: the type that PluginRules::named_type reads from the attributes.
 enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32, kQuantised, kNamed };
 
-// kChannelsLast means TensorRT's kHWC8 for 16-bit types, kHWC for float32 and kHWC16 for int8, which TensorRT knows
-// from 10.16 on; `or_blocks`: all such tensors of a node may instead be kCHW32, which every version knows.
+// kChannelsLast means TensorRT's kHWC8 for 16-bit types, kHWC for float32, and kHWC16 for int8 and float8, which
+// TensorRT knows from 10.16 on. `or_blocks`: int8 tensors of a node may instead all be kCHW32, which every version
+// knows.
 struct Port {
   TypeRule type;
   Layout layout;
@@ -62,7 +63,7 @@ struct ShapeCall : AttrCall {
 
 struct PluginRules {
   Op const *op;
-  // What tensor `pos` may be; inputs are numbered first, then outputs.
+  // Type and layout that tensor `pos` may have; inputs are numbered first, then outputs.
   Port (*port)(Variant const &variant, std::int32_t pos);
   // Writes every output's dimensions. Null when done, else one sentence.
   char const *(*shapes)(ShapeCall const &call);

@@ -26,9 +26,9 @@ class Promise {
     value_ = field_ = static_cast<std::int32_t>(std::min<std::int64_t>(found->second, kMost));
   }
 
-  // Finds itself among an engine's fields and copies the others. An engine that was written before the field existed
-  // promises nothing: its library counted with the multiprocessors of the GPU that built it, so how many bytes TensorRT
-  // will pass is not known, and no plan may write any. Null when done, else one sentence.
+  // Reads the promise from an engine's fields and copies the other fields. An engine that was written before this field
+  // existed promises 0 bytes: its library computed the size from the multiprocessors of the GPU that built it, so it is
+  // not known how many bytes TensorRT will pass, and no plan may write any. Null when done, else one sentence.
   char const *read(nvinfer1::PluginFieldCollection const &fields, std::vector<nvinfer1::PluginField> *others) {
     for (std::int32_t i = 0; fields.fields != nullptr && i < fields.nbFields; ++i) {
       nvinfer1::PluginField const &field = fields.fields[i];

@@ -1,5 +1,5 @@
-// The TensorRT side of the int8 ConcatConv: int8 sources in kHWC16 or kCHW32, the packed filter, its scales and the
-// bias as plain inputs, and an output that is int8 in the sources' format or float channels-last.
+// The TensorRT side of the int8 and float8 ConcatConv: sources in kHWC16 or, int8 alone, kCHW32; the packed filter, its
+// scales and the bias as plain inputs; and an output that has the sources' type and format or is float channels-last.
 #include "fused_plugin.h"
 
 namespace cutefuse::quant_concat_conv {
@@ -36,7 +36,7 @@ char const *shapes(ShapeCall const &call) {
   return nullptr;
 }
 
-// As ONNX numbers types; the operator refuses other numbers.
+// `output_type` is ONNX's number of a type; the operator refuses all but these three.
 Type named_type(AttrCall const &call) {
   std::int64_t const number = call.ints("output_type")[0];
   return number == 10 ? Type::kFloat16 : number == 16 ? Type::kBFloat16 : Type::kFloat32;

@@ -143,6 +143,13 @@ def test_a_promise_that_is_no_size_makes_no_plugin(
     assert "field workspace_bytes must be one number of bytes" in capfd.readouterr().err
 
 
+def test_an_engine_that_holds_the_promise_alone_takes_every_default(
+    host: Host, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert host.create("ToyNorm", runtime_fields(host, fault=None, eps=None), phase=RUNTIME) is not None
+    assert capfd.readouterr().err == ""
+
+
 def test_a_node_of_a_model_promises_nothing(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
     assert host.create("ToyNorm", runtime_fields(host)) is None
     assert "attribute 'workspace_bytes' does not exist" in capfd.readouterr().err

@@ -31,14 +31,14 @@ Variant variant_of(Facts const &facts, int outputs) {
   return variant;
 }
 
-// An index means the same op_type for ever: engines hold names, callers of the C interface hold indices.
+// Never change the order: engines hold names, but callers of the C interface may hold indices.
 std::array<Variant, kVariants> const kVariantTable = [] {
   std::array<Variant, kVariants> table{};
   std::size_t i = 0;
   auto const add = [&](bool view, Residual residual, int outputs) {
     for (int sources = 1; sources <= kMaxSources; ++sources) {
       for (int a = 0; a < kActivations; ++a) {
-        // Without an activation a residual after it is one before it.
+        // Without an activation, a residual after it is the same as one before it.
         Activation const activation = static_cast<Activation>(a);
         if (residual == Residual::kAfter && activation == Activation::kNone) continue;
         table.at(i++) = variant_of({Kind::kConvolution, sources, activation, residual, view}, outputs);

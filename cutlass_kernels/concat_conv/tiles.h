@@ -1,7 +1,9 @@
-// The table of tiles: one row serves dispatch, TensorRT's tactics, tests, benchmarks and the cost model.
+// The tables of tiles, Ampere's and Hopper's. One row serves dispatch, TensorRT's tactics, tests, benchmarks and the
+// cost model.
 #pragma once
 
-#include "conv/params.h"
+#include "conv/sm80/tiles.h"
+#include "conv/sm90/tiles.h"
 
 namespace cutefuse::concat_conv {
 
@@ -9,40 +11,82 @@ using namespace conv;
 
 // Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
 inline constexpr Tile kTiles[] = {
-    // id, name, min_sm, bytes, m, n, k, stages, warps m, n, blocks, any channels, upsamples, bytes copied at once,
-    // ns per channel, us per block, halo rows, sums, pre-activates
-    {1, "sm80_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, false, 16, 13.1, 4.25},
-    {4, "sm80_128x64x64_s3", 80, 2, 128, 64, 64, 3, 2, 2, 2, true, false, 16, 8.8, 3.25, 0, Sums::kNone, true},
-    {5, "sm80_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, false, 16, 4.8, 2.25, 0, Sums::kNone, true},
-    {6, "sm80_128x32x64_s3", 80, 2, 128, 32, 64, 3, 4, 1, 3, false, false, 16, 5.0, 2.5},
-    {8, "sm80_128x16x64_s3", 80, 2, 128, 16, 64, 3, 4, 1, 3, true, false, 16, 3.8, 2.0},
-    {10, "sm80_128x128x64_w4_s3", 80, 2, 128, 128, 64, 3, 2, 2, 2, false, false, 16, 12.8, 4.5},
-    {13, "sm80_128x256x64_s3", 80, 2, 128, 256, 64, 3, 2, 4, 1, false, false, 16, 18.1, 8.5},
-    {14, "sm80_taps_256x128x64_s3", 80, 2, 256, 128, 64, 3, 4, 2, 1, false, false, 16, 16.6, 9.75, 32},
-    {15, "sm80_taps_256x64x64_s3", 80, 2, 256, 64, 64, 3, 4, 1, 2, false, false, 16, 11.1, 8.0, 32},
-    {18, "sm80_64x128x32_s4", 80, 2, 64, 128, 32, 4, 2, 2, 3, true, false, 16, 9.2, 2.5},
-    {21, "sm80_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, false, 16, 30.3, 6.5},
-    {22, "sm80_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 16, 21, 4.5, 0, Sums::kNone, true},
-    {23, "sm80_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, 16, 11.5, 2.25, 0, Sums::kNone, true},
-    {24, "sm80_tf32_128x32x32_s4", 80, 4, 128, 32, 32, 4, 4, 1, 2, false, false, 16, 12.7, 3.25},
-    {25, "sm80_tf32_256x64x16_s4", 80, 4, 256, 64, 16, 4, 4, 1, 2, false, false, 16, 36.4, 7.5},
-    {31, "sm80_up_128x128x32_s4", 80, 2, 128, 128, 32, 4, 2, 2, 2, false, true, 16, 11.75, 5.0},
-    {33, "sm80_up_64x64x64_s4", 80, 2, 64, 64, 64, 4, 2, 2, 3, true, true, 16, 4.65, 2.75},
-    {34, "sm80_up_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, 16, 12.4, 3.0},
-    {35, "sm80_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, false, 4, 14.5, 3.25},
-    {36, "sm80_up_any_tf32_64x64x32_s4", 80, 4, 64, 64, 32, 4, 2, 2, 2, true, true, 4, 15.5, 3.25},
-    {37, "sm80_up_256x64x32_s4", 80, 2, 256, 64, 32, 4, 4, 1, 2, false, true, 16, 13.95, 5.5},
-    {38, "sm80_up_tf32_128x128x16_s4", 80, 4, 128, 128, 16, 4, 2, 2, 2, false, true, 16, 31.3, 9.5},
-    {39, "sm80_up_tf32_256x64x16_s4", 80, 4, 256, 64, 16, 4, 4, 1, 2, false, true, 16, 34.6, 10.5},
-    {40, "sm80_any_tf32_64x128x32_s3", 80, 4, 64, 128, 32, 3, 2, 2, 3, true, false, 4, 20.9, 3.5},
-    {41, "sm80_even_tf32_128x64x32_s3", 80, 4, 128, 64, 32, 3, 2, 2, 2, true, false, 8, 17.85, 5.75},
+    // id, name, type, {m, n, k, stages}, {warps along m, n}, most blocks on a multiprocessor,
+    // {ns per channel, us per block}, options
+    make_tile(1, "sm80_128x128x32_s4", k16Bit, {128, 128, 32, 4}, {2, 2}, 2, {13.1, 4.25}),
+    make_tile(4, "sm80_128x64x64_s3", k16Bit, {128, 64, 64, 3}, {2, 2}, 2, {8.8, 3.25},
+              kAnyChannels | kAlsoPreActivated),
+    make_tile(5, "sm80_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {4.8, 2.25}, kAnyChannels | kAlsoPreActivated),
+    make_tile(6, "sm80_128x32x64_s3", k16Bit, {128, 32, 64, 3}, {4, 1}, 3, {5.0, 2.5}),
+    make_tile(8, "sm80_128x16x64_s3", k16Bit, {128, 16, 64, 3}, {4, 1}, 3, {3.8, 2.0}, kAnyChannels),
+    make_tile(10, "sm80_128x128x64_w4_s3", k16Bit, {128, 128, 64, 3}, {2, 2}, 2, {12.8, 4.5}),
+    make_tile(13, "sm80_128x256x64_s3", k16Bit, {128, 256, 64, 3}, {2, 4}, 1, {18.1, 8.5}),
+    make_tile(14, "sm80_taps_256x128x64_s3", k16Bit, {256, 128, 64, 3}, {4, 2}, 1, {16.6, 9.75}, kSharedTaps),
+    make_tile(15, "sm80_taps_256x64x64_s3", k16Bit, {256, 64, 64, 3}, {4, 1}, 2, {11.1, 8.0}, kSharedTaps),
+    make_tile(18, "sm80_64x128x32_s4", k16Bit, {64, 128, 32, 4}, {2, 2}, 3, {9.2, 2.5}, kAnyChannels),
+    make_tile(21, "sm80_tf32_128x128x16_s4", k32Bit, {128, 128, 16, 4}, {2, 2}, 2, {30.3, 6.5}),
+    make_tile(22, "sm80_tf32_128x64x32_s3", k32Bit, {128, 64, 32, 3}, {2, 2}, 2, {21, 4.5},
+              kAnyChannels | kAlsoPreActivated),
+    make_tile(23, "sm80_tf32_64x64x32_s4", k32Bit, {64, 64, 32, 4}, {2, 2}, 2, {11.5, 2.25},
+              kAnyChannels | kAlsoPreActivated),
+    make_tile(24, "sm80_tf32_128x32x32_s4", k32Bit, {128, 32, 32, 4}, {4, 1}, 2, {12.7, 3.25}),
+    make_tile(25, "sm80_tf32_256x64x16_s4", k32Bit, {256, 64, 16, 4}, {4, 1}, 2, {36.4, 7.5}),
+    make_tile(31, "sm80_up_128x128x32_s4", k16Bit, {128, 128, 32, 4}, {2, 2}, 2, {11.75, 5.0}, kEnlargedSources),
+    make_tile(33, "sm80_up_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {4.65, 2.75},
+              kAnyChannels | kEnlargedSources),
+    make_tile(34, "sm80_up_tf32_64x64x32_s4", k32Bit, {64, 64, 32, 4}, {2, 2}, 2, {12.4, 3.0},
+              kAnyChannels | kEnlargedSources),
+    make_tile(35, "sm80_any_tf32_64x64x32_s4", k32Bit, {64, 64, 32, 4}, {2, 2}, 2, {14.5, 3.25},
+              kAnyChannels | kCopies4Bytes),
+    make_tile(36, "sm80_up_any_tf32_64x64x32_s4", k32Bit, {64, 64, 32, 4}, {2, 2}, 2, {15.5, 3.25},
+              kAnyChannels | kEnlargedSources | kCopies4Bytes),
+    make_tile(37, "sm80_up_256x64x32_s4", k16Bit, {256, 64, 32, 4}, {4, 1}, 2, {13.95, 5.5}, kEnlargedSources),
+    make_tile(38, "sm80_up_tf32_128x128x16_s4", k32Bit, {128, 128, 16, 4}, {2, 2}, 2, {31.3, 9.5}, kEnlargedSources),
+    make_tile(39, "sm80_up_tf32_256x64x16_s4", k32Bit, {256, 64, 16, 4}, {4, 1}, 2, {34.6, 10.5}, kEnlargedSources),
+    make_tile(40, "sm80_any_tf32_64x128x32_s3", k32Bit, {64, 128, 32, 3}, {2, 2}, 3, {20.9, 3.5},
+              kAnyChannels | kCopies4Bytes),
+    make_tile(41, "sm80_even_tf32_128x64x32_s3", k32Bit, {128, 64, 32, 3}, {2, 2}, 2, {17.85, 5.75},
+              kAnyChannels | kCopies8Bytes),
+};
+
+inline constexpr Sm90Tile kSm90Tiles[] = {
+    // id, name, type, filters, pixels, options
+    im2col_tile(102, "sm90_128x256_f2", k16Bit, 128, 256, kMulticastPixels),
+    im2col_tile(105, "sm90_128x128", k16Bit, 128, 128, kAlsoPreActivated),
+    split_tile(108, "sm90_128x128_split", k16Bit, 128, 128, kAlsoPreActivated),
+    im2col_tile(109, "sm90_128x64", k16Bit, 128, 64, kAlsoPreActivated),
+    im2col_tile(110, "sm90_64x256", k16Bit, 64, 256),
+    im2col_tile(113, "sm90_128x200", k16Bit, 128, 200, kAlsoPreActivated),
+    halo_tile(121, "sm90_halo_64x16x32", k16Bit, 64, {16, 32}),
+    halo_tile(122, "sm90_halo_128x8x32", k16Bit, 128, {8, 32}),
+    halo_tile(124, "sm90_halo_128x8x16", k16Bit, 128, {8, 16}),
+    halo_tile(126, "sm90_halo_128x8x15", k16Bit, 128, {8, 15}),
+    halo_tile(127, "sm90_halo_tf32_64x16x32", k32Bit, 64, {16, 32}),
+    halo_tile(128, "sm90_halo_tf32_128x8x16", k32Bit, 128, {8, 16}),
+    pingpong_tile(131, "sm90_pp_128x104", k16Bit, 128, 104, kAlsoPreActivated),
+    pingpong_tile(132, "sm90_pp_128x160", k16Bit, 128, 160, kAlsoPreActivated),
+    pingpong_tile(133, "sm90_pp_128x192", k16Bit, 128, 192),
+    pingpong_tile(134, "sm90_pp_64x256", k16Bit, 64, 256),
+    // id, name, pixels
+    rows_tile(141, "sm90_rows_64x224_split", 224),
+    rows_tile(142, "sm90_rows_64x192_split", 192),
+    // id, name, filters, pixels, most blocks on a multiprocessor, options
+    small_tile(151, "sm90_small_64x16", 64, 16, 3, kAlsoPreActivated),
+    small_tile(152, "sm90_small_64x32", 64, 32, 3, kAlsoPreActivated),
+    small_tile(153, "sm90_small_64x40", 64, 40, 3, kAlsoPreActivated),
+    small_tile(154, "sm90_small_64x64", 64, 64, 1),
+    small_tile(155, "sm90_small_64x80", 64, 80, 3),
+    small_tile(156, "sm90_small_128x64", 128, 64, 3),
+    small_tile(157, "sm90_small_128x80", 128, 80, 3),
+    small_tile(158, "sm90_small_64x104", 64, 104, 1),
+    small_tile(159, "sm90_small_64x32_deep", 64, 32, 1),
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
 constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},  {101, 113},
                                 {103, 113}, {104, 113}, {106, 105}, {107, 105}, {123, 122}, {125, 124}};
 
-// Pixels of 16-bit types are whole vectors.
+// Only float32 pixels may be no whole number of vectors, so only its tiles copy smaller pieces.
 constexpr bool copies_whole_pieces() {
   for (Tile const &tile : kTiles) {
     bool const small = tile.type_bytes == 4 && (tile.copy_bytes == 4 || tile.copy_bytes == 8);

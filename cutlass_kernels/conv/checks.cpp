@@ -5,10 +5,10 @@
 namespace cutefuse::conv {
 namespace {
 
-// The size of an enlarged image; too large ones stay as they are, to be refused by check_size.
+// The size of an enlarged image. Sizes that are too large stay as they are; check_size refuses them.
 std::int64_t enlarged(std::int64_t size, int factor) { return size < 0 || size > (1 << 24) ? size : size * factor; }
 
-// Attributes that are plain numbers, and where each must lie.
+// The attributes that are plain numbers, and the bounds of each.
 struct Limit {
   Attr attr;
   std::int64_t lowest, highest;
@@ -19,7 +19,7 @@ constexpr Limit kLimits[] = {{kChannels, 1, 1 << 28},
                              {kPads, 0, kMaxPad},
                              {kDilations, 1, 1024}};
 
-// Elements of which a pixel is a multiple.
+// Every pixel stride is a multiple of this many elements.
 int vector_of(Type type) { return type == Type::kFloat32 ? 1 : 16 / size_of(type); }
 
 char const *check_geometry(Op const &op, Call const &call, Problem &p) {
@@ -47,7 +47,7 @@ char const *check_geometry(Op const &op, Call const &call, Problem &p) {
   return nullptr;
 }
 
-// alpha, lo and hi, which follow each other.
+// alpha, lo and hi; `alpha` is the index of the first.
 char const *check_activation(Op const &op, Call const &call, Problem &p, int alpha) {
   AttrValue const *const values = call.attrs + alpha;
   p.alpha = values[0].floats[0], p.lo = values[1].floats[0], p.hi = values[2].floats[0];

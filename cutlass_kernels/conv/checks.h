@@ -1,14 +1,15 @@
-// What every convolution operator accepts: attributes and tensors of a call become a Problem, or one sentence.
+// What every convolution operator accepts: turns the attributes and tensors of a call into a Problem, or says in one
+// sentence why it is refused.
 #pragma once
 
 #include <array>
 
-#include "conv/params.h"
+#include "conv/sm80/tiles.h"
 #include "conv/sm90/tiles.h"
 
 namespace cutefuse::conv {
 
-// The attributes that all of them begin with.
+// The attributes with which the list of every convolution operator begins.
 enum Attr { kChannels, kKernelShape, kStrides, kPads, kDilations, kPackedSizes, kConvAttrs };
 
 template <std::size_t kOwn>
@@ -40,17 +41,18 @@ struct Checks {
   char const *pixels(char const *what, Tensor const &given, Type type, int channels, std::int64_t *ld) const;
 };
 
-// What tells one operator from another.
+// What differs between the convolution operators.
 struct Family {
   Op const &op;
-  Span<Tile> tiles;                              // the Ampere path's
-  Span<Sm90Tile> sm90_tiles;                     // Hopper's
-  int alpha;                                     // attribute, before lo and hi
-  char const *(*check_own)(Checks const &);      // the sources' channel ranges and enlargements, or scales
-  char const *(*check_outputs)(Checks const &);  // and the residual; all else is known
+  Span<Tile> tiles;           // the Ampere path's
+  Span<Sm90Tile> sm90_tiles;  // Hopper's
+  int alpha;                  // index of that attribute; lo and hi follow it
+  char const *(*check_own)(
+      Checks const &);  // the operator's own attributes of sources: channel ranges and enlargements, or scales
+  char const *(*check_outputs)(Checks const &);  // outputs and residual, checked last
 };
 
-// Null, and the call as a problem, or why it is refused.
+// Fills in the problem and returns null, or returns why the call is refused.
 char const *problem_of(Family const &family, Call const &call, Problem *problem);
 
 }  // namespace cutefuse::conv

@@ -23,7 +23,8 @@ int copy_bytes(Problem const &p) {
   return strides % 16 == 0 ? 16 : int(sizes & -sizes);
 }
 
-// The taps of a filter row can share pixels that are adjacent, where one stage holds all that a tile reads of them.
+// The taps of a filter row can share their pixels where these are adjacent, and where one stage holds all of them that
+// a tile reads.
 char const *obstacle_to_taps(Tile const &tile, Problem const &p) {
   bool const adjacent = p.stride_w == 1 && (p.dilation_w == 1 || tile.type_bytes > 1);
   if (p.S != kRowTaps || !adjacent) return "this filter, stride or dilation";
@@ -31,20 +32,20 @@ char const *obstacle_to_taps(Tile const &tile, Problem const &p) {
   return image_rows * halo_of(p) <= tile.halo_rows ? nullptr : "images this narrow";
 }
 
-// Int8 sources have one scale and integers that cannot overflow, or a tile that keeps each one's sums apart.
+// Int8 sources need one scale and sums that cannot overflow, or a tile that drains the sums of each source.
 char const *obstacle_to_sums(Tile const &tile, Problem const &p) {
   if (tile.drains() || drains_once(p)) return nullptr;
   bool const one_scale = std::all_of(p.scale, p.scale + p.sources, [&](float scale) { return scale == p.scale[0]; });
   return one_scale ? "sums beyond 32 bits" : "sources of other scales";
 }
 
-// Slots for blocks of a split launch. The int8 kernels are as fast with one block on a multiprocessor as with two.
+// Slots for the blocks of a split launch. The 8-bit kernels are as fast with one block on a multiprocessor as with two.
 std::int64_t slots(Tile const &tile, Target const &target) {
   return std::int64_t(target.sm_count) * (tile.type_bytes == 1 ? 1 : resident_blocks(tile, target.sm));
 }
 
-// One block on a multiprocessor is nearly as fast as two, so more tiles than half of those gain nothing from a second
-// launch.
+// A single block uses a multiprocessor nearly as well as two do, so that more tiles than half of the multiprocessors
+// gain nothing from a second launch.
 std::int64_t wanted_splits(Tile const &tile, Problem const &p, Target const &target) {
   std::int64_t const tiles = std::max<std::int64_t>(1, output_tiles(tile, p));
   if (2 * tiles > target.sm_count) return 1;
@@ -57,9 +58,7 @@ std::int64_t wanted_splits(Tile const &tile, Problem const &p, Target const &tar
 }  // namespace
 
 Target::Target(Call const &call)
-    : sm(call.sm),
-      sm_count(call.sm_count > 0 ? call.sm_count : architecture(call.sm).sm_count),
-      workspace_bytes(call.workspace_promise) {}
+    : sm(call.sm), sm_count(multiprocessors(call.sm_count, call.sm)), workspace_bytes(call.workspace_promise) {}
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
@@ -82,7 +81,7 @@ std::int64_t output_tiles(Tile const &tile, Problem const &p) {
 }
 
 int resident_blocks(Tile const &tile, std::int32_t sm) {
-  // A block may have 1 KiB less than the multiprocessor, which takes 1 KiB for every block.
+  // A multiprocessor has 1 KiB more than one block may ask for, and takes 1 KiB for every block.
   int const fit = (shared_limit(sm) + 1024) / (tile.shared_bytes() + 1024);
   return std::max(1, std::min(tile.blocks_per_sm, fit));
 }
@@ -104,8 +103,8 @@ std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &t
   return slots(tile, target) * tile.m * tile.n * std::int64_t(sizeof(float));
 }
 
-// Blocks go to the multiprocessors in turn; those that share one hide each other's latencies and take less than as many
-// times as long as one alone.
+// Blocks go to the multiprocessors in turn. n blocks on one multiprocessor hide each other's latencies, so that
+// together they take less than n times as long as one: together[n] times.
 double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   // From the end of the kernel before it to the end of its last stores, apart from its tiles. Timed where it waited for
   // that end; to start before it gained a norm 0.4 us, which is assumed here.
@@ -119,7 +118,7 @@ double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   double reduction = 0;  // channels times taps
   for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], step)) * step * p.R * p.S / splits;
   double const rounds = double(per_sm / resident) * together[resident] + together[per_sm % resident];
-  double const sum_us = splits > 1 ? 3.0 + 0.1 * splits : 0.0;  // a second launch, and its reads
+  double const sum_us = splits > 1 ? 3.0 + 0.1 * splits : 0.0;  // of the second launch, which reads the parts
   return start_us + rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
 }
 

@@ -1,12 +1,12 @@
-// Which of the Ampere path's tiles run a problem, and how a device runs them: blocks, splits of the reduction,
-// workspace, predicted time. Host code for all number types.
+// Which of the Ampere path's tiles run a problem, and how: blocks, splits of the reduction, workspace, predicted time.
+// Host code for all number types.
 #pragma once
 
-#include "conv/params.h"
+#include "conv/sm80/tiles.h"
 
 namespace cutefuse::conv {
 
-// What a launch is made for.
+// The device and the workspace that a launch is planned for.
 struct Target {
   std::int32_t sm;  // 0: any
   std::int32_t sm_count;
@@ -17,8 +17,8 @@ struct Target {
 
 constexpr int kMostSplits = 16;
 
-// What of a problem a tile of its type cannot run, null: nothing; where its width is not known, in images wide enough.
-// sm 0: on any device.
+// The part of a problem that a tile of its type cannot run, worded to follow "cannot run"; null: it runs all. A width
+// that is not known counts as wide enough. sm 0: any device.
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm);
 bool runs(Tile const &tile, Problem const &p, std::int32_t sm);
 
@@ -27,11 +27,11 @@ std::int64_t output_tiles(Tile const &tile, Problem const &p);
 // Blocks of a tile that share a multiprocessor.
 int resident_blocks(Tile const &tile, std::int32_t sm);
 
-// Parts into which the reduction is cut when the tiles leave half of the multiprocessors idle; each keeps four k-tiles,
-// and together they fit the workspace that was promised.
+// Parts into which the reduction is divided where the tiles would leave half of the multiprocessors idle. Each part
+// keeps four k-tiles or more, and the sums of all fit the workspace that was promised.
 int splits_of(Tile const &tile, Problem const &p, Target const &target);
 
-// What a launch leaves in the workspace: float32 sums, [splits][N*P*Q][split_ld].
+// Bytes of the float32 sums that a launch leaves in the workspace, [splits][N*P*Q][split_ld].
 std::int64_t split_bytes(Problem const &p, int splits);
 
 // Bytes with which the tile divides the reduction freely, whatever is promised, for this image and every larger one: a

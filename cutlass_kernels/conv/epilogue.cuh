@@ -40,9 +40,9 @@ __device__ __forceinline__ void silu_pair(float &x, float &y) {
   x *= inverse * b, y *= inverse * a;
 }
 
-// acc = act(acc) for every element, in place. Call it on slices of the accumulator: five unrolled bodies over all of it
-// at once would keep too many registers alive. Without kCommon the caller has code of its own for none, ReLU, SiLU and
-// sigmoid.
+// acc = act(acc) for every element, in place. Call it on slices of the accumulator: its unrolled bodies over all of it
+// at once would keep too many registers alive. Without kCommon it leaves out none, ReLU, SiLU and sigmoid, for which
+// the caller has code of its own.
 template <bool kCommon = true, class Tensor>
 __device__ __forceinline__ void activate(Tensor &&acc, Problem const &p) {
   auto const each = [&](auto f) {

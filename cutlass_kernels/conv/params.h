@@ -1,20 +1,16 @@
-// The parameters of a launch of the convolution kernels, and a row of the Ampere path's table of tiles.
+// The parameters of the Ampere path's kernels, and how the host finds a kernel of either path.
 #pragma once
 
-#include "architecture.h"
 #include "conv/problem.h"
 #include "device.h"
 
 namespace cutefuse::conv {
 
-constexpr int kRowTaps = 3;     // filter columns that tiles with shared taps take
-constexpr int kInt8Pitch = 80;  // bytes between pixels whose taps are shared: ldmatrix then touches every bank once
-
 struct Params {
   Problem problem;
   void const *x[kMaxSources];  // at each source's first channel
   void const *w;
-  float const *w_scale;  // of int8 filters
+  float const *w_scale;  // of 8-bit filters
   float const *b;
   void const *pre_scale, *pre_shift;        // of every channel of the concatenation, null without a pre-activation
   void const *z;                            // residual, null without one
@@ -28,10 +24,11 @@ struct Params {
   float *partials;  // [splits][N*P*Q][split_ld]
 
   // The strides of the copies; they follow from the problem.
-  int taps;                  // R * S
-  int row_step, block_step;  // input pixels from a filter row's end to the next one's start; back from the last row's
-  int side_by_side;  // 1 under a 1x1 filter whose channel blocks lie side by side: all of a source's are one run of
-                     // k-tiles
+  int taps;          // R * S
+  int row_step;      // input pixels from a filter row's end to the next row's start
+  int block_step;    // input pixels from the last filter row's end back to the first row's start
+  int side_by_side;  // 1 under a 1x1 filter over channels-last pixels: a source's channel blocks follow each other in
+                     // memory, so that its k-tiles are one run
   bool pointwise;    // output pixel m reads pixel m of every source, and no other
 
   void set_steps() {
@@ -61,90 +58,47 @@ CUTEFUSE_HOST_DEVICE int stored_channels(Problem const &p) {
   return ceil_div(p.K, step) * step;
 }
 
-// Where the float32 sums of earlier sources are kept while a source's products are added up as integers. Nowhere: all
-// sources must have one scale. In registers they halve the warp tile; in shared memory they cost a pass over it at each
-// source's end.
-enum class Sums { kNone, kRegisters, kShared };
+// The number types of a tile: int8 or float8; float16 and bfloat16; float32, multiplied as TF32. The value is
+// Tile::type_bytes.
+enum TypeSize { k8Bit = 1, k16Bit = 2, k32Bit = 4 };
 
-// Tiles whose kernels are one translation unit for each number type, so that they compile in parallel: plain ones;
-// those whose taps share pixels; for enlarged sources; for pixels of any stride; with sums of earlier sources;
-// Hopper's; Hopper's small ones. A second time those that know a pre-activation, with it.
+// What tiles of one size differ in, for the rows of the operators' tables.
+enum TileOption : unsigned {
+  kAnyChannels = 1 << 0,       // Ampere: Tile::any_channels
+  kEnlargedSources = 1 << 1,   // Ampere: Tile::upsamples
+  kCopies4Bytes = 1 << 2,      // Ampere: Tile::copy_bytes, which are 16 without these two
+  kCopies8Bytes = 1 << 3,      // Ampere
+  kSharedTaps = 1 << 4,        // Ampere: Tile::halo_rows
+  kSumsInRegisters = 1 << 5,   // Ampere: Tile::sums
+  kSumsInShared = 1 << 6,      // Ampere
+  kAlsoPreActivated = 1 << 7,  // pre_activates of both
+  kDrainsSums = 1 << 8,        // Hopper: Sm90Tile::drains
+  kMulticastPixels = 1 << 9,   // Hopper: two blocks with different filters share their pixels
+};
+
+// Which kernels share a translation unit, one for each number type, so that they compile in parallel.
 enum class Group {
-  kPlain,
-  kTaps,
-  kEnlarged,
-  kPieces,
-  kSums,
-  kTapsSums,
-  kHopper,
-  kSmall,
-  kPreActivated,
-  kHopperPreActivated,
+  kPlain,               // Ampere: every tap loads its own pixels
+  kTaps,                // Ampere: the taps of a filter row share their pixels
+  kEnlarged,            // Ampere: enlarged sources
+  kPieces,              // Ampere: copies of 4 or 8 bytes, for pixels of any stride
+  kSums,                // Ampere: kPlain with float32 sums of earlier sources
+  kTapsSums,            // Ampere: kTaps with float32 sums of earlier sources
+  kHopper,              // Hopper: all tiles but the small ones
+  kSmall,               // Hopper: small tiles
+  kPreActivated,        // Ampere: a second kernel of the tiles that take pre-activated sources
+  kHopperPreActivated,  // Hopper: likewise
 };
 
-// A row of an operator's table of tiles.
-struct Tile {
-  int id;
-  char const *name;
-  int min_sm;
-  int type_bytes;  // 1: int8, or float8; 2: float16 and bfloat16; 4: float32 (TF32 tensor cores)
-  int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
-  bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors; slower for it
-  bool upsamples;     // for enlarged sources, and for these alone: a division for every pixel it copies
-  // The smallest piece that it copies of a pixel. 16, or for pixels that are no whole number of vectors, and for these
-  // alone, 8 or 4; every source is copied in the largest pieces that its pixels and channels allow.
-  int copy_bytes;
-  // The cost model: one block alone on a multiprocessor takes this long for every channel of the reduction, and at its
-  // start and end. Fitted on an H200 to the shapes of docs/measured.md.
-  double channel_ns, block_us;
-  int halo_rows = 0;  // > 0: the taps of a filter row share their pixels, of which a stage holds up to m + halo_rows
-  Sums sums = Sums::kNone;
-  bool pre_activates = false;  // has a second kernel, for pre-activated sources
-  bool float8 = false;         // multiplies float8, and nothing else
-  constexpr bool takes(Type type) const { return type_bytes == size_of(type) && float8 == (type == Type::kFloat8); }
-  constexpr std::uint32_t needs() const { return float8 ? kFloat8Mma : kNoFeature; }
-  constexpr bool drains() const { return sums != Sums::kNone; }
-  constexpr Group group() const {
-    if (copy_bytes < 16) return Group::kPieces;
-    if (upsamples) return Group::kEnlarged;
-    return halo_rows > 0 ? drains() ? Group::kTapsSums : Group::kTaps : drains() ? Group::kSums : Group::kPlain;
-  }
-  constexpr int threads() const { return warps_m * warps_n * 32; }
-  // Bytes of a pixel's sums or outputs in shared memory; int8 outputs are kept there as 32-bit sums, with 32 bytes
-  // between pixels so that rows touch different banks.
-  constexpr int row_bytes_y() const { return type_bytes == 1 ? n * 4 + 32 : n * type_bytes; }
-  constexpr int stages_bytes() const {
-    if (halo_rows == 0) return (m + n) * k * type_bytes * stages;
-    // int8: a stage holds a filter row, its pixels and the filters of its taps. Otherwise there are two stages of
-    // pixels and a stage of filters for each tap.
-    return type_bytes == 1 ? ((m + halo_rows) * kInt8Pitch + n * k * kRowTaps) * stages
-                           : ((m + halo_rows) * 2 + n * stages) * k * type_bytes;
-  }
-  constexpr int shared_bytes() const {
-    int const mainloop = stages_bytes() + (sums == Sums::kShared ? m * n * 4 : 0), epilogue = m * row_bytes_y();
-    return (mainloop > epilogue ? mainloop : epilogue) + (type_bytes == 1 ? 8 * n : 0);  // w_scale and b of int8
-  }
-};
-
-constexpr Config config_of(Tile const &tile) {
-  bool const bytes = tile.type_bytes == 1;
-  char const *const kind = tile.upsamples ? "enlarged" : tile.halo_rows == 0 ? "plain" : bytes ? "rows" : "taps";
-  std::uint32_t types = 0;
-  for (Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16, Type::kInt8, Type::kFloat8}) {
-    types |= tile.takes(type) ? bit_of(type) : 0;
-  }
-  return {tile.id, tile.min_sm, tile.name, kind, types, tile.needs()};
-}
-
-// A tile's kernel, and the one that adds the parts of a divided reduction. Without it the tile never divides the
-// reduction.
+// A tile's kernel, and the one that adds the parts of a reduction that was divided through the workspace. Hopper's
+// tiles have no such kernel: the blocks of a cluster add their parts.
 struct Kernels {
   Kernel main, finish;
 };
-// Finds a tile's kernels in one translation unit.
+// Finds a tile's kernels in one translation unit; they are empty where it does not hold them.
 using Find = Kernels(int tile_id);
 
 constexpr int kFinishThreads = 128;
-constexpr int kFinishChannels = 8;  // of one pixel, by one thread
+constexpr int kFinishChannels = 8;  // of one pixel, which one thread of conv_finish finishes
 
 }  // namespace cutefuse::conv

@@ -7,7 +7,7 @@
 #include "architecture.h"
 #include "conv/sm90/cost.h"
 
-// The translation units that CMake lists.
+// Declares the translation units of kernels that CMake lists.
 #define CUTEFUSE_KERNELS(stem, type, group, Element) \
   namespace cutefuse::stem {                         \
   extern Op const op;                                \
@@ -34,7 +34,7 @@ Find *find_kernels([[maybe_unused]] Op const &op, [[maybe_unused]] Type type, [[
   return nullptr;
 }
 
-// Without addresses.
+// All but the addresses.
 Params make_params(Problem const &p) {
   Params params{};
   params.problem = p;
@@ -45,7 +45,8 @@ Params make_params(Problem const &p) {
   return params;
 }
 
-// Sources, packed filter, its scales if it is int8, bias, residual, scales and shifts of a pre-activation; outputs.
+// In the order of an op_type's inputs: sources, packed filter, its scales if it is of an 8-bit type, bias, residual,
+// scales and shifts of a pre-activation. Then the outputs.
 void set_addresses(Params &params, Operands const &operands) {
   Problem const &p = params.problem;
   void const *const *next = operands.inputs;
@@ -107,7 +108,7 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return -1;
   Problem wide = p;
-  wide.Q = -1;  // whose tiles may run larger images, and other devices
+  wide.Q = -1;  // of any width, and below on any device: the bytes must do for larger images and other GPUs too
   std::int64_t bytes = 0;
   for (Tile const &tile : family.tiles) {
     if (runs(tile, wide, 0)) bytes = std::max(bytes, workspace_bound(tile, p, Target(call)));
@@ -150,17 +151,7 @@ char const *obstacle(Family const &family, Call const &call, std::int32_t config
   problem_of(family, call, &p);
   if (Tile const *const tile = find_id(family.tiles, config)) return obstacle_of(*tile, p, call.sm);
   if (!offers(call.sm, kWgmma)) return "this call";
-  bool const scaled = size_of(p.type) == 1;
-  if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
-  Sm90Tile const &tile = *find_id(family.sm90_tiles, config);
-  if (!has_strides_for_tma(p)) return "pixels of this stride";
-  if (is_upsampled(p) && !tile.halo) return "enlarged sources";
-  if (scaled && !tile.drains && !drains_once(p)) return "sources of other scales";
-  if (scaled && divides_reduction(tile) && p.output_type != Type::kFloat16) return "8-bit outputs";
-  if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
-  if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";
-  if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return "several outputs";
-  return "this filter, stride, padding or number of channels";
+  return sm90_obstacle(*find_id(family.sm90_tiles, config), p);
 }
 
 double predicted_us(Family const &family, Call const &call) {

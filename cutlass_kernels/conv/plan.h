@@ -21,7 +21,7 @@ char const *launch(Family const &family, Plan const &plan, Operands const &opera
 char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan);
 char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands);
 
-// A launch that was refused, as a sentence.
+// The sentence for a launch that was refused.
 char const *refused(Op const &op, std::int32_t tile, char const *why);
 
 }  // namespace cutefuse::conv

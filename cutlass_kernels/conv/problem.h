@@ -17,7 +17,7 @@ constexpr int kMaxSources = 8;
 constexpr int kMaxOutputs = 4;
 constexpr int kMaxUpsample = 64;
 constexpr int kMaxPad = 4096;
-constexpr int kMaxUpsampledSide = 1 << 14;  // of an enlarged image: its pixel addresses keep h and w in 16 bits each
+constexpr int kMaxUpsampledSide = 1 << 14;  // of an enlarged image, whose kernels keep h and w in 16 bits each
 constexpr int kMaxTaps = 16;                // R and S: one validity bit per filter row and column, both in one register
 constexpr int kChannelBlock = 64;           // channels of one packed block: filter columns never straddle two sources
 constexpr int kLayoutBlock = 32;            // channels of one block of Layout::kBlocks32
@@ -30,9 +30,9 @@ struct OutputRange {
 
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
 // Pre-activated, a filter sees max(0, x[n,c,h,w] * s[c] + t[c]), and zeros outside of the image.
-// Over int8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). There the
-// inner sums are exact integers and the outer one is float32, so that each source keeps a scale of its own; an int8
-// output is y / output_scale, rounded to nearest even and saturated.
+// Over int8 or float8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The
+// outer sum is float32, so that each source keeps a scale of its own; the inner sums of int8 are exact integers. An
+// 8-bit output is y / output_scale, rounded to nearest even and saturated.
 struct Problem {
   Type type, output_type;
   Layout layout;  // of all sources, and of an output of their type
@@ -63,7 +63,7 @@ CUTEFUSE_HOST_DEVICE Strides strides_of(Layout layout, std::int64_t ld, int chan
   return {(channels + kLayoutBlock - 1) / kLayoutBlock * pixels * kLayoutBlock, pixels * kLayoutBlock, kLayoutBlock};
 }
 
-// Of source i.
+// Strides of source i.
 CUTEFUSE_HOST_DEVICE Strides strides_of(Problem const &p, int i) {
   return strides_of(p.layout, p.ldx[i], p.C[i], std::int64_t(p.H) * p.W);
 }
@@ -81,7 +81,8 @@ inline std::int64_t largest_sum(Problem const &p, int source) {
   return std::int64_t(p.C[source]) * p.R * p.S * kMaxProduct;
 }
 
-// Bit i: the integers added up are worth another scale from source i + 1 on, could overflow there, or are complete.
+// Bit i: after source i the sums are drained, that is scaled and added to float32 sums. Either source i + 1 has another
+// scale, or int8's 32-bit sums could overflow in it, or there is no such source.
 inline std::uint32_t drains_after(Problem const &p) {
   std::uint32_t bits = 0;
   std::int64_t sum = 0;
@@ -95,16 +96,17 @@ inline std::uint32_t drains_after(Problem const &p) {
   return bits;
 }
 
-// One sum of integers serves all sources.
+// The sums are drained once, after the last source: one sum serves all sources.
 inline bool drains_once(Problem const &p) { return drains_after(p) == 1u << (p.sources - 1); }
 
-// Pixels hold only these channels, so the lanes up to a whole vector are padding and are written as zeros. In wider
-// pixels those lanes are other channels and are not written.
+// Whether the pixels hold these channels alone. The lanes up to a whole vector are then padding and are written as
+// zeros; in wider pixels they are other channels and must not be written.
 CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {
   return range.ld == padded_channels(type, range.last - range.first);
 }
 
-// Row or column of a source under row or column 0 <= at < 2^15 of its enlargement: at / factor, in one multiplication.
+// source_coordinate(at, upsample_multiplier(factor)) is at / factor in one multiplication, for 0 <= at < 2^15: the row
+// or column of a source that its enlargement repeats at `at`.
 constexpr std::uint32_t upsample_multiplier(int factor) { return ((1u << 31) + factor - 1) / factor; }
 
 CUTEFUSE_HOST_DEVICE int source_coordinate(int at, std::uint32_t multiplier) {

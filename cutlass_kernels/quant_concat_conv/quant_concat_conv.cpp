@@ -18,7 +18,7 @@ enum { kInputScales = kConvAttrs, kOutputScale, kOutputType, kAlpha, kLo, kHi, k
 
 constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"input_scales", AttrKind::kFloats, 1, kMaxSources, 0, 0.0},  // one for each source
-    {"output_scale", AttrKind::kFloats, 1, 1, 1, 1.0},            // of an int8 output
+    {"output_scale", AttrKind::kFloats, 1, 1, 1, 1.0},            // of an 8-bit output
     {"output_type", AttrKind::kInts, 1, 1, 1, 1.0},               // of a float output, as ONNX numbers types
     {"alpha", AttrKind::kFloats, 1, 1, 1, 0.01},                  // LeakyRelu
     {"lo", AttrKind::kFloats, 1, 1, 1, -3.402823466e38},          // Clip
@@ -27,7 +27,7 @@ constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
 
 constexpr int kFloatVariants = kMaxSources * kActivations, kVariants = 2 * kFloatVariants;
 
-// First the variants with a float output, then those with an int8 one, whose names end in Q.
+// First the variants with a float output, then those with an output of the sources' type, whose names end in Q.
 std::array<Variant, kVariants> const kVariantTable = [] {
   std::array<Variant, kVariants> table{};
   for (int i = 0; i < kVariants; ++i) {
@@ -47,7 +47,7 @@ constexpr auto kConfigTable = configs_of(kTiles, kSm90Tiles);
 
 bool good_scale(float scale) { return std::isfinite(scale) && scale > 0.f; }
 
-// Every tile of float8 needs tensor cores that multiply it, and code that was compiled for them.
+// Float8 needs tensor cores that multiply it, and code that was compiled for them.
 char const *check_float8(Checks const &checks) {
   std::int32_t const sm = checks.call.sm;
   if (checks.p.type != Type::kFloat8 || offers(sm, kFloat8Mma)) return nullptr;

@@ -62,7 +62,7 @@ CUTE_DEVICE void write_partial(BackwardParams const &p, float *mPartial, float *
     }
   }
   int const width = lanes < 32 ? 32 : lanes, teams = blockDim.x / width;
-  int const turn = lanes * kVec, span = kVectors * turn, rank = thread / lanes;  // of the cluster's blocks
+  int const turn = lanes * kVec, span = kVectors * turn, rank = thread / lanes;  // `rank`: of this block in its cluster
   __syncthreads();
   if (int(threadIdx.x) % width < lanes) write(shared + threadIdx.x / width * span, threadIdx.x % width, lanes);
   __syncthreads();
@@ -79,7 +79,7 @@ template <class Element, int kVectors, bool kWarp, bool kLayer>
 __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(BackwardParams const p) {
   constexpr int kVec = kVector<Element>;
   constexpr bool kHeld = kVectors * kVec <= 16;  // gamma fits the registers too, else it is in shared memory
-  constexpr int kWarps = kWarp ? 1 : kBackwardThreads / 32 * kMaxCluster;  // that share a row, at most
+  constexpr int kWarps = kWarp ? 1 : kBackwardThreads / 32 * kMaxCluster;  // the most that share a row
   // [stage][dy, x, dsum][vector][thread]: each thread reads what it copied. 16 bytes past a multiple of 32 cost 10 %.
   extern __shared__ __align__(32) uint4 ring[];
   __shared__ RowSlots<kWarps> slots;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   uint32_t const columns = uint32_t(p.problem.columns), rows = uint32_t(p.problem.rows);
   uint32_t const step = gridDim.x / cluster * groups;
   uint32_t row = blockIdx.x / cluster * groups + group;
-  int const vectors = (int(columns) / kVec - thread + threads - 1) / threads;  // of a row that are this thread's
+  int const vectors = (int(columns) / kVec - thread + threads - 1) / threads;  // that this thread has of a row
   auto const has = [&](int i) { return i < vectors; };
   // Bytes of this thread's first vector in a row, and on to its next one.
   auto const bytes_of = [&](uint32_t r) { return (int64_t(r) * columns + thread * kVec) * int(sizeof(Element)); };
@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   RowSum<kWarp, kWarps, true> row_sum{slots, p.log_lanes, group, lanes / 32, cluster};
 
   int stage = first_stage;
-  // All lanes of a warp, and all groups of a block, stay in the loop while one has a row: groups that pass their named
-  // barrier more often than others make racecheck see hazards across the barrier in write_partial.
+  // All lanes of a warp, and all groups of a block, stay in the loop while one of them has a row. If some groups passed
+  // their named barrier more often than others, racecheck would report hazards across the barrier in write_partial.
   for (uint32_t base = row - (kWarp ? threadIdx.x % 32 / lanes : group); base < rows; base += step, row += step) {
     bool const valid = row < rows;
     float const next_mean = kLayer ? statistic(p.mean, row + step) : 0.f, next_rstd = statistic(p.rstd, row + step);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
     }
     sums = row_sum(sums);
     float const c1 = -sums[0] * inverse * rstd * rstd, c2 = kLayer ? -sums[sums.size() - 1] * inverse : 0.f;
-    // From shared memory again: keeping the fragments over the reduction would take too many registers.
+    // Reads the fragments from shared memory again: keeping them over the reduction would take too many registers.
     auto const write_dx = [&](int i) {
       Values<Element> const rDy = fragment(0, i), rX = fragment(1, i), rG = gamma(i);
       Values<Element> rDx;
@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
   }
   cute::cp_async_wait<0>();
   if (p.partial == nullptr) return;
-  float *const mPartial = p.partial + int64_t(blockIdx.x / cluster) * columns, *const shared =
-                                                                                   reinterpret_cast<float *>(ring);
+  float *const mPartial = p.partial + int64_t(blockIdx.x / cluster) * columns;
+  float *const shared = reinterpret_cast<float *>(ring);
   write_partial<Element, kVectors>(p, mPartial, shared, thread, threads, rDgamma);
   if (kLayer && p.dbeta != nullptr) {
     write_partial<Element, kVectors>(p, mPartial + int64_t(p.parts) * columns, shared, thread, threads, rDbeta);
@@ -236,11 +236,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) row_norm_backward(Backwar
 template <class Element>
 BackwardKernels pick_backward(BackwardParams const &params, bool pipelined) {
   using Kernel = void (*)(BackwardParams);
-  // Four vectors of 16-bit types only serve rows that fill a block, never one warp.
+  // 16-bit types take four vectors only for rows that fill a block, so that no such kernel is made for a warp.
   constexpr bool kFloat32 = sizeof(Element) == 4;
   auto const rows = [&](auto warp, auto layer) -> Kernel {
-    if (!kFloat32 && params.vectors == 4) return row_norm_backward < Element, 4, kFloat32 && warp, layer > ;
-    return row_norm_backward < Element, kFloat32 ? 4 : 2, warp, layer > ;
+    constexpr int kVectors = kFloat32 ? 4 : 2;
+    constexpr bool kFourOnWarp = kFloat32 && decltype(warp)::value;
+    if (!kFloat32 && params.vectors == 4) return row_norm_backward<Element, 4, kFourOnWarp, layer>;
+    return row_norm_backward<Element, kVectors, warp, layer>;
   };
   Kernel const stream = row_norm_backward_stream<Element>;
   auto const address = [](Kernel kernel) { return reinterpret_cast<void const *>(kernel); };

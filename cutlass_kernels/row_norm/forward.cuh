@@ -1,5 +1,5 @@
-// RMSNorm and LayerNorm forward: one body for both, for a row on some lanes of a warp or on a block, which keep it in
-// registers until it is written; and for rows that fit nowhere, read twice.
+// RMSNorm and LayerNorm forward, one body for both. The lanes of a warp or the threads of a block keep a row in
+// registers until it is written. Rows that fit nowhere are read twice.
 #pragma once
 
 #include "forward_even.cuh"
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
   int64_t const index = kWarp ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes : blockIdx.x;
   Row<Element, kShifted> const row(index, p.problem);
   wait_for_previous_kernel();
-  let_next_kernel_start();  // here, or the assembler moves it after the first use of the loaded values
+  let_next_kernel_start();  // here, since the assembler moves it after the first use of the loaded values otherwise
 
   // All loads before the first use: a memory-bound kernel is as fast as it has bytes in flight.
   Vector<Element> raw[kVectors], other[kResidual ? kVectors : 1];

@@ -13,12 +13,12 @@ __global__ void __launch_bounds__(forward_threads(kWarp, kVectors),
                                   forward_blocks(kWarp, kVectors, kLayer && !kClusters))
     row_norm_forward_even(ForwardParams const p) {
   constexpr bool kHeld = kVectors < 4;              // registers hold gamma and beta until the row's sums are there
-  constexpr int kAtOnce = kWarp && !kHeld ? 2 : 1;  // vectors whose parameters are on their way later
+  constexpr int kAtOnce = kWarp && !kHeld ? 2 : 1;  // vectors whose parameters are loaded at once after the sums
   __shared__ MomentSlots<kWarp ? 1 : 32> slots;
   int const lanes = kWarp ? 1 << p.log_lanes : int(blockDim.x);
   int const thread = kWarp ? threadIdx.x & (lanes - 1) : threadIdx.x;
   int64_t const index = kWarp ? (int64_t(blockIdx.x) * kForwardWarpThreads + threadIdx.x) >> p.log_lanes : blockIdx.x;
-  // Lanes beyond the last row repeat it, for the others of their warp, and store nothing.
+  // Lanes beyond the last row work on the last row again, since their warp shuffles, and store nothing.
   bool const valid = !kWarp || index < p.problem.rows;
   Row<Element, false> const row(valid ? index : p.problem.rows - 1, p.problem);
   uint4 const *const mG = static_cast<uint4 const *>(p.gamma) + thread;
@@ -63,7 +63,7 @@ template <class Element, bool kLayer>
 __global__ void __launch_bounds__(kClusterThreads, kClusterBlocks) row_norm_forward_cluster(ForwardParams const p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   constexpr int kVectors = kClusterVectors, kThreads = kClusterThreads;
-  constexpr int kAtOnce = 2;  // vectors whose parameters are on their way
+  constexpr int kAtOnce = 2;  // vectors whose parameters are loaded at once
   __shared__ MomentSlots<kThreads / 32 * kMaxCluster> slots;
   announce_barriers<1>(&slots.arrived);
   uint32_t const index = blockIdx.x >> p.log_cluster;

@@ -109,7 +109,8 @@ __global__ void __launch_bounds__(kSharedThreads, kSharedBound) row_norm_forward
       Vector<Element> rY[kAtOnce];
       CUTE_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        // Always its own. The min changes nothing, but without it ptxas spills in LayerNorm of 16-bit types.
+        // `t` is always below `size`, so the min changes nothing, but without it ptxas spills in LayerNorm of 16-bit
+        // types.
         int const next = base + i * threads, t = min(next < size ? next : base, size - 1), v = begin + t;
         Parameter<Element, Param, kShifted> const gamma(p.gamma, row, v, ones<Param>());
         Parameter<Element, Param, kShifted> const beta(kLayer ? p.beta : nullptr, row, v, 0);

@@ -6,13 +6,13 @@
 
 namespace cutefuse::row_norm {
 
-// Count, mean and sum of squared deviations from it; RMSNorm fills the squares alone, which are those of the values.
-// The mean is the sum `mean + rest`: float32 rows far from zero would show the rounding of a single one.
+// Count, mean and sum of squared deviations from the mean. RMSNorm fills in `squares` alone, with the squares of the
+// values. The mean is `mean + rest`: in float32 rows far from zero, the rounding of a single number would show.
 struct Moments {
   float count = 0.f, mean = 0.f, rest = 0.f, squares = 0.f;
 };
 
-// What threads collect about a centre close to their mean: sums of deviations and of their squares.
+// Sums of deviations from a centre close to the mean, and of their squares, as a thread collects them.
 template <bool kLayer>
 struct Deviations {
   float centre = 0.f, sum = 0.f, squares = 0.f;
@@ -29,7 +29,7 @@ struct Deviations {
   }
 };
 
-// The values of a thread are its vectors first, first + stride, ... of the row. kEqual: it has all of them.
+// The moments of a thread that has the vectors first, first + stride, ... of the row. kEqual: the row has all of them.
 template <bool kLayer, bool kEqual, class Element, int kVectors, bool kShifted, bool kPacked>
 CUTE_DEVICE Moments moments_of(ForwardParams const &p, Row<Element, kShifted> const &row, int first, int stride,
                                Fragment<Element, kVectors, kPacked> &rX) {
@@ -106,7 +106,8 @@ CUTE_DEVICE Moments merge_lanes(Moments const (&part)[kParts], int lanes) {
     sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   }
   float const inverse = all.count > 0.f ? __fdividef(1.f, all.count) : 0.f;
-  all.mean = __fmul_rn(sum, inverse);  // not contracted with the subtraction: `rest` is of the rounded product
+  all.mean = __fmul_rn(
+      sum, inverse);  // __fmul_rn is not contracted with the subtraction: `rest` belongs to the rounded product
   float deviations = 0.f;
   CUTE_UNROLL
   for (int i = 0; i < kParts; ++i) {
@@ -231,7 +232,7 @@ template <class Element>
 CUTE_DEVICE Statistics statistics_of(ForwardParams const &p, Moments const &of) {
   float const rstd = rsqrtf(of.squares * p.inverse + p.problem.epsilon);
   if (sizeof(Element) == 4) return {of.mean, of.rest, rstd};
-  return {of.mean + of.rest, 0.f, rstd};  // too small to change a 16-bit result
+  return {of.mean + of.rest, 0.f, rstd};  // a separate rest is too small to change a 16-bit result
 }
 
 CUTE_DEVICE void save_statistics(ForwardParams const &p, int64_t row, Statistics const &of) {

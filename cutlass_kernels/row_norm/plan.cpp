@@ -1,4 +1,4 @@
-// How many threads and blocks the norms take, and their launches, for both operators. No CUDA header.
+// The grids of the norms' kernels, which tile a call gets, and its launches, for both operators. No CUDA header.
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
@@ -83,13 +83,14 @@ int favourite(Problem const &p, int sm_count) {
   return vectors <= 256 && (p.rows <= 64 * sm_count || !p.layer) ? 5 : 6;
 }
 
-// Sets lanes, cluster, stages and parts for the call's device; no blocks when only the kernels for any row fit.
+// The grid of the pipelined kernel; sets lanes, cluster, stages and parts for the call's device. No threads: it does
+// not fit, and the kernels for any row serve.
 Grid backward_grid(Call const &call, BackwardParams *params) {
   Problem const &p = params->problem;
-  Architecture const gpu = architecture(call.sm > 0 ? call.sm : 90);  // fitted on an H200
+  std::int32_t const gpu = call.sm > 0 ? call.sm : 90;  // the choices below are fitted on an H200
   bool const clusters = offers(call.sm, kClusters);
-  int const sm_count = call.sm_count > 0 ? call.sm_count : gpu.sm_count;
-  int const limit = shared_limit(gpu.sm) - 3 * 1024;  // less what the kernel declares
+  int const sm_count = multiprocessors(call.sm_count, gpu);
+  int const limit = shared_limit(gpu) - 3 * 1024;  // less the kernel's static shared memory
   // Sixteen columns leave registers for gamma; longer rows of 16-bit types take 32 before they take clusters.
   params->vectors = size_of(p.type) == 2 && vectors_of(p) <= 2 * kBackwardThreads ? 2 : 4;
   std::int64_t shares = ceil_div(vectors_of(p), params->vectors);
@@ -98,8 +99,9 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
     while (shares > std::int64_t(threads) * params->cluster) params->cluster *= 2;
   };
   fit(kBackwardThreads);
-  // A row on half of a block, beside another row that works while it waits for its sums: LayerNorm up to 16384 columns,
-  // and both norms where the cluster is of four already. Of two, it would become one that leaves multiprocessors idle.
+  // Give a row half of a block, so that the row in the other half works while this one waits for its sums. This pays
+  // for LayerNorm up to 16384 columns, and for both norms where the cluster has four blocks already. A cluster of two
+  // would become one of four, which leaves multiprocessors idle.
   int const halves = params->cluster * 2;
   bool const beside = clusters && size_of(p.type) == 2 && vectors_of(p) > kBackwardThreads &&
                       p.rows * halves >= 2 * sm_count && (params->cluster == 1 ? p.layer : params->cluster == 4);
@@ -125,7 +127,8 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
   int const one = ring_bytes(*params);
   int const room = limit - gamma_bytes(*params);
   params->stages = std::clamp(room / one, 1, kMaxStages);
-  // Clusters of four and more do not fill the processing clusters whose multiprocessors are no multiple of them.
+  // Clusters of four and more blocks leave some multiprocessors idle, since those of a GPC are not always a multiple of
+  // them.
   int const usable = params->cluster < 4 ? sm_count : std::max(16, sm_count / 16 * 16);
   std::int64_t const most = std::max(1, usable / params->cluster);
   if (!is_shifted(p) && params->cluster <= (clusters ? kMaxCluster : 1) && one <= room) {
@@ -139,7 +142,8 @@ Grid backward_grid(Call const &call, BackwardParams *params) {
 
 // ---- what plans hold ------------------------------------------------------------------------------------------------
 
-constexpr int kMostLaunches = 3;  // backward: rows, and where those do not add them up columns; then their sums
+constexpr int kMostLaunches =
+    3;  // backward: dx; partial sums of dgamma and dbeta where that kernel leaves none; their sums
 
 struct State {
   ForwardParams forward;
@@ -187,10 +191,9 @@ char const *plan_forward(Op const &op, State &state, Call const &call, Plan &pla
     return sentence("%s: no tile runs rows of %lld %s on compute capability %d.%d; skip this fusion", op.name,
                     (long long)p.columns, name_of(p.type), call.sm / 10, call.sm % 10);
   }
-  Grid const grid =
-      forward_grid(*tile, call.sm_count > 0 ? call.sm_count : architecture(call.sm).sm_count, &state.forward);
+  Grid const grid = forward_grid(*tile, multiprocessors(call.sm_count, call.sm), &state.forward);
   state.forward.inverse = 1.f / float(p.columns);
-  int const rows = p.residual ? 2 : 1;  // that a block keeps in shared memory
+  int const rows = p.residual ? 2 : 1;  // tensors whose row a block keeps in shared memory
   plan.operands = bits(state.slots, {kX, kResidual, kGamma, kBeta, kY, kSum});
   void const *kernel = nullptr;
   if (plan.device >= 0) kernel = kernels_of(p.type).forward(*tile, state.forward);
@@ -265,7 +268,7 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   Slots const slots = slots_of(family, call);
   if (slots.backward || problem_of(family, call, slots, &p) != nullptr || p.columns < 0) return 0;
   if (p.rows < 0) p.rows = 1 << 20;
-  int const sm_count = call.sm_count > 0 ? call.sm_count : architecture(call.sm).sm_count;
+  int const sm_count = multiprocessors(call.sm_count, call.sm);
   Tile const *legal[std::size(kTiles)];
   int count = 0;
   for (Tile const &tile : kTiles) {

@@ -1,4 +1,4 @@
-// A row norm as numbers: what the kernels are given, and how many threads work on it. Pure host C++.
+// A row norm as numbers: what the kernels are given, and the sizes of their blocks. Pure host C++.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,15 @@ namespace cutefuse::row_norm {
 
 constexpr std::int64_t kMaxColumns = 262144;
 constexpr int kVectorBytes = 16;
-constexpr int kMaxCluster = 8;  // the largest cluster that every Hopper part accepts
-constexpr int kForwardWarpThreads = 128;
+constexpr int kMaxCluster = 8;            // the largest cluster that every Hopper part accepts
+constexpr int kForwardWarpThreads = 128;  // of a block whose rows take a warp or less each
 constexpr int kSharedThreads = 256;
-constexpr int kSharedBlocks = 6;                          // of a multiprocessor, when their rows have this many bytes:
-constexpr int kSharedBytes = 32 * 1024;                   // beyond it a row takes another block of a cluster
-constexpr int kSharedBytesAtMost = 96 * 1024;             // every GPU with clusters lets one block have this much
-constexpr int kClusterThreads = 256, kClusterBlocks = 4;  // of a block, and on a multiprocessor: 64 registers
+constexpr int kSharedBlocks = 6;         // that share a multiprocessor while each holds at most kSharedBytes of a row
+constexpr int kSharedBytes = 32 * 1024;  // a row of more takes another block of its cluster
+constexpr int kSharedBytesAtMost = 96 * 1024;  // what every GPU with clusters allows one block
+constexpr int kClusterThreads = 256,
+              kClusterBlocks =
+                  4;  // threads of a block; blocks on a multiprocessor, which leaves each thread 64 registers
 constexpr int kClusterVectors = 8;
 constexpr int kStreamThreads = 512;
 constexpr int kFinalRows = 16;  // threads that share a column where partial sums are added
@@ -24,9 +26,9 @@ constexpr int kBackwardThreads = 512;
 constexpr int kMaxStages = 3;
 constexpr int kMostGroups = 2;  // rows side by side in the blocks of a cluster
 
-// The largest block of a forward kernel, and how many should fit a multiprocessor: one and two vectors per thread leave
-// registers for gamma and beta, four do not. `roomy` kernels get more registers: the sum of two operands is kept in
-// float32, and GPUs before Hopper spill LayerNorm's.
+// The largest block of a forward kernel, and how many of them should fit a multiprocessor: one and two vectors per
+// thread leave registers for gamma and beta, four do not. `roomy` kernels get more registers: those with a residual,
+// which keep the sum in float32, and those of LayerNorm on GPUs before Hopper, which would spill.
 constexpr int forward_threads(bool warp, int vectors) { return warp ? kForwardWarpThreads : vectors < 4 ? 1024 : 512; }
 constexpr int forward_blocks(bool warp, int vectors, bool roomy) {
   return warp ? (vectors == 4 && roomy ? 5 : 8) : vectors == 4 && !roomy ? 2 : 1;
@@ -55,7 +57,7 @@ struct ForwardParams {
   int slice;           // vectors of a row that one of them keeps in shared memory
   float inverse;       // 1 / columns
   bool full;           // all threads have equally many values, and threads are a power of two
-  std::uint32_t zero;  // 0, which the compiler must not know
+  std::uint32_t zero;  // always 0, but the compiler must not know (Fragment::forget)
 };
 
 struct BackwardParams {
@@ -73,7 +75,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 
 // Rows whose length is no multiple of a vector may start inside one, and touch up to one vector more.
 constexpr bool is_shifted(Problem const &p) { return p.columns % (kVectorBytes / size_of(p.type)) != 0; }
-// The calls that the kernels without run-time cases serve, forward.
+// The calls that forward_even.cuh serves, whose kernels decide every case at compile time.
 constexpr bool is_plain(Problem const &p) {
   return size_of(p.type) == 2 && p.param_type == p.type && p.affine && !p.residual && !is_shifted(p);
 }
@@ -107,8 +109,8 @@ struct Form {
   Operand operands[9];
 };
 
-// What tells one operator from another. `absent`: whether a vector without elements stands for no gamma, beta, dgamma,
-// dbeta, residual, sum, dsum or mean, and forward for no rstd.
+// What differs between the two operators. `absent`: whether a vector without elements stands for an absent gamma, beta,
+// dgamma, dbeta, residual, sum, dsum or mean, or in forward for an absent rstd.
 struct Family {
   Op const &op;
   Span<Form> forms;  // of each op_type
@@ -124,7 +126,7 @@ struct Slots {
 
 Slots slots_of(Family const &family, Call const &call);
 
-// Null, and the call as a problem, or why it is refused.
+// Fills in the problem and returns null, or returns why the call is refused.
 char const *problem_of(Family const &family, Call const &call, Slots const &slots, Problem *problem);
 
 // The functions of Op.

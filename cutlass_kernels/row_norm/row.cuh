@@ -37,7 +37,7 @@ CUTE_DEVICE Vector<Element> from_float(Values<Element> const &rX) {
   return result;
 }
 
-// Four bytes of ones.
+// The value 1 as often as it fits in four bytes.
 template <class Element>
 CUTE_DEVICE uint32_t ones() {
   cutlass::AlignedArray<Element, 4 / sizeof(Element)> r;
@@ -58,15 +58,16 @@ template <class Element, int kVectors>
 struct Fragment<Element, kVectors, true> {
   Vector<Element> raw[kVectors];
   CUTE_DEVICE Values<Element> operator[](int i) const { return to_float<Element>(raw[i]); }
-  // The compiler would keep the float32 values of one pass for the next, spilling them where registers end. It must not
-  // know that `zero` is 0.
+  // Adds `zero` to the loaded vector. Without this the compiler keeps the float32 values of one pass for the next, and
+  // spills them; it must not know that `zero` is 0.
   CUTE_DEVICE void forget(int i, uint32_t zero) {
     uint4 &r = reinterpret_cast<uint4 &>(raw[i]);
     if (sizeof(Element) == 2) r.x += zero, r.y += zero, r.z += zero, r.w += zero;
   }
 };
 
-// Plain: L1::no_allocate, which looks right for a row that is read once, cost 5 % of the bandwidth (measured, H200).
+// A plain load: L1::no_allocate, which looks right for a row that is read once, cost 5 % of the bandwidth (measured,
+// H200).
 CUTE_DEVICE uint4 load_vector(void const *from) {
   uint4 r;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from));
@@ -106,7 +107,7 @@ struct Row {
   CUTE_DEVICE bool whole(int v) const { return !kShifted || (v * kVec >= first && (v + 1) * kVec <= last); }
   CUTE_DEVICE bool has(int v, int j) const { return !kShifted || (v * kVec + j >= first && v * kVec + j < last); }
   CUTE_DEVICE int column(int v) const { return v * kVec - first; }
-  // How many of vector v are the row's.
+  // How many elements of vector v belong to the row.
   CUTE_DEVICE int elements(int v) const {
     if (!touches(v)) return 0;
     return kShifted ? min(last, (v + 1) * kVec) - max(first, v * kVec) : kVec;
@@ -148,7 +149,8 @@ struct Row {
   }
 };
 
-// gamma or beta beside a vector, as in memory, which may be wider than the row.
+// The part of gamma or beta that belongs to a vector of the row, as it lies in memory; its type may be wider than the
+// row's.
 template <class Element, class Param, bool kShifted>
 struct Parameter {
   static constexpr int kLoads = int(sizeof(Param) / sizeof(Element));
@@ -191,7 +193,7 @@ inline constexpr bool kClusters = true;
 inline constexpr bool kClusters = false;
 #endif
 
-// Makes the barriers, and tells the other blocks of the cluster; they must be waited for before the first sum.
+// Initialises the barriers and arrives at the cluster's barrier; cluster_wait() must follow before the first sum.
 template <int kCount>
 CUTE_DEVICE void announce_barriers(uint64_t *barriers) {
   if (threadIdx.x == 0) {
@@ -244,7 +246,8 @@ template <bool kWarp, int kWarps, bool kGroups>
 struct RowSum {
   RowSlots<kWarps> &slots;
   int log_lanes, group, warps, cluster;
-  int turn = 0, phase = 0;  // every other call has the other half: its barrier ends the reading of this one
+  int turn = 0,
+      phase = 0;  // calls use the two halves in turn: the barrier of one call ends the reading of the call before
 
   template <int kValues>
   CUTE_DEVICE cutlass::Array<float, kValues> operator()(cutlass::Array<float, kValues> values) {
@@ -280,7 +283,8 @@ struct RowSum {
       } else {
         __syncthreads();
       }
-      // Lanes repeat the sums of the fewest, a power of two, that hold all: every step less is latency less.
+      // `lanes` is the smallest power of two that holds all sums, and the other lanes repeat them: every step saved is
+      // latency saved.
       int const lanes = all > 16 ? 32 : 1 << (32 - __clz(all - 1)), mine = first + (lane & (lanes - 1));
       CUTE_UNROLL
       for (int k = 0; k < kValues; ++k) {

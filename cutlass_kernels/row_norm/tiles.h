@@ -30,10 +30,10 @@ inline constexpr Tile kTiles[] = {
     {13, "cluster_v8", kClusters, Scope::kCluster, kClusterVectors},  // one row per cluster: 16-bit rows that fill it
 };
 
-// An engine may ask for a tile that left the table: those were tiles for clusters with other widths.
+// An engine may ask for a tile that left the table. These were other tiles for clusters.
 constexpr Retired kRetired[] = {{7, 12}, {8, 12}, {9, 12}, {10, 12}};
 
-// The names of `scope` in its order.
+// In the order of Scope.
 constexpr char const *kScopeNames[] = {"warp", "block", "cluster", "shared", "stream"};
 
 constexpr Config config_of(Tile const &tile) {
@@ -42,8 +42,8 @@ constexpr Config config_of(Tile const &tile) {
 }
 inline constexpr auto kConfigTable = configs_of(kTiles);
 
-// The kernels, one translation unit per element type. `pipelined`: rows that the pipelined backward kernel takes;
-// otherwise those that take any row, with one more launch for dgamma and dbeta.
+// The kernels, one translation unit per element type. `pipelined`: backward for the rows that the pipelined kernel
+// takes; otherwise for any row, with one more launch for dgamma and dbeta.
 struct BackwardKernels {
   void const *rows, *columns, *sums;
 };

@@ -103,7 +103,8 @@ bool Build::accepts(std::int32_t pos) {
     for (auto i = static_cast<std::size_t>(pos) + 1; i < trial_.size(); ++i) trial_[i] = poison(garbage);
     return faces_.build->supportsFormatCombination(pos, trial_.data(), inputs(), outputs_);
   };
-  // Two different contents behind `pos`, one of them plausible: all zero reads as an empty float32 kLINEAR tensor.
+  // Ask with two different contents behind `pos`. One of them is plausible: zeros read as an empty float32 kLINEAR
+  // tensor.
   bool const first = answer(0x7e), second = answer(0);
   if (first != second) {
     report_.violation("supportsFormatCombination", "the answer for tensor " + std::to_string(pos) +
@@ -113,7 +114,8 @@ bool Build::accepts(std::int32_t pos) {
   return first && second;
 }
 
-// The fields that creation settles. How much workspace a plugin has asked for, it may well keep: no other GPU can tell.
+// The fields that creation alone decides. A plugin may also serialise how much workspace it asked for, since another
+// GPU cannot compute that.
 static Fields settled(Fields fields) {
   auto const promise = [](Field const &field) { return field.name == "workspace_bytes"; };
   fields.erase(std::remove_if(fields.begin(), fields.end(), promise), fields.end());
@@ -121,7 +123,7 @@ static Fields settled(Fields fields) {
 }
 
 void Build::configure(Combination &combination) {
-  // Each candidate is configured on a clone of its own, so one must not disturb the other.
+  // Each candidate is configured on a clone of its own, so that they do not disturb each other.
   std::unique_ptr<IPluginV3> const copy(plugin_->clone());
   Faces const faces = copy ? faces_of(copy.get(), true, "clone", report_) : Faces{};
   if (faces.build == nullptr || faces.runtime == nullptr) return report_.violation("clone", "the clone is not usable");

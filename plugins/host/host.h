@@ -1,6 +1,6 @@
-// A plugin host: loads any library of TensorRT V3 plugins and plays TensorRT's builder and runtime in the documented
-// order, checking on the way what TensorRT demands of a plugin. It stands in for TensorRT's calls, not for its
-// optimiser: that a plugin passes here means that it keeps the interface's contract.
+// A plugin host: loads any library of TensorRT V3 plugins, makes the calls of TensorRT's builder and runtime in the
+// documented order, and checks what TensorRT demands of a plugin. It replaces TensorRT's calls, not its optimiser: a
+// plugin that passes here keeps the interface's contract.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Where IPluginRegistry keeps registerCreator(IPluginCreatorInterface &, char const *): the registry's virtual table is
-// the one interface of plugins that TensorRT 11 changed, so it is called by its slot number, not through a class. A
-// test compares these numbers with NVIDIA's headers.
+// The slot of registerCreator(IPluginCreatorInterface &, char const *) in the virtual table of IPluginRegistry. The
+// registry is the one plugin interface that TensorRT 11 changed, so register.cpp calls the function by its slot, not
+// through a class. A test compares these numbers with NVIDIA's headers.
 #pragma once
 
 namespace cutefuse {

@@ -7,15 +7,15 @@ namespace cutefuse::conv {
 
 // Copies 16 bytes without L1 (.cg); `bytes` of them are read and the rest becomes zero: halo, channel tails and rows
 // past the end. Through L1 (.ca) the taps of a filter would share pixels, but every chunk would pass L1's banks twice.
-// CuTe's atom has all bytes or none.
+// CuTe's atom copies all bytes or none.
 __device__ __forceinline__ void g2s(void *shared, void const *global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(cast_smem_ptr_to_uint(shared)),
                "l"(global), "r"(bytes));
 }
 
-// The same for all 16 bytes or, if a bit of `mask` is set, none of them. The test is part of the assembly because with
-// CuTe's atom the compiler shifts the bit to the value 16, and the mma wait for that. Without `some` nothing is
-// written; a branch for it would separate the mma.
+// Copies 16 bytes or, if a bit of `mask` is set, writes 16 zeros. The test is part of the assembly: with CuTe's atom
+// the compiler makes the 16 from that bit by a shift, and the mma wait for it. The second form writes nothing where
+// `some` is 0; a branch around it would separate the mma.
 __device__ __forceinline__ void g2s_unless(void *shared, void const *global, uint32_t mask) {
   asm volatile(
       "{.reg .pred p; .reg .b32 n; setp.eq.u32 p, %2, 0; selp.b32 n, 16, 0, p;\n"
@@ -36,8 +36,8 @@ __device__ __forceinline__ void g2s_word(void *shared, void const *global, bool 
                                                   *static_cast<uint32_t *>(shared), exists);
 }
 
-// The same 16 bytes in pieces of 16, 8 or, if `kSmallest` is 4, of 4 bytes, as `piece` says. Of every piece all bytes
-// exist or none, the first `bytes` of the chunk. No branch: it would separate the mma.
+// Copies 16 bytes in pieces of `piece` bytes: 16, 8 or, if kSmallest is 4, 4. Only the first `bytes` of the chunk
+// exist, a whole number of pieces; the others become zeros. No branch, since it would separate the mma.
 template <int kSmallest>
 __device__ __forceinline__ void g2s_pieces(void *shared, void const *global, int bytes, int piece) {
   uint32_t const to = cast_smem_ptr_to_uint(shared);
@@ -111,7 +111,7 @@ struct FilterRows {
   }
 };
 
-// Where a channel of a source starts at its pixel 0, and how far its pixels are apart.
+// The address of a channel of a source at its pixel 0, and the bytes from pixel to pixel.
 struct SourceStart {
   char const *from;
   int pixel_bytes;
@@ -127,15 +127,15 @@ __device__ __forceinline__ SourceStart start_of(Params const &params, int source
   return {x + (channel / kLayoutBlock * to.block + channel % kLayoutBlock) * kBytes, to.pixel * kBytes};
 }
 
-// From a channel block of a source to its next one.
+// Bytes from a channel block of a source to its next one.
 template <class Traits>
 __device__ __forceinline__ int64_t block_bytes(Problem const &p, int source) {
   if constexpr (!Traits::kScaled) return Traits::kK * Traits::kBytes;
   return Traits::kK / kLayoutBlock * strides_of(p, source).block * Traits::kBytes;
 }
 
-// Images of kCHW32 lie all the source's channel blocks apart: the distance by which pixel `m`'s image moves where a
-// source of `now` blocks follows one of `before`.
+// Images of kCHW32 lie as far apart as all channel blocks of their source: the pixels by which the image of output `m`
+// moves where a source of `now` blocks follows one of `before` blocks.
 __device__ __forceinline__ int image_shift(Params const &params, int m, int now, int before) {
   Problem const &p = params.problem;
   return m < p.N * p.P * p.Q ? params.by_image.divide(m) * ((now - before) * (p.H * p.W)) : 0;

@@ -94,7 +94,7 @@ struct HaloLoader {
     enter_source(1);
   }
 
-  // `before`: the channel blocks of the source that `pixel` reckons with.
+  // `before`: channel blocks of the source for which `pixel` was computed; images of kCHW32 lie that many blocks apart.
   __device__ __forceinline__ void enter_source(int before) {
     Problem const &p = params.problem;
     auto const start = start_of<Traits>(params, block.source, p.C[block.source] - block.left + column);
@@ -112,7 +112,7 @@ struct HaloLoader {
     closed = block.left - column > 0 ? 0u : ~0u;
   }
 
-  // Pixels: to the next filter row; zeros after the last one.
+  // Moves the pixels to the next filter row; after the last one they are copied as zeros.
   __device__ __forceinline__ void next_row() {
     Problem const &p = params.problem;
     bits <<= 1, from_x = address_of(from_x, p.dilation_h * p.W, pixel_bytes);
@@ -192,7 +192,7 @@ struct HaloReader {
   static_assert(Traits::kPitched || (kRowBytes == 128 && Traits::kPixels % 8 == 0));
   uint32_t from[kRows];
   Params const &params;
-  int chunk, to_next_row;  // from the last tap, in rows of shared memory
+  int chunk, to_next_row;  // rows of shared memory from the last tap to the next stage of pixels
 
   __device__ __forceinline__ HaloReader(Params const &all, Place const &place, uint32_t shared_x) : params(all) {
     HaloRows const halo(params, place.m0);
@@ -214,7 +214,7 @@ struct HaloReader {
 
   __device__ __forceinline__ void move(int i, uint32_t row) { from[i] = row * kRowBytes + ((row ^ chunk) & 7) * 16; }
 
-  // To the tap after `tap`, where that is not an immediate offset.
+  // Moves on from `tap` to the next one, where that is not an immediate offset.
   __device__ __forceinline__ void leave(int tap) {
     if constexpr (Traits::kTapStages) {
       bool const last = tap == kRowTaps - 1;

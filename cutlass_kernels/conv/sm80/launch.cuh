@@ -1,4 +1,4 @@
-// The Ampere kernels by the ids of their tiles.
+// Finds an Ampere kernel by the id of its tile.
 #pragma once
 
 #include <utility>

@@ -12,9 +12,10 @@
 
 namespace cutefuse::conv {
 
-// float32 bits -> float32 bits that the tensor core truncates to the nearest tf32, ties away from zero; without it the
-// error doubles. Half of tf32's last place is the value's own power of two times 2^-11, and NaN and infinity stay as
-// they are. cvt.rna.tf32 gives the same result, but costs a predicate register, and this loop has none left.
+// Adds half of tf32's last place to each value, so that the tensor core, which truncates, gets the nearest tf32 with
+// ties away from zero; without it the error doubles. That half is the value's own power of two times 2^-11, and NaN and
+// infinity stay as they are. cvt.rna.tf32 gives the same result, but needs a predicate register, and this loop has none
+// left.
 template <class Engine, class Shape>
 __device__ __forceinline__ void round_to_tf32(Tensor<Engine, Shape> &&fragment) {
   auto r = recast<uint32_t>(fragment);
@@ -38,7 +39,7 @@ __device__ __forceinline__ void multiply(FragmentX &rX, FragmentW &rW, Acc &acc,
   for (int outer = 0; outer < kOuter; ++outer) {
     CUTE_UNROLL
     for (int inner = 0; inner < kInner; ++inner) {
-      int const back = outer % 2 ? kInner - 1 - inner : inner;  // back and forth: the last fragment is in registers
+      int const back = outer % 2 ? kInner - 1 - inner : inner;  // back and forth, so that the last fragment is reused
       int const i = Traits::kRowsFirst ? outer : back, j = Traits::kRowsFirst ? back : outer;
       gemm(typename Traits::Mma{}, rX(_, i, step), rW(_, j, step), acc(_, i, j));
     }
@@ -81,8 +82,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   wait_for_previous_kernel();  // no global memory has been touched yet
   if constexpr (Traits::kScaled) load_scales_and_biases<Traits>(params, place, shared);
 
-  // A unit is an mma step: kUnits of them make a k-tile or, where taps share pixels, a filter row. Issues the copies
-  // that belong to unit `unit`, to stage `stage`, after `done` of the unit's `all` rows of mma.
+  // A unit is an mma step: kUnits of them make a k-tile or, where taps share pixels, a filter row. copy_part issues
+  // those copies into stage `stage` that come after row `done` of the `all` rows of mma of unit `unit`.
   constexpr int kUnits = Traits::kTaps * kSteps;
   auto const copy_part = [&](int unit, int stage, int done, int all) {
     int const group = Loader::kGroups == 1 ? 0 : unit / kSteps, part = Loader::kGroups == 1 ? unit : unit % kSteps;
@@ -160,7 +161,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   };
 
   // ---- main loop ----
-  // After the last unit of a stage: the next stage has arrived, and this one is free.
+  // leave() runs at the last unit of a stage, whose fragments are then in registers. When it returns, the next stage
+  // has arrived and all warps have read this one.
   auto const is_last = [](int unit) { return unit == kUnits - 1 || (kTapStages && unit % kSteps == kSteps - 1); };
   auto const leave = [&](int unit) {
     cp_async_fence();
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   };
   SourceSums<Traits, decltype(acc)> sums;
   sums.start(params, place, acc);
-  auto const end_round = [&](int round) {  // a few k-tiles' sums go on in float32
+  auto const end_round = [&](int round) {  // of float8: adds the sums of a few k-tiles to those in float32
     if (Traits::kInexact && round % kInexactTiles == 0) sums.drain(params, shared, read.source, acc);
   };
   cp_async_wait<kStages - 2>();
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
 
   for (int to_read = k_blocks;;) {                                         // a source at a time
     int const whole = min((read.left + Traits::kMmaK - 1) / kK, to_read);  // blocks with channels for every mma step
-    int const rounds = Traits::kSharesTaps ? p.R : params.taps;            // of the units, for a block
+    int const rounds = Traits::kSharesTaps ? p.R : params.taps;  // passes over the units for each channel block
     CUTE_NO_UNROLL
     for (int round = whole * rounds; round > 0; --round) {
       CUTE_UNROLL

@@ -10,15 +10,17 @@ template <class Traits>
 struct SourceRows {
   static constexpr int kRows = Traits::kRowsX;
   static constexpr bool kUpsamples = Traits::kTile.upsamples;
-  // Image, row and column of an enlarged pixel are kept for four rows; those of eight spill, and two are divided anew.
+  // Registers keep image, row and column of enlarged pixels for up to four rows. Those of eight rows would spill, so
+  // only the column is kept, and image and row are computed again for every filter row.
   static constexpr bool kKeeps = kUpsamples && kRows <= 4;
-  // Linear index of the pixel under tap (0,0), maybe in the halo; upsampled: its image if it is kept, else its column.
+  // Linear index of the pixel under tap (0,0), maybe in the padding. Upsampled: its image where kKeeps, else its
+  // column.
   int pixel[kRows];
   uint32_t outside[kRows];  // bit r: filter row r falls outside the image; bit 16 + s: filter column s does
   static_assert(2 * kMaxTaps <= 32);
   int corner[kKeeps ? kRows : 1];         // h0 and w0 in the enlarged image, 16 bits each
   int row_start[kUpsamples ? kRows : 1];  // linear index of the source row under the tap's
-  int first, tap_w = 0;                   // output pixel of row 0; of the present tap, in enlarged pixels
+  int first, tap_w = 0;                   // output pixel of row 0; column of the present tap, in enlarged pixels
   uint32_t multiplier;
 
   // Row i is output pixel first + i * kRowsPerPass.
@@ -59,7 +61,7 @@ struct SourceRows {
     }
   }
 
-  // Once for filter row r and not at every tap: the division of the enlarged row.
+  // Starts filter row r of an enlarged source: it divides the enlarged row here, not at every tap.
   __device__ __forceinline__ void enter_row(Params const &params, int r) {
     Problem const &p = params.problem;
     int const H = source_coordinate(p.H, multiplier), W = source_coordinate(p.W, multiplier);  // of the source
@@ -71,13 +73,13 @@ struct SourceRows {
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) row_start[i] = start(pixel[i], corner[i] >> 16);
     } else {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // where the compiler takes more registers, and would spill `first`
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // here the compiler takes more registers, and would spill `first`
       Place const place = Place::of<Traits>(params);
       int m = place.m0 + place.thread / Traits::kChunks;
 #else
       int m = first;
 #endif
-      asm volatile("" : "+r"(m));  // or the compiler divides before the loop and keeps the results
+      asm volatile("" : "+r"(m));  // else the compiler divides before the main loop and keeps the results
       CUTE_UNROLL
       for (int i = 0; i < kRows; ++i) {
         Pixel const at = pixel_of(p, params.by_image, params.by_row, m + i * Traits::kRowsPerPass);
@@ -86,8 +88,8 @@ struct SourceRows {
     }
   }
 
-  // Linear index in the source, of the pixel under tap (0,0) unless upsampled; without meaning where the tap is
-  // outside.
+  // Linear index in the source of the pixel under tap (0,0) or, if it is enlarged, under the present tap. Without
+  // meaning where the tap is outside of the image.
   __device__ __forceinline__ int at(int i) const {
     if constexpr (!kUpsamples) return pixel[i];
     int column = pixel[i];
@@ -97,9 +99,9 @@ struct SourceRows {
 };
 
 // One thread's share of the k-tiles, in the order of the reduction: a column chunk of kRowsX pixels and kRowsW filters.
-// A copy is a multiply-add and a test of bits, and the step to the next k-tile is three adds for as long as a run
-// lasts: the columns of a filter row, or the whole channel blocks of a source under a 1x1 filter. At a run's end,
-// selects step to the next filter row; only the step to the next channel block is a branch. So the copies can be issued
+// A run is the columns of a filter row or, under a 1x1 filter, the whole channel blocks of a source. A copy is a
+// multiply-add and a test of bits, the step to the next k-tile of a run is three adds, the step to the next filter row
+// is done by selects, and only the step to the next channel block is a branch. That is little enough to be issued
 // between the mma instructions. A k-tile past the last is copied as zeros.
 template <class Traits>
 struct TapLoader {
@@ -110,13 +112,13 @@ struct TapLoader {
   SourceRows<Traits> rows;
   FilterRows<Traits> filters;
   KBlock<kK> block;
-  int const column;                    // of the k-tile, that this thread copies
+  int const column;                    // channel of the k-tile at which this thread's chunk begins
   int blocks_left;                     // after this run
   int run, rows_left;                  // k-tiles left of the run, runs left of the channel block
   char const *from_x;                  // these channels of the source's pixel 0, moved by the tap unless upsampled
-  int pixel_bytes, bytes, piece = 16;  // of a pixel; of the chunk, that exist; that are copied at once
+  int pixel_bytes, bytes, piece = 16;  // bytes of a pixel; of the chunk, that exist; of one copy
   int step_x;                          // from one k-tile of a run to the next, unless upsampled
-  uint32_t tap_bits;                   // those of rows.outside that must be clear
+  uint32_t tap_bits;                   // the bits of rows.outside that must be clear for this tap
   uint32_t closed;                     // all ones where the chunk has no channels, else zeros
 
   // The `blocks` channel blocks from `first` on, whose filters start at `first_column` of the packed matrix.
@@ -131,7 +133,8 @@ struct TapLoader {
     enter_source(1);
   }
 
-  // `before`: the channel blocks of the source that rows.pixel reckons with.
+  // `before`: channel blocks of the source for which rows.pixel was computed; images of kCHW32 lie that many blocks
+  // apart.
   __device__ __forceinline__ void enter_source(int before) {
     Problem const &p = params.problem;
     auto const start = start_of<Traits>(params, block.source, p.C[block.source] - block.left + column);
@@ -179,7 +182,7 @@ struct TapLoader {
     uint32_t const column_bits = one_tap ? 0 : tap_bits & ~0u << kMaxTaps;
     filters.from += one_tap ? kK * kBytes : FilterRows<Traits>::kTapBytes;
     from_x += !kUpsamples ? step_x : one_tap ? kK * kBytes : 0;
-    if constexpr (kUpsamples) {  // whose next filter row is a division for every pixel, and so a branch
+    if constexpr (kUpsamples) {  // the next filter row takes a division for every pixel, and so is a branch
       if (!row_ends) {
         rows.tap_w += one_tap ? 0 : p.dilation_w, tap_bits += column_bits;
         return;

@@ -7,7 +7,7 @@
 
 namespace cutefuse::conv {
 
-// Of tiles for sources that are multiplied as they are.
+// Kernels that multiply sources as they are: nothing to do.
 template <class Traits, bool = Traits::kPreActivated>
 struct PreActivation {
   __device__ __forceinline__ PreActivation(Params const &, Place const &, KBlock<Traits::kK> const &) {}
@@ -26,9 +26,9 @@ struct PreActivation<Traits, true> {
   static constexpr int kRows = Traits::kM / (Traits::kTile.warps_m * 16);    // of the fragment
   static_assert(!Traits::kSharesTaps && !Traits::kTile.upsamples && !Traits::kScaled);
   Params const &params;
-  int source, left,
-      at = 0;    // of the k-tile: its source, that one's channels from here on; channel of the concatenation
-  int last = 0;  // word of channels: there are k-tiles read ahead that do not exist
+  int source, left;  // of the k-tile: its source, and the channels that the source has left
+  int at = 0;        // of the k-tile: its first channel, counted through the concatenation
+  int last = 0;      // first channel of the last word; k-tiles past the end, which are read ahead too, read that word
   int r = 0, s = 0;
   int channels[2];             // of a lane's words, inside a step
   uint32_t outside[kRows][2];  // bit r: filter row r falls outside of the image; bit 16 + s: filter column s does

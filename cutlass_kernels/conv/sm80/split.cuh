@@ -8,7 +8,7 @@
 
 namespace cutefuse::conv {
 
-// Output: that of a float operator; kScaled: the one that the problem names.
+// Output: the type of a float operator's output; kScaled: the problem names the type instead.
 template <class Output, bool kScaled>
 __global__ void __launch_bounds__(kFinishThreads) conv_finish(Params const __grid_constant__ params) {
   Problem const &p = params.problem;

@@ -55,14 +55,14 @@ struct Clamp {
   }
 };
 
-// The output, or range of a wider tensor, that holds the 16-byte vector of channels from k on.
+// Where the 16-byte vector of channels from k on goes: the output that holds it, which may be a range of wider pixels.
 template <class Output>
 struct Target {
   static constexpr int kVector = 16 / sizeof(Output);
   Output *y;  // these channels at pixel 0
   int64_t ld;
   int channels;        // of the vector, that exist
-  bool whole, padded;  // the vector may be written at once; and holds pad lanes, which then become zeros
+  bool whole, padded;  // the vector may be written at once; it holds pad lanes, which become zeros
 
   __device__ __forceinline__ Target(Params const &params, int k) {
     Problem const &p = params.problem;

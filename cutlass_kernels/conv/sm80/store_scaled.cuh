@@ -76,8 +76,8 @@ __device__ __forceinline__ float4 *kept_sums(Params const &params, unsigned char
 template <class Traits, class Acc>
 struct SourceSums {
   static constexpr Sums kKept = Traits::kTile.sums;
-  decltype(make_tensor<float>(shape(Acc{}))) sum;  // beside acc in the main loop only where Sums::kRegisters says so
-  bool first = true;                               // there are none in shared memory yet
+  decltype(make_tensor<float>(shape(Acc{}))) sum;  // with Sums::kRegisters it lives beside acc in the main loop
+  bool first = true;                               // nothing is in shared memory yet
 
   __device__ __forceinline__ void start(Params const &params, Place const &place, Acc &acc) {
     if constexpr (Traits::kScaled) {
@@ -107,7 +107,7 @@ struct SourceSums {
     }
   }
 
-  // The same after the last source, into registers.
+  // drain() after the last source: adds up all sums in registers.
   __device__ __forceinline__ void drain_last(Params const &params, unsigned char *shared, int source, Acc const &acc) {
     if constexpr (kKept == Sums::kNone) return;
     float const scale = params.problem.scale[source];
@@ -128,7 +128,7 @@ constexpr int kFinished = 4;  // channels of a pixel
 template <class T>
 using Finished = Channels<T, kFinished>;
 
-// Rounds them; ReLU, Clip and none are done here, since rounding is monotonic.
+// Rounds neighbouring channels to the output's type. ReLU, Clip and none are done here, since rounding is monotonic.
 template <class Output, bool = sizeof(Output) == 1>
 struct Round {
   Clamp<Output> clamp;
@@ -155,7 +155,7 @@ struct Round<Output, true> {
   }
 };
 
-// Which of them exist; pad lanes become zeros.
+// Keeps the channels that exist, and makes pad lanes zeros.
 template <class Output>
 struct Lanes {
   static constexpr int kWords = kFinished * sizeof(Output) / 4;

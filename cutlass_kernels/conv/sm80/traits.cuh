@@ -5,7 +5,7 @@
 
 #include <cute/tensor.hpp>
 
-#include "conv/params.h"
+#include "conv/sm80/tiles.h"
 
 namespace cutefuse::conv {
 
@@ -13,21 +13,21 @@ using namespace cute;
 using cute::Layout;  // these names are CuTe's here, not those of op.h
 using cute::Tensor;
 
-// The instruction that multiplies what the tensor cores read, and what it adds up in.
+// The mma instruction of a number type, and the type of its sums.
 template <class Op_, class Sum_>
 struct Multiply {
   using Op = Op_;
   using Sum = Sum_;
-  // Each source has a scale, and its sums are added to float32 ones at its end; memory may then hold blocks of 32
-  // channels.
+  // Of 8-bit types each source has a scale, and at its end its sums are added to float32 sums. Memory may hold blocks
+  // of 32 channels (kCHW32).
   static constexpr bool kScaled = sizeof(typename MMA_Traits<Op>::ValTypeA) == 1;
-  // The tensor cores of 8.9 keep 14 bits of such a sum and of what is added to it, so that a product loses the more,
-  // the longer the sum is. So it goes on in float32 ones every kInexactTiles k-tiles, too. (Where mma.sync of float8 is
-  // float16's, sums are better than that, but one kernel serves all.)
+  // Float8: the tensor cores of 8.9 keep 14 bits of a sum and of each product that they add to it, so that the error
+  // grows with the length of the sum. Therefore such sums are also added to the float32 sums every kInexactTiles
+  // k-tiles. (GPUs that run mma.sync of float8 as one of float16 keep more bits, but one kernel serves all.)
   static constexpr bool kInexact = kScaled && std::is_same_v<Sum, float>;
 };
 
-constexpr int kInexactTiles = 2;  // 128 products, as in DeepSeek-V3 (arXiv 2412.19437, 3.3.2); twice as many lose twice
+constexpr int kInexactTiles = 2;  // 128 products, as in DeepSeek-V3 (arXiv 2412.19437, 3.3.2); 256 double the error
 
 template <class Element>
 struct Numbers;
@@ -53,18 +53,18 @@ struct Sm80 {
   static constexpr bool kTf32 = kBytes == 4, kScaled = Numbers<Element>::kScaled;
   static constexpr bool kInexact = Numbers<Element>::kInexact, kPreActivated = kPre;
   static_assert(kTile.type_bytes == kBytes && kTile.float8 == kInexact);
-  // Pad lanes may hold NaN, and NaN times a filter's zero is NaN: tails of channels are masked.
+  // Float8's pad lanes may hold NaN, and NaN times a filter's zero is NaN: its tiles mask tails of channels.
   static_assert(!kInexact || (kTile.any_channels && kTile.drains()));
-  // The order of a step's mma. By rows the pixels' fragment of four registers stays at the operand port, by columns the
-  // filters' of two: a GPU at its power limit is 1 to 4 % faster with fewer reads of registers. By columns the copies
-  // are further apart, which gains 1 to 2 % on short reductions with the tile that is best there.
+  // The order of the mma of a step. By rows, neighbouring mma share the pixels' fragment, four registers; by columns,
+  // the filters' two. Fewer reads of registers make a GPU at its power limit 1 to 4 % faster. By columns the copies are
+  // further apart, which gains 1 to 2 % on short reductions, for which 16-bit 128x128x64 is the best tile.
   static constexpr bool kRowsFirst = !(kM == 128 && kN == 128 && kK == 64 && kBytes == 2);
 
   using Atom = MMA_Atom<typename Numbers<Element>::Op>;
   static constexpr int kMmaK = size<2>(typename Atom::Shape_MNK{}), kSteps = kK / kMmaK;
-  // Steps whose fragments are in registers. Float8 has one, read while another warp multiplies: beside two sums, and
-  // the operands once more in float16 on 9.0 to 11.0, a second one would spill. The others read the next step's
-  // meanwhile.
+  // Mma steps whose fragments are in registers at once. Most types read the next step's fragments while they multiply
+  // this one's. Float8 has registers for one step: it holds two sets of sums and, on 9.0 to 11.0, the operands once
+  // more as float16. It multiplies in one warp while another warp reads.
   static constexpr int kSlots = kInexact ? 1 : kSteps;
   // 16 columns a warp, two mma wide: one ldmatrix.x4 then fills the filter fragments of both.
   using Mma = TiledMMA<Atom, Layout<Shape<Int<kTile.warps_m>, Int<kTile.warps_n>, _1>>,
@@ -78,8 +78,9 @@ struct Sm80 {
   using G2S = decltype(make_tiled_copy(Copy_Atom<UniversalCopy<uint128_t>, Element>{},
                                        Layout<Shape<Int<kRowsPerPass>, Int<kChunks>>, Stride<Int<kChunks>, _1>>{},
                                        Layout<Shape<_1, Int<kVector>>>{}));
-  // Where taps share pixels, a stage of those holds the halo too. In 16-bit types there are two such stages, one being
-  // read and one being filled, and a filter stage is a tap; in 8-bit types a stage is a filter row with its three taps.
+  // Where taps share pixels, a stage of pixels holds their halo too. In 16-bit types there are two such stages, one
+  // being read and one being filled, and a stage of filters is one tap; in 8-bit types a stage is a filter row with its
+  // three taps.
   static constexpr bool kSharesTaps = kTile.halo_rows > 0, kTapStages = kSharesTaps && kBytes > 1;
   static constexpr int kTaps = kSharesTaps ? kRowTaps : 1;
   static constexpr int kPixels = kM + kTile.halo_rows, kStagesX = kTapStages ? 2 : kStages;
@@ -94,7 +95,8 @@ struct Sm80 {
                                            Layout<Shape<_8, Int<kColumns>>, Stride<Int<kColumns>, _1>>{}));
   template <int kRows, int kCount>
   using Stages = decltype(tile_to_shape(SwizzleAtom<kK>{}, Shape<Int<kRows>, Int<kK>, Int<kCount>>{}));
-  // Shared 8-bit pixels are pitched instead: a tap is then an immediate offset. Their last pass may be a part of one.
+  // 8-bit pixels that taps share lie at a pitch instead, so that a tap is an immediate offset. Their last pass may be
+  // partial.
   static constexpr bool kPitched = kSharesTaps && !kTapStages;
   static constexpr int kStageX = kPitched ? kPixels * kInt8Pitch : kPixels * kK;  // elements
   using Pitched = Layout<Shape<Int<kRowsX * kRowsPerPass>, Int<kK>, Int<kStagesX>>,

@@ -1,4 +1,4 @@
-// What both Hopper kernels share: the parameter block with its tensor maps, wgmma by descriptors, and the epilogue.
+// What the Hopper kernels share: the ring of stages, the place of a block, wgmma by descriptors, and the epilogue.
 //
 // The operands are swapped: the filters are the 64-row operand of wgmma and the pixels its wide one (up to 256), so
 // that few output channels waste nothing and one 3x3 halo in shared memory can feed every tap. The accumulator is
@@ -23,7 +23,7 @@
 #include "conv/sm90/types.cuh"
 #include "dependent_launch.cuh"
 
-// The kernels are written for sm_90a alone; in a library for more architectures the others get an empty body.
+// The kernels are written for sm_90a alone. In a library for more architectures their code for the others is empty.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define CUTEFUSE_SM90A 1
 #endif
@@ -39,7 +39,8 @@ using Barrier = cutlass::arch::ClusterBarrier;
 constexpr int kConsumers = 2;  // warpgroups that issue wgmma; the one after them loads
 constexpr int kSm90Threads = 128 * (kConsumers + 1);
 constexpr int kSharedBytes = 227 * 1024;
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;  // of the 168 that every thread is launched with
+constexpr int kProducerRegisters = 56,
+              kConsumerRegisters = 224;  // redistributed from the 168 that every thread is launched with
 
 // ---- pipeline -------------------------------------------------------------------------------------------------------
 
@@ -59,8 +60,9 @@ struct Ring {
   CUTE_DEVICE int previous() const { return (stage == 0 ? stages : stage) - 1; }
 };
 
-// The place of this block: a cluster is cluster_f tiles of filters over the same pixels, or the `splits` parts of one
-// reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are in L2.
+// The place of this block. The blocks of a cluster have cluster_f tiles of filters over the same pixels, or the
+// `splits` parts of one reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are
+// in L2.
 struct ClusterPlace {
   int cluster_f, rank_f, part;
   int tiles, first_tile, clusters;
@@ -77,7 +79,7 @@ struct ClusterPlace {
   CUTE_DEVICE int tile_x(int tile) const { return by_f.divide(tile); }
 };
 
-// The same value, of which the compiler knows nothing.
+// Returns `value`, and hides from the compiler how it was computed.
 CUTE_DEVICE int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -85,7 +87,8 @@ CUTE_DEVICE int opaque(int value) {
 
 // The 64 filters of a tile from its row `row` on, which belong to one output.
 struct TileFilters {
-  int output, first, in_output;  // of the packed matrix, and of the output's channels
+  int output, first,
+      in_output;  // the output; its first filter among those of the packed matrix, and among the output's channels
 
   CUTE_DEVICE TileFilters(Sm90Params const &params, int tile_f, int filters, int row)
       : output(0), in_output(tile_f * filters + row) {
@@ -98,11 +101,12 @@ struct TileFilters {
   }
 };
 
-// One thread of the calling warp. The compiler knows that it is one: it keeps what this thread works out in uniform
-// registers, and issues TMA once where it would otherwise loop over the threads of the warp, three times as slowly.
+// True in one thread of the calling warp. The compiler knows that it is one thread: it keeps that thread's values in
+// uniform registers, and issues TMA once. Without elect it would loop over the threads of the warp, which is three
+// times as slow.
 CUTE_DEVICE bool is_elected() { return elect_one_sync() != 0; }
 
-// Tells every block that loads a share of a stage that this warpgroup is done with it; one thread tells one block.
+// Tells every block that loads a share of a stage that this warpgroup has read it; each telling thread tells one block.
 struct Release {
   int block;
   bool tells;
@@ -112,8 +116,8 @@ struct Release {
   CUTE_DEVICE void operator()(uint64_t *empty) const { Barrier::arrive(empty, block, tells); }
 };
 
-// The maps lie in the kernel's parameters; the first load through each would wait for it. kDirect: outputs and shortcut
-// have none.
+// Fetches the tensor maps from the kernel's parameters ahead of the first load through each, which would wait for it.
+// kDirect: outputs and shortcut have no maps.
 template <bool kDirect = false>
 CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   Problem const &p = params.problem;
@@ -126,8 +130,8 @@ CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
 }
 
-// Loads a tile of filters into `to`. Filters stay in L2. kScaled: of 8-bit outputs, which are stored by two filters at
-// a time, a thread must have two neighbouring ones: of each 16 the even ones come first.
+// Loads a tile of filters into `to`, with a hint to keep them in L2. 8-bit outputs (kScaled) are stored two filters at
+// a time, and a thread must have two neighbouring ones: of each 16 filters the even ones are loaded first.
 template <bool kScaled = false>
 CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, uint64_t *full, void *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
@@ -178,14 +182,14 @@ CUTE_DEVICE void multiply(Sum (&acc)[kRowTiles][kPixels / 2], uint64_t filters, 
     if (steps != count) continue;
     CUTE_UNROLL
     for (int i = 0; i < count; ++i) step(i);
-    warpgroup_commit_batch();  // inside the branch: one after it would close a second, empty group
+    warpgroup_commit_batch();  // in the branch, since one behind it would close a second, empty group
   }
 }
 
 // ---- epilogue -------------------------------------------------------------------------------------------------------
 
-// The two filters of a thread's accumulator rows, 8 apart: their biases, and how many filters the output has left from
-// the first of them on.
+// The two filters of a thread's accumulator rows, which are 8 apart: their biases, and how many filters the output has
+// from the first of the two on.
 struct FilterPair {
   int left;
   float bias[2];
@@ -223,9 +227,9 @@ CUTE_DEVICE uint32_t pack(float first, float second) {
   return packed;
 }
 
-// Activations with straight code of their own for a whole tile. kOther, the rest, branches on the kind for every slice,
-// kAny does among all: such branches jump over instructions that are not executed, and each costs as much as some ten
-// values.
+// Activations with code of their own for a whole tile, without branches. For the rest, kOther branches on the kind for
+// every slice of values; kAny does so among all kinds. Such a branch jumps over the code of the other kinds, and costs
+// as much as some ten values.
 enum class Finish { kNone, kRelu, kSilu, kSigmoid, kOther, kAny };
 
 template <class Body>
@@ -267,7 +271,7 @@ CUTE_DEVICE bool finish_values(float (&values)[kValues], Pair const &pair, Probl
   return relu;
 }
 
-// All of it and rounding; packed has two pixels of one filter each.
+// Bias, activation and rounding. Each element of `packed` has two pixels of one filter.
 template <Finish kFinish, class Element, bool kBesideLoop = false, int kValues, class Pair>
 CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 2], Pair const &pair,
                          Problem const &p) {
@@ -280,13 +284,14 @@ CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 
   }
 }
 
-// Whether a thread of this warp has a pad lane, which is zero whatever the activation makes of zero.
+// Whether a thread of this warp has a pad lane. Pad lanes are stored as zeros, whatever the activation makes of zero.
 CUTE_DEVICE bool holds_pad_lanes(FilterPair const &pair) { return __any_sync(~0u, pair.left <= 8); }
 
-// The same biases, but not before `after` is known: otherwise the compiler starts on more values than registers hold.
+// The same biases, which become known only after the value `after`: otherwise the compiler starts on more values than
+// registers hold.
 template <class Pair>
 CUTE_DEVICE Pair biases_after(uint32_t after, Pair pair, Problem const &p) {
-  uint32_t const zero = after & uint32_t(p.outputs >> 16);  // only the host knows
+  uint32_t const zero = after & uint32_t(p.outputs >> 16);  // 0, but only the host knows
   CUTE_UNROLL
   for (int row = 0; row < 2; ++row) pair.bias[row] = __uint_as_float(__float_as_uint(pair.bias[row]) ^ zero);
   return pair;
@@ -323,7 +328,7 @@ CUTE_DEVICE void stage(uint32_t const *packed, Element *staging) {
   }
 }
 
-// All of it for a few groups.
+// Converts a few groups and writes them to the staging tile.
 template <class Element, int kGroups, class Pair>
 CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], Pair const &pair, Problem const &p, Element *staging) {
   uint32_t packed[2 * kGroups];
@@ -332,11 +337,11 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], Pair const &pair, P
   stage<Element, kGroups>(packed, staging);
 }
 
-// Writes activation(acc(64 filters, kPixels) + bias) by TMA stores of kRows pixels, kStagings of them converted at
-// once: fences, barriers and the wait for the last stores cost more than the conversion, which comes first, while those
-// stores still read. store(tile, pointer) issues one; one thread calls it. kRowTiles: the warpgroup's sums are as many
-// times kPixels wide. Beside another warpgroup's main loop the fewest instructions win; where both convert, the
-// special-function unit limits.
+// Writes activation(acc(64 filters, kPixels) + bias) by TMA stores of kRows pixels. kStagings stores are converted at
+// once, because fences, barriers and the wait for the last stores cost more than the conversion; it comes first, while
+// those stores still read. store(tile, pointer) issues one store; one thread calls it. kRowTiles: how many accumulators
+// of kPixels the warpgroup holds. kBesideLoop: another warpgroup is in its main loop, and the fewest instructions win;
+// where both warpgroups convert, the special-function unit limits.
 template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, bool kBesideLoop = false, class Pair,
           class Store>
 CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Activation activation, Problem const &p,
@@ -346,7 +351,8 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Acti
   with_finish(activation, [&](auto finish) {
     constexpr Finish kFinish = decltype(finish)::value;
     constexpr int kTiles = kPixels / kRows, kValues = kRows / 2;
-    // The stores of the other half may still read, where there is one; conversion needs registers beside the sums.
+    // Convert before the wait where earlier stores of this tile may still read, if registers hold the results beside
+    // the sums.
     constexpr bool kExponential = kFinish == Finish::kSilu || kFinish == Finish::kSigmoid;
     constexpr bool kConvertFirst = kFinish != Finish::kOther && (kRowTiles > 1 || kTiles > kStagings) &&
                                    kRowTiles * kPixels <= 320 && !(kExponential && kPixels == 256);

@@ -1,6 +1,6 @@
-// The constants are of an H200. Those of small tiles are fitted to the latency and single_source shapes with every
-// division, those of the others to 1,756 sites inside 21 networks; ends and slopes are such that both agree with the
-// shapes that were timed with operands in the L2 cache.
+// The constants were fitted on an H200: those of small tiles to the benchmarks' latency and single_source shapes, with
+// every number of splits; those of the others to 1,756 sites inside 21 networks. The ends and slopes in sm90_us make
+// both agree with the shapes that were timed with operands in the L2 cache.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -19,16 +19,16 @@ int pixel_tiles(Sm90Tile const &tile, Problem const &p) {
 
 // Microseconds after the start of the kernel.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
-  constexpr double kStart = 0.41;        // barriers, the first loads' latency, the last store
-  constexpr double kWave = 0.73;         // the same for blocks that start when others have ended
-  constexpr double kLatency = 0.95;      // of a stage: to be loaded, multiplied and free again
-  constexpr double kChain = 0.14;        // of a k-tile: until one thread has issued its loads, or it is multiplied
-  constexpr double kRow = 0.00103;       // a multiprocessor takes this long for 128 bytes
-  constexpr double kShared = 0.0000123;  // and all of them together, out of L2
-  constexpr double kRewrite = 0.0037;    // 64 channels of a pre-activated pixel, by one warpgroup
-  constexpr double kFinish = 0.51;       // 64 x 64 outputs
-  constexpr double kMeet = 0.53;         // the blocks of a cluster wait for each other
-  constexpr double kSend = 0.79;         // 64 x 64 sums to other blocks
+  constexpr double kStart = 0.41;        // us of a first wave: barriers, the first loads' latency, the last store
+  constexpr double kWave = 0.73;         // us of a later wave, whose blocks start when others have ended
+  constexpr double kLatency = 0.95;      // us until a stage is loaded, multiplied and free again
+  constexpr double kChain = 0.14;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
+  constexpr double kRow = 0.00103;       // us for one multiprocessor to load 128 bytes
+  constexpr double kShared = 0.0000123;  // us for all multiprocessors together to load 128 bytes from L2
+  constexpr double kRewrite = 0.0037;    // us for one warpgroup to rewrite 64 channels of a pre-activated pixel
+  constexpr double kFinish = 0.51;       // us for 64 x 64 outputs
+  constexpr double kMeet = 0.53;         // us for the blocks of a cluster to wait for each other
+  constexpr double kSend = 0.79;         // us for 64 x 64 sums to go to other blocks
   double const area = tile.filters * tile.pixels() / 4096.0;
   int const k_tiles = ceil_div(conv::k_tiles<kChannelBlock>(p), splits);
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
@@ -61,10 +61,10 @@ int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room cons
 // ---- large tiles, in clocks -----------------------------------------------------------------------------------------
 
 constexpr double kClocksPerUs = 1700;  // while the tensor cores are busy
-constexpr double kLoadBytes = 50;      // a clock, from L2 into one multiprocessor
+constexpr double kLoadBytes = 50;      // per clock, from L2 into one multiprocessor
 
-// 32 bytes of each pixel and filter through the tensor cores: 128 clocks for 64 x 256 outputs. Narrow ones wait for
-// shared memory.
+// Clocks of one k-step, 32 bytes of each pixel and filter: 128 for 64 x 256 outputs. Narrow wgmma wait for shared
+// memory.
 double multiply_clocks(Sm90Tile const &tile) {
   int const n = tile.pixels_per_warpgroup();  // width of one wgmma
   double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
@@ -75,10 +75,10 @@ double multiply_clocks(Sm90Tile const &tile) {
   return tile.filters * tile.pixels() / 128.0 * slow;
 }
 
-// The whole reduction of one tile, divided or not: its loads or its products, whichever take longer.
+// Clocks of one block's part of a tile's reduction: of its loads or its products, whichever take longer.
 double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
-  constexpr double kRepeatedBytes = 12;  // a clock, that TMA writes where it repeats pixels
-  constexpr double kTap = 375;           // of a patch at least: the filters of one tap are a stage of their ring
+  constexpr double kRepeatedBytes = 12;  // per clock, that TMA writes where it repeats pixels
+  constexpr double kTap = 375;           // clocks of a patch's tap at least, since its filters are a stage of their own
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
@@ -100,9 +100,9 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   return clocks;
 }
 
-// Bias, activation and stores of one tile.
+// Clocks of bias, activation and stores of one tile.
 double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
-  constexpr double kPlain = 1500, kExponential = 7300, kShortcut = 500;  // of 128 x 256 outputs
+  constexpr double kPlain = 1500, kExponential = 7300, kShortcut = 500;  // clocks of 128 x 256 outputs
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
@@ -111,7 +111,8 @@ double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
 }
 
 double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int splits) {
-  // Adding up sums: fetched from the cluster's blocks; pushed to them, or exchanged within one.
+  // Clocks of adding up the parts: kSplit's blocks fetch them from the cluster; kRows' push them, or exchange them
+  // inside a block.
   constexpr double kSplit = 7000, kRows = 5000;
   double const loop = loop_clocks(tile, p, splits), epilogue = epilogue_clocks(tile, p);
   double const clusters = double(pixel_tiles(tile, p)) * ceil_div(filter_tiles(tile, p), tile.cluster_f);
@@ -125,19 +126,19 @@ double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int sp
   return waves * (loop + epilogue + adding);
 }
 
-// What a source that ends within a block of 64 channels adds: TMA fills the rest of the pixels with zeros, which takes
-// longer than loading them. Patches with a halo are loaded by half blocks, unless they are of rows.
+// Clocks that a source adds which ends within a block of 64 channels: TMA fills the rest of the pixels with zeros,
+// which takes longer than loading them. Patches are loaded by half blocks, except for tiles of rows, and add nothing.
 double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
   bool const rows = tile.schedule == Sm90Schedule::kRows;
   if ((tile.halo && !rows) || is_pointwise(p)) return 0;
   int const pixels = rows ? halo_plan(p, tile).stage_bytes / (2 * kChannelBlock) / (p.R * p.S) : tile.pixels();
-  double const load = 2.0 * kChannelBlock * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // of a tap
+  double const load = 2.0 * kChannelBlock * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // clocks of one tap
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
     int const tail = p.C[i] % kChannelBlock;
     if (tail == 0) continue;
     double const empty = double(kChannelBlock - tail) / kChannelBlock;
-    double const counted = ceil_div(tail, 16) / 4.0;  // of the load, in loop_clocks
+    double const counted = ceil_div(tail, 16) / 4.0;  // part of the load that loop_clocks counts
     clocks += p.R * p.S * load * (1 + 0.9 * empty - counted);
   }
   double const tiles = double(pixel_tiles(tile, p)) * filter_tiles(tile, p);
@@ -147,7 +148,7 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
 
 // ---- all tiles ------------------------------------------------------------------------------------------------------
 
-// Sources, outputs and shortcut, past all multiprocessors together.
+// Microseconds for sources, outputs and shortcut to pass through the memory that all multiprocessors share.
 double memory_us(Sm90Tile const &tile, Problem const &p) {
   constexpr double kBytesPerUs = 2900 * kClocksPerUs;
   double const outputs = p.residual != Residual::kNone ? 2 : 1;
@@ -158,10 +159,11 @@ double memory_us(Sm90Tile const &tile, Problem const &p) {
   return bytes / kBytesPerUs;
 }
 
-// Where the driver has not been asked.
+// Room as the driver would tell it, for a GPU that need not be here.
 void estimate_room(Sm90Tile const &tile, int sm_count, Room &room) {
   int const resident = tile.schedule == Sm90Schedule::kSmall ? small_room(tile).blocks : 1;
-  for (int i = 1; i <= kMaxSplits; ++i) {  // a cluster lies in one GPC, and those of three and more leave a tenth free
+  for (int i = 1; i <= kMaxSplits;
+       ++i) {  // a cluster lies in one GPC, so clusters leave some multiprocessors free: three blocks and more a tenth
     room[i] = resident * std::min(sm_count / i - i / 2, i > 2 ? 9 * sm_count / (10 * i) : sm_count);
   }
 }
@@ -173,7 +175,7 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const
   if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
   int const tiles = pixel_tiles(tile, p) * filter_tiles(tile, p);
   int const length = k_tiles<kChannelBlock>(p);
-  // k-tiles of a multiprocessor, and the cost of adding up the parts
+  // k-tiles of a multiprocessor, and one for each part to be added
   auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
   int best = 1;
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
@@ -192,8 +194,9 @@ double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const memory = memory_us(tile, p);
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
   double const us = std::sqrt(computing * computing + memory * memory);
-  if (small) return 1.0 + 1.24 * us;
-  // First loads and last stores: patches and long pipelines have more of both.
+  constexpr double kSmallEnds = 1.0, kSmallSlope = 1.24;
+  if (small) return kSmallEnds + kSmallSlope * us;
+  // First loads and last stores, in us: patches and long pipelines have more of both.
   double const ends = tile.halo || tile.schedule == Sm90Schedule::kPingPong ? 3.2 : 2.4;
   return ends + us + narrow_clocks(tile, p, sm_count) / kClocksPerUs;
 }

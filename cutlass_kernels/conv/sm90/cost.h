@@ -1,4 +1,4 @@
-// How a problem runs on a Hopper tile: into how many parts its reduction is divided, and how long that takes.
+// How a problem runs on a Hopper tile: into how many parts its reduction is divided, and its predicted time.
 #pragma once
 
 #include "conv/sm90/tiles.h"
@@ -10,7 +10,7 @@ using Room = int[kMaxSplits + 1];  // room[i] clusters of i blocks run at once
 // Blocks of a cluster that divide the reduction of one output tile.
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room);
 
-// As sm80_us.
+// Predicted microseconds, as sm80_us.
 double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count);
 
 }  // namespace cutefuse::conv

@@ -1,5 +1,5 @@
-// Outputs that go from the registers to memory, and a shortcut that comes the same way: of float32, which stmatrix
-// cannot transpose. Eight lanes hold eight neighbouring filters of a pixel, which fill a sector of 32 bytes.
+// Outputs that go straight from registers to global memory, and a shortcut that comes the same way: for float32, which
+// stmatrix cannot transpose. Eight lanes hold eight neighbouring filters of a pixel, which fill a sector of 32 bytes.
 #pragma once
 
 #include "conv/sm90/shortcut.cuh"
@@ -10,7 +10,7 @@ namespace cutefuse::conv {
 struct DirectPixels {
   int64_t first;
   int step_a, step_b;
-  int groups;      // of those from the first one on, so many lie in the image
+  int groups;      // how many groups, from the first one on, lie in the image
   bool inside[2];  // along `a`
 
   // (a,b) of image n: where the warpgroup's pixels begin.
@@ -41,7 +41,7 @@ struct DirectPixels {
   }
 };
 
-// acc(2,2,kGroups) += the shortcut, of whose values as many are on their way at once as registers hold beside the sums.
+// acc(2,2,kGroups) += the shortcut. As many of its loads are in flight as registers can hold beside the sums.
 template <int kGroups>
 CUTE_DEVICE void add_shortcut(float (&acc)[4 * kGroups], DirectPixels const &pixels, float const *at, int64_t ld,
                               int left) {

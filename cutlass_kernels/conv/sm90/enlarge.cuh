@@ -17,7 +17,8 @@ struct Repetition {
   }
 };
 
-// Pixels that lie in each row of a patch before its first one, `at` along `a`: whole repetitions are loaded.
+// Pixels that each row of a patch holds before the patch's first pixel, `at` along `a`, since whole repetitions are
+// loaded.
 CUTE_DEVICE int pixels_before(Sm90Params const &params, int source, int at) {
   return params.problem.upsample[source] == 1 ? 0 : Repetition(params.by_factor[source], at).turn;
 }

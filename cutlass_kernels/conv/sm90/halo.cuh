@@ -1,5 +1,5 @@
-// ConcatConv on Hopper, halo-direct path for stride-1 RxS filters: a patch of pixels is loaded into shared memory once
-// per channel chunk, with its halo, and every tap is multiplied from there. The pixel operand of a tap is the same tile
+// Convolution on Hopper, halo path for stride-1 RxS filters: a patch of pixels is loaded into shared memory once per
+// channel chunk, with its halo, and every tap is multiplied from there. The pixel operand of a tap is the same tile
 // read from another row: a K-major swizzled operand may start at any row (8 pixels are a core matrix, the next 8 lie
 // one row of the patch further). im2col would fetch each pixel R*S times from L2.
 #pragma once
@@ -67,7 +67,7 @@ CUTE_DEVICE void for_each_chunk(Problem const &p, F const &f) {
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
-// Both rings' barriers; one thread does it.
+// Initialises the barriers of both rings; one thread calls it.
 template <class SharedStorage>
 CUTE_DEVICE void init_halo_rings(SharedStorage &shared) {
   for (int i = 0; i < kHaloMaxStages; ++i) {
@@ -80,7 +80,7 @@ CUTE_DEVICE void init_halo_rings(SharedStorage &shared) {
   }
 }
 
-// Keeps the halo stages full with the patches of each of this block's tiles; one thread does it.
+// Keeps the halo stages full with the patches of each of this block's tiles; one thread calls it.
 template <class Traits>
 CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params const &params,
                               ClusterPlace const &place) {
@@ -95,7 +95,7 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
       uint64_t *const full = &shared.halo_full[ring.stage];
       Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
       TransactionBarrier::arrive_and_expect_tx(full, bytes);
-      if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
+      if (ring.stage == 0) wait_for_previous_kernel();  // before the first load; later calls return at once
       load_patch<Traits::kPixelBytes>(params, source, channel, patch.a - pad_a, patch.b - pad_b, patch.n, full,
                                       shared.stages + ring.stage * plan.stage_bytes);
       ring.advance();
@@ -103,7 +103,7 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
   }
 }
 
-// Keeps the filter stages full with every tap of each of this block's tiles; one thread does it.
+// Keeps the filter stages full with every tap of each of this block's tiles; one thread calls it.
 template <class Traits>
 CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params,
                               ClusterPlace const &place, unsigned char *filter_stages) {
@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           bool const first_step = scale == SM90::GMMA::ScaleOut::Zero;
           multiply<Element, kN, kChannels / kStep>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
                                                    scale);
-          // The shortcut comes to where the outputs are staged, once the last tile's stores have read them; the tensor
-          // cores have two taps, or the only one, to do until then.
+          // Loads the shortcut to where the outputs are staged. First this thread waits until the last tile's stores
+          // have read them; meanwhile the tensor cores have two taps to do, or the only one.
           constexpr bool kComes = !Traits::kScaled && !Traits::kDirect;
           if (kComes && tap == int(taps > 1) && source == 0 && channel == 0 && signals && has_shortcut(p)) {
             tma_store_wait<0>();
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           activation = finish_before_shortcut(acc[0], pair, p);
           TransactionBarrier::wait(&shared.shortcut_full[consumer], shortcut_phase);
           shortcut_phase ^= 1;
-          add_shortcut<Element, kN / 8>(acc[0], shared.y[consumer]);  // each warp reads what it alone writes later
+          add_shortcut<Element, kN / 8>(acc[0], shared.y[consumer]);  // each warp reads only what it overwrites later
         }
       }
       if constexpr (Traits::kDirect) {

@@ -1,5 +1,6 @@
-// ConcatConv on Hopper, general path: TMA brings every k-tile of pixels as an im2col (or plain) box of its source.
-// Warp-specialised and persistent: one warp loads, two warpgroups multiply. Strides, dilations, asymmetric pads.
+// Convolution on Hopper, general path: TMA brings every k-tile of pixels as an im2col (or plain) box of its source, for
+// any stride, dilation and padding that such a box can express. Warp-specialised and persistent: one warp loads, two
+// warpgroups multiply.
 #pragma once
 
 #include "conv/sm90/k_tiles.cuh"
@@ -20,8 +21,9 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
-  // Of the 168 registers that every thread is launched with; taking turns, up to 192 are accumulators. Where pixels are
-  // rewritten beside the loads, which takes registers, up to 160 are.
+  // Every thread is launched with 168 registers, which the warpgroups divide anew. Up to 192 of a consumer's hold sums
+  // where consumers take turns. Where the producer's other warps rewrite pixels they need more registers, and up to 160
+  // of a consumer's hold sums.
   static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
   static constexpr int kProducerRegisters = kPre ? 72 : kManyRegisters ? 40 : 56;
   static constexpr int kConsumerRegisters = kPre ? 216 : kManyRegisters ? 232 : 224;
@@ -88,7 +90,7 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor const &at, int fi
   }
 }
 
-// One thread does it.
+// Initialises the ring's barriers; one thread calls it.
 template <class Traits>
 CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace const &place) {
   for (int i = 0; i < Traits::kStages; ++i) {
@@ -99,7 +101,7 @@ CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace 
   cutlass::arch::fence_barrier_init();
 }
 
-// Keeps the ring full with the k-tiles [k_begin, k_end) of each of this block's tiles; one thread does it.
+// Keeps the ring full with the k-tiles [k_begin, k_end) of each of this block's tiles; one thread calls it.
 template <class Traits>
 CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params const &params, ClusterPlace const &place,
                            int k_begin, int k_end) {
@@ -136,8 +138,9 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   }
 }
 
-// Issues the k-tiles [k_begin, k_end) of one tile; the last one's steps are still running when it returns. The next one
-// is prepared while two are running, because the tensor cores may finish one in less time than that takes.
+// Issues the k-tiles [k_begin, k_end) of one tile; the steps of the last one are still running when it returns. Each
+// k-tile is prepared while two others are running, because the tensor cores may finish one in less time than that
+// takes.
 template <class Traits>
 CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
@@ -146,7 +149,7 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
   Problem const &p = params.problem;
   Steps<Traits> position(p, cursor_at(params, k_begin));
   uint64_t *const full = multipliable<Traits>(shared);
-  bool arrived = false;  // the next one's loads, as seen already
+  bool arrived = false;  // whether the next k-tile's loads were already seen to have ended
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
     if (!arrived) TransactionBarrier::wait(&full[ring.stage], ring.phase);
@@ -158,7 +161,7 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
     int const previous = ring.previous();
     ring.advance();
     position.advance(p);
-    if (!Traits::kPingPong) {  // whose tiles last long enough
+    if (!Traits::kPingPong) {  // with ping-pong a k-tile lasts long enough to wait for the next one then
       arrived = TransactionBarrier::test_wait(&full[ring.stage], ring.phase, 1);
     }
     warpgroup_wait<1>();
@@ -178,8 +181,8 @@ CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Trai
   }
 }
 
-// As main_loop and finish_loop over all k-tiles, into the sums of all sources: where the next one has another scale,
-// and of float8 every few k-tiles, what has been added up so far is drained.
+// main_loop and finish_loop over all k-tiles. It drains the accumulators into `sums`, the scaled sums of all sources,
+// where the next source has another scale and, for float8, every few k-tiles.
 template <class Traits>
 CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
                                     Sm90Params const &params, Release const &release, int first_row_w,
@@ -276,16 +279,17 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
   Ring ring(Traits::kStages);
   ring.skip(consumer * params.k_tiles);
   for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
-    // The other warpgroup has seen all of its k-tiles before this one waits for the next fillings of their stages.
+    // Wait until the other warpgroup has waited for all k-tiles of its tile: a barrier's parity cannot tell this
+    // warpgroup's fillings of a stage from those two earlier.
     if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
     typename Traits::Sum acc[kRowTiles][kN / 2];
     main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
     finish_loop<Traits>(acc, ring, shared, release);
 
-    int const same = opaque(tile);  // its place is worked out here, not kept in registers through the main loop
+    int const same = opaque(tile);  // so that the place is computed here, not kept in registers through the main loop
     int const tile_f = place.tile_f(same), first = place.tile_x(same) * Traits::kPixels;
-    constexpr bool kBesideLoop = kRowTiles > 1;  // with 64 filters, thus 256 pixels, it spills
+    constexpr bool kBesideLoop = kRowTiles > 1;  // tiles of 64 filters have 256 pixels, and would spill
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       TileFilters const filters(params, tile_f, Traits::kFilters, 64 * m);
@@ -336,8 +340,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
     }
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
-  // No block exits while another may still write to its shared memory, or read from it after a split reduction. The
-  // consumers' first meeting is in reduce_and_store.
+  // No block exits while another may still write to its shared memory, or read from it after a split reduction. In that
+  // case the consumers met the other blocks once already, in reduce_and_store; here the producer joins that meeting.
   if (Traits::kSplit && params.splits > 1 && warpgroup == kConsumers) cluster_sync();
   cluster_sync();
 #endif

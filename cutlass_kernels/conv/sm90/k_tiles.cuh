@@ -1,4 +1,4 @@
-// Walks over the k-tiles of a reduction that producers and consumers take alike.
+// Walks over the k-tiles of a reduction, in the order that producers and consumers share.
 #pragma once
 
 #include "conv/sm90/core.cuh"

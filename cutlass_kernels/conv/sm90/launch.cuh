@@ -1,4 +1,4 @@
-// The Hopper kernels by the ids of their tiles.
+// Finds a Hopper kernel by the id of its tile.
 #pragma once
 
 #include "conv/sm90/halo.cuh"

@@ -1,6 +1,6 @@
-// The main loop of tiles with few pixels. Out of shared memory wgmma takes 64 filters in no less time than 120 pixels,
-// so a tile of fewer pixels reads its filters into registers first: a k-tile's while the tensor cores work on the one
-// before it.
+// The main loop of tiles with few pixels. When wgmma reads 64 filters from shared memory, it takes at least as long as
+// for 120 pixels. So a tile of fewer pixels reads the filters of a k-tile into registers, while the tensor cores work
+// on the k-tile before.
 #pragma once
 
 #include "conv/sm90/pre_activation.cuh"
@@ -25,15 +25,15 @@ CUTE_DEVICE void wgmma(float (&acc)[kRegisters], uint32_t const (&a)[4], uint64_
   Op::fma(a[0], a[1], a[2], a[3], b, acc[I]..., scale);
 }
 
-// Brings the pixels of a k-tile that has arrived to what is multiplied.
+// Rewrites the pixels of a k-tile before they are multiplied. Without a pre-activation there is nothing to do.
 template <class Traits, bool = Traits::kPreActivated>
 struct OwnRewriter {
   CUTE_DEVICE OwnRewriter(Sm90Params const &, int, int) {}
   CUTE_DEVICE void operator()(typename Traits::SharedStorage &, int) {}
 };
 
-// Of pre-activated sources the four warps of the only warpgroup rewrite them, while the tensor cores work on the k-tile
-// before: warps of their own, which serve larger tiles, took longer over the few k-tiles of a small one.
+// The four warps of the only warpgroup rewrite the pixels of pre-activated sources, while the tensor cores work on the
+// k-tile before. Larger tiles have warps just for that, which took longer over the few k-tiles of a small tile.
 template <class Traits>
 struct OwnRewriter<Traits, true> {
   static_assert(Traits::kReaders == 1);
@@ -55,7 +55,8 @@ struct OwnRewriter<Traits, true> {
 };
 
 // As main_loop: issues the k-tiles [k_begin, k_end) of one tile, of which the last is still running when it returns.
-// Channels that a source lacks are zeros in both operands; branching around them would cost more than they do.
+// The channels that a source's last block lacks are zeros in both operands; a branch around them would cost more than
+// they do.
 template <class Traits>
 CUTE_DEVICE void narrow_loop(float (&acc)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
                              Release const &release, int row_w, int k_begin, int k_end, OwnRewriter<Traits> &rewriter) {

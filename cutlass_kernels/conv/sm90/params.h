@@ -13,20 +13,20 @@ constexpr int kStoreColumns = 64;  // filters of a warpgroup, one staging row
 struct Sm90Output {
   int first_row, first, last;
   std::int64_t ld;
-  void *y;  // for threads that store: of float32, and in the blocks of a split reduction
+  void *y;  // where threads store instead of TMA: float32, and blocks that divide a reduction
 };
 
 struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
   CUtensorMap w;                 // (column,filter)
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
-  CUtensorMap z;                 // the shortcut: likewise, in other boxes; for tiles of rows (filter,w,h,n)
-  void const *shortcut;          // of float32, which has no map z and no maps of outputs
+  CUtensorMap z;                 // the shortcut: axes as `out`, other boxes; for tiles of rows (filter,w,h,n)
+  void const *shortcut;          // address of float32's shortcut; float32 uses neither z nor out
   Problem problem;
   float const *b, *w_scale;           // w_scale: of 8-bit filters
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation
   int first_channel[kMaxSources];     // of each source, in it
-  Sm90Output outputs[kMaxOutputs];    // in the order of their tiles; those that do not exist begin after all others
+  Sm90Output outputs[kMaxOutputs];    // in the order of their tiles; those that do not exist start at row kInt32Max
   HaloPlan halo;
   int tiles_f, tiles_a, tiles_b;  // tiles of all outputs; im2col: tiles_b = 1
   int cluster_f, splits;

@@ -55,7 +55,7 @@ CUtensorMapDataType map_type(Type type) {
                                   : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-// Of rows of 128 or 64 bytes.
+// For rows of 128 or 64 bytes in shared memory.
 CUtensorMapSwizzle swizzle_of(int row_bytes) {
   return row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
 }
@@ -114,7 +114,8 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-// The packed filters, for 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 the even ones come first.
+// The packed filters as (column,filter). For 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 filters
+// the even ones are loaded first.
 CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, pitch = columns * size_of(p.type);
@@ -139,7 +140,7 @@ CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
                       {kStoreColumns, 8, rows / 8, 1});
 }
 
-// The shortcut, in the boxes in which the kernels load it; of filters that do not exist they hold zeros.
+// The shortcut, in the boxes in which the kernels load it. TMA fills in zeros for filters that do not exist.
 CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const K = p.K, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldz;
@@ -160,7 +161,7 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
     if (CUresult const result = encode_source(k, tile, i)) return result;
   }
   CUresult result = encode_filters(k, tile);
-  if (tile.type_bytes == 4) return result;  // the rest goes by threads
+  if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
   for (int i = 0; i < p.outputs && result == CUDA_SUCCESS; ++i) result = encode_output(k, tile, i);
   return result;
@@ -211,7 +212,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Prob
   Kernel const kernel = find(tile.id).main;
   launch.kernel = kernel, launch.early = true;
   if (char const *why = prepare(launch, true)) return refused(op, tile.id, why);
-  // CUDA counts clusters, of two blocks at least.
+  // CUDA says how many clusters run at once, of two blocks at least.
   Room room = {0, call.sm_count * (tile.schedule == Sm90Schedule::kSmall ? small_room(tile).blocks : 1)};
   for (int i = 2; i <= kMaxSplits && divides_reduction(tile); ++i) room[i] = clusters_at_once(kernel, i);
   state.params = make_sm90_params(tile, p, sm90_splits(tile, p, call.sm_count, room));

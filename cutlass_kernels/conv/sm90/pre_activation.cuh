@@ -1,7 +1,7 @@
-// Scale, shift and ReLU of the input channels on Hopper: warps beside the one that loads rewrite a stage's pixels in
-// shared memory, where wgmma reads them. To the warpgroups that multiply such a stage is one that fills a little later;
-// they neither wait for each other nor for one k-tile's reads and writes after the other's. (On small tiles the warps
-// that multiply do it: narrow.cuh.) The padding is of the activated tensor: a pixel outside of the image stays zero.
+// Scale, shift and ReLU of the input channels on Hopper: the producer's other warps rewrite a stage's pixels in shared
+// memory, where wgmma reads them. For the warpgroups that multiply, such a stage just becomes full a little later;
+// several stages are rewritten ahead of them. (On small tiles the warps that multiply do it: narrow.cuh.) The padding
+// is of the activated tensor: a pixel outside of the image stays zero.
 #pragma once
 
 #include "conv/pre_activation.cuh"
@@ -16,7 +16,7 @@ CUTE_DEVICE int vector_bytes(Problem const &p, KCursor const &at) {
   return 2 * int(sizeof(typename Traits::Element)) * min(p.C[at.source] - at.channel(), kChannelBlock);
 }
 
-// Loads them into `to`, the shifts a block behind the scales.
+// Loads them into `to`: the scales, and the shifts kChannelBlock elements behind them.
 template <class Traits>
 CUTE_DEVICE void load_vectors(Sm90Params const &params, KCursor const &at, uint64_t *full,
                               typename Traits::Element *to) {
@@ -29,7 +29,7 @@ CUTE_DEVICE void load_vectors(Sm90Params const &params, KCursor const &at, uint6
   }
 }
 
-// The barriers, one of each stage, that say to a consumer that it can multiply.
+// The barriers, one for each stage, for which a consumer waits before it multiplies.
 template <class Traits>
 CUTE_DEVICE uint64_t *multipliable(typename Traits::SharedStorage &shared) {
   if constexpr (Traits::kPreActivated) {
@@ -39,8 +39,8 @@ CUTE_DEVICE uint64_t *multipliable(typename Traits::SharedStorage &shared) {
   }
 }
 
-// 16 bytes of shared memory. Reads and writes that the compiler keeps in their order: it moved reads past the branches
-// around writes, where each takes its full time.
+// Read and write 16 bytes of shared memory, as assembly so that the compiler keeps their order: it moved reads past the
+// branches around writes, where each read takes its full latency.
 CUTE_DEVICE uint4 read_chunk(uint32_t from) {
   uint4 chunk;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -55,9 +55,9 @@ CUTE_DEVICE void write_chunk_if(uint32_t condition, uint32_t to, uint4 const &ch
       "r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w));
 }
 
-// What a warp has of a tile: groups of 8 pixels, in turn with the other warps of its team. Of a group a lane has a
-// 16-byte chunk of two pixels, four apart, or, where all channels lie in the first half of the block, of one. Eight
-// lanes at a time cover all banks either way.
+// A warp's share of a tile: groups of 8 pixels, in turn with the other warps of its team. Of each group a lane has one
+// 16-byte chunk of two pixels that are four apart or, where all channels lie in the first half of the block, of one
+// pixel. Either way eight lanes at a time cover all banks.
 template <class Traits>
 struct Rewriter {
   using Element = typename Traits::Element;
@@ -81,7 +81,7 @@ struct Rewriter {
     }
   }
 
-  // The k-tile to be rewritten next.
+  // `at` is the k-tile to be rewritten next.
   CUTE_DEVICE void begin_tap(Sm90Params const &params, Steps<Traits> const &at) {
     Problem const &p = params.problem;
     int const tap = p.R * p.S - at.taps_left, r = params.by_s.divide(tap);
@@ -116,7 +116,7 @@ struct Rewriter {
       int const pixel = first + 4 * j;
       x[j] = cast_smem_ptr_to_uint(stage) + 16 * ((8 * member + pixel) * kChunks + (chunk ^ pixel));  // SWIZZLE_128B
     }
-    // Groups that are read before the first of them is written, for a read takes long: up to six chunks.
+    // Groups that are read before the first of them is written, so that the latencies of up to six reads overlap.
     constexpr int kBatch = ceil_div(kMine, ceil_div(kMine * kPixels, 6));
     CUTE_UNROLL
     for (int begin = 0; begin < kMine; begin += kBatch) {
@@ -145,8 +145,8 @@ struct Rewriter {
 };
 
 // Rewrites the k-tiles [k_begin, k_end) of each of this block's tiles, in the order in which the ring is filled; this
-// is warp `rewriter`. Each team has stages of its own: a barrier tells only two fillings apart, and who waits for a
-// stage's next one must know that the one before has come, though loads end in any order.
+// is warp `rewriter`. Each team has stages of its own. A barrier's parity tells only two successive fillings of a stage
+// apart, so that a warp may wait for one only after it has seen the filling before; loads end in any order.
 template <class Traits>
 CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params const &params,
                               ClusterPlace const &place, int rewriter, int k_begin, int k_end) {

@@ -21,9 +21,9 @@ CUTE_DEVICE void load_split_shortcut(typename Traits::SharedStorage &shared, Sm9
   }
 }
 
-// Adds up the accumulators of a cluster's blocks in their order, so that results never depend on timing. Each block (it
-// has one tile, unlike those of the other kernels: all threads of a cluster meet here as often as at the kernel's end)
-// finishes every splits-th group of 16 pixels: it reads the others' parts from their shared memory.
+// Adds up the accumulators of a cluster's blocks in the order of the blocks, so that results never depend on timing.
+// Each block finishes every splits-th group of 16 pixels, whose parts it reads from the others' shared memory. A block
+// has one tile here, so that all threads of a cluster pass cluster_sync as often.
 template <class Traits>
 CUTE_DEVICE void reduce_and_store(float (&acc)[Traits::kN / 2], SplitPair<Traits> const &pair, Sm90Params const &params,
                                   typename Traits::SharedStorage &shared, TileFilters const &filters, int first,

@@ -1,8 +1,8 @@
-// ConcatConv on Hopper for stride-1 RxS filters on small images: a tile is whole rows of one image, and the blocks of a
-// cluster divide its reduction. The rows lie one after the other with their halo, so that an operand of any width is
+// Convolution on Hopper for stride-1 RxS filters on small images: a tile is whole rows of one image, and the blocks of
+// a cluster divide its reduction. The rows lie one after the other with their halo, so that an operand of any width is
 // one run of pixels, read from another start for every tap; the columns between two rows are computed and dropped.
-// Against im2col it loads each pixel once instead of R*S times, and against patches of 8 pixels a side it fits images
-// that are no multiple of 8.
+// Unlike im2col it loads each pixel once, not R*S times; unlike patches of 8 pixels a side it wastes nothing on images
+// whose sides are no multiple of 8.
 #pragma once
 
 #include "conv/sm90/halo.cuh"
@@ -18,7 +18,8 @@ struct Sm90Rows {
   // Each warpgroup multiplies all pixels with half of the channels, since a wgmma narrower than 120 takes as long as
   // one of 120, and finishes half of the pixels.
   static constexpr int kFilters = 64, kPixels = kPixels_, kN = kPixels / kConsumers;
-  static constexpr int kPairs = kN / 16;  // of 8-pixel groups: what one block of a cluster finishes at a time
+  static constexpr int kPairs =
+      kN / 16;  // pairs of 8-pixel groups, the unit that one block of a cluster finishes at a time
   static constexpr int kPixelBytes = kChannelBlock * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr int kPartBytes = 2 * kConsumers * 128 * int(sizeof(float4));
   static_assert(kN % 16 == 0 && kPairs <= kRowsParts && kPartBytes == kRowsPartBytes);
@@ -37,8 +38,8 @@ struct Sm90Rows {
 
 // ---- reduction ------------------------------------------------------------------------------------------------------
 
-// Sends each 16 pixels of this warpgroup to the block that finishes them, where that is another. The pairs start at
-// this block's rank, so that the blocks do not all write to the same one.
+// Sends the sums of every 16 pixels of this warpgroup to the block that finishes them, if that is another block. The
+// loop starts at this block's rank, so that the blocks do not all write to the same one at once.
 template <class Traits>
 CUTE_DEVICE void send_parts(float (&acc)[Traits::kN / 2], Sm90Params const &params,
                             typename Traits::SharedStorage &shared) {
@@ -79,8 +80,8 @@ CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair co
   HaloPlan const &plan = params.halo;
   Sm90Output const &output = params.outputs[filters.output];
   constexpr int kGroupSize = kConsumers * 128;
-  int const splits = params.splits, rank = int(block_rank_in_cluster()), thread = threadIdx.x % 128, pixel = thread / 8,
-            chunk = thread % 8;
+  int const splits = params.splits, rank = int(block_rank_in_cluster());
+  int const thread = threadIdx.x % 128, pixel = thread / 8, chunk = thread % 8;
   float4 const *parts = &shared.parts[threadIdx.x];
   CUTE_NO_UNROLL
   for (int part = rank, turn = 0; part < Traits::kPairs; part += splits, turn ^= 1) {
@@ -118,14 +119,14 @@ CUTE_DEVICE void add_and_store(float const (&acc)[Traits::kN / 2], FilterPair co
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 // Loads the shortcut of the tile, whose first pixel and filter are given, and keeps the halo stages full with the
-// channel blocks of the k-tiles [k_begin, k_end); one thread does it.
+// channel blocks of the k-tiles [k_begin, k_end); one thread calls it.
 template <class Traits>
 CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params const &params, Patch const &tile,
                               int filter, int k_begin, int k_end) {
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
   int const taps = params.by_taps.divisor, bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
-  if (has_shortcut(p)) {  // of all of the tile, with the pixels between its rows
+  if (has_shortcut(p)) {  // of the whole tile, with the pixels between its rows
     wait_for_previous_kernel();
     TransactionBarrier::arrive_and_expect_tx(&shared.shortcut_full, plan.pitch * plan.tile_b * 128);
     SM90_TMA_LOAD_4D::copy(&params.z, &shared.shortcut_full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
@@ -137,7 +138,7 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
     uint64_t *const full = &shared.halo_full[ring.stage];
     Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
     TransactionBarrier::arrive_and_expect_tx(full, bytes);
-    if (ring.stage == 0) wait_for_previous_kernel();  // before the first load, and at once later
+    if (ring.stage == 0) wait_for_previous_kernel();  // before the first load; later calls return at once
     load_patch<Traits::kPixelBytes>(params, cursor.source, cursor.channel(), tile.a - p.pad_left, tile.b - p.pad_top,
                                     tile.n, full, shared.stages + ring.stage * plan.stage_bytes);
     ring.advance();
@@ -145,7 +146,7 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
   }
 }
 
-// Keeps the filter stages full with the k-tiles [k_begin, k_end); one thread does it.
+// Keeps the filter stages full with the k-tiles [k_begin, k_end); one thread calls it.
 template <class Traits>
 CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params, int filter,
                               unsigned char *filter_stages, int k_begin, int k_end) {
@@ -160,8 +161,8 @@ CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params
   }
 }
 
-// Multiplies the k-tiles [k_begin, k_end) of the patch from pixel `a` on as they arrive; what the next one needs is
-// made ready as in main_loop.
+// Multiplies the k-tiles [k_begin, k_end) of the patch from pixel `a` on as they arrive. As in main_loop, the next
+// k-tile is prepared while two are running.
 template <class Traits>
 CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params const &params,
                                typename Traits::SharedStorage &shared, unsigned char const *filter_stages, int consumer,
@@ -178,7 +179,8 @@ CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params 
   int tap = cursor.r * p.S + cursor.s, row_of_tap = cursor.r * plan.step_r + cursor.s * plan.step_s;
   for (int k = k_begin; k < k_end; tap = 0, row_of_tap = 0) {  // channel blocks
     int const first = k, last = cute::min(k_end, k + taps - tap), left = p.C[cursor.source] - cursor.channel();
-    // Of the block's up to four k-steps the first two or the last two; channels that do not exist are zeros.
+    // This warpgroup takes the first two or the last two of the block's four k-steps; channels that do not exist are
+    // zeros.
     int const steps = cute::max(1, cute::min(2, ceil_div(left, 16) - 2 * consumer));
     TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
     int const at =
@@ -260,12 +262,13 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     TransactionBarrier::init(&shared.shortcut_full, 1);
     cutlass::arch::fence_barrier_init();
     int const rank = int(block_rank_in_cluster());
-    int const pairs = rank < Traits::kPairs ? ceil_div(Traits::kPairs - rank, params.splits) : 0;  // that it finishes
+    int const pairs =
+        rank < Traits::kPairs ? ceil_div(Traits::kPairs - rank, params.splits) : 0;  // which this block finishes
     TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, pairs * (params.splits - 1) * Traits::kPartBytes);
   }
   prefetch_maps(params);
   __syncthreads();
-  if (params.splits > 1) cluster_arrive();  // and it waits before it sends its sums
+  if (params.splits > 1) cluster_arrive();  // the wait comes before the sums are sent
   let_next_kernel_start();
 
   if (warpgroup == kConsumers) {

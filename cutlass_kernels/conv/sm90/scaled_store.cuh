@@ -9,9 +9,9 @@ namespace cutefuse::conv {
 CUTE_DEVICE float to_float(uint32_t sum) { return float(int(sum)); }
 CUTE_DEVICE float to_float(float sum) { return sum; }
 
-// The two filters of a thread's accumulator rows with their scales, times that of the sources unless draining has: sums
-// of Sum, though kept in registers of float, become outputs. For 8-bit outputs the filters are neighbours
-// (load_filters), otherwise 8 apart as in FilterPair.
+// The two filters of a thread's accumulator rows with their scales, which include the sources' scale unless draining
+// has applied it. The accumulator is declared as float, but its registers hold values of type Sum. For 8-bit outputs
+// the two filters are neighbours (load_filters), otherwise 8 apart as in FilterPair.
 template <class Sum, bool kDrained>
 struct ScaledPair : FilterPair {
   float scale[2];
@@ -41,7 +41,7 @@ template <class Traits>
 using StoredSum = cute::conditional_t<Traits::kDrains, float, typename Traits::Sum>;
 template <class Traits>
 using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<StoredSum<Traits>, Traits::kDrains>, FilterPair>;
-template <class Traits>  // of sums that were added up in float32
+template <class Traits>  // for sums that the blocks of a cluster added up in float32
 using SplitPair = cute::conditional_t<Traits::kScaled, ScaledPair<float, false>, FilterPair>;
 
 // Sums of integers as float32, in the same registers.
@@ -80,7 +80,7 @@ CUTE_DEVICE uint32_t pack_bytes(float a, float b, float c, float d) {
 template <int kGroups>
 CUTE_DEVICE void stage_bytes(uint32_t const *packed, uint8_t *staging) {
   int const lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  auto const row = [&](int pixel) {  // that this lane names to a store
+  auto const row = [&](int pixel) {  // the address that this lane passes to stmatrix
     return reinterpret_cast<uint128_t *>(staging + pixel * kStoreColumns + (warp ^ pixel / 2 % 4) * 16);
   };
   static_assert(kGroups % 4 <= 2);
@@ -95,7 +95,7 @@ CUTE_DEVICE void stage_bytes(uint32_t const *packed, uint8_t *staging) {
   }
 }
 
-// As store_outputs, to int8 or float8.
+// store_outputs() for int8 and float8 outputs.
 template <class Element, int kPixels, int kRows, int kStagings, bool kBesideLoop, class Pair, class Store>
 CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Params const &params, uint8_t *staging,
                              int warpgroup, Store const &store) {

@@ -1,6 +1,6 @@
-// A shortcut on Hopper: a tensor like the output that is added in float32 before or after the activation. TMA brings it
-// in the layout in which outputs are staged, and the transposed loads that mirror their stores give each thread the
-// values that belong to its sums.
+// A shortcut on Hopper, called residual elsewhere: a tensor like the output that is added in float32 before or after
+// the activation. TMA brings it in the layout in which outputs are staged, and the transposed loads that mirror their
+// stores give each thread the values that belong to its sums.
 #pragma once
 
 #include "conv/sm90/core.cuh"
@@ -19,7 +19,7 @@ CUTE_DEVICE float2 widen(uint32_t pair) {
 // values(2,2,kGroups) = (pixel,filter,group) += the shortcut's pixels at `tile`, a row of 64 filters each.
 template <class Element, int kGroups>
 CUTE_DEVICE void add_shortcut(float *values, Element const *tile) {
-  int const thread = opaque(threadIdx.x);  // else the place is kept in a register through the main loop
+  int const thread = opaque(threadIdx.x);  // else the compiler keeps the place in a register through the main loop
   CUTE_UNROLL
   for (int group = 0; group < kGroups; group += 2) {
     bool const last = group + 1 == kGroups;  // an odd count ends with a single group
@@ -38,7 +38,7 @@ CUTE_DEVICE void add_shortcut(float *values, Element const *tile) {
   }
 }
 
-// Bias, and SiLU or whatever the activation is, a few values at a time, as many as registers hold.
+// Bias and activation, SiLU or any other, for as many values at a time as registers hold.
 template <bool kSilu, int kValues>
 CUTE_DEVICE void finish_slices(float (&acc)[kValues], FilterPair pair, Problem const &p) {
   constexpr int kSlice = kValues % 16 == 0 ? 16 : kValues % 20 == 0 ? 20 : kValues;
@@ -71,7 +71,7 @@ CUTE_DEVICE Activation finish_before_shortcut(float (&acc)[kValues], FilterPair 
   return Activation::kNone;
 }
 
-// stage_outputs() with the shortcut, if there is one, of the same pixels.
+// stage_outputs(), and the shortcut of the same pixels if there is one.
 template <class Element, int kGroups>
 CUTE_DEVICE void stage_with_shortcut(float (&values)[4 * kGroups], FilterPair pair, Problem const &p,
                                      Element const *shortcut, Element *staging) {

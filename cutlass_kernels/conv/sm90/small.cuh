@@ -1,6 +1,6 @@
-// ConcatConv on Hopper for small maps: a block has one narrow tile, several blocks share a multiprocessor, and a
+// Convolution on Hopper for small maps: a block has one narrow tile, several blocks share a multiprocessor, and a
 // cluster divides the reduction. There is no tile scheduler, no barrier before a block's first load and none after its
-// last sum: what a few microseconds of work cannot hide is left out. Filters and pixels are as for im2col.cuh.
+// last sum, because a few microseconds of work cannot hide them. Filters and pixels are loaded as in im2col.cuh.
 #pragma once
 
 #include "conv/sm90/im2col.cuh"

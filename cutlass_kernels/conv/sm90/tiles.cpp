@@ -10,15 +10,15 @@ namespace {
 
 constexpr int kMaxBox = 256;  // pixels of a TMA box along one axis
 
-// What every source's factor of enlargement divides, or more than a box holds.
+// The least common multiple of the sources' factors of enlargement, or some number beyond kMaxBox.
 int common_multiple(Problem const &p) {
   int multiple = 1;
   for (int i = 0; i < p.sources && multiple <= kMaxBox; ++i) multiple = std::lcm(multiple, p.upsample[i]);
   return multiple;
 }
 
-// Pixels from one row of a patch to the next, for `size` outputs along it. Of an enlarged source whole repetitions are
-// loaded, each row by itself, and TMA writes to multiples of 128 bytes.
+// Pixels from one row of a patch to the next, for `size` outputs along it. Enlarged sources are loaded row by row, in
+// whole repetitions, and TMA writes each row to a multiple of 128 bytes.
 int pitch_of(Problem const &p, int size, int reach, int pad, int pixel_bytes) {
   if (!is_upsampled(p)) return size + reach;
   int before = 0;  // pixels that a repetition can have before the patch
@@ -53,7 +53,7 @@ int rows_pitch(Problem const &p, int width) {
   return pitch_of(p, width, (p.S - 1) * p.dilation_w, p.pad_left, 2 * kChannelBlock);
 }
 
-// Of shared memory, for the shortcut of a tile of rows and the pixels between them.
+// Bytes of shared memory for the shortcut of a tile of rows, with the pixels between them.
 int rows_shortcut_bytes(Problem const &p, Sm90Tile const &tile) {
   if (p.residual == Residual::kNone) return 0;
   int const between = (p.S - 1) * p.dilation_w + 2 * (common_multiple(p) - 1);  // at most
@@ -101,54 +101,72 @@ HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
 
 namespace {
 
-// Sources with scales: their outputs are float16, or of their type by whole vectors, unless the blocks of a cluster
-// share the sums; and unless the tile drains sums, one serves all sources.
-bool can_run_scaled(Sm90Tile const &tile, Problem const &p) {
-  if (p.layout != Layout::kChannelsLast || !(tile.drains || drains_once(p))) return false;
-  if (p.residual != Residual::kNone) return false;
-  bool const narrow = p.output_type == p.type && p.K % 16 == 0 && !divides_reduction(tile);
-  return p.output_type == Type::kFloat16 || narrow;
+// TMA stores whole vectors; float32 is stored by threads. 8-bit sources, which have scales, give float16 outputs or, if
+// their pixels are whole vectors, outputs of their own type.
+bool can_store(Sm90Tile const &tile, Problem const &p) {
+  if (tile.type_bytes == 4) return true;
+  bool const narrow = p.output_type == p.type && p.K % 16 == 0;
+  if (tile.type_bytes == 1 && p.output_type != Type::kFloat16 && !narrow) return false;
+  for (int i = 0; i < p.outputs; ++i) {
+    OutputRange const range = output_range(p, i);
+    if ((range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range)) return false;
+  }
+  return true;
 }
 
-}  // namespace
-
-bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
-  if (tile.type_bytes != size_of(p.type) || !has_strides_for_tma(p)) return false;
-  if (tile.type_bytes == 1 && !can_run_scaled(tile, p)) return false;
-  if ((is_upsampled(p) && !tile.halo) || (p.pre_activated && !tile.pre_activates)) return false;
-  if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return false;
-  if (p.residual != Residual::kNone && !adds_shortcut(tile)) return false;
-  for (int i = 0; i < p.outputs; ++i) {  // TMA stores whole vectors; threads store float32
-    OutputRange const range = output_range(p, i);
-    if (tile.type_bytes != 4 && (range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range))
-      return false;
-  }
-  if (tile.cluster_f > filter_tiles(tile, p)) return false;  // no second block to share the pixels with
-  if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
-  // The pre-activation keeps the row and column of a pixel in 16 bits each.
-  if (p.pre_activated && !is_pointwise(p) && std::max(p.H, p.W) > kMaxUpsampledSide) return false;
+bool fits_patches(Sm90Tile const &tile, Problem const &p) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
-  if (tile.halo) {
-    bool const rows = tile.schedule == Sm90Schedule::kRows, one_tap = p.R * p.S == 1;
-    if (one_tap && (rows || !is_upsampled(p))) return false;  // a patch would bring nothing that im2col does not
-    if (p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
-    if (rows) {
-      int const pitch = rows_pitch(p, 1);
-      return pitch <= kMaxBox && (reach_h + 1) * pitch <= rows_stage_pixels(rows_shortcut_bytes(p, tile));
-    }
-    for (bool const swapped : {false, true}) {
-      HaloPlan const plan = plan_along(swapped, p, tile);
-      if (plan.filter_stages < kFilterMinStages || plan.pitch > kMaxBox || plan.rows > kMaxBox) return false;
-    }
-    return true;
+  bool const rows = tile.schedule == Sm90Schedule::kRows, one_tap = p.R * p.S == 1;
+  if (one_tap && (rows || !is_upsampled(p))) return false;  // a patch gains nothing over im2col
+  if (p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
+  if (rows) {
+    int const pitch = rows_pitch(p, 1);
+    return pitch <= kMaxBox && (reach_h + 1) * pitch <= rows_stage_pixels(rows_shortcut_bytes(p, tile));
   }
+  for (bool const swapped : {false, true}) {
+    HaloPlan const plan = plan_along(swapped, p, tile);
+    if (plan.filter_stages < kFilterMinStages || plan.pitch > kMaxBox || plan.rows > kMaxBox) return false;
+  }
+  return true;
+}
+
+bool fits_im2col(Problem const &p) {
   if (is_pointwise(p)) return true;
+  int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   // im2col maps: 8-bit tap offsets, corners of the bounding box in [-128, 127], strides up to 8.
   auto const corner = [](int pad_begin, int pad_end, int reach) {
     return pad_begin <= 128 && pad_end - reach >= -128 && pad_end - reach <= 127;
   };
   return p.stride_h <= 8 && p.stride_w <= 8 && reach_h <= 255 && reach_w <= 255 &&
          corner(p.pad_top, p.pad_bottom, reach_h) && corner(p.pad_left, p.pad_right, reach_w);
+}
+
+bool fits_geometry(Sm90Tile const &tile, Problem const &p) {
+  if (tile.cluster_f > filter_tiles(tile, p)) return false;  // there is no second block to share the pixels with
+  if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
+  // The pre-activation keeps the row and column of a pixel in 16 bits each.
+  if (p.pre_activated && !is_pointwise(p) && std::max(p.H, p.W) > kMaxUpsampledSide) return false;
+  return tile.halo ? fits_patches(tile, p) : fits_im2col(p);
+}
+
+}  // namespace
+
+char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
+  bool const scaled = tile.type_bytes == 1;
+  if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
+  if (!has_strides_for_tma(p)) return "pixels of this stride";
+  if (is_upsampled(p) && !tile.halo) return "enlarged sources";
+  if (scaled && !tile.drains && !drains_once(p)) return "sources of other scales";
+  if (scaled && divides_reduction(tile) && p.output_type != Type::kFloat16) return "8-bit outputs";
+  if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
+  if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";
+  if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return "several outputs";
+  bool const fits = can_store(tile, p) && fits_geometry(tile, p);
+  return fits ? nullptr : "this filter, stride, padding or number of channels";
+}
+
+bool sm90_can_run(Sm90Tile const &tile, Problem const &p) {
+  return tile.type_bytes == size_of(p.type) && sm90_obstacle(tile, p) == nullptr;
 }
 
 }  // namespace cutefuse::conv

@@ -1,5 +1,5 @@
-// The Hopper tiles of ConcatConv: their table, their shared memory, and which problems they can express.
-// Host code without CUDA headers, shared by the choice of tiles and the kernels.
+// A row of an operator's table of Hopper tiles: how it is made, how its shared memory is divided, and which problems it
+// can express. Host code without CUDA headers, shared by the choice of tiles and the kernels.
 #pragma once
 
 #include "architecture.h"
@@ -9,25 +9,26 @@ namespace cutefuse::conv {
 
 enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
-  kSplit,        // likewise, and the blocks of a cluster divide the reduction among them
+  kSplit,        // kCooperative, and the blocks of a cluster divide the reduction among them
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
   kSmall,        // small.cuh: kSplit by small blocks, of which several share a multiprocessor
   kRows,         // rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
 };
 
-// A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups.
+// A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups; blocks of small
+// tiles have one for every 64 filters.
 struct Sm90Tile {
   int id;
   char const *name;
-  bool halo;  // halo.cuh or rows.cuh; otherwise im2col.cuh
+  bool halo;  // kernels of halo.cuh and rows.cuh; else those of im2col.cuh and small.cuh
   int filters;
   int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
-  int type_bytes = 2;   // 1: int8 and float8; 4: float32, multiplied as tf32
-  bool drains = false;  // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
-  bool pre_activates = false;  // has a second kernel, for pre-activated sources
-  int blocks = 3;              // of a small tile that share a multiprocessor, at most
+  int type_bytes;      // a TypeSize
+  bool drains;         // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
+  bool pre_activates;  // has a second kernel, for pre-activated sources
+  int blocks;          // that share a multiprocessor at most; more than 1 only of small tiles
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
@@ -35,42 +36,68 @@ struct Sm90Tile {
   }
 };
 
+// ---- rows of the operators' tables ----------------------------------------------------------------------------------
+
+struct PatchSize {
+  int a, b;
+};
+
+// Two warpgroups on one tile, whose pixels im2col loads.
+constexpr Sm90Tile im2col_tile(int id, char const *name, TypeSize type, int filters, int pixels, unsigned options = 0) {
+  Sm90Tile tile{};
+  tile.id = id, tile.name = name, tile.type_bytes = type;
+  tile.filters = filters, tile.pixels_a = 1, tile.pixels_b = pixels;
+  tile.schedule = Sm90Schedule::kCooperative;
+  tile.cluster_f = (options & kMulticastPixels) != 0 ? 2 : 1;
+  tile.drains = (options & kDrainsSums) != 0;
+  tile.pre_activates = (options & kAlsoPreActivated) != 0;
+  tile.blocks = 1;
+  return tile;
+}
+
+// The blocks of a cluster divide its reduction.
+constexpr Sm90Tile split_tile(int id, char const *name, TypeSize type, int filters, int pixels, unsigned options = 0) {
+  Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
+  tile.schedule = Sm90Schedule::kSplit;
+  return tile;
+}
+
+// One warpgroup multiplies while the other stores.
+constexpr Sm90Tile pingpong_tile(int id, char const *name, TypeSize type, int filters, int pixels,
+                                 unsigned options = 0) {
+  Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
+  tile.schedule = Sm90Schedule::kPingPong;
+  return tile;
+}
+
+// The pixels are a patch of an image.
+constexpr Sm90Tile halo_tile(int id, char const *name, TypeSize type, int filters, PatchSize pixels,
+                             unsigned options = 0) {
+  Sm90Tile tile = im2col_tile(id, name, type, filters, 0, options);
+  tile.halo = true, tile.pixels_a = pixels.a, tile.pixels_b = pixels.b;
+  return tile;
+}
+
+// The pixels are whole rows of an image, by 64 filters.
+constexpr Sm90Tile rows_tile(int id, char const *name, int pixels) {
+  Sm90Tile tile = im2col_tile(id, name, k16Bit, 64, pixels);
+  tile.halo = true, tile.schedule = Sm90Schedule::kRows;
+  return tile;
+}
+
+// A tile of small.cuh, for which `blocks` blocks at most share a multiprocessor.
+constexpr Sm90Tile small_tile(int id, char const *name, int filters, int pixels, int blocks, unsigned options = 0) {
+  Sm90Tile tile = im2col_tile(id, name, k16Bit, filters, pixels, options);
+  tile.schedule = Sm90Schedule::kSmall, tile.blocks = blocks;
+  return tile;
+}
+
+// ---- what follows from a row ----------------------------------------------------------------------------------------
+
 // Pixels of one TMA store. 200 = 5 x 40: nets on 640 x 640 images have 25 * 2^n pixels.
 constexpr int sm90_store_rows(int pixels_per_warpgroup) {
   return pixels_per_warpgroup % 64 == 0 ? 64 : pixels_per_warpgroup % 40 == 0 ? 40 : pixels_per_warpgroup;
 }
-
-// Ids are permanent, as in kTiles.
-inline constexpr Sm90Tile kSm90Tiles[] = {
-    // id, name, halo, filters, pixels a, b, cluster f, schedule, type bytes, drains, pre-activates, blocks
-    {102, "sm90_128x256_f2", false, 128, 1, 256, 2, Sm90Schedule::kCooperative},
-    {105, "sm90_128x128", false, 128, 1, 128, 1, Sm90Schedule::kCooperative, 2, false, true},
-    {108, "sm90_128x128_split", false, 128, 1, 128, 1, Sm90Schedule::kSplit, 2, false, true},
-    {109, "sm90_128x64", false, 128, 1, 64, 1, Sm90Schedule::kCooperative, 2, false, true},
-    {110, "sm90_64x256", false, 64, 1, 256, 1, Sm90Schedule::kCooperative},
-    {113, "sm90_128x200", false, 128, 1, 200, 1, Sm90Schedule::kCooperative, 2, false, true},
-    {121, "sm90_halo_64x16x32", true, 64, 16, 32, 1, Sm90Schedule::kCooperative},
-    {122, "sm90_halo_128x8x32", true, 128, 8, 32, 1, Sm90Schedule::kCooperative},
-    {124, "sm90_halo_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative},
-    {126, "sm90_halo_128x8x15", true, 128, 8, 15, 1, Sm90Schedule::kCooperative},
-    {127, "sm90_halo_tf32_64x16x32", true, 64, 16, 32, 1, Sm90Schedule::kCooperative, 4},
-    {128, "sm90_halo_tf32_128x8x16", true, 128, 8, 16, 1, Sm90Schedule::kCooperative, 4},
-    {131, "sm90_pp_128x104", false, 128, 1, 104, 1, Sm90Schedule::kPingPong, 2, false, true},
-    {132, "sm90_pp_128x160", false, 128, 1, 160, 1, Sm90Schedule::kPingPong, 2, false, true},
-    {133, "sm90_pp_128x192", false, 128, 1, 192, 1, Sm90Schedule::kPingPong},
-    {134, "sm90_pp_64x256", false, 64, 1, 256, 1, Sm90Schedule::kPingPong},
-    {141, "sm90_rows_64x224_split", true, 64, 1, 224, 1, Sm90Schedule::kRows},
-    {142, "sm90_rows_64x192_split", true, 64, 1, 192, 1, Sm90Schedule::kRows},
-    {151, "sm90_small_64x16", false, 64, 1, 16, 1, Sm90Schedule::kSmall, 2, false, true},
-    {152, "sm90_small_64x32", false, 64, 1, 32, 1, Sm90Schedule::kSmall, 2, false, true},
-    {153, "sm90_small_64x40", false, 64, 1, 40, 1, Sm90Schedule::kSmall, 2, false, true},
-    {154, "sm90_small_64x64", false, 64, 1, 64, 1, Sm90Schedule::kSmall, 2, false, false, 1},
-    {155, "sm90_small_64x80", false, 64, 1, 80, 1, Sm90Schedule::kSmall},
-    {156, "sm90_small_128x64", false, 128, 1, 64, 1, Sm90Schedule::kSmall},
-    {157, "sm90_small_128x80", false, 128, 1, 80, 1, Sm90Schedule::kSmall},
-    {158, "sm90_small_64x104", false, 64, 1, 104, 1, Sm90Schedule::kSmall, 2, false, false, 1},
-    {159, "sm90_small_64x32_deep", false, 64, 1, 32, 1, Sm90Schedule::kSmall, 2, false, false, 1},
-};
 
 constexpr Config config_of(Sm90Tile const &tile) {
   char const *const kind = tile.schedule == Sm90Schedule::kRows       ? "rows"
@@ -88,7 +115,8 @@ constexpr Group group_of(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kSmall ? Group::kSmall : Group::kHopper;
 }
 
-// A ring that two warpgroups read in turn has no slots for a shortcut, and small tiles have no room to stage one.
+// Whether the tile adds a residual, which the Hopper path calls a shortcut. A ring that two warpgroups read in turn has
+// no slots for it, and small tiles have no room to stage it.
 constexpr bool adds_shortcut(Sm90Tile const &tile) {
   return tile.schedule != Sm90Schedule::kPingPong && tile.schedule != Sm90Schedule::kSmall;
 }
@@ -104,7 +132,8 @@ constexpr bool divides_reduction(Sm90Tile const &tile) {
 
 constexpr int kSmallSharedBytes = 228 * 1024;  // of a multiprocessor, which keeps 1 KB of it for each block
 
-// Units of 8 pixels in shared memory: from each block of a cluster as many as this block finishes.
+// Room for units of 8 pixels in shared memory: a block receives each unit that it finishes from every block of its
+// cluster.
 constexpr int small_parts(int pixels) { return pixels / 8 + 2; }
 
 // Blocks on a multiprocessor, and the stages of each.
@@ -112,12 +141,16 @@ struct SmallRoom {
   int blocks, stages;
 };
 
-// As many blocks, up to `most`, as have four stages each: fewer cannot hide the latency of the loads. A block that is
-// alone has a ring for most of its sum. `vector_bytes` of a stage hold the scales and shifts of pre-activated sources.
+// As many blocks, up to `most`, as can have four stages each, since fewer stages cannot hide the latency of the loads.
+// A block that is alone gets up to 16 stages, most of its reduction at once. `vector_bytes` of a stage hold the scales
+// and shifts of pre-activated sources.
 constexpr SmallRoom small_room(int filters, int pixels, int most, int vector_bytes = 0) {
+  constexpr int kReserved = 1024,
+                kBarriers = 256;  // bytes that the GPU keeps of each block; of the ring, with alignment
+  int const parts_bytes = small_parts(pixels) * filters * 8 * int(sizeof(float));
   SmallRoom room{};
   for (room.blocks = most; room.blocks > 0; --room.blocks) {
-    int const bytes = kSmallSharedBytes / room.blocks - 1024 - 256 - small_parts(pixels) * filters * 32;
+    int const bytes = kSmallSharedBytes / room.blocks - kReserved - kBarriers - parts_bytes;
     room.stages = bytes / ((filters + pixels) * kChannelBlock * 2 + vector_bytes);
     if (room.stages >= 4) break;
   }
@@ -129,8 +162,8 @@ constexpr SmallRoom small_room(Sm90Tile const &tile) { return small_room(tile.fi
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
 
-// Input channels of one halo stage: half a block where a whole one would leave no room for a second stage, and of
-// float32, of which that is as wide a row as TMA swizzles.
+// Input channels of one halo stage: half a channel block where a whole one would leave no room for a second stage, and
+// for float32, of which half a block is already the widest row that TMA swizzles.
 constexpr int halo_channels(int filters, int type_bytes) {
   return type_bytes == 4 || (filters == 64 && type_bytes > 1) ? kChannelBlock / 2 : kChannelBlock;
 }
@@ -138,26 +171,38 @@ constexpr int halo_channels(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kRows ? kChannelBlock : halo_channels(tile.filters, tile.type_bytes);
 }
 
-// Halo stages and filter stages together: 226 KB less the staged outputs, which float32 has not.
+// A block's 227 KB of shared memory less its barriers and alignment.
+constexpr int kHaloSharedBytes = 226 * 1024;
+constexpr int kStagedRowBytes = 128;  // 64 filters of 16 bits: an output pixel where it is staged for the stores
+
+// Bytes for halo stages and filter stages together. The two warpgroups stage 8 x pixels_b outputs each, but none of
+// float32.
 constexpr int halo_region_bytes(int pixels_b, int type_bytes) {
-  return 226 * 1024 - (type_bytes == 4 ? 0 : 2 * 8 * pixels_b * 128);
+  return kHaloSharedBytes - (type_bytes == 4 ? 0 : 2 * 8 * pixels_b * kStagedRowBytes);
 }
 
-// The rows' kernel keeps room for the other blocks' parts of the sums that its block finishes: 8 KB for 16 pixels of
-// each warpgroup and for each other block, at most 10 of them with 7 such pairs and up to 8 blocks.
+// A block of rows.cuh finishes some of the tile's groups of 16 pixels a warpgroup, and receives each of them from every
+// other block of its cluster: 8 KB for both warpgroups. With 7 groups and up to 8 blocks it receives 10 at most.
 constexpr int kRowsPartBytes = 8 * 1024, kRowsParts = 10;
-constexpr int kRowsRegionBytes = 226 * 1024 - kRowsParts * kRowsPartBytes - 2 * 2 * 16 * 128;
-constexpr int rows_stage_pixels(int shortcut_bytes) {  // two stages beside four filters
-  return (kRowsRegionBytes - 4 * 8 * 1024 - shortcut_bytes) / 2 / 1024 * 8;
+constexpr int kRowsStagingBytes = 2 * 2 * 16 * kStagedRowBytes;  // two tiles of 16 pixels for each of two warpgroups
+constexpr int kRowsRegionBytes = kHaloSharedBytes - kRowsParts * kRowsPartBytes - kRowsStagingBytes;
+// Pixels of one of two halo stages of whole KB, beside four filter stages.
+constexpr int rows_stage_pixels(int shortcut_bytes) {
+  constexpr int kFilterStageBytes = 64 * 128, kPixelsPerKb = 1024 / 128;
+  return (kRowsRegionBytes - 4 * kFilterStageBytes - shortcut_bytes) / 2 / 1024 * kPixelsPerKb;
 }
 constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
 
 // How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage. It
 // serves size_a / tile_a x size_b / tile_b tiles of an image.
 struct HaloPlan {
-  bool swapped;  // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
-  int size_a, size_b, tile_a, tile_b, pitch, rows, step_r, step_s, stage_bytes, halo_stages, filter_stages;
-  int shortcut_at;  // tiles of rows: byte of the stages where the shortcut begins, behind the sums that are exchanged
+  bool swapped;        // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
+  int size_a, size_b;  // output pixels of an image
+  int tile_a, tile_b;  // output pixels of a tile
+  int pitch, rows;     // of a patch with its halo
+  int step_r, step_s;  // pixels of the patch from one filter row or column to the next
+  int stage_bytes, halo_stages, filter_stages;
+  int shortcut_at;  // tiles of rows: byte of the stages at which the shortcut begins, behind the exchanged sums
 };
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
@@ -189,7 +234,7 @@ inline int filter_tiles(Sm90Tile const &tile, Problem const &p) {
 
 // ---- legality -------------------------------------------------------------------------------------------------------
 
-// A plain matrix of pixels: every tap reads its own pixel.
+// Every output pixel reads the source pixel of the same index, and no other: the pixels are a plain matrix.
 constexpr bool is_pointwise(Problem const &p) {
   return p.R * p.S == 1 && p.stride_h * p.stride_w == 1 && p.pad_top + p.pad_left + p.pad_bottom + p.pad_right == 0;
 }
@@ -202,7 +247,10 @@ inline bool has_strides_for_tma(Problem const &p) {
   return true;
 }
 
-// What TMA's tensor maps can express; true for every size of N, H and W, so that one tactic serves a dynamic shape.
+// The part of a problem that a tile of its type cannot run, worded to follow "cannot run"; null: it runs all. Mostly
+// what TMA's tensor maps cannot express. No answer depends on N, H and W up to the sizes that 32-bit indices allow, so
+// that one tactic serves a dynamic shape.
+char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p);
 bool sm90_can_run(Sm90Tile const &tile, Problem const &p);
 
 }  // namespace cutefuse::conv

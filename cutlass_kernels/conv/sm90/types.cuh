@@ -1,4 +1,4 @@
-// What a number type means to the Hopper kernels: in what wgmma adds up, and as what a tile's outputs are staged.
+// What a number type means to the Hopper kernels: the type of wgmma's sums, and the type in which outputs are staged.
 #pragma once
 
 #include <cutlass/numeric_types.h>
@@ -23,7 +23,8 @@ struct Sm90Numbers<cutlass::tfloat32_t> {
   static constexpr bool kScaled = false, kInexact = false, kDirect = true;
 };
 
-// 32-bit integers, in the registers as wgmma declares them. Outputs are float16, or int8 in half of that room.
+// Sums are 32-bit integers, in unsigned registers as wgmma declares them. Outputs are float16, or int8 in half of that
+// room.
 template <>
 struct Sm90Numbers<std::int8_t> {
   using Sum = std::uint32_t;
@@ -36,9 +37,9 @@ struct Sm90Numbers<cutlass::float_e4m3_t> {
   using Sum = float;
   using Output = cutlass::half_t;
   static constexpr bool kScaled = true, kDirect = false;
-  static constexpr bool kInexact = true;  // the tensor cores keep some 14 bits of such a sum
+  static constexpr bool kInexact = true;  // the tensor cores keep some 14 bits of a sum of float8 products
 };
-constexpr int kFloat8Tiles = 4;  // k-tiles whose products they add up before the sum goes on in float32
+constexpr int kFloat8Tiles = 4;  // k-tiles that the tensor cores add up before the sum goes on in float32
 
 constexpr int kStepBytes = 32;  // of a pixel's channels, in one step of wgmma
 
