@@ -211,6 +211,8 @@ def test_sites_that_pay_only_beside_each_other_go_together(tmp_path: Path, monke
     assert set(statuses(run(CHAIN, tmp_path, dry_run=True)).values()) == {"fused"}
     together = -1.0
     assert set(statuses(run(CHAIN, tmp_path, dry_run=True)).values()) == {"left out"}
+    asked = run(CHAIN, tmp_path, dry_run=True, min_gain_us=-1.0)  # `optimize` tries what the model says costs little
+    assert set(statuses(asked).values()) == {"fused"}
 
 
 def test_a_site_that_goes_frees_what_another_wanted(tmp_path: Path) -> None:

@@ -185,12 +185,11 @@ class _Round:
             for node in site.nodes:
                 if node.op_type == "Concat":
                     concats.setdefault(id(node), []).append(site)
-        least_us = [(group, sum(self._least_us(s) for s in group)) for group in concats.values()]
-        least_us += [(group, LEAST_US) for group in self._touching()]
-        for group, least in least_us:
+        groups = [(group, math.inf) for group in concats.values()] + [(group, LEAST_US) for group in self._touching()]
+        for group, enough_us in groups:
             if len(group) > 1:
                 gain = self.pricer.gain_us(group, self.wiring)
-                if gain < least:  # false for NaN
+                if gain < min(enough_us, sum(self._least_us(s) for s in group)):  # false for NaN
                     for site in group:
                         self.gains[id(site)] = gain / len(group)
                     return group
