@@ -6,7 +6,6 @@
 
 #include "concat_conv/tiles.h"
 #include "conv/problem.h"
-#include "conv/sm90/tiles.h"
 #include "quant_concat_conv/tiles.h"
 
 namespace cc = cutefuse::concat_conv;
@@ -133,11 +132,23 @@ void test_output_size() {
   }
 }
 
-void test_tiles() {
-  for (cc::Tile const &a : cc::kTiles) {
-    expect(a.id > 0 && cutefuse::find_id(cc::kTiles, a.id) == &a, "tile ids are positive and unique", a.id);
-    expect(a.threads() <= 1024 && a.shared_bytes() <= 163 * 1024, "a tile fits sm_80's blocks", a.id);
+// shared_kib: the most shared memory that a block may have on the GPUs that the Ampere tiles are for.
+template <class Table, class Sm90Table>
+void test_table(Table const &tiles, Sm90Table const &sm90_tiles, int shared_kib) {
+  for (cc::Tile const &a : tiles) {
+    bool const unique = cutefuse::find_id(tiles, a.id) == &a && cutefuse::find_id(sm90_tiles, a.id) == nullptr;
+    expect(a.id > 0 && unique, "tile ids are positive and unique", a.id);
+    expect(a.threads() <= 1024 && a.shared_bytes() <= shared_kib * 1024, "a tile fits a block", a.id);
   }
+  for (cc::Sm90Tile const &a : sm90_tiles) {
+    expect(a.id > 0 && cutefuse::find_id(sm90_tiles, a.id) == &a, "Hopper's tile ids are positive and unique", a.id);
+    expect(a.filters % 64 == 0 && a.pixels() % 8 == 0, "a Hopper tile is of whole wgmma", a.id);
+  }
+}
+
+void test_tiles() {
+  test_table(cc::kTiles, cc::kSm90Tiles, 163);
+  test_table(qc::kTiles, qc::kSm90Tiles, 227);  // the largest int8 tile runs on data-centre GPUs alone
   expect(cutefuse::find_id(cc::kTiles, 0) == nullptr && cutefuse::find_id(cc::kTiles, -1) == nullptr,
          "0 and negative ids name no tile");
 }

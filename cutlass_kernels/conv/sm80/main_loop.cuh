@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
       loader.copy(group, i, stage, tXsX, tWsW);
     }
   };
+  // ---- prologue: all stages but one ----
   // kStages k-tiles are in flight. The stage that all warps have read is filled again at once: part 0 of the copies
   // right after the barrier, the others between the mma of the next k-tile's steps.
   int read_stage = 0, write_stage = kTapStages ? 1 : kStages - 1;
@@ -241,6 +242,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     sums.drain(params, shared, read.source, acc);
     read.left = p.C[++read.source];
   }
+
+  // ---- epilogue ----
   if constexpr (Traits::kScaled) sums.drain_last(params, shared, read.source, acc);
   cp_async_wait<0>();
   __syncthreads();
