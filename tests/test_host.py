@@ -58,6 +58,12 @@ def test_a_good_plugin_has_no_findings(load: Callable[..., Host]) -> None:
     assert combination["tactics"] == [1, 2] and combination["workspace_bytes"] == 1024
 
 
+def test_a_soak_ends_at_a_plugin_that_cannot_run(load: Callable[..., Host]) -> None:
+    host = load()
+    assert host.soak(("Broken", {"fault": "", "state": 0}), 3) == 3
+    assert host.soak(("Broken", {"fault": "no_runtime", "state": 0}), 3) == 0
+
+
 def test_a_weakly_typed_network_tries_the_16_bit_types_too(load: Callable[..., Host]) -> None:
     plugin = load().build(("Broken", {"fault": ""}), [INPUT], strongly_typed=False).check()
     assert [c["types"] for c in plugin.report["combinations"]] == [[t, t] for t in ("float32", "float16", "bfloat16")]

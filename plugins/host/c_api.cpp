@@ -212,11 +212,14 @@ CUTEFUSE_HOST_EXPORT std::int32_t cutefuse_host_soak(void *library, std::int32_t
       std::unique_ptr<IPluginV3> const made(from.object->createPlugin("n", set.get(), nvinfer1::TensorRTPhase::kBUILD));
       std::unique_ptr<IPluginV3> const network(made ? made->clone() : nullptr);
       if (network == nullptr) break;
-      FieldSet const engine(serialise(faces_of(network.get(), true, "", report).runtime, "", report));
+      auto *const built = faces_of(network.get(), true, "", report).runtime;
+      if (built == nullptr) break;
+      FieldSet const engine(serialise(built, "", report));
       std::unique_ptr<IPluginV3> const live(
           from.object->createPlugin("n", engine.get(), nvinfer1::TensorRTPhase::kRUNTIME));
       if (live == nullptr) break;
-      auto *runtime = faces_of(live.get(), false, "", report).runtime;
+      auto *const runtime = faces_of(live.get(), false, "", report).runtime;
+      if (runtime == nullptr) break;
       std::unique_ptr<IPluginV3> const context(runtime->attachToContext(&resources));
       if (context == nullptr) break;
     }

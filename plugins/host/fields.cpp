@@ -1,7 +1,9 @@
 // Reports, plugin fields and names: what the builder's and the runtime's part share.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
+#include <type_traits>
 
 #include "host.h"
 #include "json.h"
@@ -53,11 +55,14 @@ std::string numbers(Field const &field) {
   for (std::size_t i = 0; i < field.bytes.size() / sizeof(T); ++i) {
     T value;
     std::memcpy(&value, field.bytes.data() + i * sizeof(T), sizeof(T));
-    char text[40];
-    std::snprintf(text, sizeof(text), "%.17g", static_cast<double>(value));
-    // JSON has no name for these.
-    bool const finite = value - value == 0;
-    out += (i == 0 ? "" : ", ") + (finite ? std::string(text) : json::quote(text));
+    out += i == 0 ? "" : ", ";
+    if constexpr (std::is_integral_v<T>) {
+      out += std::to_string(value);
+    } else {
+      char text[40];
+      std::snprintf(text, sizeof(text), "%.17g", static_cast<double>(value));
+      out += std::isfinite(value) ? std::string(text) : json::quote(text);  // JSON has no name for the others
+    }
   }
   return out + "]";
 }
