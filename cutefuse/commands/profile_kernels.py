@@ -21,6 +21,7 @@ from cutefuse.commands.kernel_profile.layers import figures, print_layers, sort
 from cutefuse.commands.kernel_profile.metrics import BRIEF, Kernel, side_by_side
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder, write_json
+from cutefuse.report.rank import peaks_of
 
 
 @dataclass
@@ -168,7 +169,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any] | None:
     sums, launches, notes = _both(args, target, run, report)
     rows, more = sort(target, launches, sums)
     assert target.layers is not None
-    peaks = engines.peaks_of(args.peaks, target.layers)
+    peaks = peaks_of(args.peaks, target.layers)
     found = [figures(row, target.layers, peaks) for row in rows]
     data = {"engine": str(args.engine), "peaks": vars(peaks) if peaks else None, "notes": notes + more, "layers": found}
     write_json(args.outdir / f"{args.engine.name}.kernels.json", data)

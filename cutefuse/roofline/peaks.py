@@ -123,6 +123,12 @@ class Peaks:
                 return self.tflops[name]
         return None
 
+    def require(self, precision: str) -> None:
+        """Raises CutefuseError where `rate` knows nothing of a precision."""
+        if self.rate(precision) is None:
+            able = sorted(name for name in {*self.tflops, *_WIDER} if name and self.rate(name))
+            raise CutefuseError(f"no peak of {self.device} is known for {precision}; choose one of {', '.join(able)}")
+
     def attainable_tflops(self, precision: str, intensity: float) -> float | None:
         """min(P_peak, I * b_max): `intensity` in FLOP per byte, result in TFLOP/s."""
         peak = self.rate(precision)
