@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cutefuse
+from cutefuse.engine.inputs import parse_shapes
 from cutefuse.errors import CutefuseError, VerificationError, run_command
 from cutefuse.output import add_json, json_alone
 
@@ -39,10 +41,10 @@ def runner(path: Path) -> Any:
     return TrtRunner(EngineFromBytes(BytesFromPath(str(path))), name=f"tensorrt {path.name}")
 
 
-def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, shapes: dict[str, list[int]]) -> bool:
+def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, given: Mapping[str, Sequence[int]]) -> bool:
     """Whether every output agrees within atol + rtol * |value| on one set of seeded inputs.
 
-    Sizes that are dynamic and not in `shapes` (input name -> dims) are 1 for Polygraphy.
+    Sizes that are dynamic and not in `given` (input name -> dims) are 1 for Polygraphy.
     """
     require("polygraphy")
     os.environ.setdefault("POLYGRAPHY_AUTOINSTALL_DEPS", "0")
@@ -51,7 +53,7 @@ def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, shap
     from polygraphy.exception import PolygraphyException
 
     metadata = TensorMetadata()
-    for name, dims in shapes.items():
+    for name, dims in given.items():
         metadata.add(name, dtype=None, shape=dims)
     try:
         results = Comparator.run([runner(first), runner(second)], data_loader=DataLoader(seed, input_metadata=metadata))
@@ -61,15 +63,6 @@ def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, shap
             f"{first.name} and {second.name} cannot be compared: {str(error).splitlines()[0]}"
         ) from None
     return bool(accuracy)
-
-
-def shape_of(text: str) -> tuple[str, list[int]]:
-    """'image:1x3x64x64' -> ('image', [1, 3, 64, 64]), as trtexec's --shapes."""
-    name, _, dims = text.rpartition(":")
-    try:
-        return name, [int(d) for d in dims.split("x")]
-    except ValueError:
-        raise CutefuseError(f"'{text}' is no shape; write it like image:1x3x64x64") from None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,9 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def command() -> None:
-        shapes = dict(map(shape_of, args.shapes))
+        given = parse_shapes(",".join(args.shapes))
         with json_alone(args.json) as show:
-            equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, shapes)
+            equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, given)
             show({"equal": equal, "rtol": args.rtol, "atol": args.atol, "seed": args.seed})
         if not equal:
             raise VerificationError(
