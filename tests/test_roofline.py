@@ -233,7 +233,9 @@ def test_the_command_writes_a_page_and_figures(tmp_path: Path, capsys: pytest.Ca
         (["--llm", "missing.json"], "missing.json cannot be read as JSON"),
         (["--llm", "gpt2", "--batch", "0"], "batch 0 and context"),
         (["--peaks", "bad.json"], "bad.json holds no peaks"),
+        (["--peaks", "endless.json"], "endless.json holds no peaks"),
         (["--llm", "config.json"], "config.json is no transformer config"),
+        (["--llm", "hollow.json"], "hollow.json is no transformer config (num_hidden_layers is -1"),
     ],
 )
 def test_wrong_choices_are_one_sentence(
@@ -242,6 +244,9 @@ def test_wrong_choices_are_one_sentence(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text('{"device": "x", "bandwidth_gbs": 0, "tflops": {}}')
     (tmp_path / "half.json").write_text('{"device": "x", "bandwidth_gbs": 100, "tflops": {"FP16": 1}}')
+    (tmp_path / "endless.json").write_text('{"device": "x", "bandwidth_gbs": Infinity, "tflops": {"FP16": 1}}')
+    hollow = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    (tmp_path / "hollow.json").write_text(json.dumps(hollow | {"num_hidden_layers": -1}))
     (tmp_path / "config.json").write_text('{"hidden_size": "many"}')
     assert main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()

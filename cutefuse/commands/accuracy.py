@@ -12,6 +12,7 @@ from typing import Any
 import cutefuse
 from cutefuse.engine.inputs import parse_shapes
 from cutefuse.errors import CutefuseError, VerificationError, run_command
+from cutefuse.graph.store import load_model
 from cutefuse.output import add_json, json_alone
 
 
@@ -22,11 +23,15 @@ def require(package: str) -> None:
 
 
 def runner(path: Path) -> Any:
-    """A Polygraphy runner: ONNX Runtime for *.onnx, TensorRT (with the plugin library loaded) for an engine."""
+    """A Polygraphy runner: ONNX Runtime for *.onnx, TensorRT (with the plugin library loaded) for an engine.
+
+    Raises CutefuseError for a file that is missing or no model, and for an engine that TensorRT is missing for.
+    """
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise CutefuseError(f"{path} {what}; give an ONNX model or a TensorRT engine")
     if path.suffix == ".onnx":
+        load_model(path)  # says in words what is wrong with the file
         from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
         return OnnxrtRunner(SessionFromOnnx(str(path), providers=["cpu"]), name=f"onnxruntime {path.name}")
@@ -50,7 +55,6 @@ def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, give
     os.environ.setdefault("POLYGRAPHY_AUTOINSTALL_DEPS", "0")
     from polygraphy.common import TensorMetadata
     from polygraphy.comparator import Comparator, DataLoader, SimpleCompareFunc
-    from polygraphy.exception import PolygraphyException
 
     metadata = TensorMetadata()
     for name, dims in given.items():
@@ -58,9 +62,12 @@ def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, give
     try:
         results = Comparator.run([runner(first), runner(second)], data_loader=DataLoader(seed, input_metadata=metadata))
         accuracy = Comparator.compare_accuracy(results, compare_func=SimpleCompareFunc(rtol=rtol, atol=atol))
-    except PolygraphyException as error:
+    except CutefuseError:
+        raise
+    except Exception as error:  # Polygraphy's own and ONNX Runtime's, which share no public base class
+        text = " ".join(str(error).split())[:400] or type(error).__name__
         raise CutefuseError(
-            f"{first.name} and {second.name} cannot be compared: {str(error).splitlines()[0]}"
+            f"{first.name} and {second.name} cannot be compared ({text}); check both, or give --shapes"
         ) from None
     return bool(accuracy)
 

@@ -99,7 +99,12 @@ def transformer_from(choice: str, weight_type: str = "FP16", kv_type: str = "FP1
                 int(data["intermediate_size"]), int(data["vocab_size"]),
                 gated=str(data.get("hidden_act", "silu")) in ("silu", "swish", "gelu_pytorch_tanh"),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            for size in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
+                if int(data[size]) < 1:
+                    raise ValueError(f"{size} is {data[size]}, it must be 1 or more")
+            if min(heads, model.kv_heads, model.head_dim) < 1:
+                raise ValueError("heads and their size must be 1 or more")
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise CutefuseError(
                 f"{choice} is no transformer config ({error}); give a Hugging Face config.json"
             ) from None

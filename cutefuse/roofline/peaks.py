@@ -239,8 +239,8 @@ def peaks_from(data: Any, where: str) -> Peaks:
     try:
         rates = {str(k).upper(): float(v) for k, v in data["tflops"].items()}
         bandwidth_gbs = float(data["bandwidth_gbs"])
-        if not (bandwidth_gbs > 0 and rates and all(v > 0 and math.isfinite(v) for v in rates.values())):
-            raise ValueError("rates must be positive")
+        if not rates or not all(v > 0 and math.isfinite(v) for v in (bandwidth_gbs, *rates.values())):
+            raise ValueError("rates must be positive and finite")
         return Peaks(str(data.get("device", where)), bandwidth_gbs, rates, str(data.get("source", where)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CutefuseError(f"{where} holds no peaks ({error}); it needs device, bandwidth_gbs and tflops") from None
