@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.commands.kernel_profile import contention, engines, ncu, nsys
-from cutefuse.commands.kernel_profile.cases import Problem, case_call, drive_command, launcher, list_cases
+from cutefuse.commands.kernel_profile.cases import Problem, case_call, drive_command, known_cases, launcher, list_cases
 from cutefuse.commands.kernel_profile.contention import Load
 from cutefuse.commands.kernel_profile.layers import figures, print_layers, sort
 from cutefuse.commands.kernel_profile.metrics import BRIEF, Kernel, side_by_side
@@ -76,7 +76,10 @@ def main(argv: list[str] | None = None) -> int:
             if value < 1:
                 raise CutefuseError(f"{option} is {value}; give 1 or more")
         if args.list:
-            print(list_cases())
+            with json_alone(args.json) as show:
+                known = known_cases()
+                show(known)
+                print(list_cases(known))
             return 0
         loads = [Load.of(text) for text in args.beside]
         with json_alone(args.json) as show:
