@@ -36,7 +36,9 @@ def test_models_that_differ_exit_with_1(tmp_path: Path) -> None:
     assert accuracy.main([str(scaled(tmp_path / "a.onnx", 2.0)), str(scaled(tmp_path / "b.onnx", 2.2))]) == 1
 
 
-@pytest.mark.parametrize("arguments", [["missing.onnx"], ["broken.onnx"], ["--shapes", "x:3by4"]])
+@pytest.mark.parametrize(
+    "arguments", [["missing.onnx"], ["broken.onnx"], ["--shapes", "x:3by4"], ["--shapes", "z:3x4"]]
+)
 def test_bad_input_is_one_sentence(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

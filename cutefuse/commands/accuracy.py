@@ -49,13 +49,17 @@ def runner(path: Path) -> Any:
 def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, given: Mapping[str, Sequence[int]]) -> bool:
     """Whether every output agrees within atol + rtol * |value| on one set of seeded inputs.
 
-    Sizes that are dynamic and not in `given` (input name -> dims) are 1 for Polygraphy.
+    Sizes that are dynamic and not in `given` (input name -> dims) are 1 for Polygraphy. Raises CutefuseError for a name
+    that is no input of the model `second`, and where one of the two does not run.
     """
     require("polygraphy")
     os.environ.setdefault("POLYGRAPHY_AUTOINSTALL_DEPS", "0")
     from polygraphy.common import TensorMetadata
     from polygraphy.comparator import Comparator, DataLoader, SimpleCompareFunc
 
+    inputs = [i.name for i in load_model(second).graph.input] if second.suffix == ".onnx" else list(given)
+    if unknown := [name for name in given if name not in inputs]:
+        raise CutefuseError(f"--shapes names {unknown[0]}, the model's inputs are {', '.join(inputs)}; correct it")
     metadata = TensorMetadata()
     for name, dims in given.items():
         metadata.add(name, dtype=None, shape=dims)
