@@ -15,7 +15,6 @@ file of rows without a GPU. A peer that cannot be built on this machine is named
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -27,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.lib import markdown, plots, table  # noqa: E402
+from benchmarks.lib import rows as table_rows  # noqa: E402
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
@@ -146,7 +146,7 @@ def measure(problem: Any, args: argparse.Namespace, device: dict[str, Any], warm
 def run(argv: list[str] | None) -> int:
     args = parse(argv)
     if args.source:
-        rows = json.loads(args.source.read_text())
+        rows = table_rows.read(args.source)
     else:
         from benchmarks.lib import peers, timing
 
@@ -169,7 +169,7 @@ def run(argv: list[str] | None) -> int:
         for name in args.shapes or known:
             for warm in [False] * (not args.warm) + [True] * (not args.cold):
                 rows += measure(known[name], args, device, warm)
-            write(args.json, rows)  # after each shape, so that an interrupted run keeps its figures
+            table_rows.write(args.json, rows)  # after each shape, so that an interrupted run keeps its figures
             print(f"# {name} done after {time.time() - started:.0f} s", file=sys.stderr, flush=True)
         print(f"{device['gpu']}, torch {device['torch']}, cuDNN {device['cudnn']}, {args.dtype}")
     print(markdown.text(rows) if args.markdown else table.text(rows))
@@ -181,15 +181,6 @@ def run(argv: list[str] | None) -> int:
         if "relative_error" in r
     )
     return 1 if failed else 0
-
-
-def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
-    if path is None:
-        return
-    partial = path.with_suffix(path.suffix + ".part")
-    short = [{k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-    partial.write_text("[\n" + ",\n".join(json.dumps(row) for row in short) + "\n]\n")
-    os.replace(partial, path)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,6 @@ of the sm_80 tiles, without the residual; nvcc builds its tiles first, which tak
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from problems import Problem  # noqa: E402
 from benchmarks.lib import cutlass_peers, forms_cutlass, timing  # noqa: E402
 from cutefuse import kernels  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 
 SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
 SHAPES = [
@@ -214,7 +214,7 @@ def run(argv: list[str] | None) -> int:
         rows += [row | device for row in found]
         print(line(found), flush=True)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        write_json(args.json, rows)
     return 0
 
 

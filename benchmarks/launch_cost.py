@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import shutil
 import statistics
@@ -28,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from cutefuse import kernels  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 
 BATCH = 300  # launches in flight: the driver's queue holds 1024, and a full one makes the host wait
 DISTINCT = 128  # sets of addresses that the runs take in turn
@@ -165,7 +165,7 @@ def run(argv: list[str] | None) -> int:
     print(f"{rows[0]['gpu']}, microseconds of the host per call")
     print(text(rows))
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        write_json(args.json, rows)
     return 0
 
 

@@ -16,7 +16,6 @@ fails is named in one sentence, and the JSON is written after each network.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -30,9 +29,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import models  # noqa: E402
 from benchmarks.lib import network_table, network_work, pool  # noqa: E402
+from benchmarks.lib import rows as table_rows  # noqa: E402
 from benchmarks.lib.network_work import Task  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
-from cutefuse.output import write_text  # noqa: E402
 
 # Those that compile longest begin first, so that none of them is alone at the end.
 LONGEST = ("densenet121", "hrnet_ocr", "yolov8m", "yolo11s", "inception_v3", "yolov8s", "yolov8n", "smp_unet_pp")
@@ -108,29 +107,15 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         network_work.measure, tasks, max(args.compile_jobs, 1), folder / "pool", args.limit_s, say
     ):
         rows.append(row or {"network": task.network, "batch": task.batch, "failure": failure})
-        write(args.json, ordered(rows))
+        table_rows.write(args.json, ordered(rows))
         say(task, rows[-1].get("failure", "done"))
     return ordered(rows)
-
-
-def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
-    if path is not None:
-        short = [_short(row) for row in rows]
-        write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in short) + "\n]\n")
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
-    return [_short(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def run(argv: list[str] | None) -> int:
     args = parse(argv)
     if args.source:
-        rows = json.loads(args.source.read_text())
+        rows = table_rows.read(args.source)
     else:
         if args.device != "cpu":
             from cutefuse.commands.doctor import local_sm

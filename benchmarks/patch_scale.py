@@ -21,6 +21,8 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 
+from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 from models.net import Config, Net  # noqa: E402
 
 CHANNELS = 512
@@ -78,7 +80,7 @@ def measure(path: Path) -> dict[str, float | int | str]:
     size = sum(p.stat().st_size for p in path.parent.iterdir())
     done = subprocess.run([sys.executable, "-c", CHILD, str(path)], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"patching {path.name} failed with exit code {done.returncode}: {done.stderr}")
+        raise CutefuseError(f"patching {path.name} failed with exit code {done.returncode}: {done.stderr}")
     summary = json.loads(done.stdout)["summary"]
     peak_kib, cpu_seconds = done.stderr.split()[-2:]
     return {
@@ -108,9 +110,9 @@ def main() -> int:
             rows.append(measure(path))
             print("  ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(args.json, rows)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

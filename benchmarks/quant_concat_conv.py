@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from dataclasses import replace
@@ -20,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS  # noqa: E402
-from cutefuse.errors import run_command  # noqa: E402
+from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 
 KINDS = {"one": (True, False), "own": (False, False), "one_q": (True, True), "own_q": (False, True)}  # scale, output
 
@@ -63,7 +63,32 @@ def variants(problem: Any, dtype: str, sets: int, most: int) -> dict[str, Any]:
     return launches
 
 
-def run(argv: list[str] | None = None) -> int:
+def measure(problem: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """One row: the fastest (us, '<kind>:<tile>') of each kind, and the times of all."""
+    import torch
+
+    from benchmarks.lib import timing
+
+    sets = min(timing.rotation_sets(problem.bytes_moved(1), timing.l2_bytes()), 12)
+    found = timing.interleaved(variants(problem, args.dtype, sets, args.tiles), sets, args.rounds)
+    torch.cuda.empty_cache()
+    times = {k: v.median_us for k, v in found.items() if not isinstance(v, str)}
+    for name, failure in found.items():
+        if isinstance(failure, str):
+            print(problem.name, name, failure[:200])
+    best = {kind: min((t, k) for k, t in times.items() if k.split(":")[0] == kind) for kind in ("f16", *KINDS)}
+    compute = problem.flops / PEAK_FLOPS > problem.bytes_moved(2) / PEAK_BYTES
+    return {"shape": problem.name, "compute_bound": compute, "best": best, "times": times}
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as text: us, its share of float16's, and the tile, for each kind."""
+    least_us = row["best"]["f16"][0]
+    cells = " ".join(f"{kind} {t:7.1f} {t / least_us:.2f} {k.split(':')[1]:27}" for kind, (t, k) in row["best"].items())
+    return f"{row['shape']:24} {'C' if row['compute_bound'] else 'M'} {cells}"
+
+
+def run(argv: list[str] | None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of conv_shapes.json; default: all")
     parser.add_argument("--dtype", default="int8", choices=["int8", "float8_e4m3fn"], help="default int8")
@@ -71,40 +96,33 @@ def run(argv: list[str] | None = None) -> int:
     parser.add_argument("--tiles", type=int, default=99, help="most tiles of a path; default: all")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args(argv)
+    import problems
+
     from benchmarks.lib import timing
 
+    known = {p.name: p for p in problems.benchmark_shapes()}
+    if unknown := sorted(set(args.shapes or []) - set(known)):
+        raise CutefuseError(f"'{unknown[0]}' is not in conv_shapes.json; choose from {', '.join(known)}")
     timing.require_gpu()
-    import problems
-    import torch
-
     print(timing.device_row())
     rows = []
-    for problem in problems.benchmark_shapes():
-        if args.shapes and problem.name not in args.shapes:
-            continue
-        sets = timing.rotation_sets(problem.bytes_moved(1), timing.l2_bytes())
-        found = timing.interleaved(variants(problem, args.dtype, min(sets, 12), args.tiles), min(sets, 12), args.rounds)
-        times = {k: v.median_us for k, v in found.items() if not isinstance(v, str)}
-        for name, failure in found.items():
-            if isinstance(failure, str):
-                print(problem.name, name, failure[:200])
-        best = {kind: min((t, k) for k, t in times.items() if k.split(":")[0] == kind) for kind in ("f16", *KINDS)}
-        compute = problem.flops / PEAK_FLOPS > problem.bytes_moved(2) / PEAK_BYTES
-        rows.append({"shape": problem.name, "compute_bound": compute, "best": best, "times": times})
-        cells = " ".join(
-            f"{kind} {t:7.1f} {t / best['f16'][0]:.2f} {k.split(':')[1]:27}" for kind, (t, k) in best.items()
-        )
-        print(f"{problem.name:24} {'C' if compute else 'M'} {cells}", flush=True)
-        torch.cuda.empty_cache()
+    for name, problem in known.items():
+        if not args.shapes or name in args.shapes:
+            rows.append(measure(problem, args))
+            print(line(rows[-1]), flush=True)
     for kind in KINDS:
         logs = [math.log(r["best"][kind][0] / r["best"]["f16"][0]) for r in rows if r["compute_bound"]]
         if logs:
             print(f"geometric mean of {kind} / f16 over {len(logs)} compute-bound shapes: "
                   f"{math.exp(sum(logs) / len(logs)):.3f}")  # fmt: skip
     if args.json:
-        args.json.write_text(json.dumps({"device": timing.device_row() | timing.clocks(), "rows": rows}, indent=1))
+        write_json(args.json, {"device": timing.device_row() | timing.clocks(), "rows": rows})
     return 0
 
 
+def main(argv: list[str] | None = None) -> int:
+    return run_command(lambda: run(argv))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(run))
+    sys.exit(main())

@@ -11,14 +11,12 @@ temperature are the same for all. Bytes are the least that the operation must mo
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +24,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.lib import timing  # noqa: E402
+from benchmarks.lib.norm_problems import Problem, problems  # noqa: E402
 from cutefuse import kernels  # noqa: E402
 from cutefuse.errors import run_command  # noqa: E402
 from cutefuse.kernels import Call, Tensor  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 
 EPSILON = 1e-5
 L2_FACTOR = 3  # rotate inputs through this many times the L2 cache
 ABSENT = Tensor((0,), "float32")
-
-
-@dataclass(frozen=True)
-class Problem:
-    kind: str  # rms, layer, add_rms, add_layer
-    direction: str  # forward, backward
-    dtype: str
-    rows: int
-    columns: int
-    large: bool = False  # beside the grid of the geometric means
-
-    @property
-    def layer(self) -> bool:
-        return self.kind.endswith("layer")
-
-    @property
-    def residual(self) -> bool:
-        return self.kind.startswith("add")
-
-    @property
-    def bytes_moved(self) -> int:
-        """x -> y, or x, residual -> y, sum, or dy, x [, dsum] -> dx; vectors of one row are left out."""
-        size = 4 if self.dtype == "float32" else 2
-        tensors = {("forward", False): 2, ("forward", True): 4, ("backward", False): 3, ("backward", True): 4}
-        return tensors[self.direction, self.residual] * self.rows * self.columns * size
 
 
 class Operands:
@@ -256,24 +231,6 @@ def copy_bandwidth(torch: Any) -> float:
     return 2 * source.numel() * 4 / min(measure(torch, launches, 2, 9).values()) * 1e6
 
 
-def problems(args: argparse.Namespace) -> list[Problem]:
-    """The grid of the targets, then tensors of 256 MB."""
-    grid = [(m, n) for n in args.columns for m in args.rows]
-    result = [
-        Problem(kind, direction, dtype, m, n)
-        for direction in args.directions
-        for dtype in args.dtypes
-        for kind in args.kinds
-        for m, n in grid
-        if direction == "forward" or m >= 1024
-    ]
-    for direction in args.directions:
-        for kind in args.kinds if args.large else []:
-            for n in (2048, 4096, 8192, 16384, 32768, 65536):
-                result.append(Problem(kind, direction, "bfloat16", (1 << 27) // n, n, True))
-    return result
-
-
 def warm_compile_cache(argv: list[str], workers: int) -> None:
     """torch.compile takes seconds a shape: fill its cache from many processes before the timed one."""
     command = [sys.executable, __file__, *argv, "--compile-only"]
@@ -295,7 +252,7 @@ def geometric_means(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def run(argv: list[str] | None = None) -> int:
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("row_norm.json"), help="JSON file to write")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 4096, 32768])
@@ -314,12 +271,67 @@ def run(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    timing.require_gpu()
+    return parser.parse_args(argv)
+
+
+def compile_share(torch: Any, todo: list[Problem], share: str) -> None:
+    """Let torch.compile see every `of`-th problem from the `i`-th on (share: "i/of"), so that its cache holds them."""
+    first, of = map(int, share.split("/"))
+    for p in todo[first::of]:
+        peer(Operands(torch, p), torch.compile(norm_function(torch, p), dynamic=False))(0)
+        torch.compiler.reset()
+
+
+def launches_of(torch: Any, o: Operands, args: argparse.Namespace) -> dict[str, Launch]:
+    """Ours, a copy, and the peers that were asked for, on one problem."""
+    p = o.problem
+    launches: dict[str, Launch] = {"ours": ours(o), "copy": copy(o)}
+    if args.every_tile and p.direction == "forward":
+        inputs = [Tensor((p.rows, p.columns), p.dtype)] * (1 + p.residual)
+        inputs += [Tensor((p.columns,), p.dtype)] * (1 + p.layer)
+        name = f"Cute{'Add' if p.residual else ''}{'Layer' if p.layer else 'RMS'}Norm"
+        call = Call(name, inputs, inputs[: 1 + p.residual], {}, **device_facts(torch))
+        names = {c["id"]: c["name"] for c in kernels.operator_of(name)["configs"]}
+        launches |= {names[tile]: ours(o, tile) for tile in kernels.configs(call)}
+    function = norm_function(torch, p)
+    launches["eager"] = peer(o, function)
+    if not args.no_compile:
+        launches["compile"] = peer(o, torch.compile(function, dynamic=False))
+    if args.triton_peers:
+        launches |= {name: peer(o, f) for name, f in optional_peers(torch, p)}
+    return launches
+
+
+def row_of(torch: Any, p: Problem, args: argparse.Namespace) -> dict[str, Any]:
+    """The times of one problem in us, and the rate of ours as a share of the copy's; printed as a line."""
+    torch.compiler.reset()
+    o = Operands(torch, p)
+    times = measure(torch, launches_of(torch, o, args), o.sets, args.rounds)
+    copied = 2 * o.x[0].numel() * o.x[0].element_size()
+    of_copy = times["copy"] / times["ours"] * p.bytes_moved / copied
+    text = "  ".join(f"{n} {t:.2f}" for n, t in times.items())
+    print(f"{p.direction} {p.kind} {p.dtype} {p.rows}x{p.columns}: {text}  [{of_copy:.1%} of copy]", flush=True)
+    return {**p.__dict__, "bytes": p.bytes_moved, "time_us": times, "of_copy": of_copy}
+
+
+def machine(torch: Any, bandwidth: float, rounds: int) -> dict[str, Any]:
+    """What the figures were taken on; bandwidth: of the copy, in bytes a second."""
+    query = "clocks.sm,clocks.mem,temperature.gpu,driver_version"
+    clocks = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    return {
+        "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda,
+        "copy_bytes_per_s": bandwidth, "rounds": rounds, "epsilon": EPSILON, "clocks": clocks.stdout.strip(),
+    }  # fmt: skip
+
+
+def run(argv: list[str]) -> int:
+    args = parse(argv)
     begin = time.perf_counter()
-    compiled = not args.no_compile
-    if compiled and not args.compile_only and args.workers > 0:
-        warm_compile_cache(sys.argv[1:] if argv is None else argv, args.workers)
+    timing.require_gpu()
+    if not (args.no_compile or args.compile_only) and args.workers > 0:
+        warm_compile_cache(argv, args.workers)
         print(f"torch.compile warmed in {time.perf_counter() - begin:.0f} s")
     import torch
 
@@ -328,11 +340,7 @@ def run(argv: list[str] | None = None) -> int:
     torch.cuda.set_stream(torch.cuda.Stream())
     todo = problems(args)
     if args.compile_only:
-        share, of = map(int, args.share.split("/"))
-        for p in todo[share::of]:
-            o = Operands(torch, p)
-            peer(o, torch.compile(norm_function(torch, p), dynamic=False))(0)
-            torch.compiler.reset()
+        compile_share(torch, todo, args.share)
         return 0
     bandwidth = copy_bandwidth(torch)
     rows: list[dict[str, Any]] = []
@@ -340,46 +348,18 @@ def run(argv: list[str] | None = None) -> int:
         if time.perf_counter() - begin > args.budget_s:
             print(f"stopped after {len(rows)} of {len(todo)} problems")
             break
-        torch.compiler.reset()
-        o = Operands(torch, p)
-        launches: dict[str, Launch] = {"ours": ours(o), "copy": copy(o)}
-        if args.every_tile and p.direction == "forward":
-            inputs = [Tensor((p.rows, p.columns), p.dtype)] * (1 + p.residual)
-            inputs += [Tensor((p.columns,), p.dtype)] * (1 + p.layer)
-            name = f"Cute{'Add' if p.residual else ''}{'Layer' if p.layer else 'RMS'}Norm"
-            call = Call(name, inputs, inputs[: 1 + p.residual], {}, **device_facts(torch))
-            names = {c["id"]: c["name"] for c in kernels.operator_of(name)["configs"]}
-            launches |= {names[tile]: ours(o, tile) for tile in kernels.configs(call)}
-        function = norm_function(torch, p)
-        launches["eager"] = peer(o, function)
-        if compiled:
-            launches["compile"] = peer(o, torch.compile(function, dynamic=False))
-        if args.triton_peers:
-            launches |= {name: peer(o, f) for name, f in optional_peers(torch, p)}
-        times = measure(torch, launches, o.sets, args.rounds)
-        copied = 2 * o.x[0].numel() * o.x[0].element_size()
-        of_copy = times["copy"] / times["ours"] * p.bytes_moved / copied
-        rows.append({**p.__dict__, "bytes": p.bytes_moved, "time_us": times, "of_copy": of_copy})
-        text = "  ".join(f"{n} {t:.2f}" for n, t in times.items())
-        print(
-            f"{p.direction} {p.kind} {p.dtype} {p.rows}x{p.columns}: {text}  [{of_copy:.1%} of copy]",
-            flush=True,
-        )
-        del o, launches
+        rows.append(row_of(torch, p, args))
         torch.cuda.empty_cache()
-    facts = {
-        "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "cuda": torch.version.cuda,
-        "copy_bytes_per_s": bandwidth, "rounds": args.rounds, "epsilon": EPSILON,
-        "clocks": subprocess.run(
-            ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True,
-        ).stdout.strip(),
-    }  # fmt: skip
-    args.out.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1))
+    facts = machine(torch, bandwidth, args.rounds)
+    write_json(args.out, {"facts": facts, "rows": rows})
     print(f"{facts['gpu']}, torch {facts['torch']}, copy {bandwidth / 1e12:.2f} TB/s, {facts['clocks']}")
     print("\n".join(geometric_means(rows)))
     return 0
 
 
+def main(argv: list[str] | None = None) -> int:
+    return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(run))
+    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from cutefuse.errors import run_command  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 
 SHAPES = ((64, 128), (4096, 512), (4096, 4096))
 DTYPES = ("float32", "bfloat16")
@@ -100,7 +100,7 @@ def run(argv: list[str] | None) -> int:
     print(f"{rows[0]['gpu']}, microseconds of wall time per call; {compiled.state()}")
     print(text(rows))
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        write_json(args.json, rows)
     return 0
 
 

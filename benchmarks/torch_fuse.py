@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 
 MODELS = ("torchvision.resnet50", "torchvision.googlenet", "timm.hrnet_w18_small")
 COLUMNS = ("eager", "fused", "compiled", "compiled fused")
@@ -118,7 +118,7 @@ def run(argv: list[str] | None) -> int:
         rows.append(measure(name, args.batch, args.all_sites))
         print(text(rows[-1:]).splitlines()[-2], flush=True)
         if args.json:
-            args.json.write_text(json.dumps(rows, indent=1))
+            write_json(args.json, rows)
     print(f"{rows[0]['gpu']}, microseconds; {rows[0]['state']}")
     print(text(rows))
     return 0

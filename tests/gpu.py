@@ -165,27 +165,3 @@ def from_channels_last(buffer: Buffer, shape: tuple[int, int, int, int], dtype: 
     n, c, h, w = shape
     pixels = buffer.view.view(n, h, w, padded(c, dtype))
     return pixels[..., :c].permute(0, 3, 1, 2), pixels[..., c:]
-
-
-def graph_time_us(launch: Any, inner: int = 20, repeats: int = 15) -> float:
-    """Median time of one launch from CUDA-graph replays of `inner` launches. `launch(i, stream)` enqueues the i-th."""
-    import torch
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for i in range(3):
-            launch(i, stream.cuda_stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for i in range(inner):
-            launch(i, stream.cuda_stream)
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / inner)
-    return sorted(times)[len(times) // 2]

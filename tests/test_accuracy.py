@@ -36,9 +36,15 @@ def test_models_that_differ_exit_with_1(tmp_path: Path) -> None:
     assert accuracy.main([str(scaled(tmp_path / "a.onnx", 2.0)), str(scaled(tmp_path / "b.onnx", 2.2))]) == 1
 
 
-@pytest.mark.parametrize("arguments", [["missing.onnx"], ["--shapes", "x:3by4"]])
-def test_bad_input_is_one_sentence(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["missing.onnx"], ["broken.onnx"], ["--shapes", "x:3by4"], ["--shapes", "z:3x4"]]
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = str(scaled(tmp_path / "a.onnx", 1.0))
+    (tmp_path / "broken.onnx").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
     paths = [arguments[0], model] if arguments[0].endswith(".onnx") else [model, model]
     assert accuracy.main([*paths, *(a for a in arguments if not a.endswith(".onnx"))]) == 2
     assert capsys.readouterr().err.count("error:") == 1

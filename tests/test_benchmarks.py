@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import concat_conv, launch_cost, torch_calls, torch_fuse
 from benchmarks.lib import cutlass_peers, markdown, peers, plots, table, targets, timing
+from benchmarks.lib import rows as table_rows
 from cutefuse.errors import CutefuseError
 
 MACHINE = {"gpu": "Some GPU", "torch": "2.0", "cuda": "13.0", "cudnn": 91900, "dtype": "float16"}
@@ -168,9 +169,19 @@ class TestFiles:
         assert "geometric mean" in capsys.readouterr().out and (tmp_path / "rows.svg").exists()
 
     def test_a_file_of_rows_has_one_line_each_with_six_digits(self, tmp_path: Path) -> None:
-        concat_conv.write(tmp_path / "rows.json", [row("a", "ours", 1.23456789), row("b", "ours", 2e-7)])
+        table_rows.write(tmp_path / "rows.json", [row("a", "ours", 1.23456789), row("b", "ours", 2e-7)])
         assert len((tmp_path / "rows.json").read_text().splitlines()) == 4
         assert [r["time_us"] for r in json.loads((tmp_path / "rows.json").read_text())] == [1.23457, 2e-7]
+
+    @pytest.mark.parametrize("text", [None, "[{", "[]", '{"a": 1}'])
+    def test_a_file_without_rows_is_one_sentence(
+        self, text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        if text is not None:
+            (tmp_path / "rows.json").write_text(text)
+        assert concat_conv.main(["--from", str(tmp_path / "rows.json")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and line.endswith("give a file that --json wrote")
 
     def test_a_wrong_result_is_a_failed_run(self, rows: list[dict[str, Any]], tmp_path: Path) -> None:
         (tmp_path / "rows.json").write_text(json.dumps([row("a", "ours", 1.0, relative_error=0.5)]))

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import networks
 from benchmarks.lib import network_sites, network_table, network_work, pool
+from benchmarks.lib import rows as table_rows
 from benchmarks.lib.network_work import Task, Variant
 from cutefuse.errors import CutefuseError
 
@@ -184,7 +185,7 @@ class TestTable:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         rows = [net("unet", 0.8), net("dla34", 0.9) | {"batch": 8}, {"network": "x", "batch": 1, "failure": "no"}]
-        networks.write(tmp_path / "n.json", rows)
+        table_rows.write(tmp_path / "n.json", rows)
         networks.main(["--from", str(tmp_path / "n.json"), "--short"])
         out = capsys.readouterr().out.splitlines()
         assert [line for line in out if line.startswith("|")] == [
@@ -196,10 +197,10 @@ class TestTable:
     def test_a_file_of_rows_is_tabulated_without_a_gpu(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        networks.write(tmp_path / "n.json", [net("unet", 1 / 3)])
+        table_rows.write(tmp_path / "n.json", [net("unet", 1 / 3)])
         assert networks.main(["--from", str(tmp_path / "n.json")]) == 0
         assert "0.333" in capsys.readouterr().out and [p.name for p in tmp_path.iterdir()] == ["n.json"]
-        networks.write(tmp_path / "n.json", [net("unet", 0.5, error=math.inf)])
+        table_rows.write(tmp_path / "n.json", [net("unet", 0.5, error=math.inf)])
         assert networks.main(["--from", str(tmp_path / "n.json")]) == 1
 
 

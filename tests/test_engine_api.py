@@ -17,6 +17,7 @@ from test_engine import make_model
 from cutefuse.commands.build import main
 from cutefuse.engine import build as engine
 from cutefuse.engine import device, tensorrt_api
+from cutefuse.engine.inputs import parse_shapes
 from cutefuse.errors import CutefuseError
 
 
@@ -159,7 +160,7 @@ def test_an_engine_of_another_version_and_a_shape_outside_are_told(tmp_path: Pat
 
 
 def test_shapes_of_scalars_and_names_with_colons() -> None:
-    assert tensorrt_api.shapes("a:0:1x2,b:scalar,c:") == {"a:0": (1, 2), "b": (), "c": ()}
+    assert parse_shapes("a:0:1x2,b:scalar,c:") == {"a:0": (1, 2), "b": (), "c": ()}
 
 
 def test_the_wanted_cuda_binding_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,12 +67,17 @@ def roofs(_: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "roofline", "--llm", "llama-3-8b")["decode"]
 
 
+def listed(_: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {op["op"]: op for op in run(capsys, "profile-kernels", "--list")}
+    assert data["concat_conv"]["cases"] and {"name", "text"} == set(data["row_norm"]["cases"][0])
+
+
 def doctored(_: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--json"]) in (0, 1)
     assert {"name", "status"} <= set(json.loads(capsys.readouterr().out)[0])
 
 
-@pytest.mark.parametrize("case", [patched_and_back, profiled, planned, compared, roofs, doctored])
+@pytest.mark.parametrize("case", [patched_and_back, profiled, planned, compared, roofs, listed, doctored])
 def test_a_command_prints_json_and_nothing_else(case: Case, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case(folder, capsys)
 

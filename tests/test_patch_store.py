@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +146,30 @@ def test_an_external_tensor_without_a_location_is_one_sentence(tmp_path: Path, c
     assert main([str(tmp_path / "m.onnx")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the data of tensor 'u' cannot be read (") and line.endswith("); repair the model")
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """As on a full disk, a file can be made and written until it is this large."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = outside(tmp_path)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with files_of_at_most(16_000):  # less than the packed filter
+        assert main([str(source), "--all"]) == 2
+    assert "m.cutefuse.onnx.data cannot be written (File too large)" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_folder_where_the_data_should_lie_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.cutefuse.onnx.data").mkdir()
+    assert main([str(outside(tmp_path)), "--all"]) == 2
+    assert "m.cutefuse.onnx.data cannot be written (Is a directory)" in capsys.readouterr().err
+    assert not (tmp_path / "m.cutefuse.onnx").exists()

@@ -25,7 +25,7 @@ from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, layout
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.report.tables import analyse
 from cutefuse.report.write import write, write_compare
-from cutefuse.roofline.measure import peaks_for
+from cutefuse.roofline.peaks import by_device
 
 DATA = Path(__file__).parent / "data" / "engines"
 
@@ -36,7 +36,7 @@ def read(path: Path) -> Any:
 
 def found(path: Path) -> dict[str, Finding]:
     engine = read(path)
-    return {f.title: f for f in analyse(engine, peaks_for("auto", engine.device)).findings}
+    return {f.title: f for f in analyse(engine, by_device(engine.device)).findings}
 
 
 class Page(HTMLParser):

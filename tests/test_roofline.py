@@ -222,13 +222,20 @@ def test_the_command_writes_a_page_and_figures(tmp_path: Path, capsys: pytest.Ca
         (["--conv", ""], "--conv is ; give N,C,H,W,K,R"),
         (["--layers", "--dtype", "fp17"], "--dtype is fp17; choose one of"),
         (["--layers", "--llm", "gpt2"], "--llm and single layers are two views"),
+        (["--matmul", "8x8x8", "--dtype", "INT16"], "no peak of H200 is known for INT16; choose one of BF16"),
+        (["--matmul", "8x8x8", "--dtype", "FP32", "--peaks", "half.json"], "no peak of x is known for FP32"),
+        (["--llm", "gpt2", "--weights", "FP32", "--peaks", "half.json"], "no peak of x is known for FP32"),
+        (["--layers", "--peaks", "auto"], "--peaks is auto"),
+        (["--peaks", "auto"], "--peaks is auto"),
         (["--layers", "-o", "x.html"], "x.html: only --llm draws a page"),
         (["--llm", "no-such-model"], "--llm is no-such-model"),
         (["--llm", "gpt2", "--weights", "FP17"], "data type FP17 is unknown"),
         (["--llm", "missing.json"], "missing.json cannot be read as JSON"),
         (["--llm", "gpt2", "--batch", "0"], "batch 0 and context"),
         (["--peaks", "bad.json"], "bad.json holds no peaks"),
+        (["--peaks", "endless.json"], "endless.json holds no peaks"),
         (["--llm", "config.json"], "config.json is no transformer config"),
+        (["--llm", "hollow.json"], "hollow.json is no transformer config (num_hidden_layers is -1"),
     ],
 )
 def test_wrong_choices_are_one_sentence(
@@ -236,6 +243,10 @@ def test_wrong_choices_are_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text('{"device": "x", "bandwidth_gbs": 0, "tflops": {}}')
+    (tmp_path / "half.json").write_text('{"device": "x", "bandwidth_gbs": 100, "tflops": {"FP16": 1}}')
+    (tmp_path / "endless.json").write_text('{"device": "x", "bandwidth_gbs": Infinity, "tflops": {"FP16": 1}}')
+    hollow = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    (tmp_path / "hollow.json").write_text(json.dumps(hollow | {"num_hidden_layers": -1}))
     (tmp_path / "config.json").write_text('{"hidden_size": "many"}')
     assert main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()

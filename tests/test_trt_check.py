@@ -149,6 +149,7 @@ def test_the_error_of_missing_or_nan_outputs_is_infinite() -> None:
     assert worst_error(truth, {}) == float("inf")
     assert worst_error(truth, {"y": np.ones(5)}) == float("inf")
     assert worst_error(truth, {"y": np.full(6, np.nan)}) == float("inf")
+    assert worst_error({"y": np.full(6, np.nan)}, {"y": np.ones(6)}) == float("inf")
     assert worst_error(truth, {"y": np.full(6, 1.25)}) == pytest.approx(0.25)
     assert worst_error({"y": np.zeros(3, np.float32)}, {"y": np.zeros(3)}) == 0
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from benchmarks.ladder.ncu import RANGE, explain, tables  # noqa: E402
 from benchmarks.ladder.problem import Ladder  # noqa: E402
 from benchmarks.ladder.steps import NORMS, build, bytes_moved, norm_of  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
+from cutefuse.output import write_json  # noqa: E402
 
 
 def body(args: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def body(args: argparse.Namespace) -> int:
         facts = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "copy_bytes_per_s": bandwidth}
         record = {"facts": facts, "rows": args.rows, "columns": args.columns, "time_us": times, "errors": errors}
         kernels = {name: [vars(k) for k in found] for name, found in metrics.items()}
-        args.out.write_text(json.dumps({**record, "ncu": kernels}, indent=1))
+        write_json(args.out, {**record, "ncu": kernels})
     return 0
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.table import by_cache, by_shape
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS
 from cutefuse.errors import CutefuseError
+from cutefuse.output import write_text
 
 LABELS = {
     "ours": ("cutefuse", "#111111"),
@@ -150,10 +150,8 @@ def svg(rows: list[dict[str, Any]]) -> str:
 
 
 def write(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write an .svg, or an .html page that holds it, beside its final place, then rename."""
+    """Write an .svg, or an .html page that holds it. Raises CutefuseError where that is impossible."""
     drawing = svg(rows)
     if path.suffix == ".html":
         drawing = f'<!doctype html><meta charset="utf-8"><title>ConcatConv</title><body>{drawing}</body>\n'
-    partial = path.with_suffix(path.suffix + ".part")
-    partial.write_text(drawing)
-    os.replace(partial, path)
+    write_text(path, drawing)

@@ -99,16 +99,13 @@ def run(
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     folder.mkdir(parents=True, exist_ok=True)
     waiting, workers, end = list(tasks), list[_Worker](), time.monotonic() + limit_s
-    alone: _Worker | None = None
+    alone: _Worker | None = None  # the worker beside which all others are stopped
     try:
         while waiting or workers:
             while waiting and len(workers) < jobs and alone is None:
-                task, (own, other) = waiting.pop(0), context.Pipe()
+                task = waiting.pop(0)
                 log = folder / f"{len(tasks) - len(waiting)}.log"
-                process = context.Process(target=_main, args=(work, task, other, folder / "lock", log), daemon=True)
-                process.start()
-                other.close()
-                workers.append(_Worker(task, process, own, log))
+                workers.append(_start(context, work, task, folder / "lock", log))
             left_s = end - time.monotonic()
             if left_s <= 0:
                 for late in [*(w.task for w in workers), *waiting]:
@@ -120,21 +117,30 @@ def run(
                 others = [w for w in workers if w is not worker]
                 if kind == "stage":
                     say(worker.task, content)
-                elif kind == "alone":
+                    continue
+                if kind == "alone":
                     alone = worker
                     _signal(others, signal.SIGSTOP)
                     worker.line.send("go")
-                else:
-                    if alone is worker:
-                        alone = None
-                        _signal(others, signal.SIGCONT)
-                    if kind != "over":
-                        workers.remove(worker)
-                        yield worker.task, *_ended(worker, kind, content)
+                    continue
+                if alone is worker:  # it says that this is over, or it has ended
+                    alone = None
+                    _signal(others, signal.SIGCONT)
+                if kind != "over":
+                    workers.remove(worker)
+                    yield worker.task, *_ended(worker, kind, content)
     finally:
         for worker in workers:
             worker.process.kill()
             worker.process.join()
+
+
+def _start(context: Any, work: Work, task: Any, lock: Path, log: Path) -> _Worker:
+    own, other = context.Pipe()
+    process = context.Process(target=_main, args=(work, task, other, lock, log), daemon=True)
+    process.start()
+    other.close()
+    return _Worker(task, process, own, log)
 
 
 def _heard(worker: _Worker) -> tuple[str, Any]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cutefuse
+from cutefuse.engine.inputs import parse_shapes
 from cutefuse.errors import CutefuseError, VerificationError, run_command
+from cutefuse.graph.store import load_model
 from cutefuse.output import add_json, json_alone
 
 
@@ -20,11 +23,15 @@ def require(package: str) -> None:
 
 
 def runner(path: Path) -> Any:
-    """A Polygraphy runner: ONNX Runtime for *.onnx, TensorRT (with the plugin library loaded) for an engine."""
+    """A Polygraphy runner: ONNX Runtime for *.onnx, TensorRT (with the plugin library loaded) for an engine.
+
+    Raises CutefuseError for a file that is missing or no model, and for an engine that TensorRT is missing for.
+    """
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise CutefuseError(f"{path} {what}; give an ONNX model or a TensorRT engine")
     if path.suffix == ".onnx":
+        load_model(path)  # says in words what is wrong with the file
         from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
         return OnnxrtRunner(SessionFromOnnx(str(path), providers=["cpu"]), name=f"onnxruntime {path.name}")
@@ -39,37 +46,34 @@ def runner(path: Path) -> Any:
     return TrtRunner(EngineFromBytes(BytesFromPath(str(path))), name=f"tensorrt {path.name}")
 
 
-def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, shapes: dict[str, list[int]]) -> bool:
+def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, given: Mapping[str, Sequence[int]]) -> bool:
     """Whether every output agrees within atol + rtol * |value| on one set of seeded inputs.
 
-    Sizes that are dynamic and not in `shapes` (input name -> dims) are 1 for Polygraphy.
+    Sizes that are dynamic and not in `given` (input name -> dims) are 1 for Polygraphy. Raises CutefuseError for a name
+    that is no input of the model `second`, and where one of the two does not run.
     """
     require("polygraphy")
     os.environ.setdefault("POLYGRAPHY_AUTOINSTALL_DEPS", "0")
     from polygraphy.common import TensorMetadata
     from polygraphy.comparator import Comparator, DataLoader, SimpleCompareFunc
-    from polygraphy.exception import PolygraphyException
 
+    inputs = [i.name for i in load_model(second).graph.input] if second.suffix == ".onnx" else list(given)
+    if unknown := [name for name in given if name not in inputs]:
+        raise CutefuseError(f"--shapes names {unknown[0]}, the model's inputs are {', '.join(inputs)}; correct it")
     metadata = TensorMetadata()
-    for name, dims in shapes.items():
+    for name, dims in given.items():
         metadata.add(name, dtype=None, shape=dims)
     try:
         results = Comparator.run([runner(first), runner(second)], data_loader=DataLoader(seed, input_metadata=metadata))
         accuracy = Comparator.compare_accuracy(results, compare_func=SimpleCompareFunc(rtol=rtol, atol=atol))
-    except PolygraphyException as error:
+    except CutefuseError:
+        raise
+    except Exception as error:  # Polygraphy's own and ONNX Runtime's, which share no public base class
+        text = " ".join(str(error).split())[:400] or type(error).__name__
         raise CutefuseError(
-            f"{first.name} and {second.name} cannot be compared: {str(error).splitlines()[0]}"
+            f"{first.name} and {second.name} cannot be compared ({text}); check both, or give --shapes"
         ) from None
     return bool(accuracy)
-
-
-def shape_of(text: str) -> tuple[str, list[int]]:
-    """'image:1x3x64x64' -> ('image', [1, 3, 64, 64]), as trtexec's --shapes."""
-    name, _, dims = text.rpartition(":")
-    try:
-        return name, [int(d) for d in dims.split("x")]
-    except ValueError:
-        raise CutefuseError(f"'{text}' is no shape; write it like image:1x3x64x64") from None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,9 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def command() -> None:
-        shapes = dict(map(shape_of, args.shapes))
+        given = parse_shapes(",".join(args.shapes))
         with json_alone(args.json) as show:
-            equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, shapes)
+            equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, given)
             show({"equal": equal, "rtol": args.rtol, "atol": args.atol, "seed": args.seed})
         if not equal:
             raise VerificationError(

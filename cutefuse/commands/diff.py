@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cutefuse.errors import run_command
-from cutefuse.graph.diff import compare
+from cutefuse.graph.diff import Change, compare
 from cutefuse.graph.store import load_model
+from cutefuse.output import add_json, json_alone
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,23 +17,26 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="cutefuse diff", description="Show what changed between two ONNX models.")
     p.add_argument("a", type=Path)
     p.add_argument("b", type=Path)
-    p.add_argument("--json", action="store_true", help="print the differences as JSON")
+    add_json(p)
     args = p.parse_args(argv)
 
     def command() -> int:
         changes = compare(load_model(args.a), load_model(args.b), args.a.parent, args.b.parent)
-        different = any(changes.values())
-        if args.json:
-            print(json.dumps(changes, indent=1, default=str))
-            return int(different)
-        for part, rows in changes.items():
-            if rows:
-                print(f"{part}:")
-            for row in rows:
-                for sign, value in (("-", row["before"]), ("+", row["after"])):
-                    if value is not None:
-                        print(f"  {sign} {value}" if part == "nodes" else f"  {sign} {row['name']}: {value}")
-        print("the models differ" if different else "the models are the same")
-        return int(different)
+        with json_alone(args.json) as show:
+            show(changes)
+        if not args.json:
+            _print(changes)
+        return int(any(changes.values()))
 
     return run_command(command)
+
+
+def _print(changes: Mapping[str, Sequence[Change]]) -> None:
+    for part, rows in changes.items():
+        if rows:
+            print(f"{part}:")
+        for row in rows:
+            for sign, value in (("-", row["before"]), ("+", row["after"])):
+                if value is not None:
+                    print(f"  {sign} {value}" if part == "nodes" else f"  {sign} {row['name']}: {value}")
+    print("the models differ" if any(changes.values()) else "the models are the same")

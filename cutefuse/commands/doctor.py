@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import ctypes
 import importlib.metadata
-import json
 import platform
 import re
 import shutil
@@ -22,6 +21,7 @@ from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import faults
 from cutefuse.graph.read import Graph
 from cutefuse.graph.store import load_model
+from cutefuse.output import add_json, json_alone
 from cutefuse.roofline.peaks import by_name
 
 OK, OPTIONAL, WARNING, MISSING = "ok", "optional", "warning", "missing"
@@ -233,14 +233,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cutefuse doctor", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?",
                         help="ONNX model; its nodes are named that reported faults of TensorRT concern")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    add_json(parser)
     args = parser.parse_args(argv)
 
     def command() -> int:
-        found = findings(args.model)
-        if args.json:
-            print(json.dumps([asdict(f) for f in found], indent=2))
-        else:
+        with json_alone(args.json) as show:
+            found = findings(args.model)
+            show([asdict(f) for f in found])
+        if not args.json:
             width = max(len(f.name) for f in found)
             for f in found:
                 advice = f"\n{'':<{width + 11}}-> {f.advice}" if f.status != OK and f.advice else ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import re
 import sys
 from collections import Counter
@@ -23,6 +22,7 @@ from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
+from cutefuse.output import add_json, json_alone
 from cutefuse.report.tuned import NAMES, best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
@@ -230,7 +230,7 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--clean", action="store_true", help="write the whole model with constants folded and no-ops removed"
     )
-    p.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+    add_json(p)
     p.add_argument("--verbose", action="store_true", help="also list the nodes, tensors and shapes of every site")
     return p
 
@@ -314,10 +314,10 @@ def main(argv: list[str] | None = None) -> int:
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
             gpu=gpu, idle=_idle(args),
         )  # fmt: skip
-        result = patch(args.model, args.output or default_output(args.model), options)
-        if args.json:
-            print(json.dumps(result.report, indent=1))
-        else:
+        with json_alone(args.json) as show_json:
+            result = patch(args.model, args.output or default_output(args.model), options)
+            show_json(result.report)
+        if not args.json:
             show(result, args.verbose)
             if tuner:
                 print(_tuned(tuner))

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.commands.kernel_profile import contention, engines, ncu, nsys
-from cutefuse.commands.kernel_profile.cases import Problem, case_call, drive_command, launcher, list_cases
+from cutefuse.commands.kernel_profile.cases import Problem, case_call, drive_command, known_cases, launcher, list_cases
 from cutefuse.commands.kernel_profile.contention import Load
 from cutefuse.commands.kernel_profile.layers import figures, print_layers, sort
 from cutefuse.commands.kernel_profile.metrics import BRIEF, Kernel, side_by_side
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder, write_json
+from cutefuse.report.rank import peaks_of
 
 
 @dataclass
@@ -75,7 +76,10 @@ def main(argv: list[str] | None = None) -> int:
             if value < 1:
                 raise CutefuseError(f"{option} is {value}; give 1 or more")
         if args.list:
-            print(list_cases())
+            with json_alone(args.json) as show:
+                known = known_cases()
+                show(known)
+                print(list_cases(known))
             return 0
         loads = [Load.of(text) for text in args.beside]
         with json_alone(args.json) as show:
@@ -168,7 +172,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any] | None:
     sums, launches, notes = _both(args, target, run, report)
     rows, more = sort(target, launches, sums)
     assert target.layers is not None
-    peaks = engines.peaks_of(args.peaks, target.layers)
+    peaks = peaks_of(args.peaks, target.layers)
     found = [figures(row, target.layers, peaks) for row in rows]
     data = {"engine": str(args.engine), "peaks": vars(peaks) if peaks else None, "notes": notes + more, "layers": found}
     write_json(args.outdir / f"{args.engine.name}.kernels.json", data)

@@ -47,56 +47,65 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         with json_alone(args.json) as show:
-            show(figures())
+            show(_figures(args))
             for sentence in idle:
                 print(sentence)
         return 0
 
-    def layers() -> list[Layer]:
-        dtype = args.dtype.upper()
-        if dtype not in DTYPE_BITS:
-            raise CutefuseError(f"--dtype is {args.dtype}; choose one of {', '.join(sorted(DTYPE_BITS))}")
-        found = [matmul_from(text, dtype) for text in args.matmul] + [conv_from(text, dtype) for text in args.conv]
-        return found + (common_layers(dtype) if args.layers else [])
-
-    def figures() -> Any:
-        if args.batch < 1 or args.context < 0:
-            raise CutefuseError(
-                f"batch {args.batch} and context {args.context}: batch must be 1 or more, context 0 or more"
-            )
-        single = layers()
-        if args.llm and single:
-            raise CutefuseError("--llm and single layers are two views; ask for one of them")
-        if args.output and args.output.suffix == ".html" and not args.llm:
-            raise CutefuseError(f"{args.output}: only --llm draws a page; give a .json file")
-        if single:
-            peaks = peaks_for(args.peaks or "H200")
-            assert peaks is not None
-            views = [layer_view(layer, peaks) for layer in single]
-            _print_layers(views)
-            if args.output:
-                write_json(args.output, views)
-            return views
-        if not args.llm:
-            rows = [peaks_for(args.peaks)] if args.peaks else list(boards())
-            _print_peaks([r for r in rows if r])
-            data = [{**vars(r), "cores": r.cores} for r in rows if r]
-            if args.output:
-                write_json(args.output, data)
-            return data
-        peaks = peaks_for(args.peaks or "H200")
-        assert peaks is not None
-        view = llm_view(
-            transformer_from(args.llm, args.weights.upper(), args.kv.upper()), peaks, args.batch, args.context
-        )
-        _print_llm(view)
-        if args.output and args.output.suffix == ".html":
-            write_llm_page(view, peaks, args.output)
-        elif args.output:
-            write_json(args.output, view)
-        return view
-
     return run_command(command)
+
+
+def _figures(args: argparse.Namespace) -> Any:
+    """The view that was asked for: printed, written where a file is named, and handed back as data."""
+    if args.batch < 1 or args.context < 0:
+        raise CutefuseError(
+            f"batch {args.batch} and context {args.context}: batch must be 1 or more, context 0 or more"
+        )
+    single = _layers(args)
+    if args.llm and single:
+        raise CutefuseError("--llm and single layers are two views; ask for one of them")
+    if args.output and args.output.suffix == ".html" and not args.llm:
+        raise CutefuseError(f"{args.output}: only --llm draws a page; give a .json file")
+    if args.llm:
+        return _llm_figures(args)
+    if single:
+        peaks = _peaks(args)
+        data = [layer_view(layer, peaks) for layer in single]
+        _print_layers(data)
+    else:
+        rows = [_peaks(args)] if args.peaks else boards()
+        data = [{**vars(r), "cores": r.cores} for r in rows]
+        _print_peaks(rows)
+    if args.output:
+        write_json(args.output, data)
+    return data
+
+
+def _layers(args: argparse.Namespace) -> list[Layer]:
+    """The single layers of the command line."""
+    dtype = args.dtype.upper()
+    if dtype not in DTYPE_BITS:
+        raise CutefuseError(f"--dtype is {args.dtype}; choose one of {', '.join(sorted(DTYPE_BITS))}")
+    found = [matmul_from(text, dtype) for text in args.matmul] + [conv_from(text, dtype) for text in args.conv]
+    return found + (common_layers(dtype) if args.layers else [])
+
+
+def _llm_figures(args: argparse.Namespace) -> dict[str, Any]:
+    peaks = _peaks(args)
+    view = llm_view(transformer_from(args.llm, args.weights.upper(), args.kv.upper()), peaks, args.batch, args.context)
+    _print_llm(view)
+    if args.output and args.output.suffix == ".html":
+        write_llm_page(view, peaks, args.output)
+    elif args.output:
+        write_json(args.output, view)
+    return view
+
+
+def _peaks(args: argparse.Namespace) -> Peaks:
+    """The roof of the views. Other commands take the device of a profile for `auto`; no view here has one."""
+    if args.peaks == "auto":
+        raise CutefuseError("--peaks is auto, and no profile is read here; give a board, a JSON file or measured")
+    return peaks_for(args.peaks or "H200")
 
 
 def _idle(args: argparse.Namespace) -> list[str]:

@@ -269,13 +269,18 @@ def model_check(plain: Path, outdir: Path) -> Check:
 
 
 def worst_error(truth: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> float:
-    """Largest difference, relative to each output's largest value; infinite when an output is missing or not finite."""
+    """Largest difference, relative to each output's largest value.
+
+    It is infinite when an output is missing or not finite, in `outputs` or in the truth: NaN would compare as no error.
+    """
     worst = 0.0
     for name, expected in truth.items():
         got = outputs.get(name)
         if got is None or got.size != expected.size or not np.isfinite(got).all():
             return math.inf
         wide = expected.astype(np.float64)
+        if not np.isfinite(wide).all():
+            return math.inf
         scale = float(np.abs(wide).max()) or 1.0
         worst = max(worst, float(np.abs(got.reshape(wide.shape) - wide).max()) / scale)
     return worst

@@ -108,9 +108,7 @@ def build(
             _report_plugins(files, sites)
         plugins.keep_report(model, outdir)
         return files
-    tool = (
-        trtexec.assumed(assume_version) if dry_run and assume_version else trtexec.inspect(trtexec.find() or "trtexec")
-    )
+    tool = _trtexec(assume_version if dry_run else None)
     plugins.check_version(facts, sites, tool.version)
     command = trtexec.build_command(tool, model, files, options or [], libraries, facts.low_precision)
     print(trtexec.quote(command))
@@ -118,9 +116,7 @@ def build(
         return files
     make_folder(outdir)
     with whole_or_nothing(files.engine, files.graph, files.build_metadata):
-        log = trtexec.run(
-            command, files.build_log, timeout_s, f"building {files.engine.name} with TensorRT {tool.version_text}"
-        )
+        log = _run(tool, command, files.build_log, timeout_s, "building", files.engine)
         _require(files.engine, files.build_log)
         write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
         _report_plugins(files, sites)
@@ -138,7 +134,14 @@ def profile(
     dry_run: bool = False,
     assume_version: str | None = None,
 ) -> Artifacts:
-    """Time an engine file as a whole and layer by layer: profile, timing, graph and metadata JSON in `outdir`."""
+    """Time an engine file as a whole and layer by layer: profile, timing, graph and metadata JSON in `outdir`.
+
+    Args:
+        engine: the file that `build` wrote; of PyTorch also the ONNX model. outdir: made when missing.
+        use_plugins: load the plugin library where it is built.
+        options, timeout_s, dry_run, assume_version: as of `build`.
+    Raises: CutefuseError (exit 2) for an engine that is missing, or that cannot be run here.
+    """
     if not dry_run and not engine.is_file():
         raise CutefuseError(f"engine {engine} does not exist; build it first with `cutefuse build`")
     files = Artifacts(outdir / engine.name)
@@ -162,21 +165,28 @@ def profile(
         with whole_or_nothing(*outputs):
             tensorrt_api.profile(engine, files, options or [], libraries)
         return files
-    tool = (
-        trtexec.assumed(assume_version) if dry_run and assume_version else trtexec.inspect(trtexec.find() or "trtexec")
-    )
+    tool = _trtexec(assume_version if dry_run else None)
     command = trtexec.profile_command(tool, engine, files, options or [], libraries)
     print(trtexec.quote(command))
     if dry_run:
         return files
     make_folder(outdir)
     with whole_or_nothing(*outputs, files.graph):
-        log = trtexec.run(
-            command, files.profile_log, timeout_s, f"profiling {engine.name} with TensorRT {tool.version_text}"
-        )
+        log = _run(tool, command, files.profile_log, timeout_s, "profiling", engine)
         _require(files.profile, files.profile_log)
         write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
     return files
+
+
+def _trtexec(assume_version: str | None) -> trtexec.Trtexec:
+    """The trtexec of this machine, or one of the version that a dry run assumes."""
+    return trtexec.assumed(assume_version) if assume_version else trtexec.inspect(trtexec.find() or "trtexec")
+
+
+def _run(
+    tool: trtexec.Trtexec, command: list[str], log: Path, timeout_s: float | None, doing: str, engine: Path
+) -> str:
+    return trtexec.run(command, log, timeout_s, f"{doing} {engine.name} with TensorRT {tool.version_text}")
 
 
 def load_json(path: Path) -> Any:

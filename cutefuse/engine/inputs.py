@@ -23,6 +23,23 @@ class InputSpec:
     dtype: str  # NumPy's name
 
 
+def parse_shapes(spec: str) -> dict[str, tuple[int, ...]]:
+    """`x:1x3x64x64,y:scalar` of trtexec as a dictionary; names may hold colons.
+
+    Raises CutefuseError for another form.
+    """
+    result: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, spec.split(",")):
+        name, colon, dims = part.rpartition(":")
+        try:
+            if not colon:
+                raise ValueError
+            result[name.strip("'\"")] = () if dims in ("", "scalar") else tuple(int(d) for d in dims.split("x"))
+        except ValueError:
+            raise CutefuseError(f"shape {part} is not of the form name:1x3x64x64; correct the option") from None
+    return result
+
+
 def resolve(specs: Sequence[InputSpec], wanted: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """A shape for every input: dynamic axes from `wanted`, else 1 for a batch, 64 for an image, 8 for the rest.
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from cutefuse.engine import plugins
 from cutefuse.engine.files import BUILDER_OPTIONS, Artifacts
-from cutefuse.engine.inputs import InputSpec, resolve, seeded
-from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
+from cutefuse.engine.inputs import InputSpec, parse_shapes, resolve, seeded
+from cutefuse.engine.records import profile_records, summary
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
@@ -142,7 +142,7 @@ def _session(onnxruntime: Any, model: Path, options: dict[str, str], scratch: Pa
 
 def _time(onnxruntime: Any, model: Path, options: dict[str, str]) -> tuple[dict[str, np.ndarray], list[float], float]:
     session = _session(onnxruntime, model, options, None)
-    feed = seeded_inputs(session, shapes(options.get("--shapes") or options.get("--optShapes") or ""))
+    feed = seeded_inputs(session, parse_shapes(options.get("--shapes") or options.get("--optShapes") or ""))
     least, duration_s = int(options.get("--iterations") or 10), float(options.get("--duration") or 1)
     end = time.perf_counter() + float(options.get("--warmUp") or 200) / 1000
     session.run(None, feed)

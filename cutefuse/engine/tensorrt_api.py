@@ -7,7 +7,6 @@ against the sources of NVIDIA's bindings (10.3, 10.16, 11.1) and the 11.4 wheel.
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 
 from cutefuse.engine.device import Device, open_device
 from cutefuse.engine.files import Artifacts, concat_notes
+from cutefuse.engine.inputs import parse_shapes
+from cutefuse.engine.records import profile_records, summary
 from cutefuse.errors import CutefuseError
 from cutefuse.output import write_json, write_text
 
@@ -41,20 +42,6 @@ def _options(words: list[str]) -> dict[str, str]:
         if name in options and not options[name].replace(".", "", 1).isdigit():
             raise CutefuseError(f"{name}={options[name]} needs a number, such as {name}=3")
     return options
-
-
-def shapes(spec: str) -> dict[str, tuple[int, ...]]:
-    """`x:1x3x64x64,y:scalar` of trtexec as a dictionary; names may hold colons."""
-    result: dict[str, tuple[int, ...]] = {}
-    for part in filter(None, spec.split(",")):
-        name, colon, dims = part.rpartition(":")
-        try:
-            if not colon:
-                raise ValueError
-            result[name.strip("'\"")] = () if dims in ("", "scalar") else tuple(int(d) for d in dims.split("x"))
-        except ValueError:
-            raise CutefuseError(f"shape {part} is not of the form name:1x3x64x64; correct the option") from None
-    return result
 
 
 class _Log:
@@ -183,7 +170,7 @@ def _build(
 
 def _optimization_profile(builder: Any, network: Any, options: dict[str, str]) -> Any | None:
     """A profile for the dynamic inputs. Like trtexec: --shapes or --optShapes alone fix all three."""
-    given = {name: shapes(options[name]) for name in _SHAPES if name in options}
+    given = {name: parse_shapes(options[name]) for name in _SHAPES if name in options}
     middle = given.get("--optShapes") or given.get("--shapes") or {}
     dynamic = [t for t in map(network.get_input, range(network.num_inputs)) if any(d < 0 for d in tuple(t.shape))]
     if not dynamic:
@@ -228,7 +215,7 @@ class Session:
         self.context = self.engine.create_execution_context()
         self.device = open_device()
         try:
-            _bind(self.trt, self.engine, self.context, self.device, shapes(self.options.get("--shapes", "")))
+            _bind(self.trt, self.engine, self.context, self.device, parse_shapes(self.options.get("--shapes", "")))
         except BaseException:
             self.close()
             raise
@@ -329,40 +316,3 @@ def _repeat(work: Callable[[], float], seconds: float, least: int) -> list[float
     while len(results) < least or time.perf_counter() < end:
         results.append(work())
     return results
-
-
-def profile_records(layers: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """profile.json of trtexec from the times (ms) of each layer, in the order of execution."""
-    total = sum(map(sum, layers.values())) or 1.0
-    records: list[dict[str, Any]] = [{"count": max(map(len, layers.values()), default=0)}]
-    for name, times in layers.items():
-        records.append(
-            {
-                "name": name,
-                "timeMs": sum(times),
-                "averageMs": statistics.fmean(times),
-                "medianMs": statistics.median(times),
-                "percentage": 100 * sum(times) / total,
-            }
-        )
-    return records
-
-
-def summary(latencies_ms: list[float], wall_s: float, inference_options: dict[str, str]) -> dict[str, Any]:
-    """profile.metadata.json from whole-inference latencies: min, max, mean, median, p90, p95, p99 as in trtexec."""
-    ordered = sorted(latencies_ms)
-    percentiles = [ordered[max(len(ordered) - int(len(ordered) * (100 - p) / 100) - 1, 0)] for p in (90, 95, 99)]
-    values = [ordered[0], ordered[-1], statistics.fmean(ordered), statistics.median(ordered), *percentiles]
-    return {
-        "performance_summary": {
-            "Throughput": len(ordered) / wall_s if wall_s else 0.0,
-            "Latency": values,
-            "GPU Compute Time": values,
-            "Total Host Walltime": wall_s,
-            "Total GPU Compute Time": sum(ordered) / 1000,
-        },
-        "percentiles": [90, 95, 99],
-        "inference_options": inference_options,
-        "device_information": {},
-        "warnings": [],
-    }

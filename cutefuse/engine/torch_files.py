@@ -19,7 +19,8 @@ from torch import Tensor
 
 from cutefuse.engine import plugins
 from cutefuse.engine.files import BUILDER_OPTIONS, Artifacts, whole_or_nothing
-from cutefuse.engine.tensorrt_api import profile_records, shapes, summary
+from cutefuse.engine.inputs import parse_shapes
+from cutefuse.engine.records import profile_records, summary
 from cutefuse.engine.torch_gpu import MODES, TorchEngine, time_interleaved_us
 from cutefuse.engine.torch_graph.convolution import Convolution, ConvolutionRelu
 from cutefuse.engine.torch_graph.fused import TIMED, FusedNode
@@ -77,7 +78,7 @@ def options_of(words: Sequence[str]) -> _Wanted:
     if tiles not in CHOICES:
         raise CutefuseError(f"--tiles={tiles} is unknown; choose one of {', '.join(CHOICES)}")
     return _Wanted(
-        shapes(options.get("--shapes") or options.get("--optShapes") or ""), mode, tiles,
+        parse_shapes(options.get("--shapes") or options.get("--optShapes") or ""), mode, tiles,
         options.get("--device") or None, "--noTF32" not in options, int(float(options.get("--iterations") or 10)),
         float(options.get("--duration") or 1), float(options.get("--warmUp") or 200) / 1000,
     )  # fmt: skip

@@ -123,12 +123,14 @@ class Writer:
         return proto
 
     def _append(self, proto: TensorProto, chunks: Iterable[bytes | memoryview]) -> None:
-        if self._data is None:
-            self._data = (self.folder / self._data_name).open("wb")
-        offset = -(-self._data.tell() // ALIGNMENT) * ALIGNMENT
-        self._data.seek(offset)
-        for chunk in chunks:
-            self._data.write(chunk)
+        with _in_words(self.target.with_name(self._data_name)):
+            if self._data is None:
+                # Unbuffered: bytes that a full disk did not take must not be written once more when the file is closed.
+                self._data = (self.folder / self._data_name).open("wb", buffering=0)
+            offset = -(-self._data.tell() // ALIGNMENT) * ALIGNMENT
+            self._data.seek(offset)
+            for chunk in chunks:
+                _write_whole(self._data, chunk)
         proto.ClearField("raw_data")
         del proto.external_data[:]
         proto.data_location = TensorProto.EXTERNAL
@@ -151,15 +153,36 @@ class Writer:
             self._data.close()
         path = self.folder / self.target.name
         try:
-            path.write_bytes(model.SerializeToString())
-        except Exception as error:  # protobuf's EncodeError or a full disk
+            whole = model.SerializeToString()
+        except Exception as error:  # protobuf's EncodeError
             raise CutefuseError(f"{self.target} cannot be written ({error}); free space or save elsewhere") from None
+        with _in_words(self.target):
+            path.write_bytes(whole)
         return path
 
     def commit(self) -> None:
         """Move everything into place, the model last, so that a model never points at data that is not there."""
         for path in sorted(self.folder.iterdir(), key=lambda p: p.name == self.target.name):
-            os.replace(path, self.target.parent / path.name)
+            with _in_words(self.target.with_name(path.name)):
+                os.replace(path, self.target.with_name(path.name))
+
+
+@contextmanager
+def _in_words(target: Path) -> Iterator[None]:
+    """Raises a CutefuseError that names `target` for what the system refuses inside, such as bytes on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise CutefuseError(
+            f"{target} cannot be written ({error.strerror}); free space or choose another output path"
+        ) from None
+
+
+def _write_whole(file: BinaryIO, chunk: bytes | memoryview) -> None:
+    """Write a chunk to an unbuffered file, which may take a part of it at a time."""
+    rest = memoryview(chunk).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 _NEW = "\0new"  # location of tensors that this writer has already placed; no file can be named so

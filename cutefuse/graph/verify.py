@@ -236,13 +236,18 @@ def verify(
                 results = local
     report["outputs"] = [{"name": name, **results[name]} for name in outputs]
     report["sites"] = [{"name": s, **_worst(results, chosen, s)} for s in sites if s not in unprobed]
+    _conclude(report, results)
+    return report
+
+
+def _conclude(report: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the verdict to a report whose outputs, sites and conversion are known, and what failed first."""
     report["passed"] = passed(results)
     if wrong := next((s["name"] for s in report["sites"] if not s["passed"]), None):
         report["first_wrong_site"] = wrong
     if broken := next((r["name"] for r in report.get("conversion", []) if "why" in r), None):
         why = f"the type conversion makes NaN or infinity of output '{broken}'; keep nodes in float32 (--keep-float32)"
         report.update(passed=False, why=why)
-    return report
 
 
 def _run_converted(runner: Runner, feeds: Mapping[str, np.ndarray]) -> list[Any]:

@@ -63,11 +63,6 @@ def require_gpu() -> None:
         raise CutefuseError("running a plugin needs a CUDA device, and a build with nvcc; none was found here")
 
 
-def has_gpu() -> bool:
-    """True when the host was built with CUDA and sees a device."""
-    return bool(_lib().count())
-
-
 def device_count() -> int:
     """CUDA devices that the host sees; 0 in a build without CUDA."""
     return int(_lib().count())

@@ -22,6 +22,7 @@ from cutefuse.report.kinds import copy_origin
 from cutefuse.report.reader import Engine, Layer, find_engines, read_engine
 from cutefuse.rewrite.apply import plan
 from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.roofline.measure import peaks_for
 from cutefuse.roofline.peaks import Peaks, by_device, peaks_from
 from cutefuse.sites.find import FUSED, Site, check_overlaps, find_sites
 
@@ -244,6 +245,14 @@ def engine_peaks(engine: Engine) -> Peaks | None:
         if engine.peaks
         else by_device(engine.device)
     )
+
+
+def peaks_of(choice: str, engine: Engine) -> Peaks | None:
+    """The roof that `--peaks` names; `auto`: that of the engine's device, None where it is not known.
+
+    Raises CutefuseError for a choice that is no roof.
+    """
+    return engine_peaks(engine) if choice == "auto" else peaks_for(choice)
 
 
 def engine_of(source: Path, onnx_path: Path) -> Engine:

@@ -15,7 +15,7 @@ from cutefuse.report import svg, tables
 from cutefuse.report.compare import compare
 from cutefuse.report.graph import edges
 from cutefuse.report.layout import layout
-from cutefuse.report.rank import engine_peaks
+from cutefuse.report.rank import peaks_of
 from cutefuse.report.reader import Engine, find_engines, read_engine
 
 
@@ -28,13 +28,11 @@ def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str 
         peaks: roof to compare with: auto, measured, a board's name or a JSON file (see `cutefuse roofline`).
     Returns the page of the first engine. Raises CutefuseError for files that are no engine.
     """
-    from cutefuse.roofline.measure import peaks_for
-
     pages = []
     make_folder(outdir)
     for files in find_engines(source):
         engine = read_engine(files)
-        roof = engine_peaks(engine) if peaks == "auto" else peaks_for(peaks, engine.device)
+        roof = peaks_of(peaks, engine)
         # A page of thousands of layers takes seconds; smaller ones are written before a spinner would show.
         with (
             spinner(f"writing the report of {len(engine.layers)} layers")

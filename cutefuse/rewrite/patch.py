@@ -32,7 +32,7 @@ from cutefuse.rewrite.prove import prove
 from cutefuse.sites.causes import by_cause
 from cutefuse.sites.choose import Policy, choose
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, engine_of
+from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, Engine, engine_of
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.device import judge_device, suit_device
 from cutefuse.sites.find import (
@@ -92,52 +92,26 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     cannot be written.
     """
     started = time.perf_counter()
-    if reason := kernels.reject_device(options.sm):
-        raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
-    if output.resolve() == source.resolve():
-        raise CutefuseError(f"the output {output} is the input; choose another -o")
-    if (other := _reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
-        raise CutefuseError(f"{report_path(output)} is the report of {other}; choose another -o, or move that report")
+    _check(source, output, options)
     model = load_model(source)
-    before = op_counts(model.graph)
-    external = uses_external_data(model)
-    conversion: dict[str, Any] | None = None
+    before, external = op_counts(model.graph), uses_external_data(model)
+    model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
-    scope = options.scope or ("sites" if options.dtype == "bfloat16" else "model")
-    if options.dtype:
-        conversion = {
-            "dtype": options.dtype,
-            "scope": scope,
-            "kept_float32": list[str](),
-            "overflows": [],
-            "changed": True,
-        }
-        if scope == "model":
-            model = _lowered(model, source, options, conversion)
-            if options.verify and not options.dry_run:
-                converted = onnx.ModelProto()
-                converted.CopyFrom(model)
-    cleaned, sites = find_sites(model, source.parent, options.shapes)
-    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
-    if options.clean:
-        tidy(model, cleaned)
-        cleaned, sites = find_sites(model, source.parent, options.shapes)
+    if conversion and conversion["scope"] == "model" and options.verify and not options.dry_run:
+        converted = onnx.ModelProto()
+        converted.CopyFrom(model)
+    graph, sites, cleaning = _found(model, source.parent, options)
     judge_device(sites, options.sm)
-    graph = cleaned.whole
     forms = {form for s in sites if s.match for form in s.match.takes}
     _select(sites, options)
-    if conversion and scope == "sites":
-        from cutefuse.rewrite.retype import retype
-
-        conversion["kept_float32"], large = retype(sites, options.dtype, options.keep_float32, graph.opset)
-        conversion["overflows"] = [asdict(o) for o in large]
-        conversion["changed"] = any(s.cast_from for s in sites)
+    if conversion and conversion["scope"] == "sites":
+        _lower_sites(graph, sites, options, conversion)
     model_of = _model(graph, sites, options)
     gain_us = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
     doomed = plan(graph, sites)
     casts = cast_tensors(graph, sites, doomed)
     cast_bytes = [_cast_bytes(sites[0].sizes(t) or graph.dims(t)) for t in casts]
-    if conversion and scope == "sites":
+    if conversion and conversion["scope"] == "sites":
         conversion |= {"casts": len(casts), "cast_bytes": _sum(cast_bytes)}
     fused = [s for s in sites if s.status == FUSED]
     silus = tanh_silu.find(graph, doomed.dead)
@@ -145,35 +119,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if options.tile:
         for site in fused:
             site.tile = options.tile(site.sized_call)
-    digest = sha256_of(source)
-    report: dict[str, Any] = {
-        "schema": SCHEMA,
-        "tool": {"name": "cutefuse", "version": cutefuse.__version__},
-        "input": {"path": str(source), "sha256": digest},
-        "output": {"path": str(output)},
-        "opset": graph.opset,
-        "sm": options.sm,
-        "conversion": conversion,
-        "unused_options": [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(options))],
-        "clean": {"written": options.clean, **cleaning},
-        "prediction": {
-            "fuses_tanh": _fuses_tanh(options),
-            "engine": model_of.engine.title,
-            "engine_assumed": model_of.engine.assumed,
-            "gpu": model_of.device.name,
-            "gpu_assumed": model_of.device.assumed,
-            "gpu_others": list(model_of.device.others),
-        },
-        "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
-        "silu": {
-            "outside": len(silus),
-            "tanh": [s.name for s in rewritten],
-            "left": {s.name: s.left for s in silus if s.left} if options.tanh_silu else {},
-        },
-        "known_faults": met(graph, model_of.engine.version, doomed.dead) if model_of.engine.name == TENSORRT else [],
-        "sites": [],
-        "verify": None,
-    }
+    unused = [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(model_of.engine))]
+    report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed)
     written = None
     if (fused or rewritten) and not options.dry_run:
         written = _write(source, output, graph, sites, doomed, rewritten, external, options, report, converted)
@@ -186,8 +133,87 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     report["summary"] = _summary(sites, before, after, gain_us, cast_bytes, time.perf_counter() - started)
     failed = report["verify"] is not None and not report["verify"]["passed"]
     if written or failed:
+        # Escaped to ASCII: a path may hold bytes that are no UTF-8.
         write_text(report_path(output), json.dumps(report, indent=1) + "\n")
     return Result(sites, report, written, 1 if failed else 0 if fused or rewritten else 3)
+
+
+def _check(source: Path, output: Path, options: Options) -> None:
+    """Refuse what needs no look into the model: a GPU without kernels, and paths that would overwrite something."""
+    if reason := kernels.reject_device(options.sm):
+        raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
+    if output.resolve() == source.resolve():
+        raise CutefuseError(f"the output {output} is the input; choose another -o")
+    if (other := _reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
+        raise CutefuseError(f"{report_path(output)} is the report of {other}; choose another -o, or move that report")
+
+
+def _converted(model: onnx.ModelProto, source: Path, options: Options) -> tuple[onnx.ModelProto, dict[str, Any] | None]:
+    """The model in the type that --dtype asks for, and the report's account of that; None where nothing was asked.
+
+    A conversion of the sites alone is done later, by _lower_sites: the sites are not known yet.
+    """
+    if not options.dtype:
+        return model, None
+    scope = options.scope or ("sites" if options.dtype == "bfloat16" else "model")
+    conversion: dict[str, Any] = {
+        "dtype": options.dtype, "scope": scope, "kept_float32": [], "overflows": [], "changed": True,
+    }  # fmt: skip
+    return (_lowered(model, source, options, conversion) if scope == "model" else model), conversion
+
+
+def _found(model: onnx.ModelProto, folder: Path, options: Options) -> tuple[Graph, list[Site], dict[str, Any]]:
+    """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
+    cleaned, sites = find_sites(model, folder, options.shapes)
+    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
+    if options.clean:
+        tidy(model, cleaned)
+        cleaned, sites = find_sites(model, folder, options.shapes)
+    return cleaned.whole, sites, cleaning
+
+
+def _lower_sites(graph: Graph, sites: list[Site], options: Options, conversion: dict[str, Any]) -> None:
+    from cutefuse.rewrite.retype import retype
+
+    conversion["kept_float32"], large = retype(sites, options.dtype, options.keep_float32, graph.opset)
+    conversion["overflows"] = [asdict(o) for o in large]
+    conversion["changed"] = any(s.cast_from for s in sites)
+
+
+def _report(
+    source: Path, output: Path, options: Options, model_of: Model, conversion: dict[str, Any] | None,
+    unused: list[str], cleaning: dict[str, Any], silus: Sequence[tanh_silu.Silu], doomed: Plan,
+) -> dict[str, Any]:  # fmt: skip
+    """patch.json before anything is written: without its sites, its verdict and its summary."""
+    graph, engine, device = model_of.graph, model_of.engine, model_of.device
+    return {
+        "schema": SCHEMA,
+        "tool": {"name": "cutefuse", "version": cutefuse.__version__},
+        "input": {"path": str(source), "sha256": sha256_of(source)},
+        "output": {"path": str(output)},
+        "opset": graph.opset,
+        "sm": options.sm,
+        "conversion": conversion,
+        "unused_options": unused,
+        "clean": {"written": options.clean, **cleaning},
+        "prediction": {
+            "fuses_tanh": _fuses_tanh(engine),
+            "engine": engine.title,
+            "engine_assumed": engine.assumed,
+            "gpu": device.name,
+            "gpu_assumed": device.assumed,
+            "gpu_others": list(device.others),
+        },
+        "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
+        "silu": {
+            "outside": len(silus),
+            "tanh": [s.name for s in silus if not s.left] if options.tanh_silu else [],
+            "left": {s.name: s.left for s in silus if s.left} if options.tanh_silu else {},
+        },
+        "known_faults": met(graph, engine.version, doomed.dead) if engine.name == TENSORRT else [],
+        "sites": [],
+        "verify": None,
+    }
 
 
 def _write(
@@ -205,16 +231,9 @@ def _write(
         out.save(model, source.parent)
         if options.verify:
             report["verify"] = prove(
-                source,
-                graph,
-                out.folder,
-                sites,
-                converted,
-                options.functions,
-                options.shapes,
-                options.seed,
+                source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed,
                 [s.dtype for s in silus],
-            )
+            )  # fmt: skip
             if not report["verify"]["passed"]:
                 return None
         out.commit()
@@ -251,8 +270,7 @@ def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
     return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims)
 
 
-def _fuses_tanh(options: Options) -> bool:
-    engine = engine_of(options.engine, options.trt_version, options.sm)
+def _fuses_tanh(engine: Engine) -> bool:
     return engine.name == TENSORRT and engine.version >= TANH_SILU
 
 
@@ -286,17 +304,22 @@ def _select(sites: Sequence[Site], options: Options) -> None:
                 break
         if site.status != FUSED:
             continue
-        names = names_at(site, site.nodes)
-        if options.only is not None and site.name not in options.only:
-            site.refuse(EXCLUDED, "it is not among the sites that were asked for")
-        elif options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
-            site.refuse(EXCLUDED, "no --include pattern names it")
-        elif pattern := next((p for p in options.exclude if any(fnmatchcase(n, p) for n in names)), None):
-            site.refuse(EXCLUDED, f"--exclude '{pattern}' names it")
-        elif options.include_op and site.op.stem not in options.include_op:
-            site.refuse(EXCLUDED, "no --include-op names its operator")
-        elif site.op.stem in options.exclude_op:
-            site.refuse(EXCLUDED, f"--exclude-op {site.op.stem}")
+        if reason := _excluded(site, options):
+            site.refuse(EXCLUDED, reason)
+
+
+def _excluded(site: Site, options: Options) -> str:
+    """Which filter leaves a site out; "" where none does."""
+    names = names_at(site, site.nodes)
+    if options.only is not None and site.name not in options.only:
+        return "it is not among the sites that were asked for"
+    if options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):
+        return "no --include pattern names it"
+    if pattern := next((p for p in options.exclude if any(fnmatchcase(n, p) for n in names)), None):
+        return f"--exclude '{pattern}' names it"
+    if options.include_op and site.op.stem not in options.include_op:
+        return "no --include-op names its operator"
+    return f"--exclude-op {site.op.stem}" if site.op.stem in options.exclude_op else ""
 
 
 def _predicted(graph: Graph, sites: Sequence[Site], doomed: Plan) -> Counter[str]:

@@ -87,8 +87,13 @@ def conv_from(text: str, dtype: str) -> Layer:
 
 
 def layer_view(layer: Layer, peaks: Peaks) -> dict[str, Any]:
-    """A layer under a device's roof: operations, bytes, FLOP per byte, its bound, TFLOP/s at most, least us."""
-    ridge = peaks.ridge(layer.dtype) or math.inf
+    """A layer under a device's roof: operations, bytes, FLOP per byte, its bound, TFLOP/s at most, least us.
+
+    Raises CutefuseError where the device has no peak for the layer's type.
+    """
+    peaks.require(layer.dtype)
+    ridge = peaks.ridge(layer.dtype)
+    assert ridge is not None
     return {
         "layer": layer.name, "type": layer.dtype, "device": peaks.device, "flops": layer.flops,
         "bytes": layer.size_bytes, "intensity": layer.intensity, "ridge": ridge,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,12 @@ def transformer_from(choice: str, weight_type: str = "FP16", kv_type: str = "FP1
                 int(data["intermediate_size"]), int(data["vocab_size"]),
                 gated=str(data.get("hidden_act", "silu")) in ("silu", "swish", "gelu_pytorch_tanh"),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            for size in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
+                if int(data[size]) < 1:
+                    raise ValueError(f"{size} is {data[size]}, it must be 1 or more")
+            if min(heads, model.kv_heads, model.head_dim) < 1:
+                raise ValueError("heads and their size must be 1 or more")
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise CutefuseError(
                 f"{choice} is no transformer config ({error}); give a Hugging Face config.json"
             ) from None
@@ -110,13 +114,20 @@ def transformer_from(choice: str, weight_type: str = "FP16", kv_type: str = "FP1
 
 
 def llm_view(model: Transformer, peaks: Peaks, batch: int, context: int) -> dict[str, Any]:
-    """Prefill against prompt length and decode against batch size: intensity, attainable rate, time, crossing."""
+    """Prefill against prompt length and decode against batch size: intensity, attainable rate, time, crossing.
+
+    batch: sequences of the prefill rows. context: tokens before a decode step. Raises CutefuseError where the device
+    has no peak for the type that the model computes in.
+    """
     compute = model.activation_type if model.weight_type in ("INT4", "FP4") else model.weight_type
-    ridge = peaks.ridge(compute) or math.inf
+    peaks.require(compute)
+    ridge = peaks.ridge(compute)
+    assert ridge is not None
 
     def row(flops: float, size: float, **sizes: int) -> dict[str, Any]:
         intensity = flops / size
-        floor_us = peaks.floor_us(compute, flops, size) or math.nan
+        floor_us = peaks.floor_us(compute, flops, size)
+        assert floor_us is not None
         return {
             **sizes,
             "flops": flops,

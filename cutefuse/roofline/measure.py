@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError
-from cutefuse.roofline.peaks import Peaks, board, by_device, peaks_from
+from cutefuse.roofline.peaks import Peaks, board, peaks_from
 
 
-def peaks_for(choice: str, device: dict[str, Any] | None = None) -> Peaks | None:
-    """Peaks by choice: `auto` (the device that the profile names), `measured`, a board's name, or a JSON file.
+def peaks_for(choice: str) -> Peaks:
+    """Peaks by choice: `measured`, a board's name, or a JSON file.
 
     A JSON file holds {"device": str, "bandwidth_gbs": float, "tflops": {"FP16": float, ...}, "source": str}.
     Raises CutefuseError for a choice that is none of these, and for a name that several boards share.
     """
-    if choice == "auto":
-        return by_device(device or {})
     if choice == "measured":
         return measure()
     if choice.endswith(".json"):

@@ -123,6 +123,12 @@ class Peaks:
                 return self.tflops[name]
         return None
 
+    def require(self, precision: str) -> None:
+        """Raises CutefuseError where `rate` knows nothing of a precision."""
+        if self.rate(precision) is None:
+            able = sorted(name for name in {*self.tflops, *_WIDER} if name and self.rate(name))
+            raise CutefuseError(f"no peak of {self.device} is known for {precision}; choose one of {', '.join(able)}")
+
     def attainable_tflops(self, precision: str, intensity: float) -> float | None:
         """min(P_peak, I * b_max): `intensity` in FLOP per byte, result in TFLOP/s."""
         peak = self.rate(precision)
@@ -233,8 +239,8 @@ def peaks_from(data: Any, where: str) -> Peaks:
     try:
         rates = {str(k).upper(): float(v) for k, v in data["tflops"].items()}
         bandwidth_gbs = float(data["bandwidth_gbs"])
-        if not (bandwidth_gbs > 0 and rates and all(v > 0 and math.isfinite(v) for v in rates.values())):
-            raise ValueError("rates must be positive")
+        if not rates or not all(v > 0 and math.isfinite(v) for v in (bandwidth_gbs, *rates.values())):
+            raise ValueError("rates must be positive and finite")
         return Peaks(str(data.get("device", where)), bandwidth_gbs, rates, str(data.get("source", where)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CutefuseError(f"{where} holds no peaks ({error}); it needs device, bandwidth_gbs and tflops") from None

@@ -104,18 +104,30 @@ def launcher(problem: Problem, config: int) -> Callable[[], None]:
     return launch
 
 
-def list_cases() -> str:
-    """Operators with their tiles and cases."""
+def known_cases() -> list[dict[str, Any]]:
+    """Operators with their tiles ("configs") and cases, each with the line that describes it."""
     from cutefuse import kernels
     from cutefuse.ops import operators
 
-    lines = []
     try:
         tiles = {op["name"]: op["configs"] for op in kernels.describe()["ops"]}
     except (CutefuseError, OSError):
         tiles = {}
-    for op in operators():
-        lines.append(op.stem)
-        lines += [f"  config {c['id']:>4}  {c['name']} ({kernels.gpus_of(c)})" for c in tiles.get(op.stem, [])]
-        lines += [f"  case {case.name}  {op.title(op.call(case, case.dtypes[0]))}" for case in op.cases()]
+    return [
+        {
+            "op": op.stem,
+            "configs": [{"id": c["id"], "text": f"{c['name']} ({kernels.gpus_of(c)})"} for c in tiles.get(op.stem, [])],
+            "cases": [{"name": c.name, "text": op.title(op.call(c, c.dtypes[0]))} for c in op.cases()],
+        }
+        for op in operators()
+    ]
+
+
+def list_cases(known: Sequence[Mapping[str, Any]]) -> str:
+    """What `known_cases` found, as lines of text."""
+    lines = []
+    for op in known:
+        lines.append(op["op"])
+        lines += [f"  config {c['id']:>4}  {c['text']}" for c in op["configs"]]
+        lines += [f"  case {c['name']}  {c['text']}" for c in op["cases"]]
     return "\n".join(lines)

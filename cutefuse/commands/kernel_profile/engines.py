@@ -14,10 +14,7 @@ from cutefuse.commands.kernel_profile.drive import INFERENCE, LAYER
 from cutefuse.engine import build, plugins, trtexec
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError
-from cutefuse.report.rank import engine_peaks
 from cutefuse.report.reader import Engine, find_engines, read_engine
-from cutefuse.roofline.measure import peaks_for
-from cutefuse.roofline.peaks import Peaks
 
 TENSORRT_DOMAIN = "TensorRT"  # of its NVTX ranges: one for an inference, inside of it one for every layer
 _SMALL_BYTES = 1 << 16  # the file that stands for an engine of PyTorch
@@ -100,11 +97,6 @@ def with_layers(found: Target, outdir: Path, inferences: int) -> Target:
         return found
     build.profile(found.path, outdir, ["--duration=0.5"], "torch" if of_torch(found.path) else "auto")
     return target(found.path, outdir, inferences, None)
-
-
-def peaks_of(choice: str, engine: Engine) -> Peaks | None:
-    """The roof that `--peaks` names; `auto` is that of the device which the engine's profile names."""
-    return engine_peaks(engine) if choice == "auto" else peaks_for(choice, engine.device)
 
 
 def sampler(path: Path) -> Callable[[int], float]:
