@@ -52,6 +52,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON; other lines go to stderr")
 
 
+def whole_number(text: str) -> int:
+    """The value of an option that takes 0, 1, 2, ..., as a seed does."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number; give 0 or more")
+    return int(text)
+
+
 def printable(data: Any) -> Any:
     """Data without NaN and infinity, for which JSON has no word: null in their place."""
     if isinstance(data, dict):
