@@ -174,3 +174,25 @@ def test_what_the_library_says_has_a_cause(reason: str, cause: str) -> None:
 @pytest.mark.parametrize("reason", ["", "why not", "fused"])
 def test_an_unknown_reason_is_another_one(reason: str) -> None:
     assert cause_of(reason) == OTHER
+
+
+def test_a_neighbour_that_no_body_can_hold_is_told(tmp_path: Path) -> None:
+    body = (
+        'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(a, r, s) '
+        "c = Concat<axis=1>(u, b) d = Conv(c, w, k) y = Relu(d)"
+    )
+    values = weights(w=(12, 24, 3, 3), k=(12,)) | {"r": np.float32([]), "s": np.float32([1, 1, 2, 2])}
+    result, _ = run_patch(graph(body, values, opset=11, inputs={"a": "1,8,9,7", "b": "1,16,18,14"}), tmp_path)
+    site = result.sites[0].as_json()
+    assert site["op_type"] == "CuteConcatConv2Relu"
+    assert site["notes"] == ["upsample left outside: opset 11 is older than 12; convert the model, or use "
+                             "--no-functions"]  # fmt: skip
+
+
+def test_a_sum_that_another_convolution_takes_is_told(tmp_path: Path) -> None:
+    body = "c = Concat<axis=1>(a, b) d = Conv(c, w, k) e = Conv<strides=[1,1]>(c, w) f = Add(d, e) y = Relu(f)"
+    result, _ = run_patch(graph(body), tmp_path)
+    assert [s.as_json()["notes"] for s in result.sites] == [
+        [],
+        ["residual left outside: Add 'Add_3' is fused into the site 'Conv_1'"],
+    ]
