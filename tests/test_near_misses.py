@@ -20,6 +20,8 @@ FILTERS = weights(v=(12, 24, 3, 3), z=(12, 16, 3, 3), g=(24, 1, 3, 3))
 VALUES = FILTERS | bn_weights(24) | {
     "e": FILTERS["z"][:, :8], "w2": FILTERS["g"].repeat(4, axis=1), "mm": np.eye(7, dtype=np.float32),
     "k3": np.ones(5, np.float32),
+    "root": np.array(2**0.5, np.float32), "unit": np.array(1, np.float32), "half": np.array(0.5, np.float32),
+    "three": np.array(3, np.float32),
     "slope": np.full((12, 1, 1), 0.1, np.float32), "s4": np.int64([0, 2, 12, -1]), "s5": np.int64([0, 24, 9, 7]),
     "scales": np.float32([1, 1, 2, 2]), "one": np.ones(12, np.float32), "zero": np.zeros(12, np.float32),
     "k2": np.ones((1, 24, 1, 1), np.float32),
@@ -87,6 +89,19 @@ def test_a_concat_that_the_convolution_cannot_read_anyway_is_no_near_miss(body: 
 BESIDE = {
     "MONAI's PRelu": ("x = Conv(b, z) y = PRelu(x, slope)", "PRelu 'PRelu_1' stays: only Relu, LeakyRelu"),
     "Softplus": ("x = Conv(b, z) y = Softplus(x)", "Softplus 'Softplus_1' stays"),
+    "Mish in steps": (
+        "x = Conv(b, z) s = Softplus(x) t = Tanh(s) y = Mul(x, t)",
+        "Mish 'Mul_3' stays: only Relu, LeakyRelu",
+    ),
+    "GELU in steps": (
+        "x = Conv(b, z) d = Div(x, root) r = Erf(d) p = Add(r, unit) h = Mul(x, half) y = Mul(h, p)",
+        "GELU 'Mul_5' stays: only Relu, LeakyRelu",
+    ),
+    "GELU with tanh": (
+        "x = Conv(b, z) q = Pow(x, three) c = Mul(q, half) s = Add(x, c) m = Mul(s, root) t = Tanh(m) p = Add(t, unit) "
+        "h = Mul(x, p) y = Mul(h, half)",
+        "GELU 'Mul_7' stays: only Relu, LeakyRelu",
+    ),
     "a sum over images": (
         "x = Conv(b, z) m = GlobalAveragePool(x) n = Conv(b, z) y = Add(n, m)", "is nx12x1x1, the Conv's output nx12x7",
     ),
