@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import onnx
@@ -151,3 +152,21 @@ def test_a_disk_that_fills_up_beside_outside_weights_is_one_sentence(
     words = one_sentence(capsys, "patch", "m.onnx", "--all")
     assert "m.cutefuse.onnx cannot be written (No space left on device)" in words
     assert sorted(p.name for p in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("argv", [["patch", "m.onnx", "--all"], ["unpatch", "m.cutefuse.onnx", "-o", "plain.onnx"]])
+def test_sigterm_leaves_nothing_behind(argv: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(self: Writer, *args: object) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return folder
+
+    assert main(["patch", "m.onnx", "--all"]) == 0
+    before = sorted(p.name for p in folder.iterdir())
+    monkeypatch.setattr(Writer, "save", end)
+    own = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+    finally:
+        signal.signal(signal.SIGTERM, own)
+    assert ended.value.code == 143 and sorted(p.name for p in folder.iterdir()) == before

@@ -18,6 +18,7 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands import next_step
+from cutefuse.commands.build import end_on_sigterm
 from cutefuse.commands.doctor import local_gpu, local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
@@ -307,6 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
 
     def command() -> int:
+        end_on_sigterm()
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
         tuner = tuner_of(args.rival or "best") if args.tune else None
