@@ -134,6 +134,32 @@ def test_a_sum_of_two_is_a_residual(tmp_path: Path) -> None:
     assert "Sum" not in {n.op_type for n in patched.graph.node if not n.domain}
 
 
+BOTTLENECK = (
+    "t = Conv<pads=[1,1,1,1], strides=[2,2]>(a, w) u = Relu(t) d = Conv<pads=[1,1,1,1]>(u, z) g = Sigmoid(d) "
+    "e = Mul(d, g) f = Conv<{}>(e, z) r = Relu(f) y = Add(u, r)"
+)
+
+
+@pytest.mark.parametrize(
+    ("second", "op_type"),
+    [
+        ("pads=[1,1,1,1]", "CuteConcatConv1ReluAdd"),
+        ('auto_pad="SAME_UPPER"', "CuteConcatConv1ReluAdd"),
+        ("pads=[2,2,2,2], dilations=[2,2]", "CuteConcatConv1ReluAdd"),
+        ("pads=[1,1,1,1], dilations=[2,2]", "CuteConcatConv1Relu"),  # one row less, to which a single one could fit
+        ("pads=[1,1,1,1], strides=[2,2]", "CuteConcatConv1Relu"),
+    ],
+)
+def test_a_residual_of_unknown_rows_is_fused_where_convolutions_keep_them(
+    second: str, op_type: str, tmp_path: Path
+) -> None:
+    values = weights(w=(16, 8, 3, 3), z=(16, 16, 3, 3))
+    model = graph(BOTTLENECK.format(second), values, inputs={"a": "n,8,rows,columns"})
+    same = op_type.endswith("Add")
+    result, patched = run_patch(model, tmp_path, verify=same)
+    assert fused_types(patched)[-1] == op_type and (not same or result.report["verify"]["passed"])
+
+
 @pytest.mark.parametrize(
     "body", ["y = Sum(n, n)", "y = Sum(n)", "q = Sum(n, k3) y = Exp(q)", "m = Exp(n) y = Sum(n, m)"]
 )

@@ -62,7 +62,7 @@ def _written_out(graph: Graph, tensor: str) -> str:
     for first in graph.users(tensor):
         nodes: list[NodeProto] = []
         at, node = tensor, first
-        while graph.is_op(node, *_BETWEEN) and len(nodes) < MAX_GATE:
+        while graph.is_op(node, *_BETWEEN) and node.output and len(nodes) < MAX_GATE:
             nodes.append(node)
             others = [i for i in node.input if i and i != at and not graph.is_constant(i)]
             names = [_WRITTEN[n.op_type] for n in nodes if n.op_type in _WRITTEN]
@@ -156,13 +156,15 @@ def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> A
 
 def _divided(graph: Graph, tensor: str, first: NodeProto, quotient: NodeProto) -> Activation | None:
     """SiLU as x / (1 + exp(-x))."""
+    if not graph.is_op(quotient, "Div") or not quotient.output:
+        return None
     inner, outer = _Line(), _Line()
-    before, entry, power = [first], first.output[0], graph.only_user(first.output[0])
-    if graph.is_op(first, "Neg"):
+    if graph.is_op(first, "Neg") and first.output:
         inner.then(-1.0, 0.0, 0.0)
+        before, power = [first], graph.only_user(first.output[0])
     else:
-        before, entry, power = _steps(graph, tensor, first, inner)
-    if power is None or not graph.is_op(power, "Exp") or not graph.is_op(quotient, "Div"):
+        before, _, power = _steps(graph, tensor, first, inner)
+    if power is None or not graph.is_op(power, "Exp") or not power.output:
         return None
     after, gate, last = _steps(graph, power.output[0], graph.only_user(power.output[0]), outer)
     lines = (inner.scale, inner.shift, outer.scale, outer.shift)
@@ -218,7 +220,7 @@ def _cuts(graph: Graph, function: NodeProto) -> tuple[list[NodeProto], str]:
     nodes = [function]
     while function.op_type == "Clip" and len(nodes) < MAX_STEPS:
         after = graph.only_user(nodes[-1].output[0])
-        if after is None or not graph.is_op(after, "Clip"):
+        if after is None or not graph.is_op(after, "Clip") or not after.output:
             break
         nodes.append(after)
     return nodes, nodes[-1].output[0]
