@@ -24,9 +24,10 @@ from cutefuse.graph.store import load_model, outside
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
 FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
 MAX_ELEMENTS = 1 << 30
-# Optimisers of ONNX Runtime that change results: this one rounds the bias of a Conv between Q and DQ nodes to steps
-# that underflow in float16.
-WRONG = ["WeightBiasQuantization"]
+# Optimisers of ONNX Runtime that change results: the first rounds the bias of a Conv between Q and DQ nodes to steps
+# that underflow in float16, the second joins a float16 LayerNorm with the Cast behind it to a node of two types, which
+# no session takes.
+WRONG = ["WeightBiasQuantization", "LayerNormFusionL1"]
 MAX_SITES = 256  # that are compared by themselves; all their tensors are in memory at once
 
 
