@@ -96,6 +96,9 @@ def main(argv: list[str] | None = None) -> int:
         if end.code in (0, None) and {"-h", "--help"} & set(args[1:]):
             print(f"\nexample: {EXAMPLES[args[0]]}")
         raise
+    except KeyboardInterrupt:  # while the command's modules are still being imported
+        print("error: interrupted", file=sys.stderr)
+        return 130
     return ended
 
 

@@ -44,3 +44,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:  # a full disk or a name that is too long, wherever it is met
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}; free space or choose another path", file=sys.stderr)
+        return CutefuseError.exit_code

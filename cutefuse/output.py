@@ -15,14 +15,22 @@ from typing import Any
 from cutefuse.errors import CutefuseError
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise CutefuseError where a file would take the place of a device or a pipe, as /dev/null: files are renamed."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise CutefuseError(f"{path} is no file that can be replaced; choose another output path")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a whole text file or nothing: beside first, then renamed. Raises CutefuseError where that is impossible."""
+    check_replaceable(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # its name may be the fault
+            part.unlink()
         raise CutefuseError(f"{path} cannot be written ({error.strerror}); choose another output path") from None
 
 
@@ -42,6 +50,13 @@ def make_folder(path: Path) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option `--json`, the same for every command."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON; other lines go to stderr")
+
+
+def whole_number(text: str) -> int:
+    """The value of an option that takes 0, 1, 2, ..., as a seed does."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number; give 0 or more")
+    return int(text)
 
 
 def printable(data: Any) -> Any:

@@ -67,6 +67,17 @@ def test_errors_end_with_codes_of_the_table(error: type[errors.CutefuseError]) -
     assert errors.run_command(fail) in cli.EXIT_CODES
 
 
+def test_ctrl_c_while_a_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["patch", "m.onnx"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
 def in_bash(words: list[str]) -> str:
     """What bash does at the end of a line."""
     return (

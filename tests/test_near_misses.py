@@ -20,6 +20,8 @@ FILTERS = weights(v=(12, 24, 3, 3), z=(12, 16, 3, 3), g=(24, 1, 3, 3))
 VALUES = FILTERS | bn_weights(24) | {
     "e": FILTERS["z"][:, :8], "w2": FILTERS["g"].repeat(4, axis=1), "mm": np.eye(7, dtype=np.float32),
     "k3": np.ones(5, np.float32),
+    "root": np.array(2**0.5, np.float32), "unit": np.array(1, np.float32), "half": np.array(0.5, np.float32),
+    "three": np.array(3, np.float32),
     "slope": np.full((12, 1, 1), 0.1, np.float32), "s4": np.int64([0, 2, 12, -1]), "s5": np.int64([0, 24, 9, 7]),
     "scales": np.float32([1, 1, 2, 2]), "one": np.ones(12, np.float32), "zero": np.zeros(12, np.float32),
     "k2": np.ones((1, 24, 1, 1), np.float32),
@@ -87,6 +89,19 @@ def test_a_concat_that_the_convolution_cannot_read_anyway_is_no_near_miss(body: 
 BESIDE = {
     "MONAI's PRelu": ("x = Conv(b, z) y = PRelu(x, slope)", "PRelu 'PRelu_1' stays: only Relu, LeakyRelu"),
     "Softplus": ("x = Conv(b, z) y = Softplus(x)", "Softplus 'Softplus_1' stays"),
+    "Mish in steps": (
+        "x = Conv(b, z) s = Softplus(x) t = Tanh(s) y = Mul(x, t)",
+        "Mish 'Mul_3' stays: only Relu, LeakyRelu",
+    ),
+    "GELU in steps": (
+        "x = Conv(b, z) d = Div(x, root) r = Erf(d) p = Add(r, unit) h = Mul(x, half) y = Mul(h, p)",
+        "GELU 'Mul_5' stays: only Relu, LeakyRelu",
+    ),
+    "GELU with tanh": (
+        "x = Conv(b, z) q = Pow(x, three) c = Mul(q, half) s = Add(x, c) m = Mul(s, root) t = Tanh(m) p = Add(t, unit) "
+        "h = Mul(x, p) y = Mul(h, half)",
+        "GELU 'Mul_7' stays: only Relu, LeakyRelu",
+    ),
     "a sum over images": (
         "x = Conv(b, z) m = GlobalAveragePool(x) n = Conv(b, z) y = Add(n, m)", "is nx12x1x1, the Conv's output nx12x7",
     ),
@@ -117,6 +132,32 @@ def test_a_sum_of_two_is_a_residual(tmp_path: Path) -> None:
     result, patched = run_patch(make(body, inputs={"b": "n,16,9,7"}), tmp_path)
     assert fused_types(patched) == ["CuteConcatConv1AddRelu"] and result.report["verify"]["passed"]
     assert "Sum" not in {n.op_type for n in patched.graph.node if not n.domain}
+
+
+BOTTLENECK = (
+    "t = Conv<pads=[1,1,1,1], strides=[2,2]>(a, w) u = Relu(t) d = Conv<pads=[1,1,1,1]>(u, z) g = Sigmoid(d) "
+    "e = Mul(d, g) f = Conv<{}>(e, z) r = Relu(f) y = Add(u, r)"
+)
+
+
+@pytest.mark.parametrize(
+    ("second", "op_type"),
+    [
+        ("pads=[1,1,1,1]", "CuteConcatConv1ReluAdd"),
+        ('auto_pad="SAME_UPPER"', "CuteConcatConv1ReluAdd"),
+        ("pads=[2,2,2,2], dilations=[2,2]", "CuteConcatConv1ReluAdd"),
+        ("pads=[1,1,1,1], dilations=[2,2]", "CuteConcatConv1Relu"),  # one row less, to which a single one could fit
+        ("pads=[1,1,1,1], strides=[2,2]", "CuteConcatConv1Relu"),
+    ],
+)
+def test_a_residual_of_unknown_rows_is_fused_where_convolutions_keep_them(
+    second: str, op_type: str, tmp_path: Path
+) -> None:
+    values = weights(w=(16, 8, 3, 3), z=(16, 16, 3, 3))
+    model = graph(BOTTLENECK.format(second), values, inputs={"a": "n,8,rows,columns"})
+    same = op_type.endswith("Add")
+    result, patched = run_patch(model, tmp_path, verify=same)
+    assert fused_types(patched)[-1] == op_type and (not same or result.report["verify"]["passed"])
 
 
 @pytest.mark.parametrize(
@@ -174,3 +215,25 @@ def test_what_the_library_says_has_a_cause(reason: str, cause: str) -> None:
 @pytest.mark.parametrize("reason", ["", "why not", "fused"])
 def test_an_unknown_reason_is_another_one(reason: str) -> None:
     assert cause_of(reason) == OTHER
+
+
+def test_a_neighbour_that_no_body_can_hold_is_told(tmp_path: Path) -> None:
+    body = (
+        'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(a, r, s) '
+        "c = Concat<axis=1>(u, b) d = Conv(c, w, k) y = Relu(d)"
+    )
+    values = weights(w=(12, 24, 3, 3), k=(12,)) | {"r": np.float32([]), "s": np.float32([1, 1, 2, 2])}
+    result, _ = run_patch(graph(body, values, opset=11, inputs={"a": "1,8,9,7", "b": "1,16,18,14"}), tmp_path)
+    site = result.sites[0].as_json()
+    assert site["op_type"] == "CuteConcatConv2Relu"
+    assert site["notes"] == ["upsample left outside: opset 11 is older than 12; convert the model, or use "
+                             "--no-functions"]  # fmt: skip
+
+
+def test_a_sum_that_another_convolution_takes_is_told(tmp_path: Path) -> None:
+    body = "c = Concat<axis=1>(a, b) d = Conv(c, w, k) e = Conv<strides=[1,1]>(c, w) f = Add(d, e) y = Relu(f)"
+    result, _ = run_patch(graph(body), tmp_path)
+    assert [s.as_json()["notes"] for s in result.sites] == [
+        [],
+        ["residual left outside: Add 'Add_3' is fused into the site 'Conv_1'"],
+    ]

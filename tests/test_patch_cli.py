@@ -260,7 +260,10 @@ def test_an_unknown_operator_is_named(source: Path, capsys: pytest.CaptureFixtur
     assert "no operator 'attention'; choose one of concat_conv" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--input-shape", "a:1x"], ["--input-shape", "1x2"], ["--min-gain", "fast"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--input-shape", "a:1x"], ["--input-shape", "1x2"], ["--min-gain", "fast"], ["--seed=-1"], ["--sm=9.0"]],
+)
 def test_malformed_options_exit_2(source: Path, option: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([str(source), *option])

@@ -49,6 +49,23 @@ def test_a_whole_model_in_float16_keeps_its_interface_and_its_results(name: str,
     onnx.checker.check_model(patched, full_check=True)
 
 
+def test_an_operator_without_float16_stays_in_float32(tmp_path: Path) -> None:
+    model = graph(CHAIN.replace("y = Tanh(v)", "y = Celu(v)"), VALUES)
+    code, report, _ = run(tmp_path, model, "--all", "--dtype", "fp16", "--verify")
+    assert code == 0 and report["verify"]["passed"] and report["conversion"]["kept_float32"] == ["Celu_5"]
+
+
+def test_a_layer_norm_in_steps_is_proven_in_float16(tmp_path: Path) -> None:
+    body = (
+        "m = ReduceMean<axes=[-1]>(a) d = Sub(a, m) p = Pow(d, two) v = ReduceMean<axes=[-1]>(p) e = Add(v, eps) "
+        "r = Sqrt(e) n = Div(d, r) s = Mul(g, n) y = Add(s, h)"
+    )
+    values = weights(g=(64,), h=(64,)) | {"two": np.float32(2), "eps": np.float32(1e-5)}
+    model = graph(body, values, inputs={"a": "2,7,64"}, rank=3)
+    code, report, _ = run(tmp_path, model, "--all", "--dtype", "fp16", "--verify")
+    assert code == 0 and report["verify"]["passed"]
+
+
 def test_nodes_can_be_kept_in_float32(tmp_path: Path) -> None:
     model = graph(CHAIN, VALUES)
     code, report, patched = run(tmp_path, model, "--dtype", "fp16", "--keep-float32", "Conv_1", "--verify")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
 from pathlib import Path
 
 import onnx
@@ -11,6 +14,7 @@ from graphs import graph
 
 from cutefuse.cli import main
 from cutefuse.engine import plugins
+from cutefuse.graph.store import Writer
 from cutefuse.report.sources import find_engines
 
 BODY = "c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(d)"
@@ -107,3 +111,62 @@ def test_a_damaged_report_is_overwritten(content: str) -> None:
     Path("m.patch.json").write_text(content)
     assert main(["patch", "m.onnx", "--all"]) == 0
     assert reported("m.patch.json") == "m.cutefuse.onnx"
+
+
+@pytest.mark.parametrize("argv", [["patch", "m.onnx", "--all", "-o", "{}"], ["roofline", "-o", "{}"]])
+def test_a_device_or_a_pipe_is_never_replaced(
+    argv: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    words = one_sentence(capsys, *(a.format(pipe) for a in argv))
+    assert f"{pipe} is no file that can be replaced; choose another output path" in words
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["patch", "m.onnx", "--all", "-o", "{}"],
+        ["patch", "{}"],
+        ["unpatch", "{}"],
+        ["process", "m.onnx", "{}"],
+        ["report", "{}"],
+        ["roofline", "-o", "{}"],
+    ],
+)
+def test_a_name_that_is_too_long_is_one_sentence(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "File name too long" in one_sentence(capsys, *(a.format("n" * 300 + ".onnx") for a in argv))
+
+
+def test_a_disk_that_fills_up_beside_outside_weights_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Writer, proto: onnx.TensorProto, chunks: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model = onnx.load("m.onnx")
+    onnx.save(model, "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=100)
+    before = sorted(p.name for p in folder.iterdir())
+    monkeypatch.setattr(Writer, "_append", full)
+    words = one_sentence(capsys, "patch", "m.onnx", "--all")
+    assert "m.cutefuse.onnx cannot be written (No space left on device)" in words
+    assert sorted(p.name for p in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("argv", [["patch", "m.onnx", "--all"], ["unpatch", "m.cutefuse.onnx", "-o", "plain.onnx"]])
+def test_sigterm_leaves_nothing_behind(argv: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(self: Writer, *args: object) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return folder
+
+    assert main(["patch", "m.onnx", "--all"]) == 0
+    before = sorted(p.name for p in folder.iterdir())
+    monkeypatch.setattr(Writer, "save", end)
+    own = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+    finally:
+        signal.signal(signal.SIGTERM, own)
+    assert ended.value.code == 143 and sorted(p.name for p in folder.iterdir()) == before

@@ -19,7 +19,7 @@ NUMBERS = {
     "half": np.float32(0.5), "two": np.float32([2]), "one": np.float32(1), "three": np.float32([[[[3]]]]),
     "six": np.float32(6), "sixth": np.float32(1 / 6), "zero": np.float32(0), "ln": np.float32(0.4),
     "off": np.float32(0.1667), "vec": np.full((12, 1, 1), 0.5, np.float32), "r5": np.full((1,) * 5, 0.5, np.float32),
-    "lo": np.float32(-0.25), "hi": np.float32(0.5),
+    "lo": np.float32(-0.25), "hi": np.float32(0.5), "minus": np.float32(-1),
 }  # fmt: skip
 BN = bn_weights()
 
@@ -44,6 +44,10 @@ ACTIVATIONS = {
     "HardSwish": ("y = HardSwish(x)", "HardSwish"),
     "SiLU": ("g = Sigmoid(x) y = Mul(x, g)", "Silu"),
     "SiLU, gate first": ("g = Sigmoid(x) y = Mul(g, x)", "Silu"),
+    "SiLU as a quotient": ("n = Neg(x) e = Exp(n) d = Add(e, one) y = Div(x, d)", "Silu"),
+    "SiLU as a quotient, one first": ("n = Mul(minus, x) e = Exp(n) d = Add(one, e) y = Div(x, d)", "Silu"),
+    "HardSwish by two clamps": (
+        "p = Add(x, three) q = Clip(p, zero) r = Clip(q, , six) g = Div(r, six) y = Mul(x, g)", "HardSwish"),
     "SiLU by tanh": ("m = Mul(x, half) t = Tanh(m) h = Mul(t, half) g = Add(h, half) y = Mul(x, g)", "Silu"),
     "SiLU by tanh, constants first": (
         "m = Mul(half, x) t = Tanh(m) h = Mul(half, t) g = Add(half, h) y = Mul(g, x)", "Silu"),
@@ -86,6 +90,9 @@ def test_the_forms_of_gates_are_known_in_float16_too(name: str, tmp_path: Path) 
 
 TANH = "m = Mul(x, {}) t = Tanh(m) h = Mul(t, {}) g = Add(h, {}) y = Mul(x, g)"
 ALMOST = {
+    "two clamps at other bounds": "p = Add(x, three) q = Clip(p, lo) r = Clip(q, , six) g = Div(r, six) y = Mul(x, g)",
+    "a quotient the other way round": "n = Neg(x) e = Exp(n) d = Add(e, one) y = Div(d, x)",
+    "a half added in a quotient": "n = Neg(x) e = Exp(n) d = Add(e, half) y = Div(x, d)",
     "tanh of 0.4 x": TANH.format("ln", "half", "half"),
     "0.4 times tanh": TANH.format("half", "ln", "half"),
     "0.4 added": TANH.format("half", "half", "ln"),

@@ -30,6 +30,8 @@ PARAMETERS = {
     "two": np.float32(2),
     "eps": np.float32(1e-5),
     "one": np.float32(1),
+    "half": np.float32(0.5),
+    "inverse": np.float32(-0.5),
     "last": np.array([-1]),
 }
 
@@ -234,6 +236,12 @@ POSITIVE = {
     "rms": (SQUARES + "n = Div(x, r) y = Mul(n, g)", "CuteRMSNorm"),
     "rms, gamma first": (SQUARES + "n = Div(x, r) y = Mul(g, n)", "CuteRMSNorm"),
     "rms, reciprocal": (SQUARES + "i = Reciprocal(r) n = Mul(x, i) y = Mul(n, g)", "CuteRMSNorm"),
+    "rms, power of -0.5": (
+        SQUARES.replace("Sqrt(e)", "Pow(e, inverse)") + "n = Mul(r, x) y = Mul(n, g)", "CuteRMSNorm",
+    ),
+    "layer, power of 0.5": (
+        CENTRED.replace("Sqrt(e)", "Pow(e, half)") + "n = Div(d, r) s = Mul(n, g) y = Add(s, b)", "CuteLayerNorm",
+    ),
     "rms, one over": (SQUARES + "i = Div(one, r) n = Mul(i, x) y = Mul(n, g)", "CuteRMSNorm"),
     "rms, x times x": (
         "p = Mul(x, x) m = ReduceMean<axes=[2]>(p) e = Add(eps, m) r = Sqrt(e) n = Div(x, r) y = Mul(n, g)",

@@ -117,3 +117,21 @@ def test_a_wrong_site_in_a_chain_of_lowered_sites_is_found(tmp_path: Path, monke
     result, patched = run_patch(model, tmp_path, **LOW)
     proof = result.report["verify"]
     assert patched is None and not proof["passed"] and "end_to_end" not in proof
+
+
+def test_an_input_without_axes_gets_a_value_of_its_type(tmp_path: Path) -> None:
+    model = graph("c = Concat<axis=1>(a, b) x = Conv(c, w, k) r = Relu(x) t = Tanh(r) y = Add(r, t)")
+    model.graph.node[-1].CopyFrom(onnx.helper.make_node("Where", ["flag", "r", "t"], ["y"], name="choice"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
+    result, patched = run_patch(model, tmp_path)
+    assert patched is not None and result.report["verify"]["passed"]
+
+
+def test_nodes_that_share_a_name_are_proven(tmp_path: Path) -> None:
+    model = graph("c = Concat<axis=1>(a, b) x = Conv(c, w, k) r = Relu(x) d = Concat<axis=1>(b, a) z = Conv(d, w, k) "
+                  "t = Tanh(z) y = Add(r, t)")  # fmt: skip
+    for node in model.graph.node:
+        node.name = "n"
+    result, patched = run_patch(model, tmp_path)
+    assert patched is not None and len(result.report["verify"]["sites"]) == 2 and result.report["verify"]["passed"]
+    assert len({n.name for n in patched.graph.node}) > 1, "what is fused has a name of its own"

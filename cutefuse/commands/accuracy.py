@@ -13,7 +13,7 @@ import cutefuse
 from cutefuse.engine.inputs import parse_shapes
 from cutefuse.errors import CutefuseError, VerificationError, run_command
 from cutefuse.graph.store import load_model
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import add_json, json_alone, whole_number
 
 
 def require(package: str) -> None:
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="*", default=[], metavar="NAME:DIMS", help="input shapes, like x:1x3x64x64")
     parser.add_argument("--rtol", type=float, default=1e-2, help="relative tolerance (1e-2: float16 and TF32)")
     parser.add_argument("--atol", type=float, default=1e-2, help="absolute tolerance")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole_number, default=0)
     add_json(parser)
     args = parser.parse_args(argv)
 

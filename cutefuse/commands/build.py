@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import signal
+import threading
 from pathlib import Path
 
 from cutefuse.commands import next_step
@@ -23,7 +24,8 @@ def end_on_sigterm() -> None:
     def handler(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, handler)
+    if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
+        signal.signal(signal.SIGTERM, handler)
 
 
 def trtexec_options(words: list[str]) -> list[str]:

@@ -17,12 +17,13 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands import next_step
+from cutefuse.commands.build import end_on_sigterm
 from cutefuse.commands.doctor import local_gpu, local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report.tuned import NAMES, best_tile, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
@@ -169,6 +170,12 @@ def _microseconds(text: str) -> float:
     return float(found[1]) * units[found[2] or ""]
 
 
+def _capability(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no compute capability; write 90 for 9.0, or 0 for any GPU")
+    return int(text)
+
+
 def make_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="patch_onnx.py",
@@ -188,7 +195,7 @@ def make_parser() -> argparse.ArgumentParser:
                    help="do not fuse Convs that read a single tensor, nearest upsampling of a source, sources that are "
                         "channel ranges, the Add of a residual, parallel Convs on the same sources, or the "
                         "BatchNormalization and ReLU in front of a Conv")  # fmt: skip
-    p.add_argument("--sm", type=int, metavar="90",
+    p.add_argument("--sm", type=_capability, metavar="90",
                    help="compute capability of the GPU that will run the model; operators that only an older "
                         "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip
     p.add_argument("--no-functions", action="store_true", help="leave function bodies out (TensorRT 10.6 and older)")
@@ -197,7 +204,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--input-shape", action="append", default=[], type=shape_argument, metavar="NAME:1x3x224x224",
                    help="size of a dynamic input, for the figures and --verify; the model stays dynamic")  # fmt: skip
-    p.add_argument("--seed", type=int, default=0, help="of the inputs for --verify")
+    p.add_argument("--seed", type=whole_number, default=0, help="of the inputs for --verify")
     p.add_argument("--all", action="store_true", dest="all_sites", help="fuse every legal site, whatever it saves")
     p.add_argument("--min-gain", type=_microseconds, metavar="5us",
                    help=f"leave out sites that save less, or nobody knows what; default: {LEAST_US:g}us, or "
@@ -300,6 +307,7 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
 
     def command() -> int:
+        end_on_sigterm()
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
         tuner = tuner_of(args.rival or "best") if args.tune else None

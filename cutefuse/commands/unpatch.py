@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cutefuse.commands.build import end_on_sigterm
 from cutefuse.errors import run_command
 from cutefuse.output import add_json, json_alone
 from cutefuse.rewrite.unpatch import default_output, unpatch
@@ -23,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
 
     def command() -> int:
+        end_on_sigterm()
         output = args.output or default_output(args.model)
         with json_alone(args.json) as show:
             count = unpatch(args.model, output)

@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import ELEM_TYPES, external_fields, subgraphs
+from cutefuse.output import check_replaceable
 
 EXTERNAL_LIMIT = 1_800_000_000  # bytes; a protobuf message must stay below 2^31
 INLINE_BYTES = 1024  # smaller tensors stay in the file, so that shape inference sees shape constants
@@ -103,8 +104,9 @@ class Writer:
 
     def __init__(self, target: Path, external: bool) -> None:
         self.target, self.external = target, external
-        if target.is_dir():
+        if os.path.isdir(target):
             raise CutefuseError(f"{target} is a folder; name the ONNX file to write, as {target / 'model.onnx'}")
+        check_replaceable(target)
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         except OSError as error:
@@ -213,5 +215,7 @@ def writer(target: Path, external: bool) -> Iterator[Writer]:
     result = Writer(target, external)
     try:
         yield result
+    except OSError as error:  # a full disk while weights are copied, or a folder that went away
+        raise CutefuseError(f"{target} cannot be written ({error.strerror}); free space or save elsewhere") from None
     finally:
         shutil.rmtree(result.folder, ignore_errors=True)

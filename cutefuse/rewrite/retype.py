@@ -43,7 +43,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     kept += [n.name for n in model.graph.node if n.name and any(fnmatchcase(m, p) for m in names_of(n) for p in keep)]
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     quantisers = ["QuantizeLinear", "DequantizeLinear"] if opset < HALF_SCALES_OPSET else []
-    blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers]
+    blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers, *_without_float16(model, opset)]
     sensitive = [n.name for n in model.graph.node if n.op_type in blocked]
     try:
         converted: ModelProto = convert_float_to_float16(
@@ -58,6 +58,20 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     del converted.graph.node[:]
     converted.graph.node.extend(nodes)
     return converted, sorted({*kept, *sensitive}), large
+
+
+def _without_float16(model: ModelProto, opset: int) -> list[str]:
+    """The operators of a model that take float32 and no float16 in its opset, as Celu."""
+    found = []
+    for op_type in sorted({n.op_type for n in model.graph.node if n.domain in ("", "ai.onnx")}):
+        if not onnx.defs.has(op_type, opset):
+            continue
+        schema = onnx.defs.get_schema(op_type, opset)
+        allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        first = allowed.get(schema.inputs[0].type_str, ()) if schema.inputs else ()
+        if "tensor(float)" in first and "tensor(float16)" not in first:
+            found.append(op_type)
+    return found
 
 
 def types_of(model: ModelProto) -> tuple[list[int], list[bytes]]:

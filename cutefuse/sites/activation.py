@@ -15,6 +15,10 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last
 FUSED = "only Relu, LeakyRelu, Clip, Sigmoid, Tanh, HardSwish and SiLU"
 _OTHERS = ("PRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "Softsign", "HardSigmoid", "ThresholdedRelu")
 MAX_STEPS = 4  # scalar steps on one side of a gate; exporters write at most two
+# Activations without an operator of their own before opset 18 and 20, by what only they are written with.
+_WRITTEN = {"Softplus": "Mish", "Erf": "GELU", "Pow": "GELU"}
+_BETWEEN = (*_WRITTEN, "Tanh", "Mul", "Div", "Add")
+MAX_GATE = 8  # nodes of such an activation; GELU's tanh form has seven
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,9 @@ def activation_after(graph: Graph, tensor: str) -> Activation | None:
     if len(users) == 1:
         return _single(graph, users[0], tensor)
     if len(users) == 2:
-        return _gated(graph, tensor, *users) or _gated(graph, tensor, *reversed(users))
+        for first, last in (users, reversed(users)):
+            if found := _gated(graph, tensor, first, last) or _divided(graph, tensor, first, last):
+                return found
     return None
 
 
@@ -48,6 +54,26 @@ def near_miss(graph: Graph, tensor: str) -> str:
         return f"{node.op_type} '{label(node)}' stays: {FUSED} can be fused"
     if graph.is_op(node, "InstanceNormalization", "GroupNormalization") and node.input[0] == tensor:
         return f"{node.op_type} '{label(node)}' stays: it depends on the image; only a BatchNormalization can be fused"
+    return _written_out(graph, tensor)
+
+
+def _written_out(graph: Graph, tensor: str) -> str:
+    """The same for an x * f(x) that is a GELU or Mish written in steps."""
+    for first in graph.users(tensor):
+        nodes: list[NodeProto] = []
+        at, node = tensor, first
+        while graph.is_op(node, *_BETWEEN) and node.output and len(nodes) < MAX_GATE:
+            nodes.append(node)
+            others = [i for i in node.input if i and i != at and not graph.is_constant(i)]
+            names = [_WRITTEN[n.op_type] for n in nodes if n.op_type in _WRITTEN]
+            if names and others and node.op_type == "Mul":
+                scaled = graph.producer(others[0])
+                same = others == [tensor] or _scalar_step(graph, scaled, tensor) is not None
+                return f"{names[0]} '{label(node)}' stays: {FUSED} can be fused" if same else ""
+            at, following = node.output[0], graph.only_user(node.output[0])
+            if following is None:
+                break
+            node = following
     return ""
 
 
@@ -108,22 +134,43 @@ def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> A
     before, entry, function = _steps(graph, tensor, first, inner)
     if not graph.is_op(function, "Sigmoid", "Tanh", "HardSigmoid", "Clip"):
         return None
-    after, gate, last = _steps(graph, function.output[0], graph.only_user(function.output[0]), outer)
+    cuts, ends = _cuts(graph, function)
+    after, gate, last = _steps(graph, ends, graph.only_user(ends), outer)
     if last is not product or sorted(product.input) != sorted((tensor, gate)):
         return None
-    nodes, output = (*before, function, *after, product), product.output[0]
+    nodes, output = (*before, *cuts, *after, product), product.output[0]
+    bounds = _bounds_of(graph, cuts, entry)
     if _is_silu(function, inner, outer):
         return Activation("Silu", nodes, output, {})
-    if _is_hard_swish(graph, function, entry, inner, outer):
+    if _is_hard_swish(function, bounds, inner, outer):
         return Activation("HardSwish", nodes, output, {})
     scale = graph.only_user(output)  # x * relu6(x + 3) / 6 is divided last
     step = _scalar_step(graph, scale, output)
     if scale is None or step is None or step[1] != 0.0:
         return None
     outer.then(*step)
-    if _is_hard_swish(graph, function, entry, inner, outer):
+    if _is_hard_swish(function, bounds, inner, outer):
         return Activation("HardSwish", (*nodes, scale), scale.output[0], {})
     return None
+
+
+def _divided(graph: Graph, tensor: str, first: NodeProto, quotient: NodeProto) -> Activation | None:
+    """SiLU as x / (1 + exp(-x))."""
+    if not graph.is_op(quotient, "Div") or not quotient.output:
+        return None
+    inner, outer = _Line(), _Line()
+    if graph.is_op(first, "Neg") and first.output:
+        inner.then(-1.0, 0.0, 0.0)
+        before, power = [first], graph.only_user(first.output[0])
+    else:
+        before, _, power = _steps(graph, tensor, first, inner)
+    if power is None or not graph.is_op(power, "Exp") or not power.output:
+        return None
+    after, gate, last = _steps(graph, power.output[0], graph.only_user(power.output[0]), outer)
+    lines = (inner.scale, inner.shift, outer.scale, outer.shift)
+    if last is not quotient or list(quotient.input) != [tensor, gate] or lines != (-1.0, 0.0, 1.0, 1.0):
+        return None
+    return Activation("Silu", (*before, power, *after, quotient), quotient.output[0], {})
 
 
 def _steps(
@@ -168,13 +215,36 @@ def _is_silu(function: NodeProto, inner: _Line, outer: _Line) -> bool:
     return factor is not None and lines == factor  # these numbers are exact in every type
 
 
-def _is_hard_swish(graph: Graph, function: NodeProto, entry: str, inner: _Line, outer: _Line) -> bool:
+def _cuts(graph: Graph, function: NodeProto) -> tuple[list[NodeProto], str]:
+    """A gate's function, with the Clips that follow a Clip, as clamp(clamp(x, min=0), max=6); and what they give."""
+    nodes = [function]
+    while function.op_type == "Clip" and len(nodes) < MAX_STEPS:
+        after = graph.only_user(nodes[-1].output[0])
+        if after is None or not graph.is_op(after, "Clip") or not after.output:
+            break
+        nodes.append(after)
+    return nodes, nodes[-1].output[0]
+
+
+def _bounds_of(graph: Graph, cuts: Sequence[NodeProto], entry: str) -> tuple[float, float] | None:
+    """The bounds of Clips one after another as those of a single one; None where one is not known."""
+    lo, hi = -FLOAT_MAX, FLOAT_MAX
+    for node in cuts:
+        bounds = _clip(graph, node, entry) if node.op_type == "Clip" else None
+        if bounds is None:
+            return None
+        lo, hi = (min(max(v, bounds[0]), bounds[1]) for v in (lo, hi))
+        entry = node.output[0]
+    return lo, hi
+
+
+def _is_hard_swish(function: NodeProto, bounds: tuple[float, float] | None, inner: _Line, outer: _Line) -> bool:
     """Whether outer(function(inner(x))) is x / 6 + 1 / 2 between 0 and 1."""
     rounding = max(inner.rounding, outer.rounding)
     if function.op_type == "HardSigmoid":
         slope, offset = (float(np.float32(attribute(function, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
         lo, hi = 0.0, 1.0
-    elif function.op_type == "Clip" and (bounds := _clip(graph, function, entry)):
+    elif bounds is not None:
         slope, offset = 1.0, 0.0
         lo, hi = bounds
     else:

@@ -16,7 +16,7 @@ def judge_device(sites: Sequence[Site], sm: int) -> None:
     """
     for site in (s for s in sites if s.status == FUSED):
         while site.match and (reason := kernels.reject(replace(site.match.call, sm=sm, _keep=[]))):
-            if not site.fall_back():
+            if not site.fall_back(reason):
                 site.refuse(REFUSED, reason)
                 break
         else:

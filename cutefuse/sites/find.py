@@ -89,11 +89,13 @@ class Site:
         inside = {id(n) for n in match.nodes}
         self.match, self.nodes = match, [n for n in self.around if id(n) in inside]
 
-    def fall_back(self) -> bool:
-        """Take the next smaller match; whether there is one."""
-        smaller = self.match.otherwise if self.match else None
-        if smaller is not None:
-            self.take(smaller)
+    def fall_back(self, reason: str = "") -> bool:
+        """Take the next smaller match, with a note on what it leaves outside and the reason; whether there is one."""
+        larger, smaller = self.match, self.match.otherwise if self.match else None
+        if larger is not None and smaller is not None:
+            left = ", ".join(sorted(larger.takes - smaller.takes)) if reason else ""
+            note = (f"{left} left outside: {reason}",) if left else ()
+            self.take(replace(smaller, notes=(*smaller.notes, *note)))
         return smaller is not None
 
     def as_json(self) -> dict[str, Any]:
@@ -226,7 +228,7 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
     written = {op_type: count.most_common(1)[0][0] for op_type, count in votes.items()}
     for site in fused:
         while reason := _no_body(graph, site, written):
-            if not site.fall_back():
+            if not site.fall_back(reason):
                 site.refuse(REFUSED, reason)
                 break
         else:
@@ -301,7 +303,7 @@ def _contested(site: Site, claimed: Mapping[int, Site]) -> tuple[Site, NodeProto
     while True:
         assert site.match is not None
         found = next(((claimed[id(n)], n) for n in site.match.nodes if id(n) in claimed), None)
-        if found is None or not site.fall_back():
+        if found is None or not site.fall_back(_claimed(*found)):
             return found
 
 
@@ -329,9 +331,13 @@ def _lost(site: Site, rival: Site, node: NodeProto) -> str:
     if rival.op is not site.op:
         return f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
     return (
-        f"{node.op_type} '{label(node)}' is fused into the site '{rival.name}', and nothing else around this Conv can "
-        f"be fused; --exclude '{rival.name}' gives it to this one"
+        f"{_claimed(rival, node)}, and nothing else around this Conv can be fused; --exclude '{rival.name}' gives it "
+        "to this one"
     )
+
+
+def _claimed(rival: Site, node: NodeProto) -> str:
+    return f"{node.op_type} '{label(node)}' is fused into the site '{rival.name}'"
 
 
 def _goes(graph: Graph, match: Match) -> set[int]:

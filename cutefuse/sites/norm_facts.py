@@ -117,20 +117,28 @@ def _scalar(graph: Graph, tensor: str) -> float | None:
 
 
 def _root(graph: Graph, mean: str) -> tuple[str, float, list[NodeProto]] | None:
-    """(deviation, epsilon, nodes) of Sqrt(mean + epsilon)."""
+    """(deviation, epsilon, nodes) of Sqrt(mean + epsilon); the root may be a power of 0.5, its inverse one of -0.5."""
     add = graph.only_user(mean)
     if not graph.is_op(add, "Add"):
         return None
     epsilon = _scalar(graph, add.input[1] if add.input[0] == mean else add.input[0])
     root = graph.only_user(add.output[0])
-    if epsilon is None or not epsilon >= 0.0 or not math.isfinite(epsilon) or not graph.is_op(root, "Sqrt"):
+    if epsilon is None or not epsilon >= 0.0 or not math.isfinite(epsilon) or root is None:
         return None
-    return root.output[0], epsilon, [add, root]
+    is_root = graph.is_op(root, "Sqrt") or _power(graph, root) in (0.5, -0.5)
+    return (root.output[0], epsilon, [add, root]) if is_root else None
+
+
+def _power(graph: Graph, node: NodeProto) -> float | None:
+    """The constant exponent of a Pow; None for another node."""
+    return _scalar(graph, node.input[1]) if graph.is_op(node, "Pow") else None
 
 
 def _scaled(graph: Graph, centred: str, root: str) -> list[NodeProto] | None:
     """The nodes of centred / root: one Div, or a reciprocal and a Mul."""
-    user = graph.only_user(root)
+    user, maker = graph.only_user(root), graph.producer(root)
+    if maker is not None and _power(graph, maker) == -0.5:
+        return [user] if graph.is_op(user, "Mul") and set(user.input) == {centred, root} else None
     if graph.is_op(user, "Div") and list(user.input) == [centred, root]:
         return [user]
     inverse = graph.is_op(user, "Reciprocal") or (
