@@ -1,7 +1,8 @@
 """The predicted time of whole networks against what was timed on an H200, driver 580.159.04, torch 2.11.0, cuDNN 9.19.
 
 tests/recorded/networks_h200.csv holds, for each network and number of images, the microseconds of the plain network
-under torch.compile and of its faster plain engine, and the patched network's share of the latter.
+under torch.compile and of its faster plain engine, and the patched network's share of the latter: means of two or three
+runs on as many hosts, between which the share differs by up to 5 points.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def predicted(row: dict[str, str], folder: Path) -> float:
     return (float(row["plain_compile_us"]) - float(gain_us)) / float(row["plain_us"])
 
 
-# Off by more than the bound: DenseNet-121 gained 330 us where the model says 110.
+# Off by more than the bound: DenseNet-121 gained 330 us where the model says 100.
 UNKNOWN = {("densenet121", 1)}
 
 
-# Networks whose prediction is close, and how far the worst is off. The one image's worst is bevfusion_neck, whose
-# bilinear enlargement Inductor computes in two kernels; the eight images' one is densenet121.
+# Networks whose prediction is close, and how far the worst is off: bevfusion_neck with one image, densenet121 with
+# eight.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.75, 0.11), (8, 0.6, 0.14)])
+@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.85, 0.11), (8, 0.7, 0.14)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
     found = {r["network"]: predicted(r, tmp_path) - float(r["ratio"]) for r in rows(batch)}
     assert len(found) > 15

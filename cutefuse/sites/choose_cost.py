@@ -29,7 +29,7 @@ _L2_BYTES = 50e6
 _COPY_US = 2.6  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
 # Triton's kernel for a Concat: every element asks each source whether it comes from there, and an element between four
 # pixels of a smaller image is computed from them. Microseconds for a million bytes of the result, at the H200's rate.
-_JOIN_US, _JOIN_SOURCE_US, _JOIN_BETWEEN_US = 0.3, 0.1, 1.0
+_JOIN_US, _JOIN_SOURCE_US, _JOIN_BETWEEN_US = 0.3, 0.1, 1.15
 # A pooling computes a Concat of what fused nodes made anew for each of its taps, instead of in the kernel that computes
 # bias and activation of the sources: so long, and so long for a million bytes of the Concat.
 _POOLED_US, _POOLED_SHARE_US = 1.0, 2.0
