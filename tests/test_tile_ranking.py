@@ -94,3 +94,19 @@ def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
         if times[problem.name][legal[0]] > NEAR * min(times[problem.name].values()):
             far.append((problem.name, legal[0]))
     assert len(far) <= 0.05 * len(shapes), far
+
+
+def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> None:
+    """100 blocks, of which three fit on a multiprocessor, would crowd onto some of 132; 25 leave enough of them free."""
+    if reason := kernels.reject_device(90):
+        pytest.skip(reason)
+
+    def predicted_us(filters: int, sm: int) -> float:
+        source = Source((1, 64, 40, 40), 64)
+        call = conv_call.make_call(Form(1), [source], [filters], conv_math.Geometry((1, 1)), "float16", {})
+        found = kernels.predicted_us(replace(call, sm=sm, sm_count=132, config=5))  # 64x64
+        assert found is not None
+        return found
+
+    assert predicted_us(256, 90) - predicted_us(64, 90) == pytest.approx(2.3 - 1.2)
+    assert predicted_us(256, 80) == predicted_us(64, 80), "code for 8.0 cannot wait"

@@ -2,8 +2,8 @@
 
 All legal sites start fused. The one that is furthest below the threshold goes, the others around it are priced again,
 and so on until none is left. Sites that share a Concat, which only goes when all of them are fused, are then judged
-together. A site that went may have kept another from its nodes, so the rest is matched and judged anew; what went stays
-away, so this ends.
+together, and so are all sites that touch each other. A site that went may have kept another from its nodes, so the rest
+is matched and judged anew; what went stays away, so this ends.
 """
 
 from __future__ import annotations

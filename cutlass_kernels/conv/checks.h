@@ -44,11 +44,10 @@ struct Checks {
 // What differs between the convolution operators.
 struct Family {
   Op const &op;
-  Span<Tile> tiles;           // the Ampere path's
-  Span<Sm90Tile> sm90_tiles;  // Hopper's
-  int alpha;                  // index of that attribute; lo and hi follow it
-  char const *(*check_own)(
-      Checks const &);  // the operator's own attributes of sources: channel ranges and enlargements, or scales
+  Span<Tile> tiles;                              // the Ampere path's
+  Span<Sm90Tile> sm90_tiles;                     // Hopper's
+  int alpha;                                     // index of that attribute; lo and hi follow it
+  char const *(*check_own)(Checks const &);      // of sources: channel ranges and enlargements, or scales
   char const *(*check_outputs)(Checks const &);  // outputs and residual, checked last
 };
 

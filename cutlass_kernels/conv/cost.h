@@ -39,6 +39,14 @@ std::int64_t split_bytes(Problem const &p, int splits);
 // For an empty batch it covers all larger ones.
 std::int64_t workspace_bound(Tile const &tile, Problem const &p, Target const &target);
 
+// Whether a kernel may start before the one in front of it has ended: the code that runs there can wait for that end.
+bool can_start_early(std::int32_t sm);
+
+// Whether the main kernel should. Its blocks then crowd onto the multiprocessors that are free at that moment, as many
+// on each as fit. That does no harm where an even spread needs as many, or where the kernel is so small that several
+// such kernels leave multiprocessors free.
+bool starts_early(Tile const &tile, Problem const &p, Target const &target);
+
 // Predicted microseconds inside a network, where operands lie in the L2 cache; every size is known. Tiles are ranked by
 // it, and what a site gains is computed from it.
 double sm80_us(Tile const &tile, Problem const &p, Target const &target);

@@ -63,15 +63,6 @@ void set_addresses(Params &params, Operands const &operands) {
   params.partials = static_cast<float *>(operands.workspace);
 }
 
-// Whether the blocks of a kernel spread evenly when it starts before the one in front of it has ended. They then crowd
-// onto the multiprocessors that are free at that moment, as many on each as fit. That does no harm where an even spread
-// needs as many, or where the kernels are so small that several of them leave multiprocessors free.
-bool spreads_early(Tile const &tile, Target const &target, std::int64_t blocks) {
-  constexpr int kSeveral = 4;
-  std::int64_t const evenly = (blocks + target.sm_count - 1) / target.sm_count;
-  return kSeveral * blocks <= target.sm_count || evenly >= resident_blocks(tile, target.sm);
-}
-
 // The main kernel and, where the reduction is divided, the one that adds the parts.
 char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan) {
   State state{make_params(p), {}, {}};
@@ -82,9 +73,8 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
   std::int64_t const finished = std::int64_t(p.N) * p.P * p.Q * groups;
   state.main.blocks = output_tiles(tile, p) * params.splits;
   state.finish.blocks = (finished + kFinishThreads - 1) / kFinishThreads;
-  bool const can_wait = offers(call.sm, kClusters);  // code for older GPUs has no instruction for it
-  state.main.early = can_wait && spreads_early(tile, Target(call), state.main.blocks);
-  state.finish.early = can_wait;
+  state.main.early = starts_early(tile, p, Target(call));
+  state.finish.early = can_start_early(call.sm);
   plan.splits = params.splits, plan.launches = params.splits > 1 ? 2 : 1;
   plan.workspace_bytes = split_bytes(p, params.splits);
   if (find != nullptr && plan.device >= 0) {
