@@ -97,7 +97,7 @@ def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
 
 
 def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> None:
-    """100 blocks, of which three fit on a multiprocessor, would crowd onto some of 132; 25 leave enough of them free."""
+    """100 blocks, of which three fit on a multiprocessor, would crowd onto some of 132; 25 leave enough free."""
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
 
