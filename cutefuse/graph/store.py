@@ -214,8 +214,7 @@ def writer(target: Path, external: bool) -> Iterator[Writer]:
     """A Writer whose hidden folder disappears in any case; nothing reaches the target without `commit`."""
     result = Writer(target, external)
     try:
-        yield result
-    except OSError as error:  # a full disk while weights are copied, or a folder that went away
-        raise CutefuseError(f"{target} cannot be written ({error.strerror}); free space or save elsewhere") from None
+        with _in_words(target):
+            yield result
     finally:
         shutil.rmtree(result.folder, ignore_errors=True)
