@@ -16,7 +16,6 @@ from cutefuse import kernels
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_gpu")]
 
 DTYPES = ("float16", "bfloat16")
-SMALL = {i for i, name in TILES.items() if "_small_" in name}  # one output, no shortcut
 PAIRED = {i for i, name in TILES.items() if name.endswith("_f2")}  # filter tiles by twos; each output has its own
 IN_TURN = {i for i, name in TILES.items() if "_pp_" in name}  # no shortcut
 SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
@@ -64,7 +63,7 @@ class TestShortcut:
         if residual == "after" and activation == "":
             pytest.skip("one op_type stands for both")
         problem = Problem(2, 30, 37, (72,), 256, **SAME, activation=activation, residual=residual)
-        assert check(problem, dtype) == set(TILES) - SMALL - IN_TURN
+        assert check(problem, dtype) == set(TILES) - IN_TURN
         pointwise = Problem(3, 50, 61, (136,), 256, activation=activation, residual=residual)
         assert check(pointwise, dtype)
 
@@ -115,7 +114,7 @@ class TestSeveralOutputs:
         ):
             ids = check(replace(shape, K=sum(outputs), activation="Silu", outputs=outputs), dtype)
             whole = check(replace(shape, K=sum(outputs), activation="Silu"), dtype)
-            assert ids - PAIRED == whole - SMALL - PAIRED
+            assert ids - PAIRED == whole - PAIRED
 
     def test_more_tiles_than_multiprocessors(self, dtype: str) -> None:
         check(Problem(8, 80, 80, (64,), 256, **SAME, activation="Relu", outputs=(64, 192)), dtype)

@@ -54,6 +54,13 @@ SHAPES = [
     problems.Problem(2, 15, 17, (24,), 65, 5, 3, pads=(2, 0, 1, 2), strides=(2, 1), activation="Tanh"),
     problems.Problem(1, 33, 31, (32, 16, 8), 40, **SAME, dilations=(2, 1), activation="LeakyRelu"),
     problems.Problem(1, 20, 20, (512,), 64, 7, 7, pads=(3, 3, 3, 3), activation="Clip"),
+    # Sources that end in half a block: an odd number of halves, k-tiles of two sources, one half alone.
+    problems.Problem(1, 20, 20, (96, 32, 96), 128, activation="Silu"),
+    problems.Problem(2, 11, 13, (32, 24, 100, 8), 72, **SAME, strides=(2, 1), activation="Relu"),
+    problems.Problem(1, 9, 10, (32,), 64),
+    problems.Problem(1, 14, 13, (96, 40), 136, **SAME, activation="Silu", residual="after"),
+    problems.Problem(3, 7, 7, (160, 32), 75, activation="Relu", residual="before"),
+    problems.Problem(1, 12, 13, (130, 64), 149, **SAME, activation="Silu", outputs=(64, 72, 13)),
 ]
 
 

@@ -18,6 +18,7 @@ FORMS = {
     "upsample": "reads an enlarged tensor",
     "ranges": "reads channels of a wider tensor",
     "residual": "is followed by the Add of a residual",
+    "alone": "stands alone",
 }
 
 

@@ -9,7 +9,7 @@ from cutefuse import kernels
 from cutefuse.sites.choose import Pricing
 from cutefuse.sites.choose_engine import TENSORRT
 
-TAKES = ("single", "upsample", "ranges", "residual", "parallel", "pre_activation")
+TAKES = ("single", "upsample", "ranges", "residual", "parallel", "pre_activation", "alone")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from cutefuse.rewrite.prove import prove
 from cutefuse.sites.causes import by_cause
 from cutefuse.sites.choose import Policy, choose
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, Engine, engine_of
+from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, TORCH, Engine, engine_of
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.device import judge_device, suit_device
 from cutefuse.sites.find import (
@@ -164,11 +164,12 @@ def _converted(model: onnx.ModelProto, source: Path, options: Options) -> tuple[
 
 def _found(model: onnx.ModelProto, folder: Path, options: Options) -> tuple[Graph, list[Site], dict[str, Any]]:
     """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
-    cleaned, sites = find_sites(model, folder, options.shapes)
+    alone = options.engine == TORCH  # whose convolutions do not even add their bias
+    cleaned, sites = find_sites(model, folder, options.shapes, alone)
     cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
     if options.clean:
         tidy(model, cleaned)
-        cleaned, sites = find_sites(model, folder, options.shapes)
+        cleaned, sites = find_sites(model, folder, options.shapes, alone)
     return cleaned.whole, sites, cleaning
 
 

@@ -27,14 +27,17 @@ from cutefuse.sites.pre_activation import PreActivation, fronts, grouped, pre_ac
 from cutefuse.sites.quant_facts import is_quantised
 from cutefuse.sites.views import Operand
 
-RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION = "residual", "parallel", "single", "pre_activation"
+RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
 
 
-def match(graph: Graph, node: NodeProto) -> Match | Refusal | None:
-    """The site around a Conv: the match that fuses most, or why there is none."""
+def match(graph: Graph, node: NodeProto, alone: bool = False) -> Match | Refusal | None:
+    """The site around a Conv: the match that fuses most, or why there is none.
+
+    alone: a Conv is a site with nothing but its bias and affine steps too.
+    """
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before) if before else ""
-    found = _match_plain(graph, node)
+    found = _match_plain(graph, node, alone)
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
     plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
@@ -80,35 +83,35 @@ def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation) -> list
     return matches or reason
 
 
-def _match_plain(graph: Graph, node: NodeProto) -> Match | Refusal | None:
+def _match_plain(graph: Graph, node: NodeProto, alone: bool) -> Match | Refusal | None:
     """The site of a Conv that multiplies what it reads as it is."""
     found: Match | Refusal | None = None
     # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
     for flatten_to in (most_sources(), 0):
         front = conv_facts.find_concat(graph, node, flatten_to)
-        found = _match(graph, node, front) if isinstance(front, conv_facts.Front) else front
+        found = _match(graph, node, front, alone) if isinstance(front, conv_facts.Front) else front
         if not isinstance(found, Match) or not kernels.reject(found.call):
             break
     if isinstance(found, Match) and not kernels.reject(found.call):
         return found
-    alone = _match(graph, node, conv_facts.one_source(graph, node))
+    behind = _match(graph, node, conv_facts.one_source(graph, node), alone)
     if found is None:
-        return _near(graph, node, alone)
-    if not isinstance(alone, Match) or kernels.reject(alone.call):
+        return _near(graph, node, behind)
+    if not isinstance(behind, Match) or kernels.reject(behind.call):
         return found
     # What cannot be fused with its Concat may still be fused behind it.
     reason = found.reason if isinstance(found, Refusal) else kernels.reject(found.call)
-    return noted(alone, f"'{node.input[0]}' is read as it is: {reason}")
+    return noted(behind, f"'{node.input[0]}' is read as it is: {reason}")
 
 
-def _near(graph: Graph, node: NodeProto, alone: Match | Refusal | None) -> Match | Refusal | None:
+def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
     """The site of a Conv without a Concat right before it; with one further off, that is said."""
-    if isinstance(alone, Refusal):
-        return alone
-    why = behind_concat(graph, node.input[0], alone.nodes if alone else ())
-    if alone is None:
+    if isinstance(behind, Refusal):
+        return behind
+    why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
+    if behind is None:
         return Refusal(why, (node,)) if why else None
-    return noted(alone, why) if why else alone
+    return noted(behind, why) if why else behind
 
 
 def noted(found: Match, note: str) -> Match:
@@ -117,7 +120,7 @@ def noted(found: Match, note: str) -> Match:
     return replace(found, notes=(*found.notes, note), otherwise=smaller)
 
 
-def _match(graph: Graph, node: NodeProto, site: Front) -> Match | Refusal | None:
+def _match(graph: Graph, node: NodeProto, site: Front, alone: bool) -> Match | Refusal | None:
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = conv_facts.read(graph, node, site)
@@ -140,7 +143,7 @@ def _match(graph: Graph, node: NodeProto, site: Front) -> Match | Refusal | None
         taken.setdefault(tuple(o.tensor for o in operands), operands)
     options = [
         (operands, chain) for operands in taken.values() if len(operands) <= most_sources() for chain in chains
-        if site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
+        if alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
@@ -175,11 +178,13 @@ def _built(
     saved = views.traffic(graph, operands, element_bytes)
     saved |= conv_facts.traffic(graph, site, facts, element_bytes)
     saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), element_bytes)} if chain.stored else {}
-    takes = ({RESIDUAL} if chain.residual else set()) | (set() if site.concats else {SINGLE})
+    takes = views.kinds_of(operands) | ({RESIDUAL} if chain.residual else set())
+    if not site.concats:
+        takes |= {SINGLE} if takes or not chain.is_empty else {SINGLE, ALONE}
     notes = [n for o in operands for n in o.notes] + ([chain.note] if chain.note else [])
     return Match(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
-        views.kinds_of(operands) | takes, notes=tuple(dict.fromkeys(notes)),
+        takes, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
 
@@ -245,16 +250,22 @@ def _stacked(parts: Sequence[MatchOperand]) -> np.ndarray:
 
 
 class ConvSites(Finder):
-    """Convolutions in float32, float16 and bfloat16, over a Concat or with another neighbour that costs time."""
+    """Convolutions in float32, float16 and bfloat16, over a Concat or with another neighbour that costs time.
+
+    alone: those without any too, for an engine whose convolutions do not even add their bias.
+    """
 
     op = concat_conv.OPERATOR
     anchors = frozenset({"Conv", "ConvTranspose"})
     own_tiles_first = True
 
+    def __init__(self, alone: bool = False) -> None:
+        self.alone = alone
+
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         if node.domain not in ("", "ai.onnx") or len(node.input) < 2 or is_quantised(graph, node):
             return None
-        return transposed(graph, node) if node.op_type == "ConvTranspose" else match(graph, node)
+        return transposed(graph, node) if node.op_type == "ConvTranspose" else match(graph, node, self.alone)
 
     def merge_key(self, match: Match) -> Hashable | None:
         return merge_key(match)

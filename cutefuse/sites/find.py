@@ -28,6 +28,7 @@ CAST_LIKE_OPSET = 15
 OWN_BODY = frozenset({"bfloat16", "float8_e4m3fn"})  # types that no other one shares a body with
 BODY_OPSET = 11  # from here on a body serves calls of every geometry
 FINDERS: tuple[Finder, ...] = (conv.ConvSites(), quant.QuantSites(), norm.NormSites())
+ALSO_ALONE: tuple[Finder, ...] = (conv.ConvSites(alone=True), *FINDERS[1:])
 
 
 @dataclass
@@ -129,19 +130,20 @@ class Site:
 
 
 def find_sites(
-    model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]] | None = None
+    model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]] | None = None, alone: bool = False
 ) -> tuple[Cleaned, list[Site]]:
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
     They are found in a cleaned copy of the graph; their nodes are those of the model, its no-ops between them included.
-    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size.
+    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone`:
+    convolutions without any neighbour are candidates too.
 
     Raises CutefuseError for a broken graph: a tensor defined twice, a cycle; and for shapes that contradict the model.
     """
     check_shapes(model, shapes or {})
     cleaned = clean(model, folder)
     order = {id(n): i for i, n in enumerate(cleaned.whole.nodes)}
-    sites = list(_scan(cleaned, order))
+    sites = list(_scan(cleaned, order, ALSO_ALONE if alone else FINDERS))
     if shapes:
         sized = cleaned.sized(shapes)
         for site in sites:
@@ -152,7 +154,7 @@ def find_sites(
     for title, body in _nested(model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
-            found = list(_scan(unchanged(Graph(inner, folder)), {}))
+            found = list(_scan(unchanged(Graph(inner, folder)), {}, FINDERS))
         except CutefuseError:  # a body that shadows names is legal ONNX; it is skipped
             continue
         for site in found:
@@ -162,10 +164,10 @@ def find_sites(
     return cleaned, sites
 
 
-def _scan(cleaned: Cleaned, order: dict[int, int]) -> Iterator[Site]:
+def _scan(cleaned: Cleaned, order: dict[int, int], finders: Sequence[Finder]) -> Iterator[Site]:
     graph = cleaned.graph
     for node in graph.nodes:
-        for finder in FINDERS:
+        for finder in finders:
             found = finder.match(graph, node) if node.op_type in finder.anchors else None
             if found is None:
                 continue

@@ -32,7 +32,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   double const area = tile.filters * tile.pixels() / 4096.0;
   int const k_tiles = ceil_div(conv::k_tiles<kChannelBlock>(p), splits);
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
-  int const tiles = ceil_div(p.K, tile.filters) * pixel_tiles(tile, p);
+  int const tiles = filter_tiles(tile, p) * pixel_tiles(tile, p);
   double us = 0;
   for (int left = tiles; left > 0; left -= std::max(1, room[splits])) {
     int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);

@@ -5,6 +5,7 @@
 
 #include "conv/sm90/im2col.cuh"
 #include "conv/sm90/narrow.cuh"
+#include "conv/sm90/shortcut.cuh"
 
 namespace cutefuse::conv {
 
@@ -73,37 +74,99 @@ CUTE_DEVICE uint32_t transposed(uint32_t two) {
   return result;
 }
 
-// Finishes a unit from pixel m on: values holds (2,2) = (pixel,filter). A warp's 16 filters of a pixel are one sector
-// of memory, so they are stored from registers, without a barrier.
+// The outputs of a thread, and the shortcut's elements that belong to them: of each unit two neighbouring filters of
+// one pixel, and the two that are 8 filters on. A warp's 16 filters of a pixel are one sector of memory, so they are
+// loaded and stored by registers, without a barrier.
+template <class Element>
+struct UnitPlace {
+  Element *y;
+  Element const *z;
+  int64_t step_y, step_z;  // elements from unit to unit
+  int units, words;        // how many units, and how many pairs of filters, exist from here on
+
+  // Of the unit that begins at pixel `first`.
+  CUTE_DEVICE UnitPlace(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair, int first) {
+    Problem const &p = params.problem;
+    Sm90Output const &output = params.outputs[filters.output];
+    int const lane = threadIdx.x % 32, pixel = first + lane / 4, column = threadIdx.x % 128 / 32 * 16 + lane % 4 * 2;
+    y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
+    z = static_cast<Element const *>(params.shortcut) + pixel * p.ldz + filters.first + column;
+    step_y = 8 * output.ld, step_z = 8 * p.ldz;
+    units = ceil_div(p.N * p.P * p.Q - pixel, 8), words = ceil_div(pair.left + lane / 4, 8);
+  }
+  CUTE_DEVICE void load(uint32_t (&shortcut)[2], int unit) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      bool const exists = unit < units && i < words;
+      shortcut[i] = exists ? __ldcg(reinterpret_cast<uint32_t const *>(z + unit * step_z + 8 * i)) : 0;
+    }
+  }
+  CUTE_DEVICE void store(uint32_t const (&packed)[2], int unit) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      uint32_t const two = transposed(packed[i]);
+      if (unit < units && i < words) *reinterpret_cast<uint32_t *>(y + unit * step_y + 8 * i) = two;
+    }
+  }
+};
+
+// As convert, of a unit with the shortcut's elements of the same thread.
 template <Finish kFinish, class Element>
-CUTE_DEVICE void store_unit(float (&values)[4], FilterPair const &pair, bool pads, Sm90Params const &params, int m) {
-  Problem const &p = params.problem;
-  uint32_t packed[2];
-  convert<kFinish, Element>(values, packed, pair, p);
-  if (pads) clear_pad_lanes(packed, pair);
-  int const lane = threadIdx.x % 32, pixel = m + lane / 4, filter = p.K - pair.left - lane / 4;
-  auto *const to = static_cast<Element *>(params.outputs[0].y) + pixel * params.outputs[0].ld + filter + lane % 4 * 2;
+CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2], uint32_t const (&shortcut)[2],
+                                       FilterPair const &pair, Problem const &p) {
+  uint32_t const before = p.residual == Residual::kBefore ? ~0u : 0u;
+  float2 after[2];
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
-    uint32_t const two = transposed(packed[i]);
-    if (pixel < p.N * p.P * p.Q && filter + 8 * i < p.K) *reinterpret_cast<uint32_t *>(to + 8 * i) = two;
+    uint32_t const z = transposed(shortcut[i]);  // as the sums lie
+    float2 const added = widen<Element>(z & before);
+    values[2 * i] += added.x, values[2 * i + 1] += added.y;
+    after[i] = widen<Element>(z & ~before);
+  }
+  bool const relu = finish_values<kFinish>(values, pair, p);
+  CUTE_UNROLL
+  for (int i = 0; i < 4; ++i) values[i] = relu ? max_nan(values[i], 0.f) : values[i];
+  CUTE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    packed[i] = pack<Element, false>(values[2 * i] + after[i].x, values[2 * i + 1] + after[i].y);
   }
 }
 
-// Adds up this block's units in the order of the blocks, so that results never depend on timing.
-template <class Traits, Finish kFinish>
+// Finishes a unit: values holds (2,2) = (pixel,filter).
+template <Finish kFinish, bool kShortcut, class Element>
+CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], FilterPair const &pair, bool pads,
+                            Problem const &p, UnitPlace<Element> const &place, int unit) {
+  uint32_t packed[2];
+  if constexpr (kShortcut) {
+    convert_with_shortcut<kFinish, Element>(values, packed, shortcut, pair, p);
+  } else {
+    convert<kFinish, Element>(values, packed, pair, p);
+  }
+  if (pads) clear_pad_lanes(packed, pair);
+  place.store(packed, unit);
+}
+
+// Adds up this block's units, once they have come, in the order of the blocks: results never depend on timing.
+template <class Traits, Finish kFinish, bool kShortcut>
 CUTE_DEVICE void add_units(FilterPair const &pair, bool pads, Sm90Params const &params, int rank,
-                           typename Traits::SharedStorage &shared, int first) {
+                           typename Traits::SharedStorage &shared, UnitPlace<typename Traits::Element> const &place) {
   float4 const *part = &shared.parts[0][threadIdx.x];
+  uint32_t shortcut[2] = {}, next[2] = {};
+  if constexpr (kShortcut) place.load(next, rank);
+  TransactionBarrier::wait(&shared.parts_full, 0);
   CUTE_NO_UNROLL
   for (int unit = rank; unit < Traits::kUnits; unit += params.splits) {
+    if constexpr (kShortcut) {
+      shortcut[0] = next[0], shortcut[1] = next[1];
+      place.load(next, unit + params.splits);
+    }
     float values[4] = {};
     CUTE_UNROLL
     for (int block = 0; block < kMaxSplits; ++block, part += Traits::kSumThreads) {
       if (block == params.splits) break;
       values[0] += part->x, values[1] += part->y, values[2] += part->z, values[3] += part->w;
     }
-    store_unit<kFinish, typename Traits::Element>(values, pair, pads, params, first + 8 * unit);
+    store_unit<kFinish, kShortcut>(values, shortcut, pair, pads, params.problem, place, unit);
   }
 }
 
@@ -144,26 +207,41 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     Release const release(place);
     Ring ring(Traits::kStages);
     wait_for_previous_kernel();
-    FilterPair const pair(params, TileFilters(params, place.tile_f(place.first_tile), Traits::kFilters, row_w));
+    int const tile_f = place.tile_f(place.first_tile);
+    FilterPair const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
     cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
     float acc[1][Traits::kN / 2];
     OwnRewriter<Traits> rewriter(params, first, k_begin);
     narrow_loop<Traits>(acc[0], ring, shared, release, row_w, k_begin, k_end, rewriter);
+    TileFilters const filters(params, tile_f, Traits::kFilters, opaque(row_w));  // not kept through the main loop
+    UnitPlace<typename Traits::Element> const outputs(params, filters, pair, first);
+    uint32_t shortcut[Traits::kUnits][2];
+    if (!divided && has_shortcut(params.problem)) {
+      CUTE_UNROLL
+      for (int unit = 0; unit < Traits::kUnits; ++unit) outputs.load(shortcut[unit], unit);
+    }
     finish_loop<Traits>(acc, ring, shared, release);
+    bool const pads = holds_pad_lanes(pair);
+    auto const store = [&](auto finish, auto with_shortcut) {
+      constexpr Finish kFinish = decltype(finish)::value;
+      constexpr bool kShortcut = decltype(with_shortcut)::value;
+      if (divided) return add_units<Traits, kFinish, kShortcut>(pair, pads, params, place.part, shared, outputs);
+      CUTE_UNROLL
+      for (int unit = 0; unit < Traits::kUnits; ++unit) {
+        auto &values = reinterpret_cast<float (&)[4]>(acc[0][4 * unit]);
+        store_unit<kFinish, kShortcut>(values, shortcut[unit], pair, pads, params.problem, outputs, unit);
+      }
+    };
 
     if (divided) {
       cluster_wait();  // every block has made its barriers
       send_units<Traits>(acc[0], params, place.part, shared);
-      TransactionBarrier::wait(&shared.parts_full, 0);
     }
-    bool const pads = holds_pad_lanes(pair);
     with_finish(params.problem.activation, [&](auto finish) {
-      if (divided) return add_units<Traits, finish.value>(pair, pads, params, place.part, shared, first);
-      CUTE_UNROLL
-      for (int unit = 0; unit < Traits::kUnits; ++unit) {
-        store_unit<finish.value, typename Traits::Element>(reinterpret_cast<float (&)[4]>(acc[0][4 * unit]), pair, pads,
-                                                           params, first + 8 * unit);
+      if constexpr (!Traits::kPreActivated) {
+        if (has_shortcut(params.problem)) return store(finish, cute::true_type{});
       }
+      store(finish, cute::false_type{});
     });
   }
 #endif

@@ -160,7 +160,6 @@ char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   if (scaled && divides_reduction(tile) && p.output_type != Type::kFloat16) return "8-bit outputs";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";
-  if (p.outputs > 1 && tile.schedule == Sm90Schedule::kSmall) return "several outputs";
   bool const fits = can_store(tile, p) && fits_geometry(tile, p);
   return fits ? nullptr : "this filter, stride, padding or number of channels";
 }
