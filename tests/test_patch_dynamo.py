@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import FILTER, fused_types, graph, run_patch, weights
+from onnx import numpy_helper
 
 # ------------------------------------------------------------------------------------------------- enlarged sources
 PARTS = (
@@ -76,3 +77,40 @@ def test_sizes_stay_known_behind_a_part_of_a_shape(tmp_path: Path) -> None:
     values = weights(z=(8, 16, 1, 1)) | {"e": NUMBERS["e"]}
     result, patched = run_patch(graph(body, values, inputs=STATIC, opset=18), tmp_path)
     assert fused_types(patched) == ["CuteConcatConv1Add"] and result.report["verify"]["passed"]
+
+
+# ------------------------------------------------------------------------------------- constants in a tensor's type
+BIAS = "s = Shape<start=0, end=1>(w) o = Expand(tenth, s) l = CastLike(o, b) "  # a convolution without a bias
+FIRST = BIAS.replace("Expand(tenth, s) l = CastLike(o, b)", "CastLike(tenth, b) l = Expand(o, s)")
+NORMAL = "r = Shape<start=0, end=1>(w) z = RandomNormal<shape=[12]>() l = CastLike(z, b) "
+
+
+def biased(body: str, dtype: str) -> onnx.ModelProto:
+    values = weights(dtype=dtype, w=(12, 16, 3, 3)) | ({"tenth": np.float32(0.1)} if "tenth" in body else {})
+    return graph(body + " x = Conv(b, w, l) y = Relu(x)", values, dtype=dtype, inputs={"b": "n,16,9,7"}, opset=20)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("body", [BIAS, FIRST], ids=["last", "first"])
+def test_a_constant_in_the_type_of_a_tensor_is_a_constant(body: str, dtype: str, tmp_path: Path) -> None:
+    result, patched = run_patch(biased(body, dtype), tmp_path)
+    assert [n.op_type for n in patched.graph.node] == ["CuteConcatConv1Relu"] and result.report["verify"]["passed"]
+    stored = {t.name: t for t in patched.graph.initializer}
+    bias = numpy_helper.to_array(stored[patched.graph.node[0].input[2]])
+    assert np.array_equal(bias, np.full(12, np.float32(0.1)).astype(dtype).astype(np.float32))
+
+
+COMPUTED = {
+    "a random number": NORMAL,
+    "a number of the input": "i = Constant<value_ints=[0,2,3]>() q = ReduceMean(b, i) s = Constant<value_ints=[12]>() "
+    "o = Squeeze(q) m = ReduceMean<keepdims=0>(o) e = Expand(m, s) l = CastLike(e, w)",
+    "a cast that is the input's": "e = Constant<value_ints=[12]>() m = ReduceMean<keepdims=0>(b) "
+    "o = CastLike(m, w) l = Expand(o, e)",
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_depends_on_data_is_none_in_any_type(name: str, tmp_path: Path) -> None:
+    result, patched = run_patch(biased(COMPUTED[name], "float32"), tmp_path, verify=False)
+    (site,) = result.report["sites"]
+    assert patched is None and site["reason"] == "the bias 'l' is computed at run time; only constants can be packed"
