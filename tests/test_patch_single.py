@@ -47,6 +47,7 @@ ACTIVATIONS = {
     "cut off above": ("y = Min(x, hi)", "Clip"),
     "cut off below": ("y = Max(lo, x)", "Clip"),
     "Max above Min": ("m = Min(x, lo) y = Max(m, hi)", "Clip"),  # 0.5 everywhere
+    "LeakyRelu by Max": ("m = Mul(x, half) y = Max(m, x)", "LeakyRelu"),
     "Relu twice": ("m = Relu(x) y = Relu(m)", "Relu"),
     "Sigmoid": ("y = Sigmoid(x)", "Sigmoid"),
     "Tanh": ("y = Tanh(x)", "Tanh"),
@@ -122,7 +123,11 @@ ALMOST = {
     "Max with what is no number": "y = Max(x, nan)",
     "Min with infinity": "y = Min(x, inf)",
     "Max with another tensor": "p = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(b) q = ReduceMean(p) y = Max(x, q)",
-    "Max with a tensor of its own": "m = Mul(x, half) y = Max(x, m)",  # LeakyRelu for a slope of at most 1
+    "LeakyRelu of a slope above 1": "m = Mul(x, two) y = Max(x, m)",
+    "LeakyRelu of a negative slope": "m = Mul(x, minus) y = Max(x, m)",
+    "LeakyRelu of a slope of 0": "m = Mul(x, zero) y = Max(x, m)",
+    "LeakyRelu with a shift": "m = Add(x, half) y = Max(x, m)",
+    "LeakyRelu by Min": "m = Mul(x, half) y = Min(x, m)",
     "relu6 of x + 2 by Max and Min": "s = Add(x, two) m = Max(s, zero) e = Min(m, six) p = Mul(x, e) y = Div(p, six)",
     "Max and Min at 3": "s = Add(x, three) m = Max(s, zero) e = Min(m, three) p = Mul(x, e) y = Div(p, six)",
     "Max alone in a gate": "s = Add(x, three) m = Max(s, zero) p = Mul(x, m) y = Div(p, six)",

@@ -40,8 +40,9 @@ def activation_after(graph: Graph, tensor: str) -> Activation | None:
         return _single(graph, users[0], tensor)
     if len(users) == 2:
         for first, last in (users, reversed(users)):
-            if found := _gated(graph, tensor, first, last) or _divided(graph, tensor, first, last):
-                return found
+            for form in (_gated, _divided, _leaky):
+                if found := form(graph, tensor, first, last):
+                    return found
     return None
 
 
@@ -212,6 +213,17 @@ def _divided(graph: Graph, tensor: str, first: NodeProto, quotient: NodeProto) -
     if last is not quotient or list(quotient.input) != [tensor, gate] or lines != (-1.0, 0.0, 1.0, 1.0):
         return None
     return Activation("Silu", (*before, power, *after, quotient), quotient.output[0], {})
+
+
+def _leaky(graph: Graph, tensor: str, first: NodeProto, larger: NodeProto) -> Activation | None:
+    """LeakyRelu as max(x, alpha * x), which it is for an alpha between 0 and 1."""
+    line = _Line()
+    before, scaled, last = _steps(graph, tensor, first, line)
+    if last is not larger or not graph.is_op(larger, "Max") or sorted(larger.input) != sorted((tensor, scaled)):
+        return None
+    if line.shift != 0.0 or not 0.0 < line.scale <= 1.0:
+        return None
+    return Activation("LeakyRelu", (*before, larger), larger.output[0], {"alpha": line.scale})
 
 
 def _steps(
