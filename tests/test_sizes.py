@@ -16,11 +16,13 @@ from cutefuse.sites.sizes import shape_of
 
 VALUES = weights(w=(8, 8, 3, 3), v=(8, 8, 1, 1), five=(8, 8, 5, 5), squeeze=(4, 8, 1, 1), excite=(8, 4, 1, 1)) | {
     "six": np.float32(6), "zero": np.float32(0), "each": np.ones((8, 1, 1), np.float32),
-    "columns": np.ones(1, np.float32).repeat(7), "image": np.ones((1, 1, 9, 7), np.float32),
+    "halves": np.int64([0, 2, -1]), "ones": np.ones(2, np.float32), "nothing": np.zeros(2, np.float32),
+    "back": np.int64([0, 8, 9, -1]), "columns": np.ones(7, np.float32), "image": np.ones((1, 1, 9, 7), np.float32),
 }  # fmt: skip
 INPUTS = {"a": "n,8,h,v"}
 SE = "p = GlobalAveragePool(t) q = Conv(p, squeeze) r = Relu(q) o = Conv(r, excite) g = Sigmoid(o) e = Mul({}) "
 STEM = "t = Conv<pads=[1,1,1,1]>(a, w) "
+GROUPS = "f = Reshape(t, halves) i = InstanceNormalization(f, ones, nothing) "
 TAIL = "x = Conv(e, v) y = Add(x, a)"
 
 
@@ -51,6 +53,7 @@ SAME = {
     "squeeze and excitation": STEM + SE.format("t, g") + TAIL,
     "the gate first": STEM + SE.format("g, t") + TAIL,
     "ReLU6 by Max and Min": STEM + "m = Max(t, zero) e = Min(six, m) " + TAIL,
+    "a GroupNorm": STEM + GROUPS + "o = Shape(t) e = Reshape(i, o) " + TAIL,
     "a number for each channel": STEM + "e = Mul(t, each) " + TAIL,
 }  # fmt: skip
 
@@ -77,6 +80,9 @@ OTHER = {
     "a gate of another batch": STEM + "g = Neg(m) e = Mul(t, g) " + TAIL,
     "a number for each column": STEM + "e = Mul(t, columns) " + TAIL,
     "a constant image": STEM + "e = Mul(t, image) " + TAIL,
+    "reshaped to given sizes": STEM + GROUPS + "e = Reshape(i, back) " + TAIL,
+    "reshaped to the sizes of another": STEM + GROUPS + "o = Shape(b) e = Reshape(i, o) " + TAIL,
+    "enlarged to the sizes at least": "o = Shape(a) e = Expand(c, o) " + TAIL,
     "one column": STEM + "p = ReduceMean<axes=[3]>(t) e = Relu(p) " + TAIL,
     "a transposed convolution": down(HALF, WIDE.replace("Conv<", "ConvTranspose<")),
 }  # fmt: skip

@@ -67,6 +67,11 @@ def _before(graph: Graph, tensor: str) -> Iterator[tuple[str, tuple[_Line, _Line
             tensor = node.input[0]
         elif graph.is_op(node, *_ALIKE):
             tensor = node.input[0]
+        elif graph.is_op(node, "Reshape"):  # back to the sizes of another tensor, as behind a GroupNorm's own
+            shape = graph.producer(node.input[1])
+            if not graph.is_op(shape, "Shape") or shape.attribute:
+                return
+            tensor = shape.input[0]
         elif graph.is_op(node, *_PAIRS) and len(node.input) == 2:
             first, second = node.input
             if _gates(graph, second, first) or _adds_none(graph, second, first):
