@@ -99,6 +99,17 @@ def test_other_sizes_are_not(name: str, tmp_path: Path) -> None:
     assert any("known to have the same sizes" in w or "ConvTranspose" in w for w in words)
 
 
+@pytest.mark.parametrize("op_type", ["Conv", "Relu", "Mul", "Reshape"])
+def test_damaged_nodes_before_a_convolution_end_the_search(op_type: str) -> None:
+    model = make(STEM + "e = Relu(t) x = Conv(e, v) y = Relu(x)", INPUTS)
+    node = model.graph.node[1]
+    node.op_type = op_type
+    node.attribute.append(onnx.helper.make_attribute("strides", 2))
+    assert len(shape_of(Graph(model, Path()), "x")) == 4
+    del node.input[:]
+    assert len(shape_of(Graph(model, Path()), "x")) == 4
+
+
 def test_a_line_of_windows_gives_the_sizes_of_the_standard() -> None:
     """The formula in shape_of against ONNX's own inference on numbers."""
     body = (

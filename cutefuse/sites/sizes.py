@@ -59,9 +59,8 @@ def _before(graph: Graph, tensor: str) -> Iterator[tuple[str, tuple[_Line, _Line
         node = graph.producer(tensor)
         if node is None or not node.input or not node.output or node.output[0] != tensor:  # none in a damaged model
             return
-        windows = _windows(graph, node)
         if graph.is_op(node, "Conv", "MaxPool", "AveragePool"):
-            if windows is None:
+            if (windows := _windows(graph, node)) is None:
                 return
             lines = (lines[0].after(windows[0]), lines[1].after(windows[1]))
             tensor = node.input[0]
