@@ -20,6 +20,7 @@ NUMBERS = {
     "six": np.float32(6), "sixth": np.float32(1 / 6), "zero": np.float32(0), "ln": np.float32(0.4),
     "off": np.float32(0.1667), "vec": np.full((12, 1, 1), 0.5, np.float32), "r5": np.full((1,) * 5, 0.5, np.float32),
     "lo": np.float32(-0.25), "hi": np.float32(0.5), "minus": np.float32(-1),
+    "nan": np.float32(np.nan), "inf": np.float32(np.inf),
 }  # fmt: skip
 BN = bn_weights()
 
@@ -39,6 +40,15 @@ ACTIVATIONS = {
     "LeakyRelu": ("y = LeakyRelu<alpha=0.125>(x)", "LeakyRelu"),
     "Clip": ("y = Clip(x, lo, hi)", "Clip"),
     "ReLU6": ("y = Clip(x, zero, six)", "Clip"),
+    "ReLU6 by Max and Min": ("m = Max(x, zero) y = Min(m, six)", "Clip"),
+    "ReLU6 by Min and Max, constants first": ("m = Min(six, x) y = Max(zero, m)", "Clip"),
+    "ReLU6 by Relu and Min": ("m = Relu(x) y = Min(m, six)", "Clip"),
+    "ReLU6 by Relu and Clip": ("m = Relu(x) y = Clip(m, , six)", "Clip"),
+    "cut off above": ("y = Min(x, hi)", "Clip"),
+    "cut off below": ("y = Max(lo, x)", "Clip"),
+    "Max above Min": ("m = Min(x, lo) y = Max(m, hi)", "Clip"),  # 0.5 everywhere
+    "LeakyRelu by Max": ("m = Mul(x, half) y = Max(m, x)", "LeakyRelu"),
+    "Relu twice": ("m = Relu(x) y = Relu(m)", "Relu"),
     "Sigmoid": ("y = Sigmoid(x)", "Sigmoid"),
     "Tanh": ("y = Tanh(x)", "Tanh"),
     "HardSwish": ("y = HardSwish(x)", "HardSwish"),
@@ -64,6 +74,10 @@ ACTIVATIONS = {
                                           "HardSwish"),
     "HardSwish by ReLU6, times a sixth last": (
         "s = Add(x, three) e = Clip(s, zero, six) p = Mul(e, x) y = Mul(p, sixth)", "HardSwish"),
+    "HardSwish by Max and Min": (
+        "s = Add(x, three) m = Max(s, zero) e = Min(six, m) p = Mul(x, e) y = Div(p, six)", "HardSwish"),
+    "HardSwish by Relu and Min": (
+        "s = Add(x, three) m = Relu(s) e = Min(m, six) g = Div(e, six) y = Mul(x, g)", "HardSwish"),
     "HardSwish by a unit Clip": ("m = Mul(x, sixth) s = Add(m, half) g = Clip(s, zero, one) y = Mul(x, g)",
                                  "HardSwish"),
 }  # fmt: skip
@@ -101,7 +115,22 @@ ALMOST = {
     "subtracted": TANH.format("half", "half", "half").replace("Add(h, half)", "Sub(h, half)"),
     "divided by the tensor": TANH.format("half", "half", "half").replace("Mul(x, half)", "Div(half, x)"),
     "a gate of a gate": "s = Sigmoid(x) g = Sigmoid(s) y = Mul(x, g)",
-    "sigmoid of 0.5 x": "m = Mul(x, half) g = Sigmoid(m) y = Mul(x, g)",
+    "Max with a number for each channel": "y = Max(x, vec)",
+    "Max with two numbers": "y = Max(x, zero, one)",
+    "Max with itself": "y = Max(x, x)",
+    "Max of one": "y = Max(x)",
+    "Max with a number of rank 5": "y = Max(x, r5)",
+    "Max with what is no number": "y = Max(x, nan)",
+    "Min with infinity": "y = Min(x, inf)",
+    "Max with another tensor": "p = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(b) q = ReduceMean(p) y = Max(x, q)",
+    "LeakyRelu of a slope above 1": "m = Mul(x, two) y = Max(x, m)",
+    "LeakyRelu of a negative slope": "m = Mul(x, minus) y = Max(x, m)",
+    "LeakyRelu of a slope of 0": "m = Mul(x, zero) y = Max(x, m)",
+    "LeakyRelu with a shift": "m = Add(x, half) y = Max(x, m)",
+    "LeakyRelu by Min": "m = Mul(x, half) y = Min(x, m)",
+    "relu6 of x + 2 by Max and Min": "s = Add(x, two) m = Max(s, zero) e = Min(m, six) p = Mul(x, e) y = Div(p, six)",
+    "Max and Min at 3": "s = Add(x, three) m = Max(s, zero) e = Min(m, three) p = Mul(x, e) y = Div(p, six)",
+    "Max alone in a gate": "s = Add(x, three) m = Max(s, zero) p = Mul(x, m) y = Div(p, six)",
     "gate added": "g = Sigmoid(x) y = Add(x, g)",
     "divided by the gate": "g = Sigmoid(x) y = Div(x, g)",
     "gate of another tensor": "z = Neg(b) r = ReduceMean<axes=[1]>(z) g = Sigmoid(r) n = Neg(x) y = Mul(n, g)",
@@ -120,6 +149,34 @@ def test_what_is_almost_an_activation_is_none(name: str, tmp_path: Path) -> None
     assert patched is None and result.report["sites"] == [] and result.exit_code == 3
 
 
+SLOPES = {
+    "a fast GELU": ("m = Mul(x, {}) g = Sigmoid(m) y = Mul(x, g)", 1.702, "it is x * sigmoid(1.702 * x), and"),
+    "constants first": ("m = Mul({}, x) g = Sigmoid(m) y = Mul(g, x)", 0.5, "it is x * sigmoid(0.5 * x), and"),
+    "by Div": ("m = Div(x, {}) g = Sigmoid(m) y = Mul(x, g)", 2, "it is x * sigmoid(0.5 * x), and"),
+    "a shift": ("m = Sub(x, {}) g = Sigmoid(m) y = Mul(x, g)", 0.5, "it is x * sigmoid(1 * x - 0.5), and"),
+}
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_a_sigmoid_of_another_slope_is_no_silu_and_is_told(name: str, tmp_path: Path) -> None:
+    body, number, words = SLOPES[name]
+    values = {n: FILTERS[n] for n in "wk"} | {"a": np.float32(number)}
+    result, patched = run_patch(graph(ALONE + body.format("a"), values, inputs={"b": "n,16,9,7"}), tmp_path)
+    (site,) = result.report["sites"]
+    assert patched is None and site["reason"].startswith(f"Mul 'Mul_3' stays: {words} SiLU is x * sigmoid(x); only")
+
+
+def test_a_slope_of_one_is_silu_without_a_word(tmp_path: Path) -> None:
+    result, patched = run_patch(model_of(ALONE + "m = Mul(x, one) g = Sigmoid(m) y = Mul(x, g)"), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv1Silu"] and result.report["sites"][0]["notes"] == []
+
+
+def test_cuts_are_fused_up_to_the_first_that_is_none(tmp_path: Path) -> None:
+    result, patched = run_patch(model_of(ALONE + "m = Relu(x) n = Min(m, six) y = Max(n, vec)"), tmp_path)
+    assert [n.op_type for n in patched.graph.node] == ["CuteConcatConv1Clip", "Max"]
+    assert result.report["verify"]["passed"]
+
+
 USED = {  # shared intermediates: whoever else reads one of them still gets it
     "the convolution": ("g = Sigmoid(x) y1 = Mul(x, g) y2 = Neg(x)", []),
     "the gate": ("g = Sigmoid(x) y1 = Mul(x, g) y2 = Neg(g)", []),
@@ -129,6 +186,7 @@ USED = {  # shared intermediates: whoever else reads one of them still gets it
     "the inner product as a result": (
         "y2 = Mul(x, half) t = Tanh(y2) h = Mul(t, half) g = Add(h, half) y1 = Mul(x, g)", []),
     "the tanh": ("m = Mul(x, half) t = Tanh(m) h = Mul(t, half) g = Add(h, half) y1 = Mul(x, g) y2 = Neg(t)", []),
+    "the lower cut": ("m = Max(x, zero) y1 = Min(m, six) y2 = Neg(m)", ["CuteConcatConv1Clip"]),
     "the product before it is divided": (
         "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y1 = Div(p, six) y2 = Neg(p)", []),
     "the activation": ("z = Relu(x) y1 = Neg(z) y2 = Abs(z)", ["CuteConcatConv1Relu"]),

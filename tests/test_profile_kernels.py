@@ -100,6 +100,8 @@ def test_other_text_is_no_result(text: str) -> None:
         (["--op", "concat_conv"], "--op concat_conv needs a --case"),
         (["--op", "nothing", "--case", "x"], "operator nothing is unknown"),
         (["--op", "concat_conv", "--case", "nothing"], "case nothing is unknown"),
+        (["--op", "nothing", "--list"], "operator nothing is unknown; choose one of concat_conv, "),
+        (["--op", "", "--list"], "operator  is unknown; choose one of"),
         (["--csv", "missing.csv"], "missing.csv cannot be read"),
         (["--launches", "0", "--list"], "--launches is 0"),
         (
@@ -142,6 +144,14 @@ def test_every_case_of_every_operator_can_be_driven(capsys: pytest.CaptureFixtur
     assert main(["--list"]) == 0
     listing = capsys.readouterr().out
     assert all(op.stem in listing for op in operators())
+
+
+def test_the_list_of_one_operator_has_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--op", "row_norm", "--list"]) == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert heads == ["row_norm"]
+    assert main(["--op", "row_norm", "--list", "--json"]) == 0
+    assert [op["op"] for op in json.loads(capsys.readouterr().out)] == ["row_norm"]
 
 
 def test_ncu_is_asked_for_base_units_and_cold_caches() -> None:

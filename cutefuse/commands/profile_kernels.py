@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--beside", action="append", default=[], metavar="LOAD",
         help="time alone and beside stream:copy, stream:matmul, process:copy, process:matmul, process:CMD; repeatable",
     )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="list operators, tiles and cases")
+    parser.add_argument("--list", action="store_true", help="list operators, or that of --op, tiles and cases")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and stop")
     parser.add_argument("-o", "--outdir", type=Path, default=Path("kernel_profile"), help="folder (kernel_profile)")
     add_json(parser)
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise CutefuseError(f"{option} is {value}; give 1 or more")
         if args.list:
             with json_alone(args.json) as show:
-                known = known_cases()
+                known = known_cases(args.op)
                 show(known)
                 print(list_cases(known))
             return 0

@@ -89,6 +89,7 @@ def clean(model: ModelProto, folder: Path) -> Cleaned:
         copy = _copy(model, literals.keys() | folded.keys(), no_ops)
         shapes = inferred(copy, stored | folded)
         graph = Graph(copy, folder, shapes, stored | folded)
+        graph.evaluated = frozenset(folded)
         whole.learn(shapes, folded)
         new, note = fold(graph, kept=graph.outputs)
         useless = {n.output[0]: n.input[0] for n in graph.nodes if n.output and _has_no_effect(graph, n)}

@@ -72,7 +72,7 @@ def _ready(graph: Graph, known: Collection[str]) -> list[NodeProto]:
 
     nodes = []
     for node in graph.nodes:
-        if not graph.is_op(node, *PURE) or not all(small(i) for i in node.input if i):
+        if not graph.is_op(node, *PURE) or not all(small(i) for i in _operands(node) if i):
             continue
         if all(bounded(o) for o in node.output):
             nodes.append(node)
@@ -80,11 +80,17 @@ def _ready(graph: Graph, known: Collection[str]) -> list[NodeProto]:
     return nodes
 
 
+def _operands(node: NodeProto) -> Sequence[str]:
+    """The tensors whose values a node computes with; the second one of CastLike gives a type alone."""
+    return node.input[:1] if node.op_type == "CastLike" else node.input
+
+
 def _evaluated(
     graph: Graph, nodes: Sequence[NodeProto], known: Mapping[str, TensorProto]
 ) -> tuple[dict[str, np.ndarray], str]:
     if not nodes:
         return {}, ""
+    nodes = [_typed(graph, n) for n in nodes]
     names = [o for n in nodes for o in n.output]
     needed = dict.fromkeys(i for n in nodes for i in n.input if i and i not in names)
     try:
@@ -117,6 +123,14 @@ def _evaluated(
         return found, ""
     count = "1 constant" if len(failed) == 1 else f"{len(failed)} constants"
     return found, f"{count} could not be folded, first '{failed[0]}' ({reason}); sites are matched without"
+
+
+def _typed(graph: Graph, node: NodeProto) -> NodeProto:
+    """A CastLike, whose type is known where its result is bounded, as a Cast; another node as it is."""
+    if node.op_type != "CastLike":
+        return node
+    to = ELEM_TYPES[graph.dtype(node.output[0]) or ""]
+    return helper.make_node("Cast", node.input[:1], list(node.output), name=node.name, to=to)
 
 
 def _inline(graph: Graph, name: str, known: Mapping[str, TensorProto]) -> TensorProto:

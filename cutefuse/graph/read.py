@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -80,6 +80,7 @@ class Graph:
         self.initializers = dict(stored) if stored is not None else {t.name: t for t in self.proto.initializer}
         inputs = {v.name for v in self.proto.input}
         # Before IR 4 every initializer had to be listed as an input; since then listing one means "may be overridden".
+        self.evaluated: Set[str] = frozenset()  # initializers that nodes of the model compute
         self.overridable = inputs & set(self.initializers) if model.ir_version >= 4 else set()
         self.inputs = inputs - set(self.initializers) | self.overridable
         self.outputs = {v.name for v in self.proto.output}
@@ -173,6 +174,19 @@ class Graph:
         """The node that reads the tensor when nothing else does (it may read it through several inputs)."""
         users = {id(n): n for n in self.users(tensor)}
         return next(iter(users.values())) if len(users) == 1 and not self.escapes(tensor) else None
+
+    def depends(self, tensor: str, on: str) -> bool:
+        """Whether the tensor is computed from another one, or is that one."""
+        pending, seen = [tensor], set[str]()
+        while pending:
+            name = pending.pop()
+            if name == on:
+                return True
+            node = self.producer(name)
+            if node is not None and name not in seen:
+                seen.update(node.output)
+                pending += reads_of(node)
+        return False
 
     def dtype(self, tensor: str) -> str | None:
         """Element type as a NumPy name ('float16', 'bfloat16', ...); None when unknown."""

@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.axis_names import Names, keep
-from cutefuse.graph.read import external_fields, run_node
+from cutefuse.graph.read import attribute, external_fields, run_node
 from cutefuse.graph.store import INLINE_BYTES
 
 ROUNDS = 64  # of inference and folding; each makes at least one more size known
@@ -137,10 +137,11 @@ class _Values:
         for node in self._nodes:
             if node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.output[0] in self._known:
                 continue
-            if node.op_type == "Shape" and not node.attribute and node.input:
+            if node.op_type == "Shape" and node.input:
                 dims = self._dims.get(node.input[0])
                 if dims is not None:
-                    self._partial[node.output[0]] = np.array(dims, dtype=np.int64)
+                    part = slice(attribute(node, "start", 0), attribute(node, "end"))
+                    self._partial[node.output[0]] = np.array(dims[part], dtype=np.int64)
             elif node.op_type in ARITHMETIC and (value := self._result(node)) is not None:
                 result = node.output[0]
                 self._known[result] = value

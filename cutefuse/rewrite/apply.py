@@ -361,11 +361,15 @@ def _is_in_order(nodes: Sequence[NodeProto]) -> bool:
 
 
 def in_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """Stable topological order: the given one when that is topological, else every node right after its inputs."""
+    """Stable topological order: the given one when that is topological, else every node right after its inputs.
+
+    Raises CutefuseError where there is none, as a node waits for what is computed from its own output.
+    """
     if _is_in_order(nodes):
         return list(nodes)
     maker = {o: n for n in nodes for o in n.output if o}
     done: set[int] = set()
+    waiting: set[int] = set()  # for nodes that are above them on the stack
     result: list[NodeProto] = []
     for first in nodes:
         stack = [first]
@@ -377,6 +381,10 @@ def in_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
                 if id(node) not in done:
                     done.add(id(node))
                     result.append(node)
+            elif id(node) in waiting:
+                raise CutefuseError(f"node '{label(node)}' would read what is computed from its own output; "
+                                    f"leave its site out with --exclude '{label(node)}'")  # fmt: skip
             else:
+                waiting.add(id(node))
                 stack += missing
     return result

@@ -40,8 +40,9 @@ def activation_after(graph: Graph, tensor: str) -> Activation | None:
         return _single(graph, users[0], tensor)
     if len(users) == 2:
         for first, last in (users, reversed(users)):
-            if found := _gated(graph, tensor, first, last) or _divided(graph, tensor, first, last):
-                return found
+            for form in (_gated, _divided, _leaky):
+                if found := form(graph, tensor, first, last):
+                    return found
     return None
 
 
@@ -54,7 +55,21 @@ def near_miss(graph: Graph, tensor: str) -> str:
         return f"{node.op_type} '{label(node)}' stays: {FUSED} can be fused"
     if graph.is_op(node, "InstanceNormalization", "GroupNormalization") and node.input[0] == tensor:
         return f"{node.op_type} '{label(node)}' stays: it depends on the image; only a BatchNormalization can be fused"
-    return _written_out(graph, tensor)
+    return _slope(graph, tensor) or _written_out(graph, tensor)
+
+
+def _slope(graph: Graph, tensor: str) -> str:
+    """The same for x * sigmoid(a * x), which is SiLU for a = 1 alone; 1.702 is a fast GELU."""
+    for first in graph.users(tensor):
+        line = _Line()
+        _, _, function = _steps(graph, tensor, first, line)
+        gate = function.output[0] if graph.is_op(function, "Sigmoid") else ""
+        product = graph.only_user(gate) if gate and (line.scale, line.shift) != (1.0, 0.0) else None
+        if graph.is_op(product, "Mul") and sorted(product.input) == sorted((tensor, gate)):
+            shift = f" {'+' if line.shift > 0 else '-'} {abs(line.shift):.6g}" if line.shift else ""
+            found = f"it is x * sigmoid({line.scale:.6g} * x{shift}), and SiLU is x * sigmoid(x)"
+            return f"{product.op_type} '{label(product)}' stays: {found}; {FUSED} can be fused"
+    return ""
 
 
 def _written_out(graph: Graph, tensor: str) -> str:
@@ -78,23 +93,49 @@ def _written_out(graph: Graph, tensor: str) -> str:
 
 
 def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
-    if not graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish", "Clip"):
+    cuts, output, (lo, hi) = _cuts(graph, node, tensor)
+    if all(n.op_type == "Relu" for n in cuts) and cuts:
+        return Activation("Relu", tuple(cuts), output, {})
+    if cuts:
+        return Activation("Clip", tuple(cuts), output, {"lo": lo, "hi": hi})
+    if not graph.is_op(node, "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish"):
         return None
     output = node.output[0]
-    if graph.is_op(node, "Relu", "Sigmoid", "Tanh", "HardSwish"):
+    if graph.is_op(node, "Sigmoid", "Tanh", "HardSwish"):
         return Activation(node.op_type, (node,), output, {})
     if graph.is_op(node, "LeakyRelu"):
         return Activation("LeakyRelu", (node,), output, {"alpha": float(attribute(node, "alpha", 0.01))})
     if graph.is_op(node, "Swish") and attribute(node, "alpha", 1.0) == 1.0:
         return Activation("Silu", (node,), output, {})
-    if graph.is_op(node, "Clip") and (bounds := _clip(graph, node, tensor)):
-        return Activation("Clip", (node,), output, {"lo": bounds[0], "hi": bounds[1]})
     return None
 
 
-def _clip(graph: Graph, node: NodeProto, tensor: str) -> tuple[float, float] | None:
-    """The constant bounds of a Clip of the tensor; None where they are computed or contradict each other."""
-    if node.input[0] != tensor or list(node.input).count(tensor) != 1:
+def _cuts(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[list[NodeProto], str, tuple[float, float]]:
+    """The nodes from `node` on that cut the tensor off, as clamp(clamp(x, min=0), max=6); what they give; their bounds
+    as those of a single one."""
+    nodes, lo, hi = list[NodeProto](), -FLOAT_MAX, FLOAT_MAX
+    while node is not None and len(nodes) < MAX_STEPS and (bounds := _bounds_of(graph, node, tensor)):
+        lo, hi = (min(max(v, bounds[0]), bounds[1]) for v in (lo, hi))
+        nodes.append(node)
+        tensor = node.output[0]
+        node = graph.only_user(tensor)
+    return nodes, tensor, (lo, hi)
+
+
+def _bounds_of(graph: Graph, node: NodeProto, tensor: str) -> tuple[float, float] | None:
+    """The constant bounds of a Relu, a Clip, or a Max or Min with one number; None where the node is none of these, or
+    where its bounds are computed or contradict each other."""
+    if not graph.is_op(node, "Relu", "Clip", "Max", "Min") or list(node.input).count(tensor) != 1:
+        return None
+    if node.op_type == "Relu":
+        return 0.0, FLOAT_MAX
+    if node.op_type in ("Max", "Min"):
+        others = [name for name in node.input if name != tensor]
+        value = _number(graph, others[0]) if len(others) == 1 else None
+        if value is None or not abs(value) <= FLOAT_MAX:  # false for NaN
+            return None
+        return (value, FLOAT_MAX) if node.op_type == "Max" else (-FLOAT_MAX, value)
+    if node.input[0] != tensor:
         return None
     lo, hi = _bound(graph, node, 1, "min", -FLOAT_MAX), _bound(graph, node, 2, "max", FLOAT_MAX)
     return (lo, hi) if lo is not None and hi is not None and lo <= hi else None  # false for NaN
@@ -132,14 +173,15 @@ def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> A
         return None
     inner, outer = _Line(), _Line()
     before, entry, function = _steps(graph, tensor, first, inner)
-    if not graph.is_op(function, "Sigmoid", "Tanh", "HardSigmoid", "Clip"):
+    middle, ends, bounds = _cuts(graph, function, entry)
+    if graph.is_op(function, "Sigmoid", "Tanh", "HardSigmoid"):
+        middle, ends = [function], function.output[0]
+    if function is None or not middle:
         return None
-    cuts, ends = _cuts(graph, function)
     after, gate, last = _steps(graph, ends, graph.only_user(ends), outer)
     if last is not product or sorted(product.input) != sorted((tensor, gate)):
         return None
-    nodes, output = (*before, *cuts, *after, product), product.output[0]
-    bounds = _bounds_of(graph, cuts, entry)
+    nodes, output = (*before, *middle, *after, product), product.output[0]
     if _is_silu(function, inner, outer):
         return Activation("Silu", nodes, output, {})
     if _is_hard_swish(function, bounds, inner, outer):
@@ -173,6 +215,17 @@ def _divided(graph: Graph, tensor: str, first: NodeProto, quotient: NodeProto) -
     return Activation("Silu", (*before, power, *after, quotient), quotient.output[0], {})
 
 
+def _leaky(graph: Graph, tensor: str, first: NodeProto, larger: NodeProto) -> Activation | None:
+    """LeakyRelu as max(x, alpha * x), which it is for an alpha between 0 and 1."""
+    line = _Line()
+    before, scaled, last = _steps(graph, tensor, first, line)
+    if last is not larger or not graph.is_op(larger, "Max") or sorted(larger.input) != sorted((tensor, scaled)):
+        return None
+    if line.shift != 0.0 or not 0.0 < line.scale <= 1.0:
+        return None
+    return Activation("LeakyRelu", (*before, larger), larger.output[0], {"alpha": line.scale})
+
+
 def _steps(
     graph: Graph, tensor: str, node: NodeProto | None, line: _Line
 ) -> tuple[list[NodeProto], str, NodeProto | None]:
@@ -191,11 +244,12 @@ def _scalar_step(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[flo
     if not graph.is_op(node, "Mul", "Div", "Add", "Sub") or list(node.input).count(tensor) != 1:
         return None
     left = node.input[0] == tensor
-    constant = graph.constant(node.input[1 if left else 0])
-    if constant is None or constant.size != 1 or constant.ndim > 4:  # more axes would change the tensor's rank
+    other = node.input[1 if left else 0]
+    value = _number(graph, other)
+    if value is None:
         return None
-    value = float(constant.reshape(-1)[0])
-    rounding = ROUNDING.get(constant.dtype.name, 2.0**-24)
+    constant = graph.constant(other)
+    rounding = ROUNDING.get(constant.dtype.name if constant is not None else "", 2.0**-24)
     if node.op_type == "Mul":
         return value, 0.0, rounding
     if node.op_type == "Div":
@@ -203,6 +257,14 @@ def _scalar_step(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[flo
     if node.op_type == "Add":
         return 1.0, value, rounding
     return (1.0, -value, rounding) if left else (-1.0, value, rounding)
+
+
+def _number(graph: Graph, tensor: str) -> float | None:
+    """The one number of a constant that keeps the rank of what it is computed with; None for another tensor."""
+    constant = graph.constant(tensor)
+    if constant is None or constant.size != 1 or constant.ndim > 4:  # more axes would change the tensor's rank
+        return None
+    return float(constant.reshape(-1)[0])
 
 
 def _equal(values: Sequence[float], wanted: Sequence[float], rounding: float) -> bool:
@@ -215,40 +277,15 @@ def _is_silu(function: NodeProto, inner: _Line, outer: _Line) -> bool:
     return factor is not None and lines == factor  # these numbers are exact in every type
 
 
-def _cuts(graph: Graph, function: NodeProto) -> tuple[list[NodeProto], str]:
-    """A gate's function, with the Clips that follow a Clip, as clamp(clamp(x, min=0), max=6); and what they give."""
-    nodes = [function]
-    while function.op_type == "Clip" and len(nodes) < MAX_STEPS:
-        after = graph.only_user(nodes[-1].output[0])
-        if after is None or not graph.is_op(after, "Clip") or not after.output:
-            break
-        nodes.append(after)
-    return nodes, nodes[-1].output[0]
-
-
-def _bounds_of(graph: Graph, cuts: Sequence[NodeProto], entry: str) -> tuple[float, float] | None:
-    """The bounds of Clips one after another as those of a single one; None where one is not known."""
-    lo, hi = -FLOAT_MAX, FLOAT_MAX
-    for node in cuts:
-        bounds = _clip(graph, node, entry) if node.op_type == "Clip" else None
-        if bounds is None:
-            return None
-        lo, hi = (min(max(v, bounds[0]), bounds[1]) for v in (lo, hi))
-        entry = node.output[0]
-    return lo, hi
-
-
-def _is_hard_swish(function: NodeProto, bounds: tuple[float, float] | None, inner: _Line, outer: _Line) -> bool:
+def _is_hard_swish(function: NodeProto, bounds: tuple[float, float], inner: _Line, outer: _Line) -> bool:
     """Whether outer(function(inner(x))) is x / 6 + 1 / 2 between 0 and 1."""
     rounding = max(inner.rounding, outer.rounding)
     if function.op_type == "HardSigmoid":
         slope, offset = (float(np.float32(attribute(function, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
         lo, hi = 0.0, 1.0
-    elif bounds is not None:
+    else:
         slope, offset = 1.0, 0.0
         lo, hi = bounds
-    else:
-        return False
     found = (
         outer.scale * slope * inner.scale,
         outer.scale * (slope * inner.shift + offset) + outer.shift,

@@ -12,9 +12,9 @@ from cutefuse.graph.read import Graph, attribute
 from cutefuse.ops.conv_form import AFTER, BEFORE
 from cutefuse.sites.activation import Activation, activation_after, near_miss
 from cutefuse.sites.near import other_sum
+from cutefuse.sites.sizes import Shape, shape_of
 
 JOINED = ("", "Relu", "Clip")  # activations that engines fuse with their convolutions
-Shape = tuple[frozenset[int | str], ...]  # of each axis the numbers and names that its size is known by
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,11 @@ def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, 
     if not graph.is_op(node, "Add", "Sum") or len(node.input) != 2 or list(node.input).count(tensor) != 1:
         return None
     other = next(name for name in node.input if name != tensor)
-    sizes = graph.symbols(other)
-    if not other or not shape or sizes is None or len(sizes) != len(shape) or graph.is_constant(other):
+    if not other or not shape or graph.partial_symbols(other) is None or graph.is_constant(other):
         return None
-    return (node, other) if all(s in known for s, known in zip(sizes, shape, strict=True)) else None
+    sizes = shape_of(graph, other)
+    same = len(sizes) == len(shape) and all(s & known for s, known in zip(sizes, shape, strict=True))
+    return (node, other) if same else None
 
 
 def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:

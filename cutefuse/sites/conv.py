@@ -22,9 +22,10 @@ from cutefuse.sites.conv_facts import Front
 from cutefuse.sites.match import Constant, Finder, Match, Refusal, Traffic
 from cutefuse.sites.match import Operand as MatchOperand
 from cutefuse.sites.near import behind_concat
-from cutefuse.sites.neighbours import has_neighbour, output_shape, transposed
+from cutefuse.sites.neighbours import has_neighbour, transposed
 from cutefuse.sites.pre_activation import PreActivation, fronts, grouped, pre_activation
 from cutefuse.sites.quant_facts import is_quantised
+from cutefuse.sites.sizes import shape_of
 from cutefuse.sites.views import Operand
 
 RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
@@ -129,7 +130,7 @@ def _match(graph: Graph, node: NodeProto, site: Front, alone: bool) -> Match | R
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
     seen = [views.see_through(graph, p) for p in plain]
     images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
-    chains = chains_after(graph, node.output[0], facts.weight_dims[0], output_shape(graph, node, images))
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape_of(graph, node.output[0], images))
 
     def rejected(operands: Sequence[Operand]) -> str | None:
         if len(operands) > most_sources():

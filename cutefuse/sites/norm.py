@@ -25,6 +25,9 @@ class NormSites(Finder):
         norm = norm_facts.find(graph, node)
         if norm is None or isinstance(norm, Refusal):
             return norm
+        if norm.total is not None and any(graph.depends(p, norm.x) for p in (norm.gamma, norm.beta) if p):
+            # The fused node would wait for a parameter that is computed from the sum that it makes.
+            norm = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
         found = self._match(graph, norm)
         if isinstance(found, Match) and norm.total is not None:  # another operator may want the Add for itself
             alone = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
@@ -44,7 +47,8 @@ class NormSites(Finder):
         param = graph.dtype(norm.gamma or norm.beta) or "float32"
         parameters: list[str | Constant] = []
         for name, tensor, fill in (("gamma", norm.gamma, 1.0), ("beta", norm.beta, 0.0))[: 1 + norm.layer]:
-            if tensor and graph.dims(tensor) == (columns,) and graph.dtype(tensor) == param:
+            vector = graph.dims(tensor) == (columns,) and graph.dtype(tensor) == param
+            if tensor and vector and tensor not in graph.evaluated:
                 parameters.append(tensor)
                 continue
             if tensor and not (graph.is_constant(tensor) and math.prod(graph.dims(tensor) or (0,)) in (1, columns)):

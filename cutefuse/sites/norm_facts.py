@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -70,35 +71,72 @@ def _single(graph: Graph, node: NodeProto) -> Norm | Refusal | None:
 
 def _decomposed(graph: Graph, mean: NodeProto) -> Norm | Refusal | None:
     square = graph.producer(mean.input[0]) if graph.is_op(mean, "ReduceMean") else None
-    centred = _squared(graph, square)
-    if square is None or not centred:
+    squared = _squared(graph, square)
+    if square is None or not squared:
         return None
-    tail = _root(graph, mean.output[0])
+    kept, tail = _kept(graph, mean), None
+    if kept:
+        tail = _root(graph, kept[-1].output[0])
     if tail is None:
         return None
     root, epsilon, nodes = tail
-    ends = _scaled(graph, centred, root)
+    alike = _centred(graph, squared)
+    ends = _scaled(graph, alike, root)
     if ends is None:
         return None
-    subtraction, x, layer = graph.producer(centred), centred, False
-    inner = [mean, square, *nodes, *ends]
-    if graph.is_op(subtraction, "Sub"):
-        average = graph.producer(subtraction.input[1])
-        if graph.is_op(average, "ReduceMean") and average.input[0] == subtraction.input[0]:
-            layer, x = True, subtraction.input[0]
-            inner += [subtraction, average]
+    divided, gamma, last = ends
+    layer, x = bool(alike[squared]), squared
+    if layer:
+        x = alike[squared][0].input[0]
+    inner = [*kept, square, *nodes, *last, *alike[squared]]
+    inner += [n for n in alike[divided] if n not in alike[squared]]
     dims = graph.dims(x)
     for reduction in [n for n in inner if n.op_type == "ReduceMean"]:
         axes = _axes(graph, reduction)
-        last = [-1] if dims is None else [len(dims) - 1]
-        if axes is None or [a if dims is None else a % max(1, len(dims)) for a in axes] != last:
+        wanted = [-1] if dims is None else [len(dims) - 1]
+        if axes is None or [a if dims is None else a % max(1, len(dims)) for a in axes] != wanted:
             whole = "a tensor of unknown rank" if dims is None else f"{dims}"
             where = f"the mean of '{label(reduction)}' goes over axes {axes} of {whole}"
             return Refusal(f"{where}; only the last axis is normalised over", (mean,))
-        if attribute(reduction, "keepdims", 1) != 1:
+        if reduction is not mean and attribute(reduction, "keepdims", 1) != 1:
             return None
-    norm = Norm(layer, x, ends[-1].output[0], epsilon, "", "", tuple(inner))
-    return _narrow(graph, _affine(graph, _cast_back(graph, _affine(graph, norm))))
+    norm = Norm(layer, x, last[-1].output[0], epsilon, gamma, "", tuple(inner))
+    norm = _shifted(graph, norm) if gamma else _affine(graph, norm)
+    return _narrow(graph, _affine(graph, _cast_back(graph, norm)))
+
+
+def _kept(graph: Graph, mean: NodeProto) -> list[NodeProto]:
+    """A mean and the nodes that give it back the axis that it takes away; empty where that is not known."""
+    before, nodes, kept = graph.symbols(mean.input[0]), [mean], list[NodeProto]()
+    if attribute(mean, "keepdims", 1) == 1:
+        return nodes
+    while before:
+        made = nodes[-1].output[0]
+        users = [n for n in graph.users(made) if not graph.is_op(n, "Shape")]
+        if len(users) != 1 or graph.escapes(made) or not graph.is_op(users[0], "Reshape", "Unsqueeze", "Expand"):
+            break
+        nodes.append(users[0])
+        # As many numbers as the mean has, so whatever the sizes on the way, none of these nodes repeated one.
+        if users[0].input[0] == made and graph.symbols(users[0].output[0]) == (*before[:-1], 1):
+            kept = [*nodes]
+    return kept
+
+
+def _centred(graph: Graph, squared: str) -> dict[str, list[NodeProto]]:
+    """The tensors that are x less its mean, where the squared one is, each with the nodes that make it; else the
+    squared one alone, without nodes. PyTorch's `var` has a mean of its own."""
+    subtraction = graph.producer(squared)
+    if not graph.is_op(subtraction, "Sub") or not (own := _less_mean(graph, subtraction)):
+        return {squared: []}
+    twins = {n.output[0]: nodes for n in graph.users(subtraction.input[0]) if (nodes := _less_mean(graph, n))}
+    return twins | {squared: own}
+
+
+def _less_mean(graph: Graph, node: NodeProto) -> list[NodeProto]:
+    """A node that subtracts from a tensor its mean, and that mean; empty for another node."""
+    average = graph.producer(node.input[1]) if graph.is_op(node, "Sub") else None
+    made = graph.is_op(average, "ReduceMean") and average.input[0] == node.input[0]
+    return [node, average] if made and average is not None else []
 
 
 def _squared(graph: Graph, node: NodeProto | None) -> str:
@@ -134,20 +172,49 @@ def _power(graph: Graph, node: NodeProto) -> float | None:
     return _scalar(graph, node.input[1]) if graph.is_op(node, "Pow") else None
 
 
-def _scaled(graph: Graph, centred: str, root: str) -> list[NodeProto] | None:
-    """The nodes of centred / root: one Div, or a reciprocal and a Mul."""
-    user, maker = graph.only_user(root), graph.producer(root)
-    if maker is not None and _power(graph, maker) == -0.5:
-        return [user] if graph.is_op(user, "Mul") and set(user.input) == {centred, root} else None
-    if graph.is_op(user, "Div") and list(user.input) == [centred, root]:
-        return [user]
-    inverse = graph.is_op(user, "Reciprocal") or (
-        graph.is_op(user, "Div") and user.input[1] == root and _scalar(graph, user.input[0]) == 1.0
-    )
-    product = graph.only_user(user.output[0]) if user is not None and inverse else None
-    if user is None or not graph.is_op(product, "Mul") or set(product.input) != {centred, user.output[0]}:
+def _scaled(graph: Graph, alike: Collection[str], root: str) -> tuple[str, str, list[NodeProto]] | None:
+    """(tensor, gamma, nodes) of tensor / root for one of these tensors: a Div, or a reciprocal and a Mul. Gamma is the
+    vector by which tensor or reciprocal is multiplied before; "" where there is none."""
+    nodes, gamma, at = list[NodeProto](), "", root
+    inverted = _power(graph, maker) == -0.5 if (maker := graph.producer(root)) is not None else False
+    user = graph.only_user(at)
+    if not inverted and graph.is_op(user, "Div") and list(user.input).count(at) == 1 and user.input[1] == at:
+        if found := _numerator(graph, alike, user.input[0], gamma):
+            return found[0], found[1], [*found[2], user]
+        gamma = _vector(graph, user.input[0], next(iter(alike)))
+        inverted = bool(gamma) or _scalar(graph, user.input[0]) == 1.0
+    elif not inverted:
+        inverted = graph.is_op(user, "Reciprocal")
+    if not inverted or user is None:
         return None
-    return [user, product]
+    if user.op_type != "Mul":
+        nodes, at = [user], user.output[0]
+        user = graph.only_user(at)
+    while graph.is_op(user, "Mul") and list(user.input).count(at) == 1:
+        other = user.input[1] if user.input[0] == at else user.input[0]
+        nodes.append(user)
+        if found := _numerator(graph, alike, other, gamma):
+            return found[0], found[1], [*found[2], *nodes]
+        if gamma or not (gamma := _vector(graph, other, next(iter(alike)))):
+            return None
+        at = user.output[0]
+        user = graph.only_user(at)
+    return None
+
+
+def _numerator(
+    graph: Graph, alike: Collection[str], tensor: str, gamma: str
+) -> tuple[str, str, list[NodeProto]] | None:
+    """(tensor, gamma, nodes) where a tensor is one of these, or one of these by a vector if there is no gamma yet."""
+    if tensor in alike:
+        return tensor, gamma, []
+    product = graph.producer(tensor)
+    if gamma or not graph.is_op(product, "Mul"):
+        return None
+    for own, other in (product.input, reversed(product.input)):
+        if own in alike and (gamma := _vector(graph, other, own)):
+            return own, gamma, [product]
+    return None
 
 
 def _axes(graph: Graph, node: NodeProto) -> list[int] | None:
@@ -166,7 +233,11 @@ def _affine(graph: Graph, norm: Norm) -> Norm:
     gamma = _parameter(graph, mul, norm, "Mul")
     if mul is None or not gamma:
         return norm
-    norm = replace(norm, y=mul.output[0], gamma=gamma, nodes=(*norm.nodes, mul))
+    return _shifted(graph, replace(norm, y=mul.output[0], gamma=gamma, nodes=(*norm.nodes, mul)))
+
+
+def _shifted(graph: Graph, norm: Norm) -> Norm:
+    """Adds the Add of beta."""
     add = graph.only_user(norm.y)
     beta = _parameter(graph, add, norm, "Add") if norm.layer else ""
     if add is None or not beta:
@@ -178,11 +249,15 @@ def _parameter(graph: Graph, node: NodeProto | None, norm: Norm, op_type: str) -
     """The other operand of the node when it is one value per column."""
     if not graph.is_op(node, op_type) or list(node.input).count(norm.y) != 1:
         return ""
-    other = node.input[1] if node.input[0] == norm.y else node.input[0]
-    shape, rank = graph.dims(other), len(graph.dims(norm.x) or (-1,))
-    if not shape or len(shape) > rank or not math.prod(shape) == shape[-1] == last_size(graph, norm.x):
+    return _vector(graph, node.input[1] if node.input[0] == norm.y else node.input[0], norm.x)
+
+
+def _vector(graph: Graph, tensor: str, x: str) -> str:
+    """The tensor where it is one value for each column of x, else ""."""
+    shape, rank = graph.dims(tensor), len(graph.dims(x) or (-1,))
+    if not shape or len(shape) > rank or not math.prod(shape) == shape[-1] == last_size(graph, x):
         return ""
-    return other if len(shape) == 1 or graph.is_constant(other) else ""
+    return tensor if len(shape) == 1 or graph.is_constant(tensor) else ""
 
 
 def columns(graph: Graph, norm: Norm) -> int:

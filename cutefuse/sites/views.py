@@ -211,12 +211,15 @@ def _sizes(graph: Graph, tensor: str, depth: int = 0) -> list[_Size] | None:
     # A matrix would be taken for the list of its entries.
     if node is None or depth > MAX_DEPTH or len(graph.dims(tensor) or ()) > 1:
         return None
-    if graph.is_op(node, "Shape") and not node.attribute:
+    if graph.is_op(node, "Shape"):
         dims = graph.dims(node.input[0])
-        return None if dims is None else [(node.input[0], axis, Fraction(1)) for axis in range(len(dims))]
+        axes = None if dims is None else range(len(dims))[attribute(node, "start", 0) : attribute(node, "end")]
+        return None if axes is None else [(node.input[0], axis, Fraction(1)) for axis in axes]
     if graph.is_op(node, "Concat"):
         parts = [_sizes(graph, name, depth + 1) for name in node.input]
         return None if None in parts else [entry for part in parts if part is not None for entry in part]
+    if graph.is_op(node, "Reshape"):  # of a number to a vector of one, or the other way round
+        return _sizes(graph, node.input[0], depth + 1) if graph.dims(tensor) is not None else None
     narrow = node.op_type == "Cast" and attribute(node, "to") not in _WIDE  # a size may wrap around or be rounded
     if not narrow and graph.is_op(node, "Cast", "Unsqueeze", "Squeeze", "Identity", "Floor"):
         entries = _sizes(graph, node.input[0], depth + 1)

@@ -32,18 +32,22 @@ def drive_command(problem: Problem, config: int, repeats: int) -> list[str]:
 
 def case_call(problem: Problem) -> Any:
     """The call of a named case. Raises CutefuseError with the known names, and for a size that the case has not."""
+    (op,) = _operators(problem.op)
+    cases = {case.name: case for case in op.cases()}
+    if problem.case not in cases:
+        raise CutefuseError(f"case {problem.case} is unknown; --op {problem.op} --list shows those of this operator")
+    case = cases[problem.case]
+    return op.call(replace(case, sizes={**case.sizes, **_sizes(problem.size, case.sizes)}), problem.dtype)
+
+
+def _operators(stem: str | None) -> Sequence[Any]:
+    """The operator of this name; all of them for None. Raises CutefuseError with the known names."""
     from cutefuse.ops import operators
 
-    op_name, case_name = problem.op, problem.case
-
     found = {op.stem: op for op in operators()}
-    if op_name not in found:
-        raise CutefuseError(f"operator {op_name} is unknown; choose one of {', '.join(found)}")
-    cases = {case.name: case for case in found[op_name].cases()}
-    if case_name not in cases:
-        raise CutefuseError(f"case {case_name} is unknown; --list shows those of {op_name}")
-    case = cases[case_name]
-    return found[op_name].call(replace(case, sizes={**case.sizes, **_sizes(problem.size, case.sizes)}), problem.dtype)
+    if stem is not None and stem not in found:
+        raise CutefuseError(f"operator {stem} is unknown; choose one of {', '.join(found)}")
+    return list(found.values()) if stem is None else [found[stem]]
 
 
 def _sizes(text: str, known: Mapping[str, Any]) -> dict[str, int | list[int]]:
@@ -104,11 +108,11 @@ def launcher(problem: Problem, config: int) -> Callable[[], None]:
     return launch
 
 
-def known_cases() -> list[dict[str, Any]]:
-    """Operators with their tiles ("configs") and cases, each with the line that describes it."""
+def known_cases(stem: str | None = None) -> list[dict[str, Any]]:
+    """Operators, or the one of this name, with tiles ("configs") and cases, each with the line that describes it."""
     from cutefuse import kernels
-    from cutefuse.ops import operators
 
+    chosen = _operators(stem)
     try:
         tiles = {op["name"]: op["configs"] for op in kernels.describe()["ops"]}
     except (CutefuseError, OSError):
@@ -119,7 +123,7 @@ def known_cases() -> list[dict[str, Any]]:
             "configs": [{"id": c["id"], "text": f"{c['name']} ({kernels.gpus_of(c)})"} for c in tiles.get(op.stem, [])],
             "cases": [{"name": c.name, "text": op.title(op.call(c, c.dtypes[0]))} for c in op.cases()],
         }
-        for op in operators()
+        for op in chosen
     ]
 
 
