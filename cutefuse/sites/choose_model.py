@@ -203,7 +203,7 @@ class Model:
             scattered = sum(self.size_of(t) for t, n in enlarged.items() if not wiring.reads_planes(n))
             return self.device.turn_us(size, scattered)
         between = sum(self.size_of(t) for t, n in enlarged.items() if is_between(n))
-        inside = [t for t in makers if wiring.absorbed(t) and t not in enlarged]
+        inside = [t for t, n in makers.items() if wiring.absorbed(t) and t not in enlarged and not _is_bare(n)]
         own_us = self.device.join_us(size, len(concat.input), between)
         own_us += self.device.pooled_us(size) if wiring.joins_for_pools(concat) else 0.0
         shares = {t: len(self.graph.users(wiring.source(t))) for t in inside}  # the pass is saved once
@@ -278,6 +278,11 @@ class Model:
         if not math.isnan(own.after_us):
             parts.append(f"its kernels take {own.before_us:.1f} us, ours {own.after_us:.1f} us")
         return "; ".join(parts)
+
+
+def _is_bare(node: NodeProto | None) -> bool:
+    """Whether a convolution has no bias, so that torch.compile needs no pass after it."""
+    return node is not None and node.op_type == "Conv" and len(node.input) < 3
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 // The constants were fitted on an H200: those of small tiles to the benchmarks' latency and single_source shapes, with
-// every number of splits; those of the others to 1,756 sites inside 21 networks. The ends and slopes in sm90_us make
-// both agree with the shapes that were timed with operands in the L2 cache.
+// every number of splits; those of the others to 1,756 sites inside 21 networks. The ends and slopes in sm90_us were
+// fitted to 2,291 sites inside those networks, where a small tile takes longer than alone.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -15,7 +15,20 @@ int pixel_tiles(Sm90Tile const &tile, Problem const &p) {
   return p.N * ceil_div(plan.size_a, plan.tile_a) * ceil_div(plan.size_b, plan.tile_b);
 }
 
+// How much longer TMA takes over the channels that a source's last block of 64 lacks, which it fills with zeros, than
+// over channels that it loads.
+constexpr double kFilled = 0.9;
+
 // ---- small tiles ----------------------------------------------------------------------------------------------------
+
+// The empty parts of all k-tiles together, in k-tiles. Those of plain matrices take no longer.
+double empty_k_tiles(Problem const &p) {
+  double empty = 0;
+  for (int i = 0; i < p.sources && !is_pointwise(p); ++i) {
+    empty += blocks_of(p.C[i]) - double(p.C[i]) / kChannelBlock;
+  }
+  return empty * p.R * p.S;
+}
 
 // Microseconds after the start of the kernel.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
@@ -26,11 +39,12 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kRow = 0.00103;       // us for one multiprocessor to load 128 bytes
   constexpr double kShared = 0.0000123;  // us for all multiprocessors together to load 128 bytes from L2
   constexpr double kRewrite = 0.0037;    // us for one warpgroup to rewrite 64 channels of a pre-activated pixel
-  constexpr double kFinish = 0.51;       // us for 64 x 64 outputs
+  constexpr double kExponential = 0.58;  // us for SiLU or sigmoid of 64 x 64 outputs; ReLU hides behind the stores
   constexpr double kMeet = 0.53;         // us for the blocks of a cluster to wait for each other
   constexpr double kSend = 0.79;         // us for 64 x 64 sums to go to other blocks
-  double const area = tile.filters * tile.pixels() / 4096.0;
-  int const k_tiles = ceil_div(conv::k_tiles<kChannelBlock>(p), splits);
+  bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
+  double const area = tile.filters * tile.pixels() / 4096.0, finish = exponential ? kExponential : 0.0;
+  double const k_tiles = ceil_div(conv::k_tiles<kChannelBlock>(p), splits) + kFilled * empty_k_tiles(p) / splits;
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
   int const tiles = filter_tiles(tile, p) * pixel_tiles(tile, p);
   double us = 0;
@@ -39,7 +53,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
     double const load = (tile.filters + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
     us += (left == tiles ? kStart : kWave) +
           k_tiles * (std::max({kLatency / small_room(tile).stages, kChain, load}) + rewrite) +
-          area * resident * kFinish / splits;
+          area * resident * finish / splits;
     if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
   }
   return us;
@@ -139,7 +153,7 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
     if (tail == 0) continue;
     double const empty = double(kChannelBlock - tail) / kChannelBlock;
     double const counted = ceil_div(tail, 16) / 4.0;  // part of the load that loop_clocks counts
-    clocks += p.R * p.S * load * (1 + 0.9 * empty - counted);
+    clocks += p.R * p.S * load * (1 + kFilled * empty - counted);
   }
   double const tiles = double(pixel_tiles(tile, p)) * filter_tiles(tile, p);
   // Few blocks do not keep each other waiting.
@@ -192,12 +206,13 @@ double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const computing =
       small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
   double const memory = memory_us(tile, p);
+  // The few microseconds of a small tile cannot hide that the kernels around it have just used that memory.
+  constexpr double kSmallEnds = 1.57, kSmallSlope = 1.05, kSmallMemory = 2.2;
+  if (small) return kSmallEnds + kSmallSlope * computing + kSmallMemory * memory;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
   double const us = std::sqrt(computing * computing + memory * memory);
-  constexpr double kSmallEnds = 1.0, kSmallSlope = 1.24;
-  if (small) return kSmallEnds + kSmallSlope * us;
   // First loads and last stores, in us: patches and long pipelines have more of both.
-  double const ends = tile.halo || tile.schedule == Sm90Schedule::kPingPong ? 3.2 : 2.4;
+  double const ends = tile.halo ? 3.0 : tile.schedule == Sm90Schedule::kPingPong ? 3.2 : 2.8;
   return ends + us + narrow_clocks(tile, p, sm_count) / kClocksPerUs;
 }
 
