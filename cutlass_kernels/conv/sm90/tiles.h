@@ -117,9 +117,7 @@ constexpr Group group_of(Sm90Tile const &tile) {
 
 // Whether the tile adds a residual, which the Hopper path calls a shortcut. A ring that two warpgroups read in turn has
 // no slots for it.
-constexpr bool adds_shortcut(Sm90Tile const &tile) {
-  return tile.schedule != Sm90Schedule::kPingPong;
-}
+constexpr bool adds_shortcut(Sm90Tile const &tile) { return tile.schedule != Sm90Schedule::kPingPong; }
 
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 
