@@ -317,7 +317,8 @@ class Pricer:
         for conv in merged.values():
             gain += self.model.merged_us(conv, plain) - self.model.merged_us(conv, wiring)
         gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
-        read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
+        convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
+        read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}
         gain += sum(self.model.widened_us(t, plain) - self.model.widened_us(t, wiring) for t in sorted(read))
         ends = {t for m in modelled for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
         gain += sum(self.model.late_us(t, plain) - self.model.late_us(t, wiring) for t in sorted(ends))
