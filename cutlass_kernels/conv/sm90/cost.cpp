@@ -206,7 +206,7 @@ double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const computing =
       small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
   double const memory = memory_us(tile, p);
-  // The few microseconds of a small tile cannot hide that the kernels around it have just used that memory.
+  // Inside a network a small tile takes longer by what passes through memory. Why was not examined.
   constexpr double kSmallEnds = 1.57, kSmallSlope = 1.05, kSmallMemory = 2.2;
   if (small) return kSmallEnds + kSmallSlope * computing + kSmallMemory * memory;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
