@@ -137,6 +137,24 @@ def test_the_user_chooses_sites() -> None:
     assert_same(result(*args), made, args)
 
 
+@pytest.mark.parametrize(("size", "fused_up"), [(16, True), (12, False)])
+def test_nearest_exact_repeats_pixels_by_whole_factors_alone(size: int, fused_up: bool) -> None:
+    class Exact(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = nn.Conv2d(32, 16, 1)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            up = nn.functional.interpolate(x, size=size, mode="nearest-exact")
+            return self.c(torch.cat([up, y], 1)).relu()
+
+    args = (torch.randn(1, 16, 8, 8).half(), torch.randn(1, 16, size, size).half())
+    made = Exact().eval().half()
+    result = fused(made, args)
+    assert ("up2" in result.report.taken["c"]) == fused_up
+    assert_same(result(*args), made, args)
+
+
 def test_a_dynamic_batch_stays_dynamic() -> None:
     made, args = model()
     batch = torch.export.Dim("n", min=1, max=8)
@@ -218,7 +236,7 @@ def test_what_is_no_site_is_left_alone_with_its_reason() -> None:
     made, args = Odd().eval().half(), (torch.randn(1, 16, 6, 6).half(),)
     result = fused(made, args)
     left = result.report.left
-    assert left["apart"] == "nothing stands around it that could be fused with it"
+    assert left["apart"] == "it has 16 groups; only group=1 can be fused"
     assert "only conv2d can be fused" in left["line"] and "ConvTranspose" in left["back"]
     assert "computed at run time" in next(v for k, v in left.items() if k.startswith("conv2d"))
     assert set(result.report.taken) <= {"shared.0"}

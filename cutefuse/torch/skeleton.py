@@ -16,7 +16,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, fx
 
-from cutefuse.graph.read import ELEM_TYPES
+from cutefuse.graph.read import ELEM_TYPES, attribute
 
 OPSET, IR_VERSION = 20, 10
 FOREIGN = "torch"
@@ -68,7 +68,10 @@ class Skeleton:
             target = str(self.nodes[node.name].target)
             if node.name in named or not target.startswith("aten.conv"):
                 continue
-            if node.op_type == "Conv":
+            group = attribute(node, "group", 1)
+            if node.op_type == "Conv" and group != 1:
+                found[node.name] = f"it has {group} groups; only group=1 can be fused"
+            elif node.op_type == "Conv":
                 found[node.name] = "nothing stands around it that could be fused with it"
             else:
                 found[node.name] = f"it is {target} of rank {_rank(self.nodes[node.name])}; only conv2d can be fused"
@@ -256,7 +259,7 @@ def _nearest(s: Skeleton, node: fx.Node, value: Any) -> bool:
         return False
     factors = [new / old for new, old in zip(value.shape[2:], before[2:], strict=True)]
     if any(not f.is_integer() for f in factors):
-        return False  # by other factors the two standards may take other pixels
+        return False  # by other factors ONNX, nearest and nearest-exact may take different pixels
     scales = s._constant(node, "scales", np.array([1, 1, *factors], np.float32))
     s._add(node, "Resize", [s._name(x), "", scales], mode="nearest", coordinate_transformation_mode="asymmetric",
            nearest_mode="floor")  # fmt: skip
@@ -296,6 +299,7 @@ _RULES: dict[str, Rule] = {
     "aten.cat.default": _cat, "aten.silu.default": _silu, "aten.leaky_relu.default": _leaky_relu,
     "aten.hardtanh.default": _clip, "aten.clamp.default": _clip, "aten.relu6.default": _clip,
     "aten.upsample_nearest2d.vec": _nearest, "aten.upsample_nearest2d.default": _nearest,
+    "aten._upsample_nearest_exact2d.vec": _nearest, "aten._upsample_nearest_exact2d.default": _nearest,
     "aten.slice.Tensor": _slice, "aten.split.Tensor": _split, "aten.split_with_sizes.default": _split,
     **dict.fromkeys(_PLAIN, _plain), **dict.fromkeys(_BINARY, _binary),
 }  # fmt: skip
