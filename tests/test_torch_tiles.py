@@ -95,6 +95,20 @@ class TestChoice:
         assert len(timer.calls) == 2  # two of the three nodes are the same call
         assert {node.tile_from for node in program.fused} == {"timed"}
 
+    def test_a_node_keeps_the_tile_of_the_one_before_it_for_a_little_time(
+        self, load: Callable[[], Any], cache: TuneCache
+    ) -> None:
+        class Near(FakeTimer):
+            def tiles_us(self, call: kernels.Call) -> dict[int, float]:
+                ids = list(super().tiles_us(call))
+                first = self.calls[0] is call
+                return {t: 5.0 if t == common else 20.0 if first else 4.6 for t in ids}
+
+        program = load()
+        common = next(t for t in program.fused[0].tiles()[:8] if t in program.fused[2].tiles()[:8])
+        choose(program, TileTuner(Near(), cache))
+        assert [node.tile for node in program.fused] == [common] * 3
+
     def test_off_means_that_nothing_is_timed(self, load: Callable[[], Any], cache: TuneCache) -> None:
         program, timer = load(), FakeTimer()
         assert choose(program, TileTuner(timer, cache), "guess") == [0] * 3 and timer.calls == []

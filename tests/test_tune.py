@@ -21,7 +21,7 @@ from cutefuse.engine.tune import Tuner, call_key, model_key
 from cutefuse.engine.tune_cache import TuneCache, cache_path
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.cut import cut
-from cutefuse.report.tuned import TunedPrice, best_tile, pricing
+from cutefuse.report.tuned import TunedPrice, best_tiles, pricing
 from cutefuse.sites.find import Site, find_sites
 
 SIZED = {"a": "1,8,9,7", "b": "1,16,9,7"}
@@ -287,9 +287,9 @@ class TestPricing:
 
     def test_a_call_that_no_tile_runs_has_no_best_tile(self, cache: TuneCache) -> None:
         (site,) = find_sites(graph(SITE, inputs=SIZED), Path())[1]
-        assert best_tile(Tuner(FakeTimer(["tiles"]), cache), site.sized_call) == 0
-        assert best_tile(Tuner(FakeTimer(), cache), None) == 0
-        assert best_tile(Tuner(FakeTimer(), cache), site.sized_call) > 0
+        assert best_tiles(Tuner(FakeTimer(["tiles"]), cache), [site.sized_call]) == [0]
+        unknown, known = best_tiles(Tuner(FakeTimer(), cache), [None, site.sized_call])
+        assert unknown == 0 and known > 0
 
 
 @pytest.mark.torch

@@ -69,10 +69,10 @@ def take_tuned(plain: Path, output: Path, sm: int) -> Variant:
     from cutefuse.engine.tune import Tuner
     from cutefuse.engine.tune_cache import TuneCache
     from cutefuse.engine.tune_timer import gpu_timer
-    from cutefuse.report.tuned import best_tile, pricing
+    from cutefuse.report.tuned import best_tiles, pricing
 
     tuner = Tuner(gpu_timer(), TuneCache(plain.with_name("tune.json")))
-    found = _patched(plain, output, sm, price=pricing(tuner), tile=partial(best_tile, tuner))
+    found = _patched(plain, output, sm, price=pricing(tuner), tiles=partial(best_tiles, tuner))
     return replace(found, tiles={s.name: s.tile for s in found.sites if s.tile})
 
 

@@ -27,7 +27,7 @@ from cutefuse.engine.optimize import Limits, Outcome
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone
 from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, engine_shapes, first_choice, optimize, pages
-from cutefuse.report.tuned import best_tile, pricing
+from cutefuse.report.tuned import best_tiles, pricing
 from cutefuse.rewrite.patch import TAKES, Options, patch
 
 NOTHING_PAYS = 3
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
         options = Options(
             include=args.include, exclude=args.exclude, without=args.without, functions=not args.no_functions,
             sm=sm, verify=args.verify, shapes=dict(args.input_shape), keep_float32=args.keep_float32,
-            price=pricing(tuner) if tuner else None, tile=partial(best_tile, tuner) if tuner else None,
+            price=pricing(tuner) if tuner else None, tiles=partial(best_tiles, tuner) if tuner else None,
             gpu=local_gpu() if sm == own_sm else "",
         )  # fmt: skip
         dtype = "float16" if args.dtype else ""

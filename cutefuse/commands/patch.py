@@ -24,7 +24,7 @@ from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
 from cutefuse.output import add_json, json_alone, whole_number
-from cutefuse.report.tuned import NAMES, best_tile, pricing
+from cutefuse.report.tuned import NAMES, best_tiles, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
 from cutefuse.sites.causes import sentence
@@ -317,7 +317,7 @@ def main(argv: list[str] | None = None) -> int:
             without=args.without, sm=sm, functions=not args.no_functions, verify=args.verify, seed=args.seed,
             shapes=dict(args.input_shape), dry_run=args.dry_run,
             price=pricing(tuner) if tuner else _pricing(args.model, args.profile),
-            tile=partial(best_tile, tuner) if tuner else None, min_gain_us=args.min_gain,
+            tiles=partial(best_tiles, tuner) if tuner else None, min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
             gpu=gpu, idle=_idle(args),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from cutefuse.engine.tile_order import in_order
 from cutefuse.engine.tile_timer import QUICK, TileTimer
 from cutefuse.engine.torch_graph.fused import TIMED, FusedNode
 from cutefuse.engine.torch_graph.program import Program
@@ -20,7 +21,6 @@ from cutefuse.errors import CutefuseError
 
 FIRST = "guess"
 CHOICES = (TIMED, FIRST)
-LEAST_GAIN = 0.02  # of the guess's time: less is within the noise of times that are taken quickly
 
 
 def choose_tiles(
@@ -33,9 +33,9 @@ def choose_tiles(
     """Give every fused node of a program its tile.
 
     Distinct calls (op_type, shapes, types, attributes) are timed once: up to eight tiles in the order of the kernels'
-    guesses (`tile_timer.QUICK`, with the reason for that bound), warm, in turns, inside of CUDA graphs. Another tile
-    than the first guess is taken where it is faster by more than LEAST_GAIN. Times are kept by GPU, driver and
-    library, so that both modes of a network and the next build share them.
+    guesses (`tile_timer.QUICK`, with the reason for that bound), warm, in turns, inside of CUDA graphs. The tiles are
+    then chosen for all nodes together, since a launch takes longer after that of another kernel (`tile_order`). Times
+    are kept by GPU, driver and library, so that both modes of a network and the next build share them.
 
     Args:
         tiles: TIMED, FIRST (every node keeps the first guess), or name of a fused node -> id of its tile, 0 for the
@@ -55,17 +55,22 @@ def choose_tiles(
 
 def _time(program: Program, nodes: list[FusedNode], quiet: Quiet, tuner: TileTuner) -> None:
     found: dict[str, Tiles | None] = {}
+    times: dict[int, Tiles | None] = {}  # by the handle of a node
     try:
         for node in nodes:
             key = call_key(node.call())
             if key not in found:
                 with quiet():
                     found[key] = _tiles_of(node, tuner, program.notes)
-            own = found[key]
-            if own is not None:
-                node.config, node.tile_from, node.tiles_us = own.beyond(LEAST_GAIN), TIMED, own.times_us
+            times[node.handle] = found[key]
     finally:
         tuner.cache.save()
+    given = {node.handle: Tiles({node.config: 0.0}, node.config) for node in program.fused if node.handle not in times}
+    tiles = in_order([node.call() for node in program.fused], [(times | given)[node.handle] for node in program.fused])
+    for node, tile in zip(program.fused, tiles, strict=True):
+        own = times.get(node.handle)
+        if own is not None:
+            node.config, node.tile_from, node.tiles_us = tile, TIMED, own.times_us
     program.notes += [*tuner.timer.notes, *filter(None, [tuner.cache.note])]
     if tuner.timed:
         torch.cuda.empty_cache()  # what the calls were tried with

@@ -68,10 +68,6 @@ class Tiles:
     def guess_us(self) -> float:
         return self.times_us[self.guess]
 
-    def beyond(self, share: float) -> int:
-        """The fastest tile where it takes less than the guess by more than this share of its time, else the guess."""
-        return self.best if self.best_us < (1 - share) * self.guess_us else self.guess
-
 
 @dataclass(frozen=True)
 class Replaced:

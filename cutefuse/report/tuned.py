@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from cutefuse.engine.tune import Replaced, Tuner
+from cutefuse.engine.tile_order import in_order
+from cutefuse.engine.tune import Replaced, Tiles, Tuner
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.cut import cut
@@ -57,17 +58,22 @@ def pricing(tuner: Tuner) -> Pricing:
     return price
 
 
-def best_tile(tuner: Tuner, call: Call | None) -> int:
-    """The id of the fastest tile of a call; 0 where it is not known, and the kernels guess."""
-    if call is None:
-        return 0
+def best_tiles(tuner: Tuner, calls: Sequence[Call | None]) -> list[int]:
+    """The ids of the tiles that are fastest together, of calls in the order of the graph; 0 where none is known, and the
+    kernels guess."""
+    known = [call for call in calls if call is not None]
     try:
-        found = tuner.tiles(call).best
-    except CutefuseError:
-        return 0
+        chosen = iter(in_order(known, [_tiles_of(tuner, call) for call in known]))
     finally:
         tuner.cache.save()
-    return found
+    return [0 if call is None else next(chosen) for call in calls]
+
+
+def _tiles_of(tuner: Tuner, call: Call) -> Tiles | None:
+    try:
+        return tuner.tiles(call)
+    except CutefuseError:
+        return None
 
 
 def _groups(sites: Sequence[Site], dead: set[int]) -> list[list[Site]]:

@@ -29,7 +29,8 @@ class Options:
     dry_run: bool = False
     price: Pricing | None = None  # what was measured of each site, trusted before the model
     min_gain_us: float | None = None  # the least gain of a site; None: see cutefuse.sites.choose.Policy
-    tile: Callable[[kernels.Call | None], int] | None = None  # the fastest tile of a call; 0 where it is not known
+    # the tiles of calls in the order of the graph; 0 where none is known
+    tiles: Callable[[Sequence[kernels.Call | None]], list[int]] | None = None
     dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
     clean: bool = False  # write the cleaned graph, not only the fused sites
     scope: str = ""  # of dtype: "model" (also "" for float16) or the fused "sites" (also "" for bfloat16)

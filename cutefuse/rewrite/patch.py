@@ -116,9 +116,9 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     fused = [s for s in sites if s.status == FUSED]
     silus = tanh_silu.find(graph, doomed.dead)
     rewritten = [s for s in silus if not s.left] if options.tanh_silu else []
-    if options.tile:
-        for site in fused:
-            site.tile = options.tile(site.sized_call)
+    if options.tiles:
+        for site, tile in zip(fused, options.tiles([site.sized_call for site in fused]), strict=True):
+            site.tile = tile
     unused = [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(model_of.engine))]
     report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed)
     written = None
