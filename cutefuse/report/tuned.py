@@ -59,8 +59,8 @@ def pricing(tuner: Tuner) -> Pricing:
 
 
 def best_tiles(tuner: Tuner, calls: Sequence[Call | None]) -> list[int]:
-    """The ids of the tiles that are fastest together, of calls in the order of the graph; 0 where none is known, and the
-    kernels guess."""
+    """The tiles that are fastest together, of calls in the order of the graph; 0, the kernels' guess, where none is
+    known."""
     known = [call for call in calls if call is not None]
     try:
         chosen = iter(in_order(known, [_tiles_of(tuner, call) for call in known]))
