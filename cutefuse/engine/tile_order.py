@@ -13,8 +13,8 @@ from cutefuse import kernels
 from cutefuse.engine.tune import Tiles
 from cutefuse.kernels import Call
 
-# Microseconds that a launch takes longer after another kernel. With 1.0 and with 1.6 eight networks took 0.95 and 0.94
-# of the time that the fastest tile of each node gave them, with 0.5 they took 0.95.
+# Microseconds that a launch takes longer after another kernel. With 1.0 and with 1.6 eight networks took 0.94 of the
+# time that the fastest tile of each node gave them, with 0.5 they took 0.95.
 SWITCH_US = 1.3
 LEAST_GAIN = 0.02  # of the first guess's time: less is within the noise of times that are taken quickly
 
