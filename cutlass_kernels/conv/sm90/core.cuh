@@ -142,15 +142,6 @@ CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, 
   }
 }
 
-// Loads a tile of filters for a k-tile of two blocks, of which `packed` is the first among those of the packed filters
-// (encode_filter_pairs).
-CUTE_DEVICE void load_filter_pair(Sm90Params const &params, int packed, int tap, int filter, uint64_t *full, void *to) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-  bool const one_tap = params.by_taps.divisor == 1;
-  SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, to, (one_tap ? packed : tap) * kChannelBlock, filter,
-                         one_tap ? 0 : packed);
-}
-
 // ---- wgmma ----------------------------------------------------------------------------------------------------------
 
 // K-major operand tile in shared memory: 8-row groups `stride_bytes` apart, rows swizzled as TMA wrote them.

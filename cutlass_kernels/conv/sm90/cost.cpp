@@ -46,7 +46,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const area = tile.filters * tile.pixels() / 4096.0, finish = exponential ? kExponential : 0.0;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
-  // Two blocks of 64 filter channels are two rows, unless they are side by side.
+  // Two blocks of a filter are two rows of 64 bytes, unless they are side by side (encode_filter_pairs).
   int const filter_rows = tile.filters * (p.R * p.S > 1 ? k_channels(tile) / kChannelBlock : 1);
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
   int const tiles = filter_tiles(tile, p) * pixel_tiles(tile, p);

@@ -113,12 +113,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
     int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
-    auto cursor = [&] {
-      if constexpr (Traits::kPairs)
-        return PairCursor(params, k_begin);
-      else
-        return cursor_at(params, k_begin);
-    }();
+    auto cursor = first_cursor<Traits>(params, k_begin);
     for (int k = k_begin; k < k_end; ++k) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
@@ -127,7 +122,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       load_pixels<Traits>(params, cursor, first, pixel, full,
                           &shared.x[ring.stage][place.rank_f * share_x * Traits::kChannels], place);
       if constexpr (Traits::kPairs) {
-        load_filter_pair(params, cursor.packed, cursor.r * p.S + cursor.s, filter, full, shared.w[ring.stage]);
+        load_filter_pair(params, cursor, filter, full, shared.w[ring.stage]);
       } else {
         load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, shared.w[ring.stage]);
       }

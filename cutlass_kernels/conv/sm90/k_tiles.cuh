@@ -51,6 +51,25 @@ struct PairCursor {
   }
 };
 
+// The k-tile `k` of a kernel whose k-tiles are of one block, or of two.
+template <class Traits>
+CUTE_DEVICE auto first_cursor(Sm90Params const &params, int k) {
+  if constexpr (Traits::kPairs) {
+    return PairCursor(params, k);
+  } else {
+    return cursor_at(params, k);
+  }
+}
+
+// As load_filters, of two blocks: the map is that of encode_filter_pairs.
+CUTE_DEVICE void load_filter_pair(Sm90Params const &params, PairCursor const &at, int filter, uint64_t *full,
+                                  void *to) {
+  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+  bool const one_tap = params.by_taps.divisor == 1;
+  int const column = (one_tap ? at.packed : at.r * params.problem.S + at.s) * kChannelBlock;
+  SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, to, column, filter, one_tap ? 0 : at.packed);
+}
+
 // What a consumer needs to know about a k-tile: its number of wgmma steps, of kStep channels each.
 template <int kStep>
 struct KSteps {

@@ -120,8 +120,8 @@ constexpr Group group_of(Sm90Tile const &tile) {
 // no slots for it.
 constexpr bool adds_shortcut(Sm90Tile const &tile) { return tile.schedule != Sm90Schedule::kPingPong; }
 
-// Channels of a k-tile. TMA takes as long over 64 bytes of a pixel as over 128, and few bytes are all that a small tile
-// waits for: of 8-bit sources it takes two neighbouring blocks at a time.
+// Channels of a k-tile. Small tiles wait for TMA, which takes as long over rows of 64 bytes as over rows of 128. So of
+// 8-bit sources they take two neighbouring blocks at a time.
 constexpr int k_channels(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kSmall && tile.type_bytes == 1 ? 2 * kChannelBlock : kChannelBlock;
 }
