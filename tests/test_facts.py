@@ -71,7 +71,7 @@ def test_a_retired_tile_is_in_no_table_and_its_heir_is(stem: str) -> None:
 def test_every_tile_says_how_it_works_and_what_it_takes() -> None:
     kinds = {stem: {c["kind"] for c in op["configs"]} for stem, op in OPS.items()}
     assert kinds["concat_conv"] == {"plain", "taps", "enlarged", "im2col", "pingpong", "halo", "rows", "small"}
-    assert kinds["quant_concat_conv"] == {"plain", "rows", "im2col", "pingpong", "halo"}
+    assert kinds["quant_concat_conv"] == {"plain", "rows", "im2col", "pingpong", "halo", "small"}
     assert kinds["row_norm"] == {"warp", "block", "cluster", "shared", "stream"} == kinds["row_norm_training"]
     for c in OPS["concat_conv"]["configs"]:
         assert c["types"] == (["float32"] if "tf32" in c["name"] else ["float16", "bfloat16"]), c

@@ -51,7 +51,7 @@ def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> Non
     ):  # to float32, which Hopper's do not write; to int8
         assert kernels.reject(good(variant, layout)) is None
         one_scale, takes_hopper = good(variant, layout, input_scales=(0.1, 0.1)), (variant[-1], layout) == ("Q", 1)
-        drains, hopper = {12, 13, 14, 19}, {221, 222, 223, 224} if takes_hopper else set()
+        drains, hopper = {12, 13, 14, 19}, FLOAT8_HOPPER if takes_hopper else set()
         assert set(kernels.configs(replace(good(variant, layout), sm=80))) == drains
         assert set(kernels.configs(replace(one_scale, sm=80))) == drains | {1, 15, 17}
         assert set(kernels.configs(good(variant, layout))) == drains | hopper
@@ -82,7 +82,7 @@ def in_float8(call: kernels.Call) -> kernels.Call:
     return replace(call, inputs=typed(call.inputs), outputs=typed(call.outputs))
 
 
-FLOAT8, FLOAT8_HOPPER = {31, 32, 33, 34}, {221, 222, 223, 224}
+FLOAT8, FLOAT8_HOPPER = {31, 32, 33, 34}, {221, 222, 223, 224, 231, 232, 233}
 FLOAT8_ONE_SCALE = {202, 203, 204, 211, 212, 213}  # Hopper's that keep one sum; 201 shares pixels between two blocks
 
 

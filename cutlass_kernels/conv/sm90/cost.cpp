@@ -22,10 +22,11 @@ constexpr double kFilled = 0.9;
 // ---- small tiles ----------------------------------------------------------------------------------------------------
 
 // The empty parts of all k-tiles together, in k-tiles. Those of plain matrices take no longer.
-double empty_k_tiles(Problem const &p) {
+double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
   double empty = 0;
+  int const channels = k_channels(tile);
   for (int i = 0; i < p.sources && !is_pointwise(p); ++i) {
-    empty += blocks_of(p.C[i]) - double(p.C[i]) / kChannelBlock;
+    empty += ceil_div(p.C[i], channels) - double(p.C[i]) / channels;
   }
   return empty * p.R * p.S;
 }
@@ -44,13 +45,15 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kSend = 0.79;         // us for 64 x 64 sums to go to other blocks
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const area = tile.filters * tile.pixels() / 4096.0, finish = exponential ? kExponential : 0.0;
-  double const k_tiles = ceil_div(conv::k_tiles<kChannelBlock>(p), splits) + kFilled * empty_k_tiles(p) / splits;
+  double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
+  // Two blocks of a filter are two rows of 64 bytes, unless they are side by side (encode_filter_pairs).
+  int const filter_rows = tile.filters * (p.R * p.S > 1 ? k_channels(tile) / kChannelBlock : 1);
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
   int const tiles = filter_tiles(tile, p) * pixel_tiles(tile, p);
   double us = 0;
   for (int left = tiles; left > 0; left -= std::max(1, room[splits])) {
     int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);
-    double const load = (tile.filters + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
+    double const load = (filter_rows + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
     us += (left == tiles ? kStart : kWave) +
           k_tiles * (std::max({kLatency / small_room(tile).stages, kChain, load}) + rewrite) +
           area * resident * finish / splits;
@@ -60,7 +63,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
 }
 
 int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
-  int const units = tile.pixels() / 8, length = k_tiles<kChannelBlock>(p);
+  int const units = tile.pixels() / 8, length = k_tiles(tile, p);
   int best = 1;
   double fastest = small_us(tile, p, best, sm_count, room);
   for (int splits = 2; splits <= kMaxSplits && length >= 2 * splits; ++splits) {
@@ -188,7 +191,7 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const
   if (!divides_reduction(tile)) return 1;
   if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
   int const tiles = pixel_tiles(tile, p) * filter_tiles(tile, p);
-  int const length = k_tiles<kChannelBlock>(p);
+  int const length = k_tiles(tile, p);
   // k-tiles of a multiprocessor, and one for each part to be added
   auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
   int best = 1;

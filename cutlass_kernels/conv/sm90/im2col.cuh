@@ -17,7 +17,7 @@ template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = 
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kDrains = kDrains_, kSharesPixels = true;
+  static constexpr bool kDrains = kDrains_, kSharesPixels = true, kPairs = false;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
@@ -65,8 +65,8 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
 // Loads this block's share of a k-tile of pixels into `to`, here and in the blocks that share them.
-template <class Traits>
-CUTE_DEVICE void load_pixels(Sm90Params const &params, KCursor const &at, int first_pixel, Pixel const &pixel,
+template <class Traits, class Cursor>
+CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int first_pixel, Pixel const &pixel,
                              uint64_t *full, void *to, ClusterPlace const &place) {
   CUtensorMap const *const map = &params.x[at.source];
   bool const multicast = Traits::kSharesPixels && place.cluster_f > 1;
@@ -113,15 +113,19 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
     int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
-    auto cursor = cursor_at(params, k_begin);
+    auto cursor = first_cursor<Traits>(params, k_begin);
     for (int k = k_begin; k < k_end; ++k) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
       TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes + vector_bytes<Traits>(p, cursor));
       if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
       load_pixels<Traits>(params, cursor, first, pixel, full,
-                          &shared.x[ring.stage][place.rank_f * share_x * kChannelBlock], place);
-      load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, shared.w[ring.stage]);
+                          &shared.x[ring.stage][place.rank_f * share_x * Traits::kChannels], place);
+      if constexpr (Traits::kPairs) {
+        load_filter_pair(params, cursor, filter, full, shared.w[ring.stage]);
+      } else {
+        load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, shared.w[ring.stage]);
+      }
       load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
       ring.advance();
       cursor.advance(p);

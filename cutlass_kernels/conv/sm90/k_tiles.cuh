@@ -20,6 +20,56 @@ CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
   return cursor;
 }
 
+// Walks the reduction in k-tiles of two neighbouring blocks of a source, as KCursor does in those of one. The second
+// block may not exist: its pixels are zeros then, and its filters those of the next block, or zeros.
+struct PairCursor {
+  int source = 0, block = 0, r = 0, s = 0;  // block: the first of the two
+  int packed = 0;                           // the same block among those of the packed filters
+
+  CUTE_DEVICE PairCursor(Sm90Params const &params, int k) {
+    Problem const &p = params.problem;
+    int pair = params.by_taps.divide(k);
+    int const tap = k - pair * params.by_taps.divisor;
+    r = params.by_s.divide(tap), s = tap - r * p.S;
+    while (source + 1 < p.sources && pair >= ceil_div(blocks_of(p.C[source]), 2)) {
+      packed += blocks_of(p.C[source]);
+      pair -= ceil_div(blocks_of(p.C[source++]), 2);
+    }
+    block = 2 * pair, packed += block;
+  }
+  CUTE_DEVICE int channel() const { return block * kChannelBlock; }
+  CUTE_DEVICE void advance(Problem const &p) {
+    if (++s < p.S) return;
+    s = 0;
+    if (++r < p.R) return;
+    r = 0;
+    int const blocks = blocks_of(p.C[source]);
+    packed += cute::min(blocks - block, 2);
+    block += 2;
+    if (block < blocks) return;
+    block = 0, ++source;
+  }
+};
+
+// The k-tile `k` of a kernel whose k-tiles are of one block, or of two.
+template <class Traits>
+CUTE_DEVICE auto first_cursor(Sm90Params const &params, int k) {
+  if constexpr (Traits::kPairs) {
+    return PairCursor(params, k);
+  } else {
+    return cursor_at(params, k);
+  }
+}
+
+// As load_filters, of two blocks: the map is that of encode_filter_pairs.
+CUTE_DEVICE void load_filter_pair(Sm90Params const &params, PairCursor const &at, int filter, uint64_t *full,
+                                  void *to) {
+  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+  bool const one_tap = params.by_taps.divisor == 1;
+  int const column = (one_tap ? at.packed : at.r * params.problem.S + at.s) * kChannelBlock;
+  SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, to, column, filter, one_tap ? 0 : at.packed);
+}
+
 // What a consumer needs to know about a k-tile: its number of wgmma steps, of kStep channels each.
 template <int kStep>
 struct KSteps {

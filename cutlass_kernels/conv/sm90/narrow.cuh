@@ -3,24 +3,29 @@
 // on the k-tile before.
 #pragma once
 
-#include "conv/sm90/pre_activation.cuh"
+#include "conv/sm90/im2col.cuh"
 
 namespace cutefuse::conv {
 
 // A warp's 16 filters of a k-tile as wgmma's first operand: those of its warpgroup begin at row `row_w` of the stage.
+// Each has 128 bytes, side by side or, of two blocks, in two halves with all first ones before all second ones.
 template <class Traits>
-CUTE_DEVICE void read_filters(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *w, int row_w) {
+CUTE_DEVICE void read_filters(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *w, int row_w,
+                              bool halves) {
   int const lane = threadIdx.x % 32, row = row_w + threadIdx.x % 128 / 32 * 16 + lane % 16;
+  // Byte of this lane's first chunk, with SWIZZLE_128B or _64B: of the next ones two bits differ.
+  int const whole_row = row * 128 + (lane / 16 ^ row % 8) * 16, half_row = row * 64 + (lane / 16 ^ row / 2 % 4) * 16;
+  int const first = halves ? half_row : whole_row, second_half = halves ? Traits::kFilters * 64 : 64;
   CUTE_UNROLL
   for (int i = 0; i < Traits::kSteps; ++i) {
-    int const chunk = (2 * i + lane / 16) ^ (row % 8);  // SWIZZLE_128B
-    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(w + row * kChannelBlock + chunk * 8), a[i][0], a[i][1],
-                            a[i][2], a[i][3]);
+    int const at = first ^ i % 2 * 32 ^ i / 2 * second_half;
+    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(reinterpret_cast<char const *>(w) + at), a[i][0],
+                            a[i][1], a[i][2], a[i][3]);
   }
 }
 
-template <class Op, int kRegisters, size_t... I>
-CUTE_DEVICE void wgmma(float (&acc)[kRegisters], uint32_t const (&a)[4], uint64_t b, SM90::GMMA::ScaleOut scale,
+template <class Op, class Sum, int kRegisters, size_t... I>
+CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint32_t const (&a)[4], uint64_t b, SM90::GMMA::ScaleOut scale,
                        std::index_sequence<I...>) {
   Op::fma(a[0], a[1], a[2], a[3], b, acc[I]..., scale);
 }
@@ -58,18 +63,20 @@ struct OwnRewriter<Traits, true> {
 // The channels that a source's last block lacks are zeros in both operands; a branch around them would cost more than
 // they do.
 template <class Traits>
-CUTE_DEVICE void narrow_loop(float (&acc)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
-                             Release const &release, int row_w, int k_begin, int k_end, OwnRewriter<Traits> &rewriter) {
+CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &ring,
+                             typename Traits::SharedStorage &shared, Release const &release, int row_w, bool halves,
+                             int k_begin, int k_end, OwnRewriter<Traits> &rewriter) {
   using Element = typename Traits::Element;
   using Step = Shape<_64, Int<Traits::kN>, Int<kStepBytes / int(sizeof(Element))>>;
-  using Op = decltype(SM90::GMMA::rs_op_selector<Element, Element, float, Step>());
+  using Sum = cute::conditional_t<cute::is_same_v<typename Traits::Sum, uint32_t>, int32_t, float>;
+  using Op = decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>());
   auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
   uint32_t a[2][Traits::kSteps][4];
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
   auto const next = [&](uint32_t (&filters)[Traits::kSteps][4]) {
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-    read_filters<Traits>(filters, shared.w[ring.stage], row_w);
+    read_filters<Traits>(filters, shared.w[ring.stage], row_w, halves);
     rewriter(shared, ring.stage);
     uint64_t const pixels = operand(shared.x[ring.stage], 8 * Traits::kPixelBytes, Traits::kSwizzle);
     warpgroup_arrive();
@@ -97,6 +104,36 @@ CUTE_DEVICE void narrow_loop(float (&acc)[Traits::kN / 2], Ring &ring, typename 
     next_and_free(a[0]);
   }
   if (k < k_end) next_and_free(a[1]);
+}
+
+// As multiply_and_drain: narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within
+// sources. `sums` are scaled. Where the sources have one scale, float8 is drained at the end alone.
+template <class Traits>
+CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring,
+                                       typename Traits::SharedStorage &shared, Sm90Params const &params,
+                                       Release const &release, int row_w, int k_begin, int k_end,
+                                       OwnRewriter<Traits> &rewriter) {
+  Problem const &p = params.problem;
+  int const taps = params.by_taps.divisor;
+  bool const often = Traits::kInexact && params.drains_after != 1u << (p.sources - 1);
+  int const most = often ? kFloat8Tiles * kChannelBlock / Traits::kChannels : k_end;  // k-tiles from drain to drain
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
+  int begin = k_begin, end = 0;
+  CUTE_NO_UNROLL
+  for (int source = 0; source < p.sources; ++source) {
+    end += ceil_div(p.C[source], Traits::kChannels) * taps;
+    if ((params.drains_after >> source & 1) == 0) continue;
+    int const source_end = cute::min(end, k_end);
+    while (begin < source_end) {
+      int const last = cute::min(begin + most, source_end);
+      typename Traits::Sum acc[1][Traits::kN / 2];
+      narrow_loop<Traits>(acc[0], ring, shared, release, row_w, taps > 1, begin, last, rewriter);
+      finish_loop<Traits>(acc, ring, shared, release);
+      drain(acc[0], p.scale[source], sums);
+      begin = last;
+    }
+  }
 }
 
 }  // namespace cutefuse::conv

@@ -103,20 +103,35 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
     return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped, {channels, pitch, rows, 1});
   }
   cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
-  if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {kChannelBlock, share});
+  cuuint32_t const channels = k_channels(tile);
+  if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {channels, share});
   cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
   int const lower[2] = {-p.pad_left, -p.pad_top};
   int const upper[2] = {p.pad_right - (p.S - 1) * p.dilation_w, p.pad_bottom - (p.R - 1) * p.dilation_h};
   cuuint32_t const steps[4] = {1, cuuint32_t(p.stride_w), cuuint32_t(p.stride_h), 1};
-  int const row_bytes = kChannelBlock * size_of(p.type);
-  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, kChannelBlock, share,
+  int const row_bytes = int(channels) * size_of(p.type);
+  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, channels, share,
                               steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), promotion_of(row_bytes),
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// The packed filters for k-tiles of two neighbouring blocks: (column of a block,filter,block), whose box is one tap of
+// two blocks, one after the other. With one tap the two are side by side in memory, and as one row they are loaded in
+// half of the time: (column,filter,1). Beyond the last block there are zeros, never another filter's columns.
+CUresult encode_filter_pairs(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
+  cuuint32_t const rows = tile.filters;
+  if (p.R * p.S == 1) {
+    return encode_tiled<3>(&k.w, p.type, {columns, filters, 1}, {columns, columns}, {2 * kChannelBlock, rows, 1});
+  }
+  return encode_tiled<3>(&k.w, p.type, {block, filters, columns / block}, {columns, block}, {kChannelBlock, rows, 2});
 }
 
 // The packed filters as (column,filter). For 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 filters
 // the even ones are loaded first.
 CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
+  if (k_channels(tile) != kChannelBlock) return encode_filter_pairs(k, tile);
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, pitch = columns * size_of(p.type);
   cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock, rows = tile.filters;
@@ -183,7 +198,7 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.tiles_b = tile.halo ? ceil_div(k.halo.size_b, k.halo.tile_b) : 1;
   k.cluster_f = tile.cluster_f, k.splits = splits;
   k.cluster_tiles = ceil_div(k.tiles_f, k.cluster_f) * k.tiles_x();
-  k.k_tiles = k_tiles<kChannelBlock>(p);
+  k.k_tiles = k_tiles(tile, p);
   for (int i = 0; i <= splits; ++i) k.k_begin[i] = k.k_tiles * i / splits;
   k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);

@@ -10,15 +10,15 @@
 namespace cutefuse::conv {
 
 // Bytes of scales and shifts that belong to a k-tile.
-template <class Traits>
-CUTE_DEVICE int vector_bytes(Problem const &p, KCursor const &at) {
+template <class Traits, class Cursor>
+CUTE_DEVICE int vector_bytes(Problem const &p, Cursor const &at) {
   if constexpr (!Traits::kPreActivated) return 0;
   return 2 * int(sizeof(typename Traits::Element)) * min(p.C[at.source] - at.channel(), kChannelBlock);
 }
 
 // Loads them into `to`: the scales, and the shifts kChannelBlock elements behind them.
-template <class Traits>
-CUTE_DEVICE void load_vectors(Sm90Params const &params, KCursor const &at, uint64_t *full,
+template <class Traits, class Cursor>
+CUTE_DEVICE void load_vectors(Sm90Params const &params, Cursor const &at, uint64_t *full,
                               typename Traits::Element *to) {
   if constexpr (Traits::kPreActivated) {
     using Element = typename Traits::Element;

@@ -11,14 +11,14 @@ CUTE_DEVICE float to_float(float sum) { return sum; }
 
 // The two filters of a thread's accumulator rows with their scales, which include the sources' scale unless draining
 // has applied it. The accumulator is declared as float, but its registers hold values of type Sum. For 8-bit outputs
-// the two filters are neighbours (load_filters), otherwise 8 apart as in FilterPair.
-template <class Sum, bool kDrained>
+// the two filters are neighbours (load_filters), otherwise, and kInOrder, 8 apart as in FilterPair.
+template <class Sum, bool kDrained, bool kInOrder = false>
 struct ScaledPair : FilterPair {
   float scale[2];
 
   ScaledPair() = default;
   CUTE_DEVICE ScaledPair(Sm90Params const &params, TileFilters const &filters) : FilterPair(params, filters) {
-    bool const neighbours = size_of(params.problem.output_type) == 1;
+    bool const neighbours = !kInOrder && size_of(params.problem.output_type) == 1;
     int const first = filters.first + threadIdx.x % 128 / 32 * 16, pair = threadIdx.x % 32 / 4;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {

@@ -14,7 +14,10 @@ namespace cutefuse::conv {
 template <class Element_, int kFilters_, int kPixels_, int kMaxBlocks, bool kPre = false>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
-  static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
+  using Output = typename Sm90Numbers<Element>::Output;
+  static constexpr bool kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
+  static constexpr bool kDrains = Sm90Numbers<Element>::kScaled, kShortcut = !kPre && !kDrains;
+  static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kSmallRowBytes / int(sizeof(Element));
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
   static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
@@ -108,6 +111,15 @@ struct UnitPlace {
       if (unit < units && i < words) *reinterpret_cast<uint32_t *>(y + unit * step_y + 8 * i) = two;
     }
   }
+  // As store, of 8-bit outputs. packed: (2 filters 8 apart,2 pixels).
+  CUTE_DEVICE void store_bytes(uint32_t packed, int unit) const {
+    uint32_t const four = __byte_perm(transposed(packed), 0, 0x3120);  // the two neighbours, then those 8 on
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if (unit < units && i < words)
+        *reinterpret_cast<uint16_t *>(y + unit * step_y + 8 * i) = uint16_t(four >> 16 * i);
+    }
+  }
 };
 
 // As convert, of a unit with the shortcut's elements of the same thread.
@@ -132,24 +144,39 @@ CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2]
   }
 }
 
-// Finishes a unit: values holds (2,2) = (pixel,filter).
-template <Finish kFinish, bool kShortcut, class Element>
-CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], FilterPair const &pair, bool pads,
-                            Problem const &p, UnitPlace<Element> const &place, int unit) {
-  uint32_t packed[2];
-  if constexpr (kShortcut) {
-    convert_with_shortcut<kFinish, Element>(values, packed, shortcut, pair, p);
-  } else {
-    convert<kFinish, Element>(values, packed, pair, p);
+// As convert, of a unit to 8-bit outputs: two pixels, of each of them the filter and the one that is 8 on.
+template <Finish kFinish, class Element, class Pair>
+CUTE_DEVICE uint32_t convert_to_bytes(float (&values)[4], Pair const &pair, Sm90Params const &params) {
+  bool const relu = finish_values<kFinish>(values, pair, params.problem);
+  CUTE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    values[i] = (relu ? max_nan(values[i], 0.f) : values[i]) * params.inverse_output_scale;
   }
-  if (pads) clear_pad_lanes(packed, pair);
-  place.store(packed, unit);
+  return pack_bytes<Element>(values[0], values[2], values[1], values[3]);
+}
+
+// Finishes a unit: values holds (2,2) = (pixel,filter).
+template <Finish kFinish, bool kShortcut, class Pair, class Element>
+CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], Pair const &pair, bool pads,
+                            Sm90Params const &params, UnitPlace<Element> const &place, int unit) {
+  if constexpr (sizeof(Element) == 1) {  // whole vectors: no pad lanes
+    place.store_bytes(convert_to_bytes<kFinish, Element>(values, pair, params), unit);
+  } else {
+    uint32_t packed[2];
+    if constexpr (kShortcut) {
+      convert_with_shortcut<kFinish, Element>(values, packed, shortcut, pair, params.problem);
+    } else {
+      convert<kFinish, Element>(values, packed, pair, params.problem);
+    }
+    if (pads) clear_pad_lanes(packed, pair);
+    place.store(packed, unit);
+  }
 }
 
 // Adds up this block's units, once they have come, in the order of the blocks: results never depend on timing.
-template <class Traits, Finish kFinish, bool kShortcut>
-CUTE_DEVICE void add_units(FilterPair const &pair, bool pads, Sm90Params const &params, int rank,
-                           typename Traits::SharedStorage &shared, UnitPlace<typename Traits::Element> const &place) {
+template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Element>
+CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params, int rank,
+                           typename Traits::SharedStorage &shared, UnitPlace<Element> const &place) {
   float4 const *part = &shared.parts[0][threadIdx.x];
   uint32_t shortcut[2] = {}, next[2] = {};
   if constexpr (kShortcut) place.load(next, rank);
@@ -166,9 +193,13 @@ CUTE_DEVICE void add_units(FilterPair const &pair, bool pads, Sm90Params const &
       if (block == params.splits) break;
       values[0] += part->x, values[1] += part->y, values[2] += part->z, values[3] += part->w;
     }
-    store_unit<kFinish, kShortcut>(values, shortcut, pair, pads, params.problem, place, unit);
+    store_unit<kFinish, kShortcut>(values, shortcut, pair, pads, params, place, unit);
   }
 }
+
+// Sums that were drained are of the filters in their order, whichever the outputs.
+template <class Traits>
+using UnitPair = cute::conditional_t<Traits::kDrains, ScaledPair<float, true, true>, FilterPair>;
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
@@ -208,28 +239,32 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     Ring ring(Traits::kStages);
     wait_for_previous_kernel();
     int const tile_f = place.tile_f(place.first_tile);
-    FilterPair const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
+    UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
     cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
     float acc[1][Traits::kN / 2];
     OwnRewriter<Traits> rewriter(params, first, k_begin);
-    narrow_loop<Traits>(acc[0], ring, shared, release, row_w, k_begin, k_end, rewriter);
+    if constexpr (Traits::kDrains) {
+      narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row_w, k_begin, k_end, rewriter);
+    } else {
+      narrow_loop<Traits>(acc[0], ring, shared, release, row_w, false, k_begin, k_end, rewriter);
+    }
     TileFilters const filters(params, tile_f, Traits::kFilters, opaque(row_w));  // not kept through the main loop
-    UnitPlace<typename Traits::Element> const outputs(params, filters, pair, first);
+    UnitPlace<typename Traits::Output> const outputs(params, filters, pair, first);
     uint32_t shortcut[Traits::kUnits][2];
-    if (!divided && has_shortcut(params.problem)) {
+    if (Traits::kShortcut && !divided && has_shortcut(params.problem)) {
       CUTE_UNROLL
       for (int unit = 0; unit < Traits::kUnits; ++unit) outputs.load(shortcut[unit], unit);
     }
-    finish_loop<Traits>(acc, ring, shared, release);
+    if constexpr (!Traits::kDrains) finish_loop<Traits>(acc, ring, shared, release);
     bool const pads = holds_pad_lanes(pair);
-    auto const store = [&](auto finish, auto with_shortcut) {
+    auto const store = [&](auto finish, auto with_shortcut, auto const &outputs) {
       constexpr Finish kFinish = decltype(finish)::value;
       constexpr bool kShortcut = decltype(with_shortcut)::value;
       if (divided) return add_units<Traits, kFinish, kShortcut>(pair, pads, params, place.part, shared, outputs);
       CUTE_UNROLL
       for (int unit = 0; unit < Traits::kUnits; ++unit) {
         auto &values = reinterpret_cast<float (&)[4]>(acc[0][4 * unit]);
-        store_unit<kFinish, kShortcut>(values, shortcut[unit], pair, pads, params.problem, outputs, unit);
+        store_unit<kFinish, kShortcut>(values, shortcut[unit], pair, pads, params, outputs, unit);
       }
     };
 
@@ -238,10 +273,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       send_units<Traits>(acc[0], params, place.part, shared);
     }
     with_finish(params.problem.activation, [&](auto finish) {
-      if constexpr (!Traits::kPreActivated) {
-        if (has_shortcut(params.problem)) return store(finish, cute::true_type{});
+      if constexpr (Traits::kShortcut) {
+        if (has_shortcut(params.problem)) return store(finish, cute::true_type{}, outputs);
       }
-      store(finish, cute::false_type{});
+      if constexpr (Traits::kDrains) {
+        UnitPlace<typename Traits::Element> const bytes(params, filters, pair, first);
+        if (size_of(params.problem.output_type) == 1) return store(finish, cute::false_type{}, bytes);
+      }
+      store(finish, cute::false_type{}, outputs);
     });
   }
 #endif

@@ -86,8 +86,9 @@ constexpr Sm90Tile rows_tile(int id, char const *name, int pixels) {
 }
 
 // A tile of small.cuh, for which `blocks` blocks at most share a multiprocessor.
-constexpr Sm90Tile small_tile(int id, char const *name, int filters, int pixels, int blocks, unsigned options = 0) {
-  Sm90Tile tile = im2col_tile(id, name, k16Bit, filters, pixels, options);
+constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filters, int pixels, int blocks,
+                              unsigned options = 0) {
+  Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
   tile.schedule = Sm90Schedule::kSmall, tile.blocks = blocks;
   return tile;
 }
@@ -119,6 +120,16 @@ constexpr Group group_of(Sm90Tile const &tile) {
 // no slots for it.
 constexpr bool adds_shortcut(Sm90Tile const &tile) { return tile.schedule != Sm90Schedule::kPingPong; }
 
+// Channels of a k-tile. Small tiles wait for TMA, which takes as long over rows of 64 bytes as over rows of 128. So of
+// 8-bit sources they take two neighbouring blocks at a time.
+constexpr int k_channels(Sm90Tile const &tile) {
+  return tile.schedule == Sm90Schedule::kSmall && tile.type_bytes == 1 ? 2 * kChannelBlock : kChannelBlock;
+}
+
+inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
+  return k_channels(tile) == kChannelBlock ? k_tiles<kChannelBlock>(p) : k_tiles<2 * kChannelBlock>(p);
+}
+
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 
 constexpr bool divides_reduction(Sm90Tile const &tile) {
@@ -129,6 +140,8 @@ constexpr bool divides_reduction(Sm90Tile const &tile) {
 // ---- small tiles ---------------------------------------------------------------------------------------------------
 
 constexpr int kSmallSharedBytes = 228 * 1024;  // of a multiprocessor, which keeps 1 KB of it for each block
+
+constexpr int kSmallRowBytes = 128;  // of a pixel or filter in one k-tile
 
 // Room for units of 8 pixels in shared memory: a block receives each unit that it finishes from every block of its
 // cluster.
@@ -149,7 +162,7 @@ constexpr SmallRoom small_room(int filters, int pixels, int most, int vector_byt
   SmallRoom room{};
   for (room.blocks = most; room.blocks > 0; --room.blocks) {
     int const bytes = kSmallSharedBytes / room.blocks - kReserved - kBarriers - parts_bytes;
-    room.stages = bytes / ((filters + pixels) * kChannelBlock * 2 + vector_bytes);
+    room.stages = bytes / ((filters + pixels) * kSmallRowBytes + vector_bytes);
     if (room.stages >= 4) break;
   }
   int const enough = most == 1 ? 16 : 8;
