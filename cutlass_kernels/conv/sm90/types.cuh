@@ -39,8 +39,8 @@ struct Sm90Numbers<cutlass::float_e4m3_t> {
   static constexpr bool kScaled = true, kDirect = false;
   static constexpr bool kInexact = true;  // the tensor cores keep some 14 bits of a sum of float8 products
 };
-constexpr int kFloat8Tiles =
-    4;  // k-tiles of 64 channels that the tensor cores add up before the sum goes on in float32
+// k-tiles of 64 channels that the tensor cores add up before the sum goes on in float32
+constexpr int kFloat8Tiles = 4;
 
 constexpr int kStepBytes = 32;  // of a pixel's channels, in one step of wgmma
 
