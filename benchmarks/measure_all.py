@@ -45,6 +45,8 @@ STEPS = {
     "pre_activation": Step("pre_activation.py", [], 60, json=""),
     "int8": Step("quant_concat_conv.py", [], 60),
     "float8": Step("quant_concat_conv.py", ["--dtype", "float8_e4m3fn"], 60),
+    "int8_small": Step("quant_concat_conv.py", ["--set", "latency", "--warm"], 40),
+    "float8_small": Step("quant_concat_conv.py", ["--dtype", "float8_e4m3fn", "--set", "latency", "--warm"], 40),
     "row_norm": Step("row_norm.py", ["--large"], 180, json="--out"),
     "launch_cost": Step("launch_cost.py", [], 20),
     "torch_calls": Step("torch_calls.py", [], 40),

@@ -2,6 +2,7 @@
 
     python benchmarks/quant_concat_conv.py --json rows.json
     python benchmarks/quant_concat_conv.py --dtype float8_e4m3fn
+    python benchmarks/quant_concat_conv.py --set latency --warm
 
 `one`: all sources share a scale; `own`: each has its own; output float16. `one_q`, `own_q`: output of the 8-bit type.
 """
@@ -18,10 +19,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from benchmarks.concat_conv import SETS, WARM_SETS  # noqa: E402
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 from cutefuse.output import write_json  # noqa: E402
 
+COMPUTE = "compute-bound shapes"
 KINDS = {"one": (True, False), "own": (False, False), "one_q": (True, True), "own_q": (False, True)}  # scale, output
 
 
@@ -69,7 +72,7 @@ def measure(problem: Any, args: argparse.Namespace) -> dict[str, Any]:
 
     from benchmarks.lib import timing
 
-    sets = min(timing.rotation_sets(problem.bytes_moved(1), timing.l2_bytes()), 12)
+    sets = WARM_SETS if args.warm else min(timing.rotation_sets(problem.bytes_moved(1), timing.l2_bytes()), 12)
     found = timing.interleaved(variants(problem, args.dtype, sets, args.tiles), sets, args.rounds)
     torch.cuda.empty_cache()
     times = {k: v.median_us for k, v in found.items() if not isinstance(v, str)}
@@ -90,7 +93,9 @@ def line(row: dict[str, Any]) -> str:
 
 def run(argv: list[str] | None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of conv_shapes.json; default: all")
+    parser.add_argument("--set", default="conv", choices=SETS, help="file <set>_shapes.json; default conv")
+    parser.add_argument("--shapes", nargs="*", metavar="NAME", help="names of that file; default: all")
+    parser.add_argument("--warm", action="store_true", help="operands stay in the L2 cache, as inside a network")
     parser.add_argument("--dtype", default="int8", choices=["int8", "float8_e4m3fn"], help="default int8")
     parser.add_argument("--rounds", type=int, default=8, help="timed rounds; default 8")
     parser.add_argument("--tiles", type=int, default=99, help="most tiles of a path; default: all")
@@ -100,9 +105,9 @@ def run(argv: list[str] | None) -> int:
 
     from benchmarks.lib import timing
 
-    known = {p.name: p for p in problems.benchmark_shapes()}
+    known = {p.name: p for p in problems.benchmark_shapes(args.set)}
     if unknown := sorted(set(args.shapes or []) - set(known)):
-        raise CutefuseError(f"'{unknown[0]}' is not in conv_shapes.json; choose from {', '.join(known)}")
+        raise CutefuseError(f"'{unknown[0]}' is not in {args.set}_shapes.json; choose from {', '.join(known)}")
     timing.require_gpu()
     print(timing.device_row())
     rows = []
@@ -110,11 +115,11 @@ def run(argv: list[str] | None) -> int:
         if not args.shapes or name in args.shapes:
             rows.append(measure(problem, args))
             print(line(rows[-1]), flush=True)
+    which, counted = ("shapes, warm", rows) if args.warm else (COMPUTE, [r for r in rows if r["compute_bound"]])
     for kind in KINDS:
-        logs = [math.log(r["best"][kind][0] / r["best"]["f16"][0]) for r in rows if r["compute_bound"]]
+        logs = [math.log(r["best"][kind][0] / r["best"]["f16"][0]) for r in counted]
         if logs:
-            print(f"geometric mean of {kind} / f16 over {len(logs)} compute-bound shapes: "
-                  f"{math.exp(sum(logs) / len(logs)):.3f}")  # fmt: skip
+            print(f"geometric mean of {kind} / f16 over {len(logs)} {which}: {math.exp(sum(logs) / len(logs)):.3f}")
     if args.json:
         write_json(args.json, {"device": timing.device_row() | timing.clocks(), "rows": rows})
     return 0
