@@ -1,9 +1,9 @@
 """The predicted time of whole networks against what was timed on an H200, driver 580.159.04, torch 2.11.0, cuDNN 9.19.
 
 tests/recorded/networks_h200.csv holds, for each network and number of images, the microseconds of the plain network
-under torch.compile and of its faster plain engine, and the patched network's share of the latter: of one run, or means
-of two on as many hosts, between which the share differs by up to 5 points. They are of 2026-11-23, the first with
-convolutions that stand alone and with residuals on small tiles; vovnet39 with eight images is of the version before.
+under torch.compile and of its faster plain engine, and the patched network's share of the latter, of one run. Between
+hosts the share differs by up to 5 points. They are of 2026-11-23, the first run with tiles that are chosen together;
+dla34 and centerpoint with eight images are of the version before.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def predicted(row: dict[str, str], folder: Path) -> float:
 UNKNOWN = {("hrnet_head", 1)}
 
 
-# Networks whose prediction is close, and how far the worst is off: yolov8n with one image, unet_pp with eight.
+# Networks whose prediction is close, and how far the worst is off: bevfusion_decoder with one image, vovnet39 with
+# eight.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.66, 0.1), (8, 0.61, 0.11)])
+@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.8, 0.1), (8, 0.66, 0.12)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
     found = {r["network"]: predicted(r, tmp_path) - float(r["ratio"]) for r in rows(batch)}
     assert len(found) > 15

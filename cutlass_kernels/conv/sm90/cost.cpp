@@ -1,6 +1,6 @@
 // The constants were fitted on an H200: those of small tiles to the benchmarks' latency and single_source shapes, with
 // every number of splits; those of the others to 1,756 sites inside 21 networks. The ends and slopes in sm90_us were
-// fitted to 2,291 sites inside those networks, where a small tile takes longer than alone.
+// fitted to 2,291 sites inside those networks, and kSmallEnds again to 2,104 whose tiles were chosen together.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -209,8 +209,9 @@ double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const computing =
       small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
   double const memory = memory_us(tile, p);
-  // Inside a network a small tile takes longer by what passes through memory. Why was not examined.
-  constexpr double kSmallEnds = 1.57, kSmallSlope = 1.05, kSmallMemory = 2.2;
+  // Inside a network a small tile takes longer, where the kernel before it was another one and its code lies in no
+  // cache, and by what passes through memory.
+  constexpr double kSmallEnds = 1.45, kSmallSlope = 1.05, kSmallMemory = 2.2;
   if (small) return kSmallEnds + kSmallSlope * computing + kSmallMemory * memory;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
   double const us = std::sqrt(computing * computing + memory * memory);
