@@ -189,8 +189,8 @@ def test_the_gain_counts_the_kernels_of_concat_and_normalisation(engine: str, tm
     bare = priced(CAT + "x = Conv(c, p) y = Relu(x)", tmp_path, engine)
     assert whole["op_type"] == "CutePreConcatConv2Relu" and bare["op_type"] == "CuteConcatConv2Relu"
     more = float(whole["gain_us"]) - float(bare["gain_us"])  # type: ignore[arg-type]
-    # Triton computes the normalisation in the kernel that joins, which takes 1.6 us longer in DenseNet-121; TensorRT has
-    # one of its own: 1.6 MB in and out
+    # Triton computes the normalisation in the kernel that joins, which takes 1.6 us longer; TensorRT has one of its
+    # own: 1.6 MB in and out
     assert 1.0 < more < 1.8 if engine == "torch" else 0.5 < more < 2.5
 
 
