@@ -16,7 +16,8 @@ import problems
 import pytest
 
 from cutefuse import kernels
-from cutefuse.ops import conv_call, conv_math
+from cutefuse.graph.numbers import FLOAT8, INT8
+from cutefuse.ops import conv_call, conv_math, quant_concat_conv
 from cutefuse.ops.conv_form import Form, Source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,6 +95,31 @@ def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
         if times[problem.name][legal[0]] > NEAR * min(times[problem.name].values()):
             far.append((problem.name, legal[0]))
     assert len(far) <= 0.05 * len(shapes), far
+
+
+def test_first_guesses_of_8_bit_small_maps_are_near_the_fastest() -> None:
+    """Times of 2026-11-23 out of the L2 cache, every tile of a type in one run (tests/recorded/tiles_8bit_h200.csv).
+    `one`: all sources share a scale; `own`: each has its own."""
+    if reason := kernels.reject_device(90):
+        pytest.skip(reason)
+    times: dict[tuple[str, str, str], dict[str, float]] = collections.defaultdict(dict)
+    with (ROOT / "tests/recorded/tiles_8bit_h200.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            times[line["type"], line["scales"], line["shape"]][line["tile"]] = float(line["time_us"])
+    known, far = {p.name: p for p in problems.benchmark_shapes("latency")}, []
+    for (dtype, scales, shape), own in times.items():
+        p = known[shape]
+        geometry = conv_math.Geometry((p.R, p.S), p.strides, p.pads, p.dilations)
+        plain = quant_concat_conv.plain_of([(p.N, c, p.H, p.W) for c in p.C], p.K, geometry, p.activation, {})
+        factors = [0.5 + (i if scales == "own" else 0) for i in range(len(p.C))]
+        call = quant_concat_conv.make_call(plain, factors, "float16", None, {n.name: n for n in (INT8, FLOAT8)}[dtype])
+        call = replace(call, sm=90, sm_count=132)
+        names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
+        legal = [names[tile] for tile in kernels.configs(call)]
+        assert set(legal) == set(own)
+        if own[legal[0]] > NEAR * min(own.values()):
+            far.append((dtype, scales, shape, legal[0]))
+    assert len(times) == 88 and len(far) <= 0.08 * len(times), far
 
 
 def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> None:

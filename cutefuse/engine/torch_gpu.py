@@ -110,9 +110,9 @@ class TorchEngine:
             mode: `cudnn` runs every node as one call of PyTorch, `compile` gives the whole graph to torch.compile; on a
             GPU both replay a CUDA graph. device: `cuda`, `cuda:1`, `cpu`; the first GPU where there is one.
             shapes: input name -> shape for dynamic inputs. plugins: False runs the bodies of fused nodes.
-            tiles: `timed` takes the fastest of the kernels' first guesses, `guess` the first one untimed; or name of a
-            fused node -> id of its tile, where nodes that are not named are timed. A tile that cannot run the shapes
-            at hand is left, with a note of the program. See `torch_tiles.choose_tiles`.
+            tiles: `timed` takes those of the kernels' first guesses that are fastest together, `guess` the first one
+            untimed; or name of a fused node -> id of its tile, where nodes that are not named are timed. A tile that
+            cannot run the shapes at hand is left, with a note of the program. See `torch_tiles.choose_tiles`.
             quiet: makes a context that is held while tiles, cuDNN and Triton are tried on the GPU; that of
             `torch_share.share_gpu` where none is given.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.

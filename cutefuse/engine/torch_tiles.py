@@ -1,5 +1,5 @@
-"""Which tile each fused node of a PyTorch engine runs: a given one, the fastest of the kernels' first guesses, or the
-first guess itself. TensorRT's builder times the tactics of a plugin, cuDNN its algorithms, and this our tiles.
+"""Which tile each fused node of a PyTorch engine runs: a given one, one of the kernels' first guesses by their times,
+or the first guess itself. TensorRT's builder times the tactics of a plugin, cuDNN its algorithms, and this our tiles.
 """
 
 from __future__ import annotations

@@ -46,14 +46,12 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const area = tile.filters * tile.pixels() / 4096.0, finish = exponential ? kExponential : 0.0;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
-  // Two blocks of a filter are two rows of 64 bytes, unless they are side by side (encode_filter_pairs).
-  int const filter_rows = tile.filters * (p.R * p.S > 1 ? k_channels(tile) / kChannelBlock : 1);
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
   int const tiles = filter_tiles(tile, p) * pixel_tiles(tile, p);
   double us = 0;
   for (int left = tiles; left > 0; left -= std::max(1, room[splits])) {
     int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);
-    double const load = (filter_rows + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
+    double const load = (tile.filters + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
     us += (left == tiles ? kStart : kWave) +
           k_tiles * (std::max({kLatency / small_room(tile).stages, kChain, load}) + rewrite) +
           area * resident * finish / splits;
@@ -96,6 +94,7 @@ double multiply_clocks(Sm90Tile const &tile) {
 double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   constexpr double kRepeatedBytes = 12;  // per clock, that TMA writes where it repeats pixels
   constexpr double kTap = 375;           // clocks of a patch's tap at least, since its filters are a stage of their own
+  constexpr double kHalfRows = 1.6;      // how much longer im2col takes over pixels of 64 bytes, for each byte
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
@@ -105,10 +104,11 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   bool const alone = tile.schedule == Sm90Schedule::kPingPong;
   double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 6.0 : 4.0) : 0;
   double const multiply = multiply_clocks(tile);
+  double const rows = tile.type_bytes == 1 && !tile.halo && !is_pointwise(p) ? kHalfRows : 1.0;
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
     double const repeats = p.upsample[i] > 1 ? kLoadBytes / kRepeatedBytes : 1.0;
-    double const load = 32 * (tile.filters + load_pixels * repeats) / kLoadBytes;
+    double const load = 32 * rows * (tile.filters + load_pixels * repeats) / kLoadBytes;
     double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
     double const taps = double(ceil_div(p.C[i], kChannelBlock)) * p.R * p.S;
     double const least = tile.halo ? taps * kTap : 0.0;
