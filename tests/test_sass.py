@@ -19,6 +19,12 @@ FLOAT8 = "conv_sm80INS0_4Sm80IN7cutlass12float_e4m3_t"
 SPLIT = "Sm90ScheduleE1"  # kSplit
 # Where mma.sync of float8 is one instruction; elsewhere it is float16's behind a conversion.
 QMMA = ("sm_89", "sm_120", "sm_121")
+WGMMA = {  # of each mangled type
+    "N7cutlass6half_t": "HGMMA",
+    "N7cutlass10bfloat16_t": "HGMMA",
+    "N7cutlass12float_e4m3_t": "QGMMA",
+    "a": "IGMMA",
+}
 # Start of a kernel's mangled name, up to its template arguments -> opcodes that must stand in every instance of it.
 REQUIRED = {
     **{
@@ -31,16 +37,14 @@ REQUIRED = {
     **{
         f"conv_sm90_{loads}I{type}": {"UTMALDG", product}
         for loads in ("im2colINS0_10Sm90Im2col", "haloINS0_8Sm90Halo")
-        for type, product in {
-            "N7cutlass6half_t": "HGMMA",
-            "N7cutlass10bfloat16_t": "HGMMA",
-            "N7cutlass12float_e4m3_t": "QGMMA",
-            "a": "IGMMA",
-        }.items()
+        for type, product in WGMMA.items()
     },
     "conv_sm90_haloINS0_8Sm90HaloIN7cutlass10tfloat32_t": {"UTMALDG", "HGMMA", "STG"},
     "conv_sm90_rowsINS0_8Sm90RowsIN7cutlass": {"UTMALDG", "HGMMA"},
-    "conv_sm90_smallINS0_9Sm90SmallIN7cutlass": {"UTMALDG", "LDSM", "HGMMA", "MOVM"},
+    **{
+        f"conv_sm90_smallINS0_9Sm90SmallI{type}": {"UTMALDG", "LDSM", product, "MOVM"}
+        for type, product in WGMMA.items()
+    },
     "row_norm_forwardI": {"LDG", "STG"},
 }
 FUNCTION = re.compile(r"Function : (\S+)")
