@@ -116,8 +116,8 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
 }
 
 // The packed filters for k-tiles of two neighbouring blocks: (column of a block,filter,block), whose box is one tap of
-// two blocks, one after the other. With one tap the two are side by side in memory, and as one row they are loaded in
-// half of the time: (column,filter,1). Beyond the last block there are zeros, never another filter's columns.
+// two blocks, one after the other. With one tap the two are side by side in memory and loaded as one row:
+// (column,filter,1). Beyond the last block there are zeros, never another filter's columns.
 CUresult encode_filter_pairs(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
