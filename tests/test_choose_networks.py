@@ -46,7 +46,7 @@ UNKNOWN = {("hrnet_head", 1)}
 # Networks whose prediction is close, and how far the worst is off: bevfusion_decoder with one image, vovnet39 with
 # eight.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.8, 0.1), (8, 0.66, 0.12)])
+@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.8, 0.1), (8, 0.61, 0.11)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
     found = {r["network"]: predicted(r, tmp_path) - float(r["ratio"]) for r in rows(batch)}
     assert len(found) > 15

@@ -66,7 +66,8 @@ def _time(program: Program, nodes: list[FusedNode], quiet: Quiet, tuner: TileTun
     finally:
         tuner.cache.save()
     given = {node.handle: Tiles({node.config: 0.0}, node.config) for node in program.fused if node.handle not in times}
-    tiles = in_order([node.call() for node in program.fused], [(times | given)[node.handle] for node in program.fused])
+    known = times | given
+    tiles = in_order([node.call() for node in program.fused], [known[node.handle] for node in program.fused])
     for node, tile in zip(program.fused, tiles, strict=True):
         own = times.get(node.handle)
         if own is not None:

@@ -209,8 +209,8 @@ double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const computing =
       small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
   double const memory = memory_us(tile, p);
-  // Inside a network a small tile takes longer, where the kernel before it was another one and its code lies in no
-  // cache, and by what passes through memory.
+  // Inside a network a small tile takes longer where the kernel before it was another one, and by what passes through
+  // memory.
   constexpr double kSmallEnds = 1.45, kSmallSlope = 1.05, kSmallMemory = 2.2;
   if (small) return kSmallEnds + kSmallSlope * computing + kSmallMemory * memory;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
