@@ -29,6 +29,15 @@ def tiles_of(call: kernels.Call) -> list[int]:
     return judged(call, tiles)
 
 
+def assert_the_same_bits(instance: Any, config: int) -> None:
+    """Each run of a tile writes what the first one wrote."""
+    instance.run(config)
+    first = instance.output()[0].clone()
+    for _ in range(emulated.repeats(20)):
+        instance.run(config)
+        assert bool((instance.output()[0] == first).all())
+
+
 def assert_every_tile_is_right(instance: Any, tiles: Sequence[int]) -> None:
     """Each tile within its elementwise bound of float64, pad lanes zero, nothing written beside the output."""
     import torch

@@ -162,11 +162,7 @@ class TestOnHopper:
     @pytest.mark.parametrize("config", sorted(SMALL))
     def test_the_same_bits_every_time(self, config: int) -> None:
         instance = quant_problems.instantiate(problems.Problem(1, 20, 20, (512, 512), 256))
-        instance.run(config)
-        first = instance.output()[0].clone()
-        for _ in range(emulated.repeats(20)):
-            instance.run(config)
-            assert bool((instance.output()[0] == first).all())
+        gpu_checks.assert_the_same_bits(instance, config)
 
     def test_integers_are_exact_and_drained_before_they_overflow(self) -> None:
         problem = problems.Problem(1, 3, 5, (8192, 8192), 32, **SAME)

@@ -54,7 +54,7 @@ class _Rates:
 
 # Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
 # single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
-# its own, is known to cuDNN alone.
+# its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks.
 _POINTWISE = _Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 16)
 _SPATIAL = _Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 32)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
