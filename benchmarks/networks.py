@@ -2,6 +2,7 @@
 
     python benchmarks/networks.py --json networks.json --markdown
     python benchmarks/networks.py --networks 'yolo*' --batch 1 --layers --json layers.json
+    python benchmarks/networks.py --networks model.onnx,'yolo*'      # a file as well, in float16, with its own sizes
     python benchmarks/networks.py --from networks.json --markdown   # docs/measured.md; --short: the README
 
 Each network has a process of its own. These compile side by side; whoever tries kernels on the GPU holds a lock, and
@@ -16,10 +17,12 @@ fails is named in one sentence, and the JSON is written after each network.
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import models  # noqa: E402
 from benchmarks.lib import network_table, network_work, pool  # noqa: E402
 from benchmarks.lib import rows as table_rows  # noqa: E402
+from benchmarks.lib.network_model import images_of  # noqa: E402
 from benchmarks.lib.network_work import Task  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
@@ -43,7 +47,8 @@ ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 def parse(argv: list[str] | None) -> argparse.Namespace:
     known = ", ".join(network_work.VARIANTS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", metavar="GLOB", help="comma list of patterns; default: all networks, no parts")
+    parser.add_argument("--networks", metavar="GLOB",
+                        help="comma list of patterns and of ONNX files; default: all networks, no parts")  # fmt: skip
     parser.add_argument("--batch", default="1,8", help="comma list of images in a run; default 1,8")
     parser.add_argument("--variants", default="default", help=f"comma list of {known}; default: default")
     parser.add_argument("--layers", action="store_true", help="also record layer times, and those of each fused site")
@@ -63,13 +68,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def tasks_of(args: argparse.Namespace, folder: Path) -> list[Task]:
-    """What is to be measured, longest first. Raises CutefuseError for a pattern, batch or variant that is none."""
+    """What is to be measured, files first, then the longest. Raises CutefuseError for what names nothing."""
     variants = tuple(dict.fromkeys(args.variants.split(",")))
     if unknown := [v for v in variants if v not in network_work.VARIANTS]:
         known = ", ".join(network_work.VARIANTS)
         raise CutefuseError(f"--variants names '{unknown[0]}', which there is not; choose from {known}")
     names = [] if args.networks else [*models.NETWORKS, *ALSO]
+    files = list[Path]()
     for pattern in args.networks.split(",") if args.networks else ():
+        if pattern.endswith(".onnx"):
+            files += _files(pattern)
+            continue
         found = [n for n in models.names() if fnmatchcase(n, pattern)]
         if not found:
             raise CutefuseError(f"--networks '{pattern}' matches none of {', '.join(models.names())}")
@@ -81,16 +90,26 @@ def tasks_of(args: argparse.Namespace, folder: Path) -> list[Task]:
     if min(batches) < 1:
         raise CutefuseError(f"--batch '{args.batch}' is no comma list of numbers of images; give 1,8")
     names = sorted(dict.fromkeys(names), key=lambda n: LONGEST.index(n) if n in LONGEST else len(LONGEST))
-    return [
-        Task(n, b, variants, folder, args.device, args.layers, args.small, args.rounds, args.sample_ms)
-        for b in batches for n in names
-    ]  # fmt: skip
+    if twice := [p.name for i, p in enumerate(files) if p.name in {q.name for q in files[:i]}]:
+        raise CutefuseError(f"two files are called {twice[0]}, and rows are told apart by it; rename one")
+    given = Task("", 1, variants, folder, args.device, args.layers, args.small, args.rounds, args.sample_ms)
+    return [replace(given, network=path.name, batch=images_of(path), file=path) for path in files] + [
+        replace(given, network=n, batch=b) for b in batches for n in names
+    ]
+
+
+def _files(pattern: str) -> list[Path]:
+    """The ONNX files of a path or pattern. Raises CutefuseError where there is none."""
+    found = sorted(Path(p) for p in glob.glob(pattern))
+    if not found:
+        raise CutefuseError(f"--networks '{pattern}' is no file; give the path of an ONNX model")
+    return found
 
 
 def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Networks in the order of `models`, then parts; batches together."""
-    place = [*models.NETWORKS, *models.PARTS]
-    return sorted(rows, key=lambda r: (r["batch"], place.index(r["network"])))
+    """Networks in the order of `models`, then parts, then files; batches together."""
+    place = {name: i for i, name in enumerate([*models.NETWORKS, *models.PARTS])}
+    return sorted(rows, key=lambda r: (r["batch"], place.get(r["network"], len(place)), r["network"]))
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:

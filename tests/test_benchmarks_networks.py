@@ -9,11 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pool_work
 import pytest
+from onnx import TensorProto
 
+import models
 from benchmarks import networks
-from benchmarks.lib import network_sites, network_table, network_work, pool
+from benchmarks.lib import network_model, network_sites, network_table, network_work, pool
 from benchmarks.lib import rows as table_rows
 from benchmarks.lib.network_work import Task, Variant
 from cutefuse.errors import CutefuseError
@@ -217,9 +220,37 @@ class TestArguments:
         (found,) = networks.tasks_of(networks.parse(["--networks", "vit_*", "--batch", "2"]), tmp_path)
         assert found.key == ("vit_block", 2)
 
+    def test_a_file_is_a_network_with_its_own_batch(self, tmp_path: Path) -> None:
+        onnx.save(models.build("squeezenet1_1", small=True, batch=3), str(tmp_path / "mine.onnx"))
+        args = networks.parse(["--networks", f"{tmp_path}/*.onnx,unet", "--batch", "8"])
+        mine, unet = networks.tasks_of(args, tmp_path)
+        assert mine.key == ("mine.onnx", 3) and unet.key == ("unet", 8) and unet.file is None
+        weights = network_model.in_float16(mine).graph.initializer
+        assert all(t.data_type == TensorProto.FLOAT16 for t in weights if len(t.dims) == 4)
+        assert [r["network"] for r in networks.ordered([net("mine.onnx", 1), net("unet", 1)])] == ["unet", "mine.onnx"]
+
+    def test_a_float16_file_stays_as_it_is(self, tmp_path: Path) -> None:
+        model = models.build("squeezenet1_1", "float16", small=True, batch=1)
+        onnx.save(model, str(tmp_path / "half.onnx"))
+        (task,) = networks.tasks_of(networks.parse(["--networks", f"{tmp_path}/half.onnx"]), tmp_path)
+        assert network_model.in_float16(task) == model
+
+    def test_a_file_without_all_its_sizes_is_refused(self, tmp_path: Path) -> None:
+        onnx.save(models.build("squeezenet1_1", small=True), str(tmp_path / "mine.onnx"))
+        with pytest.raises(CutefuseError, match=r"input \w+ has a size that is not fixed; write it into the file"):
+            networks.tasks_of(networks.parse(["--networks", f"{tmp_path}/mine.onnx"]), tmp_path)
+
+    def test_two_files_of_one_name_are_refused(self, tmp_path: Path) -> None:
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            onnx.save(models.build("squeezenet1_1", small=True, batch=1), str(tmp_path / name / "mine.onnx"))
+        with pytest.raises(CutefuseError, match="two files are called mine.onnx"):
+            networks.tasks_of(networks.parse(["--networks", f"{tmp_path}/*/mine.onnx"]), tmp_path)
+
     @pytest.mark.parametrize(
         "words, message",
         [
+            (["--networks", "gone.onnx"], "'gone.onnx' is no file; give the path of an ONNX model"),
             (["--networks", "alexnet"], "'alexnet' matches none of bevfusion_decoder"),
             (["--batch", "1,x"], "'1,x' is no comma list"),
             (["--batch", "0"], "is no comma list"),

@@ -15,6 +15,7 @@ from float64 import widened
 from onnx import TensorProto
 
 from benchmarks.lib import network_sites, timing
+from benchmarks.lib.network_model import in_float16
 from benchmarks.lib.pool import Talk, sentence
 
 PLAIN = "plain"
@@ -36,6 +37,7 @@ class Task:
     small: bool = False
     rounds: int = 15
     sample_ms: float = 4.0
+    file: Path | None = None  # an ONNX model that is none of models/
 
     @property
     def key(self) -> tuple[str, int]:
@@ -112,7 +114,6 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     import onnx
     import torch
 
-    import models
     from cutefuse.engine.torch_gpu import TorchEngine, time_interleaved_us
     from cutefuse.engine.torch_share import share_gpu
 
@@ -123,7 +124,7 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     folder = task.folder / f"{task.network}.b{task.batch}"
     folder.mkdir(parents=True, exist_ok=True)
     paths = {PLAIN: folder / "plain.onnx"}
-    onnx.save(models.build(task.network, "float16", small=task.small, batch=task.batch), str(paths[PLAIN]))
+    onnx.save(in_float16(task), str(paths[PLAIN]))
     major, minor = torch.cuda.get_device_capability() if gpu else (0, 0)
     sm = 10 * major + minor
     row: dict[str, Any] = {"network": task.network, "batch": task.batch, "dtype": "float16", "failures": {}}
