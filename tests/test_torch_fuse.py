@@ -119,6 +119,27 @@ def test_it_compiles_whole_and_its_filters_move_with_it(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(other(*args), want, strict=True))
 
 
+@pytest.mark.parametrize("channels", [16, 20])
+def test_what_makes_an_image_lays_it_out_when_torch_compiles(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutefuse.torch import packed
+    from cutefuse.torch.pixels import pixel_stride
+
+    made = nn.Sequential(nn.InstanceNorm2d(channels), nn.Conv2d(channels, 16, 3), nn.ReLU()).eval().half()
+    args = (torch.randn(2, channels, 8, 8).half().contiguous(memory_format=torch.channels_last),)
+    result, seen, original = fused(made, args), list[int](), packed.reference
+
+    def watched(inputs: Any, given: Any) -> Any:
+        seen.append(pixel_stride(inputs[0]))
+        return original(inputs, given)
+
+    monkeypatch.setattr(packed, "reference", watched)
+    with torch.no_grad():
+        want = result(*args)
+        got = torch.compile(result, backend="aot_eager", fullgraph=True)(*args)
+    assert seen == [0, -(-channels // 8) * 8]
+    torch.testing.assert_close(got, want)
+
+
 def test_without_a_price_that_pays_it_is_left_with_the_figures() -> None:
     made, args = model()
     result = fused(made, args, all_sites=False)

@@ -190,6 +190,52 @@ def test_what_the_added_channels_hold_is_left_to_the_kernels_which_ignore_it() -
     assert not is_narrow(y) and not is_narrow(torch.randn(5, 3)) and not is_narrow(torch.randn(2, 8, 3, 4).half())
 
 
+def test_one_pixel_is_read_where_it_lies_if_its_memory_goes_on() -> None:
+    import torch
+
+    from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels
+
+    made = empty_pixels((1, 20, 1, 1), torch.float16, "cpu")
+    seen, pixel = as_pixels(made)
+    at_its_place = made.data_ptr() % ALIGNMENT == 0
+    assert pixel == 24 and (seen is made) == at_its_place
+    for short in (torch.randn(1, 20, 1, 1).half(), torch.randn(60).half()[40:].view(1, 20, 1, 1)):
+        seen, pixel = as_pixels(short)
+        assert pixel == 24 and seen is not short and torch.equal(seen, short)
+    apart = torch.randn(1, 40, 1, 1).half()[:, ::2]
+    assert as_pixels(apart)[0] is not apart
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [4, 6])
+def test_what_makes_an_image_lays_it_out_when_torch_compiles(
+    reference_kernels: list[str], tmp_path: Path, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An InstanceNorm leaves its image in NCHW order: without `fusible` our operator copies it, by a kernel more."""
+    import torch
+
+    from cutefuse.engine.torch_graph.fused import FusedNode
+    from cutefuse.torch.pixels import pixel_stride
+
+    body = "n = InstanceNormalization(a, s, t) d = Conv<pads=[1,1,1,1]>(n, w, k) y = Relu(d)"
+    values = weights(s=(channels,), t=(channels,), w=(12, channels, 3, 3), k=(12,))
+    _, patched = run_patch(graph(body, values, inputs={"a": f"1,{channels},9,7"}), tmp_path)
+    assert patched is not None
+    program, function, (x,) = kernel_program(patched)
+    assert len(program.fused) == 1
+    seen, launch = list[int](), FusedNode.launch
+
+    def watched(self: Any, xs: Any) -> Any:
+        seen.append(pixel_stride(xs[0]))
+        return launch(self, xs)
+
+    monkeypatch.setattr(FusedNode, "launch", watched)
+    want = function(x)[0]
+    got = torch.compile(function, fullgraph=True, dynamic=False)(x)[0]
+    assert seen == [0, -(-channels // 4) * 4]
+    assert float((got - want).abs().max()) < 1e-5 < float(want.abs().max())
+
+
 def test_a_layer_of_several_steps_shows_what_goes_in_and_out() -> None:
     from cutefuse.engine.torch_files import describe
     from cutefuse.engine.torch_layers import Layer

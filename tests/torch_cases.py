@@ -78,6 +78,7 @@ def _elementwise() -> list[OpCase]:
     found += [OpCase("Equal", 17, [whole(9, low=0, high=3), whole(9, low=0, high=3)])]
     bits = [_random.integers(0, 2, (3, 5)).astype(bool) for _ in range(2)]
     found += [OpCase(op, 17, bits) for op in ("And", "Or", "Xor")] + [OpCase("Not", 17, bits[:1])]
+    found += [OpCase(op, 17, [bits[0], Const(np.array(True))]) for op in ("And", "Or", "Xor")]
     found += [OpCase(op, 18, [whole(7, dtype="int32"), whole(7, dtype="int32")])
               for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")]  # fmt: skip
     found += [OpCase("BitwiseNot", 18, [whole(7, dtype="int32")])]

@@ -266,12 +266,19 @@ class TorchEngine:
         return not bool(values[step.outputs[0]].isnan().any())
 
     def _compile(self) -> None:
+        from torch._dynamo.exc import BackendCompilerFailed
+        from torch._inductor import config as inductor_config
         from torch._inductor.utils import run_and_get_code
 
         backend: Any = "inductor" if self.quiet is contextlib.nullcontext else self._quiet_inductor
         compiled = torch.compile(self._function, fullgraph=True, dynamic=False, backend=backend)
         try:
-            _, codes = run_and_get_code(compiled, *self.inputs.values())
+            try:
+                _, codes = run_and_get_code(compiled, *self.inputs.values())
+            except BackendCompilerFailed as error:  # some patterns match attention whose sizes they do not fit
+                self.program.notes.append(f"compiled without inductor's patterns, which fail here: {_first(error)}")
+                with inductor_config.patch(pattern_matcher=False):
+                    _, codes = run_and_get_code(compiled, *self.inputs.values())
         except Exception as error:  # dynamo, inductor and Triton raise their own kinds
             raise CutefuseError(f"torch.compile cannot take the model ({_first(error)}); use --mode=cudnn") from None
         self._function = compiled
@@ -348,5 +355,5 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _first(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
     return (lines[0] if lines else type(error).__name__)[:300]

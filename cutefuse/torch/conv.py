@@ -15,6 +15,7 @@ from cutefuse.ops import conv_math
 from cutefuse.ops.conv_call import FLOAT_MAX
 from cutefuse.ops.conv_form import Form
 from cutefuse.torch.launch import NAMES, enqueue, runs_in_library
+from cutefuse.torch.pixels import as_pixels, empty_pixels, fusible
 
 # name -> function of (z, alpha, lo, hi)
 _FUNCTIONS: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
@@ -65,9 +66,9 @@ def _slope(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Te
     return torch.ones_like(z)
 
 
-def _pixels(t: Tensor, dims: tuple[int, ...]) -> kernels.Tensor:
-    """An NHWC tensor by its logical dims; its pixels may be wider."""
-    return kernels.Tensor(dims, NAMES[t.dtype], kernels.CHANNELS_LAST, ld=t.shape[-1])
+def _image(x: Tensor, pixel: int) -> kernels.Tensor:
+    """An image with its elements from pixel to pixel."""
+    return kernels.Tensor(tuple(x.shape), NAMES[x.dtype], kernels.CHANNELS_LAST, ld=pixel)
 
 
 def _output_shape(xs: Sequence[Tensor], weight: Tensor, stride: Sequence[int], padding: Sequence[int],
@@ -101,23 +102,17 @@ def compute(
     if not runs_in_library(xs[0]):
         z = _convolve(xs, weight, bias, stride, padding, dilation)
         return activate(z, activation, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
-    step = 16 // xs[0].element_size()
     channels = [x.shape[1] for x in xs]
-
-    def nhwc(x: Tensor) -> Tensor:
-        x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % step)) if x.shape[1] % step else x
-        return x.permute(0, 2, 3, 1).contiguous()
-
     N, K, P, Q = _output_shape(xs, weight, stride, padding, dilation)
-    padded = [nhwc(x) for x in xs]
-    y = torch.empty(N, P, Q, -(-K // step) * step, dtype=xs[0].dtype, device=xs[0].device)
+    read = [as_pixels(x) for x in xs]
+    y = empty_pixels((N, K, P, Q), xs[0].dtype, xs[0].device)
     b = torch.zeros(K, device=y.device) if bias is None else bias.float()
     packed = pack(weight.to(y.dtype), channels)
     own = [v.to(y.dtype).contiguous() for v in vectors]
 
     def call() -> kernels.Call:
         dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])
-        inputs = [_pixels(t, tuple(x.shape)) for t, x in zip(padded, xs, strict=True)]
+        inputs = [_image(x, pixel) for x, pixel in read]
         inputs += [kernels.Tensor(tuple(packed.shape), dtype), kernels.Tensor((K,), "float32")]
         inputs += [kernels.Tensor(tuple(v.shape), dtype) for v in own]
         attrs = {
@@ -126,12 +121,12 @@ def compute(
             "alpha": [alpha], "lo": [lo], "hi": [hi],
         }  # fmt: skip
         form = Form(len(xs), activation, pre_activated=bool(own))
-        return kernels.Call(form.op_type, inputs, [_pixels(y, (N, K, P, Q))], attrs)
+        return kernels.Call(form.op_type, inputs, [_image(y, y.stride(3))], attrs)
 
-    shapes = (*(x.shape for x in xs), weight.shape)
+    shapes = (*((x.shape, pixel) for x, pixel in read), weight.shape)
     key = ("concat_conv", len(own), activation, y.dtype, shapes, *stride, *padding, *dilation, alpha, lo, hi)
-    enqueue(key, call, [*padded, packed, b, *own], [y])
-    return y[..., :K].contiguous().permute(0, 3, 1, 2)
+    enqueue(key, call, [*(x for x, _ in read), packed, b, *own], [y])
+    return y.contiguous(memory_format=torch.channels_last)
 
 
 @_concat_conv.register_fake
@@ -199,5 +194,5 @@ def concat_conv(
             f"the sources have {sum(x.shape[1] for x in xs)} channels, the filter has {weight.shape[1]}"
         )
     return torch.ops.cutefuse.concat_conv(
-        list(xs), weight, bias, list(stride), list(padding), list(dilation), activation, alpha, lo, hi
+        [fusible(x) for x in xs], weight, bias, list(stride), list(padding), list(dilation), activation, alpha, lo, hi
     )

@@ -23,7 +23,7 @@ from cutefuse.torch import compiled
 from cutefuse.torch.compiled import loaded
 from cutefuse.torch.conv import activate
 from cutefuse.torch.launch import NAMES, dense, enqueue, planned, runs_in_library
-from cutefuse.torch.pixels import as_pixels, empty_pixels
+from cutefuse.torch.pixels import as_pixels, empty_pixels, fusible
 
 LISTS = ("channels", "kernel_shape", "strides", "pads", "dilations", "channel_starts", "upsample", "output_channels")
 NUMBERS = ("alpha", "lo", "hi")
@@ -194,7 +194,8 @@ class PackedConv(nn.Module):
         """The output, or a list of them where the form has more than one."""
         sources = self.form.sources
         vectors = (self.get_buffer(name) for name in self.vectors)
-        inputs = [*xs[:sources], self.packed, self.bias, *vectors, *xs[sources:]]
+        images = [fusible(x) for x in xs]
+        inputs = [*images[:sources], self.packed, self.bias, *vectors, *images[sources:]]
         values = (*self.lists.values(), *self.numbers.values(), self.tile)
         if _is_exporting() and torch.onnx.is_in_onnx_export():
             made = _onnx_node(inputs, Attributes(self.op_type, values))

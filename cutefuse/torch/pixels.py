@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ALIGNMENT = 16  # bytes that a kernel loads at once
@@ -35,15 +36,41 @@ def pixel_stride(x: Tensor) -> int:
 
 def as_pixels(x: Tensor) -> tuple[Tensor, int]:
     """The image as the kernels can read it, copied only where it does not lie so; its elements from pixel to pixel."""
-    pixel = pixel_stride(x)
+    pixel = pixel_stride(x) or _wide_pixel(x)
     if pixel and pixel % (ALIGNMENT // x.element_size()) == 0 and x.data_ptr() % ALIGNMENT == 0:
         return x, pixel
     return widened(x), padded(x.shape[1], x.element_size())
 
 
+def _wide_pixel(x: Tensor) -> int:
+    """Elements of an image's only pixel whose memory goes on for a whole vector, as our outputs' does; else 0."""
+    wide = padded(x.shape[1], x.element_size())
+    end = (x.storage_offset() + wide) * x.element_size()
+    return wide if _is_one_pixel(x) and end <= x.untyped_storage().nbytes() else 0
+
+
+def _is_one_pixel(x: Tensor) -> bool:
+    return x.shape[0] == x.shape[2] == x.shape[3] == 1 and x.stride(1) == 1
+
+
 def is_narrow(x: Tensor) -> bool:
     """Whether an image has to be copied because its pixels are no whole vectors."""
     return x.dim() == 4 and pixel_stride(x) % (ALIGNMENT // x.element_size()) != 0
+
+
+def fusible(x: Tensor) -> Tensor:
+    """While torch.compile traces: the image as the kernels read it, laid out by PyTorch's own operators. What makes the
+    image then writes it so, where a copy within our operator, which the compiler cannot see into, is a kernel more.
+    Elsewhere the image itself.
+    """
+    if not torch.compiler.is_compiling() or x.dim() != 4 or _is_one_pixel(x):
+        return x
+    if (pixel := pixel_stride(x)) and pixel % (ALIGNMENT // x.element_size()) == 0:
+        return x
+    C = x.shape[1]
+    extra = padded(C, x.element_size()) - C
+    wide = F.pad(x, (0, 0, 0, 0, 0, extra)) if extra else x
+    return wide.contiguous(memory_format=torch.channels_last)[:, :C]
 
 
 def widened(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.ops.conv_call import FLOAT_MAX
 from cutefuse.torch.conv import ACTIVATIONS, compute, empty_output, gradients
 from cutefuse.torch.launch import runs_in_library
+from cutefuse.torch.pixels import fusible
 
 
 def _seen(xs: Sequence[Tensor], scale: Tensor, shift: Tensor) -> Tensor:
@@ -81,5 +82,6 @@ def pre_concat_conv(
         found = f"the filter has {weight.shape[1]}, scale and shift have {scale.numel()} and {shift.numel()}"
         raise CutefuseError(f"the sources have {channels} channels, {found}; give all of them as many")
     return torch.ops.cutefuse.pre_concat_conv(
-        list(xs), scale, shift, weight, bias, list(stride), list(padding), list(dilation), activation, alpha, lo, hi
-    )
+        [fusible(x) for x in xs], scale, shift, weight, bias, list(stride), list(padding), list(dilation), activation,
+        alpha, lo, hi,
+    )  # fmt: skip

@@ -20,7 +20,8 @@ def _divide(a: Any, b: Any) -> Tensor:
 _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": _divide,
     "Equal": torch.eq, "Less": torch.lt, "LessOrEqual": torch.le, "Greater": torch.gt, "GreaterOrEqual": torch.ge,
-    "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+    # Of booleans bitwise and logical are one, and only bitwise takes the value of a known operand.
+    "And": torch.bitwise_and, "Or": torch.bitwise_or, "Xor": torch.bitwise_xor,
     "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
 }  # fmt: skip
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {

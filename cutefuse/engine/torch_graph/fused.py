@@ -15,7 +15,7 @@ from cutefuse import kernels
 from cutefuse.engine.torch_graph.node import UnsupportedError
 from cutefuse.ops import operators
 from cutefuse.ops.function import body_for, call_of
-from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, padded, widened
+from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, fusible, padded, widened
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
@@ -112,7 +112,8 @@ class FusedNode:
 
     # --------------------------------------------------------------------------------------------------- at run time
     def __call__(self, *xs: Tensor) -> Any:
-        made = torch.ops.cutefuse.fused_node(list(xs), self.handle)
+        read = [fusible(x) for x in xs] if self.images else list(xs)
+        made = torch.ops.cutefuse.fused_node(read, self.handle)
         return made[0] if len(made) == 1 else tuple(made)
 
     def _empty(self, t: Tensor, device: Any) -> Tensor:
@@ -168,6 +169,11 @@ def _fused_node(xs: Sequence[Tensor], handle: int) -> list[Tensor]:
 @_fused_node.register_fake
 def _(xs: Sequence[Tensor], handle: int) -> list[Tensor]:
     return [_nodes[handle]._empty(t, xs[0].device) for t in _nodes[handle].outputs]
+
+
+def whole_pixels(x: Tensor) -> Tensor:
+    """A copy of an image whose pixels are whole vectors; torch.compile makes it a part of what makes the image."""
+    return fusible(x) if torch.compiler.is_compiling() else torch.ops.cutefuse.widened(x)
 
 
 @torch.library.custom_op("cutefuse::widened", mutates_args=())

@@ -16,7 +16,7 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from cutefuse.engine.torch_graph.fused import DOMAIN, GIVEN, GUESS, FusedNode, body_of
+from cutefuse.engine.torch_graph.fused import DOMAIN, GIVEN, GUESS, FusedNode, body_of, whole_pixels
 from cutefuse.engine.torch_graph.node import TABLE, Node, Run, UnsupportedError, dtype_of
 from cutefuse.engine.torch_graph.shapes import tensor_of
 from cutefuse.errors import CutefuseError
@@ -291,9 +291,8 @@ class _Loader:
         if value.slot is None or value.known or not is_narrow(value.tensor):
             return value
         if value.slot not in self.wide:
-            run: Run = torch.ops.cutefuse.widened
-            name = f"{self.program.tensors[value.slot]} widened"
-            (self.wide[value.slot],) = self._step(run, [value], [run(value.tensor)], name, "Identity", {}, [])
+            name, result = f"{self.program.tensors[value.slot]} widened", whole_pixels(value.tensor)
+            (self.wide[value.slot],) = self._step(whole_pixels, [value], [result], name, "Identity", {}, [])
         return self.wide[value.slot]
 
     def _shapes_of(self, proto: NodeProto, given: list[Value | None], opsets: Mapping[str, int]) -> list[Tensor]:
