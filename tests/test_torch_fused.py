@@ -179,6 +179,24 @@ def test_pixels_that_are_no_whole_vectors_are_copied_once_for_all_who_read_them(
         assert float((got - own).abs().max()) < 1e-5 < float(own.abs().max())
 
 
+@pytest.mark.parametrize(("first", "copies"), [(5, 1), (8, 0)])
+def test_a_range_that_begins_within_a_vector_is_copied_once(
+    reference_kernels: list[str], tmp_path: Path, first: int, copies: int
+) -> None:
+    """Its pixels lie one whole vector after the other, but no load of 16 bytes can begin there."""
+    body = """p, q = Split<axis=1>(a, sizes) d = Conv<pads=[1,1,1,1]>(q, w, k) y = Sigmoid(d)
+              e = Conv<pads=[1,1,1,1]>(q, v, k) z = Relu(e) u = Neg(p)"""
+    values = weights(w=(12, 8, 3, 3), v=(12, 8, 3, 3), k=(12,)) | {"sizes": np.array([first, 8])}
+    model = graph(body, values, inputs={"a": f"1,{first + 8},9,7"}, outputs=("y", "z", "u"))
+    _, patched = run_patch(model, tmp_path)
+    program, function, inputs = kernel_program(patched)
+    assert len(program.fused) == 2
+    assert sum(s.name.endswith("widened") for s in program.steps) == copies
+    want = [on_cpu(model)({"a": inputs[0]})[name] for name in program.outputs]
+    for got, own in zip(function(*inputs), want, strict=True):
+        assert float((got - own).abs().max()) < 1e-5 < float(own.abs().max())
+
+
 def test_what_the_added_channels_hold_is_left_to_the_kernels_which_ignore_it() -> None:
     import torch
 
@@ -187,6 +205,7 @@ def test_what_the_added_channels_hold_is_left_to_the_kernels_which_ignore_it() -
     x = torch.randn(2, 5, 3, 4).half()
     y = widened(x)
     assert torch.equal(x, y) and pixel_stride(y) == 8 and is_narrow(x.to(memory_format=torch.channels_last))
+    assert is_narrow(torch.randn(2, 16, 3, 4).half().to(memory_format=torch.channels_last)[:, 3:11])
     assert not is_narrow(y) and not is_narrow(torch.randn(5, 3)) and not is_narrow(torch.randn(2, 8, 3, 4).half())
 
 

@@ -54,8 +54,9 @@ def _is_one_pixel(x: Tensor) -> bool:
 
 
 def is_narrow(x: Tensor) -> bool:
-    """Whether an image has to be copied because its pixels are no whole vectors."""
-    return x.dim() == 4 and pixel_stride(x) % (ALIGNMENT // x.element_size()) != 0
+    """Whether an image has to be copied because its pixels are no whole vectors, or do not begin with one."""
+    step = ALIGNMENT // x.element_size()
+    return x.dim() == 4 and (pixel_stride(x) % step != 0 or x.storage_offset() % step != 0)
 
 
 def fusible(x: Tensor) -> Tensor:
@@ -65,8 +66,12 @@ def fusible(x: Tensor) -> Tensor:
     """
     if not torch.compiler.is_compiling() or x.dim() != 4 or _is_one_pixel(x):
         return x
-    if (pixel := pixel_stride(x)) and pixel % (ALIGNMENT // x.element_size()) == 0:
-        return x
+    pixel = pixel_stride(x)
+    return x if pixel and pixel % (ALIGNMENT // x.element_size()) == 0 else laid_out(x)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """What `widened` makes, by PyTorch's own operators."""
     C = x.shape[1]
     extra = padded(C, x.element_size()) - C
     wide = F.pad(x, (0, 0, 0, 0, 0, extra)) if extra else x

@@ -15,7 +15,7 @@ from cutefuse import kernels
 from cutefuse.engine.torch_graph.node import UnsupportedError
 from cutefuse.ops import operators
 from cutefuse.ops.function import body_for, call_of
-from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, fusible, padded, widened
+from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, fusible, laid_out, padded, widened
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
@@ -173,7 +173,7 @@ def _(xs: Sequence[Tensor], handle: int) -> list[Tensor]:
 
 def whole_pixels(x: Tensor) -> Tensor:
     """A copy of an image whose pixels are whole vectors; torch.compile makes it a part of what makes the image."""
-    return fusible(x) if torch.compiler.is_compiling() else torch.ops.cutefuse.widened(x)
+    return laid_out(x) if torch.compiler.is_compiling() else torch.ops.cutefuse.widened(x)
 
 
 @torch.library.custom_op("cutefuse::widened", mutates_args=())
