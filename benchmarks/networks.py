@@ -7,8 +7,8 @@
 
 Each network has a process of its own. These compile side by side; whoever tries kernels on the GPU holds a lock, and
 while one is timed all others are stopped. Within a network all engines are timed in the same interleaved rounds.
-`ratio` is the best patched time over the best plain one; `predicted` is what the sites' predicted gains leave of
-torch.compile's plain time, over the best plain one.
+`ratio` is the best patched time over the best plain one; `predicted` is what the sites' predicted gains leave of the
+predicted plain time under torch.compile, times what torch.compile took over the best plain one.
 Outputs are compared on the GPU with those of the plain network in float32: `error` is the largest difference of a
 tensor over its largest value, of the worst mode. A patched network may have twice the error of the plain one. One that
 fails is named in one sentence, and the JSON is written after each network.

@@ -60,7 +60,7 @@ class TestPool:
 def variant(gains: list[float | None], model: Path | None = Path("m"), same_as: str = "") -> Variant:
     sites = [{"name": f"s{i}", "status": "fused", "gain_us": g} for i, g in enumerate(gains)]
     known = [g for g in gains if g is not None]
-    summary = {"gain_us": sum(known), "gain_unknown": len(gains) - len(known)}
+    summary = {"gain_us": sum(known), "gain_unknown": len(gains) - len(known), "plain_us": 8.0}
     report = {"sites": [*sites, {"name": "r", "status": "refused", "gain_us": None}], "summary": summary}
     return Variant(report, [], model, same_as=same_as)
 
@@ -79,13 +79,13 @@ class TestSummary:
         assert found["plain"]["best"] == "compile" and found["default"]["best"] == "cudnn"
         own = found["default"]
         assert own["ratio"] == pytest.approx(0.8) and own["ratio_p20"] == pytest.approx(8 / 11)
-        assert own["predicted"] == pytest.approx(0.8) and (own["sites"], own["candidates"]) == (2, 3)
+        assert own["predicted"] == pytest.approx(1 - 2 / 8) and (own["sites"], own["candidates"]) == (2, 3)
 
     def test_a_gain_is_against_torch_compile_where_cudnn_alone_is_faster(self) -> None:
         samples = SAMPLES | {("plain", "cudnn"): [8.0, 8.0, 8.0]}
         found = network_work.summary(samples, {"default": variant([2.0]), "none": variant([], None)})["variants"]
         assert found["plain"]["best"] == "cudnn"
-        assert found["default"]["predicted"] == pytest.approx((10 - 2) / 8) and found["none"]["predicted"] == 1
+        assert found["default"]["predicted"] == pytest.approx(0.75 * 10 / 8) and found["none"]["predicted"] == 1
 
     def test_an_unknown_gain_predicts_nothing(self) -> None:
         assert (

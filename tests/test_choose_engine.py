@@ -203,6 +203,23 @@ def test_only_a_convolution_behind_another_fused_one_starts_early() -> None:
     assert both.unfused(first).starts_late("h") and not both.unfused(first).starts_late("a")
 
 
+def test_torch_compile_fixes_pixels_as_long_as_a_convolution_of_its_own_is_behind() -> None:
+    """torch/_inductor/graph.py, find_nodes_prefer_channels_last."""
+    body = conv("a", "h", "w1", "Relu") + 'u = Resize<mode="linear">(h, , two) ' + conv("u", "k", "w1", "Relu")
+    body += 'y = Resize<mode="linear">(k, , two)'
+    values = graphs.weights(w1=(8, 8, 1, 1)) | {"two": np.array([1, 1, 2, 2], np.float32)}
+    model = graphs.graph(body, values, inputs={"a": "1,8,6,6"})
+    work, sites = find_sites(model, Path())
+    wires, (first, second) = wiring(work.whole, TORCH), [s.match for s in sites if s.match]
+    before, after = (work.whole.producer(t) for t in "uy")
+    assert before is not None and after is not None
+    assert wires.in_pixels(before) and not wires.in_pixels(after)
+    assert wires.fused(first).in_pixels(before), "the one behind it is left"
+    assert not wires.fused(second).in_pixels(before), "the one that is left is in front of it"
+    assert wires.fused(second).unfused(second).in_pixels(before)
+    assert not wiring(work.whole, TRT).in_pixels(before)
+
+
 def test_a_pooling_joins_what_fused_nodes_made() -> None:
     wires, (first, second) = chain()
     concat = wires.graph.producer("c")

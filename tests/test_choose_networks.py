@@ -29,28 +29,35 @@ def rows(batch: int) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if int(row["batch"]) == batch]
 
 
-def predicted(row: dict[str, str], folder: Path) -> float:
-    """What the gains of the default choice leave of the faster plain engine's time."""
-    plain = folder / "plain.onnx"
-    onnx.save(models.build(row["network"], "float16", batch=int(row["batch"])), str(plain))
-    options = Options(sm=90, engine=TORCH, gpu="H200", dry_run=True)
-    gain_us = patch(plain, folder / "patched.onnx", options).report["summary"]["gain_us"]
-    return (float(row["plain_compile_us"]) - float(gain_us)) / float(row["plain_us"])
+# Sites that the recorded run left out and that are taken now, so that no convolution of cuDNN is behind enlargements
+# between pixels. The time of these two networks with the present choice is not on record.
+LEFT_OUT = {("hrnet_ocr", 8): ["/aux_head/aux_head.3/*", "/cls_head/*"], ("hrnet_head", 8): ["/head.3/*"]}
 
 
-# Off by more than the bound: without a convolution of cuDNN in the network, torch.compile interpolates in a third of
-# the time.
-UNKNOWN = {("hrnet_head", 1)}
+def predicted(row: dict[str, str], folder: Path) -> tuple[float, float]:
+    """What the gains of the default choice leave of the predicted plain time, over that of the faster plain engine; and
+    the predicted plain time over what torch.compile took."""
+    plain, name, batch = folder / "plain.onnx", row["network"], int(row["batch"])
+    onnx.save(models.build(name, "float16", batch=batch), str(plain))
+    left_out = LEFT_OUT.get((name, batch), [])
+    options = Options(sm=90, engine=TORCH, gpu="H200", dry_run=True, exclude=left_out)
+    summary = patch(plain, folder / "patched.onnx", options).report["summary"]
+    compile_us = float(row["plain_compile_us"])
+    share = 1 - summary["gain_us"] / summary["plain_us"]
+    return share * compile_us / float(row["plain_us"]), summary["plain_us"] / compile_us
 
 
 # Networks whose prediction is close, and how far the worst is off: bevfusion_decoder with one image, vovnet39 with
 # eight.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.8, 0.1), (8, 0.61, 0.11)])
+@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.9, 0.09), (8, 0.9, 0.08)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
-    found = {r["network"]: predicted(r, tmp_path) - float(r["ratio"]) for r in rows(batch)}
+    found = {r["network"]: (predicted(r, tmp_path), float(r["ratio"])) for r in rows(batch)}
     assert len(found) > 15
-    off = {name: round(error, 3) for name, error in found.items() if abs(error) > CLOSE}
+    errors = {name: ratio - recorded for name, ((ratio, _), recorded) in found.items()}
+    off = {name: round(error, 3) for name, error in errors.items() if abs(error) > CLOSE}
     assert len(off) <= (1 - close) * len(found), off
-    assert max(abs(error) for name, error in found.items() if (name, batch) not in UNKNOWN) < worst, off
-    assert abs(sum(found.values())) / len(found) < 0.02, "all of them together are neither too fast nor too slow"
+    assert max(abs(error) for error in errors.values()) < worst, off
+    assert abs(sum(errors.values())) / len(found) < 0.015, "all of them together are neither too fast nor too slow"
+    scales = {name: round(scale, 2) for name, ((_, scale), _) in found.items()}
+    assert 0.82 < min(scales.values()) and max(scales.values()) < 1.12, scales

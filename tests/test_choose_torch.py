@@ -12,6 +12,7 @@ from graphs import graph, run_patch, weights
 from problems import Problem
 from test_sm90 import SAME, call
 
+import models
 from cutefuse import kernels
 from cutefuse.sites.choose_engine import TORCH
 
@@ -47,6 +48,64 @@ def test_a_source_without_a_bias_has_no_pass_that_its_concat_could_save(tmp_path
         graph(body.format(", v"), values, dtype="float16", inputs=inputs), tmp_path / "biased", all_sites=True
     )
     assert bare[0] == biased[0] == ["fused"] and bare[1] > biased[1] + 1, "the pass of 1.6 MB"
+
+
+@pytest.mark.parametrize(
+    ("pixels", "heads", "status"),
+    [
+        (64, 1, "left out"),  # 2 MB between pixels, which save less than a head costs
+        (192, 1, "fused"),
+        (192, 3, "left out"),  # 19 MB save more than one head should gain, and less than three of them
+        (256, 3, "fused"),
+    ],
+)
+def test_convolutions_behind_an_enlargement_are_taken_together_or_not(
+    pixels: int, heads: int, status: str, tmp_path: Path
+) -> None:
+    """HRNet's 1x1 head on eight images takes 1.4 us longer with ours. Without a convolution of cuDNN behind it, an
+    enlargement between pixels is faster."""
+    body = 'u = Resize<mode="linear">(b, , two) z = Relu(u) '
+    body += " ".join(f"h{i} = Conv(a{i}, w, k) y{i} = Relu(h{i})" for i in range(heads))
+    values = halves(w=(19, 720, 1, 1), k=(19,)) | {"two": np.array([1, 1, 2, 2], np.float32)}
+    inputs = {"b": f"8,32,{pixels // 2},{pixels // 2}"} | {f"a{i}": "8,720,128,256" for i in range(heads)}
+    outputs = ("z", *(f"y{i}" for i in range(heads)))
+    model = graph(body, values, dtype="float16", inputs=inputs, outputs=outputs)
+    states, gain_us = gains(model, tmp_path)
+    assert states == [status] * heads and (gain_us > 0) == (status == "fused")
+
+
+def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> None:
+    """It is told for PyTorch alone: no run of TensorRT is on record."""
+    model = models.build("hrnet_head", "float16", batch=1)
+    kept = {**KEPT, "all_sites": False}
+    some, none = (run_patch(model, tmp_path, **kept, min_gain_us=n)[0].report["summary"] for n in (None, 1e6))
+    assert (some["fused"], none["fused"]) == (2, 0) and some["plain_us"] == pytest.approx(none["plain_us"])
+    assert some["plain_us"] == pytest.approx(245, rel=0.2), "recorded"
+    other = run_patch(model, tmp_path, **{**kept, "engine": "tensorrt"})[0].report["summary"]
+    assert other["gain_us"] > 0 and other["plain_us"] is None
+
+
+@pytest.mark.parametrize(
+    ("node", "least_us"),
+    [
+        ("GlobalAveragePool(d)", 14),  # reads 52 MB
+        ("Conv<group=32>(d, u)", 110),  # writes 52 MB
+        ("Conv<group=32>(e, u)", None),  # unknown sizes
+    ],
+)
+def test_a_network_takes_what_its_other_nodes_take(node: str, least_us: float | None, tmp_path: Path) -> None:
+    values = halves(w=(64, 32, 1, 1), k=(64,), u=(32, 1, 3, 3))
+    inputs = {"b": "1,32,40,40", "d": "1,32,904,904", "e": "N,32,40,40"}
+    alone, both = (
+        graph(f"c = Conv(b, w, k) x = Relu(c) {more}", values, dtype="float16", outputs=outputs, inputs=inputs)
+        for more, outputs in (("", ("x",)), (f"y = {node}", ("x", "y")))
+    )
+    one, two = (run_patch(m, tmp_path, **KEPT)[0].report["summary"] for m in (alone, both))
+    assert one["gain_us"] == two["gain_us"] > 0 and one["plain_us"] > one["gain_us"]
+    if least_us is None:
+        assert two["plain_us"] is None
+    else:
+        assert least_us < two["plain_us"] - one["plain_us"] < 1.2 * least_us
 
 
 @pytest.mark.parametrize(("activation", "seen"), [("Silu", True), ("Sigmoid", True), ("Relu", False), ("Clip", False)])

@@ -265,13 +265,16 @@ def summary(samples: Mapping[tuple[str, str], Sequence[float]], variants: Mappin
             rounds = sorted(a / b for a, b in zip(times, plain_times, strict=True))
             own["ratio"] = own["best_us"] / plain["best_us"]
             own["ratio_p20"], own["ratio_p80"] = _at(rounds, 0.2), _at(rounds, 0.8)
-            together_us = variant.report["summary"]["gain_us"]  # a saving that sites share counts once
-            if together_us is not None and not variant.report["summary"]["gain_unknown"]:
-                # The gains are against torch.compile, even where plain cuDNN is the faster engine.
-                rival_us = plain.get("compile_us") if variant.model else None
-                rival_us = rival_us or plain["best_us"]
+            summary_ = variant.report["summary"]
+            together_us = summary_["gain_us"]  # a saving that sites share counts once
+            if together_us is not None and not summary_["gain_unknown"]:
                 own["predicted_gain_us"] = together_us
-                own["predicted"] = max((rival_us - together_us) / plain["best_us"], 0.0)
+                # A share of the time that the same model gives the network: what slows all of it down cancels. Both
+                # are of torch.compile, even where plain cuDNN is the faster engine.
+                rival_us = plain.get("compile_us") if variant.model else None
+                share = together_us / summary_["plain_us"] if together_us and summary_["plain_us"] else 0.0
+                if not together_us or summary_["plain_us"]:
+                    own["predicted"] = (1 - share) * (rival_us or plain["best_us"]) / plain["best_us"]
         found[name] = own
     return {"variants": found}
 

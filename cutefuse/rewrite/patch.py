@@ -30,7 +30,7 @@ from cutefuse.rewrite.idle import idle, names_at
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.rewrite.prove import prove
 from cutefuse.sites.causes import by_cause
-from cutefuse.sites.choose import Policy, choose
+from cutefuse.sites.choose import Policy, Saving, choose
 from cutefuse.sites.choose_cost import device_of
 from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, TORCH, Engine, engine_of
 from cutefuse.sites.choose_model import Model
@@ -107,7 +107,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if conversion and conversion["scope"] == "sites":
         _lower_sites(graph, sites, options, conversion)
     model_of = _model(graph, sites, options)
-    gain_us = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
+    saving = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
     doomed = plan(graph, sites)
     casts = cast_tensors(graph, sites, doomed)
     cast_bytes = [_cast_bytes(sites[0].sizes(t) or graph.dims(t)) for t in casts]
@@ -130,7 +130,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         if written or report["verify"]
         else _predicted(graph, sites, doomed) + Counter({"Cast": len(casts)})
     )
-    report["summary"] = _summary(sites, before, after, gain_us, cast_bytes, time.perf_counter() - started)
+    report["summary"] = _summary(sites, before, after, saving, cast_bytes, time.perf_counter() - started)
     failed = report["verify"] is not None and not report["verify"]["passed"]
     if written or failed:
         # Escaped to ASCII: a path may hold bytes that are no UTF-8.
@@ -343,7 +343,7 @@ def _sum(figures: Sequence[int | None]) -> int | None:
 
 
 def _summary(
-    sites: Sequence[Site], before: Counter[str], after: Counter[str], gain_us: float | None,
+    sites: Sequence[Site], before: Counter[str], after: Counter[str], saving: Saving,
     cast_bytes: Sequence[int | None], seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     status = Counter(s.status for s in sites)
@@ -356,7 +356,8 @@ def _summary(
         "refused_by": by_cause(s.reason for s in sites if s.status == REFUSED),
         "excluded": status[EXCLUDED],
         "left_out": status[LEFT_OUT],
-        "gain_us": gain_us,
+        "gain_us": saving.gain_us,
+        "plain_us": saving.plain_us,
         "gain_unknown": sum(s.status == FUSED and s.gain_us is None for s in sites),
         "nodes_before": sum(before.values()),
         "nodes_after": sum(after.values()),

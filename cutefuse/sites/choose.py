@@ -16,6 +16,7 @@ from typing import Protocol
 from cutefuse.graph.read import Graph
 from cutefuse.sites.choose_engine import wiring
 from cutefuse.sites.choose_model import Model, Pricer
+from cutefuse.sites.choose_network import network_us
 from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED, Site
 from cutefuse.sites.match import Match
 
@@ -56,6 +57,14 @@ class Policy:
         return LEAST_US if math.isnan(before_us) else max(LEAST_US, LEAST_SHARE * before_us)
 
 
+@dataclass(frozen=True)
+class Saving:
+    """What the fused sites save together, and the time of the whole network without them; None: not known."""
+
+    gain_us: float | None
+    plain_us: float | None
+
+
 @dataclass
 class _Start:
     """A site as it was before any choice."""
@@ -69,9 +78,8 @@ class _Start:
 
 def choose(
     model: Model, sites: Sequence[Site], policy: Policy, settle: Callable[[Sequence[Site], set[int]], None]
-) -> float | None:
-    """Decide which sites stay FUSED; fills in `gain_us` and `basis`. Returns what all of them save together, None where
-    that is not known.
+) -> Saving:
+    """Decide which sites stay FUSED; fills in `gain_us` and `basis`. Returns what all of them save together.
 
     `settle(sites, apart)` makes the fused sites legal beside each other: smaller matches, refusals, merges, the last
     not for sites whose id is in `apart`. It is called again after sites were dropped.
@@ -131,7 +139,8 @@ class _Round:
             assert site.match is not None
             self.wiring = self.wiring.fused(site.match)
         self.near = _neighbours(self.sites, model)
-        self.gains = {id(s): self.pricer.gain_us([s], self.wiring) for s in self.sites}
+        self.gains: dict[int, float] = {}
+        self._reprice_all()
 
     # ---------------------------------------------------------------------------------------------------- decisions
     def decide(self) -> bool:
@@ -178,14 +187,16 @@ class _Round:
             self._reprice([site])
 
     def _losing_group(self) -> list[Site]:
-        """Sites that pay only beside each other and not together: those with a Concat in common, which save less than
-        each of them should; and all that touch each other, which save nothing."""
+        """Sites that pay only beside each other and not together: those with a Concat in common, and those that pay for
+        the layout of others alone, which save less than each of them should; and all that touch each other, which save
+        nothing."""
         concats: dict[int, list[Site]] = {}
         for site in self.sites:
             for node in site.nodes:
                 if node.op_type == "Concat":
                     concats.setdefault(id(node), []).append(site)
-        groups = [(group, math.inf) for group in concats.values()] + [(group, LEAST_US) for group in self._touching()]
+        groups = [(group, math.inf) for group in (*concats.values(), self._held())]
+        groups += [(group, LEAST_US) for group in self._touching()]
         for group, enough_us in groups:
             if len(group) > 1:
                 gain = self.pricer.gain_us(group, self.wiring)
@@ -194,6 +205,16 @@ class _Round:
                         self.gains[id(site)] = gain / len(group)
                     return group
         return []
+
+    def _held(self) -> list[Site]:
+        """The sites that would not pay if torch.compile laid out the rest of the network the same without them."""
+        found: list[Site] = []
+        for site in self.sites if self.model.between else []:
+            assert site.match is not None
+            layout_us = self.model.layout_us(self.wiring.unfused(site.match), self.wiring)
+            if layout_us and self._excess(site) < layout_us:
+                found.append(site)
+        return found
 
     def _touching(self) -> list[list[Site]]:
         """The sites in groups, none of which has a neighbour in another one."""
@@ -208,6 +229,7 @@ class _Round:
         return groups
 
     def _drop(self, group: Sequence[Site]) -> None:
+        before = self.wiring
         for site in group:
             assert site.match is not None
             gain, known = self.gains[id(site)], self.notes.get(id(site), "")
@@ -226,7 +248,13 @@ class _Round:
             self.wiring = self.wiring.unfused(site.match)
         gone = {id(s) for s in group}
         self.sites = [s for s in self.sites if id(s) not in gone]
-        self._reprice(group)
+        if self.model.laid_out(self.wiring, before):  # that concerns all convolutions behind
+            self._reprice_all()
+        else:
+            self._reprice(group)
+
+    def _reprice_all(self) -> None:
+        self.gains |= {id(s): self.pricer.gain_us([s], self.wiring) for s in self.sites}
 
     def _reprice(self, around: Sequence[Site]) -> None:
         near = {i for s in around for i in self.near[id(s)]}
@@ -235,7 +263,7 @@ class _Round:
                 self.gains[id(site)] = self.pricer.gain_us([site], self.wiring)
 
     # ------------------------------------------------------------------------------------------------------- results
-    def finish(self) -> float | None:
+    def finish(self) -> Saving:
         """Write the gains into the sites that are fused; what they save together."""
         for site in self.sites:
             assert site.match is not None
@@ -244,7 +272,8 @@ class _Round:
                 site.gain_us, site.basis = round(gain, 3), self.bases.get(id(site), MODEL)
         known = [s for s in self.sites if s.gain_us is not None]
         total = self.pricer.gain_us(known, self.wiring) if known else 0.0
-        return None if math.isnan(total) else round(total, 3)
+        plain_us = network_us(self.model, self.sites, self.wiring) + total
+        return Saving(*(None if math.isnan(us) else round(us, 3) for us in (total, plain_us)))
 
 
 def saves(gain_us: float) -> str:

@@ -27,9 +27,13 @@ _PASS_SHARE = 1.0  # of the peak bandwidth: much of what a network passes on lie
 _SPILLED_SHARE, _HELD_SHARE = 0.8, 0.3  # the same of bytes beyond this share of L2, which come from memory
 _L2_BYTES = 50e6
 _COPY_US = 2.6  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
-# Triton's kernel for a Concat: every element asks each source whether it comes from there, and an element between four
-# pixels of a smaller image is computed from them. Microseconds for a million bytes of the result, at the H200's rate.
-_JOIN_US, _JOIN_SOURCE_US, _JOIN_BETWEEN_US = 0.3, 0.1, 1.15
+# Triton's kernel for a Concat: every element asks each source whether it comes from there. Microseconds for a million
+# bytes of the result, at the H200's rate.
+_JOIN_US, _JOIN_SOURCE_US = 0.3, 0.1
+# The same of an enlargement between pixels whose result is laid out as pixels, and of a Concat of it: an element's
+# place, its four neighbours and their weights are computed for this element alone. Laid out as Triton likes it, rows of
+# a tile share them: HRNet's head takes 21 us for three of them and not 77.
+_BETWEEN_US = 0.8
 # A pooling computes a Concat of what fused nodes made anew for each of its taps, instead of in the kernel that computes
 # bias and activation of the sources: so long, and so long for a million bytes of the Concat.
 _POOLED_US, _POOLED_SHARE_US = 1.0, 2.0
@@ -64,6 +68,10 @@ _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
 _VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
 _PADS_US = 4.7
+
+# cuDNN's depthwise filters of nine taps, for a million bytes of the result: what YOLO11 and DeepLabV3+ take longer than
+# their other kernels explains 2 to 4.
+_DEPTHWISE_US = 2.2
 
 # On Hopper and later a kernel of ours starts while another one of ours ends (programmatic dependent launch). Behind any
 # other kernel it starts when that has ended: it then takes this much longer, as 250 of 1,107 fused convolutions did.
@@ -107,8 +115,16 @@ class Device:
 
     def join_us(self, size_bytes: float, sources: int, between_bytes: float = 0.0) -> float:
         """Time of Triton's kernel for a Concat of so many bytes; between_bytes: those that are interpolated."""
-        us = (_JOIN_US + _JOIN_SOURCE_US * sources) * size_bytes + _JOIN_BETWEEN_US * between_bytes
-        return _KERNEL_US + us * 1e-6 * self._slower
+        us = (_JOIN_US + _JOIN_SOURCE_US * sources) * size_bytes * 1e-6
+        return _KERNEL_US + us * self._slower + self.between_us(between_bytes)
+
+    def between_us(self, size_bytes: float) -> float:
+        """What it costs a kernel that it computes so many bytes between pixels, element by element."""
+        return _BETWEEN_US * size_bytes * 1e-6 * self._slower
+
+    def depthwise_us(self, size_bytes: float, taps: int) -> float:
+        """Time of an engine's depthwise filter that makes so many bytes."""
+        return _SPATIAL.start_us + _DEPTHWISE_US * taps / 9 * size_bytes * 1e-6 * self._slower
 
     def pooled_us(self, size_bytes: float) -> float:
         """What it costs a pooling that it joins so many bytes by itself."""

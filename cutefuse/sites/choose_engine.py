@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
@@ -30,6 +30,7 @@ ELEMENTWISE = (
     "Tanh", "Pow", "Sqrt", "Exp", "Max", "Min", "BatchNormalization", "PRelu", "Elu", "Gelu", "Cast",
 )  # fmt: skip
 VECTOR = 8  # channels to which our pixels are padded
+CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
 _SEEN_THROUGH = ("Identity", "Dropout")
 
@@ -108,7 +109,7 @@ class Wiring:
     made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. low_made, low_read: those
     among them in another type than the graph's. awaited: the tensors that fused convolutions read and that are made
     last, and how many wait for each. gone: ids of the nodes that nothing needs any more. position: id of a node -> its
-    place in the graph.
+    place in the graph. convolutions: in that order.
     """
 
     graph: Graph
@@ -120,6 +121,7 @@ class Wiring:
     low_read: Mapping[str, int] = field(default_factory=Counter)
     awaited: Mapping[str, int] = field(default_factory=Counter)
     gone: Set[int] = frozenset()
+    convolutions: Sequence[NodeProto] = ()
 
     def fused(self, match: Match) -> Wiring:
         """The same graph with one more match fused."""
@@ -249,6 +251,15 @@ class Wiring:
         pooled = any(u.op_type in POOLS for u in self.graph.users(concat.output[0]))
         return pooled and any(self.source(t) in self.made for t in concat.input)
 
+    def in_pixels(self, node: NodeProto) -> bool:
+        """Whether torch.compile fixes the results of a node as pixels: a convolution that stays comes after it.
+
+        Its layout optimisation (`find_nodes_prefer_channels_last` of torch/_inductor/graph.py) begins at ATen's
+        convolutions; fused nodes are none. What only they read lies as Triton likes.
+        """
+        last = next((c for c in reversed(self.convolutions) if self.alive(c)), None)
+        return self.engine.name == TORCH and last is not None and self.position[id(node)] < self.position[id(last)]
+
     def reads_planes(self, enlarged: NodeProto) -> bool:
         """Whether what an enlargement reads lies in a Concat of planes."""
         return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
@@ -364,7 +375,8 @@ def shortcut_fault(graph: Graph, tensor: str) -> bool:
 
 def wiring(graph: Graph, engine: Engine) -> Wiring:
     """The graph with nothing fused."""
-    return Wiring(graph, engine, {id(n): i for i, n in enumerate(graph.nodes)})
+    convolutions = [n for n in graph.nodes if n.op_type in CONVOLUTIONS]
+    return Wiring(graph, engine, {id(n): i for i, n in enumerate(graph.nodes)}, convolutions=convolutions)
 
 
 def _operands(match: Match) -> list[str]:

@@ -60,6 +60,8 @@ class Model:
 
     def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any) -> None:
         self.graph, self.engine, self.device, self._sizes = graph, engine, device, sizes
+        # Enlargements whose pixels lie between others.
+        self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
 
     # ------------------------------------------------------------------------------------------------------- a site
@@ -174,6 +176,11 @@ class Model:
         return len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
 
     # ---------------------------------------------------------------------------------------------------- the graph
+    def dims(self, tensor: str) -> tuple[int, ...]:
+        """The sizes of a tensor; () where one is not known."""
+        dims = self._sizes(tensor) or self.graph.dims(tensor) or ()
+        return () if any(d < 0 for d in dims) else tuple(dims)
+
     def size_of(self, tensor: str) -> float:
         """Bytes of a tensor; NaN where a size is not known."""
         dims = self._sizes(tensor) or self.graph.dims(tensor)
@@ -193,7 +200,9 @@ class Model:
         if node.op_type in ENLARGED:
             if wiring.absorbed(node.output[0]):
                 return 0.0
-            return self.device.pass_us(self.size_of(node.input[0]) + self.size_of(node.output[0]))
+            size = self.size_of(node.output[0])
+            slower_us = self.device.between_us(size) if is_between(node) and wiring.in_pixels(node) else 0.0
+            return self.device.pass_us(self.size_of(node.input[0]) + size) + slower_us
         if node.op_type in ELEMENTWISE:
             read = [t for t in node.input if t and not self.graph.is_constant(t)]
             if wiring.own_kernel(node):
@@ -241,6 +250,15 @@ class Model:
                     ends = [o for n in (conv, *self.graph.users(conv.output[0])) for o in n.output]
                     found |= {id(n): n for t in ends for n in wiring.concats_of(t)}
         return found
+
+    def laid_out(self, plain: Wiring, wiring: Wiring) -> dict[int, NodeProto]:
+        """The enlargements between pixels that torch.compile lays out in another way where more is fused."""
+        return {id(n): n for n in self.between if plain.in_pixels(n) != wiring.in_pixels(n)}
+
+    def layout_us(self, plain: Wiring, wiring: Wiring) -> float:
+        """What that saves."""
+        changed = self.laid_out(plain, wiring).values()
+        return sum(self.node_us(n, plain) - self.node_us(n, wiring) for n in changed)
 
     def cast_us(self, tensor: str, wiring: Wiring) -> float:
         """Time of the Cast of a tensor beside fused nodes that compute in a type of half the size."""
@@ -308,7 +326,7 @@ class Pricer:
             plain = plain.unfused(match)
         modelled = [s.match for s in sites if s.match and id(s) not in self.given]
         near = self.model.readers(matches, wiring)
-        near |= self.model.inside(modelled, plain)
+        near |= self.model.inside(modelled, plain) | self.model.laid_out(plain, wiring)
         gain = sum(self.given[id(s)] for s in sites if id(s) in self.given)
         merged: dict[str, NodeProto] = {}  # tensor -> a 1x1 convolution of it
         for site in sites:
