@@ -178,15 +178,21 @@ class Model:
     # ---------------------------------------------------------------------------------------------------- the graph
     def dims(self, tensor: str) -> tuple[int, ...]:
         """The sizes of a tensor; () where one is not known."""
-        dims = self._sizes(tensor) or self.graph.dims(tensor) or ()
-        return () if any(d < 0 for d in dims) else tuple(dims)
+        return self._known(tensor) or ()
 
     def size_of(self, tensor: str) -> float:
         """Bytes of a tensor; NaN where a size is not known."""
-        dims = self._sizes(tensor) or self.graph.dims(tensor)
-        if dims is None or any(d < 0 for d in dims):
+        dims = self._known(tensor)
+        if dims is None:
             return math.nan
         return math.prod(dims) * ELEMENT_BYTES.get(self.graph.dtype(tensor) or "", 2)
+
+    def _known(self, tensor: str) -> tuple[int, ...] | None:
+        """The sizes of a tensor. Those of a Cast are its input's: converters to float16 leave its own out."""
+        dims, node = self._sizes(tensor) or self.graph.dims(tensor), self.graph.producer(tensor)
+        if dims is not None and all(d >= 0 for d in dims):
+            return tuple(dims)
+        return self._known(node.input[0]) if node is not None and node.op_type == "Cast" else None
 
     def node_us(self, node: NodeProto, wiring: Wiring) -> float:
         """What a node that stays costs beside the convolutions: a Concat's copies, an enlargement, an elementwise

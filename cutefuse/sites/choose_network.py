@@ -24,6 +24,7 @@ _PASSES = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose", "Erf",
 )  # fmt: skip
+_OVER_IMAGES = ("InstanceNormalization", "GroupNormalization")
 _PRODUCTS = ("MatMul", "Gemm")
 
 
@@ -45,6 +46,9 @@ def _own_us(model: Model, node: NodeProto) -> float:
     passes over memory."""
     if node.op_type in _PASSES and node.output:
         read = [t for t in node.input if t and not model.graph.is_constant(t)]
+        if node.op_type in _OVER_IMAGES:  # Triton sums parts of an image, adds these up, and reads it once more
+            size = model.size_of(read[0])
+            return 2 * model.device.pass_us(size) + model.device.pass_us(2 * size)
         return model.device.pass_us(sum(map(model.size_of, read)) + model.size_of(node.output[0]))
     if node.op_type not in (*CONVOLUTIONS, *_PRODUCTS):
         return 0.0
