@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from test_sm90 import SAME, call
 
 import models
 from cutefuse import kernels
-from cutefuse.sites.choose_engine import TORCH
+from cutefuse.graph.read import Graph
+from cutefuse.sites.choose_cost import device_of
+from cutefuse.sites.choose_engine import TORCH, Engine
+from cutefuse.sites.choose_model import Model
 
 KEPT = {"engine": TORCH, "sm": 90, "gpu": "H200", "dry_run": True}
 
@@ -89,12 +93,13 @@ def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> N
     ("node", "least_us"),
     [
         ("GlobalAveragePool(d)", 14),  # reads 52 MB
+        ("InstanceNormalization(d, s, t)", 50),  # reads 52 MB three times, writes them once
         ("Conv<group=32>(d, u)", 110),  # writes 52 MB
         ("Conv<group=32>(e, u)", None),  # unknown sizes
     ],
 )
 def test_a_network_takes_what_its_other_nodes_take(node: str, least_us: float | None, tmp_path: Path) -> None:
-    values = halves(w=(64, 32, 1, 1), k=(64,), u=(32, 1, 3, 3))
+    values = halves(w=(64, 32, 1, 1), k=(64,), u=(32, 1, 3, 3), s=(32,), t=(32,))
     inputs = {"b": "1,32,40,40", "d": "1,32,904,904", "e": "N,32,40,40"}
     alone, both = (
         graph(f"c = Conv(b, w, k) x = Relu(c) {more}", values, dtype="float16", outputs=outputs, inputs=inputs)
@@ -106,6 +111,17 @@ def test_a_network_takes_what_its_other_nodes_take(node: str, least_us: float | 
         assert two["plain_us"] is None
     else:
         assert least_us < two["plain_us"] - one["plain_us"] < 1.2 * least_us
+
+
+def test_a_cast_without_sizes_has_those_of_its_input() -> None:
+    """As converters to float16 leave it; another operator without sizes is unknown."""
+    model = graph("y = Cast<to=10>(b) z = Abs(b)", {}, dtype="float16", outputs=("y", "z"), inputs={"b": "1,32,40,40"})
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    read = Graph(model, Path())
+    prices = Model(read, Engine("torch"), device_of(90), read.dims)
+    assert prices.dims("y") == (1, 32, 40, 40) and prices.dims("z") == ()
+    assert math.isnan(prices.size_of("z"))
 
 
 @pytest.mark.parametrize(("activation", "seen"), [("Silu", True), ("Sigmoid", True), ("Relu", False), ("Clip", False)])
