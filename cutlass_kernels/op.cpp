@@ -37,9 +37,38 @@ char const *sentence(char const *format, ...) {
   return std::strcpy(text, made);
 }
 
+namespace {
+
+// The value of attribute kTileAttr, 0 where the operator does not have it.
+std::int64_t tile_attribute(Op const &op, AttrValue const *attrs) {
+  auto const same = [](AttrSpec const &spec) { return std::strcmp(spec.name, kTileAttr.name) == 0; };
+  AttrSpec const *const spec = std::find_if(op.attrs.begin(), op.attrs.end(), same);
+  return spec == op.attrs.end() ? 0 : attrs[spec - op.attrs.begin()].ints[0];
+}
+
+char const *reject_tile(Op const &op, Call const &call) {
+  std::int64_t const tile = tile_attribute(op, call.attrs);
+  if (tile == 0 || asked_tile(op, call.attrs) != 0) return nullptr;
+  auto const lower = [](Config const &a, Config const &b) { return a.id < b.id; };
+  auto const [first, last] = std::minmax_element(op.configs_table.begin(), op.configs_table.end(), lower);
+  return sentence(
+      "%s: attribute tile is %lld, and the operator's tiles are among %d to %d; write an id that kernels.describe() "
+      "lists, or 0 for any",
+      op.name, (long long)tile, first->id, last->id);
+}
+
+}  // namespace
+
 char const *reject(Op const &op, Call const &call) {
   if (char const *reason = reject_device(call.sm)) return reason;
+  if (char const *reason = reject_tile(op, call)) return reason;
   return op.reject(call);
+}
+
+std::int32_t asked_tile(Op const &op, AttrValue const *attrs) {
+  std::int64_t const tile = tile_attribute(op, attrs);
+  auto const id = static_cast<std::int32_t>(tile);
+  return id == tile ? living_config(op, id) : 0;
 }
 
 std::int32_t living_config(Op const &op, std::int32_t id) {

@@ -42,6 +42,10 @@ struct AttrSpec {
   double default_value;        // repeated default_count times
 };
 
+// The tile that a node asks the plugin to offer alone, by Config::id; 0, or a tile that is not legal there: all legal
+// ones. Every operator that ONNX graphs hold has this attribute.
+constexpr AttrSpec kTileAttr = {"tile", AttrKind::kInts, 1, 1, 1, 0.0};
+
 struct AttrValue {
   std::int64_t const *ints;  // set when the kind is kInts
   float const *floats;       // set when the kind is kFloats
@@ -205,6 +209,9 @@ constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attr
 char const *reject(Op const &op, Call const &call);
 // The tile that runs where tile `id` is asked for: itself, or its heir when it has been retired; 0 for an unknown id.
 std::int32_t living_config(Op const &op, std::int32_t id);
+// The tile that a node asks for by kTileAttr, or the heir of a retired one; 0 where it asks for none, or for a number
+// that is no tile, which reject() refuses. `attrs`: in the order of Op::attrs.
+std::int32_t asked_tile(Op const &op, AttrValue const *attrs);
 // Predicted microseconds of a legal call with its tile or, where config is 0, with the best guess. Negative where a
 // size is not known, the operator has no model, or the tile cannot run the call. The time is that inside a network,
 // where operands lie in the L2 cache; the constants are an H200's.

@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "promise.h"
+#include "tactics.h"
 #include "tensor_types.h"
 
 namespace cutefuse {
@@ -137,19 +138,17 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     return guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
       if (char const *reason = reject(in, out)) return reason;
-      bool first = true;
+      Tactics offered(op_);
       // A tile must serve the whole profile; the order of the optimum shape is the best guess.
       for (auto bound : {&DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::max}) {
         PluginTensorDesc shaped[kMaxTensors];
         at_bound(in, num_in, out, num_out, bound, shaped);
         Bound call(*this, shaped, shaped + num_in);
         if (char const *reason = cutefuse::reject(op_, call.call)) return reason;
-        std::vector<std::int32_t> const legal = tiles(call.call);
-        if (first) tactics_ = legal;
-        first = false;
-        auto const illegal = [&](std::int32_t id) { return std::count(legal.begin(), legal.end(), id) == 0; };
-        tactics_.erase(std::remove_if(tactics_.begin(), tactics_.end(), illegal), tactics_.end());
+        offered.serve(call.call);
       }
+      if (char const *remark = offered.pin(asked_tile(op_, node_->values.data()))) report(name(), remark);
+      tactics_ = offered.ids();
       std::int64_t bytes = 0;
       if (char const *reason = workspace_of(in, num_in, out, num_out, &bytes)) return reason;
       promise_.configured(formats_of(in, num_in) + formats_of(out, num_out), bytes);
@@ -335,13 +334,6 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       // A bound that was left empty belongs to a static tensor.
       if ((tensor.*bound).nbDims == tensor.desc.dims.nbDims) shaped[i].dims = tensor.*bound;
     }
-  }
-
-  // Legal tiles of a call on the current device, best guess first.
-  std::vector<std::int32_t> tiles(Call const &call) const {
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(op_.configs_table.size));
-    ids.resize(static_cast<std::size_t>(op_.configs(call, ids.data(), op_.configs_table.size)));
-    return ids;
   }
 
   PluginRules const &rules_;

@@ -35,13 +35,14 @@ def test_every_stem_has_a_description_in_each_layer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stem", OPS)
 def test_function_bodies_declare_exactly_the_attributes_of_the_library(stem: str) -> None:
-    names = [a["name"] for a in described(stem)["attributes"]]
+    *names, tile = [a["name"] for a in described(stem)["attributes"]]
     used = {c.op_type for c in OPS[stem].cases()}
     for variant in described(stem)["variants"]:
         if variant["op_type"] in used:
             body = OPS[stem].function(variant["op_type"], 17, "float32")
             assert list(body.attribute) == [*names, "plugin_version", "plugin_namespace"]
-            assert not body.attribute_proto, "defaults would be unknown to the reference evaluator"
+            # References to other defaults would be unknown to the reference evaluator; this one nothing refers to.
+            assert [(a.name, a.i) for a in body.attribute_proto] == [(tile, 0)] == [("tile", 0)]
             assert (len(body.input), len(body.output)) == (variant["inputs"], variant["outputs"])
             assert (body.domain, body.name) == ("cutefuse", variant["op_type"])
             assert all(n.startswith("__cutefuse_") for n in (*body.input, *body.output))
@@ -54,7 +55,7 @@ def test_a_body_uses_only_attributes_that_exist(stem: str) -> None:
     for op_type in {c.op_type for c in OPS[stem].cases()}:
         for opset in (o for o in (11, 12, 13, 17, 21) if o >= OPS[stem].oldest_opset(op_type)):
             nodes = OPS[stem].function(op_type, opset, "float32").node
-            assert {a.ref_attr_name for n in nodes for a in n.attribute if a.ref_attr_name} <= known
+            assert {a.ref_attr_name for n in nodes for a in n.attribute if a.ref_attr_name} <= known - {"tile"}
 
 
 @pytest.mark.parametrize(("op", "case"), CASES, ids=IDS)
@@ -64,7 +65,7 @@ def test_every_case_is_legal_and_writes_every_attribute_in_kind_and_count(op: Fu
         call = op.call(case, dtype)
         assert kernels.operator_of(call.op_type)["name"] == op.stem
         assert kernels.reject(call) is None, dtype
-        assert list(call.attrs) == list(specs), "the library's order"
+        assert [*call.attrs, "tile"] == list(specs), "the library's order; a tile is asked for by a node, not a call"
         for name, given in call.attrs.items():
             values = list(given)  # type: ignore[arg-type]
             kind = int if specs[name]["kind"] == "ints" else float
@@ -82,7 +83,7 @@ def test_cases_cover_every_op_type_that_the_rewriter_or_a_plugin_uses(stem: str)
 
 @pytest.mark.parametrize("stem", OPS)
 def test_attributes_left_to_their_defaults_mean_what_the_python_half_writes(stem: str) -> None:
-    defaults = {a["name"]: a for a in described(stem)["attributes"] if a["default_count"]}
+    defaults = {a["name"]: a for a in described(stem)["attributes"] if a["default_count"] and a["name"] != "tile"}
     case = OPS[stem].cases()[0]
     bare = OPS[stem].call(Case(case.name, case.op_type, case.sizes, {}, case.dtypes), case.dtypes[0])
     for name, spec in defaults.items():

@@ -142,7 +142,7 @@ def test_serialised_fields_are_the_attributes_under_their_own_names(host: Host) 
     plugin = host.build(("CuteConcatConv2Clip", attrs), inputs_of(attrs)).check()
     as_float32 = struct.unpack("f", struct.pack("f", 0.01))[0]
     expected = {k: v if isinstance(v, list) else [v] for k, v in attrs.items()} | {"alpha": [as_float32]}
-    expected |= {"workspace_bytes": [0]}  # nobody has configured it yet
+    expected |= {"tile": [0], "workspace_bytes": [0]}  # nobody has configured it yet
     assert {f["name"]: f["values"] for f in plugin.report["serialized"]} == expected
 
 

@@ -61,9 +61,9 @@ def load(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     monkeypatch.setattr(fused, "_sm", lambda: 90)
     monkeypatch.setattr(fused, "_sm_count", lambda: 132)
 
-    def loaded() -> Any:
-        found = program.load(model, resolve(input_specs(model), {}), fused=True)
-        assert len(found.fused) == 3
+    def loaded(given: onnx.ModelProto = model, calls: int = 3) -> Any:
+        found = program.load(given, resolve(input_specs(given), {}), fused=True)
+        assert len(found.fused) == calls
         return found
 
     return loaded
@@ -129,6 +129,54 @@ class TestChoice:
         program, timer = load(), FakeTimer()
         assert choose(program, TileTuner(timer, cache), {n.name: 9999 for n in program.fused}) == [0] * 3
         assert len(program.notes) == 3 and "tile 9999 cannot run it here" in program.notes[0] and not timer.calls
+
+    def test_a_tile_that_a_node_asks_for_counts_as_given(self, load: Callable[[], Any], cache: TuneCache) -> None:
+        program, timer = load(), FakeTimer()
+        first, second, third = program.fused
+        first.attrs["tile"] = first.tiles()[1]
+        for tiles, places, asked in (("timed", [1, 2, 2], 2), ("guess", [1, 0, 0], 2), ({third.name: 0}, [1, 2, 0], 2)):
+            assert choose(program, TileTuner(timer, cache), tiles) == places and len(timer.calls) == asked
+            assert first.tile_from == "given"
+        assert program.notes == []
+
+    def test_a_tile_that_is_given_comes_before_the_one_that_the_node_asks_for(
+        self, load: Callable[[], Any], cache: TuneCache
+    ) -> None:
+        program = load()
+        for node in program.fused:
+            node.attrs["tile"] = node.tiles()[1]
+        given = {n.name: n.tiles()[3] if i else 0 for i, n in enumerate(program.fused)}
+        assert choose(program, None, given) == [0, 3, 3]
+        assert program.fused[0].tile_from == "first guess"
+
+    def test_a_node_that_asks_for_a_retired_tile_runs_its_heir(self, load: Callable[[], Any]) -> None:
+        program = load()
+        for node in program.fused:
+            node.attrs["tile"] = 3
+            assert {"id": 3, "heir": 4} in kernels.operator_of(node.op_type)["retired"] and 3 not in node.tiles()
+        choose(program, None)
+        assert [node.tile for node in program.fused] == [4] * 3 and program.notes == []
+
+    def test_tiles_are_timed_where_a_node_asks_for_one_that_cannot_run(
+        self, load: Callable[[], Any], cache: TuneCache
+    ) -> None:
+        program, timer = load(), FakeTimer()
+        program.fused[0].attrs["tile"] = 22  # of float32
+        assert choose(program, TileTuner(timer, cache)) == [2] * 3 and len(timer.calls) == 2
+        assert program.fused[0].tile_from == "timed"
+        name = program.fused[0].name
+        assert program.notes == [f"{name} asks for tile 22, which cannot run it here, and gets another"]
+
+    def test_a_node_that_asks_for_what_is_no_tile_runs_its_body_with_the_reason(
+        self, model: onnx.ModelProto, load: Callable[..., Any]
+    ) -> None:
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        for node, tile in zip((n for n in changed.graph.node if n.domain == "cutefuse"), (9999, 158, -1), strict=True):
+            node.attribute.append(onnx.helper.make_attribute("tile", tile))
+        program = load(changed, 1)
+        assert [node.asked for node in program.fused] == [158] and len(program.notes) == 2
+        assert all("runs its function body: concat_conv: attribute tile is " in note for note in program.notes)
 
     @pytest.mark.parametrize("tiles, text", [("best", "'best' is unknown; choose timed or guess"),
                                              ({"nobody": 1}, "nobody, which are no fused nodes")])  # fmt: skip
@@ -339,3 +387,11 @@ class TestFiles:
         path.write_text(json.dumps(report))
         assert _tiles(result.output, "timed") == {first: 7}
         assert _tiles(result.output, "guess") == {first: 7, **dict.fromkeys(others, 0)}
+        for node, tile in zip((n for n in patched.graph.node if n.domain == "cutefuse"), (7, 5, 0), strict=True):
+            node.attribute.extend([onnx.helper.make_attribute("tile", tile)] if tile else [])
+        onnx.save(patched, str(result.output))
+        assert _tiles(result.output, "timed") == "timed" and _tiles(result.output, "guess") == "guess"
+        next(s for s in report["sites"] if s["name"] == first)["tile"] = 8
+        path.write_text(json.dumps(report))
+        assert _tiles(result.output, "timed") == {first: 8}, "the report says something else, and wins"
+        assert _tiles(result.output, "guess") == {first: 8, others[1]: 0}, "the second asks for a tile itself"

@@ -211,8 +211,8 @@ def make_parser() -> argparse.ArgumentParser:
                         f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown ones are fused")  # fmt: skip
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine: its times choose")
     p.add_argument("--tune", action="store_true",
-                   help="time each site on this machine's GPU: its best tile, and what PyTorch takes for the nodes "
-                        "that it replaces; times are kept for the next run")  # fmt: skip
+                   help="time each site on this machine's GPU: its best tile, which its node then asks for, and what "
+                        "PyTorch takes for the nodes that it replaces; times are kept for the next run")  # fmt: skip
     p.add_argument("--rival", choices=sorted(RIVALS),
                    help="what --tune compares with: cuDNN's kernels, torch.compile, or the better of the two; default: "
                         "best")  # fmt: skip

@@ -12,6 +12,7 @@ from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import write_json
 
 DOMAIN = "cutefuse"
+TILE = "tile"  # as in graph.body, which imports onnx
 PLUGINS_FIRST = (10, 7, 0)  # from this TensorRT on a plugin comes before a function body of the same name
 
 
@@ -22,6 +23,7 @@ class ModelFacts:
     fused_nodes: dict[str, str]  # node name -> op_type of the nodes in our domain
     low_precision: bool  # float16 or bfloat16 weights, inputs or outputs
     bodies: frozenset[str]  # op_types of our domain that the model carries a function body for
+    tiles: dict[str, int]  # node name -> the tile that it asks for, of those that ask for one
 
 
 def read_model(path: Path) -> ModelFacts:
@@ -40,7 +42,9 @@ def read_model(path: Path) -> ModelFacts:
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     types = {v.type.tensor_type.elem_type for v in values} | {i.data_type for i in model.graph.initializer}
     fused = {n.name: n.op_type for n in model.graph.node if n.domain == DOMAIN}
-    return ModelFacts(fused, bool(types & half), frozenset(f.name for f in model.functions if f.domain == DOMAIN))
+    asked = {n.name: a.i for n in model.graph.node if n.domain == DOMAIN for a in n.attribute if a.name == TILE and a.i}
+    bodies = frozenset(f.name for f in model.functions if f.domain == DOMAIN)
+    return ModelFacts(fused, bool(types & half), bodies, asked)
 
 
 def patch_report(model: Path) -> dict[str, Any] | None:

@@ -182,10 +182,11 @@ def _engine(model: Path, wanted: _Wanted, use_plugins: bool) -> TorchEngine:
 
 
 def _tiles(model: Path, choice: str) -> dict[str, int] | str:
-    """The tiles of the patch report, which win, and the choice for all other nodes."""
-    tuned = plugins.tuned_tiles(model)
+    """The tiles of the patch report where the nodes do not ask for them themselves, and the choice for all others."""
+    facts = plugins.read_model(model)
+    tuned = {name: tile for name, tile in plugins.tuned_tiles(model).items() if facts.tiles.get(name) != tile}
     if choice == FIRST and tuned:
-        return {**dict.fromkeys(plugins.read_model(model).fused_nodes, 0), **tuned}
+        return {**dict.fromkeys(facts.fused_nodes.keys() - facts.tiles.keys(), 0), **tuned}
     return tuned or choice
 
 

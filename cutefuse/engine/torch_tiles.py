@@ -39,13 +39,19 @@ def choose_tiles(
 
     Args:
         tiles: TIMED, FIRST (every node keeps the first guess), or name of a fused node -> id of its tile, 0 for the
-        first guess; nodes that it does not name are timed. known: the names of all fused nodes of the model.
+        first guess; nodes that it does not name are timed. Where none is given, the tile that a node asks for by its
+        attribute counts as given, if it can run here. known: the names of all fused nodes of the model.
         quiet: makes a context that is held while a call is timed. tuner: takes the times, the GPU's where None.
     Raises: CutefuseError for a choice or a name that does not exist.
     """
     if isinstance(tiles, str) and tiles not in CHOICES:
         raise CutefuseError(f"tiles '{tiles}' is unknown; choose {' or '.join(CHOICES)}, or give a tile for each node")
-    given = {} if isinstance(tiles, str) else tiles
+    given = {} if isinstance(tiles, str) else dict(tiles)
+    for node in (node for node in program.fused if node.asked and node.name not in given):
+        if node.asked in node.tiles():
+            given[node.name] = node.asked
+        else:
+            program.notes.append(f"{node.name} asks for tile {node.asked}, which cannot run it here, and gets another")
     program.choose_tiles(given, known)
     nodes = [node for node in program.fused if node.name not in given]
     if tiles != FIRST and nodes:

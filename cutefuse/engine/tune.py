@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from cutefuse.engine.tune_cache import Times, TuneCache
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.body import TILE
 from cutefuse.kernels import Call
 
 RIVALS = {"best": ("cudnn", "compile"), "cudnn": ("cudnn",), "compile": ("compile",)}  # what to beat -> modes
@@ -161,11 +162,14 @@ class Tuner(TileTuner):
 
 
 def call_key(call: Call) -> str:
-    """Equal for calls that cost the same: operator, sizes, types, layouts, attributes; not where the data lies."""
+    """Equal for calls that cost the same: operator, sizes, types, layouts, attributes; not where the data lies, nor the
+    tile that a node asks for, since all of them are timed."""
     return _digest({
         "op_type": call.op_type,
         "operands": [[list(t.dims), t.dtype, t.layout, t.ld] for t in (*call.inputs, *call.outputs)],
-        "attrs": {name: list(v) if isinstance(v, Sequence) else v for name, v in sorted(call.attrs.items())},
+        "attrs": {
+            name: list(v) if isinstance(v, Sequence) else v for name, v in sorted(call.attrs.items()) if name != TILE
+        },
     })  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from cutefuse.graph.read import ELEM_TYPES
 
 DOMAIN = "cutefuse"
 PLUGIN_VERSION = "1"
+TILE = "tile"  # the attribute by which a node asks for one tile alone: how it runs, and nothing of what it computes
 FORMAL = "__cutefuse_"  # prefix of every name inside a body: old TensorRT parsers mix them up with outer tensors
 
 LAST = np.iinfo(np.int64).max  # the end of a Slice that goes on to the last element
@@ -141,11 +142,15 @@ def function_proto(
     op_type: str, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[NodeProto], opset: int,
     attrs: Sequence[str],
 ) -> FunctionProto:  # fmt: skip
-    """A local function of our domain that declares the operator's attributes and those of the plugin look-up."""
+    """A local function of our domain that declares the operator's attributes and those of the plugin look-up.
+
+    `tile` has a default, since only some nodes carry it: ONNX's reference evaluator wants the others on every call.
+    """
     declared = [*attrs, "plugin_version", "plugin_namespace"]
     return helper.make_function(
-        DOMAIN, op_type, inputs, outputs, nodes, [helper.make_opsetid("", opset)], attributes=declared
-    )
+        DOMAIN, op_type, inputs, outputs, nodes, [helper.make_opsetid("", opset)], attributes=declared,
+        attribute_protos=[helper.make_attribute(TILE, 0)],
+    )  # fmt: skip
 
 
 def by_reference(

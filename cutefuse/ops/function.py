@@ -9,7 +9,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION
+from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION, TILE
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call, Tensor
 from cutefuse.ops import operators
@@ -30,14 +30,19 @@ def call_of(node: NodeProto, inputs: Sequence[Tensor]) -> Call:
     return Call(node.op_type, inputs, [], attrs)
 
 
-def node_attributes(call: Call) -> dict[str, Any]:
-    """The attributes of a call's ONNX node by name: the operator's, and how TensorRT finds the plugin."""
+def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
+    """The attributes of a call's ONNX node by name: the operator's, and how TensorRT finds the plugin.
+
+    `tile`: the one that the plugin should offer alone; 0 writes none.
+    """
     values: dict[str, Any] = dict(call.attrs)
     found: dict[str, Any] = {}
     for spec in kernels.operator_of(call.op_type)["attributes"]:  # all of them: TensorRT only warns about a missing one
-        value = list(values[spec["name"]])
-        found[spec["name"]] = value[0] if spec["max_count"] == 1 else value
-    return found | {"plugin_version": PLUGIN_VERSION, "plugin_namespace": DOMAIN}
+        if spec["name"] != TILE:
+            value = list(values[spec["name"]])
+            found[spec["name"]] = value[0] if spec["max_count"] == 1 else value
+    asked = {TILE: tile} if tile else {}
+    return found | asked | {"plugin_version": PLUGIN_VERSION, "plugin_namespace": DOMAIN}
 
 
 def body_for(calls: list[Call], opset: int, positive: Collection[int] = ()) -> FunctionProto:

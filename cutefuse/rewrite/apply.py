@@ -203,7 +203,8 @@ def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_ve
     node = helper.make_node(
         call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
     )
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in node_attributes(call).items())
+    attributes = node_attributes(call, site.tile)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     if ir_version >= 10:
         node.metadata_props.add(key="cutefuse.nodes", value=json.dumps(origins))
     return node

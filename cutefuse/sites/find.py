@@ -46,7 +46,7 @@ class Site:
     sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
     gain_us: float | None = None  # what fusing it should save while the other sites stay as they are; None: not known
     basis: str = ""  # of gain_us: "profile", "tuned" or "model"
-    tile: int = 0  # id of the tile that was fastest here; 0 for the kernels' first guess
+    tile: int = 0  # id of the tile that was chosen here, which the node asks for; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
 
     @property

@@ -9,7 +9,7 @@ namespace cutefuse::concat_conv {
 
 using namespace conv;
 
-enum { kAlpha = kConvAttrs, kLo, kHi, kChannelStarts, kUpsample, kOutputChannels, kAttrs };
+enum { kAlpha = kConvAttrs, kLo, kHi, kChannelStarts, kUpsample, kOutputChannels, kTile, kAttrs };
 
 constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"alpha", AttrKind::kFloats, 1, 1, 1, 0.01},          // LeakyRelu

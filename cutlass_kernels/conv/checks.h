@@ -9,12 +9,12 @@
 
 namespace cutefuse::conv {
 
-// The attributes with which the list of every convolution operator begins.
+// The attributes with which the list of every convolution operator begins; kTileAttr ends it.
 enum Attr { kChannels, kKernelShape, kStrides, kPads, kDilations, kPackedSizes, kConvAttrs };
 
 template <std::size_t kOwn>
-constexpr std::array<AttrSpec, kConvAttrs + kOwn> conv_attributes(AttrSpec const (&own)[kOwn]) {
-  std::array<AttrSpec, kConvAttrs + kOwn> all{{
+constexpr std::array<AttrSpec, kConvAttrs + kOwn + 1> conv_attributes(AttrSpec const (&own)[kOwn]) {
+  std::array<AttrSpec, kConvAttrs + kOwn + 1> all{{
       {"channels", AttrKind::kInts, 1, kMaxSources, 0, 0.0},
       {"kernel_shape", AttrKind::kInts, 2, 2, 0, 0.0},
       {"strides", AttrKind::kInts, 2, 2, 2, 1.0},
@@ -23,6 +23,7 @@ constexpr std::array<AttrSpec, kConvAttrs + kOwn> conv_attributes(AttrSpec const
       {"packed_sizes", AttrKind::kInts, 1, kMaxSources, 0, 0.0},  // filter columns per source; the body splits by it
   }};
   for (std::size_t i = 0; i < kOwn; ++i) all[kConvAttrs + i] = own[i];
+  all.back() = kTileAttr;
   return all;
 }
 

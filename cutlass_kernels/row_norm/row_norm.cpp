@@ -7,7 +7,7 @@ extern Op const op;
 
 namespace {
 
-constexpr AttrSpec kAttrSpecs[] = {{"epsilon", AttrKind::kFloats, 1, 1, 1, 1e-5}};
+constexpr AttrSpec kAttrSpecs[] = {{"epsilon", AttrKind::kFloats, 1, 1, 1, 1e-5}, kTileAttr};
 
 constexpr Facts norm(bool layer, Residual residual) {
   return {Kind::kNorm, 0, Activation::kNone, residual, false, false, false, layer};

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cutefuse import kernels
 from cutefuse.engine.torch_graph.node import UnsupportedError
+from cutefuse.graph.body import TILE
 from cutefuse.ops import operators
 from cutefuse.ops.function import body_for, call_of
 from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, fusible, laid_out, padded, widened
@@ -87,6 +88,13 @@ class FusedNode:
         and `_empty` lay them out."""
         pixels = [self._pixel(t) for t in (*self.inputs, *self.outputs)]
         return kernels.configs(self.call(pixels, sm=_sm(), sm_count=_sm_count()))
+
+    @property
+    def asked(self) -> int:
+        """The tile that the node's own attribute asks for, or the heir of a retired one; 0 where it asks for none."""
+        own = int(self.attrs.get(TILE, 0))
+        heirs = {r["id"]: r["heir"] for r in kernels.operator_of(self.op_type)["retired"]}
+        return int(heirs.get(own, own))
 
     @property
     def tile(self) -> int:
