@@ -144,7 +144,8 @@ def function_proto(
 ) -> FunctionProto:  # fmt: skip
     """A local function of our domain that declares the operator's attributes and those of the plugin look-up.
 
-    `tile` has a default, since only some nodes carry it: ONNX's reference evaluator wants the others on every call.
+    `tile` has a default, since models from before it lack it; ONNX's reference evaluator wants the others on every
+    call.
     """
     declared = [*attrs, "plugin_version", "plugin_namespace"]
     return helper.make_function(

@@ -33,16 +33,14 @@ def call_of(node: NodeProto, inputs: Sequence[Tensor]) -> Call:
 def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
     """The attributes of a call's ONNX node by name: the operator's, and how TensorRT finds the plugin.
 
-    `tile`: the one that the plugin should offer alone; 0 writes none.
+    `tile`: the one that the plugin should offer alone; 0 for any.
     """
-    values: dict[str, Any] = dict(call.attrs)
+    values: dict[str, Any] = dict(call.attrs) | {TILE: [tile]}
     found: dict[str, Any] = {}
     for spec in kernels.operator_of(call.op_type)["attributes"]:  # all of them: TensorRT only warns about a missing one
-        if spec["name"] != TILE:
-            value = list(values[spec["name"]])
-            found[spec["name"]] = value[0] if spec["max_count"] == 1 else value
-    asked = {TILE: tile} if tile else {}
-    return found | asked | {"plugin_version": PLUGIN_VERSION, "plugin_namespace": DOMAIN}
+        value = list(values[spec["name"]])
+        found[spec["name"]] = value[0] if spec["max_count"] == 1 else value
+    return found | {"plugin_version": PLUGIN_VERSION, "plugin_namespace": DOMAIN}
 
 
 def body_for(calls: list[Call], opset: int, positive: Collection[int] = ()) -> FunctionProto:

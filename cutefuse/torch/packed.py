@@ -157,7 +157,7 @@ def _(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
 def _onnx_node(inputs: Sequence[Tensor], given: Attributes) -> Sequence[Tensor]:
     """The plugin's node, as the rewriter writes it, in place of the call."""
     shapes = given.outputs(inputs)
-    attrs = node_attributes(kernels.Call(given.op_type, [], [], given.call_attrs()))
+    attrs = node_attributes(kernels.Call(given.op_type, [], [], given.call_attrs()), given.tile)
     return torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{given.op_type}", inputs, attrs, dtypes=[inputs[0].dtype] * len(shapes), shapes=shapes, version=1
     )
