@@ -126,6 +126,28 @@ def test_what_was_measured_is_kept_and_the_rest_is_measured(tmp_path: Path, monk
     assert command.main(argv) == 0 and len(lines.read_text().splitlines()) == 1 + len(measured)
 
 
+def test_files_are_written_whole_and_what_cannot_be_exported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def export(package: str, name: str, dynamo: bool, path: Path) -> None:
+        path.write_text(f"{package} {name} {dynamo}")
+        if name == "UNETR":
+            raise RuntimeError("no such operator\nmore")
+
+    monkeypatch.setattr(command, "export", export)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    argv = ["monai/UNe*", "monai/UNETR", "--packages", str(tmp_path), "--onnx", str(tmp_path / "files")]
+    assert command.main(argv) == 0
+    found = {p.name: p.read_text() for p in (tmp_path / "files").iterdir()}
+    assert found == {f"monai-{n}.onnx": f"monai {n} False" for n in ("UNet", "UNet3d")}
+    assert capsys.readouterr().out == "monai/UNETR: RuntimeError: no such operator\n"
+
+
+def test_a_pattern_of_no_network_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["monai/none", "--onnx", str(tmp_path / "files")]) == 2
+    assert "no network is called monai/none" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_without_torch_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert command.main(["--lines", str(tmp_path / "l"), "--page", str(tmp_path / "p")]) == 2

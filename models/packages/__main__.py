@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
@@ -113,19 +113,50 @@ def key(line: dict[str, Any]) -> tuple[str, str, bool]:
     return line["package"], line["name"], line["dynamo"]
 
 
+def fits(one: tuple[str, str, bool], patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns, or none at all, names a network."""
+    return any(fnmatchcase(f"{one[0]}/{one[1]}", p) for p in patterns or ["*"])
+
+
+@contextlib.contextmanager
+def installed(packages: Path | None) -> Iterator[None]:
+    """The packages can be imported: from their folder, or from one that lasts as long as this does."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
+        raise CutefuseError("PyTorch or onnxscript is missing; install torch and onnxscript")
+    with tempfile.TemporaryDirectory() as temporary:
+        if packages is None:
+            packages = Path(temporary)
+            fetch(packages)
+        sys.path.append(str(packages))
+        yield
+
+
+def write(patterns: Sequence[str], packages: Path | None, folder: Path) -> None:
+    """Write the ONNX files of networks into a folder, and say which could not be exported."""
+    chosen = [w for w in wanted() if not w[2] and fits(w, patterns)]
+    if not chosen:
+        raise CutefuseError(f"no network is called {', '.join(patterns)}; docs/models.md lists them, as timm/resnet50d")
+    folder.mkdir(parents=True, exist_ok=True)
+    with installed(packages):
+        for package, name, _ in chosen:
+            part = folder / f"{package}-{name}.part"
+            try:
+                export(package, name, False, part)
+                part.replace(part.with_suffix(".onnx"))
+            except Exception as error:  # whatever a package's or torch's exporter raises
+                print(f"{package}/{name}: {type(error).__name__}: {error}".splitlines()[0][:200], flush=True)
+            finally:
+                part.unlink(missing_ok=True)
+            gc.collect()
+
+
 def run(patterns: Sequence[str], packages: Path | None, lines: Path, page_path: Path, only_page: bool) -> None:
     """Measure what `lines` lacks, a line of JSON for each, and write the page."""
     done = [json.loads(text) for text in lines.read_text().splitlines()] if lines.exists() else []
     have = set(map(key, done))
-    chosen = [w for w in wanted() if w not in have and any(fnmatchcase(f"{w[0]}/{w[1]}", p) for p in patterns or ["*"])]
-    with tempfile.TemporaryDirectory() as temporary:
-        if chosen and not only_page:
-            if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
-                raise CutefuseError("PyTorch or onnxscript is missing; install torch and onnxscript")
-            if packages is None:
-                packages = Path(temporary)
-                fetch(packages)
-            sys.path.append(str(packages))
+    chosen = [w for w in wanted() if w not in have and fits(w, patterns)]
+    if chosen and not only_page:
+        with installed(packages):
             for one in chosen:
                 done.append(measure(*one))
                 with lines.open("a") as out:
@@ -154,8 +185,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--lines", type=Path, default=Path("packages.jsonl"), help="results; those there are kept")
     parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--onnx", type=Path, metavar="DIR", help="write the ONNX files here, and measure nothing")
     parser.add_argument("--only-page", action="store_true", help="measure nothing, write the page from --lines")
     args = parser.parse_args(argv)
+    if args.onnx:
+        return run_command(lambda: write(args.patterns, args.packages, args.onnx))
     return run_command(lambda: run(args.patterns, args.packages, args.lines, args.page, args.only_page))
 
 
