@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import statistics
@@ -19,6 +20,7 @@ from cutefuse.ops.conv_form import Form, Source
 from cutefuse.ops.conv_math import Geometry
 from cutefuse.sites.choose_cost import Convolution, convolution_us, device_of, fused_us
 
+RECORDED = Path(__file__).resolve().parent / "recorded"
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SHAPES: dict[str, dict[str, Any]] = {
     s["name"]: s for s in json.loads((BENCHMARKS / "conv_shapes.json").read_text())["shapes"]
@@ -27,15 +29,16 @@ ROWS: list[dict[str, Any]] = json.loads((BENCHMARKS / "results/concat_conv_h200.
 ACTIVATIONS = {"none": "", "relu": "Relu", "silu": "Silu", "sigmoid": "Sigmoid"}
 
 
-def call_of(shape: dict[str, Any], batch: int | None = None) -> Call:
-    """The call of a benchmark's shape on Hopper."""
+def call_of(shape: dict[str, Any], batch: int | None = None, activation: str | None = None) -> Call:
+    """The call of a benchmark's shape on Hopper; with another batch or activation where one is given."""
     N = shape["N"] if batch is None else batch
     sources = [Source((N, c, shape["H"], shape["W"]), c) for c in shape["C"]]
     geometry = Geometry(
         (shape["R"], shape["S"]), tuple(shape.get("stride", (1, 1))), tuple(shape.get("pads", (0, 0, 0, 0))),
         tuple(shape.get("dilation", (1, 1))),
     )  # fmt: skip
-    form = Form(len(sources), ACTIVATIONS[shape.get("activation", "relu")], False, 1, "")
+    suffix = ACTIVATIONS[shape.get("activation", "relu")] if activation is None else activation
+    form = Form(len(sources), suffix, False, 1, "")
     return replace(make_call(form, sources, (shape["K"],), geometry, "float16", {}), sm=90, sm_count=132, _keep=[])
 
 
@@ -62,6 +65,29 @@ def test_the_convolutions_of_cudnn_take_what_was_recorded() -> None:
     ratios = [engine_us(name) / recorded_us(name, "cudnn_precat") for name in SHAPES]
     assert statistics.geometric_mean(ratios) == pytest.approx(0.91, abs=0.05)
     assert 0.7 < min(ratios) and max(ratios) < 1.4
+
+
+def test_sites_of_networks_that_nothing_was_fitted_to_take_what_was_recorded() -> None:
+    """Inside networks of published packages, one image, float16: ours with the fastest of eight tiles and chosen
+    together with its neighbours', and what torch.compile took, with the pass of bias and activation."""
+    device, ours, theirs = device_of(90, "H200"), list[float](), list[float]()
+    for row in csv.DictReader((RECORDED / "sites_h200.csv").open()):
+        n = {key: int(value) for key, value in row.items() if key not in ("activation", "ours_us", "plain_us")}
+        shape: dict[str, Any] = n | {"N": 1, "C": [n["C"]], "stride": (n["stride_h"], n["stride_w"])}
+        shape["pads"] = (n["top"], n["left"], n["bottom"], n["right"])
+        call = call_of(shape, activation=row["activation"].strip("-"))
+        us = kernels.predicted_us(call) or math.nan
+        _, K, P, Q = call.outputs[0].dims
+        conv = Convolution(1, n["C"], n["H"], n["W"], K, P, Q, n["R"] * n["S"], "float16")
+        plain_us = convolution_us(conv, device) + device.pass_us(2 * conv.output_bytes)
+        ours.append(us / float(row["ours_us"]))
+        theirs.append(plain_us / float(row["plain_us"]))
+    assert len(ours) > 400
+    assert statistics.geometric_mean(ours) == pytest.approx(0.96, abs=0.04)
+    assert statistics.geometric_mean(theirs) == pytest.approx(1.07, abs=0.04)
+    for ratios, near, far in ((ours, 0.7, 0.92), (theirs, 0.77, 0.92)):
+        assert sum(0.8 < r < 1.25 for r in ratios) > near * len(ratios)
+        assert sum(0.67 < r < 1.5 for r in ratios) > far * len(ratios)
 
 
 def test_a_tile_that_is_named_is_the_one_predicted() -> None:
