@@ -215,6 +215,15 @@ def test_onnx_gets_the_plugins_nodes_and_the_same_numbers(tmp_path: Path) -> Non
     assert_same(list(got.values()), made, args)
 
 
+@pytest.mark.parametrize("channels", [16, 20])
+def test_onnx_has_no_node_that_lays_an_image_out(channels: int) -> None:
+    pytest.importorskip("onnxscript")
+    made = nn.Sequential(nn.Conv2d(channels, 16, 3), nn.ReLU()).eval().half()
+    args = (torch.randn(1, channels, 8, 8).half(),)
+    ours = torch.onnx.export(fused(made, args), args, dynamo=True, verbose=False).model_proto
+    assert [n.op_type for n in ours.graph.node] == ["CuteConcatConv1Relu"]
+
+
 # ---------------------------------------------------------------------------------------------- what stays, and why
 
 

@@ -194,10 +194,11 @@ class PackedConv(nn.Module):
         """The output, or a list of them where the form has more than one."""
         sources = self.form.sources
         vectors = (self.get_buffer(name) for name in self.vectors)
-        images = [fusible(x) for x in xs]
+        for_onnx = _is_exporting() and torch.onnx.is_in_onnx_export()
+        images = list(xs) if for_onnx else [fusible(x) for x in xs]
         inputs = [*images[:sources], self.packed, self.bias, *vectors, *images[sources:]]
         values = (*self.lists.values(), *self.numbers.values(), self.tile)
-        if _is_exporting() and torch.onnx.is_in_onnx_export():
+        if for_onnx:
             made = _onnx_node(inputs, Attributes(self.op_type, values))
         else:
             made = torch.ops.cutefuse.packed_conv(inputs, self.op_type, *values)
