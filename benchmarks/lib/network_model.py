@@ -22,20 +22,15 @@ def in_float16(task: Task) -> onnx.ModelProto:
     if task.file is None:
         return models.build(task.network, "float16", small=task.small, batch=task.batch)
     model = load_model(task.file)
-    with_sizes(task.file, model)
     wide = any(t.data_type == TensorProto.FLOAT and len(t.dims) > 1 for t in model.graph.initializer)
     return to_float16(model, task.file.parent, ())[0] if wide else model
 
 
 def images_of(path: Path) -> int:
-    """The images of a run, by the first input of a file. Raises CutefuseError for a file that has not all its sizes."""
-    return with_sizes(path, load_model(path))
-
-
-def with_sizes(path: Path, model: onnx.ModelProto) -> int:
-    """The first size of the first input. Raises CutefuseError where a size of an input is not fixed."""
-    stored = {t.name for t in model.graph.initializer}
-    inputs = [v for v in model.graph.input if v.name not in stored]
+    """The images of a run, by the first input of a file. Raises CutefuseError where a size of an input is not fixed."""
+    graph = load_model(path).graph
+    stored = {t.name for t in graph.initializer}
+    inputs = [v for v in graph.input if v.name not in stored]
     for value in inputs:
         if not all(d.dim_value > 0 for d in value.type.tensor_type.shape.dim):
             raise CutefuseError(
@@ -43,4 +38,4 @@ def with_sizes(path: Path, model: onnx.ModelProto) -> int:
                 f"polygraphy surgeon sanitize --override-input-shapes {value.name}:[1,3,640,640]"
             )
     dims = inputs[0].type.tensor_type.shape.dim if inputs else ()
-    return dims[0].dim_value if dims else 1
+    return int(dims[0].dim_value) if dims else 1

@@ -68,8 +68,8 @@ _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
 _VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
 _PADS_US = 4.7
-# How much sooner a product of a matrix and a vector is done: filters behind a pooling of the whole image, in squeeze-
-# and-excite blocks have them. 65 of EfficientNet-B0, GhostNet, MobileNetV3 and DPN-68: 0.9 to 2.3 us.
+# How much sooner a product of a matrix and a vector is done, as behind the pooling of a whole image in squeeze-and-
+# excite blocks. 65 filters of EfficientNet-B0, GhostNet, MobileNetV3 and DPN-68: 0.9 to 2.3 us.
 _VECTOR_US = 1.4
 
 # cuDNN's depthwise filters of nine taps, for a million bytes of the result: what YOLO11 and DeepLabV3+ take longer than
