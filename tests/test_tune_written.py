@@ -92,7 +92,7 @@ def test_a_norm_and_an_int8_convolution_carry_theirs(tmp_path: Path) -> None:
 # ---- function bodies ----
 
 
-def test_one_body_serves_nodes_with_and_without_a_tile(tmp_path: Path) -> None:
+def test_one_body_serves_nodes_that_ask_and_that_do_not(tmp_path: Path) -> None:
     result, tiles = tuned(two(), tmp_path, [22, 0])
     model = saved(result)
     assert tiles == [22, 0] and len({n.op_type for n in fused(model)}) == len(model.functions) == 1
