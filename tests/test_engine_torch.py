@@ -188,6 +188,40 @@ def test_an_engine_times_itself_and_its_layers() -> None:
     assert list(times) == ["Concat_0", "Conv_1 + BatchNormalization_2 + Relu_3"] and min(times.values()) > 0
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_what_inductors_patterns_fail_on_compiles_without_them(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do on Segformer's attention, whose keys are fewer than its queries."""
+    from torch._dynamo.exc import BackendCompilerFailed
+    from torch._inductor import config, utils
+
+    from cutefuse.engine.torch_gpu import TorchEngine
+
+    class Mismatch(BackendCompilerFailed):
+        def __init__(self) -> None:
+            Exception.__init__(self, "backend='inductor' raised:\nRuntimeError: sizes do not fit")
+
+    patterns = list[bool]()
+
+    def compiled(function: Any, *inputs: Any) -> Any:
+        patterns.append(config.pattern_matcher)
+        if len(patterns) <= failures:
+            raise Mismatch
+        return None, []
+
+    monkeypatch.setattr(utils, "run_and_get_code", compiled)
+    if failures == 1:
+        engine = TorchEngine.build(network(), "compile", "cpu")
+        assert any(
+            "without inductor's patterns, which fail here: RuntimeError: sizes" in n for n in engine.program.notes
+        )
+    else:
+        with pytest.raises(
+            CutefuseError, match=r"cannot take the model \(RuntimeError: sizes do not fit\); use --mode"
+        ):
+            TorchEngine.build(network(), "compile", "cpu")
+    assert patterns == [True, False] and config.pattern_matcher
+
+
 @pytest.mark.slow
 def test_a_compiled_program_computes_the_same() -> None:
     from cutefuse.engine.torch_gpu import TorchEngine
