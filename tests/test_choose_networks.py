@@ -1,9 +1,9 @@
 """The predicted time of whole networks against what was timed on an H200, driver 580.159.04, torch 2.11.0, cuDNN 9.19.
 
 tests/recorded/networks_h200.csv holds, for each network and number of images, the microseconds of the plain network
-under torch.compile and of its faster plain engine, and the patched network's share of the latter, of one run. Between
-hosts the share differs by up to 5 points. They are of 2026-11-23, the first run with tiles that are chosen together;
-dla34 and centerpoint with eight images are of the version before.
+under torch.compile and of its faster plain engine, and the patched network's share of the latter: the mean of two runs
+on two hosts, or of one run where the sites have changed since the other. Between hosts the share differs by up to 7
+points. The runs are of 2026-11-23 and 24; the second one came after the last change of the model.
 """
 
 from __future__ import annotations
@@ -29,28 +29,22 @@ def rows(batch: int) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if int(row["batch"]) == batch]
 
 
-# Sites that the recorded run left out and that are taken now, so that no convolution of cuDNN is behind enlargements
-# between pixels. The time of these two networks with the present choice is not on record.
-LEFT_OUT = {("hrnet_ocr", 8): ["/aux_head/aux_head.3/*", "/cls_head/*"], ("hrnet_head", 8): ["/head.3/*"]}
-
-
 def predicted(row: dict[str, str], folder: Path) -> tuple[float, float]:
     """What the gains of the default choice leave of the predicted plain time, over that of the faster plain engine; and
     the predicted plain time over what torch.compile took."""
     plain, name, batch = folder / "plain.onnx", row["network"], int(row["batch"])
     onnx.save(models.build(name, "float16", batch=batch), str(plain))
-    left_out = LEFT_OUT.get((name, batch), [])
-    options = Options(sm=90, engine=TORCH, gpu="H200", dry_run=True, exclude=left_out)
+    options = Options(sm=90, engine=TORCH, gpu="H200", dry_run=True)
     summary = patch(plain, folder / "patched.onnx", options).report["summary"]
     compile_us = float(row["plain_compile_us"])
     share = 1 - summary["gain_us"] / summary["plain_us"]
     return share * compile_us / float(row["plain_us"]), summary["plain_us"] / compile_us
 
 
-# Networks whose prediction is close, and how far the worst is off: bevfusion_decoder with one image, vovnet39 with
+# Networks whose prediction is close, and how far the worst is off: bevfusion_decoder with one image, squeezenet1_1 with
 # eight.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.9, 0.09), (8, 0.9, 0.08)])
+@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.9, 0.1), (8, 0.9, 0.08)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
     found = {r["network"]: (predicted(r, tmp_path), float(r["ratio"])) for r in rows(batch)}
     assert len(found) > 15
