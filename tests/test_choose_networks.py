@@ -1,9 +1,10 @@
 """The predicted time of whole networks against what was timed on an H200, driver 580.159.04, torch 2.11.0, cuDNN 9.19.
 
 tests/recorded/networks_h200.csv holds, for each network and number of images, the microseconds of the plain network
-under torch.compile and of its faster plain engine, and the patched network's share of the latter: the mean of two runs
-on two hosts, or of one run where the sites have changed since the other. Between hosts the share differs by up to 7
-points. The runs are of 2026-11-23 and 24; the second one came after the last change of the model.
+under torch.compile and of its faster plain engine, and the patched network's share of the latter, of one run. Between
+hosts the share differs by up to 7 points. The rows are of 2026-11-23, the first run with tiles that are chosen together.
+With eight images hrnet_ocr, hrnet_head, dla34 and centerpoint are of 2026-11-24: the first two have other sites since,
+the others had not ended. docs/measured.md has all rows of that later run beside their predictions.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def predicted(row: dict[str, str], folder: Path) -> tuple[float, float]:
     return share * compile_us / float(row["plain_us"]), summary["plain_us"] / compile_us
 
 
-# Networks whose prediction is close, and how far the worst is off: bevfusion_decoder with one image, squeezenet1_1 with
+# Networks whose prediction is close, and how far the worst is off: bevfusion_decoder with one image, vovnet39 with
 # eight.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.9, 0.1), (8, 0.9, 0.08)])
+@pytest.mark.parametrize(("batch", "close", "worst"), [(1, 0.9, 0.09), (8, 0.9, 0.08)])
 def test_networks_take_what_is_predicted(batch: int, close: float, worst: float, tmp_path: Path) -> None:
     found = {r["network"]: (predicted(r, tmp_path), float(r["ratio"])) for r in rows(batch)}
     assert len(found) > 15
