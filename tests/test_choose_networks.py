@@ -2,9 +2,9 @@
 
 tests/recorded/networks_h200.csv holds, for each network and number of images, the microseconds of the plain network
 under torch.compile and of its faster plain engine, and the patched network's share of the latter, of one run. Between
-hosts the share differs by up to 7 points. The rows are of 2026-11-23, the first run with tiles that are chosen together.
-With eight images hrnet_ocr, hrnet_head, dla34 and centerpoint are of 2026-11-24: the first two have other sites since,
-the others had not ended. docs/measured.md has all rows of that later run beside their predictions.
+hosts the share differs by up to 7 points. The rows are of 2026-11-23, the first run with tiles chosen together. With
+eight images hrnet_ocr, hrnet_head, dla34 and centerpoint are of 2026-11-24: the first two have other sites since, the
+others had not ended. docs/measured.md has all rows of that later run beside their predictions.
 """
 
 from __future__ import annotations
