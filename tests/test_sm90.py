@@ -43,7 +43,6 @@ TILES = {
     156: "sm90_small_128x64",
     157: "sm90_small_128x80",
     158: "sm90_small_64x104",
-    159: "sm90_small_64x32_deep",
 }
 TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types
 SMALL = {i: name for i, name in TILES.items() if "small" in name}

@@ -70,21 +70,20 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, pixels
     rows_tile(141, "sm90_rows_64x224_split", 224),
     rows_tile(142, "sm90_rows_64x192_split", 192),
-    // id, name, filters, pixels, most blocks on a multiprocessor, options
-    small_tile(151, "sm90_small_64x16", k16Bit, 64, 16, 3, kAlsoPreActivated),
-    small_tile(152, "sm90_small_64x32", k16Bit, 64, 32, 3, kAlsoPreActivated),
-    small_tile(153, "sm90_small_64x40", k16Bit, 64, 40, 3, kAlsoPreActivated),
-    small_tile(154, "sm90_small_64x64", k16Bit, 64, 64, 1),
-    small_tile(155, "sm90_small_64x80", k16Bit, 64, 80, 3),
-    small_tile(156, "sm90_small_128x64", k16Bit, 128, 64, 3),
-    small_tile(157, "sm90_small_128x80", k16Bit, 128, 80, 3),
-    small_tile(158, "sm90_small_64x104", k16Bit, 64, 104, 1),
-    small_tile(159, "sm90_small_64x32_deep", k16Bit, 64, 32, 1),
+    // id, name, type, filters, pixels, options
+    small_tile(151, "sm90_small_64x16", k16Bit, 64, 16, kAlsoPreActivated),
+    small_tile(152, "sm90_small_64x32", k16Bit, 64, 32, kAlsoPreActivated),
+    small_tile(153, "sm90_small_64x40", k16Bit, 64, 40, kAlsoPreActivated),
+    small_tile(154, "sm90_small_64x64", k16Bit, 64, 64),
+    small_tile(155, "sm90_small_64x80", k16Bit, 64, 80),
+    small_tile(156, "sm90_small_128x64", k16Bit, 128, 64),
+    small_tile(157, "sm90_small_128x80", k16Bit, 128, 80),
+    small_tile(158, "sm90_small_64x104", k16Bit, 64, 104),
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
-constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},  {101, 113},
-                                {103, 113}, {104, 113}, {106, 105}, {107, 105}, {123, 122}, {125, 124}};
+constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},   {101, 113},
+                                {103, 113}, {104, 113}, {106, 105}, {107, 105}, {123, 122}, {125, 124}, {159, 152}};
 
 // Only float32 pixels may be no whole number of vectors, so only its tiles copy smaller pieces.
 constexpr bool copies_whole_pieces() {

@@ -57,11 +57,10 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     im2col_tile(222, "s8_sm90_drain_64x256", k8Bit, 64, 256, kDrainsSums),
     halo_tile(223, "s8_sm90_drain_halo_64x16x16", k8Bit, 64, {16, 16}, kDrainsSums),
     halo_tile(224, "s8_sm90_drain_halo_128x8x16", k8Bit, 128, {8, 16}, kDrainsSums),
-    // filters, pixels, most blocks on a multiprocessor. Their stages hold 128 bytes of a pixel. wgmma of int8 is never
-    // 104 pixels wide, as a tile of float16 is.
-    small_tile(231, "s8_sm90_small_64x32_deep", k8Bit, 64, 32, 1, kDrainsSums),
-    small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64, 1, kDrainsSums),
-    small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112, 1, kDrainsSums),
+    // Their stages hold 128 bytes of a pixel. wgmma of int8 is never 104 pixels wide, as a tile of float16 is.
+    small_tile(231, "s8_sm90_small_64x32", k8Bit, 64, 32, kDrainsSums),
+    small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64, kDrainsSums),
+    small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112, kDrainsSums),
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.

@@ -214,6 +214,26 @@ void test_rows_plans() {
   }
 }
 
+// However many blocks of a small tile share a multiprocessor, they fit and their rings hide the latency of the loads.
+template <int kCount>
+void test_small_rings(cc::Sm90Tile const (&tiles)[kCount]) {
+  for (cc::Sm90Tile const &tile : tiles) {
+    if (tile.schedule != cc::Sm90Schedule::kSmall) continue;
+    for (int i = 0; i < 4 * cc::small_blocks(tile); ++i) {
+      int const blocks = i / 4 + 1;
+      bool const pre = i % 2 != 0, divided = i / 2 % 2 != 0;
+      int const stages = cc::small_stages(tile, pre, divided, blocks);
+      int const bytes = cc::small_shared_bytes(tile, pre, divided, stages);
+      expect(bytes <= 227 * 1024 && blocks * (bytes + 1024) <= 228 * 1024, "small blocks fit", tile.id, blocks);
+      expect(stages <= cc::kSmallStages, "a small ring has a barrier for each stage", tile.id, stages);
+      expect(blocks > 1 || stages >= cc::kSmallLeastStages, "a small block alone has a ring", tile.id, stages);
+      expect(stages == cc::kSmallStages ||
+                 blocks * (cc::small_shared_bytes(tile, pre, divided, stages + 1) + 1024) > 228 * 1024,
+             "a small ring is as long as can be", tile.id, stages);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -234,6 +254,8 @@ int main() {
   test_tiles();
   test_int8_layouts();
   test_rows_plans();
+  test_small_rings(cc::kSm90Tiles);
+  test_small_rings(qc::kSm90Tiles);
   std::printf("test_problem: %s\n", failures == 0 ? "passed" : "FAILED");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -277,6 +277,16 @@ cudaError_t cudaLaunchKernel(void const *host_function, dim3 grid, dim3 block, v
   return cudaLaunchKernelExC(&config, host_function, parameters);
 }
 
+// Streams run at once here: nothing is captured.
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *, cudaGraph_t *,
+                                     cudaGraphNode_t const **, cudaGraphEdgeData const **, std::size_t *) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t, cudaGraphNodeType *) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t, cudaKernelNodeParams *) { return cudaErrorNotSupported; }
+cudaError_t cudaFuncGetName(char const **, void const *) { return cudaErrorNotSupported; }
+
 // Without the borders of a GPU's processing clusters, which leave a few multiprocessors over on some.
 cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, void const *host_function, cudaLaunchConfig_t const *config) {
   return guarded([&] {

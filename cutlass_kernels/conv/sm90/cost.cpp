@@ -1,6 +1,6 @@
-// The constants were fitted on an H200: those of small tiles to the benchmarks' latency and single_source shapes, with
-// every number of splits; those of the others to 1,756 sites inside 21 networks. The ends and slopes in sm90_us were
-// fitted to 2,291 sites inside those networks, and kSmallEnds again to 2,104 whose tiles were chosen together.
+// The constants were fitted on an H200: those of small tiles to the order of all tiles on the benchmarks' shapes, and
+// their ends and slope to 802 sites inside 21 networks with one image, whose tiles were chosen together; those of the
+// others to 1,756 sites, and their ends to 2,291.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -31,29 +31,33 @@ double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
   return empty * p.R * p.S;
 }
 
+int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile, p) * pixel_tiles(tile, p); }
+
 // Microseconds after the start of the kernel.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
-  constexpr double kStart = 0.41;        // us of a first wave: barriers, the first loads' latency, the last store
-  constexpr double kWave = 0.73;         // us of a later wave, whose blocks start when others have ended
-  constexpr double kLatency = 0.95;      // us until a stage is loaded, multiplied and free again
-  constexpr double kChain = 0.14;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
-  constexpr double kRow = 0.00103;       // us for one multiprocessor to load 128 bytes
-  constexpr double kShared = 0.0000123;  // us for all multiprocessors together to load 128 bytes from L2
+  constexpr double kStart = 0.42;        // us of a first wave: barriers, the first loads' latency, the last store
+  constexpr double kWave = 0.74;         // us of a later wave, whose blocks start when others have ended
+  constexpr double kLatency = 1.03;      // us until a stage is loaded, multiplied and free again
+  constexpr double kChain = 0.12;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
+  constexpr double kTwoChains = 0.27;    // likewise, where two warpgroups read it
+  constexpr double kRow = 0.00115;       // us for one multiprocessor to load 128 bytes
+  constexpr double kShared = 0.0000107;  // us for all multiprocessors together to load 128 bytes from L2
   constexpr double kRewrite = 0.0037;    // us for one warpgroup to rewrite 64 channels of a pre-activated pixel
   constexpr double kExponential = 0.58;  // us for SiLU or sigmoid of 64 x 64 outputs; ReLU hides behind the stores
-  constexpr double kMeet = 0.53;         // us for the blocks of a cluster to wait for each other
-  constexpr double kSend = 0.79;         // us for 64 x 64 sums to go to other blocks
+  constexpr double kMeet = 0.54;         // us for the blocks of a cluster to wait for each other
+  constexpr double kSend = 0.77;         // us for 64 x 64 sums to go to other blocks
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const area = tile.filters * tile.pixels() / 4096.0, finish = exponential ? kExponential : 0.0;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
-  int const tiles = filter_tiles(tile, p) * pixel_tiles(tile, p);
+  double const chain = tile.filters > 64 ? kTwoChains : kChain;
+  int const tiles = tiles_of(tile, p);
+  SmallLaunch const launch = small_launch(tile, p, splits, room);
   double us = 0;
-  for (int left = tiles; left > 0; left -= std::max(1, room[splits])) {
-    int const blocks = std::min(left, std::max(1, room[splits])) * splits, resident = ceil_div(blocks, sm_count);
+  for (int left = tiles; left > 0; left -= launch.at_once) {
+    int const blocks = std::min(left, launch.at_once) * splits, resident = ceil_div(blocks, sm_count);
     double const load = (tile.filters + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
-    us += (left == tiles ? kStart : kWave) +
-          k_tiles * (std::max({kLatency / small_room(tile).stages, kChain, load}) + rewrite) +
+    us += (left == tiles ? kStart : kWave) + k_tiles * (std::max({kLatency / launch.stages, chain, load}) + rewrite) +
           area * resident * finish / splits;
     if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
   }
@@ -66,7 +70,7 @@ int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room cons
   double fastest = small_us(tile, p, best, sm_count, room);
   for (int splits = 2; splits <= kMaxSplits && length >= 2 * splits; ++splits) {
     // A block has room for the units that it finishes, and a second wave costs more than a division gains.
-    bool const fits = ceil_div(units, splits) * splits <= small_parts(tile.pixels()) && room[splits] > 0;
+    bool const fits = ceil_div(units, splits) * splits <= small_parts(tile.pixels()) && room[1][splits] > 0;
     double const us = fits ? small_us(tile, p, splits, sm_count, room) : fastest;
     if (us < fastest) best = splits, fastest = us;
   }
@@ -177,33 +181,47 @@ double memory_us(Sm90Tile const &tile, Problem const &p) {
 }
 
 // Room as the driver would tell it, for a GPU that need not be here.
-void estimate_room(Sm90Tile const &tile, int sm_count, Room &room) {
-  int const resident = tile.schedule == Sm90Schedule::kSmall ? small_room(tile).blocks : 1;
-  for (int i = 1; i <= kMaxSplits;
-       ++i) {  // a cluster lies in one GPC, so clusters leave some multiprocessors free: three blocks and more a tenth
-    room[i] = resident * std::min(sm_count / i - i / 2, i > 2 ? 9 * sm_count / (10 * i) : sm_count);
+void estimate_room(int sm_count, Room &room) {
+  // A cluster lies in one GPC, so clusters leave some multiprocessors free: three blocks and more a tenth.
+  for (int i = 1; i <= kMaxSplits; ++i) {
+    int const clusters = std::min(sm_count / i - i / 2, i > 2 ? 9 * sm_count / (10 * i) : sm_count);
+    for (int blocks = 1; blocks <= kMaxResident; ++blocks) room[blocks][i] = blocks * clusters;
   }
 }
 
 }  // namespace
 
+// One block a multiprocessor with the longest ring, or two where one would leave tiles for a second wave. A block takes
+// its share of the shared memory even if its reduction is short. Else a launch that starts early would crowd onto the
+// multiprocessors that are free first.
+SmallLaunch small_launch(Sm90Tile const &tile, Problem const &p, int splits, Room const &room) {
+  int const tiles = tiles_of(tile, p);
+  SmallLaunch launch{};
+  for (int blocks = 1; blocks <= small_blocks(tile) && (blocks == 1 || launch.at_once < tiles); ++blocks) {
+    int const stages = small_stages(tile, p.pre_activated, splits > 1, blocks);
+    if (blocks > 1 && stages < kSmallLeastStages) break;
+    launch = {stages, std::max(1, room[blocks][splits])};
+  }
+  return launch;
+}
+
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
   if (!divides_reduction(tile)) return 1;
   if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
-  int const tiles = pixel_tiles(tile, p) * filter_tiles(tile, p);
+  int const tiles = tiles_of(tile, p);
   int const length = k_tiles(tile, p);
   // k-tiles of a multiprocessor, and one for each part to be added
   auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
   int best = 1;
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
-    if (tiles <= room[splits] && length >= 4 * splits && cost(splits) < cost(best)) best = splits;
+    if (tiles <= room[1][splits] && length >= 4 * splits && cost(splits) < cost(best)) best = splits;
   }
   return best;
 }
 
 double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   Room room{};
-  estimate_room(tile, sm_count, room);
+  estimate_room(sm_count, room);
   int const splits = sm90_splits(tile, p, sm_count, room);
   bool const small = tile.schedule == Sm90Schedule::kSmall;
   double const computing =
@@ -211,7 +229,7 @@ double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const memory = memory_us(tile, p);
   // Inside a network a small tile takes longer where the kernel before it was another one, and by what passes through
   // memory.
-  constexpr double kSmallEnds = 1.45, kSmallSlope = 1.05, kSmallMemory = 2.2;
+  constexpr double kSmallEnds = 1.5, kSmallSlope = 1.05, kSmallMemory = 0.5;
   if (small) return kSmallEnds + kSmallSlope * computing + kSmallMemory * memory;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
   double const us = std::sqrt(computing * computing + memory * memory);

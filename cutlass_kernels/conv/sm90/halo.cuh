@@ -149,16 +149,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   __syncthreads();
   let_next_kernel_start();
 
-  if (warpgroup == kConsumers) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    int const warp = cutlass::canonical_warp_idx_sync() - 4 * kConsumers;
-    if (warp == 0) {
-      if (is_elected()) fill_patches<Traits>(shared, params, place);
-    } else if (warp == 1) {
-      if (is_elected()) fill_filters<Traits>(shared, params, place, filter_stages);
-    }
-    __syncwarp();
-  } else {
+  if (warpgroup < kConsumers) {  // see conv_sm90_small: the producer's code comes first
     // ---- consumers: each warpgroup has 64 filters x (8 x kPixelsB) pixels of the patch ----
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     wait_for_previous_kernel();
@@ -254,6 +245,15 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
       }
     }
     if (signals) tma_store_wait<0>();
+  } else {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    int const warp = cutlass::canonical_warp_idx_sync() - 4 * kConsumers;
+    if (warp == 0) {
+      if (is_elected()) fill_patches<Traits>(shared, params, place);
+    } else if (warp == 1) {
+      if (is_elected()) fill_filters<Traits>(shared, params, place, filter_stages);
+    }
+    __syncwarp();
   }
 #endif
 }

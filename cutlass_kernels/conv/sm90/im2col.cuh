@@ -17,7 +17,7 @@ template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = 
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kDrains = kDrains_, kSharesPixels = true, kPairs = false;
+  static constexpr bool kDrains = kDrains_, kSharesPixels = true, kPairs = false, kSmall = false;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
@@ -90,6 +90,24 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int fir
   }
 }
 
+// The operands of a stage. Small tiles, whose ring the host cuts to length, have them side by side.
+template <class Traits>
+CUTE_DEVICE typename Traits::Element *stage_x(typename Traits::SharedStorage &shared, int stage) {
+  if constexpr (Traits::kSmall) {
+    return shared.stages[stage].x;
+  } else {
+    return shared.x[stage];
+  }
+}
+template <class Traits>
+CUTE_DEVICE typename Traits::Element *stage_w(typename Traits::SharedStorage &shared, int stage) {
+  if constexpr (Traits::kSmall) {
+    return shared.stages[stage].w;
+  } else {
+    return shared.w[stage];
+  }
+}
+
 // Initialises the ring's barriers; one thread calls it.
 template <class Traits>
 CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace const &place) {
@@ -107,8 +125,8 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
                            int k_begin, int k_end) {
   constexpr int kFilters = Traits::kFilters, kPixels = Traits::kPixels;
   Problem const &p = params.problem;
-  int const share_x = kPixels / place.cluster_f;  // rows of pixels loaded here
-  Ring ring(Traits::kStages);
+  int const share_x = place.cluster_f > 1 ? kPixels / 2 : kPixels;  // rows of pixels loaded here; it is 1 or 2
+  Ring ring(Traits::kSmall ? params.stages : Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
@@ -120,11 +138,12 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes + vector_bytes<Traits>(p, cursor));
       if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
       load_pixels<Traits>(params, cursor, first, pixel, full,
-                          &shared.x[ring.stage][place.rank_f * share_x * Traits::kChannels], place);
+                          stage_x<Traits>(shared, ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
+      void *const w = stage_w<Traits>(shared, ring.stage);
       if constexpr (Traits::kPairs) {
-        load_filter_pair(params, cursor, filter, full, shared.w[ring.stage]);
+        load_filter_pair(params, cursor, filter, full, w);
       } else {
-        load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, shared.w[ring.stage]);
+        load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, w);
       }
       load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
       ring.advance();
@@ -136,7 +155,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
       TransactionBarrier::arrive_and_expect_tx(full, kPixels * kStoreColumns * int(sizeof(typename Traits::Element)));
       SM90_TMA_LOAD_2D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                             shared.x[ring.stage], filter + i * 64, place.tile_x(tile) * kPixels);
+                             stage_x<Traits>(shared, ring.stage), filter + i * 64, place.tile_x(tile) * kPixels);
       ring.advance();
     }
   }
@@ -324,7 +343,16 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
   cluster_sync();
   let_next_kernel_start();
 
-  if (warpgroup == kConsumers) {
+  if (warpgroup < kConsumers) {  // see conv_sm90_small: the producer's code comes first
+    cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
+    wait_for_previous_kernel();
+    if constexpr (Traits::kPingPong) {
+      take_turns<Traits>(shared, params, place, warpgroup);
+    } else {
+      share_tiles<Traits>(shared, params, place, warpgroup, k_begin, k_end);
+    }
+    if (threadIdx.x % 128 == 0) tma_store_wait<0>();
+  } else {
     cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
     if (cutlass::canonical_warp_idx_sync() == 4 * kConsumers && is_elected()) {
       fill_ring<Traits>(shared, params, place, k_begin, k_end);
@@ -334,15 +362,6 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
       if (rewriter >= 0) rewrite_ring<Traits>(shared, params, place, rewriter, k_begin, k_end);
     }
     __syncwarp();
-  } else {
-    cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
-    wait_for_previous_kernel();
-    if constexpr (Traits::kPingPong) {
-      take_turns<Traits>(shared, params, place, warpgroup);
-    } else {
-      share_tiles<Traits>(shared, params, place, warpgroup, k_begin, k_end);
-    }
-    if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   }
   // No block exits while another may still write to its shared memory, or read from it after a split reduction. In that
   // case the consumers met the other blocks once already, in reduce_and_store; here the producer joins that meeting.

@@ -9,8 +9,8 @@
 namespace cutefuse::conv {
 
 template <class Traits>
-Kernels sm90_kernels(void (*kernel)(Sm90Params), int threads = kSm90Threads) {
-  return {{reinterpret_cast<void const *>(kernel), threads, sizeof(typename Traits::SharedStorage)}, {}};
+Kernels sm90_kernels(void (*kernel)(Sm90Params)) {
+  return {{reinterpret_cast<void const *>(kernel), kSm90Threads, sizeof(typename Traits::SharedStorage)}, {}};
 }
 
 // The kernel of row kIndex of an operator's table, if the group has one.
@@ -24,8 +24,8 @@ Kernels sm90_kernels() {
     using Traits = Sm90Rows<Element, kTile.pixels()>;
     return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
-    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kTile.blocks, kPre>;
-    return sm90_kernels<Traits>(conv_sm90_small<Traits>, Traits::kThreads);
+    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre>;
+    return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
   } else if constexpr (kTile.halo) {
     using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_b, kTile.drains>;
     static_assert(kTile.pixels() == Traits::kPixels);

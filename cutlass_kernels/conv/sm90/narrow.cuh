@@ -53,7 +53,7 @@ struct OwnRewriter<Traits, true> {
   }
   CUTE_DEVICE void operator()(typename Traits::SharedStorage &shared, int stage) {
     mine.begin_tap(params, at);
-    mine.rewrite_stage(shared.x[stage], shared.vectors[stage], params.problem.C[at.source] - at.channel);
+    mine.rewrite_stage(shared.stages[stage].x, shared.vectors[stage], params.problem.C[at.source] - at.channel);
     cutlass::arch::NamedBarrier::sync(128, 1);
     at.advance(params.problem);
   }
@@ -76,9 +76,9 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &
   // Waits for the next k-tile and issues it; returns the stage of the one before.
   auto const next = [&](uint32_t (&filters)[Traits::kSteps][4]) {
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-    read_filters<Traits>(filters, shared.w[ring.stage], row_w, halves);
+    read_filters<Traits>(filters, shared.stages[ring.stage].w, row_w, halves);
     rewriter(shared, ring.stage);
-    uint64_t const pixels = operand(shared.x[ring.stage], 8 * Traits::kPixelBytes, Traits::kSwizzle);
+    uint64_t const pixels = operand(shared.stages[ring.stage].x, 8 * Traits::kPixelBytes, Traits::kSwizzle);
     warpgroup_arrive();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {

@@ -32,6 +32,7 @@ struct alignas(128) Sm90Params {
   int cluster_f, splits;
   int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
   int cluster_tiles;                     // tiles of one block of a cluster
+  int stages;                            // of a small tile's ring
   // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
   Divider by_f, by_a, by_b;        // clusters side by side along the filters, tiles_a, tiles_b
   Divider by_image, by_row;        // P*Q and Q

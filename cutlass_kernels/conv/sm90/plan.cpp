@@ -211,6 +211,21 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   return k;
 }
 
+// How many clusters run at once: CUDA says it of those with two blocks at least.
+void find_room(Sm90Tile const &tile, Problem const &p, Kernel kernel, int sm_count, Room &room) {
+  bool const small = tile.schedule == Sm90Schedule::kSmall;
+  for (int blocks = 1; blocks <= (small ? small_blocks(tile) : 1); ++blocks) {
+    room[blocks][1] = blocks * sm_count;
+    if (small) {
+      int const stages = small_stages(tile, p.pre_activated, true, blocks);
+      kernel.shared_bytes = small_shared_bytes(tile, p.pre_activated, true, stages);
+    }
+    for (int i = 2; i <= kMaxSplits && divides_reduction(tile); ++i) {
+      room[blocks][i] = clusters_at_once(kernel, i);
+    }
+  }
+}
+
 struct Sm90State {
   Sm90Params params;
   Launch launch;
@@ -224,14 +239,20 @@ char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Prob
   if (find == nullptr || plan.device < 0) return nullptr;
   Sm90State state{};
   Launch &launch = state.launch;
-  Kernel const kernel = find(tile.id).main;
+  Kernel kernel = find(tile.id).main;
+  // The most that a launch of the kernel may take.
+  if (tile.schedule == Sm90Schedule::kSmall) kernel.shared_bytes = kSmallSharedBytes - 1024;
   launch.kernel = kernel, launch.early = true;
   if (char const *why = prepare(launch, true)) return refused(op, tile.id, why);
-  // CUDA says how many clusters run at once, of two blocks at least.
-  Room room = {0, call.sm_count * (tile.schedule == Sm90Schedule::kSmall ? small_room(tile).blocks : 1)};
-  for (int i = 2; i <= kMaxSplits && divides_reduction(tile); ++i) room[i] = clusters_at_once(kernel, i);
-  state.params = make_sm90_params(tile, p, sm90_splits(tile, p, call.sm_count, room));
-  Sm90Params const &k = state.params;
+  Room room{};
+  find_room(tile, p, kernel, call.sm_count, room);
+  int const splits = sm90_splits(tile, p, call.sm_count, room);
+  state.params = make_sm90_params(tile, p, splits);
+  Sm90Params &k = state.params;
+  if (tile.schedule == Sm90Schedule::kSmall) {
+    k.stages = small_launch(tile, p, splits, room).stages;
+    launch.kernel.shared_bytes = small_shared_bytes(tile, p.pre_activated, splits > 1, k.stages);
+  }
   launch.cluster = k.cluster_f * k.splits;
   // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
   bool const persistent = !divides_reduction(tile);

@@ -271,17 +271,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
   if (params.splits > 1) cluster_arrive();  // the wait comes before the sums are sent
   let_next_kernel_start();
 
-  if (warpgroup == kConsumers) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    int const warp = cutlass::canonical_warp_idx_sync() - 4 * kConsumers;
-    if (warp == 0) {
-      if (is_elected()) fill_patches<Traits>(shared, params, tile, filters.first, k_begin, k_end);
-    } else if (warp == 1) {
-      if (is_elected()) fill_filters<Traits>(shared, params, filters.first, filter_stages, k_begin, k_end);
-    }
-    __syncwarp();
-    if (params.splits > 1) cluster_wait();
-  } else {
+  if (warpgroup < kConsumers) {  // see conv_sm90_small: the producer's code comes first
     // ---- consumers ----
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     wait_for_previous_kernel();
@@ -293,6 +283,16 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     send_parts<Traits>(sums, params, shared);
     TransactionBarrier::wait(&shared.parts_full, 0);  // no other block writes to this one any more
     add_and_store<Traits>(sums, pair, params, shared, tile, filters, warpgroup);
+  } else {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    int const warp = cutlass::canonical_warp_idx_sync() - 4 * kConsumers;
+    if (warp == 0) {
+      if (is_elected()) fill_patches<Traits>(shared, params, tile, filters.first, k_begin, k_end);
+    } else if (warp == 1) {
+      if (is_elected()) fill_filters<Traits>(shared, params, filters.first, filter_stages, k_begin, k_end);
+    }
+    __syncwarp();
+    if (params.splits > 1) cluster_wait();
   }
 #endif
 }

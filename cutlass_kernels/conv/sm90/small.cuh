@@ -1,6 +1,7 @@
-// Convolution on Hopper for small maps: a block has one narrow tile, several blocks share a multiprocessor, and a
-// cluster divides the reduction. There is no tile scheduler, no barrier before a block's first load and none after its
-// last sum, because a few microseconds of work cannot hide them. Filters and pixels are loaded as in im2col.cuh.
+// Convolution on Hopper for small maps: a block has one narrow tile, and a cluster divides the reduction. There is no
+// tile scheduler, no barrier before a block's first load and none after its last sum, because a few microseconds of
+// work cannot hide them. The host says how many stages the ring has: all that fit, or fewer where blocks share a
+// multiprocessor. Filters and pixels are loaded as in im2col.cuh.
 #pragma once
 
 #include "conv/sm90/im2col.cuh"
@@ -11,36 +12,42 @@ namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, int kMaxBlocks, bool kPre = false>
+template <class Element_, int kFilters_, int kPixels_, bool kPre = false>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
+  static constexpr bool kSmall = true, kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
   static constexpr bool kDrains = Sm90Numbers<Element>::kScaled, kShortcut = !kPre && !kDrains;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kSmallRowBytes / int(sizeof(Element));
   static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
   static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
-  static constexpr SmallRoom kRoom = small_room(kFilters, kPixels, kMaxBlocks, int(sizeof(Element)) * kVectors);
-  static constexpr int kBlocks = kRoom.blocks, kStages = kRoom.stages;
+  // At most: blocks on a multiprocessor, and stages of each.
+  static constexpr int kBlocks = small_blocks(kFilters, kPixels, int(sizeof(Element))), kStages = kSmallStages;
   static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static constexpr int kRewriters = 0, kTeam = 4;  // pre-activated pixels are rewritten by the warps that multiply
-  static constexpr int kUnits = kPixels / 8, kParts = small_parts(kPixels);  // a unit: 8 pixels, finished by one block
+  static constexpr int kUnits = kPixels / 8;       // a unit: 8 pixels, finished by one block
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
   static constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
 
-  struct SharedStorage {
-    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
-    alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
-    alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
-    float4 parts[kParts][kSumThreads];  // (thread,(block of the cluster,unit))
-    alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
+  struct Stage {
+    Element x[kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
+    Element w[kFilters * kChannels];  // (filter,channel), likewise
   };
-  static_assert((sizeof(SharedStorage) + 1024) * kBlocks <= kSmallSharedBytes);
+  // A launch has as many stages as the host chose and, where it divides the reduction, the parts behind them.
+  struct SharedStorage {
+    alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
+    alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
+    alignas(1024) Stage stages[kStages];
+    // (thread,(block of the cluster,unit))
+    CUTE_DEVICE auto parts(int stages_) { return reinterpret_cast<float4(*)[kSumThreads]>(stages + stages_); }
+  };
+  static_assert(sizeof(Stage) == small_stage_bytes(kFilters, kPixels) && sizeof(Stage) % 1024 == 0);
+  static_assert(offsetof(SharedStorage, stages) == small_head_bytes(kPreActivated));
 };
 
 // ---- reduction ------------------------------------------------------------------------------------------------------
@@ -49,7 +56,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
 template <class Traits>
 CUTE_DEVICE void send_units(float const (&acc)[Traits::kN / 2], Sm90Params const &params, int rank,
                             typename Traits::SharedStorage &shared) {
-  float4 *to = &shared.parts[rank][threadIdx.x];
+  float4 *to = &shared.parts(params.stages)[rank][threadIdx.x];
   uint32_t const full = cast_smem_ptr_to_uint(&shared.parts_full);
   int owner = 0;
   CUTE_UNROLL
@@ -177,7 +184,7 @@ CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], P
 template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Element>
 CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params, int rank,
                            typename Traits::SharedStorage &shared, UnitPlace<Element> const &place) {
-  float4 const *part = &shared.parts[0][threadIdx.x];
+  float4 const *part = &shared.parts(params.stages)[0][threadIdx.x];
   uint32_t shortcut[2] = {}, next[2] = {};
   if constexpr (kShortcut) place.load(next, rank);
   TransactionBarrier::wait(&shared.parts_full, 0);
@@ -203,6 +210,22 @@ using UnitPair = cute::conditional_t<Traits::kDrains, ScaledPair<float, true, tr
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
+// Makes the barriers of a block, those of absent stages too: one thread calls it. (A lane for each stage would take
+// longer, since the instruction takes one address of a warp at a time.)
+template <class Traits>
+CUTE_DEVICE void init_barriers(typename Traits::SharedStorage &shared, Sm90Params const &params, int part) {
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kStages; ++i) {
+    TransactionBarrier::init(&shared.full[i], 1);
+    Barrier::init(&shared.empty[i], Traits::kReaders);
+  }
+  TransactionBarrier::init(&shared.parts_full, 1);
+  cutlass::arch::fence_barrier_init();
+  if (params.splits == 1) return;
+  int const units = part < Traits::kUnits ? ceil_div(Traits::kUnits - part, params.splits) : 0;
+  TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, units * (params.splits - 1) * Traits::kPartBytes);
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     conv_sm90_small(Sm90Params const __grid_constant__ params) {
@@ -213,30 +236,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
   bool const divided = params.splits > 1;
-  prefetch_maps(params);
 
-  if (threadIdx.x >= Traits::kSumThreads) {
-    // ---- producer ----
-    bool const loads = is_elected();
-    if (loads) {
-      init_ring<Traits>(shared, place);
-      TransactionBarrier::init(&shared.parts_full, 1);
-      cutlass::arch::fence_barrier_init();
-      int const units = place.part < Traits::kUnits ? ceil_div(Traits::kUnits - place.part, params.splits) : 0;
-      TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, units * (params.splits - 1) * Traits::kPartBytes);
-    }
-    __syncwarp();
-    cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
-    if (divided) cluster_arrive();
-    if (loads) fill_ring<Traits>(shared, params, place, k_begin, k_end);
-    __syncwarp();
-    if (divided) cluster_wait();
-  } else {
+  // A jump to code that is not near costs 0.2 us where the code has to be fetched. The compiler puts the `else` of a
+  // comparison that holds for small numbers in front: here the producer, below the epilogues without a shortcut.
+  if (threadIdx.x < Traits::kSumThreads) {
     // ---- consumers ----
+    prefetch_maps(params);
     if (divided) cluster_arrive();
     int const row_w = threadIdx.x / 128 * 64, first = place.tile_x(place.first_tile) * Traits::kPixels;
     Release const release(place);
-    Ring ring(Traits::kStages);
+    Ring ring(params.stages);
     wait_for_previous_kernel();
     int const tile_f = place.tile_f(place.first_tile);
     UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
@@ -272,16 +281,28 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       cluster_wait();  // every block has made its barriers
       send_units<Traits>(acc[0], params, place.part, shared);
     }
-    with_finish(params.problem.activation, [&](auto finish) {
-      if constexpr (Traits::kShortcut) {
-        if (has_shortcut(params.problem)) return store(finish, cute::true_type{}, outputs);
-      }
-      if constexpr (Traits::kDrains) {
-        UnitPlace<typename Traits::Element> const bytes(params, filters, pair, first);
-        if (size_of(params.problem.output_type) == 1) return store(finish, cute::false_type{}, bytes);
-      }
-      store(finish, cute::false_type{}, outputs);
-    });
+    auto const store_all = [&](auto with_shortcut, auto const &to) {
+      with_finish(params.problem.activation, [&](auto finish) { store(finish, with_shortcut, to); });
+    };
+    if constexpr (Traits::kDrains) {
+      UnitPlace<typename Traits::Element> const bytes(params, filters, pair, first);
+      if (size_of(params.problem.output_type) == 1) return store_all(cute::false_type{}, bytes);
+    }
+    if (Traits::kShortcut && int(params.problem.residual) > 0) {  // not != kNone, which would put this in front
+      store_all(cute::bool_constant<Traits::kShortcut>{}, outputs);
+    } else {
+      store_all(cute::false_type{}, outputs);
+    }
+  } else {
+    // ---- producer ----
+    bool const loads = is_elected();
+    if (loads) init_barriers<Traits>(shared, params, place.part);
+    __syncwarp();
+    cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
+    if (divided) cluster_arrive();
+    if (loads) fill_ring<Traits>(shared, params, place, k_begin, k_end);
+    __syncwarp();
+    if (divided) cluster_wait();
   }
 #endif
 }

@@ -28,7 +28,6 @@ struct Sm90Tile {
   int type_bytes;      // a TypeSize
   bool drains;         // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
   bool pre_activates;  // has a second kernel, for pre-activated sources
-  int blocks;          // that share a multiprocessor at most; more than 1 only of small tiles
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
@@ -51,7 +50,6 @@ constexpr Sm90Tile im2col_tile(int id, char const *name, TypeSize type, int filt
   tile.cluster_f = (options & kMulticastPixels) != 0 ? 2 : 1;
   tile.drains = (options & kDrainsSums) != 0;
   tile.pre_activates = (options & kAlsoPreActivated) != 0;
-  tile.blocks = 1;
   return tile;
 }
 
@@ -85,11 +83,10 @@ constexpr Sm90Tile rows_tile(int id, char const *name, int pixels) {
   return tile;
 }
 
-// A tile of small.cuh, for which `blocks` blocks at most share a multiprocessor.
-constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filters, int pixels, int blocks,
-                              unsigned options = 0) {
+// A tile of small.cuh.
+constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filters, int pixels, unsigned options = 0) {
   Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
-  tile.schedule = Sm90Schedule::kSmall, tile.blocks = blocks;
+  tile.schedule = Sm90Schedule::kSmall;
   return tile;
 }
 
@@ -147,29 +144,33 @@ constexpr int kSmallRowBytes = 128;  // of a pixel or filter in one k-tile
 // cluster.
 constexpr int small_parts(int pixels) { return pixels / 8 + 2; }
 
-// Blocks on a multiprocessor, and the stages of each.
-struct SmallRoom {
-  int blocks, stages;
-};
+// Stages of a ring at most, most of a reduction at once; and at least, since fewer cannot hide the latency of the
+// loads.
+constexpr int kSmallStages = 16, kSmallLeastStages = 4;
 
-// As many blocks, up to `most`, as can have four stages each, since fewer stages cannot hide the latency of the loads.
-// A block that is alone gets up to 16 stages, most of its reduction at once. `vector_bytes` of a stage hold the scales
-// and shifts of pre-activated sources.
-constexpr SmallRoom small_room(int filters, int pixels, int most, int vector_bytes = 0) {
-  constexpr int kReserved = 1024,
-                kBarriers = 256;  // bytes that the GPU keeps of each block; of the ring, with alignment
-  int const parts_bytes = small_parts(pixels) * filters * 8 * int(sizeof(float));
-  SmallRoom room{};
-  for (room.blocks = most; room.blocks > 0; --room.blocks) {
-    int const bytes = kSmallSharedBytes / room.blocks - kReserved - kBarriers - parts_bytes;
-    room.stages = bytes / ((filters + pixels) * kSmallRowBytes + vector_bytes);
-    if (room.stages >= 4) break;
-  }
-  int const enough = most == 1 ? 16 : 8;
-  room.stages = room.stages < enough ? room.stages : enough;
-  return room;
+// Blocks that may share a multiprocessor: as many as its registers hold. 8-bit tiles keep two sums.
+constexpr int small_blocks(int filters, int pixels, int type_bytes) {
+  return filters > 64 || type_bytes == 1 ? 1 : pixels > 64 ? 2 : 3;
 }
-constexpr SmallRoom small_room(Sm90Tile const &tile) { return small_room(tile.filters, tile.pixels(), tile.blocks); }
+constexpr int small_blocks(Sm90Tile const &tile) { return small_blocks(tile.filters, tile.pixels(), tile.type_bytes); }
+
+// Bytes of shared memory before the stages: barriers and, of pre-activated sources, the scale and shift of each stage.
+constexpr int small_head_bytes(bool pre_activated) { return (pre_activated ? 5 : 1) * 1024; }
+constexpr int small_stage_bytes(int filters, int pixels) { return (filters + pixels) * kSmallRowBytes; }
+
+// Bytes of a block with a ring of so many stages.
+constexpr int small_shared_bytes(Sm90Tile const &tile, bool pre_activated, bool divided, int stages) {
+  int const parts_bytes = small_parts(tile.pixels()) * tile.filters * 8 * int(sizeof(float));
+  return small_head_bytes(pre_activated) + stages * small_stage_bytes(tile.filters, tile.pixels()) +
+         (divided ? parts_bytes : 0);
+}
+
+// Stages of each of `blocks` blocks on a multiprocessor, which keeps 1 KB for each.
+constexpr int small_stages(Sm90Tile const &tile, bool pre_activated, bool divided, int blocks) {
+  int const left = kSmallSharedBytes / blocks - 1024 - small_shared_bytes(tile, pre_activated, divided, 0);
+  int const fit = left / small_stage_bytes(tile.filters, tile.pixels());
+  return fit < kSmallStages ? fit : kSmallStages;
+}
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
 
