@@ -107,13 +107,13 @@ def test_an_option_about_them_that_does_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_by_default_only_those_that_pay_are_fused(tmp_path: Path) -> None:
-    """The first sums 16 channels of few pixels behind a kernel that is not ours, the second has work to do."""
+    """The first sums 16 channels of each pixel behind a kernel that is not ours, the second has work to do."""
     kept = {"engine": TORCH, "sm": 90, "gpu": "H200", "all_sites": False, "dry_run": True}
     for channels, pads, status in ((1, [0, 0], "left out"), (64, [1, 1], "fused")):
         values = weights(w=(channels, 16 * channels, *(2 * p + 1 for p in pads)), k=(channels,))
         halves = {n: v.astype("float16") for n, v in values.items()}
         model = graph(f"x = Conv<pads={2 * pads}>(b, w, k) y = Exp(x)", halves,
-                      inputs={"b": f"1,{16 * channels},40,210"}, dtype="float16")  # fmt: skip
+                      inputs={"b": f"1,{16 * channels},80,420"}, dtype="float16")  # fmt: skip
         result, _ = run_patch(model, tmp_path, **kept)
         (site,) = result.report["sites"]
         assert site["status"] == status and (site["gain_us"] > 0) == (status == "fused"), site["reason"]
