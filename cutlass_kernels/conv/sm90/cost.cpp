@@ -1,6 +1,6 @@
 // The constants were fitted on an H200: those of small tiles to the order of all tiles on the benchmarks' shapes, and
-// their ends and slope to 802 sites inside 21 networks with one image, whose tiles were chosen together; those of the
-// others to 1,756 sites, and their ends to 2,291.
+// their ends and memory to 21 networks with one image and 802 sites inside them, whose tiles were chosen together;
+// those of the others to 1,756 sites, and their ends to 2,291.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -191,7 +191,7 @@ void estimate_room(int sm_count, Room &room) {
 
 }  // namespace
 
-// One block a multiprocessor with the longest ring, or two where one would leave tiles for a second wave. A block takes
+// One block a multiprocessor with the longest ring, or as many more as it takes to run all tiles at once. A block takes
 // its share of the shared memory even if its reduction is short. Else a launch that starts early would crowd onto the
 // multiprocessors that are free first.
 SmallLaunch small_launch(Sm90Tile const &tile, Problem const &p, int splits, Room const &room) {

@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
   bool const divided = params.splits > 1;
 
-  // A jump to code that is not near costs 0.2 us where the code has to be fetched. The compiler puts the `else` of a
-  // comparison that holds for small numbers in front: here the producer, below the epilogues without a shortcut.
+  // A jump to code that is not near costs 0.2 us where the code has to be fetched. Of a comparison by size the compiler
+  // puts the `else` in front: here the producer, below the epilogues without a shortcut.
   if (threadIdx.x < Traits::kSumThreads) {
     // ---- consumers ----
     prefetch_maps(params);
