@@ -61,6 +61,8 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     halo_tile(122, "sm90_halo_128x8x32", k16Bit, 128, {8, 32}),
     halo_tile(124, "sm90_halo_128x8x16", k16Bit, 128, {8, 16}),
     halo_tile(126, "sm90_halo_128x8x15", k16Bit, 128, {8, 15}),
+    halo_tile(129, "sm90_halo_64x8x16", k16Bit, 64, {8, 16}),
+    halo_tile(130, "sm90_halo_64x16x16", k16Bit, 64, {16, 16}),
     halo_tile(127, "sm90_halo_tf32_64x16x32", k32Bit, 64, {16, 32}),
     halo_tile(128, "sm90_halo_tf32_128x8x16", k32Bit, 128, {8, 16}),
     pingpong_tile(131, "sm90_pp_128x104", k16Bit, 128, 104, kAlsoPreActivated),

@@ -160,18 +160,21 @@ CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint64_t a, uint64_t b, SM90::GMM
   Op::fma(a, b, acc[I]..., scale);
 }
 
-// acc(kRowTiles, 64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps.
-template <class Element, int kPixels, int kSteps, int kRowTiles, class Sum>
+// acc(kRowTiles, 64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps, or of every
+// kStride-th one.
+template <class Element, int kPixels, int kSteps, int kStride = 1, int kRowTiles, class Sum>
 CUTE_DEVICE void multiply(Sum (&acc)[kRowTiles][kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
                           SM90::GMMA::ScaleOut &scale) {
   using Step = Shape<_64, Int<kPixels>, Int<kStepBytes / int(sizeof(Element))>>;
   using WgmmaSum = cute::conditional_t<cute::is_same_v<Sum, uint32_t>, int32_t, Sum>;
   using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, WgmmaSum, Step>());
   constexpr int kRowTileBytes = 64 * kSteps * kStepBytes;
+  static_assert(kStride == 1 || kRowTiles == 1);
   auto const step = [&](int i) {
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      wgmma<Op>(acc[m], filters + (m * kRowTileBytes + i * kStepBytes) / 16, pixels + i * kStepBytes / 16, scale,
+      int const at = i * kStride * kStepBytes / 16;
+      wgmma<Op>(acc[m], filters + m * kRowTileBytes / 16 + at, pixels + at, scale,
                 std::make_index_sequence<kPixels / 2>{});
     }
     scale = SM90::GMMA::ScaleOut::One;

@@ -85,7 +85,7 @@ constexpr double kLoadBytes = 50;      // per clock, from L2 into one multiproce
 // Clocks of one k-step, 32 bytes of each pixel and filter: 128 for 64 x 256 outputs. Narrow wgmma wait for shared
 // memory.
 double multiply_clocks(Sm90Tile const &tile) {
-  int const n = tile.pixels_per_warpgroup();  // width of one wgmma
+  int const n = halves_channels(tile) ? tile.pixels() : tile.pixels_per_warpgroup();  // width of one wgmma
   double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
                       : tile.halo && n >= 120 ? 1.02
                       : n >= 128              ? 1.15

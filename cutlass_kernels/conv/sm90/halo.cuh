@@ -13,28 +13,34 @@ namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-// The patch is 8 (or, with 64 filters, 2 x 8) pixels along `a` and kPixelsB along `b`; see HaloPlan.
-template <class Element_, int kFilters_, int kPixelsB_, bool kDrains_ = false>
+// The patch is kPixelsA x kPixelsB pixels along `a` and `b`; see HaloPlan. Of 128 filters each warpgroup has 64, over a
+// patch 8 pixels wide. Of 64 filters each has half of a patch 16 pixels wide. Where that would leave most
+// multiprocessors without a patch, it is 8 pixels wide, and each warpgroup multiplies all of it with half of the
+// channels: a wgmma of half the pixels would take as long.
+template <class Element_, int kFilters_, int kPixelsA_, int kPixelsB_, bool kDrains_ = false>
 struct Sm90Halo : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kDrains = kDrains_, kDirect = Sm90Numbers<Element>::kDirect;
-  static constexpr int kFilters = kFilters_, kPixelsB = kPixelsB_, kN = 8 * kPixelsB;
-  static constexpr int kPixelGroups = kConsumers * 64 / kFilters, kPixelsA = 8 * kPixelGroups;
-  static constexpr int kPixels = kPixelsA * kPixelsB;
-  static constexpr int kStoreRows = sm90_store_rows(kN);  // pixels of one TMA store, 8 of them along `a`
+  static constexpr int kFilters = kFilters_, kPixelsA = kPixelsA_, kPixelsB = kPixelsB_;
+  static constexpr int kPixels = kPixelsA * kPixelsB, kPixelGroups = kPixelsA / 8, kWidth = 8 * kPixelsB;  // of a wgmma
+  static constexpr bool kHalves = halves_channels(kFilters, kPixelsA);
+  static constexpr int kN = kHalves ? kWidth / kConsumers : kWidth;  // pixels that a warpgroup finishes
+  static constexpr int kStoreRows = sm90_store_rows(kN);             // pixels of one TMA store, 8 of them along `a`
   static constexpr int kStagings = kN / kStoreRows;
-  static constexpr int kChannels = halo_channels(kFilters, int(sizeof(Element)));  // of one stage
+  static constexpr int kChannels = halo_channels(kFilters, kPixels, int(sizeof(Element)));  // of one stage
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
-  static_assert(kN % kStoreRows == 0 && kN <= 256);
+  static_assert(kN % kStoreRows == 0 && kWidth <= 256);
+  static_assert(kHalves ? !kDrains && !kDirect : kFilters * kPixelGroups == 64 * kConsumers);
 
-  static constexpr int kRegionBytes = halo_region_bytes(kPixelsB, int(sizeof(Element)));
+  static constexpr int kRegionBytes = halo_region_bytes(kFilters, kPixelsA, kPixelsB, int(sizeof(Element)));
 
   struct SharedStorage {
     alignas(1024) unsigned char stages[kRegionBytes];  // the plan's halo stages, then its filter stages
     alignas(1024) Output y[kConsumers][kDirect ? 1 : kN * kStoreColumns];  // all outputs of a tile, for the stores
+    alignas(16) float4 halves[kHalves ? kConsumers * 128 * kN / 8 : 1];    // (group,thread)
     alignas(8) uint64_t halo_full[kHaloMaxStages], halo_empty[kHaloMaxStages];
     uint64_t filter_full[kFilterMaxStages], filter_empty[kFilterMaxStages];
     uint64_t shortcut_full[kConsumers];
@@ -126,6 +132,42 @@ CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params
   }
 }
 
+// The second of two arrays if kSecond, else the first one.
+template <bool kSecond, class First, class Second>
+CUTE_DEVICE auto &second_if(First &first, Second &second) {
+  if constexpr (kSecond) {
+    return second;
+  } else {
+    return first;
+  }
+}
+
+// sums = this warpgroup's half of the pixels, of which each warpgroup has multiplied all with half of the channels.
+// They go through `exchange`, (group,thread).
+template <int kCount>
+CUTE_DEVICE void add_halves(float const (&acc)[2 * kCount], float (&sums)[kCount], int consumer, float4 *exchange) {
+  constexpr int kThreads = kConsumers * 128, kBarrier = 2 * kConsumers;
+  int const other = int(threadIdx.x) ^ 128;
+  bool const second = consumer == 1;
+  cutlass::arch::NamedBarrier::sync(kThreads, kBarrier);  // what lay there is no longer read
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    float const *const first_half = acc + i, *const second_half = acc + kCount + i;
+    float4 give;
+    give.x = second ? first_half[0] : second_half[0], give.y = second ? first_half[1] : second_half[1];
+    give.z = second ? first_half[2] : second_half[2], give.w = second ? first_half[3] : second_half[3];
+    exchange[i / 4 * kThreads + other] = give;
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) sums[i + j] = second ? second_half[j] : first_half[j];
+  }
+  cutlass::arch::NamedBarrier::sync(kThreads, kBarrier);
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    float4 const got = exchange[i / 4 * kThreads + threadIdx.x];
+    sums[i] += got.x, sums[i + 1] += got.y, sums[i + 2] += got.z, sums[i + 3] += got.w;
+  }
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
@@ -153,10 +195,14 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
     // ---- consumers: each warpgroup has 64 filters x (8 x kPixelsB) pixels of the patch ----
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     wait_for_previous_kernel();
-    constexpr bool kShareFilters = Traits::kPixelGroups == 2;
-    int const consumer = warpgroup, thread = threadIdx.x % 128;
-    int const first_row_w = kShareFilters ? 0 : consumer * 64, first_a = kShareFilters ? consumer * 8 : 0;
-    bool const signals = thread == 0;
+    constexpr bool kHalves = Traits::kHalves;
+    constexpr int kWidth = Traits::kWidth, kStep = kStepBytes / int(sizeof(Element));
+    constexpr int kSteps = kChannels / kStep / (kHalves ? kConsumers : 1), kStride = kHalves ? kConsumers : 1;
+    int const consumer = warpgroup, first_row_w = kFilters == 64 ? 0 : consumer * 64;
+    int const first_a = Traits::kPixelGroups == 2 ? consumer * 8 : 0;   // of its pixels
+    int const first_b = kHalves ? consumer * Traits::kPixelsB / 2 : 0;  // of those that it finishes
+    int const first_step = kHalves ? consumer * kStepBytes : 0;         // of every other one
+    bool const signals = threadIdx.x % 128 == 0;
 
     Ring halo(plan.halo_stages), filters(plan.filter_stages);
     uint32_t shortcut_phase = 0;
@@ -164,8 +210,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
       Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
       TileFilters const tile_filters(params, place.tile_f(tile), kFilters, first_row_w);
       Pair<Traits> pair(params, tile_filters);
-      typename Traits::Sum acc[1][kN / 2];  // the first step overwrites it
-      float sums[Traits::kDrains ? kN / 2 : 1] = {};
+      typename Traits::Sum acc[1][kWidth / 2];             // the first step overwrites it
+      constexpr bool kAdded = Traits::kDrains || kHalves;  // to other sums than those of the tensor cores
+      float sums[kAdded ? kN / 2 : 1] = {};
       auto scale = SM90::GMMA::ScaleOut::Zero;
       auto const finish = [&] {  // the last steps' products have been added, and their stages are free
         warpgroup_wait<0>();
@@ -174,25 +221,27 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           Barrier::arrive(&shared.halo_empty[halo.previous()]);
         }
         CUTE_UNROLL
-        for (int i = 0; i < kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+        for (int i = 0; i < kWidth / 2; ++i) warpgroup_fence_operand(acc[0][i]);
       };
       for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
-        constexpr int kStep = kStepBytes / int(sizeof(Element));
-        int const left = p.C[source] - channel, steps = ceil_div(left < kChannels ? left : kChannels, kStep);
+        int const left = p.C[source] - channel, all_steps = ceil_div(left < kChannels ? left : kChannels, kStep);
+        // Half of the steps; of a single one the second warpgroup has the next, which is zeros.
+        int const steps = kHalves ? cute::max(1, (all_steps + 1 - consumer) / 2) : all_steps;
         TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
         int const first = first_a + pixels_before(params, source, patch.a - pad_a);
-        uint64_t const pixels = operand(shared.stages + halo.stage * plan.stage_bytes + first * Traits::kPixelBytes,
-                                        plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
+        uint64_t const pixels =
+            operand(shared.stages + halo.stage * plan.stage_bytes + first * Traits::kPixelBytes + first_step,
+                    plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
         int row_of_tap = 0, s = 0;  // the tap's first pixel in the patch
         CUTE_NO_UNROLL
         for (int tap = 0; tap < taps; ++tap) {
           TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
-          uint64_t const weights =
-              operand(filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kPixelBytes,
-                      8 * Traits::kPixelBytes, Traits::kSwizzle);
-          bool const first_step = scale == SM90::GMMA::ScaleOut::Zero;
-          multiply<Element, kN, kChannels / kStep>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16, steps,
-                                                   scale);
+          uint64_t const weights = operand(
+              filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kPixelBytes + first_step,
+              8 * Traits::kPixelBytes, Traits::kSwizzle);
+          bool const is_first = scale == SM90::GMMA::ScaleOut::Zero;
+          multiply<Element, kWidth, kSteps, kStride>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16,
+                                                     steps, scale);
           // Loads the shortcut to where the outputs are staged. First this thread waits until the last tile's stores
           // have read them; meanwhile the tensor cores have two taps to do, or the only one.
           constexpr bool kComes = !Traits::kScaled && !Traits::kDirect;
@@ -201,10 +250,11 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
             uint64_t *const full = &shared.shortcut_full[consumer];
             TransactionBarrier::arrive_and_expect_tx(full, sizeof(shared.y[consumer]));
             SM90_TMA_LOAD_4D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                                   shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b, patch.n);
+                                   shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b + first_b,
+                                   patch.n);
           }
           warpgroup_wait<1>();
-          if (!first_step && signals) {
+          if (!is_first && signals) {
             Barrier::arrive(&shared.filter_empty[filters.previous()]);
             if (tap == 0) Barrier::arrive(&shared.halo_empty[halo.previous()]);
           }
@@ -222,26 +272,26 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         }
       });
       if (!Traits::kDrains) finish();
+      if constexpr (kHalves) add_halves(acc[0], sums, consumer, shared.halves);
+      auto &finished = second_if<kAdded>(acc[0], sums);
       auto const store = [&](int i, auto const *from) {
         SM90_TMA_STORE_4D::copy(&params.out[tile_filters.output], from, tile_filters.in_output, patch.a + first_a,
-                                patch.b + i * (Traits::kStoreRows / 8), patch.n);
+                                patch.b + first_b + i * (Traits::kStoreRows / 8), patch.n);
       };
       auto activation = p.activation;
       if constexpr (!Traits::kScaled && !Traits::kDirect) {
         if (has_shortcut(p)) {
-          activation = finish_before_shortcut(acc[0], pair, p);
+          activation = finish_before_shortcut(finished, pair, p);
           TransactionBarrier::wait(&shared.shortcut_full[consumer], shortcut_phase);
           shortcut_phase ^= 1;
-          add_shortcut<Element, kN / 8>(acc[0], shared.y[consumer]);  // each warp reads only what it overwrites later
+          add_shortcut<Element, kN / 8>(finished, shared.y[consumer]);  // each warp reads what it overwrites later
         }
       }
       if constexpr (Traits::kDirect) {
         DirectPixels const pixels(params, patch.a + first_a, patch.b, patch.n);
-        store_directly<kN / 8>(acc[0], pair, params, tile_filters, pixels);
-      } else if constexpr (Traits::kDrains) {
-        store_tile<Traits>(sums, pair, activation, params, shared.y[consumer], consumer, store);
+        store_directly<kN / 8>(finished, pair, params, tile_filters, pixels);
       } else {
-        store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);
+        store_tile<Traits>(finished, pair, activation, params, shared.y[consumer], consumer, store);
       }
     }
     if (signals) tma_store_wait<0>();

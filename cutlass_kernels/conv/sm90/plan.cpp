@@ -164,7 +164,7 @@ CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
     return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, rows});
   }
   bool const rows = tile.schedule == Sm90Schedule::kRows;
-  cuuint32_t const a = rows ? k.halo.pitch : 8, b = k.halo.tile_b;
+  cuuint32_t const a = rows ? k.halo.pitch : 8, b = halves_channels(tile) ? k.halo.tile_b / 2 : k.halo.tile_b;
   return encode_image(&k.z, p.type, {K, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, a, b, 1});
 }
 

@@ -215,33 +215,6 @@ CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params 
   for (int i = 0; i < Traits::kPixels / 2; ++i) warpgroup_fence_operand(acc[0][i]);
 }
 
-// sums(kN) = this warpgroup's half of the pixels, both warpgroups' halves of the channels added up.
-template <class Traits>
-CUTE_DEVICE void add_halves(float const (&acc)[Traits::kPixels / 2], float (&sums)[Traits::kN / 2], int consumer,
-                            typename Traits::SharedStorage &shared) {
-  constexpr int kCount = Traits::kN / 2, kThreads = kConsumers * 128;
-  auto *const exchange = reinterpret_cast<float4 *>(shared.stages);  // (thread,group)
-  int const other = int(threadIdx.x) ^ 128;
-  bool const second = consumer == 1;
-  cutlass::arch::NamedBarrier::sync(kThreads, 0);  // the ring is no longer read
-  CUTE_UNROLL
-  for (int i = 0; i < kCount; i += 4) {
-    float const *const first_half = acc + i, *const second_half = acc + kCount + i;
-    float4 give;
-    give.x = second ? first_half[0] : second_half[0], give.y = second ? first_half[1] : second_half[1];
-    give.z = second ? first_half[2] : second_half[2], give.w = second ? first_half[3] : second_half[3];
-    exchange[i / 4 * kThreads + other] = give;
-    CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) sums[i + j] = second ? second_half[j] : first_half[j];
-  }
-  cutlass::arch::NamedBarrier::sync(kThreads, 0);
-  CUTE_UNROLL
-  for (int i = 0; i < kCount; i += 4) {
-    float4 const got = exchange[i / 4 * kThreads + threadIdx.x];
-    sums[i] += got.x, sums[i + 1] += got.y, sums[i + 2] += got.z, sums[i + 3] += got.w;
-  }
-}
-
 template <class Traits>
 __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
@@ -278,7 +251,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     FilterPair const pair(params, filters);
     float acc[1][Traits::kPixels / 2], sums[Traits::kN / 2];
     multiply_rows<Traits>(acc, params, shared, filter_stages, warpgroup, tile.a - p.pad_left, k_begin, k_end);
-    add_halves<Traits>(acc[0], sums, warpgroup, shared);
+    add_halves(acc[0], sums, warpgroup, reinterpret_cast<float4 *>(shared.stages));  // where the ring was
     if (params.splits > 1) cluster_wait();  // every block has started and made its barrier
     send_parts<Traits>(sums, params, shared);
     TransactionBarrier::wait(&shared.parts_full, 0);  // no other block writes to this one any more

@@ -43,7 +43,7 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
-  int const region = halo_region_bytes(tile.pixels_b, tile.type_bytes);
+  int const region = halo_region_bytes(tile.filters, tile.pixels_a, tile.pixels_b, tile.type_bytes);
   plan.halo_stages = std::clamp((region - 4 * filter_bytes) / plan.stage_bytes, 2, kHaloMaxStages);
   plan.filter_stages = std::clamp((region - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
   return plan;

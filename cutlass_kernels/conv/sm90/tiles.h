@@ -176,21 +176,31 @@ constexpr int small_stages(Sm90Tile const &tile, bool pre_activated, bool divide
 
 // Input channels of one halo stage: half a channel block where a whole one would leave no room for a second stage, and
 // for float32, of which half a block is already the widest row that TMA swizzles.
-constexpr int halo_channels(int filters, int type_bytes) {
-  return type_bytes == 4 || (filters == 64 && type_bytes > 1) ? kChannelBlock / 2 : kChannelBlock;
+constexpr int halo_channels(int filters, int pixels, int type_bytes) {
+  bool const wide = filters == 64 && pixels > 256 && type_bytes > 1;
+  return type_bytes == 4 || wide ? kChannelBlock / 2 : kChannelBlock;
 }
 constexpr int halo_channels(Sm90Tile const &tile) {
-  return tile.schedule == Sm90Schedule::kRows ? kChannelBlock : halo_channels(tile.filters, tile.type_bytes);
+  bool const rows = tile.schedule == Sm90Schedule::kRows;
+  return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes);
 }
 
 // A block's 227 KB of shared memory less its barriers and alignment.
 constexpr int kHaloSharedBytes = 226 * 1024;
 constexpr int kStagedRowBytes = 128;  // 64 filters of 16 bits: an output pixel where it is staged for the stores
 
-// Bytes for halo stages and filter stages together. The two warpgroups stage 8 x pixels_b outputs each, but none of
-// float32.
-constexpr int halo_region_bytes(int pixels_b, int type_bytes) {
-  return kHaloSharedBytes - (type_bytes == 4 ? 0 : 2 * 8 * pixels_b * kStagedRowBytes);
+// Whether each of the two warpgroups multiplies a whole patch, with half of the channels.
+constexpr bool halves_channels(int filters, int pixels_a) { return filters * pixels_a == 64 * 8; }
+constexpr bool halves_channels(Sm90Tile const &tile) {
+  return tile.halo && tile.schedule != Sm90Schedule::kRows && halves_channels(tile.filters, tile.pixels_a);
+}
+
+// Bytes for halo stages and filter stages together, beside the staged outputs (none of float32) and the sums that are
+// exchanged where channels are halved.
+constexpr int halo_region_bytes(int filters, int pixels_a, int pixels_b, int type_bytes) {
+  int const staged = type_bytes == 4 ? 0 : filters / 64 * pixels_a * pixels_b * kStagedRowBytes;
+  int const exchanged = halves_channels(filters, pixels_a) ? filters * pixels_a * pixels_b * int(sizeof(float)) : 0;
+  return kHaloSharedBytes - staged - exchanged;
 }
 
 // A block of rows.cuh finishes some of the tile's groups of 16 pixels a warpgroup, and receives each of them from every
