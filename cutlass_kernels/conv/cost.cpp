@@ -23,6 +23,11 @@ int copy_bytes(Problem const &p) {
   return strides % 16 == 0 ? 16 : int(sizes & -sizes);
 }
 
+// One source, every pixel of which is one vector, under several taps.
+bool has_few_channels(Problem const &p) {
+  return p.sources == 1 && p.C[0] * size_of(p.type) <= 16 && p.R * p.S > 1 && p.layout == Layout::kChannelsLast;
+}
+
 // The taps of a filter row can share their pixels where these are adjacent, and where one stage holds all of them that
 // a tile reads.
 char const *obstacle_to_taps(Tile const &tile, Problem const &p) {
@@ -64,6 +69,7 @@ char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
+  if (tile.few_channels && !has_few_channels(p)) return "more than a vector of channels, or one tap";
   char const *const taps = tile.halo_rows > 0 ? obstacle_to_taps(tile, p) : nullptr;
   if (taps != nullptr || p.type == Type::kInt8) return taps != nullptr ? taps : obstacle_to_sums(tile, p);
   if (!tile.any_channels && !whole_vectors(p)) return "channels that are no multiples of a vector";
@@ -127,6 +133,7 @@ double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   int const step = tile.type_bytes > 1 && whole_vectors(p) ? 16 : tile.k;
   double reduction = 0;  // channels times taps
   for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], step)) * step * p.R * p.S / splits;
+  if (tile.few_channels) reduction = ceil_div(p.R * p.S * 16 / size_of(p.type), tile.k) * tile.k;
   double const rounds = double(per_sm / resident) * together[resident] + together[per_sm % resident];
   double const sum_us = splits > 1 ? 3.0 + 0.1 * splits : 0.0;  // of the second launch, which reads the parts
   return start_us + rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;

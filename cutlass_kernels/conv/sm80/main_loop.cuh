@@ -3,6 +3,7 @@
 // kernel for every number type (traits.cuh) and every way to load pixels (pixels.cuh, halo.cuh).
 #pragma once
 
+#include "conv/sm80/few_channels.cuh"
 #include "conv/sm80/halo.cuh"
 #include "conv/sm80/pixels.cuh"
 #include "conv/sm80/pre_activation.cuh"
@@ -51,7 +52,9 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
     conv_sm80(Params const __grid_constant__ params) {
   using Element = typename Traits::Element;
-  using Loader = std::conditional_t<Traits::kSharesTaps, HaloLoader<Traits>, TapLoader<Traits>>;
+  constexpr bool kFewChannels = Traits::kTile.few_channels;
+  using Loader = std::conditional_t<kFewChannels, FewChannelsLoader<Traits>,
+                                    std::conditional_t<Traits::kSharesTaps, HaloLoader<Traits>, TapLoader<Traits>>>;
   constexpr int kM = Traits::kM, kN = Traits::kN, kK = Traits::kK, kStages = Traits::kStages, kSteps = Traits::kSteps;
   constexpr int kSlots = Traits::kSlots;
   constexpr bool kTapStages = Traits::kTapStages;
@@ -188,9 +191,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   __syncthreads();
   fetch(0, 0, 0);
 
+  if (kFewChannels) read.left = kK;                                        // taps take the place of channels
   for (int to_read = k_blocks;;) {                                         // a source at a time
     int const whole = min((read.left + Traits::kMmaK - 1) / kK, to_read);  // blocks with channels for every mma step
-    int const rounds = Traits::kSharesTaps ? p.R : params.taps;  // passes over the units for each channel block
+    // Passes over the units for each channel block.
+    int const rounds = Traits::kSharesTaps ? p.R : kFewChannels ? ceil_div(params.taps, Traits::kChunks) : params.taps;
     CUTE_NO_UNROLL
     for (int round = whole * rounds; round > 0; --round) {
       CUTE_UNROLL

@@ -38,6 +38,7 @@ struct Tile {
   Sums sums;
   bool pre_activates;  // has a second kernel, for pre-activated sources
   bool float8;         // multiplies float8, and nothing else
+  bool few_channels;   // takes one source of at most a vector of channels alone: a k-tile is as many taps as vectors
   constexpr bool takes(Type type) const { return type_bytes == size_of(type) && float8 == (type == Type::kFloat8); }
   constexpr std::uint32_t needs() const { return float8 ? kFloat8Mma : kNoFeature; }
   constexpr bool drains() const { return sums != Sums::kNone; }
@@ -90,6 +91,7 @@ constexpr Tile make_tile(int id, char const *name, TypeSize type, TileSize size,
   tile.halo_rows = has(kSharedTaps) ? halo_rows_of(type) : 0;
   tile.sums = has(kSumsInRegisters) ? Sums::kRegisters : has(kSumsInShared) ? Sums::kShared : Sums::kNone;
   tile.pre_activates = has(kAlsoPreActivated);
+  tile.few_channels = has(kFewChannels);
   return tile;
 }
 
