@@ -117,8 +117,8 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
   return bytes;
 }
 
-// The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, and float32,
-// whose Hopper tiles are for large images; and before them where the device is not known.
+// The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, for float32,
+// whose Hopper tiles are for large images, and for few channels; and before them where the device is not known.
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return 0;
@@ -133,7 +133,8 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   bool const hopper_first = on_hopper && !(sized && (is_upsampled(p) || p.type == Type::kFloat32));
   Target const target(call);
   for (Tile const &tile : family.tiles) {
-    if (runs(tile, p, call.sm)) legal.push_back({tile.id, hopper_first, sized ? sm80_us(tile, p, target) : 0});
+    if (!runs(tile, p, call.sm)) continue;
+    legal.push_back({tile.id, hopper_first && !tile.few_channels, sized ? sm80_us(tile, p, target) : 0});
   }
   for (Sm90Tile const &tile : family.sm90_tiles) {
     if (!offers(call.sm, kWgmma) || !sm90_can_run(tile, p)) continue;
