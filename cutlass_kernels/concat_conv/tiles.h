@@ -24,7 +24,7 @@ inline constexpr Tile kTiles[] = {
     make_tile(14, "sm80_taps_256x128x64_s3", k16Bit, {256, 128, 64, 3}, {4, 2}, 1, {16.6, 9.75}, kSharedTaps),
     make_tile(15, "sm80_taps_256x64x64_s3", k16Bit, {256, 64, 64, 3}, {4, 1}, 2, {11.1, 8.0}, kSharedTaps),
     make_tile(18, "sm80_64x128x32_s4", k16Bit, {64, 128, 32, 4}, {2, 2}, 3, {9.2, 2.5}, kAnyChannels),
-    make_tile(19, "sm80_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {3.5, 0.5}, kAnyChannels | kFewChannels),
+    make_tile(19, "sm80_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {10.5, 0.9}, kAnyChannels | kFewChannels),
     make_tile(21, "sm80_tf32_128x128x16_s4", k32Bit, {128, 128, 16, 4}, {2, 2}, 2, {30.3, 6.5}),
     make_tile(22, "sm80_tf32_128x64x32_s3", k32Bit, {128, 64, 32, 3}, {2, 2}, 2, {21, 4.5},
               kAnyChannels | kAlsoPreActivated),
