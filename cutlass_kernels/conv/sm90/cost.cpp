@@ -47,7 +47,8 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kMeet = 0.54;         // us for the blocks of a cluster to wait for each other
   constexpr double kSend = 0.77;         // us for 64 x 64 sums to go to other blocks
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
-  double const area = tile.filters * tile.pixels() / 4096.0, finish = exponential ? kExponential : 0.0;
+  // Fewer than 32 pixels are finished no sooner than 32.
+  double const area = tile.filters * std::max(tile.pixels(), 32) / 4096.0, finish = exponential ? kExponential : 0.0;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
   double const chain = tile.filters > 64 ? kTwoChains : kChain;
