@@ -68,7 +68,8 @@ def test_the_first_guess_is_near_the_fastest(name: str) -> None:
 
 def recorded() -> dict[str, dict[str, float]]:
     """Shape of a benchmark's set -> tile -> microseconds of 2026-11-24: conv_shapes from memory, small maps out of the
-    L2 cache. Every tile ran in one run, and most in three or four, whose median it is (tests/recorded/tiles_h200.csv)."""
+    L2 cache. Every tile ran in one run, and most in three or four, whose median it is
+    (tests/recorded/tiles_h200.csv)."""
     times: dict[str, dict[str, float]] = collections.defaultdict(dict)
     with (ROOT / "tests/recorded/tiles_h200.csv").open(newline="") as file:
         for line in csv.DictReader(file):
