@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gpu
@@ -17,7 +17,9 @@ TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOA
 # Largest error of a sum over that of its terms. In each step of 32 float8 products the tensor cores align these and the
 # sum so far with the largest of them, and keep 13 bits of each behind that one's leading bit.
 INT8_SLACK, FLOAT8_STEP_SLACK = 2.0**-20, 2.0**-15
+ON_HOPPER, ONE_SUM = range(201, 300), range(201, 230)  # ids of tiles; those whose sums are of all sources
 OUTPUT_SCALE = 1 / 40
+STEEPEST = 1.5  # slope of an activation: HardSwish's
 
 
 def _blocks32(shape: Sequence[int]) -> tuple[int, ...]:
@@ -66,9 +68,10 @@ class Instance:
     call: kernels.Call
     buffers: list[gpu.Buffer]
     exact: problems.Instance
-    bounds: tuple[Any, Any] | None = None
+    bounds: dict[float, tuple[Any, Any]] = field(default_factory=dict)
     dtype: str = "int8"
     one_scale: bool = False
+    config: int = 0
 
     def __str__(self) -> str:
         return f"{self.problem} to {self.output_type} in {self.layout}"
@@ -84,6 +87,7 @@ class Instance:
 
     def run(self, config: int = 0) -> None:
         """Poison the output, run one tile and wait."""
+        self.config = config
         self.buffers[-1].view.fill_(gpu.poison(self.output_type))
         kernels.run(replace(self.call, config=config))
         gpu.synchronize()
@@ -95,27 +99,38 @@ class Instance:
 
     @property
     def slack(self) -> float:
-        """Of a sum, over that of its terms; only tiles for one scale add up more than a few steps in float8's sums."""
-        taps = self.problem.R * self.problem.S
-        steps = sum(-(-c // 32) for c in self.problem.C) * taps if self.one_scale else 2 * taps
-        return FLOAT8_STEP_SLACK * max(steps, 16) if self.dtype == gpu.FLOAT8 else INT8_SLACK
+        """Of a sum, over that of its terms. mma.sync leaves only sources of one scale long in float8's own sums."""
+        if self.dtype == "int8":
+            return INT8_SLACK
+        taps, whole = self.problem.R * self.problem.S, self.one_scale or self.config in ON_HOPPER
+        steps = sum(-(-c // 32) for c in self.problem.C) * taps if whole else 2 * taps
+        return FLOAT8_STEP_SLACK * max(steps, 16)
+
+    @property
+    def roundings(self) -> float:
+        """Of an integer sum of all sources, over its filter's scale: half a product of each source of another scale."""
+        scales = self.call.attrs["input_scales"] if self.dtype == "int8" and self.config in ONE_SUM else ()
+        return sum(0.5 * scale for before, scale in zip(scales, scales[1:], strict=False) if scale != before)
 
     def error_ratio(self) -> Any:
         """Largest elementwise error over its bound, on the device; int8 counts in steps, half of one to round."""
         import torch
 
-        if self.bounds is None:
+        kind = self.slack + self.roundings
+        if kind not in self.bounds:
             truth = problems.activate(problems.convolve(self.exact, torch.float64), self.problem.activation)
+            w_scale = self.buffers[len(self.problem.C) + 1].view.double().view(1, -1, 1, 1)
             slack = self.slack * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
+            slack = slack + STEEPEST * self.roundings * w_scale
             if self.output_type == "int8":
                 steps = (truth / OUTPUT_SCALE).clamp(-128, 127)
-                self.bounds = steps, slack / OUTPUT_SCALE + 0.5
+                self.bounds[kind] = steps, slack / OUTPUT_SCALE + 0.5
             elif self.output_type == gpu.FLOAT8:  # four bits of significand, subnormals in steps of 2^-9
                 steps = (truth / OUTPUT_SCALE).clamp(-448, 448)
-                self.bounds = steps, slack / OUTPUT_SCALE * 1.07 + 2.0**-4 * steps.abs() + 2.0**-10
+                self.bounds[kind] = steps, slack / OUTPUT_SCALE * 1.07 + 2.0**-4 * steps.abs() + 2.0**-10
             else:
-                self.bounds = truth, slack + 1.01 * problems.UNIT[self.output_type] * truth.abs()
-        return problems.worst_ratio(self.output()[0], *self.bounds)
+                self.bounds[kind] = truth, slack + 1.01 * problems.UNIT[self.output_type] * truth.abs()
+        return problems.worst_ratio(self.output()[0], *self.bounds[kind])
 
 
 def instantiate(

@@ -51,12 +51,12 @@ def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> Non
     ):  # to float32, which Hopper's do not write; to int8
         assert kernels.reject(good(variant, layout)) is None
         one_scale, takes_hopper = good(variant, layout, input_scales=(0.1, 0.1)), (variant[-1], layout) == ("Q", 1)
-        drains, hopper = {12, 13, 14, 19}, FLOAT8_HOPPER if takes_hopper else set()
+        drains, hopper = {12, 13, 14, 19}, HOPPER if takes_hopper else set()
         assert set(kernels.configs(replace(good(variant, layout), sm=80))) == drains
         assert set(kernels.configs(replace(one_scale, sm=80))) == drains | {1, 15, 17}
         assert set(kernels.configs(good(variant, layout))) == drains | hopper
         own, one = (set(kernels.configs(c)) - drains for c in (good(variant, layout), one_scale))
-        assert own < one and all(tile in {1, 15, 17} or (takes_hopper and tile > 200) for tile in one)
+        assert own < one and one - own == {1, 15, 17}
 
 
 def strided(call: kernels.Call, stride: int, dims: tuple[int, ...]) -> kernels.Call:
@@ -82,8 +82,8 @@ def in_float8(call: kernels.Call) -> kernels.Call:
     return replace(call, inputs=typed(call.inputs), outputs=typed(call.outputs))
 
 
-FLOAT8, FLOAT8_HOPPER = {31, 32, 33, 34}, {221, 222, 223, 224, 231, 232, 233}
-FLOAT8_ONE_SCALE = {202, 203, 204, 211, 212, 213}  # Hopper's that keep one sum; 201 shares pixels between two blocks
+FLOAT8 = {31, 32, 33, 34}
+HOPPER = {202, 203, 204, 211, 212, 213, 222, 223, 231, 232, 233}  # 201 shares pixels between two blocks
 
 
 def to_type(call: kernels.Call, dtype: str, number: int) -> kernels.Call:
@@ -95,11 +95,11 @@ def to_type(call: kernels.Call, dtype: str, number: int) -> kernels.Call:
 
 def test_float8_runs_on_tiles_of_its_own_and_on_hoppers() -> None:
     to_float8 = in_float8(good("CuteQConcatConv2ReluQ"))
-    assert set(kernels.configs(to_float8)) == FLOAT8 | FLOAT8_HOPPER
+    assert set(kernels.configs(to_float8)) == FLOAT8 | HOPPER
     one_scale = in_float8(good("CuteQConcatConv2ReluQ", input_scales=(0.1, 0.1)))
-    assert set(kernels.configs(one_scale)) == FLOAT8 | FLOAT8_HOPPER | FLOAT8_ONE_SCALE
+    assert set(kernels.configs(one_scale)) == FLOAT8 | HOPPER
     to_float32 = in_float8(good())
-    assert set(kernels.configs(to_type(to_float32, "float16", 10))) == FLOAT8 | FLOAT8_HOPPER
+    assert set(kernels.configs(to_type(to_float32, "float16", 10))) == FLOAT8 | HOPPER
     for call in (to_float32, to_type(to_float32, "bfloat16", 16)):  # which Hopper's do not write
         assert set(kernels.configs(call)) == FLOAT8
     part = replace(to_float8, inputs=[*to_float8.inputs[:2], *good().inputs[2:]])
@@ -125,7 +125,7 @@ def test_gpus_without_float8_refuse_it_in_one_sentence(sm: int) -> None:
             "do; quantise to int8 for it"
         )
         assert kernels.configs(refused) == [] and kernels.workspace_bytes(refused) == -1
-        for tile in (0, 31, 221):
+        for tile in (0, 31, 222):
             with pytest.raises(kernels.KernelError, match="does not multiply float8"):
                 kernels.Plan(replace(refused, config=tile, _keep=[]))
 
@@ -140,14 +140,14 @@ def test_gpus_with_float8_run_its_tiles_if_the_library_has_code_for_them(sm: int
     if sm == 89 and "89" not in built_for:
         assert "with code that is older than 8.9 and without float8" in (kernels.reject(call) or "")
         return
-    wgmma = FLOAT8_HOPPER if sm == 90 and "90a" in built_for else set()
+    wgmma = HOPPER if sm == 90 and "90a" in built_for else set()
     ids = kernels.configs(call)
     assert set(ids) == FLOAT8 | wgmma and kernels.workspace_bytes(call) >= 0
     assert set(ids[: len(wgmma)]) == wgmma, "Hopper's own come first"
     assert all(kernels.Plan(replace(call, config=i, _keep=[])).config == i for i in ids)
     assert kernels.made_for(call, sm) and not kernels.made_for(good(), 89)
     if not wgmma:
-        with pytest.raises(kernels.KernelError, match="tile 221 cannot run this call"):
+        with pytest.raises(kernels.KernelError, match="tile 222 cannot run this call"):
             kernels.Plan(replace(call, config=221, _keep=[]))
 
 

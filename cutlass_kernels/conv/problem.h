@@ -99,6 +99,22 @@ inline std::uint32_t drains_after(Problem const &p) {
 // The sums are drained once, after the last source: one sum serves all sources.
 inline bool drains_once(Problem const &p) { return drains_after(p) == 1u << (p.sources - 1); }
 
+// Of source i's sums: what those of the sources before are multiplied by, to count in units of its scale.
+inline float rescale(Problem const &p, int i) { return i == 0 ? 1.f : p.scale[i - 1] / p.scale[i]; }
+
+// Whether one sum serves all sources, if it is brought to the unit of each source's scale before that source's products
+// are added: int8's must stay within 32 bits, float8's within float32.
+inline bool one_sum_fits(Problem const &p) {
+  bool const integers = p.type == Type::kInt8;
+  double const most = integers ? 0x7fffffff : 1e37, product = integers ? 1 : 14;  // 448 * 448 < 14 * 2^14
+  double sum = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    sum = sum * rescale(p, i) + product * double(largest_sum(p, i)) + 1;
+    if (!(sum <= most)) return false;
+  }
+  return true;
+}
+
 // Whether the pixels hold these channels alone. The lanes up to a whole vector are then padding and are written as
 // zeros; in wider pixels they are other channels and must not be written.
 CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {

@@ -53,10 +53,8 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     halo_tile(211, "s8_sm90_halo_64x16x32", k8Bit, 64, {16, 32}),
     halo_tile(212, "s8_sm90_halo_128x8x32", k8Bit, 128, {8, 32}),
     halo_tile(213, "s8_sm90_halo_128x8x16", k8Bit, 128, {8, 16}),
-    im2col_tile(221, "s8_sm90_drain_128x128", k8Bit, 128, 128, kDrainsSums),
-    im2col_tile(222, "s8_sm90_drain_64x256", k8Bit, 64, 256, kDrainsSums),
-    halo_tile(223, "s8_sm90_drain_halo_64x16x16", k8Bit, 64, {16, 16}, kDrainsSums),
-    halo_tile(224, "s8_sm90_drain_halo_128x8x16", k8Bit, 128, {8, 16}, kDrainsSums),
+    im2col_tile(222, "s8_sm90_64x256", k8Bit, 64, 256),
+    halo_tile(223, "s8_sm90_halo_64x16x16", k8Bit, 64, {16, 16}),
     // Their stages hold 128 bytes of a pixel. wgmma of int8 is never 104 pixels wide, as a tile of float16 is.
     small_tile(231, "s8_sm90_small_64x32", k8Bit, 64, 32, kDrainsSums),
     small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64, kDrainsSums),
@@ -64,6 +62,6 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
-constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}};
+constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}, {221, 202}, {224, 213}};
 
 }  // namespace cutefuse::quant_concat_conv

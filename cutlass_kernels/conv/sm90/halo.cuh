@@ -17,11 +17,11 @@ namespace cutefuse::conv {
 // patch 8 pixels wide. Of 64 filters each has half of a patch 16 pixels wide. Where that would leave most
 // multiprocessors without a patch, it is 8 pixels wide, and each warpgroup multiplies all of it with half of the
 // channels: a wgmma of half the pixels would take as long.
-template <class Element_, int kFilters_, int kPixelsA_, int kPixelsB_, bool kDrains_ = false>
+template <class Element_, int kFilters_, int kPixelsA_, int kPixelsB_>
 struct Sm90Halo : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kDrains = kDrains_, kDirect = Sm90Numbers<Element>::kDirect;
+  static constexpr bool kDirect = Sm90Numbers<Element>::kDirect;
   static constexpr int kFilters = kFilters_, kPixelsA = kPixelsA_, kPixelsB = kPixelsB_;
   static constexpr int kPixels = kPixelsA * kPixelsB, kPixelGroups = kPixelsA / 8, kWidth = 8 * kPixelsB;  // of a wgmma
   static constexpr bool kHalves = halves_channels(kFilters, kPixelsA);
@@ -33,7 +33,7 @@ struct Sm90Halo : Sm90Numbers<Element_> {
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
   static_assert(kN % kStoreRows == 0 && kWidth <= 256);
-  static_assert(kHalves ? !kDrains && !kDirect : kFilters * kPixelGroups == 64 * kConsumers);
+  static_assert(kHalves ? !Sm90Numbers<Element>::kScaled && !kDirect : kFilters * kPixelGroups == 64 * kConsumers);
 
   static constexpr int kRegionBytes = halo_region_bytes(kFilters, kPixelsA, kPixelsB, int(sizeof(Element)));
 
@@ -210,13 +210,13 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
       Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
       TileFilters const tile_filters(params, place.tile_f(tile), kFilters, first_row_w);
       Pair<Traits> pair(params, tile_filters);
-      typename Traits::Sum acc[1][kWidth / 2];             // the first step overwrites it
-      constexpr bool kAdded = Traits::kDrains || kHalves;  // to other sums than those of the tensor cores
-      float sums[kAdded ? kN / 2 : 1] = {};
+      typename Traits::Sum acc[1][kWidth / 2];  // the first step overwrites it
       auto scale = SM90::GMMA::ScaleOut::Zero;
-      auto const finish = [&] {  // the last steps' products have been added, and their stages are free
+      bool running = false;  // some steps' products are still being added
+      auto const finish = [&] {
         warpgroup_wait<0>();
-        if (signals) {
+        running = false;
+        if (signals) {  // their stages are free
           Barrier::arrive(&shared.filter_empty[filters.previous()]);
           Barrier::arrive(&shared.halo_empty[halo.previous()]);
         }
@@ -227,6 +227,11 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         int const left = p.C[source] - channel, all_steps = ceil_div(left < kChannels ? left : kChannels, kStep);
         // Half of the steps; of a single one the second warpgroup has the next, which is zeros.
         int const steps = kHalves ? cute::max(1, (all_steps + 1 - consumer) / 2) : all_steps;
+        if (Traits::kScaled && channel == 0 && params.rescale[source] != 1.f) {
+          finish();
+          CUTE_UNROLL
+          for (int i = 0; i < kWidth / 2; ++i) acc[0][i] = rescaled(acc[0][i], params.rescale[source]);
+        }
         TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
         int const first = first_a + pixels_before(params, source, patch.a - pad_a);
         uint64_t const pixels =
@@ -239,7 +244,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           uint64_t const weights = operand(
               filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kPixelBytes + first_step,
               8 * Traits::kPixelBytes, Traits::kSwizzle);
-          bool const is_first = scale == SM90::GMMA::ScaleOut::Zero;
+          bool const frees = running;
           multiply<Element, kWidth, kSteps, kStride>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16,
                                                      steps, scale);
           // Loads the shortcut to where the outputs are staged. First this thread waits until the last tile's stores
@@ -254,7 +259,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
                                    patch.n);
           }
           warpgroup_wait<1>();
-          if (!is_first && signals) {
+          running = true;
+          if (frees && signals) {
             Barrier::arrive(&shared.filter_empty[filters.previous()]);
             if (tap == 0) Barrier::arrive(&shared.halo_empty[halo.previous()]);
           }
@@ -264,16 +270,11 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           s = next_r ? 0 : s;
         }
         halo.advance();
-        if constexpr (Traits::kDrains) {
-          if (!Traits::kInexact && (left > kChannels || (params.drains_after >> source & 1) == 0)) return;
-          finish();
-          drain(acc[0], p.scale[source], sums);
-          scale = SM90::GMMA::ScaleOut::Zero;
-        }
       });
-      if (!Traits::kDrains) finish();
+      finish();
+      float sums[kHalves ? kN / 2 : 1];
       if constexpr (kHalves) add_halves(acc[0], sums, consumer, shared.halves);
-      auto &finished = second_if<kAdded>(acc[0], sums);
+      auto &finished = second_if<kHalves>(acc[0], sums);
       auto const store = [&](int i, auto const *from) {
         SM90_TMA_STORE_4D::copy(&params.out[tile_filters.output], from, tile_filters.in_output, patch.a + first_a,
                                 patch.b + first_b + i * (Traits::kStoreRows / 8), patch.n);

@@ -13,11 +13,11 @@ namespace cutefuse::conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
-          bool kDrains_ = false, bool kPre = false>
+          bool kPre = false>
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kDrains = kDrains_, kSharesPixels = true, kPairs = false, kSmall = false;
+  static constexpr bool kSharesPixels = true, kPairs = false, kSmall = false;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
@@ -161,16 +161,15 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   }
 }
 
-// Issues the k-tiles [k_begin, k_end) of one tile; the steps of the last one are still running when it returns. Each
+// Issues the next k-tiles of a tile up to k_end; the steps of the last one are still running when it returns. Each
 // k-tile is prepared while two others are running, because the tensor cores may finish one in less time than that
 // takes.
 template <class Traits>
-CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
-                           typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
-                           int first_row_w, int first_row_x, int k_begin, int k_end) {
-  auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
+CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
+                               Steps<Traits> &position, SM90::GMMA::ScaleOut &scale,
+                               typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
+                               int first_row_w, int first_row_x, int k_begin, int k_end) {
   Problem const &p = params.problem;
-  Steps<Traits> position(p, cursor_at(params, k_begin));
   uint64_t *const full = multipliable<Traits>(shared);
   bool arrived = false;  // whether the next k-tile's loads were already seen to have ended
   CUTE_NO_UNROLL
@@ -192,6 +191,7 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
   }
 }
 
+// Waits for the steps that still run, and frees their stage.
 template <class Traits>
 CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring const &ring,
                              typename Traits::SharedStorage &shared, Release const &release) {
@@ -204,28 +204,35 @@ CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Trai
   }
 }
 
-// main_loop and finish_loop over all k-tiles. It drains the accumulators into `sums`, the scaled sums of all sources,
-// where the next source has another scale and, for float8, every few k-tiles.
+// Issues the k-tiles [k_begin, k_end) of one tile. Before a source of another scale the sums are brought to its unit.
 template <class Traits>
-CUTE_DEVICE void multiply_and_drain(float (&sums)[Traits::kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
-                                    Sm90Params const &params, Release const &release, int first_row_w,
-                                    int first_row_x) {
+CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
+                           typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
+                           int first_row_w, int first_row_x, int k_begin, int k_end) {
+  auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
   Problem const &p = params.problem;
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
-  int begin = 0, end = 0;
+  Steps<Traits> position(p, cursor_at(params, k_begin));
+  int begin = k_begin, end = Traits::kScaled ? 0 : k_end;
   CUTE_NO_UNROLL
-  for (int source = 0; source < p.sources; ++source) {
-    end += blocks_of(p.C[source]) * params.by_taps.divisor;
-    if ((params.drains_after >> source & 1) == 0) continue;
-    while (begin < end) {
-      int const last = Traits::kInexact ? cute::min(begin + kFloat8Tiles, end) : end;
-      typename Traits::Sum acc[1][Traits::kN / 2];
-      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, begin, last);
-      finish_loop<Traits>(acc, ring, shared, release);
-      drain(acc[0], p.scale[source], sums);
-      begin = last;
+  for (int source = 0; begin < k_end; ++source) {
+    if constexpr (Traits::kScaled) {
+      int const next = source;
+      do {
+        end += blocks_of(p.C[source]) * params.by_taps.divisor;
+      } while (end < k_end && params.rescale[source + 1] == 1.f && ++source);
+      if (end <= begin) continue;
+      end = cute::min(end, k_end);
+      if (begin > k_begin) {
+        finish_loop<Traits>(acc, ring, shared, release);
+        CUTE_UNROLL
+        for (int m = 0; m < Traits::kRowTiles; ++m) {
+          CUTE_UNROLL
+          for (int i = 0; i < Traits::kN / 2; ++i) acc[m][i] = rescaled(acc[m][i], params.rescale[next]);
+        }
+      }
     }
+    issue_k_tiles<Traits>(acc, ring, position, scale, shared, params, release, first_row_w, first_row_x, begin, end);
+    begin = end;
   }
 }
 
@@ -262,30 +269,26 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
       SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
     };
     auto activation = params.problem.activation;
-    if constexpr (Traits::kDrains) {
-      float sums[kN / 2];
-      multiply_and_drain<Traits>(sums, ring, shared, params, release, first_row_w, first_row_x);
-      store_tile<Traits>(sums, pair, activation, params, shared.y[consumer], consumer, store);
+    if constexpr (Traits::kSplit) load_split_shortcut<Traits>(shared, params, filters.first, first, consumer);
+    typename Traits::Sum acc[1][kN / 2];
+    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
+    finish_loop<Traits>(acc, ring, shared, release);
+    if constexpr (Traits::kSplit) {
+      auto &sums = as_floats(acc[0]);
+      if constexpr (Traits::kScaled) to_last_unit(sums, params, k_end);
+      reduce_and_store<Traits>(sums, pair, params, shared, filters, first, consumer);
+      break;  // the only tile
     } else {
-      if constexpr (Traits::kSplit) load_split_shortcut<Traits>(shared, params, filters.first, first, consumer);
-      typename Traits::Sum acc[1][kN / 2];
-      main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
-      finish_loop<Traits>(acc, ring, shared, release);
-      if constexpr (Traits::kSplit) {
-        reduce_and_store<Traits>(as_floats(acc[0]), pair, params, shared, filters, first, consumer);
-        break;  // the only tile
-      } else {
-        if constexpr (Traits::kShortcut) {
-          if (has_shortcut(params.problem)) {
-            activation = finish_before_shortcut(acc[0], pair, params.problem);
-            for (int i = 0; i < Traits::kShortcutSlots; ++i) {
-              bool const adds = kShareFilters || i == consumer;
-              take_shortcut<Traits>(acc[0], adds, ring, shared, release, first_row_x, consumer);
-            }
+      if constexpr (Traits::kShortcut) {
+        if (has_shortcut(params.problem)) {
+          activation = finish_before_shortcut(acc[0], pair, params.problem);
+          for (int i = 0; i < Traits::kShortcutSlots; ++i) {
+            bool const adds = kShareFilters || i == consumer;
+            take_shortcut<Traits>(acc[0], adds, ring, shared, release, first_row_x, consumer);
           }
         }
-        store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);
       }
+      store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);
     }
   }
 }

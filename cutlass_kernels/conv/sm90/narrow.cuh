@@ -106,8 +106,8 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &
   if (k < k_end) next_and_free(a[1]);
 }
 
-// As multiply_and_drain: narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within
-// sources. `sums` are scaled. Where the sources have one scale, float8 is drained at the end alone.
+// narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
+// source has another scale the accumulators are drained into `sums`, the scaled sums of all sources.
 template <class Traits>
 CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring,
                                        typename Traits::SharedStorage &shared, Sm90Params const &params,
@@ -115,8 +115,6 @@ CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring
                                        OwnRewriter<Traits> &rewriter) {
   Problem const &p = params.problem;
   int const taps = params.by_taps.divisor;
-  bool const often = Traits::kInexact && params.drains_after != 1u << (p.sources - 1);
-  int const most = often ? kFloat8Tiles * kChannelBlock / Traits::kChannels : k_end;  // k-tiles from drain to drain
   CUTE_UNROLL
   for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
   int begin = k_begin, end = 0;
@@ -124,15 +122,13 @@ CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring
   for (int source = 0; source < p.sources; ++source) {
     end += ceil_div(p.C[source], Traits::kChannels) * taps;
     if ((params.drains_after >> source & 1) == 0) continue;
-    int const source_end = cute::min(end, k_end);
-    while (begin < source_end) {
-      int const last = cute::min(begin + most, source_end);
-      typename Traits::Sum acc[1][Traits::kN / 2];
-      narrow_loop<Traits>(acc[0], ring, shared, release, row_w, taps > 1, begin, last, rewriter);
-      finish_loop<Traits>(acc, ring, shared, release);
-      drain(acc[0], p.scale[source], sums);
-      begin = last;
-    }
+    int const last = cute::min(end, k_end);
+    if (begin >= last) continue;
+    typename Traits::Sum acc[1][Traits::kN / 2];
+    narrow_loop<Traits>(acc[0], ring, shared, release, row_w, taps > 1, begin, last, rewriter);
+    finish_loop<Traits>(acc, ring, shared, release);
+    drain(acc[0], p.scale[source], sums);
+    begin = last;
   }
 }
 

@@ -41,6 +41,7 @@ struct alignas(128) Sm90Params {
   bool pointwise;
   float inverse_output_scale;  // of 8-bit outputs
   std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
+  float rescale[kMaxSources];  // of 8-bit sources: what the sums before each are multiplied by
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

@@ -207,6 +207,7 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
   for (int i = 0; i < p.sources; ++i) k.by_factor[i] = Divider(p.upsample[i]);
   k.drains_after = drains_after(p);
+  for (int i = 0; i < p.sources; ++i) k.rescale[i] = size_of(p.type) == 1 ? rescale(p, i) : 1.f;
   k.inverse_output_scale = size_of(p.output_type) == 1 ? 1.f / p.output_scale : 1.f;
   return k;
 }

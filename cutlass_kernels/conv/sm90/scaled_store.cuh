@@ -25,7 +25,9 @@ struct ScaledPair : FilterPair {
       int const at = first + (neighbours ? 2 * pair + row : pair + 8 * row);
       bool const exists = at < params.problem.K;
       bias[row] = exists ? __ldg(params.b + at) : 0.f;
-      scale[row] = exists ? __ldg(params.w_scale + at) * (kDrained ? 1.f : params.problem.scale[0]) : 0.f;
+      scale[row] =
+          exists ? __ldg(params.w_scale + at) * (kDrained ? 1.f : params.problem.scale[params.problem.sources - 1])
+                 : 0.f;
     }
   }
   template <int kValues>
@@ -38,9 +40,7 @@ struct ScaledPair : FilterPair {
 };
 
 template <class Traits>
-using StoredSum = cute::conditional_t<Traits::kDrains, float, typename Traits::Sum>;
-template <class Traits>
-using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<StoredSum<Traits>, Traits::kDrains>, FilterPair>;
+using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<typename Traits::Sum, false>, FilterPair>;
 template <class Traits>  // for sums that the blocks of a cluster added up in float32
 using SplitPair = cute::conditional_t<Traits::kScaled, ScaledPair<float, false>, FilterPair>;
 
@@ -53,6 +53,10 @@ CUTE_DEVICE auto &as_floats(Sum (&acc)[kValues]) {
   }
   return reinterpret_cast<float (&)[kValues]>(acc);
 }
+
+// A sum in another unit. An integer is rounded: by at most half of the smallest product of the source that comes next.
+CUTE_DEVICE uint32_t rescaled(uint32_t sum, float factor) { return uint32_t(__float2int_rn(to_float(sum) * factor)); }
+CUTE_DEVICE float rescaled(float sum, float factor) { return sum * factor; }
 
 // Adds a source's sums to those of the earlier ones.
 template <class Sum, int kValues>
@@ -137,9 +141,9 @@ CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Pa
 
 // The outputs of 64 filters, whichever the number type.
 template <class Traits, int kRowTiles = 1, bool kBesideLoop = false, class Store>
-CUTE_DEVICE void store_tile(StoredSum<Traits> (&acc)[Traits::kN / 2], Pair<Traits> const &pair, Activation activation,
-                            Sm90Params const &params, typename Traits::Output *staging, int warpgroup,
-                            Store const &store) {
+CUTE_DEVICE void store_tile(typename Traits::Sum (&acc)[Traits::kN / 2], Pair<Traits> const &pair,
+                            Activation activation, Sm90Params const &params, typename Traits::Output *staging,
+                            int warpgroup, Store const &store) {
   auto &sums = reinterpret_cast<float (&)[Traits::kN / 2]>(acc);
   if constexpr (Traits::kScaled) {
     if (size_of(params.problem.output_type) == 1) {

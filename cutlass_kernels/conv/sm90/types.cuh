@@ -11,7 +11,7 @@ template <class Element>
 struct Sm90Numbers {
   using Sum = float;
   using Output = Element;
-  static constexpr bool kScaled = false, kInexact = false, kDirect = false;
+  static constexpr bool kScaled = false, kDirect = false;
 };
 
 // Float32 in memory, which TMA rounds to tf32 on its way to shared memory. Outputs are not staged there: stmatrix moves
@@ -20,7 +20,7 @@ template <>
 struct Sm90Numbers<cutlass::tfloat32_t> {
   using Sum = float;
   using Output = float;
-  static constexpr bool kScaled = false, kInexact = false, kDirect = true;
+  static constexpr bool kScaled = false, kDirect = true;
 };
 
 // Sums are 32-bit integers, in unsigned registers as wgmma declares them. Outputs are float16, or int8 in half of that
@@ -29,18 +29,16 @@ template <>
 struct Sm90Numbers<std::int8_t> {
   using Sum = std::uint32_t;
   using Output = cutlass::half_t;
-  static constexpr bool kScaled = true, kInexact = false, kDirect = false;  // sources and filters have scales
+  static constexpr bool kScaled = true, kDirect = false;  // sources and filters have scales
 };
 
+// The tensor cores keep some 14 bits of a sum of float8 products.
 template <>
 struct Sm90Numbers<cutlass::float_e4m3_t> {
   using Sum = float;
   using Output = cutlass::half_t;
   static constexpr bool kScaled = true, kDirect = false;
-  static constexpr bool kInexact = true;  // the tensor cores keep some 14 bits of a sum of float8 products
 };
-// k-tiles of 64 channels that the tensor cores add up before the sum goes on in float32
-constexpr int kFloat8Tiles = 4;
 
 constexpr int kStepBytes = 32;  // of a pixel's channels, in one step of wgmma
 
