@@ -148,8 +148,9 @@ def test_sums_are_exact_integers_where_scales_are_powers_of_two(output_type: str
         instance.run(config)
         y = instance.output()[0]
         if config in quant_problems.ONE_SUM and scales[1] > scales[0]:
+            finite = truth.to(y.dtype).isfinite()
             error = (y.double() - truth).abs() - problems.UNIT[output_type] * truth.abs()
-            assert error.max() <= 0.5 * scales[1] * 0.125, f"tile {config}"
+            assert error[finite].max() <= 0.5 * scales[1] * 0.125, f"tile {config}"
         else:
             assert torch.equal(y, truth.to(y.dtype)), f"tile {config}"
 

@@ -99,8 +99,8 @@ inline std::uint32_t drains_after(Problem const &p) {
 // The sums are drained once, after the last source: one sum serves all sources.
 inline bool drains_once(Problem const &p) { return drains_after(p) == 1u << (p.sources - 1); }
 
-// Of source i's sums: what those of the sources before are multiplied by, to count in units of its scale.
-inline float rescale(Problem const &p, int i) { return i == 0 ? 1.f : p.scale[i - 1] / p.scale[i]; }
+// What the sums of the sources before source i are multiplied by, to count in units of its scale.
+inline double rescale(Problem const &p, int i) { return i == 0 ? 1.0 : double(p.scale[i - 1]) / p.scale[i]; }
 
 // Whether one sum serves all sources, if it is brought to the unit of each source's scale before that source's products
 // are added: int8's must stay within 32 bits, float8's within float32.

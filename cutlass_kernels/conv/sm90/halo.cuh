@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         int const left = p.C[source] - channel, all_steps = ceil_div(left < kChannels ? left : kChannels, kStep);
         // Half of the steps; of a single one the second warpgroup has the next, which is zeros.
         int const steps = kHalves ? cute::max(1, (all_steps + 1 - consumer) / 2) : all_steps;
-        if (Traits::kScaled && channel == 0 && params.rescale[source] != 1.f) {
+        if (Traits::kScaled && channel == 0 && params.rescale[source].factor != 1.f) {
           finish();
           CUTE_UNROLL
           for (int i = 0; i < kWidth / 2; ++i) acc[0][i] = rescaled(acc[0][i], params.rescale[source]);

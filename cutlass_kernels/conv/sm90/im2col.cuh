@@ -219,7 +219,7 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
       int const next = source;
       do {
         end += blocks_of(p.C[source]) * params.by_taps.divisor;
-      } while (end < k_end && params.rescale[source + 1] == 1.f && ++source);
+      } while (end < k_end && params.rescale[source + 1].factor == 1.f && ++source);
       if (end <= begin) continue;
       end = cute::min(end, k_end);
       if (begin > k_begin) {

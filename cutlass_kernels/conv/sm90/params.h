@@ -16,6 +16,13 @@ struct Sm90Output {
   void *y;  // where threads store instead of TMA: float32, and blocks that divide a reduction
 };
 
+// A factor of sums: of float32, and of integers as whole + fraction / 2^32, whose product takes two instructions where
+// the way through float32 takes as long as five.
+struct Rescale {
+  float factor;
+  int whole, fraction;
+};
+
 struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
   CUtensorMap w;                 // (column,filter)
@@ -39,9 +46,9 @@ struct alignas(128) Sm90Params {
   Divider by_taps, by_s;           // R*S and S
   Divider by_factor[kMaxSources];  // of each source's enlargement
   bool pointwise;
-  float inverse_output_scale;  // of 8-bit outputs
-  std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
-  float rescale[kMaxSources];  // of 8-bit sources: what the sums before each are multiplied by
+  float inverse_output_scale;    // of 8-bit outputs
+  std::uint32_t drains_after;    // bit i: after source i what has been added up is drained
+  Rescale rescale[kMaxSources];  // of 8-bit sources: what the sums before each are multiplied by
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

@@ -2,6 +2,7 @@
 #include "conv/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #if CUTEFUSE_WITH_CUDA
@@ -184,6 +185,14 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
 
 // ---- parameters -----------------------------------------------------------------------------------------------------
 
+Rescale make_rescale(Problem const &p, int source) {
+  double const factor = size_of(p.type) == 1 ? rescale(p, source) : 1.0, whole = std::floor(factor + 0.5);
+  Rescale by{};
+  by.factor = float(factor), by.whole = int(std::min(whole, double(kInt32Max)));
+  by.fraction = int(std::floor((factor - whole) * 4294967296.0));
+  return by;
+}
+
 Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) {
   Sm90Params k{};
   k.problem = p;
@@ -207,7 +216,7 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
   for (int i = 0; i < p.sources; ++i) k.by_factor[i] = Divider(p.upsample[i]);
   k.drains_after = drains_after(p);
-  for (int i = 0; i < p.sources; ++i) k.rescale[i] = size_of(p.type) == 1 ? rescale(p, i) : 1.f;
+  for (int i = 0; i < p.sources; ++i) k.rescale[i] = make_rescale(p, i);
   k.inverse_output_scale = size_of(p.output_type) == 1 ? 1.f / p.output_scale : 1.f;
   return k;
 }

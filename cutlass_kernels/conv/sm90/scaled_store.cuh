@@ -55,8 +55,11 @@ CUTE_DEVICE auto &as_floats(Sum (&acc)[kValues]) {
 }
 
 // A sum in another unit. An integer is rounded: by at most half of the smallest product of the source that comes next.
-CUTE_DEVICE uint32_t rescaled(uint32_t sum, float factor) { return uint32_t(__float2int_rn(to_float(sum) * factor)); }
-CUTE_DEVICE float rescaled(float sum, float factor) { return sum * factor; }
+CUTE_DEVICE float rescaled(float sum, Rescale const &by) { return sum * by.factor; }
+CUTE_DEVICE uint32_t rescaled(uint32_t sum, Rescale const &by) {
+  int64_t const whole_and_half = int64_t(int(sum) * by.whole) << 32 | 0x80000000u;
+  return uint32_t((int64_t(int(sum)) * by.fraction + whole_and_half) >> 32);
+}
 
 // Adds a source's sums to those of the earlier ones.
 template <class Sum, int kValues>
