@@ -161,20 +161,20 @@ CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint64_t a, uint64_t b, SM90::GMM
 }
 
 // acc(kRowTiles, 64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps, or of every
-// kStride-th one.
+// kStride-th one. In bytes: from 64 filters to the next, and from two k-steps of a filter to the next two.
 template <class Element, int kPixels, int kSteps, int kStride = 1, int kRowTiles, class Sum>
 CUTE_DEVICE void multiply(Sum (&acc)[kRowTiles][kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
-                          SM90::GMMA::ScaleOut &scale) {
+                          SM90::GMMA::ScaleOut &scale, int row_tile_bytes = 64 * kSteps * kStepBytes,
+                          int two_steps_bytes = 2 * kStepBytes) {
   using Step = Shape<_64, Int<kPixels>, Int<kStepBytes / int(sizeof(Element))>>;
   using WgmmaSum = cute::conditional_t<cute::is_same_v<Sum, uint32_t>, int32_t, Sum>;
   using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, WgmmaSum, Step>());
-  constexpr int kRowTileBytes = 64 * kSteps * kStepBytes;
   static_assert(kStride == 1 || kRowTiles == 1);
   auto const step = [&](int i) {
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      int const at = i * kStride * kStepBytes / 16;
-      wgmma<Op>(acc[m], filters + m * kRowTileBytes / 16 + at, pixels + at, scale,
+      int const at = i * kStride, of_filters = m * row_tile_bytes + at % 2 * kStepBytes + at / 2 * two_steps_bytes;
+      wgmma<Op>(acc[m], filters + of_filters / 16, pixels + at * kStepBytes / 16, scale,
                 std::make_index_sequence<kPixels / 2>{});
     }
     scale = SM90::GMMA::ScaleOut::One;

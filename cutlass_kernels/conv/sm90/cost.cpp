@@ -99,7 +99,6 @@ double multiply_clocks(Sm90Tile const &tile) {
 double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   constexpr double kRepeatedBytes = 12;  // per clock, that TMA writes where it repeats pixels
   constexpr double kTap = 375;           // clocks of a patch's tap at least, since its filters are a stage of their own
-  constexpr double kHalfRows = 1.6;      // how much longer im2col takes over pixels of 64 bytes, for each byte
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
@@ -109,11 +108,10 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   bool const alone = tile.schedule == Sm90Schedule::kPingPong;
   double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 6.0 : 4.0) : 0;
   double const multiply = multiply_clocks(tile);
-  double const rows = tile.type_bytes == 1 && !tile.halo && !is_pointwise(p) ? kHalfRows : 1.0;
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
     double const repeats = p.upsample[i] > 1 ? kLoadBytes / kRepeatedBytes : 1.0;
-    double const load = 32 * rows * (tile.filters + load_pixels * repeats) / kLoadBytes;
+    double const load = 32 * (tile.filters + load_pixels * repeats) / kLoadBytes;
     double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
     double const taps = double(ceil_div(p.C[i], kChannelBlock)) * p.R * p.S;
     double const least = tile.halo ? taps * kTap : 0.0;

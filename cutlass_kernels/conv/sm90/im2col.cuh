@@ -17,8 +17,9 @@ template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = 
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kSharesPixels = true, kPairs = false, kSmall = false;
-  static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock;
+  static constexpr bool kSharesPixels = true, kSmall = false;
+  static constexpr bool kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
+  static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock * (kPairs ? 2 : 1);
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
   // Every thread is launched with 168 registers, which the warpgroups divide anew. Up to 192 of a consumer's hold sums
@@ -36,7 +37,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static_assert(kN % kStoreRows == 0 && kN <= 256);
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
-  static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
+  static constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;   // elements of a stage's scale and shift
   static constexpr int kRewriters = kPreActivated ? 3 : 0, kTeam = 3;  // the other warps of the producer
@@ -48,12 +49,12 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
   static constexpr int kStages =
-      cute::min(1024 / kPixelBytes, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) /
-                                        (kStageBytes + kVectors * int(sizeof(Element))));
+      cute::min(8, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) /
+                       (kStageBytes + kVectors * int(sizeof(Element))));
 
   struct SharedStorage {
-    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
-    alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise
+    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
+    alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise; see FilterRows
     alignas(1024) Output y[kConsumers][kStagingElements];
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages], shortcut_full[kConsumers];
@@ -141,7 +142,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
                           stage_x<Traits>(shared, ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
       void *const w = stage_w<Traits>(shared, ring.stage);
       if constexpr (Traits::kPairs) {
-        load_filter_pair(params, cursor, filter, full, w);
+        load_filter_pair<Traits::kSmall>(params, cursor, filter, full, w);
       } else {
         load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, w);
       }
@@ -161,6 +162,24 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   }
 }
 
+// How the filters of a k-tile lie in a stage. Those of two blocks under several taps lie in two halves of 64-byte rows,
+// all first ones before all second ones; else each filter is one row of 128 bytes.
+template <class Traits>
+struct FilterRows {
+  bool halves;
+  int row_bytes, two_steps_bytes;
+
+  CUTE_DEVICE explicit FilterRows(Sm90Params const &params)
+      : halves(Traits::kPairs && params.by_taps.divisor > 1),
+        row_bytes(halves ? 64 : 128),
+        two_steps_bytes(halves ? 64 * Traits::kFilters : 64) {}
+  // From row `first` of the stage on.
+  CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *stage, int first) const {
+    auto const *const from = reinterpret_cast<unsigned char const *>(stage) + first * row_bytes;
+    return operand(from, 8 * row_bytes, halves ? SM90::GMMA::LayoutType::B64 : SM90::GMMA::LayoutType::B128);
+  }
+};
+
 // Issues the next k-tiles of a tile up to k_end; the steps of the last one are still running when it returns. Each
 // k-tile is prepared while two others are running, because the tensor cores may finish one in less time than that
 // takes.
@@ -171,15 +190,15 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
                                int first_row_w, int first_row_x, int k_begin, int k_end) {
   Problem const &p = params.problem;
   uint64_t *const full = multipliable<Traits>(shared);
+  FilterRows<Traits> const rows(params);
   bool arrived = false;  // whether the next k-tile's loads were already seen to have ended
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
     if (!arrived) TransactionBarrier::wait(&full[ring.stage], ring.phase);
-    constexpr int kCoreBytes = 8 * Traits::kPixelBytes;
     multiply<typename Traits::Element, Traits::kN, Traits::kSteps>(
-        acc, operand(&shared.w[ring.stage][first_row_w * kChannelBlock], kCoreBytes, Traits::kSwizzle),
-        operand(&shared.x[ring.stage][first_row_x * kChannelBlock], kCoreBytes, Traits::kSwizzle), position.steps(p),
-        scale);
+        acc, rows.operand_at(shared.w[ring.stage], first_row_w),
+        operand(&shared.x[ring.stage][first_row_x * Traits::kChannels], 8 * Traits::kPixelBytes, Traits::kSwizzle),
+        position.steps(p), scale, 64 * rows.row_bytes, rows.two_steps_bytes);
     int const previous = ring.previous();
     ring.advance();
     position.advance(p);
@@ -211,14 +230,14 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
                            int first_row_w, int first_row_x, int k_begin, int k_end) {
   auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
   Problem const &p = params.problem;
-  Steps<Traits> position(p, cursor_at(params, k_begin));
+  Steps<Traits> position(p, first_cursor<Traits>(params, k_begin));
   int begin = k_begin, end = Traits::kScaled ? 0 : k_end;
   CUTE_NO_UNROLL
   for (int source = 0; begin < k_end; ++source) {
     if constexpr (Traits::kScaled) {
       int const next = source;
       do {
-        end += blocks_of(p.C[source]) * params.by_taps.divisor;
+        end += ceil_div(p.C[source], Traits::kChannels) * params.by_taps.divisor;
       } while (end < k_end && params.rescale[source + 1].factor == 1.f && ++source);
       if (end <= begin) continue;
       end = cute::min(end, k_end);
@@ -275,7 +294,7 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
     finish_loop<Traits>(acc, ring, shared, release);
     if constexpr (Traits::kSplit) {
       auto &sums = as_floats(acc[0]);
-      if constexpr (Traits::kScaled) to_last_unit(sums, params, k_end);
+      if constexpr (Traits::kScaled) to_last_unit<Traits>(sums, params, k_end);
       reduce_and_store<Traits>(sums, pair, params, shared, filters, first, consumer);
       break;  // the only tile
     } else {

@@ -61,34 +61,41 @@ CUTE_DEVICE auto first_cursor(Sm90Params const &params, int k) {
   }
 }
 
-// As load_filters, of two blocks: the map is that of encode_filter_pairs.
+// As load_filters, of two blocks: the map is that of encode_filter_pairs. Small tiles take filters in their order.
+template <bool kSmall>
 CUTE_DEVICE void load_filter_pair(Sm90Params const &params, PairCursor const &at, int filter, uint64_t *full,
                                   void *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
   bool const one_tap = params.by_taps.divisor == 1;
   int const column = (one_tap ? at.packed : at.r * params.problem.S + at.s) * kChannelBlock;
-  SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, to, column, filter, one_tap ? 0 : at.packed);
+  int const block = one_tap ? 0 : at.packed;
+  if (!kSmall && size_of(params.problem.output_type) == 1) {
+    SM90_TMA_LOAD_5D::copy(&params.w, full, kHint, to, column, 0, 0, filter / 16, block);
+  } else {
+    SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, to, column, filter, block);
+  }
 }
 
-// What a consumer needs to know about a k-tile: its number of wgmma steps, of kStep channels each.
-template <int kStep>
+// What a consumer needs to know about a k-tile of kChannels: its number of wgmma steps, of kStep channels each.
+template <int kStep, int kChannels>
 struct KSteps {
   int source, channel, taps_left;
-  CUTE_DEVICE KSteps(Problem const &p, KCursor const &at)
+  template <class Cursor>
+  CUTE_DEVICE KSteps(Problem const &p, Cursor const &at)
       : source(at.source), channel(at.channel()), taps_left(p.R * p.S - at.r * p.S - at.s) {}
   CUTE_DEVICE int steps(Problem const &p) const {
     int const left = p.C[source] - channel;
-    return left >= kChannelBlock ? kChannelBlock / kStep : ceil_div(left, kStep);
+    return left >= kChannels ? kChannels / kStep : ceil_div(left, kStep);
   }
   CUTE_DEVICE void advance(Problem const &p) {
     if (--taps_left > 0) return;
     taps_left = p.R * p.S;
-    channel += kChannelBlock;
+    channel += kChannels;
     if (channel >= p.C[source]) channel = 0, ++source;
   }
 };
 
 template <class Traits>
-using Steps = KSteps<kStepBytes / int(sizeof(typename Traits::Element))>;
+using Steps = KSteps<kStepBytes / int(sizeof(typename Traits::Element)), Traits::kChannels>;
 
 }  // namespace cutefuse::conv

@@ -118,15 +118,18 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
 
 // The packed filters for k-tiles of two neighbouring blocks: (column of a block,filter,block), whose box is one tap of
 // two blocks, one after the other. With one tap the two are side by side in memory and loaded as one row:
-// (column,filter,1). Beyond the last block there are zeros, never another filter's columns.
+// (column,filter,1). Beyond the last block there are zeros, never another filter's columns. For 8-bit outputs of tiles
+// that are not small, `filter` is (pair,even or odd,16 filters), as in encode_filters.
 CUresult encode_filter_pairs(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
-  cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
-  cuuint32_t const rows = tile.filters;
-  if (p.R * p.S == 1) {
-    return encode_tiled<3>(&k.w, p.type, {columns, filters, 1}, {columns, columns}, {2 * kChannelBlock, rows, 1});
+  bool const one_tap = p.R * p.S == 1;
+  cuuint64_t const columns = packed_columns(p), filters = p.K, block = one_tap ? columns : p.R * p.S * kChannelBlock;
+  cuuint32_t const rows = tile.filters, width = (one_tap ? 2 : 1) * kChannelBlock, depth = one_tap ? 1 : 2;
+  if (size_of(p.output_type) == 1 && tile.schedule != Sm90Schedule::kSmall) {
+    return encode_tiled<5>(&k.w, p.type, {block, 8, 2, filters / 16, columns / block},
+                           {2 * columns, columns, 16 * columns, block}, {width, 8, 2, rows / 16, depth});
   }
-  return encode_tiled<3>(&k.w, p.type, {block, filters, columns / block}, {columns, block}, {kChannelBlock, rows, 2});
+  return encode_tiled<3>(&k.w, p.type, {block, filters, columns / block}, {columns, block}, {width, rows, depth});
 }
 
 // The packed filters as (column,filter). For 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 filters

@@ -24,13 +24,13 @@ CUTE_DEVICE void load_split_shortcut(typename Traits::SharedStorage &shared, Sm9
 
 // Brings the sums of the k-tiles up to k_end, which count in units of their last source's scale, to those of the last
 // one.
-template <int kValues>
-CUTE_DEVICE void to_last_unit(float (&sums)[kValues], Sm90Params const &params, int k_end) {
+template <class Traits>
+CUTE_DEVICE void to_last_unit(float (&sums)[Traits::kN / 2], Sm90Params const &params, int k_end) {
   Problem const &p = params.problem;
-  int const source = cursor_at(params, k_end - 1).source;
+  int const source = first_cursor<Traits>(params, k_end - 1).source;
   float const factor = p.scale[source] / p.scale[p.sources - 1];
   CUTE_UNROLL
-  for (int i = 0; i < kValues; ++i) sums[i] *= factor;
+  for (int i = 0; i < Traits::kN / 2; ++i) sums[i] *= factor;
 }
 
 // Adds up the accumulators of a cluster's blocks in the order of the blocks, so that results never depend on timing.

@@ -117,10 +117,10 @@ constexpr Group group_of(Sm90Tile const &tile) {
 // no slots for it.
 constexpr bool adds_shortcut(Sm90Tile const &tile) { return tile.schedule != Sm90Schedule::kPingPong; }
 
-// Channels of a k-tile. Small tiles wait for TMA, which takes as long over rows of 64 bytes as over rows of 128. So of
-// 8-bit sources they take two neighbouring blocks at a time.
+// Channels of a k-tile. TMA takes as long over rows of 64 bytes as over rows of 128. So of 8-bit sources two
+// neighbouring blocks are loaded at a time, except by patches, whose taps are loaded one by one.
 constexpr int k_channels(Sm90Tile const &tile) {
-  return tile.schedule == Sm90Schedule::kSmall && tile.type_bytes == 1 ? 2 * kChannelBlock : kChannelBlock;
+  return tile.type_bytes == 1 && !tile.halo ? 2 * kChannelBlock : kChannelBlock;
 }
 
 inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
