@@ -146,19 +146,20 @@ double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int sp
   return waves * (loop + epilogue + adding);
 }
 
-// Clocks that a source adds which ends within a block of 64 channels: TMA fills the rest of the pixels with zeros,
+// Clocks that a source adds which ends within a k-tile: TMA fills the rest of the pixels with zeros,
 // which takes longer than loading them. Patches are loaded by half blocks, except for tiles of rows, and add nothing.
 double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
   bool const rows = tile.schedule == Sm90Schedule::kRows;
   if ((tile.halo && !rows) || is_pointwise(p)) return 0;
   int const pixels = rows ? halo_plan(p, tile).stage_bytes / (2 * kChannelBlock) / (p.R * p.S) : tile.pixels();
-  double const load = 2.0 * kChannelBlock * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // clocks of one tap
+  double const load = 128.0 * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // clocks of one tap
+  int const channels = k_channels(tile);
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
-    int const tail = p.C[i] % kChannelBlock;
+    int const tail = p.C[i] % channels;
     if (tail == 0) continue;
-    double const empty = double(kChannelBlock - tail) / kChannelBlock;
-    double const counted = ceil_div(tail, 16) / 4.0;  // part of the load that loop_clocks counts
+    double const empty = double(channels - tail) / channels;
+    double const counted = ceil_div(tail, channels / 4) / 4.0;  // part of the load that loop_clocks counts
     clocks += p.R * p.S * load * (1 + kFilled * empty - counted);
   }
   double const tiles = double(pixel_tiles(tile, p)) * filter_tiles(tile, p);

@@ -6,6 +6,7 @@
 
 #include "conv/sm90/direct_store.cuh"
 #include "conv/sm90/enlarge.cuh"
+#include "conv/sm90/k_tiles.cuh"
 #include "conv/sm90/scaled_store.cuh"
 #include "conv/sm90/shortcut.cuh"
 
@@ -32,6 +33,11 @@ struct Sm90Halo : Sm90Numbers<Element_> {
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
+  // Of two blocks of channels all filters' first ones come before all second ones.
+  static constexpr bool kPairs = kChannels > kChannelBlock;
+  static constexpr int kFilterRowBytes = kPixelBytes / (kPairs ? 2 : 1);
+  static constexpr auto kFilterSwizzle = kPairs ? SM90::GMMA::LayoutType::B64 : kSwizzle;
+  static_assert(!kPairs || kPixelBytes == 128);
   static_assert(kN % kStoreRows == 0 && kWidth <= 256);
   static_assert(kHalves ? !Sm90Numbers<Element>::kScaled && !kDirect : kFilters * kPixelGroups == 64 * kConsumers);
 
@@ -119,13 +125,18 @@ CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     int const filter = TileFilters(params, place.tile_f(tile), Traits::kFilters, 0).first;
     for_each_chunk<Traits::kChannels>(p, [&](int, int, int column) {
+      int const block = params.by_taps.divide(column / kChannelBlock);
       for (int tap = 0; tap < taps; ++tap) {
         uint64_t *const full = &shared.filter_full[ring.stage];
         Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
         TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
         if (ring.stage == 0) wait_for_previous_kernel();
-        load_filters<Traits::kScaled>(params, column + tap * kChannelBlock, filter, full,
-                                      filter_stages + ring.stage * Traits::kFilterBytes);
+        void *const to = filter_stages + ring.stage * Traits::kFilterBytes;
+        if constexpr (Traits::kPairs) {
+          load_filter_pair<false>(params, tap * kChannelBlock, block, filter, full, to);
+        } else {
+          load_filters<Traits::kScaled>(params, column + tap * kChannelBlock, filter, full, to);
+        }
         ring.advance();
       }
     });
@@ -242,11 +253,12 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         for (int tap = 0; tap < taps; ++tap) {
           TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
           uint64_t const weights = operand(
-              filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kPixelBytes + first_step,
-              8 * Traits::kPixelBytes, Traits::kSwizzle);
+              filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kFilterRowBytes + first_step,
+              8 * Traits::kFilterRowBytes, Traits::kFilterSwizzle);
           bool const frees = running;
           multiply<Element, kWidth, kSteps, kStride>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16,
-                                                     steps, scale);
+                                                     steps, scale, 64 * Traits::kFilterRowBytes,
+                                                     Traits::kPairs ? 64 * kFilters : 2 * kStepBytes);
           // Loads the shortcut to where the outputs are staged. First this thread waits until the last tile's stores
           // have read them; meanwhile the tensor cores have two taps to do, or the only one.
           constexpr bool kComes = !Traits::kScaled && !Traits::kDirect;

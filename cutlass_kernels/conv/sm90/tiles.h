@@ -117,10 +117,22 @@ constexpr Group group_of(Sm90Tile const &tile) {
 // no slots for it.
 constexpr bool adds_shortcut(Sm90Tile const &tile) { return tile.schedule != Sm90Schedule::kPingPong; }
 
-// Channels of a k-tile. TMA takes as long over rows of 64 bytes as over rows of 128. So of 8-bit sources two
-// neighbouring blocks are loaded at a time, except by patches, whose taps are loaded one by one.
+// Input channels of a patch's stage: half a block where a whole one would leave no room for a second stage, and for
+// float32, of which half a block is already the widest row that TMA swizzles; of 8-bit sources two where there is room.
+constexpr int halo_channels(int filters, int pixels, int type_bytes) {
+  if (type_bytes == 1) return pixels > 256 ? kChannelBlock : 2 * kChannelBlock;
+  return type_bytes == 4 || (filters == 64 && pixels > 256) ? kChannelBlock / 2 : kChannelBlock;
+}
+constexpr int halo_channels(Sm90Tile const &tile) {
+  bool const rows = tile.schedule == Sm90Schedule::kRows;
+  return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes);
+}
+
+// Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128, and a patch's tap takes
+// some 370 clocks however few its products are. So of 8-bit sources two neighbouring blocks are loaded at a time.
 constexpr int k_channels(Sm90Tile const &tile) {
-  return tile.type_bytes == 1 && !tile.halo ? 2 * kChannelBlock : kChannelBlock;
+  return tile.type_bytes == 1 && (!tile.halo || halo_channels(tile) > kChannelBlock) ? 2 * kChannelBlock
+                                                                                     : kChannelBlock;
 }
 
 inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
@@ -173,17 +185,6 @@ constexpr int small_stages(Sm90Tile const &tile, bool pre_activated, bool divide
 }
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
-
-// Input channels of one halo stage: half a channel block where a whole one would leave no room for a second stage, and
-// for float32, of which half a block is already the widest row that TMA swizzles.
-constexpr int halo_channels(int filters, int pixels, int type_bytes) {
-  bool const wide = filters == 64 && pixels > 256 && type_bytes > 1;
-  return type_bytes == 4 || wide ? kChannelBlock / 2 : kChannelBlock;
-}
-constexpr int halo_channels(Sm90Tile const &tile) {
-  bool const rows = tile.schedule == Sm90Schedule::kRows;
-  return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes);
-}
 
 // A block's 227 KB of shared memory less its barriers and alignment.
 constexpr int kHaloSharedBytes = 226 * 1024;
