@@ -59,6 +59,24 @@ def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> Non
         assert own < one and one - own == {1, 15, 17}
 
 
+@pytest.mark.parametrize(("scales", "kept"), [
+    ((0.1, 0.1), True), ((1e-4, 100.0), True), ((10.0, 0.1), True), ((100.0, 1e-4), False), ((1e30, 1e-30), False),
+])  # fmt: skip
+def test_hopper_keeps_one_sum_where_it_fits_into_32_bits(scales: tuple[float, float], kept: bool) -> None:
+    """576 products of 2^14 fit in units of a scale that is a hundredth of theirs, not of a millionth."""
+    call = on(good("CuteQConcatConv2ReluQ", input_scales=scales), 90)
+    if reason := kernels.reject_device(90):
+        pytest.skip(reason)
+    assert set(kernels.configs(call)) == {12, 13, 14, 19} | SMALL | (ONE_SUM if kept else set()) | (
+        {1, 15, 17} if scales[0] == scales[1] else set()
+    )
+    if not kept:
+        with pytest.raises(kernels.KernelError, match="tile 222 cannot run sums beyond 32 bits"):
+            kernels.Plan(replace(call, config=222, _keep=[]))
+    in_floats = set(kernels.configs(in_float8(call)))
+    assert in_floats == FLOAT8 | SMALL | (ONE_SUM if scales[0] < 1e30 else set()), "float8's stay within float32"
+
+
 def strided(call: kernels.Call, stride: int, dims: tuple[int, ...]) -> kernels.Call:
     """The same call with a stride in both directions, and the dims of its output."""
     attrs = {**call.attrs, "strides": (stride, stride)}
@@ -83,7 +101,8 @@ def in_float8(call: kernels.Call) -> kernels.Call:
 
 
 FLOAT8 = {31, 32, 33, 34}
-HOPPER = {202, 203, 204, 211, 212, 213, 222, 223, 231, 232, 233}  # 201 shares pixels between two blocks
+ONE_SUM, SMALL = {202, 203, 204, 211, 212, 213, 222, 223, 242}, {231, 232, 233}  # 201, 241: two blocks share pixels
+HOPPER = ONE_SUM | SMALL
 
 
 def to_type(call: kernels.Call, dtype: str, number: int) -> kernels.Call:
@@ -99,7 +118,7 @@ def test_float8_runs_on_tiles_of_its_own_and_on_hoppers() -> None:
     one_scale = in_float8(good("CuteQConcatConv2ReluQ", input_scales=(0.1, 0.1)))
     assert set(kernels.configs(one_scale)) == FLOAT8 | HOPPER
     to_float32 = in_float8(good())
-    assert set(kernels.configs(to_type(to_float32, "float16", 10))) == FLOAT8 | HOPPER
+    assert set(kernels.configs(to_type(to_float32, "float16", 10))) == FLOAT8 | HOPPER | {205}, "no 8-bit outputs of it"
     for call in (to_float32, to_type(to_float32, "bfloat16", 16)):  # which Hopper's do not write
         assert set(kernels.configs(call)) == FLOAT8
     part = replace(to_float8, inputs=[*to_float8.inputs[:2], *good().inputs[2:]])
@@ -148,7 +167,7 @@ def test_gpus_with_float8_run_its_tiles_if_the_library_has_code_for_them(sm: int
     assert kernels.made_for(call, sm) and not kernels.made_for(good(), 89)
     if not wgmma:
         with pytest.raises(kernels.KernelError, match="tile 222 cannot run this call"):
-            kernels.Plan(replace(call, config=221, _keep=[]))
+            kernels.Plan(replace(call, config=222, _keep=[]))
 
 
 @pytest.mark.parametrize("tile", [1, 13, 19])

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.gpu
 OUTPUTS = ("float16", "float32", "bfloat16", "int8")
 DRAINS, ONE_SCALE = {12, 13, 14, 18, 19}, {1, 15, 16, 17}
 ROWS = {15: 128, 16: 256, 18: 256, 19: 128}  # tiles over filter rows, and their outputs
-SMALL, HALO = {231, 232, 233}, {211, 212, 213, 223}
-HOPPER = set(quant_problems.ON_HOPPER)
+HOPPER, SMALL, HALO = quant_problems.ON_HOPPER, quant_problems.SMALL, {211, 212, 213, 223}
 DIVIDES = {205}  # its blocks share the sums: no 8-bit outputs
 
 
@@ -49,7 +48,7 @@ def check(
     ids = kernels.configs(instance.call)
     assert set(ids) - HOPPER == expected_tiles(problem, one_scale)
     possible = possible_on_hopper(problem, output_type, layout)
-    assert possible & ({202, 203, 204, 222} | SMALL) <= set(ids) & HOPPER <= possible
+    assert possible & ({202, 203, 204, 222, 242} | SMALL) <= set(ids) & HOPPER <= possible
     gpu_checks.assert_every_tile_is_right(instance, ids)
 
 
@@ -124,7 +123,7 @@ def test_sources_of_one_scale_whose_sums_could_overflow_are_drained() -> None:
     problem = problems.Problem(1, 5, 9, (8192, 8192), 32, 3, 3, pads=(1, 1, 1, 1))
     instance = quant_problems.instantiate(problem, one_scale=True)
     ids = kernels.configs(instance.call)
-    assert not set(ids) & (ONE_SCALE | set(quant_problems.ONE_SUM))
+    assert not set(ids) & (ONE_SCALE | quant_problems.ONE_SUM)
     gpu_checks.assert_every_tile_is_right(instance, ids)
 
 

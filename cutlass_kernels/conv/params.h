@@ -72,7 +72,7 @@ enum TileOption : unsigned {
   kSumsInRegisters = 1 << 5,   // Ampere: Tile::sums
   kSumsInShared = 1 << 6,      // Ampere
   kAlsoPreActivated = 1 << 7,  // pre_activates of both
-  kDrainsSums = 1 << 8,        // Hopper: Sm90Tile::drains
+  kBlockPairs = 1 << 8,        // Hopper: Sm90Tile::pairs
   kFewChannels = 1 << 10,      // Ampere: Tile::few_channels
   kMulticastPixels = 1 << 9,   // Hopper: two blocks with different filters share their pixels
 };

@@ -42,7 +42,6 @@ inline constexpr Tile kTiles[] = {
     float8_tile(34, "f8_128x32_s4", {128, 32, 64, 4}, {4, 1}, 3, {5.0, 2.5}),
 };
 
-// Their stages hold 64 bytes of a pixel.
 inline constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, type, filters, pixels, options
     im2col_tile(201, "s8_sm90_128x256_f2", k8Bit, 128, 256, kMulticastPixels),
@@ -55,10 +54,12 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     halo_tile(213, "s8_sm90_halo_128x8x16", k8Bit, 128, {8, 16}),
     im2col_tile(222, "s8_sm90_64x256", k8Bit, 64, 256),
     halo_tile(223, "s8_sm90_halo_64x16x16", k8Bit, 64, {16, 16}),
-    // Their stages hold 128 bytes of a pixel. wgmma of int8 is never 104 pixels wide, as a tile of float16 is.
-    small_tile(231, "s8_sm90_small_64x32", k8Bit, 64, 32, kDrainsSums),
-    small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64, kDrainsSums),
-    small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112, kDrainsSums),
+    im2col_tile(241, "s8_sm90_pairs_128x256_f2", k8Bit, 128, 256, kMulticastPixels | kBlockPairs),
+    im2col_tile(242, "s8_sm90_pairs_128x128", k8Bit, 128, 128, kBlockPairs),
+    // wgmma of int8 is never 104 pixels wide, as a tile of float16 is.
+    small_tile(231, "s8_sm90_small_64x32", k8Bit, 64, 32),
+    small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64),
+    small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112),
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.

@@ -95,9 +95,15 @@ double multiply_clocks(Sm90Tile const &tile) {
   return tile.filters * tile.pixels() / 128.0 * slow;
 }
 
+// Clocks for the sums of a tile to be brought to the next source's unit: a multiplication each, or two long ones.
+double rescale_clocks(Sm90Tile const &tile, Problem const &p) {
+  return tile.filters * tile.pixels() / 128.0 * (p.type == Type::kInt8 ? 6.0 : 1.0);
+}
+
 // Clocks of one block's part of a tile's reduction: of its loads or its products, whichever take longer.
 double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   constexpr double kRepeatedBytes = 12;  // per clock, that TMA writes where it repeats pixels
+  constexpr double kHalfRows = 1.6;      // how much longer im2col takes over pixels of 64 bytes, for each byte
   constexpr double kTap = 375;           // clocks of a patch's tap at least, since its filters are a stage of their own
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
@@ -108,14 +114,17 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   bool const alone = tile.schedule == Sm90Schedule::kPingPong;
   double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 6.0 : 4.0) : 0;
   double const multiply = multiply_clocks(tile);
+  bool const half_rows = tile.type_bytes * k_channels(tile) == 64 && !tile.halo && !is_pointwise(p);
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
     double const repeats = p.upsample[i] > 1 ? kLoadBytes / kRepeatedBytes : 1.0;
-    double const load = 32 * (tile.filters + load_pixels * repeats) / kLoadBytes;
+    double const load = 32 * (half_rows ? kHalfRows : 1.0) * (tile.filters + load_pixels * repeats) / kLoadBytes;
     double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
-    double const taps = double(ceil_div(p.C[i], kChannelBlock)) * p.R * p.S;
+    double const taps = double(ceil_div(p.C[i], k_channels(tile))) * p.R * p.S;
+    double const loads = tile.pairs ? 4 * taps : k_steps;  // the missing block of two is loaded too, as zeros
     double const least = tile.halo ? taps * kTap : 0.0;
-    clocks += (std::max(k_steps * std::max(multiply, load), least) + taps * rewrite) / splits;
+    clocks += (std::max({k_steps * multiply, loads * load, least}) + taps * rewrite) / splits;
+    if (tile.type_bytes == 1 && i > 0 && p.scale[i] != p.scale[i - 1]) clocks += rescale_clocks(tile, p) / splits;
   }
   return clocks;
 }

@@ -6,8 +6,7 @@
 
 #include "conv/sm90/direct_store.cuh"
 #include "conv/sm90/enlarge.cuh"
-#include "conv/sm90/k_tiles.cuh"
-#include "conv/sm90/scaled_store.cuh"
+#include "conv/sm90/scales.cuh"
 #include "conv/sm90/shortcut.cuh"
 
 namespace cutefuse::conv {

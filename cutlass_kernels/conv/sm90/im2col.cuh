@@ -6,19 +6,19 @@
 #include "conv/sm90/k_tiles.cuh"
 #include "conv/sm90/pre_activation.cuh"
 #include "conv/sm90/reduce.cuh"
-#include "conv/sm90/scaled_store.cuh"
+#include "conv/sm90/scales.cuh"
 
 namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
-          bool kPre = false>
+          bool kPre = false, bool kPairs_ = false>
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kSharesPixels = true, kSmall = false;
-  static constexpr bool kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
+  static constexpr bool kPairs = kPairs_;  // a k-tile is two blocks of channels
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock * (kPairs ? 2 : 1);
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
@@ -37,7 +37,8 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static_assert(kN % kStoreRows == 0 && kN <= 256);
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
-  static constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
+  static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
+  static_assert(kPixelBytes == 128 || kPixelBytes == 64);
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
   static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;   // elements of a stage's scale and shift
   static constexpr int kRewriters = kPreActivated ? 3 : 0, kTeam = 3;  // the other warps of the producer
@@ -49,11 +50,11 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
   static constexpr int kStages =
-      cute::min(8, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) /
-                       (kStageBytes + kVectors * int(sizeof(Element))));
+      cute::min(1024 / kPixelBytes, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) /
+                                        (kStageBytes + kVectors * int(sizeof(Element))));
 
   struct SharedStorage {
-    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
+    alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise; see FilterRows
     alignas(1024) Output y[kConsumers][kStagingElements];
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
@@ -163,7 +164,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
 }
 
 // How the filters of a k-tile lie in a stage. Those of two blocks under several taps lie in two halves of 64-byte rows,
-// all first ones before all second ones; else each filter is one row of 128 bytes.
+// all first ones before all second ones; else each filter is one row.
 template <class Traits>
 struct FilterRows {
   bool halves;
@@ -171,12 +172,12 @@ struct FilterRows {
 
   CUTE_DEVICE explicit FilterRows(Sm90Params const &params)
       : halves(Traits::kPairs && params.by_taps.divisor > 1),
-        row_bytes(halves ? 64 : 128),
+        row_bytes(halves ? 64 : Traits::kPixelBytes),
         two_steps_bytes(halves ? 64 * Traits::kFilters : 64) {}
   // From row `first` of the stage on.
   CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *stage, int first) const {
     auto const *const from = reinterpret_cast<unsigned char const *>(stage) + first * row_bytes;
-    return operand(from, 8 * row_bytes, halves ? SM90::GMMA::LayoutType::B64 : SM90::GMMA::LayoutType::B128);
+    return operand(from, 8 * row_bytes, halves ? SM90::GMMA::LayoutType::B64 : Traits::kSwizzle);
   }
 };
 
@@ -210,49 +211,16 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
   }
 }
 
-// Waits for the steps that still run, and frees their stage.
-template <class Traits>
-CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring const &ring,
-                             typename Traits::SharedStorage &shared, Release const &release) {
-  warpgroup_wait<0>();
-  release(&shared.empty[ring.previous()]);
-  CUTE_UNROLL
-  for (int m = 0; m < Traits::kRowTiles; ++m) {
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[m][i]);
-  }
-}
-
-// Issues the k-tiles [k_begin, k_end) of one tile. Before a source of another scale the sums are brought to its unit.
+// Issues the k-tiles [k_begin, k_end) of one tile.
 template <class Traits>
 CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
                            int first_row_w, int first_row_x, int k_begin, int k_end) {
   auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
-  Problem const &p = params.problem;
-  Steps<Traits> position(p, first_cursor<Traits>(params, k_begin));
-  int begin = k_begin, end = Traits::kScaled ? 0 : k_end;
-  CUTE_NO_UNROLL
-  for (int source = 0; begin < k_end; ++source) {
-    if constexpr (Traits::kScaled) {
-      int const next = source;
-      do {
-        end += ceil_div(p.C[source], Traits::kChannels) * params.by_taps.divisor;
-      } while (end < k_end && params.rescale[source + 1].factor == 1.f && ++source);
-      if (end <= begin) continue;
-      end = cute::min(end, k_end);
-      if (begin > k_begin) {
-        finish_loop<Traits>(acc, ring, shared, release);
-        CUTE_UNROLL
-        for (int m = 0; m < Traits::kRowTiles; ++m) {
-          CUTE_UNROLL
-          for (int i = 0; i < Traits::kN / 2; ++i) acc[m][i] = rescaled(acc[m][i], params.rescale[next]);
-        }
-      }
-    }
+  Steps<Traits> position(params.problem, first_cursor<Traits>(params, k_begin));
+  issue_by_scale<Traits>(acc, ring, shared, params, release, k_begin, k_end, [&](int begin, int end) {
     issue_k_tiles<Traits>(acc, ring, position, scale, shared, params, release, first_row_w, first_row_x, begin, end);
-    begin = end;
-  }
+  });
 }
 
 // Takes the next slot of the ring, 64 filters of a tile's shortcut, which follow its k-tiles; adds it to acc(kN) if

@@ -104,4 +104,17 @@ struct KSteps {
 template <class Traits>
 using Steps = KSteps<kStepBytes / int(sizeof(typename Traits::Element)), Traits::kChannels>;
 
+// Waits for the steps that still run, and frees their stage.
+template <class Traits>
+CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring const &ring,
+                             typename Traits::SharedStorage &shared, Release const &release) {
+  warpgroup_wait<0>();
+  release(&shared.empty[ring.previous()]);
+  CUTE_UNROLL
+  for (int m = 0; m < Traits::kRowTiles; ++m) {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[m][i]);
+  }
+}
+
 }  // namespace cutefuse::conv

@@ -30,7 +30,7 @@ Kernels sm90_kernels() {
     using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_a, kTile.pixels_b>;
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
-    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kPre>;
+    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kPre, kTile.pairs>;
     return sm90_kernels<Traits>(conv_sm90_im2col<Traits>);
   }
 }

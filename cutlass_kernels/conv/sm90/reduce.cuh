@@ -1,7 +1,6 @@
 // How the blocks of a cluster that divide a reduction among them add up their parts and store the outputs.
 #pragma once
 
-#include "conv/sm90/k_tiles.cuh"
 #include "conv/sm90/scaled_store.cuh"
 #include "conv/sm90/shortcut.cuh"
 
@@ -20,17 +19,6 @@ CUTE_DEVICE void load_split_shortcut(typename Traits::SharedStorage &shared, Sm9
     SM90_TMA_LOAD_2D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
                            shared.y[consumer] + part * kElements, filter, first + part * 16);
   }
-}
-
-// Brings the sums of the k-tiles up to k_end, which count in units of their last source's scale, to those of the last
-// one.
-template <class Traits>
-CUTE_DEVICE void to_last_unit(float (&sums)[Traits::kN / 2], Sm90Params const &params, int k_end) {
-  Problem const &p = params.problem;
-  int const source = first_cursor<Traits>(params, k_end - 1).source;
-  float const factor = p.scale[source] / p.scale[p.sources - 1];
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kN / 2; ++i) sums[i] *= factor;
 }
 
 // Adds up the accumulators of a cluster's blocks in the order of the blocks, so that results never depend on timing.

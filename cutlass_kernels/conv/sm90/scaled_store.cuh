@@ -54,20 +54,6 @@ CUTE_DEVICE auto &as_floats(Sum (&acc)[kValues]) {
   return reinterpret_cast<float (&)[kValues]>(acc);
 }
 
-// A sum in another unit. An integer is rounded: by at most half of the smallest product of the source that comes next.
-CUTE_DEVICE float rescaled(float sum, Rescale const &by) { return sum * by.factor; }
-CUTE_DEVICE uint32_t rescaled(uint32_t sum, Rescale const &by) {
-  int64_t const whole_and_half = int64_t(int(sum) * by.whole) << 32 | 0x80000000u;
-  return uint32_t((int64_t(int(sum)) * by.fraction + whole_and_half) >> 32);
-}
-
-// Adds a source's sums to those of the earlier ones.
-template <class Sum, int kValues>
-CUTE_DEVICE void drain(Sum const (&acc)[kValues], float scale, float (&sums)[kValues]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kValues; ++i) sums[i] = fmaf(to_float(acc[i]), scale, sums[i]);
-}
-
 // Four values, rounded to nearest even and saturated.
 template <class Element>
 CUTE_DEVICE uint32_t pack_bytes(float a, float b, float c, float d) {

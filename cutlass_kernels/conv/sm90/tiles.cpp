@@ -156,7 +156,7 @@ char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   if (!has_strides_for_tma(p)) return "pixels of this stride";
   if (is_upsampled(p) && !tile.halo) return "enlarged sources";
-  if (scaled && !tile.drains && !one_sum_fits(p)) return "sums beyond 32 bits";
+  if (scaled && tile.schedule != Sm90Schedule::kSmall && !one_sum_fits(p)) return "sums beyond 32 bits";
   if (scaled && tile.schedule == Sm90Schedule::kSplit && p.output_type != Type::kFloat16) return "8-bit outputs";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";

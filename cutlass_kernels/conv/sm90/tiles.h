@@ -26,8 +26,8 @@ struct Sm90Tile {
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
   int type_bytes;      // a TypeSize
-  bool drains;         // keeps float32 sums beside those of the tensor cores, for sources with scales of their own
   bool pre_activates;  // has a second kernel, for pre-activated sources
+  bool pairs;          // a k-tile is two blocks of channels, of 8-bit sources
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
@@ -48,7 +48,7 @@ constexpr Sm90Tile im2col_tile(int id, char const *name, TypeSize type, int filt
   tile.filters = filters, tile.pixels_a = 1, tile.pixels_b = pixels;
   tile.schedule = Sm90Schedule::kCooperative;
   tile.cluster_f = (options & kMulticastPixels) != 0 ? 2 : 1;
-  tile.drains = (options & kDrainsSums) != 0;
+  tile.pairs = (options & kBlockPairs) != 0;
   tile.pre_activates = (options & kAlsoPreActivated) != 0;
   return tile;
 }
@@ -86,7 +86,7 @@ constexpr Sm90Tile rows_tile(int id, char const *name, int pixels) {
 // A tile of small.cuh.
 constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filters, int pixels, unsigned options = 0) {
   Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
-  tile.schedule = Sm90Schedule::kSmall;
+  tile.schedule = Sm90Schedule::kSmall, tile.pairs = type == k8Bit;
   return tile;
 }
 
@@ -128,11 +128,13 @@ constexpr int halo_channels(Sm90Tile const &tile) {
   return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes);
 }
 
-// Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128, and a patch's tap takes
-// some 370 clocks however few its products are. So of 8-bit sources two neighbouring blocks are loaded at a time.
+// Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128. So small tiles, which
+// wait for it, load two neighbouring blocks of 8-bit sources at a time. Small patches do too, since a tap takes some
+// 370 clocks however few its products are. Where sources have an odd number of blocks the second one of the last two is
+// missing and takes as long as the others: large tiles exist in both kinds.
 constexpr int k_channels(Sm90Tile const &tile) {
-  return tile.type_bytes == 1 && (!tile.halo || halo_channels(tile) > kChannelBlock) ? 2 * kChannelBlock
-                                                                                     : kChannelBlock;
+  bool const patch = tile.halo && tile.schedule != Sm90Schedule::kRows;
+  return (patch ? halo_channels(tile) > kChannelBlock : tile.pairs) ? 2 * kChannelBlock : kChannelBlock;
 }
 
 inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
