@@ -121,7 +121,9 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
     double const load = 32 * (half_rows ? kHalfRows : 1.0) * (tile.filters + load_pixels * repeats) / kLoadBytes;
     double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
     double const taps = double(ceil_div(p.C[i], k_channels(tile))) * p.R * p.S;
-    double const loads = tile.pairs ? 4 * taps : k_steps;  // the missing block of two is loaded too, as zeros
+    // The missing block of two is filled with zeros, which in patches takes longer than loading it.
+    bool const missing = tile.halo && ceil_div(p.C[i], kChannelBlock) % 2 == 1;
+    double const loads = tile.pairs ? 4 * (taps + (missing ? kFilled * p.R * p.S : 0.0)) : k_steps;
     double const least = tile.halo ? taps * kTap : 0.0;
     clocks += (std::max({k_steps * multiply, loads * load, least}) + taps * rewrite) / splits;
     if (tile.type_bytes == 1 && i > 0 && p.scale[i] != p.scale[i - 1]) clocks += rescale_clocks(tile, p) / splits;

@@ -17,7 +17,7 @@ namespace cutefuse::conv {
 // patch 8 pixels wide. Of 64 filters each has half of a patch 16 pixels wide. Where that would leave most
 // multiprocessors without a patch, it is 8 pixels wide, and each warpgroup multiplies all of it with half of the
 // channels: a wgmma of half the pixels would take as long.
-template <class Element_, int kFilters_, int kPixelsA_, int kPixelsB_>
+template <class Element_, int kFilters_, int kPixelsA_, int kPixelsB_, bool kPairs_ = false>
 struct Sm90Halo : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
@@ -28,12 +28,12 @@ struct Sm90Halo : Sm90Numbers<Element_> {
   static constexpr int kN = kHalves ? kWidth / kConsumers : kWidth;  // pixels that a warpgroup finishes
   static constexpr int kStoreRows = sm90_store_rows(kN);             // pixels of one TMA store, 8 of them along `a`
   static constexpr int kStagings = kN / kStoreRows;
-  static constexpr int kChannels = halo_channels(kFilters, kPixels, int(sizeof(Element)));  // of one stage
+  static constexpr int kChannels = halo_channels(kFilters, kPixels, int(sizeof(Element)), kPairs_);  // of one stage
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kFilterBytes = kFilters * kPixelBytes;
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
   // Of two blocks of channels all filters' first ones come before all second ones.
-  static constexpr bool kPairs = kChannels > kChannelBlock;
+  static constexpr bool kPairs = kPairs_;
   static constexpr int kFilterRowBytes = kPixelBytes / (kPairs ? 2 : 1);
   static constexpr auto kFilterSwizzle = kPairs ? SM90::GMMA::LayoutType::B64 : kSwizzle;
   static_assert(!kPairs || kPixelBytes == 128);

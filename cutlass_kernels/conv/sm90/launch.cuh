@@ -27,7 +27,7 @@ Kernels sm90_kernels() {
     using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre>;
     return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
   } else if constexpr (kTile.halo) {
-    using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_a, kTile.pixels_b>;
+    using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_a, kTile.pixels_b, kTile.pairs>;
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
     using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kPre, kTile.pairs>;

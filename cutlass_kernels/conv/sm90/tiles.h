@@ -117,25 +117,11 @@ constexpr Group group_of(Sm90Tile const &tile) {
 // no slots for it.
 constexpr bool adds_shortcut(Sm90Tile const &tile) { return tile.schedule != Sm90Schedule::kPingPong; }
 
-// Input channels of a patch's stage: half a block where a whole one would leave no room for a second stage, and for
-// float32, of which half a block is already the widest row that TMA swizzles; of 8-bit sources two where there is room.
-constexpr int halo_channels(int filters, int pixels, int type_bytes) {
-  if (type_bytes == 1) return pixels > 256 ? kChannelBlock : 2 * kChannelBlock;
-  return type_bytes == 4 || (filters == 64 && pixels > 256) ? kChannelBlock / 2 : kChannelBlock;
-}
-constexpr int halo_channels(Sm90Tile const &tile) {
-  bool const rows = tile.schedule == Sm90Schedule::kRows;
-  return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes);
-}
-
-// Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128. So small tiles, which
-// wait for it, load two neighbouring blocks of 8-bit sources at a time. Small patches do too, since a tap takes some
-// 370 clocks however few its products are. Where sources have an odd number of blocks the second one of the last two is
-// missing and takes as long as the others: large tiles exist in both kinds.
-constexpr int k_channels(Sm90Tile const &tile) {
-  bool const patch = tile.halo && tile.schedule != Sm90Schedule::kRows;
-  return (patch ? halo_channels(tile) > kChannelBlock : tile.pairs) ? 2 * kChannelBlock : kChannelBlock;
-}
+// Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128, and a patch's tap takes
+// some 370 clocks however few its products are. So tiles exist that load two neighbouring blocks of 8-bit sources at a
+// time; small ones, which wait for TMA most, always do. Where a source has an odd number of blocks the second one of
+// the last two is missing and takes as long as the others.
+constexpr int k_channels(Sm90Tile const &tile) { return tile.pairs ? 2 * kChannelBlock : kChannelBlock; }
 
 inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
   return k_channels(tile) == kChannelBlock ? k_tiles<kChannelBlock>(p) : k_tiles<2 * kChannelBlock>(p);
@@ -187,6 +173,17 @@ constexpr int small_stages(Sm90Tile const &tile, bool pre_activated, bool divide
 }
 
 // ---- shared memory of the halo path -------------------------------------------------------------------------------
+
+// Input channels of one halo stage: half a channel block where a whole one would leave no room for a second stage, and
+// for float32, of which half a block is already the widest row that TMA swizzles; two where a k-tile is two.
+constexpr int halo_channels(int filters, int pixels, int type_bytes, bool pairs) {
+  bool const wide = filters == 64 && pixels > 256 && type_bytes > 1;
+  return pairs ? 2 * kChannelBlock : type_bytes == 4 || wide ? kChannelBlock / 2 : kChannelBlock;
+}
+constexpr int halo_channels(Sm90Tile const &tile) {
+  bool const rows = tile.schedule == Sm90Schedule::kRows;
+  return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes, tile.pairs);
+}
 
 // A block's 227 KB of shared memory less its barriers and alignment.
 constexpr int kHaloSharedBytes = 226 * 1024;
