@@ -52,12 +52,14 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
   double const chain = tile.filters > 64 ? kTwoChains : kChain;
+  // Under several taps a filter's two blocks are rows of 64 bytes, which take as long as rows of 128.
+  int const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 2 : 1) + tile.pixels();
   int const tiles = tiles_of(tile, p);
   SmallLaunch const launch = small_launch(tile, p, splits, room);
   double us = 0;
   for (int left = tiles; left > 0; left -= launch.at_once) {
     int const blocks = std::min(left, launch.at_once) * splits, resident = ceil_div(blocks, sm_count);
-    double const load = (tile.filters + tile.pixels()) * std::max(kRow * resident, kShared * blocks);
+    double const load = rows * std::max(kRow * resident, kShared * blocks);
     us += (left == tiles ? kStart : kWave) + k_tiles * (std::max({kLatency / launch.stages, chain, load}) + rewrite) +
           area * resident * finish / splits;
     if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
