@@ -94,7 +94,8 @@ constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filte
 
 // Pixels of one TMA store. 200 = 5 x 40: nets on 640 x 640 images have 25 * 2^n pixels.
 constexpr int sm90_store_rows(int pixels_per_warpgroup) {
-  return pixels_per_warpgroup % 64 == 0 ? 64 : pixels_per_warpgroup % 40 == 0 ? 40 : pixels_per_warpgroup;
+  int const rows = pixels_per_warpgroup;
+  return rows % 64 == 0 ? 64 : rows % 40 == 0 ? 40 : rows % 104 == 0 ? 104 : rows;
 }
 
 constexpr Config config_of(Sm90Tile const &tile) {
