@@ -70,6 +70,7 @@ class Instance:
     call: kernels.Call
     buffers: list[gpu.Buffer]
     exact: problems.Instance
+    w_scale: Any
     bounds: dict[float, tuple[Any, Any]] = field(default_factory=dict)
     dtype: str = "int8"
     one_scale: bool = False
@@ -121,9 +122,8 @@ class Instance:
         kind = self.slack + self.roundings
         if kind not in self.bounds:
             truth = problems.activate(problems.convolve(self.exact, torch.float64), self.problem.activation)
-            w_scale = self.buffers[len(self.problem.C) + 1].view.double().view(1, -1, 1, 1)
             slack = self.slack * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
-            slack = slack + STEEPEST * self.roundings * w_scale
+            slack = slack + STEEPEST * self.roundings * self.w_scale
             if self.output_type == "int8":
                 steps = (truth / OUTPUT_SCALE).clamp(-128, 127)
                 self.bounds[kind] = steps, slack / OUTPUT_SCALE + 0.5
@@ -192,4 +192,5 @@ def instantiate(
     real = [worth(v) * s for v, s in zip(x, scales, strict=True)]
     exact = problems.Instance(p, "float64", call, [], real, worth(w) * w_scale.double().view(-1, 1, 1, 1), b.double())
     buffers = [buffer for buffer, _ in operands] + [output[0]]
-    return Instance(p, output_type, layout, call, buffers, exact, dtype=dtype, one_scale=one_scale)
+    per_filter = w_scale.double().view(1, -1, 1, 1)
+    return Instance(p, output_type, layout, call, buffers, exact, per_filter, dtype=dtype, one_scale=one_scale)
