@@ -21,7 +21,7 @@ SMALL = {231, 232, 233}  # ids of tiles
 ON_HOPPER = set(range(201, 300))
 ONE_SUM = ON_HOPPER - SMALL  # those that keep one sum of all sources
 OUTPUT_SCALE = 1 / 40
-STEEPEST = 1.5  # slope of an activation: HardSwish's
+STEEPEST = 1.5  # the largest slope of any activation, HardSwish's
 
 
 def _blocks32(shape: Sequence[int]) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class Instance:
 
     @property
     def slack(self) -> float:
-        """Of a sum, over that of its terms. mma.sync leaves only sources of one scale long in float8's own sums."""
+        """Of a sum, over that of its terms. Of several scales, tiles of mma.sync add up few steps in float8's sums."""
         if self.dtype == "int8":
             return INT8_SLACK
         taps, whole = self.problem.R * self.problem.S, self.one_scale or self.config in ON_HOPPER
