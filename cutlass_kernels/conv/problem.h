@@ -33,21 +33,24 @@ struct OutputRange {
 // Over int8 or float8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The
 // outer sum is float32, so that each source keeps a scale of its own; the inner sums of int8 are exact integers. An
 // 8-bit output is y / output_scale, rounded to nearest even and saturated.
+//
+// What a kernel reads first stands first: constants come in lines of 64 bytes, and each line's first use waits.
 struct Problem {
-  Type type, output_type;
-  Layout layout;  // of all sources, and of an output of their type
   Activation activation;
   Residual residual;
   int sources, outputs;
-  int C[kMaxSources];         // channels of each source
-  int start[kMaxSources];     // the first of them in the source's tensor
+  int N, H, W, K, P, Q, R, S;
+  int stride_h, stride_w, pad_top, pad_left;
+  int C[kMaxSources];  // channels of each source
+  int dilation_h, dilation_w, pad_bottom, pad_right;
+  float alpha, lo, hi;
+  Type type, output_type;
+  Layout layout;              // of all sources, and of an output of their type
+  int start[kMaxSources];     // the first of a source's channels in its tensor
   int upsample[kMaxSources];  // pixel (h,w) of the concatenation is pixel (h / upsample, w / upsample) of the source
   std::int64_t ldx[kMaxSources];  // elements between neighbouring pixels of each source
+  std::int64_t ldy, ldz;          // ldy: of the first output
   OutputRange ranges[kMaxOutputs];
-  std::int64_t ldy, ldz;  // ldy: of the first output
-  int N, H, W, K, P, Q, R, S;
-  int stride_h, stride_w, pad_top, pad_left, pad_bottom, pad_right, dilation_h, dilation_w;
-  float alpha, lo, hi;
   float scale[kMaxSources], output_scale;  // of int8 and float8 tensors
   bool pre_activated;
 };
