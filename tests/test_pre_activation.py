@@ -43,9 +43,25 @@ def test_tiles_of_every_type_and_architecture_take_it(dtype: str, sm: int, taps:
     assert kernels.reject(call) is None
     plain = replace(call, op_type=Form(2, "Relu").op_type, inputs=call.inputs[:-2], _keep=[])
     ids, others = kernels.configs(call), kernels.configs(plain)
-    assert len(ids) >= 2 and set(ids) < set(others)
+    assert len(ids) >= 2 and set(ids) - {160} < set(others)  # 160 takes pre-activated sources alone
     hopper = [i for i in ids if i > 100]
     assert bool(hopper) == (sm == 90 and dtype != "float32") and ids[: len(hopper)] == hopper
+
+
+@pytest.mark.parametrize(("channels", "small"), [((2048, 2048), {151, 152, 153, 154, 160}), ((2048, 2048, 8), set())])
+def test_small_hopper_tiles_have_room_for_the_vectors_of_4096_channels(
+    channels: tuple[int, ...], small: set[int]
+) -> None:
+    ids = kernels.configs(replace(pre_activated(channels=channels), sm=90))
+    assert {i for i in ids if 150 < i < 170} == small and {i for i in ids if 100 < i < 150}
+
+
+def test_a_tile_for_pre_activated_sources_alone_refuses_others() -> None:
+    call = replace(pre_activated(), sm=90, sm_count=132)
+    plain = replace(call, op_type=Form(2, "Relu").op_type, inputs=call.inputs[:-2], _keep=[])
+    assert 160 in kernels.configs(call) and 160 not in kernels.configs(plain)
+    with pytest.raises(kernels.KernelError, match="cannot run sources without a pre-activation"):
+        kernels.Launcher(replace(plain, config=160))
 
 
 def test_hopper_tiles_keep_rows_and_columns_of_padded_images_in_16_bits() -> None:

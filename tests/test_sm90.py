@@ -46,6 +46,7 @@ TILES = {
     157: "sm90_small_128x80",
     158: "sm90_small_64x104",
 }
+PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types
 SMALL = {i: name for i, name in TILES.items() if "small" in name}
 HALO = {i for i, name in TILES.items() if "halo" in name or "rows" in name}
@@ -100,7 +101,7 @@ def test_ids_and_names_of_the_tiles_never_change() -> None:
     library_or_skip()
     (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "concat_conv")
     found = {c["id"]: c["name"] for c in op["configs"] if c["name"].startswith("sm90_")}
-    assert {i: found.get(i) for i in TILES | TF32} == TILES | TF32
+    assert {i: found.get(i) for i in TILES | TF32 | PRE_ACTIVATED} == TILES | TF32 | PRE_ACTIVATED
 
 
 @pytest.mark.usefixtures("hopper_library")
@@ -225,7 +226,9 @@ def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_
         assert products and all(re.fullmatch(WGMMA[found[1]], p) for p in products), (name, set(products))
         assert "UTMALDG" in body, name
         assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name or "small" in name), name
-        stores = "MOVM.16.MT88" if "small" in name else "STG.E" if "tfloat32" in name else "STSM.16.MT88.4"
+        activated_rows = "small" in name and "ELb1E" in name
+        small = "STG.E.64" if activated_rows else "MOVM.16.MT88"
+        stores = small if "small" in name else "STG.E" if "tfloat32" in name else "STSM.16.MT88.4"
         assert stores in body, name
         assert not re.search(r"\b(LDL|STL)\b", body), f"{name} spills"
         assert not re.search(r"\b[HI]MMA\b", body), name

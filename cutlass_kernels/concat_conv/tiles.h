@@ -77,11 +77,12 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     small_tile(151, "sm90_small_64x16", k16Bit, 64, 16, kAlsoPreActivated),
     small_tile(152, "sm90_small_64x32", k16Bit, 64, 32, kAlsoPreActivated),
     small_tile(153, "sm90_small_64x40", k16Bit, 64, 40, kAlsoPreActivated),
-    small_tile(154, "sm90_small_64x64", k16Bit, 64, 64),
+    small_tile(154, "sm90_small_64x64", k16Bit, 64, 64, kAlsoPreActivated),
     small_tile(155, "sm90_small_64x80", k16Bit, 64, 80),
     small_tile(156, "sm90_small_128x64", k16Bit, 128, 64),
     small_tile(157, "sm90_small_128x80", k16Bit, 128, 80),
     small_tile(158, "sm90_small_64x104", k16Bit, 64, 104),
+    small_tile(160, "sm90_small_64x128", k16Bit, 64, 128, kOnlyPreActivated),
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.

@@ -64,17 +64,18 @@ enum TypeSize { k8Bit = 1, k16Bit = 2, k32Bit = 4 };
 
 // What tiles of one size differ in, for the rows of the operators' tables.
 enum TileOption : unsigned {
-  kAnyChannels = 1 << 0,       // Ampere: Tile::any_channels
-  kEnlargedSources = 1 << 1,   // Ampere: Tile::upsamples
-  kCopies4Bytes = 1 << 2,      // Ampere: Tile::copy_bytes, which are 16 without these two
-  kCopies8Bytes = 1 << 3,      // Ampere
-  kSharedTaps = 1 << 4,        // Ampere: Tile::halo_rows
-  kSumsInRegisters = 1 << 5,   // Ampere: Tile::sums
-  kSumsInShared = 1 << 6,      // Ampere
-  kAlsoPreActivated = 1 << 7,  // pre_activates of both
-  kBlockPairs = 1 << 8,        // Hopper: Sm90Tile::pairs
-  kFewChannels = 1 << 10,      // Ampere: Tile::few_channels
-  kMulticastPixels = 1 << 9,   // Hopper: two blocks with different filters share their pixels
+  kAnyChannels = 1 << 0,        // Ampere: Tile::any_channels
+  kEnlargedSources = 1 << 1,    // Ampere: Tile::upsamples
+  kCopies4Bytes = 1 << 2,       // Ampere: Tile::copy_bytes, which are 16 without these two
+  kCopies8Bytes = 1 << 3,       // Ampere
+  kSharedTaps = 1 << 4,         // Ampere: Tile::halo_rows
+  kSumsInRegisters = 1 << 5,    // Ampere: Tile::sums
+  kSumsInShared = 1 << 6,       // Ampere
+  kAlsoPreActivated = 1 << 7,   // pre_activates of both
+  kBlockPairs = 1 << 8,         // Hopper: Sm90Tile::pairs
+  kFewChannels = 1 << 10,       // Ampere: Tile::few_channels
+  kOnlyPreActivated = 1 << 11,  // Hopper: pre_activates, not plain
+  kMulticastPixels = 1 << 9,    // Hopper: two blocks with different filters share their pixels
 };
 
 // Which kernels share a translation unit, one for each number type, so that they compile in parallel.

@@ -215,21 +215,30 @@ void test_rows_plans() {
 }
 
 // However many blocks of a small tile share a multiprocessor, they fit and their rings hide the latency of the loads.
+void test_small_ring(cc::Sm90Tile const &tile, int channels) {
+  cc::Problem p{};
+  p.sources = 1, p.C[0] = channels, p.pre_activated = tile.pixel_rows;
+  for (int i = 0; i < 2 * cc::small_blocks(tile); ++i) {
+    int const blocks = i / 2 + 1;
+    bool const divided = i % 2 != 0;
+    int const stages = cc::small_stages(tile, p, divided, blocks);
+    int const bytes = cc::small_shared_bytes(tile, p, divided, stages);
+    expect(bytes <= 227 * 1024 && blocks * (bytes + 1024) <= 228 * 1024, "small blocks fit", tile.id, blocks);
+    expect(stages <= cc::kSmallStages, "a small ring has a barrier for each stage", tile.id, stages);
+    expect(blocks > 1 || stages >= cc::kSmallLeastStages, "a small block alone has a ring", tile.id, stages);
+    expect(stages == cc::kSmallStages ||
+               blocks * (cc::small_shared_bytes(tile, p, divided, stages + 1) + 1024) > 228 * 1024,
+           "a small ring is as long as can be", tile.id, stages);
+  }
+}
+
 template <int kCount>
 void test_small_rings(cc::Sm90Tile const (&tiles)[kCount]) {
   for (cc::Sm90Tile const &tile : tiles) {
     if (tile.schedule != cc::Sm90Schedule::kSmall) continue;
-    for (int i = 0; i < 4 * cc::small_blocks(tile); ++i) {
-      int const blocks = i / 4 + 1;
-      bool const pre = i % 2 != 0, divided = i / 2 % 2 != 0;
-      int const stages = cc::small_stages(tile, pre, divided, blocks);
-      int const bytes = cc::small_shared_bytes(tile, pre, divided, stages);
-      expect(bytes <= 227 * 1024 && blocks * (bytes + 1024) <= 228 * 1024, "small blocks fit", tile.id, blocks);
-      expect(stages <= cc::kSmallStages, "a small ring has a barrier for each stage", tile.id, stages);
-      expect(blocks > 1 || stages >= cc::kSmallLeastStages, "a small block alone has a ring", tile.id, stages);
-      expect(stages == cc::kSmallStages ||
-                 blocks * (cc::small_shared_bytes(tile, pre, divided, stages + 1) + 1024) > 228 * 1024,
-             "a small ring is as long as can be", tile.id, stages);
+    if (tile.plain) test_small_ring(tile, 64);
+    for (int channels = 64; tile.pre_activates && channels <= cc::kMaxActivated; channels *= 2) {
+      test_small_ring(cc::form_of(tile, true), channels);
     }
   }
 }

@@ -1,6 +1,7 @@
 // The constants were fitted on an H200: those of small tiles to the order of all tiles on the benchmarks' shapes, and
 // their ends and memory to 21 networks with one image and 802 sites inside them, whose tiles were chosen together;
-// those of the others to 1,756 sites, and their ends to 2,291.
+// those of the others to 1,756 sites, and their ends to 2,291. That of pre-activation in small tiles was fitted on an
+// H100 to the order of all tiles on 54 layers.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -42,16 +43,16 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kTwoChains = 0.27;    // likewise, where two warpgroups read it
   constexpr double kRow = 0.00115;       // us for one multiprocessor to load 128 bytes
   constexpr double kShared = 0.0000107;  // us for all multiprocessors together to load 128 bytes from L2
-  constexpr double kRewrite = 0.0037;    // us for one warpgroup to rewrite 64 channels of a pre-activated pixel
+  constexpr double kActivate = 0.13;     // us for one warpgroup to activate its 64 pixels of a k-tile
   constexpr double kExponential = 0.58;  // us for SiLU or sigmoid of 64 x 64 outputs; ReLU hides behind the stores
   constexpr double kMeet = 0.54;         // us for the blocks of a cluster to wait for each other
   constexpr double kSend = 0.77;         // us for 64 x 64 sums to go to other blocks
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
-  // Fewer than 32 pixels are finished no sooner than 32.
-  double const area = tile.filters * std::max(tile.pixels(), 32) / 4096.0, finish = exponential ? kExponential : 0.0;
+  // A width of fewer than 32 is finished no sooner than 32.
+  double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0, finish = exponential ? kExponential : 0.0;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
-  double const rewrite = p.pre_activated ? kRewrite * tile.pixels() : 0;
-  double const chain = tile.filters > 64 ? kTwoChains : kChain;
+  double const activate = p.pre_activated ? kActivate : 0;
+  double const chain = tile.rows() > 64 ? kTwoChains : kChain;
   // Under several taps a filter's two blocks are rows of 64 bytes, which take as long as rows of 128.
   int const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 2 : 1) + tile.pixels();
   int const tiles = tiles_of(tile, p);
@@ -60,7 +61,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   for (int left = tiles; left > 0; left -= launch.at_once) {
     int const blocks = std::min(left, launch.at_once) * splits, resident = ceil_div(blocks, sm_count);
     double const load = rows * std::max(kRow * resident, kShared * blocks);
-    us += (left == tiles ? kStart : kWave) + k_tiles * (std::max({kLatency / launch.stages, chain, load}) + rewrite) +
+    us += (left == tiles ? kStart : kWave) + k_tiles * (std::max({kLatency / launch.stages, chain, load}) + activate) +
           area * resident * finish / splits;
     if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
   }
@@ -68,12 +69,12 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
 }
 
 int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
-  int const units = tile.pixels() / 8, length = k_tiles(tile, p);
+  int const units = tile.width() / 8, length = k_tiles(tile, p);
   int best = 1;
   double fastest = small_us(tile, p, best, sm_count, room);
   for (int splits = 2; splits <= kMaxSplits && length >= 2 * splits; ++splits) {
     // A block has room for the units that it finishes, and a second wave costs more than a division gains.
-    bool const fits = ceil_div(units, splits) * splits <= small_parts(tile.pixels()) && room[1][splits] > 0;
+    bool const fits = ceil_div(units, splits) * splits <= small_parts(tile) && room[1][splits] > 0;
     double const us = fits ? small_us(tile, p, splits, sm_count, room) : fastest;
     if (us < fastest) best = splits, fastest = us;
   }
@@ -211,7 +212,7 @@ SmallLaunch small_launch(Sm90Tile const &tile, Problem const &p, int splits, Roo
   int const tiles = tiles_of(tile, p);
   SmallLaunch launch{};
   for (int blocks = 1; blocks <= small_blocks(tile) && (blocks == 1 || launch.at_once < tiles); ++blocks) {
-    int const stages = small_stages(tile, p.pre_activated, splits > 1, blocks);
+    int const stages = small_stages(tile, p, splits > 1, blocks);
     if (blocks > 1 && stages < kSmallLeastStages) break;
     launch = {stages, std::max(1, room[blocks][splits])};
   }
@@ -232,7 +233,8 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const
   return best;
 }
 
-double sm90_us(Sm90Tile const &tile, Problem const &p, int sm_count) {
+double sm90_us(Sm90Tile const &row, Problem const &p, int sm_count) {
+  Sm90Tile const tile = form_of(row, p.pre_activated);
   Room room{};
   estimate_room(sm_count, room);
   int const splits = sm90_splits(tile, p, sm_count, room);

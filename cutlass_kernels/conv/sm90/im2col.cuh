@@ -147,7 +147,9 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       } else {
         load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, w);
       }
-      load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
+      if constexpr (Traits::kPreActivated && !Traits::kSmall) {
+        load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
+      }
       ring.advance();
       cursor.advance(p);
     }

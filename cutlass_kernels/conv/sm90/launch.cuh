@@ -16,9 +16,10 @@ Kernels sm90_kernels(void (*kernel)(Sm90Params)) {
 // The kernel of row kIndex of an operator's table, if the group has one.
 template <class Element, auto const &kTiles, Group kGroup, std::size_t kIndex>
 Kernels sm90_kernels() {
-  constexpr Sm90Tile kTile = kTiles[kIndex];
   constexpr bool kPre = kGroup == Group::kHopperPreActivated;
-  if constexpr (kTile.type_bytes != int(sizeof(Element)) || (kPre ? !kTile.pre_activates : group_of(kTile) != kGroup)) {
+  constexpr Sm90Tile kTile = form_of(kTiles[kIndex], kPre);
+  constexpr bool kHasKernel = kPre ? kTile.pre_activates : kTile.plain && group_of(kTile) == kGroup;
+  if constexpr (kTile.type_bytes != int(sizeof(Element)) || !kHasKernel) {
     return {};
   } else if constexpr (kTile.schedule == Sm90Schedule::kRows) {
     using Traits = Sm90Rows<Element, kTile.pixels()>;

@@ -1,28 +1,39 @@
-// The main loop of tiles with few pixels. When wgmma reads 64 filters from shared memory, it takes at least as long as
-// for 120 pixels. So a tile of fewer pixels reads the filters of a k-tile into registers, while the tensor cores work
-// on the k-tile before.
+// The main loop of small tiles. When wgmma reads its 64 rows from shared memory, it takes at least as long as for a
+// width of 120. So a narrower tile reads the rows of a k-tile into registers, while the tensor cores work on the k-tile
+// before. The rows are the filters, or pixels that are activated on their way (activated_rows.cuh).
 #pragma once
 
 #include "conv/sm90/im2col.cuh"
 
 namespace cutefuse::conv {
 
-// A warp's 16 filters of a k-tile as wgmma's first operand: those of its warpgroup begin at row `row_w` of the stage.
-// Each has 128 bytes, side by side or, of two blocks, in two halves with all first ones before all second ones.
+// A warp's 16 rows of a k-tile as wgmma's first operand: those of its warpgroup begin at row `first` of `rows`. Each
+// has 128 bytes, side by side or, of two blocks, in two halves with all first ones before all second ones.
 template <class Traits>
-CUTE_DEVICE void read_filters(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *w, int row_w,
-                              bool halves) {
-  int const lane = threadIdx.x % 32, row = row_w + threadIdx.x % 128 / 32 * 16 + lane % 16;
+CUTE_DEVICE void read_rows(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *rows, int first,
+                           bool halves) {
+  int const lane = threadIdx.x % 32, row = first + threadIdx.x % 128 / 32 * 16 + lane % 16;
   // Byte of this lane's first chunk, with SWIZZLE_128B or _64B: of the next ones two bits differ.
   int const whole_row = row * 128 + (lane / 16 ^ row % 8) * 16, half_row = row * 64 + (lane / 16 ^ row / 2 % 4) * 16;
-  int const first = halves ? half_row : whole_row, second_half = halves ? Traits::kFilters * 64 : 64;
+  int const begin = halves ? half_row : whole_row, second_half = halves ? Traits::kRows * 64 : 64;
   CUTE_UNROLL
   for (int i = 0; i < Traits::kSteps; ++i) {
-    int const at = first ^ i % 2 * 32 ^ i / 2 * second_half;
-    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(reinterpret_cast<char const *>(w) + at), a[i][0],
+    int const at = begin ^ i % 2 * 32 ^ i / 2 * second_half;
+    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(reinterpret_cast<char const *>(rows) + at), a[i][0],
                             a[i][1], a[i][2], a[i][3]);
   }
 }
+
+// The filters as rows: those of a warpgroup begin at row `first` of the tile.
+template <class Traits>
+struct PlainRows {
+  int first;
+  bool halves;  // as in read_rows
+
+  CUTE_DEVICE void read(uint32_t (&a)[Traits::kSteps][4], typename Traits::SharedStorage const &shared, int stage) {
+    read_rows<Traits>(a, shared.stages[stage].w, first, halves);
+  }
+};
 
 template <class Op, class Sum, int kRegisters, size_t... I>
 CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint32_t const (&a)[4], uint64_t b, SM90::GMMA::ScaleOut scale,
@@ -30,59 +41,31 @@ CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint32_t const (&a)[4], uint64_t 
   Op::fma(a[0], a[1], a[2], a[3], b, acc[I]..., scale);
 }
 
-// Rewrites the pixels of a k-tile before they are multiplied. Without a pre-activation there is nothing to do.
-template <class Traits, bool = Traits::kPreActivated>
-struct OwnRewriter {
-  CUTE_DEVICE OwnRewriter(Sm90Params const &, int, int) {}
-  CUTE_DEVICE void operator()(typename Traits::SharedStorage &, int) {}
-};
-
-// The four warps of the only warpgroup rewrite the pixels of pre-activated sources, while the tensor cores work on the
-// k-tile before. Larger tiles have warps just for that, which took longer over the few k-tiles of a small tile.
-template <class Traits>
-struct OwnRewriter<Traits, true> {
-  static_assert(Traits::kReaders == 1);
-  Sm90Params const &params;
-  Rewriter<Traits> mine;
-  Steps<Traits> at;
-
-  // From the k-tile k_begin of the tile whose outputs start at `first`.
-  CUTE_DEVICE OwnRewriter(Sm90Params const &params_, int first, int k_begin)
-      : params(params_), mine(threadIdx.x / 32), at(params.problem, cursor_at(params, k_begin)) {
-    mine.begin_tile(params, first);
-  }
-  CUTE_DEVICE void operator()(typename Traits::SharedStorage &shared, int stage) {
-    mine.begin_tap(params, at);
-    mine.rewrite_stage(shared.stages[stage].x, shared.vectors[stage], params.problem.C[at.source] - at.channel);
-    cutlass::arch::NamedBarrier::sync(128, 1);
-    at.advance(params.problem);
-  }
-};
-
 // As main_loop: issues the k-tiles [k_begin, k_end) of one tile, of which the last is still running when it returns.
 // The channels that a source's last block lacks are zeros in both operands; a branch around them would cost more than
 // they do.
-template <class Traits>
+template <class Traits, class Rows>
 CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &ring,
-                             typename Traits::SharedStorage &shared, Release const &release, int row_w, bool halves,
-                             int k_begin, int k_end, OwnRewriter<Traits> &rewriter) {
+                             typename Traits::SharedStorage &shared, Release const &release, Rows &rows, int k_begin,
+                             int k_end) {
   using Element = typename Traits::Element;
   using Step = Shape<_64, Int<Traits::kN>, Int<kStepBytes / int(sizeof(Element))>>;
   using Sum = cute::conditional_t<cute::is_same_v<typename Traits::Sum, uint32_t>, int32_t, float>;
   using Op = decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>());
-  auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
-  uint32_t a[2][Traits::kSteps][4];
+  // The first step overwrites acc, unless the sums have begun.
+  auto scale = Traits::kPreActivated ? SM90::GMMA::ScaleOut::One : SM90::GMMA::ScaleOut::Zero;
+  uint32_t operands[2][Traits::kSteps][4];
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
-  auto const next = [&](uint32_t (&filters)[Traits::kSteps][4]) {
+  auto const next = [&](uint32_t (&a)[Traits::kSteps][4]) {
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-    read_filters<Traits>(filters, shared.stages[ring.stage].w, row_w, halves);
-    rewriter(shared, ring.stage);
-    uint64_t const pixels = operand(shared.stages[ring.stage].x, 8 * Traits::kPixelBytes, Traits::kSwizzle);
+    rows.read(a, shared, ring.stage);
+    auto &stage = shared.stages[ring.stage];
+    uint64_t const b = operand(Traits::kPreActivated ? stage.w : stage.x, 8 * Traits::kPixelBytes, Traits::kSwizzle);
     warpgroup_arrive();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {
-      wgmma<Op>(acc, filters[i], pixels + i * kStepBytes / 16, scale, std::make_index_sequence<Traits::kN / 2>{});
+      wgmma<Op>(acc, a[i], b + i * kStepBytes / 16, scale, std::make_index_sequence<Traits::kN / 2>{});
       scale = SM90::GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();
@@ -91,19 +74,19 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &
     ring.advance();
     return before;
   };
-  auto const next_and_free = [&](uint32_t (&filters)[Traits::kSteps][4]) {
-    int const before = next(filters);
+  auto const next_and_free = [&](uint32_t (&a)[Traits::kSteps][4]) {
+    int const before = next(a);
     warpgroup_wait<1>();
     release(&shared.empty[before]);
   };
-  next(a[0]);
+  next(operands[0]);
   int k = k_begin + 1;
   CUTE_NO_UNROLL
   for (; k + 1 < k_end; k += 2) {
-    next_and_free(a[1]);
-    next_and_free(a[0]);
+    next_and_free(operands[1]);
+    next_and_free(operands[0]);
   }
-  if (k < k_end) next_and_free(a[1]);
+  if (k < k_end) next_and_free(operands[1]);
 }
 
 // narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
@@ -111,12 +94,12 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &
 template <class Traits>
 CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring,
                                        typename Traits::SharedStorage &shared, Sm90Params const &params,
-                                       Release const &release, int row_w, int k_begin, int k_end,
-                                       OwnRewriter<Traits> &rewriter) {
+                                       Release const &release, int row_w, int k_begin, int k_end) {
   Problem const &p = params.problem;
   int const taps = params.by_taps.divisor;
   CUTE_UNROLL
   for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
+  PlainRows<Traits> rows{row_w, taps > 1};
   int begin = k_begin, end = 0;
   CUTE_NO_UNROLL
   for (int source = 0; source < p.sources; ++source) {
@@ -125,7 +108,7 @@ CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring
     int const last = cute::min(end, k_end);
     if (begin >= last) continue;
     typename Traits::Sum acc[1][Traits::kN / 2];
-    narrow_loop<Traits>(acc[0], ring, shared, release, row_w, taps > 1, begin, last, rewriter);
+    narrow_loop<Traits>(acc[0], ring, shared, release, rows, begin, last);
     finish_loop<Traits>(acc, ring, shared, release);
     drain(acc[0], p.scale[source], sums);
     begin = last;

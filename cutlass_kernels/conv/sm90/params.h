@@ -23,32 +23,37 @@ struct Rescale {
   int whole, fraction;
 };
 
+// The lines of 64 bytes that a block reads first follow the maps, as in Problem.
 struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
   CUtensorMap w;                 // (column,filter)
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
   CUtensorMap z;                 // the shortcut: axes as `out`, other boxes; for tiles of rows (filter,w,h,n)
-  void const *shortcut;          // address of float32's shortcut; float32 uses neither z nor out
-  Problem problem;
+  int cluster_f, splits;
+  int cluster_tiles;  // tiles of one block of a cluster
+  int stages;         // of a small tile's ring
+  // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
+  Divider by_f;                 // clusters side by side along the filters
+  int k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
+  Divider by_image, by_row;     // P*Q and Q
+  Divider by_taps, by_s;        // R*S and S
+  int k_tiles;
+  std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
+  bool pointwise;
+  float inverse_output_scale;         // of 8-bit outputs
   float const *b, *w_scale;           // w_scale: of 8-bit filters
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation
-  int first_channel[kMaxSources];     // of each source, in it
   Sm90Output outputs[kMaxOutputs];    // in the order of their tiles; those that do not exist start at row kInt32Max
+  Problem problem;
+  int first_channel[kMaxSources];   // of each source, in the concatenation
+  int activated_begin[kMaxSplits];  // channels of it that the i-th part of a small tile's reduction activates
+  int activated_end[kMaxSplits];
+  void const *shortcut;  // address of float32's shortcut; float32 uses neither z nor out
   HaloPlan halo;
-  int tiles_f, tiles_a, tiles_b;  // tiles of all outputs; im2col: tiles_b = 1
-  int cluster_f, splits;
-  int k_tiles, k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
-  int cluster_tiles;                     // tiles of one block of a cluster
-  int stages;                            // of a small tile's ring
-  // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
-  Divider by_f, by_a, by_b;        // clusters side by side along the filters, tiles_a, tiles_b
-  Divider by_image, by_row;        // P*Q and Q
-  Divider by_taps, by_s;           // R*S and S
+  int tiles_f, tiles_a, tiles_b;   // tiles of all outputs; im2col: tiles_b = 1
+  Divider by_a, by_b;              // tiles_a, tiles_b
   Divider by_factor[kMaxSources];  // of each source's enlargement
-  bool pointwise;
-  float inverse_output_scale;    // of 8-bit outputs
-  std::uint32_t drains_after;    // bit i: after source i what has been added up is drained
-  Rescale rescale[kMaxSources];  // of 8-bit sources: what the sums before each are multiplied by
+  Rescale rescale[kMaxSources];    // of 8-bit sources: what the sums before each are multiplied by
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

@@ -196,6 +196,17 @@ Rescale make_rescale(Problem const &p, int source) {
   return by;
 }
 
+// Channels [begin, end) of the concatenation that k-tile `k` of one block of channels reads.
+struct Channels {
+  int begin, end;
+};
+Channels channels_of(Problem const &p, int k) {
+  int block = k / (p.R * p.S), source = 0, first = 0;
+  for (; block >= blocks_of(p.C[source]); ++source) block -= blocks_of(p.C[source]), first += p.C[source];
+  int const channel = block * kChannelBlock;
+  return {first + channel, first + std::min(p.C[source], channel + kChannelBlock)};
+}
+
 Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) {
   Sm90Params k{};
   k.problem = p;
@@ -212,6 +223,10 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.cluster_tiles = ceil_div(k.tiles_f, k.cluster_f) * k.tiles_x();
   k.k_tiles = k_tiles(tile, p);
   for (int i = 0; i <= splits; ++i) k.k_begin[i] = k.k_tiles * i / splits;
+  for (int i = 0; i < splits && tile.pixel_rows; ++i) {
+    k.activated_begin[i] = channels_of(p, k.k_begin[i]).begin;
+    k.activated_end[i] = channels_of(p, k.k_begin[i + 1] - 1).end;
+  }
   k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
   k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
@@ -230,8 +245,8 @@ void find_room(Sm90Tile const &tile, Problem const &p, Kernel kernel, int sm_cou
   for (int blocks = 1; blocks <= (small ? small_blocks(tile) : 1); ++blocks) {
     room[blocks][1] = blocks * sm_count;
     if (small) {
-      int const stages = small_stages(tile, p.pre_activated, true, blocks);
-      kernel.shared_bytes = small_shared_bytes(tile, p.pre_activated, true, stages);
+      int const stages = small_stages(tile, p, true, blocks);
+      kernel.shared_bytes = small_shared_bytes(tile, p, true, stages);
     }
     for (int i = 2; i <= kMaxSplits && divides_reduction(tile); ++i) {
       room[blocks][i] = clusters_at_once(kernel, i);
@@ -247,9 +262,10 @@ static_assert(sizeof(Sm90State) <= sizeof(Plan::state));
 
 }  // namespace
 
-char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Problem const &p, Find *find, Plan &plan) {
+char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Problem const &p, Find *find, Plan &plan) {
   plan.launches = 1;
   if (find == nullptr || plan.device < 0) return nullptr;
+  Sm90Tile const tile = form_of(row, p.pre_activated);
   Sm90State state{};
   Launch &launch = state.launch;
   Kernel kernel = find(tile.id).main;
@@ -264,7 +280,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &tile, Call const &call, Prob
   Sm90Params &k = state.params;
   if (tile.schedule == Sm90Schedule::kSmall) {
     k.stages = small_launch(tile, p, splits, room).stages;
-    launch.kernel.shared_bytes = small_shared_bytes(tile, p.pre_activated, splits > 1, k.stages);
+    launch.kernel.shared_bytes = small_shared_bytes(tile, p, splits > 1, k.stages);
   }
   launch.cluster = k.cluster_f * k.splits;
   // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.

@@ -1,7 +1,7 @@
 // Scale, shift and ReLU of the input channels on Hopper: the producer's other warps rewrite a stage's pixels in shared
 // memory, where wgmma reads them. For the warpgroups that multiply, such a stage just becomes full a little later;
-// several stages are rewritten ahead of them. (On small tiles the warps that multiply do it: narrow.cuh.) The padding
-// is of the activated tensor: a pixel outside of the image stays zero.
+// several stages are rewritten ahead of them. (Small tiles activate their pixels in registers: activated_rows.cuh.) The
+// padding is of the activated tensor: a pixel outside of the image stays zero.
 #pragma once
 
 #include "conv/pre_activation.cuh"
@@ -9,10 +9,10 @@
 
 namespace cutefuse::conv {
 
-// Bytes of scales and shifts that belong to a k-tile.
+// Bytes of scales and shifts that are loaded with a k-tile.
 template <class Traits, class Cursor>
 CUTE_DEVICE int vector_bytes(Problem const &p, Cursor const &at) {
-  if constexpr (!Traits::kPreActivated) return 0;
+  if constexpr (!Traits::kPreActivated || Traits::kSmall) return 0;
   return 2 * int(sizeof(typename Traits::Element)) * min(p.C[at.source] - at.channel(), kChannelBlock);
 }
 
@@ -20,13 +20,11 @@ CUTE_DEVICE int vector_bytes(Problem const &p, Cursor const &at) {
 template <class Traits, class Cursor>
 CUTE_DEVICE void load_vectors(Sm90Params const &params, Cursor const &at, uint64_t *full,
                               typename Traits::Element *to) {
-  if constexpr (Traits::kPreActivated) {
-    using Element = typename Traits::Element;
-    int const bytes = vector_bytes<Traits>(params.problem, at) / 2;
-    int const channel = params.first_channel[at.source] + at.channel();
-    SM90_BULK_COPY_G2S::copy(static_cast<Element const *>(params.pre_scale) + channel, full, to, bytes);
-    SM90_BULK_COPY_G2S::copy(static_cast<Element const *>(params.pre_shift) + channel, full, to + kChannelBlock, bytes);
-  }
+  using Element = typename Traits::Element;
+  int const bytes = vector_bytes<Traits>(params.problem, at) / 2;
+  int const channel = params.first_channel[at.source] + at.channel();
+  SM90_BULK_COPY_G2S::copy(static_cast<Element const *>(params.pre_scale) + channel, full, to, bytes);
+  SM90_BULK_COPY_G2S::copy(static_cast<Element const *>(params.pre_shift) + channel, full, to + kChannelBlock, bytes);
 }
 
 // The barriers, one for each stage, for which a consumer waits before it multiplies.

@@ -4,7 +4,7 @@
 // multiprocessor. Filters and pixels are loaded as in im2col.cuh.
 #pragma once
 
-#include "conv/sm90/im2col.cuh"
+#include "conv/sm90/activated_rows.cuh"
 #include "conv/sm90/narrow.cuh"
 #include "conv/sm90/shortcut.cuh"
 
@@ -19,15 +19,16 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr bool kSmall = true, kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
   static constexpr bool kDrains = Sm90Numbers<Element>::kScaled, kShortcut = !kPre && !kDrains;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kSmallRowBytes / int(sizeof(Element));
-  static constexpr int kN = kPixels, kRowTiles = 1;  // of one warpgroup, which has 64 filters
+  // wgmma's rows, 64 of each warpgroup, and its width.
+  static constexpr int kRows = kPre ? kPixels : kFilters, kN = kPre ? kFilters : kPixels, kRowTiles = 1;
   static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
-  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
   // At most: blocks on a multiprocessor, and stages of each.
-  static constexpr int kBlocks = small_blocks(kFilters, kPixels, int(sizeof(Element))), kStages = kSmallStages;
-  static constexpr int kReaders = kFilters / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
-  static constexpr int kRewriters = 0, kTeam = 4;  // pre-activated pixels are rewritten by the warps that multiply
-  static constexpr int kUnits = kPixels / 8;       // a unit: 8 pixels, finished by one block
+  static constexpr int kBlocks = small_blocks(kRows, kN, int(sizeof(Element))), kStages = kSmallStages;
+  static constexpr int kReaders = kRows / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
+  static_assert(!kPre || kReaders == 1);
+  static constexpr int kRewriters = 0;
+  static constexpr int kUnits = kN / 8;  // a unit: 8 pixels or, pre-activated, 8 filters, finished by one block
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
@@ -38,16 +39,21 @@ struct Sm90Small : Sm90Numbers<Element_> {
     Element x[kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
     Element w[kFilters * kChannels];  // (filter,channel), likewise
   };
-  // A launch has as many stages as the host chose and, where it divides the reduction, the parts behind them.
+  // A launch has as many stages as the host chose. Behind them lie, where it divides the reduction, the parts and,
+  // where it activates the sources, the scales and shifts.
   struct SharedStorage {
-    alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
+    alignas(16) float bias[kPreActivated ? kFilters : 1];
     alignas(1024) Stage stages[kStages];
     // (thread,(block of the cluster,unit))
     CUTE_DEVICE auto parts(int stages_) { return reinterpret_cast<float4(*)[kSumThreads]>(stages + stages_); }
+    // (channel,scale and shift)
+    CUTE_DEVICE Element *vectors(Sm90Params const &params) {
+      return reinterpret_cast<Element *>(parts(params.stages) + (params.splits > 1 ? small_parts(kN) : 0));
+    }
   };
   static_assert(sizeof(Stage) == small_stage_bytes(kFilters, kPixels) && sizeof(Stage) % 1024 == 0);
-  static_assert(offsetof(SharedStorage, stages) == small_head_bytes(kPreActivated));
+  static_assert(offsetof(SharedStorage, stages) == kSmallHeadBytes);
 };
 
 // ---- reduction ------------------------------------------------------------------------------------------------------
@@ -89,6 +95,7 @@ CUTE_DEVICE uint32_t transposed(uint32_t two) {
 // loaded and stored by registers, without a barrier.
 template <class Element>
 struct UnitPlace {
+  using Output = Element;
   Element *y;
   Element const *z;
   int64_t step_y, step_z;  // elements from unit to unit
@@ -162,10 +169,11 @@ CUTE_DEVICE uint32_t convert_to_bytes(float (&values)[4], Pair const &pair, Sm90
   return pack_bytes<Element>(values[0], values[2], values[1], values[3]);
 }
 
-// Finishes a unit: values holds (2,2) = (pixel,filter).
-template <Finish kFinish, bool kShortcut, class Pair, class Element>
+// Finishes a unit: values holds (2,2) = (pixel,filter) or, pre-activated, (filter,pixel).
+template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Place>
 CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], Pair const &pair, bool pads,
-                            Sm90Params const &params, UnitPlace<Element> const &place, int unit) {
+                            Sm90Params const &params, Place const &place, int unit) {
+  using Element = typename Place::Output;
   if constexpr (sizeof(Element) == 1) {  // whole vectors: no pad lanes
     place.store_bytes(convert_to_bytes<kFinish, Element>(values, pair, params), unit);
   } else {
@@ -175,15 +183,27 @@ CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], P
     } else {
       convert<kFinish, Element>(values, packed, pair, params.problem);
     }
-    if (pads) clear_pad_lanes(packed, pair);
+    if constexpr (!Traits::kPreActivated) {
+      if (pads) clear_pad_lanes(packed, pair);
+    }
     place.store(packed, unit);
   }
 }
 
+// As store_unit, of two neighbouring units of pre-activated sources.
+template <Finish kFinish, class Pair, class Place>
+CUTE_DEVICE void store_two_units(float (&first)[4], float (&second)[4], Pair const &pair, Sm90Params const &params,
+                                 Place const &place, int unit) {
+  uint32_t packed[2][2];
+  convert<kFinish, typename Place::Output>(first, packed[0], pair, params.problem);
+  convert<kFinish, typename Place::Output>(second, packed[1], pair, params.problem);
+  place.store_two(packed[0], packed[1], unit);
+}
+
 // Adds up this block's units, once they have come, in the order of the blocks: results never depend on timing.
-template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Element>
+template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Place>
 CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params, int rank,
-                           typename Traits::SharedStorage &shared, UnitPlace<Element> const &place) {
+                           typename Traits::SharedStorage &shared, Place const &place) {
   float4 const *part = &shared.parts(params.stages)[0][threadIdx.x];
   uint32_t shortcut[2] = {}, next[2] = {};
   if constexpr (kShortcut) place.load(next, rank);
@@ -200,13 +220,17 @@ CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params
       if (block == params.splits) break;
       values[0] += part->x, values[1] += part->y, values[2] += part->z, values[3] += part->w;
     }
-    store_unit<kFinish, kShortcut>(values, shortcut, pair, pads, params, place, unit);
+    store_unit<Traits, kFinish, kShortcut>(values, shortcut, pair, pads, params, place, unit);
   }
 }
 
-// Sums that were drained are of the filters in their order, whichever the outputs.
+// What is added to a unit's sums; those that were drained are of the filters in their order, whichever the outputs.
 template <class Traits>
-using UnitPair = cute::conditional_t<Traits::kDrains, ScaledPair<float, true, true>, FilterPair>;
+using UnitPair = cute::conditional_t<Traits::kPreActivated, BegunWithBias,
+                                     cute::conditional_t<Traits::kDrains, ScaledPair<float, true, true>, FilterPair>>;
+template <class Traits>
+using Place =
+    cute::conditional_t<Traits::kPreActivated, RowPlace<typename Traits::Output>, UnitPlace<typename Traits::Output>>;
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
@@ -249,20 +273,32 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     wait_for_previous_kernel();
     int const tile_f = place.tile_f(place.first_tile);
     UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
-    cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
     float acc[1][Traits::kN / 2];
-    OwnRewriter<Traits> rewriter(params, first, k_begin);
-    if constexpr (Traits::kDrains) {
-      narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row_w, k_begin, k_end, rewriter);
+    auto const meet = [] { cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0); };
+    if constexpr (Traits::kPreActivated) {
+      Constants<Traits> const constants(shared, params);
+      constants.load(params, tile_f * Traits::kFilters, place.part);
+      ActivatedRows<Traits> rows(params, first, place.part, constants.vectors);
+      cp_async_wait<0>();
+      meet();
+      begin_sums<Traits>(acc[0], constants.bias);
+      narrow_loop<Traits>(acc[0], ring, shared, release, rows, k_begin, k_end);
+    } else if constexpr (Traits::kDrains) {
+      meet();
+      narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row_w, k_begin, k_end);
     } else {
-      narrow_loop<Traits>(acc[0], ring, shared, release, row_w, false, k_begin, k_end, rewriter);
+      meet();
+      PlainRows<Traits> rows{row_w, false};
+      narrow_loop<Traits>(acc[0], ring, shared, release, rows, k_begin, k_end);
     }
     TileFilters const filters(params, tile_f, Traits::kFilters, opaque(row_w));  // not kept through the main loop
-    UnitPlace<typename Traits::Output> const outputs(params, filters, pair, first);
+    Place<Traits> const outputs(params, filters, pair, first);
     uint32_t shortcut[Traits::kUnits][2];
-    if (Traits::kShortcut && !divided && has_shortcut(params.problem)) {
-      CUTE_UNROLL
-      for (int unit = 0; unit < Traits::kUnits; ++unit) outputs.load(shortcut[unit], unit);
+    if constexpr (Traits::kShortcut) {
+      if (!divided && has_shortcut(params.problem)) {
+        CUTE_UNROLL
+        for (int unit = 0; unit < Traits::kUnits; ++unit) outputs.load(shortcut[unit], unit);
+      }
     }
     if constexpr (!Traits::kDrains) finish_loop<Traits>(acc, ring, shared, release);
     bool const pads = holds_pad_lanes(pair);
@@ -270,10 +306,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       constexpr Finish kFinish = decltype(finish)::value;
       constexpr bool kShortcut = decltype(with_shortcut)::value;
       if (divided) return add_units<Traits, kFinish, kShortcut>(pair, pads, params, place.part, shared, outputs);
+      auto const values_of = [&](int unit) -> auto & { return reinterpret_cast<float (&)[4]>(acc[0][4 * unit]); };
+      constexpr int kPaired = Traits::kPreActivated ? Traits::kUnits / 2 * 2 : 0;
       CUTE_UNROLL
-      for (int unit = 0; unit < Traits::kUnits; ++unit) {
-        auto &values = reinterpret_cast<float (&)[4]>(acc[0][4 * unit]);
-        store_unit<kFinish, kShortcut>(values, shortcut[unit], pair, pads, params, outputs, unit);
+      for (int unit = 0; unit < kPaired; unit += 2) {
+        if constexpr (Traits::kPreActivated)
+          store_two_units<kFinish>(values_of(unit), values_of(unit + 1), pair, params, outputs, unit);
+      }
+      CUTE_UNROLL
+      for (int unit = kPaired; unit < Traits::kUnits; ++unit) {
+        store_unit<Traits, kFinish, kShortcut>(values_of(unit), shortcut[unit], pair, pads, params, outputs, unit);
       }
     };
 

@@ -159,6 +159,10 @@ char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   if (scaled && tile.schedule != Sm90Schedule::kSmall && !one_sum_fits(p)) return "sums beyond 32 bits";
   if (scaled && tile.schedule == Sm90Schedule::kSplit && p.output_type != Type::kFloat16) return "8-bit outputs";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
+  if (tile.schedule == Sm90Schedule::kSmall && activated_channels(p) > kMaxActivated) {
+    return "a pre-activation of this many channels";
+  }
+  if (!p.pre_activated && !tile.plain) return "sources without a pre-activation";
   if (p.residual != Residual::kNone && (scaled || !adds_shortcut(tile))) return "a residual";
   bool const fits = can_store(tile, p) && fits_geometry(tile, p);
   return fits ? nullptr : "this filter, stride, padding or number of channels";

@@ -2,6 +2,8 @@
 // can express. Host code without CUDA headers, shared by the choice of tiles and the kernels.
 #pragma once
 
+#include <numeric>
+
 #include "architecture.h"
 #include "conv/params.h"
 
@@ -27,12 +29,17 @@ struct Sm90Tile {
   Sm90Schedule schedule;
   int type_bytes;      // a TypeSize
   bool pre_activates;  // has a second kernel, for pre-activated sources
+  bool plain;          // has a kernel for other sources
   bool pairs;          // a k-tile is two blocks of channels, of 8-bit sources
+  bool pixel_rows;     // see form_of()
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
     return filters == 64 && !whole ? pixels() / 2 : pixels();
   }
+  // Of a small tile: wgmma's rows, 64 of each warpgroup, and its width.
+  constexpr int rows() const { return pixel_rows ? pixels() : filters; }
+  constexpr int width() const { return pixel_rows ? filters : pixels(); }
 };
 
 // ---- rows of the operators' tables ----------------------------------------------------------------------------------
@@ -49,7 +56,8 @@ constexpr Sm90Tile im2col_tile(int id, char const *name, TypeSize type, int filt
   tile.schedule = Sm90Schedule::kCooperative;
   tile.cluster_f = (options & kMulticastPixels) != 0 ? 2 : 1;
   tile.pairs = (options & kBlockPairs) != 0;
-  tile.pre_activates = (options & kAlsoPreActivated) != 0;
+  tile.plain = (options & kOnlyPreActivated) == 0;
+  tile.pre_activates = (options & (kAlsoPreActivated | kOnlyPreActivated)) != 0;
   return tile;
 }
 
@@ -91,6 +99,15 @@ constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filte
 }
 
 // ---- what follows from a row ----------------------------------------------------------------------------------------
+
+// The tile as it computes sources that are pre-activated, or that are not. A small tile that activates them is its own
+// mirror image, whose pixels are wgmma's rows (activated_rows.cuh): 64x32 has 32 filters and 64 pixels.
+constexpr Sm90Tile form_of(Sm90Tile tile, bool pre_activated) {
+  if (!pre_activated || tile.schedule != Sm90Schedule::kSmall) return tile;
+  int const filters = tile.filters;
+  tile.filters = tile.pixels_b, tile.pixels_b = filters, tile.pixel_rows = true;
+  return tile;
+}
 
 // Pixels of one TMA store. 200 = 5 x 40: nets on 640 x 640 images have 25 * 2^n pixels.
 constexpr int sm90_store_rows(int pixels_per_warpgroup) {
@@ -141,34 +158,47 @@ constexpr int kSmallSharedBytes = 228 * 1024;  // of a multiprocessor, which kee
 
 constexpr int kSmallRowBytes = 128;  // of a pixel or filter in one k-tile
 
-// Room for units of 8 pixels in shared memory: a block receives each unit that it finishes from every block of its
-// cluster.
-constexpr int small_parts(int pixels) { return pixels / 8 + 2; }
+// Room for units, 8 columns of all rows, in shared memory: a block receives each unit that it finishes from every block
+// of its cluster.
+constexpr int small_parts(int width) { return width / 8 + 2; }
+constexpr int small_parts(Sm90Tile const &tile) { return small_parts(tile.width()); }
 
 // Stages of a ring at most, most of a reduction at once; and at least, since fewer cannot hide the latency of the
 // loads.
 constexpr int kSmallStages = 16, kSmallLeastStages = 4;
 
 // Blocks that may share a multiprocessor: as many as its registers hold. 8-bit tiles keep two sums.
-constexpr int small_blocks(int filters, int pixels, int type_bytes) {
-  return filters > 64 || type_bytes == 1 ? 1 : pixels > 64 ? 2 : 3;
+constexpr int small_blocks(int rows, int width, int type_bytes) {
+  return rows > 64 || type_bytes == 1 ? 1 : width > 64 ? 2 : 3;
 }
-constexpr int small_blocks(Sm90Tile const &tile) { return small_blocks(tile.filters, tile.pixels(), tile.type_bytes); }
+constexpr int small_blocks(Sm90Tile const &tile) { return small_blocks(tile.rows(), tile.width(), tile.type_bytes); }
 
-// Bytes of shared memory before the stages: barriers and, of pre-activated sources, the scale and shift of each stage.
-constexpr int small_head_bytes(bool pre_activated) { return (pre_activated ? 5 : 1) * 1024; }
+constexpr int kSmallHeadBytes = 1024;  // barriers, before the stages
 constexpr int small_stage_bytes(int filters, int pixels) { return (filters + pixels) * kSmallRowBytes; }
+constexpr int small_parts_bytes(Sm90Tile const &tile) {
+  return small_parts(tile) * tile.rows() * 8 * int(sizeof(float));
+}
 
-// Bytes of a block with a ring of so many stages.
-constexpr int small_shared_bytes(Sm90Tile const &tile, bool pre_activated, bool divided, int stages) {
-  int const parts_bytes = small_parts(tile.pixels()) * tile.filters * 8 * int(sizeof(float));
-  return small_head_bytes(pre_activated) + stages * small_stage_bytes(tile.filters, tile.pixels()) +
-         (divided ? parts_bytes : 0);
+// Channels whose scale and shift a block has room for.
+constexpr int kMaxActivated = 4096;
+inline int activated_channels(Problem const &p) {
+  return p.pre_activated ? std::accumulate(p.C, p.C + p.sources, 0) : 0;
+}
+// Of scales and shifts. A block of channels is read whole, whether all of them exist.
+inline int small_vectors_bytes(Sm90Tile const &tile, Problem const &p) {
+  return p.pre_activated ? (2 * activated_channels(p) + kChannelBlock) * tile.type_bytes : 0;
+}
+
+// Bytes of a block with a ring of so many stages. Behind them lie the parts of a divided reduction, and then the scales
+// and shifts.
+inline int small_shared_bytes(Sm90Tile const &tile, Problem const &p, bool divided, int stages) {
+  return kSmallHeadBytes + stages * small_stage_bytes(tile.filters, tile.pixels()) +
+         (divided ? small_parts_bytes(tile) : 0) + small_vectors_bytes(tile, p);
 }
 
 // Stages of each of `blocks` blocks on a multiprocessor, which keeps 1 KB for each.
-constexpr int small_stages(Sm90Tile const &tile, bool pre_activated, bool divided, int blocks) {
-  int const left = kSmallSharedBytes / blocks - 1024 - small_shared_bytes(tile, pre_activated, divided, 0);
+inline int small_stages(Sm90Tile const &tile, Problem const &p, bool divided, int blocks) {
+  int const left = kSmallSharedBytes / blocks - 1024 - small_shared_bytes(tile, p, divided, 0);
   int const fit = left / small_stage_bytes(tile.filters, tile.pixels());
   return fit < kSmallStages ? fit : kSmallStages;
 }

@@ -1,0 +1,175 @@
+// Pre-activated sources of small tiles: the pixels are wgmma's rows, which pass through registers anyway. Scale, shift
+// and ReLU happen there, so that no k-tile is written back to shared memory. The filters are the width: a tile is the
+// mirror image of the one without a pre-activation.
+#pragma once
+
+#include "conv/sm90/narrow.cuh"
+
+namespace cutefuse::conv {
+
+// ---- constants ------------------------------------------------------------------------------------------------------
+
+// What a part of the reduction takes from memory beside pixels and filters. The consumers load it, once, while TMA
+// brings the first stage.
+template <class Traits>
+struct Constants {
+  using Element = typename Traits::Element;
+  float *bias;       // of the tile's filters; zeros in every part but the first
+  Element *vectors;  // scales of the part's channels, their shifts, and zeros for a block of channels
+
+  CUTE_DEVICE Constants(typename Traits::SharedStorage &shared, Sm90Params const &params)
+      : bias(shared.bias), vectors(shared.vectors(params)) {}
+
+  // It is there for all consumers once each of them has waited for its copies and they have met.
+  CUTE_DEVICE void load(Sm90Params const &params, int first_filter, int part) const {
+    constexpr int kVector = 16 / int(sizeof(Element));
+    static_assert(Traits::kFilters <= Traits::kSumThreads);
+    int const begin = params.activated_begin[part], chunks = (params.activated_end[part] - begin) / kVector;
+    Element const *const scale = static_cast<Element const *>(params.pre_scale) + begin;
+    Element const *const shift = static_cast<Element const *>(params.pre_shift) + begin - chunks * kVector;
+    CUTE_NO_UNROLL
+    for (int i = threadIdx.x; i < 2 * chunks + kChannelBlock / kVector; i += Traits::kSumThreads) {
+      Element const *const from = (i < chunks ? scale : shift) + i * kVector;
+      SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>::copy(*reinterpret_cast<uint128_t const *>(from),
+                                                       *reinterpret_cast<uint128_t *>(vectors + i * kVector),
+                                                       i < 2 * chunks);
+    }
+    int const i = threadIdx.x, filter = first_filter + i;
+    if (i >= Traits::kFilters) return;
+    SM80_CP_ASYNC_CACHEALWAYS_ZFILL<float>::copy(params.b[filter], bias[i], filter < params.problem.K && part == 0);
+  }
+};
+
+// ---- operand --------------------------------------------------------------------------------------------------------
+
+// The pixels as rows, activated, in the order of the k-tiles of a part of the reduction, of the tile whose outputs
+// start at `first`. The padding is of the activated tensor: a pixel outside of the image stays zero.
+template <class Traits>
+struct ActivatedRows {
+  using Element = typename Traits::Element;
+  static_assert(sizeof(Element) == 2);
+  Sm90Params const &params;
+  Steps<Traits> at;
+  // What this lane passes to ldmatrix for channel 0 of the concatenation: the first 16 lanes pass scales, the others
+  // shifts. All eight rows of a matrix are one chunk of 8 channels, so that each thread gets its own two channels'.
+  Element const *vectors;
+  Pixel corner[2];  // what lies under tap (0,0) of this thread's two rows; unless the filter is pointwise
+
+  CUTE_DEVICE ActivatedRows(Sm90Params const &params_, int first, int part, Element const *part_vectors)
+      : params(params_), at(params.problem, cursor_at(params, params.k_begin[part])) {
+    int const lane = threadIdx.x % 32, channel = params.activated_begin[part];
+    int const to_shifts = params.activated_end[part] - channel;
+    vectors = part_vectors - channel + lane / 16 * to_shifts + lane / 8 % 2 * 8;
+    if (params.pointwise) return;
+    int const pixel = first + threadIdx.x / 32 * 16 + lane / 4;
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) corner[i] = pixel_of(params.problem, params.by_image, params.by_row, pixel + 8 * i);
+  }
+
+  // Channels that a source's last block lacks are zeros times the next channels' scales, plus their shifts, or plus
+  // zeros behind the last ones. Their filters are zeros, so they count for nothing.
+  CUTE_DEVICE void read(uint32_t (&a)[Traits::kSteps][4], typename Traits::SharedStorage const &shared, int stage) {
+    read_rows<Traits>(a, shared.stages[stage].x, 0, false);
+    Element const *const from = vectors + params.first_channel[at.source] + at.channel;
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kSteps; ++i) {
+      uint32_t scale[2], shift[2];  // of each 8 channels
+      SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(from + 16 * i), scale[0], scale[1], shift[0],
+                              shift[1]);
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) {  // (row,8 channels)
+        a[i][j] = pre_activate<Element>(a[i][j], scale[j / 2], shift[j / 2]);
+      }
+    }
+    if (!params.pointwise) clear_pads(a);
+    at.advance(params.problem);
+  }
+
+  CUTE_DEVICE void clear_pads(uint32_t (&a)[Traits::kSteps][4]) const {
+    Problem const &p = params.problem;
+    int const tap = p.R * p.S - at.taps_left, r = params.by_s.divide(tap);
+    int const h = r * p.dilation_h, w = (tap - r * p.S) * p.dilation_w;
+    uint32_t inside[2];  // of this thread's rows
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      bool const is = unsigned(corner[i].h0 + h) < unsigned(p.H) && unsigned(corner[i].w0 + w) < unsigned(p.W);
+      inside[i] = is ? ~0u : 0u;
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kSteps; ++i) {
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) a[i][j] &= inside[j % 2];
+    }
+  }
+};
+
+// ---- sums and outputs -----------------------------------------------------------------------------------------------
+
+// Every filter is a column, so a thread has sums of kN / 4 filters, and keeps no biases of them through the main loop:
+// the first part's sums begin with the biases.
+template <class Traits>
+CUTE_DEVICE void begin_sums(float (&acc)[Traits::kN / 2], float const *bias) {
+  CUTE_UNROLL
+  for (int unit = 0; unit < Traits::kUnits; ++unit) {
+    auto const two = *reinterpret_cast<float2 const *>(bias + 8 * unit + threadIdx.x % 4 * 2);
+    float *const v = acc + 4 * unit;  // (2,2) = (filter,pixel)
+    v[0] = v[2] = two.x, v[1] = v[3] = two.y;
+  }
+}
+
+// What is added to such sums: nothing more.
+struct BegunWithBias {
+  CUTE_DEVICE BegunWithBias(Sm90Params const &, TileFilters const &) {}
+  template <int kValues>
+  CUTE_DEVICE void add_to(float (&)[kValues]) const {}
+};
+
+// RowPlace clears pad lanes.
+CUTE_DEVICE bool holds_pad_lanes(BegunWithBias const &) { return false; }
+
+// As UnitPlace, where a unit is 8 filters of the tile's pixels: a thread has two neighbouring filters of one pixel,
+// and of the one that is 8 pixels on.
+template <class Element>
+struct RowPlace {
+  using Output = Element;
+  Element *y;
+  int64_t step_y;     // elements from one pixel to the other
+  int pixels, units;  // how many of the two pixels, and how many units, exist
+  int left;           // filters that the output has from the thread's first one on
+
+  CUTE_DEVICE RowPlace(Sm90Params const &params, TileFilters const &filters, BegunWithBias const &, int first) {
+    Problem const &p = params.problem;
+    Sm90Output const &output = params.outputs[filters.output];
+    int const pixel = first + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
+    step_y = 8 * output.ld;
+    pixels = ceil_div(p.N * p.P * p.Q - pixel, 8), units = ceil_div(output.last - filters.first, 8);
+    left = output.last - filters.first - column;
+  }
+  // Pads are stored as zeros, whatever the activation makes of zero.
+  CUTE_DEVICE uint32_t without_pads(uint32_t two, int unit) const {
+    int const exist = left - 8 * unit;
+    return two & (exist > 1 ? ~0u : exist == 1 ? 0xffffu : 0u);
+  }
+  CUTE_DEVICE void store(uint32_t const (&packed)[2], int unit) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if (unit >= units || i >= pixels) continue;
+      *reinterpret_cast<uint32_t *>(y + i * step_y + 8 * unit) = without_pads(packed[i], unit);
+    }
+  }
+  // As store, of two neighbouring units: two lanes exchange halves, so that four of them store a whole sector of memory
+  // at once. The even ones have four filters of the first unit then, the odd ones of the second.
+  CUTE_DEVICE void store_two(uint32_t const (&first)[2], uint32_t const (&second)[2], int unit) const {
+    int const odd = threadIdx.x % 2;
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      uint32_t const a = without_pads(first[i], unit), b = without_pads(second[i], unit + 1);
+      uint32_t const other = __shfl_xor_sync(~0u, odd ? a : b, 1);
+      if (unit + odd >= units || i >= pixels) continue;
+      *reinterpret_cast<uint2 *>(y + i * step_y + 8 * unit + 6 * odd) = odd ? uint2{other, b} : uint2{a, other};
+    }
+  }
+};
+
+}  // namespace cutefuse::conv
