@@ -17,9 +17,12 @@ WORST: dict[str, float] = {}  # type of the output -> largest error over its bou
 
 def judged(call: kernels.Call, tiles: Sequence[int]) -> list[int]:
     """The tiles that the sanitizer in use can judge. racecheck does not see that threads which met at a named barrier
-    have read what one of them then frees by arriving at an mbarrier, as Hopper's do with a pre-activation's vectors."""
-    blind = os.environ.get("CUTEFUSE_SANITIZED") == "racecheck" and "Pre" in call.op_type
-    return [tile for tile in tiles if not blind or tile < 100]
+    have read what one of them then frees by arriving at an mbarrier, as Hopper's large tiles do with a pre-activation's
+    vectors."""
+    if os.environ.get("CUTEFUSE_SANITIZED") != "racecheck" or "Pre" not in call.op_type:
+        return list(tiles)
+    kinds = {c["id"]: c["kind"] for c in kernels.operator_of(call.op_type)["configs"]}
+    return [tile for tile in tiles if tile < 100 or kinds[tile] == "small"]
 
 
 def tiles_of(call: kernels.Call) -> list[int]:
