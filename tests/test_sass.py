@@ -41,10 +41,7 @@ REQUIRED = {
     },
     "conv_sm90_haloINS0_8Sm90HaloIN7cutlass10tfloat32_t": {"UTMALDG", "HGMMA", "STG"},
     "conv_sm90_rowsINS0_8Sm90RowsIN7cutlass": {"UTMALDG", "HGMMA"},
-    **{
-        f"conv_sm90_smallINS0_9Sm90SmallI{type}": {"UTMALDG", "LDSM", product}
-        for type, product in WGMMA.items()
-    },
+    **{f"conv_sm90_smallINS0_9Sm90SmallI{type}": {"UTMALDG", "LDSM", product} for type, product in WGMMA.items()},
     "row_norm_forwardI": {"LDG", "STG"},
 }
 FUNCTION = re.compile(r"Function : (\S+)")
