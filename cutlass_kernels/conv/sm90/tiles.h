@@ -173,7 +173,7 @@ constexpr int small_blocks(int rows, int width, int type_bytes) {
 }
 constexpr int small_blocks(Sm90Tile const &tile) { return small_blocks(tile.rows(), tile.width(), tile.type_bytes); }
 
-constexpr int kSmallHeadBytes = 1024;  // barriers, before the stages
+constexpr int kSmallHeadBytes = 1024;  // barriers and biases, before the stages
 constexpr int small_stage_bytes(int filters, int pixels) { return (filters + pixels) * kSmallRowBytes; }
 constexpr int small_parts_bytes(Sm90Tile const &tile) {
   return small_parts(tile) * tile.rows() * 8 * int(sizeof(float));
@@ -184,7 +184,7 @@ constexpr int kMaxActivated = 4096;
 inline int activated_channels(Problem const &p) {
   return p.pre_activated ? std::accumulate(p.C, p.C + p.sources, 0) : 0;
 }
-// Of scales and shifts. A block of channels is read whole, whether all of them exist.
+// Of scales and shifts. The last block of channels is read whole, even if fewer exist.
 inline int small_vectors_bytes(Sm90Tile const &tile, Problem const &p) {
   return p.pre_activated ? (2 * activated_channels(p) + kChannelBlock) * tile.type_bytes : 0;
 }
