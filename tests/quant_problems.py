@@ -17,7 +17,7 @@ TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOA
 # Largest error of a sum over that of its terms. In each step of 32 float8 products the tensor cores align these and the
 # sum so far with the largest of them, and keep 13 bits of each behind that one's leading bit.
 INT8_SLACK, FLOAT8_STEP_SLACK = 2.0**-20, 2.0**-15
-SMALL = {231, 232, 233}  # ids of tiles
+SMALL = {231, 232, 233, 234}  # ids of tiles
 ON_HOPPER = set(range(201, 300))
 ONE_SUM = ON_HOPPER - SMALL  # those that keep one sum of all sources
 OUTPUT_SCALE = 1 / 40
