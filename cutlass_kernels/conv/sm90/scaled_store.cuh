@@ -2,7 +2,7 @@
 // bias and activation, and float16, int8 or float8.
 #pragma once
 
-#include "conv/sm90/core.cuh"
+#include "conv/sm90/outputs.cuh"
 
 namespace cutefuse::conv {
 

@@ -3,7 +3,7 @@
 // stores give each thread the values that belong to its sums.
 #pragma once
 
-#include "conv/sm90/core.cuh"
+#include "conv/sm90/outputs.cuh"
 
 namespace cutefuse::conv {
 

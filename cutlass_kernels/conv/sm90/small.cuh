@@ -6,7 +6,7 @@
 
 #include "conv/sm90/activated_rows.cuh"
 #include "conv/sm90/narrow.cuh"
-#include "conv/sm90/shortcut.cuh"
+#include "conv/sm90/unit_store.cuh"
 
 namespace cutefuse::conv {
 
@@ -82,123 +82,6 @@ CUTE_DEVICE void send_units(float const (&acc)[Traits::kN / 2], Sm90Params const
 }
 
 // ---- epilogue -------------------------------------------------------------------------------------------------------
-
-// An 8 x 8 matrix of 16-bit elements, a row in four threads, with rows and columns exchanged. CuTe has no atom for it.
-CUTE_DEVICE uint32_t transposed(uint32_t two) {
-  uint32_t result;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(two));
-  return result;
-}
-
-// The outputs of a thread, and the shortcut's elements that belong to them: of each unit two neighbouring filters of
-// one pixel, and the two that are 8 filters on. A warp's 16 filters of a pixel are one sector of memory, so they are
-// loaded and stored by registers, without a barrier.
-template <class Element>
-struct UnitPlace {
-  using Output = Element;
-  Element *y;
-  Element const *z;
-  int64_t step_y, step_z;  // elements from unit to unit
-  int units, words;        // how many units, and how many pairs of filters, exist from here on
-
-  // Of the unit that begins at pixel `first`.
-  CUTE_DEVICE UnitPlace(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair, int first) {
-    Problem const &p = params.problem;
-    Sm90Output const &output = params.outputs[filters.output];
-    int const lane = threadIdx.x % 32, pixel = first + lane / 4, column = threadIdx.x % 128 / 32 * 16 + lane % 4 * 2;
-    y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
-    z = static_cast<Element const *>(params.shortcut) + pixel * p.ldz + filters.first + column;
-    step_y = 8 * output.ld, step_z = 8 * p.ldz;
-    units = ceil_div(p.N * p.P * p.Q - pixel, 8), words = ceil_div(pair.left + lane / 4, 8);
-  }
-  CUTE_DEVICE void load(uint32_t (&shortcut)[2], int unit) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      bool const exists = unit < units && i < words;
-      shortcut[i] = exists ? __ldcg(reinterpret_cast<uint32_t const *>(z + unit * step_z + 8 * i)) : 0;
-    }
-  }
-  CUTE_DEVICE void store(uint32_t const (&packed)[2], int unit) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      uint32_t const two = transposed(packed[i]);
-      if (unit < units && i < words) *reinterpret_cast<uint32_t *>(y + unit * step_y + 8 * i) = two;
-    }
-  }
-  // As store, of 8-bit outputs. packed: (2 filters 8 apart,2 pixels).
-  CUTE_DEVICE void store_bytes(uint32_t packed, int unit) const {
-    uint32_t const four = __byte_perm(transposed(packed), 0, 0x3120);  // the two neighbours, then those 8 on
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (unit < units && i < words)
-        *reinterpret_cast<uint16_t *>(y + unit * step_y + 8 * i) = uint16_t(four >> 16 * i);
-    }
-  }
-};
-
-// As convert, of a unit with the shortcut's elements of the same thread.
-template <Finish kFinish, class Element>
-CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2], uint32_t const (&shortcut)[2],
-                                       FilterPair const &pair, Problem const &p) {
-  uint32_t const before = p.residual == Residual::kBefore ? ~0u : 0u;
-  float2 after[2];
-  CUTE_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    uint32_t const z = transposed(shortcut[i]);  // as the sums lie
-    float2 const added = widen<Element>(z & before);
-    values[2 * i] += added.x, values[2 * i + 1] += added.y;
-    after[i] = widen<Element>(z & ~before);
-  }
-  bool const relu = finish_values<kFinish>(values, pair, p);
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) values[i] = relu ? max_nan(values[i], 0.f) : values[i];
-  CUTE_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    packed[i] = pack<Element, false>(values[2 * i] + after[i].x, values[2 * i + 1] + after[i].y);
-  }
-}
-
-// As convert, of a unit to 8-bit outputs: two pixels, of each of them the filter and the one that is 8 on.
-template <Finish kFinish, class Element, class Pair>
-CUTE_DEVICE uint32_t convert_to_bytes(float (&values)[4], Pair const &pair, Sm90Params const &params) {
-  bool const relu = finish_values<kFinish>(values, pair, params.problem);
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    values[i] = (relu ? max_nan(values[i], 0.f) : values[i]) * params.inverse_output_scale;
-  }
-  return pack_bytes<Element>(values[0], values[2], values[1], values[3]);
-}
-
-// Finishes a unit: values holds (2,2) = (pixel,filter) or, pre-activated, (filter,pixel).
-template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Place>
-CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], Pair const &pair, bool pads,
-                            Sm90Params const &params, Place const &place, int unit) {
-  using Element = typename Place::Output;
-  if constexpr (sizeof(Element) == 1) {  // whole vectors: no pad lanes
-    place.store_bytes(convert_to_bytes<kFinish, Element>(values, pair, params), unit);
-  } else {
-    uint32_t packed[2];
-    if constexpr (kShortcut) {
-      convert_with_shortcut<kFinish, Element>(values, packed, shortcut, pair, params.problem);
-    } else {
-      convert<kFinish, Element>(values, packed, pair, params.problem);
-    }
-    if constexpr (!Traits::kPreActivated) {
-      if (pads) clear_pad_lanes(packed, pair);
-    }
-    place.store(packed, unit);
-  }
-}
-
-// As store_unit, of two neighbouring units of pre-activated sources.
-template <Finish kFinish, class Pair, class Place>
-CUTE_DEVICE void store_two_units(float (&first)[4], float (&second)[4], Pair const &pair, Sm90Params const &params,
-                                 Place const &place, int unit) {
-  uint32_t packed[2][2];
-  convert<kFinish, typename Place::Output>(first, packed[0], pair, params.problem);
-  convert<kFinish, typename Place::Output>(second, packed[1], pair, params.problem);
-  place.store_two(packed[0], packed[1], unit);
-}
 
 // Adds up this block's units, once they have come, in the order of the blocks: results never depend on timing.
 template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Place>
