@@ -159,6 +159,18 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], Pair const &pair, P
   stage<Element, kGroups>(packed, staging);
 }
 
+// Stores kStagings tiles of kRows pixels, from the tile `first` on, once this warpgroup has staged them; one thread
+// issues the stores.
+template <int kStagings, int kRows, class Staged, class Store>
+CUTE_DEVICE void store_staged(int first, bool issues, Staged *staging, int warpgroup, Store const &store) {
+  tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  if (!issues) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kStagings; ++i) store(first + i, staging + i * kRows * kStoreColumns);
+  tma_store_arrive();
+}
+
 // Writes activation(acc(64 filters, kPixels) + bias) by TMA stores of kRows pixels. kStagings stores are converted at
 // once, because fences, barriers and the wait for the last stores cost more than the conversion; it comes first, while
 // those stores still read. store(tile, pointer) issues one store; one thread calls it. kRowTiles: how many accumulators
@@ -200,13 +212,7 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Acti
         CUTE_UNROLL
         for (int i = 0; i < kStagings; ++i) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);
       }
-      tma_store_fence();
-      cutlass::arch::NamedBarrier::sync(128, warpgroup);
-      if (issues) {
-        CUTE_UNROLL
-        for (int i = 0; i < kStagings; ++i) store(first + i, staging + i * kRows * kStoreColumns);
-        tma_store_arrive();
-      }
+      store_staged<kStagings, kRows>(first, issues, staging, warpgroup, store);
     }
   });
 }

@@ -117,13 +117,7 @@ CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Pa
         next = biases_after(packed[kValues / 4 - 1], next, p);
         stage_bytes<kRows / 8>(packed, staging + i * kRows * kStoreColumns);
       }
-      tma_store_fence();
-      cutlass::arch::NamedBarrier::sync(128, warpgroup);
-      if (issues) {
-        CUTE_UNROLL
-        for (int i = 0; i < kStagings; ++i) store(first + i, staging + i * kRows * kStoreColumns);
-        tma_store_arrive();
-      }
+      store_staged<kStagings, kRows>(first, issues, staging, warpgroup, store);
     }
   });
 }
