@@ -17,7 +17,11 @@ TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOA
 # Largest error of a sum over that of its terms. In each step of 32 float8 products the tensor cores align these and the
 # sum so far with the largest of them, and keep 13 bits of each behind that one's leading bit.
 INT8_SLACK, FLOAT8_STEP_SLACK = 2.0**-20, 2.0**-15
-SMALL = {231, 232, 233, 234}  # ids of tiles
+# Ids are stored in engines: a row may be added, none may change its meaning; one that goes names an heir.
+SMALL_NAMES = {
+    231: "s8_sm90_small_64x32", 232: "s8_sm90_small_64x64", 233: "s8_sm90_small_64x112", 234: "s8_sm90_small_128x80",
+}  # fmt: skip
+SMALL = set(SMALL_NAMES)
 ON_HOPPER = set(range(201, 300))
 ONE_SUM = ON_HOPPER - SMALL  # those that keep one sum of all sources
 OUTPUT_SCALE = 1 / 40

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quant_problems import SMALL
 
 from cutefuse import kernels
 from cutefuse.host import Host, HostError, Input
@@ -102,7 +103,6 @@ def in_float8(call: kernels.Call) -> kernels.Call:
 
 FLOAT8 = {31, 32, 33, 34}
 ONE_SUM = {202, 203, 204, 211, 212, 213, 222, 223, 242, 243, 244, 245}  # in 201 and 241 two blocks share their pixels
-SMALL = {231, 232, 233, 234}
 HOPPER = ONE_SUM | SMALL
 
 

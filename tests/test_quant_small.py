@@ -11,6 +11,7 @@ import gpu_checks
 import problems
 import pytest
 import quant_problems
+from quant_problems import SMALL, SMALL_NAMES
 from test_quant_calls import good, in_float8, of_filters, on, strided, to_type
 from test_sm90 import SAME, hopper_library
 from test_sm90_small import MULTIPROCESSORS, hopper_gpu
@@ -19,10 +20,6 @@ from cutefuse import kernels
 
 __all__ = ["hopper_gpu", "hopper_library"]
 
-# Ids are stored in engines: a row may be added, none may change its meaning; one that goes names an heir.
-SMALL = {
-    231: "s8_sm90_small_64x32", 232: "s8_sm90_small_64x64", 233: "s8_sm90_small_64x112", 234: "s8_sm90_small_128x80",
-}  # fmt: skip
 GEOMETRY = "this filter, stride, padding or number of channels"
 TYPES = ["int8", gpu.FLOAT8]
 
@@ -40,17 +37,17 @@ def to_bytes(call: kernels.Call, dtype: str = "int8") -> kernels.Call:
 class TestLegality:
     def test_ids_keep_their_meaning(self) -> None:
         op = next(op for op in kernels.describe()["ops"] if op["name"] == "quant_concat_conv")
-        assert {c["id"]: c["name"] for c in op["configs"] if "small" in c["name"]} == SMALL
+        assert {c["id"]: c["name"] for c in op["configs"] if "small" in c["name"]} == SMALL_NAMES
 
     @pytest.mark.parametrize("scales", [(0.1, 0.1), (0.1, 0.2)])
     @pytest.mark.parametrize("dtype", TYPES)
     def test_float16_and_8_bit_outputs_are_taken_with_any_scales(self, dtype: str, scales: tuple[float, ...]) -> None:
-        assert set(SMALL) <= set(kernels.configs(to_float16(good(input_scales=scales), dtype)))
-        assert set(SMALL) <= set(kernels.configs(to_bytes(good("CuteQConcatConv2ReluQ", input_scales=scales), dtype)))
+        assert SMALL <= set(kernels.configs(to_float16(good(input_scales=scales), dtype)))
+        assert SMALL <= set(kernels.configs(to_bytes(good("CuteQConcatConv2ReluQ", input_scales=scales), dtype)))
 
     def test_tails_of_filters_and_strides_are_taken(self) -> None:
-        assert set(SMALL) <= set(kernels.configs(to_float16(of_filters(good(), 37))))
-        assert set(SMALL) <= set(kernels.configs(to_float16(strided(good(), 8, (2, 32, 3, 3)))))
+        assert SMALL <= set(kernels.configs(to_float16(of_filters(good(), 37))))
+        assert SMALL <= set(kernels.configs(to_float16(strided(good(), 8, (2, 32, 3, 3)))))
 
     @pytest.mark.parametrize(("call", "why"), [
         (to_type(good(), "float32", 1), GEOMETRY),
@@ -61,14 +58,14 @@ class TestLegality:
     ], ids=["float32", "bfloat16", "part of a vector of int8", "stride 9", "kCHW32"])  # fmt: skip
     def test_what_is_refused_is_named(self, call: kernels.Call, why: str) -> None:
         call = on(call, 90)
-        assert not set(SMALL) & set(kernels.configs(call))
+        assert not SMALL & set(kernels.configs(call))
         for config in SMALL:
             with pytest.raises(kernels.KernelError, match=f"tile {config} cannot run {why}"):
                 kernels.Plan(replace(call, config=config, _keep=[]))
 
     def test_no_other_architecture_has_them(self) -> None:
         for sm in (80, 100):
-            assert not set(SMALL) & set(kernels.configs(replace(to_float16(good()), sm=sm, _keep=[])))
+            assert not SMALL & set(kernels.configs(replace(to_float16(good()), sm=sm, _keep=[])))
 
     @pytest.mark.parametrize("dtype", TYPES)
     def test_few_pixels_and_a_long_sum_start_with_one(self, dtype: str) -> None:
