@@ -45,6 +45,8 @@ TILES = {
     156: "sm90_small_128x64",
     157: "sm90_small_128x80",
     158: "sm90_small_64x104",
+    161: "sm90_small_64x152",
+    162: "sm90_small_64x200",
 }
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types

@@ -82,6 +82,8 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     small_tile(156, "sm90_small_128x64", k16Bit, 128, 64),
     small_tile(157, "sm90_small_128x80", k16Bit, 128, 80),
     small_tile(158, "sm90_small_64x104", k16Bit, 64, 104),
+    small_tile(161, "sm90_small_64x152", k16Bit, 64, 152),
+    small_tile(162, "sm90_small_64x200", k16Bit, 64, 200),
     small_tile(160, "sm90_small_64x128", k16Bit, 64, 128, kOnlyPreActivated),
 };
 

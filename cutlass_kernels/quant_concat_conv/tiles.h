@@ -64,6 +64,7 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64),
     small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112),
     small_tile(234, "s8_sm90_small_128x80", k8Bit, 128, 80),
+    small_tile(235, "s8_sm90_small_64x160", k8Bit, 64, 160),
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.

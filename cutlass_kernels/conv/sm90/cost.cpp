@@ -1,7 +1,7 @@
-// The constants were fitted on an H200: those of small tiles to the order of all tiles on the benchmarks' shapes, and
-// their ends and memory to 21 networks with one image and 802 sites inside them, whose tiles were chosen together;
-// those of the others to 1,756 sites, and their ends to 2,291. That of pre-activation in small tiles was fitted on an
-// H100 to the order of all tiles on 54 layers.
+// The constants were fitted on an H100 to the order and the times of all tiles on half of 1,264 convolutions of
+// networks, alone and behind another convolution, with the sums of small tiles whole and divided, and to the 69 shapes
+// of the benchmarks (docs/history/hopper.md, "What order tiles come in"). Those of enlarged and of 8-bit sources are of
+// an H200.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ int pixel_tiles(Sm90Tile const &tile, Problem const &p) {
 
 // How much longer TMA takes over the channels that a source's last block of 64 lacks, which it fills with zeros, than
 // over channels that it loads.
-constexpr double kFilled = 0.9;
+constexpr double kFilled = 0.49;
 
 // ---- small tiles ----------------------------------------------------------------------------------------------------
 
@@ -34,36 +34,42 @@ double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
 
 int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile, p) * pixel_tiles(tile, p); }
 
-// Microseconds after the start of the kernel.
+// Microseconds after the end of the kernel before, behind which such a launch starts early.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
-  constexpr double kStart = 0.42;        // us of a first wave: barriers, the first loads' latency, the last store
-  constexpr double kWave = 0.74;         // us of a later wave, whose blocks start when others have ended
-  constexpr double kLatency = 1.03;      // us until a stage is loaded, multiplied and free again
-  constexpr double kChain = 0.12;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
-  constexpr double kTwoChains = 0.27;    // likewise, where two warpgroups read it
-  constexpr double kRow = 0.00115;       // us for one multiprocessor to load 128 bytes
-  constexpr double kShared = 0.0000107;  // us for all multiprocessors together to load 128 bytes from L2
-  constexpr double kActivate = 0.13;     // us for one warpgroup to activate its 64 pixels of a k-tile
-  constexpr double kExponential = 0.58;  // us for SiLU or sigmoid of 64 x 64 outputs; ReLU hides behind the stores
-  constexpr double kMeet = 0.54;         // us for the blocks of a cluster to wait for each other
-  constexpr double kSend = 0.77;         // us for 64 x 64 sums to go to other blocks
+  constexpr double kEnds = 1.4;          // us of first loads and last stores
+  constexpr double kHeld = 0.2;          // us that the kernel before delays a launch for which it leaves no room
+  constexpr double kChain = 0.13;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
+  constexpr double kTwoChains = 0.17;    // likewise, where two warpgroups read it
+  constexpr double kRow = 0.00131;       // us for one multiprocessor to load 128 bytes
+  constexpr double kShared = 0.0000106;  // us for all multiprocessors together to load 128 bytes from L2
+  constexpr double kActivate = 0.1;      // us for one warpgroup to activate its 64 pixels of a k-tile
+  constexpr double kFinish = 0.75;       // us to finish 64 x 64 outputs
+  constexpr double kExponential = 0.92;  // likewise, with SiLU or sigmoid
+  constexpr double kBeside = 0.46;       // part of it that a second block on the multiprocessor adds
+  constexpr double kMeet = 1.25;         // us for sums to be exchanged, if every multiprocessor takes part
+  constexpr double kSend = 0.52;         // us for 64 x 64 sums to go to other blocks
+  constexpr double kAdd = 0.041;         // us to read one block's part of 64 x 8 sums
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
-  // A width of fewer than 32 is finished no sooner than 32.
-  double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0, finish = exponential ? kExponential : 0.0;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const activate = p.pre_activated ? kActivate : 0;
   double const chain = tile.rows() > 64 ? kTwoChains : kChain;
-  // Under several taps a filter's two blocks are rows of 64 bytes, which take as long as rows of 128.
-  int const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 2 : 1) + tile.pixels();
+  // Under several taps a filter's two blocks are two rows of 64 bytes, which take a quarter longer than one of 128.
+  double const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 1.25 : 1.0) + tile.pixels();
+  // A width of fewer than 32 is finished no sooner than 32.
+  double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0;
+  int const units = tile.width() / 8, finished = ceil_div(units, splits);  // of a block
+  double const finish = area * finished / units * (exponential ? kExponential : kFinish);
+  double const send = kSend * area * (splits - 1) / splits, add = kAdd * tile.rows() / 64 * finished * splits;
   int const tiles = tiles_of(tile, p);
   SmallLaunch const launch = small_launch(tile, p, splits, room);
-  double us = 0;
+  auto const part_of_all = [&](int clusters) { return std::min(1.0, double(clusters) * splits / sm_count); };
+  double us = kEnds + kHeld * part_of_all(std::min(tiles, launch.at_once));
   for (int left = tiles; left > 0; left -= launch.at_once) {
-    int const blocks = std::min(left, launch.at_once) * splits, resident = ceil_div(blocks, sm_count);
-    double const load = rows * std::max(kRow * resident, kShared * blocks);
-    us += (left == tiles ? kStart : kWave) + k_tiles * (std::max({kLatency / launch.stages, chain, load}) + activate) +
-          area * resident * finish / splits;
-    if (splits > 1) us += kMeet + area * resident * kSend * (splits - 1) / splits;
+    int const clusters = std::min(left, launch.at_once);
+    int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor
+    double const load = rows * std::max(kRow * resident, kShared * clusters * splits);
+    us += k_tiles * (std::max(chain, load) + activate) + finish * (1 + kBeside * (resident - 1));
+    if (splits > 1) us += kMeet * part_of_all(clusters) + send + add;
   }
   return us;
 }
@@ -72,8 +78,8 @@ int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room cons
   int const units = tile.width() / 8, length = k_tiles(tile, p);
   int best = 1;
   double fastest = small_us(tile, p, best, sm_count, room);
-  for (int splits = 2; splits <= kMaxSplits && length >= 2 * splits; ++splits) {
-    // A block has room for the units that it finishes, and a second wave costs more than a division gains.
+  for (int splits = 2; splits <= kMaxSplits && length >= splits; ++splits) {
+    // A block has room for the units that it finishes.
     bool const fits = ceil_div(units, splits) * splits <= small_parts(tile) && room[1][splits] > 0;
     double const us = fits ? small_us(tile, p, splits, sm_count, room) : fastest;
     if (us < fastest) best = splits, fastest = us;
@@ -84,30 +90,32 @@ int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room cons
 // ---- large tiles, in clocks -----------------------------------------------------------------------------------------
 
 constexpr double kClocksPerUs = 1700;  // while the tensor cores are busy
-constexpr double kLoadBytes = 50;      // per clock, from L2 into one multiprocessor
+constexpr double kLoadBytes = 47;      // per clock, from L2 into one multiprocessor
 
 // Clocks of one k-step, 32 bytes of each pixel and filter: 128 for 64 x 256 outputs. Narrow wgmma wait for shared
 // memory.
 double multiply_clocks(Sm90Tile const &tile) {
   int const n = halves_channels(tile) ? tile.pixels() : tile.pixels_per_warpgroup();  // width of one wgmma
   double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
-                      : tile.halo && n >= 120 ? 1.02
-                      : n >= 128              ? 1.15
-                      : n > 64                ? 1.1
-                                              : 1.6;
+                      : tile.halo && n >= 120 ? 1.11
+                      : n > 64                ? (n >= 128 ? 1.37 : 1.07)
+                                              : 1.37;
   return tile.filters * tile.pixels() / 128.0 * slow;
 }
 
-// Clocks for the sums of a tile to be brought to the next source's unit: a multiplication each, or two long ones.
+// Clocks for the sums of a tile to be brought to the next source's unit: a multiplication each, or one or two long
+// ones.
 double rescale_clocks(Sm90Tile const &tile, Problem const &p) {
-  return tile.filters * tile.pixels() / 128.0 * (p.type == Type::kInt8 ? 6.0 : 1.0);
+  return tile.filters * tile.pixels() / 128.0 * (p.type == Type::kInt8 ? 5.5 : 1.0);
 }
 
 // Clocks of one block's part of a tile's reduction: of its loads or its products, whichever take longer.
 double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   constexpr double kRepeatedBytes = 12;  // per clock, that TMA writes where it repeats pixels
   constexpr double kHalfRows = 1.6;      // how much longer im2col takes over pixels of 64 bytes, for each byte
-  constexpr double kTap = 375;           // clocks of a patch's tap at least, since its filters are a stage of their own
+  constexpr double kTap = 365;           // clocks of a patch's tap at least, since its filters are a stage of their own
+  constexpr double kTurn = 600;          // of a k-tile of a warpgroup that takes turns: it looks for no other meanwhile
+  constexpr double kBetween = 20;        // from a k-tile to the next
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
@@ -115,7 +123,7 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   }
   // A pre-activated k-tile is rewritten before it is multiplied, by 256 threads or by those of one warpgroup.
   bool const alone = tile.schedule == Sm90Schedule::kPingPong;
-  double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 6.0 : 4.0) : 0;
+  double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 2.4 : 4.3) : 0;
   double const multiply = multiply_clocks(tile);
   bool const half_rows = tile.type_bytes * k_channels(tile) == 64 && !tile.halo && !is_pointwise(p);
   double clocks = 0;
@@ -127,8 +135,8 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
     // The missing block of two is filled with zeros, which in patches takes longer than loading it.
     bool const missing = tile.halo && ceil_div(p.C[i], kChannelBlock) % 2 == 1;
     double const loads = tile.pairs ? 4 * (taps + (missing ? kFilled * p.R * p.S : 0.0)) : k_steps;
-    double const least = tile.halo ? taps * kTap : 0.0;
-    clocks += (std::max({k_steps * multiply, loads * load, least}) + taps * rewrite) / splits;
+    double const least = taps * (tile.halo ? kTap : alone ? kTurn : 0.0);
+    clocks += (std::max({k_steps * multiply, loads * load, least}) + taps * (rewrite + kBetween)) / splits;
     if (tile.type_bytes == 1 && i > 0 && p.scale[i] != p.scale[i - 1]) clocks += rescale_clocks(tile, p) / splits;
   }
   return clocks;
@@ -136,7 +144,7 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
 
 // Clocks of bias, activation and stores of one tile.
 double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
-  constexpr double kPlain = 1500, kExponential = 7300, kShortcut = 500;  // clocks of 128 x 256 outputs
+  constexpr double kPlain = 4300, kExponential = 8260, kShortcut = 500;  // clocks of 128 x 256 outputs
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
@@ -147,7 +155,7 @@ double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
 double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int splits) {
   // Clocks of adding up the parts: kSplit's blocks fetch them from the cluster; kRows' push them, or exchange them
   // inside a block.
-  constexpr double kSplit = 7000, kRows = 5000;
+  constexpr double kSplit = 7190, kRows = 4680;
   double const loop = loop_clocks(tile, p, splits), epilogue = epilogue_clocks(tile, p);
   double const clusters = double(pixel_tiles(tile, p)) * ceil_div(filter_tiles(tile, p), tile.cluster_f);
   double const waves = std::ceil(clusters / std::max(1, sm_count / (tile.cluster_f * splits)));
@@ -183,13 +191,14 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
 
 // ---- all tiles ------------------------------------------------------------------------------------------------------
 
-// Microseconds for sources, outputs and shortcut to pass through the memory that all multiprocessors share.
+// Microseconds for sources, filters, outputs and shortcut to pass through the memory that all multiprocessors share.
 double memory_us(Sm90Tile const &tile, Problem const &p) {
-  constexpr double kBytesPerUs = 2900 * kClocksPerUs;
+  constexpr double kBytesPerUs = 3260 * kClocksPerUs;
   double const outputs = p.residual != Residual::kNone ? 2 : 1;
   double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K * outputs;
   for (int i = 0; i < p.sources; ++i) {
-    bytes += double(tile.type_bytes) * p.N * p.H * p.W * p.C[i] / (p.upsample[i] * p.upsample[i]);
+    double const pixels = double(p.N) * p.H * p.W / (p.upsample[i] * p.upsample[i]);
+    bytes += tile.type_bytes * p.C[i] * (pixels + double(p.K) * p.R * p.S);
   }
   return bytes / kBytesPerUs;
 }
@@ -238,18 +247,13 @@ double sm90_us(Sm90Tile const &row, Problem const &p, int sm_count) {
   Room room{};
   estimate_room(sm_count, room);
   int const splits = sm90_splits(tile, p, sm_count, room);
-  bool const small = tile.schedule == Sm90Schedule::kSmall;
-  double const computing =
-      small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
-  double const memory = memory_us(tile, p);
-  // Inside a network a small tile takes longer where the kernel before it was another one, and by what passes through
-  // memory.
-  constexpr double kSmallEnds = 1.5, kSmallSlope = 1.05, kSmallMemory = 0.5;
-  if (small) return kSmallEnds + kSmallSlope * computing + kSmallMemory * memory;
+  if (tile.schedule == Sm90Schedule::kSmall) return small_us(tile, p, splits, sm_count, room);
+  // First loads and last stores, in us. A patch's pixels and filters are loaded by two warps.
+  constexpr double kPatchEnds = 1.3, kTurnEnds = 1.7, kEnds = 1.8;
+  double const ends = tile.halo ? kPatchEnds : tile.schedule == Sm90Schedule::kPingPong ? kTurnEnds : kEnds;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
+  double const computing = tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs, memory = memory_us(tile, p);
   double const us = std::sqrt(computing * computing + memory * memory);
-  // First loads and last stores, in us: patches and long pipelines have more of both.
-  double const ends = tile.halo ? 3.0 : tile.schedule == Sm90Schedule::kPingPong ? 3.2 : 2.8;
   return ends + us + narrow_clocks(tile, p, sm_count) / kClocksPerUs;
 }
 

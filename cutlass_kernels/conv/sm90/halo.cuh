@@ -239,8 +239,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         int const steps = kHalves ? cute::max(1, (all_steps + 1 - consumer) / 2) : all_steps;
         if (Traits::kScaled && channel == 0 && params.rescale[source].factor != 1.f) {
           finish();
-          CUTE_UNROLL
-          for (int i = 0; i < kWidth / 2; ++i) acc[0][i] = rescaled(acc[0][i], params.rescale[source]);
+          rescale(acc[0], params.rescale[source]);
         }
         TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
         int const first = first_a + pixels_before(params, source, patch.a - pad_a);

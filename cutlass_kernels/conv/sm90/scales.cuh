@@ -8,11 +8,27 @@
 
 namespace cutefuse::conv {
 
-// A sum in another unit. An integer is rounded: by at most half of the smallest product of the source that comes next.
-CUTE_DEVICE float rescaled(float sum, Rescale const &by) { return sum * by.factor; }
-CUTE_DEVICE uint32_t rescaled(uint32_t sum, Rescale const &by) {
-  int64_t const whole_and_half = int64_t(int(sum) * by.whole) << 32 | 0x80000000u;
-  return uint32_t((int64_t(int(sum)) * by.fraction + whole_and_half) >> 32);
+// Brings sums to another unit. Integers are rounded: by at most half of the smallest product of the source that comes
+// next. The product with `whole` takes half as long as that with `fraction`, a mask takes nothing beside it.
+template <class Sum, int kValues>
+CUTE_DEVICE void rescale(Sum (&sums)[kValues], Rescale const &by) {
+  auto const each = [&](auto f) {
+    CUTE_UNROLL
+    for (int i = 0; i < kValues; ++i) sums[i] = f(sums[i]);
+  };
+  if constexpr (cute::is_same_v<Sum, float>) {
+    each([&](float sum) { return sum * by.factor; });
+  } else {
+    auto const rounded = [&](int sum, int whole) {
+      int64_t const whole_and_half = int64_t(whole) << 32 | 0x80000000u;
+      return uint32_t((int64_t(sum) * by.fraction + whole_and_half) >> 32);
+    };
+    if (by.whole == 0 || by.whole == 1) {
+      each([&, mask = -by.whole](uint32_t sum) { return rounded(int(sum), int(sum) & mask); });
+    } else {
+      each([&](uint32_t sum) { return rounded(int(sum), int(sum) * by.whole); });
+    }
+  }
 }
 
 // Calls issue(begin, end) for the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
@@ -26,7 +42,7 @@ CUTE_DEVICE void issue_by_scale(typename Traits::Sum (&acc)[Traits::kRowTiles][T
   int begin = k_begin, end = 0;
   CUTE_NO_UNROLL
   for (int source = 0; begin < k_end; ++source) {
-    Rescale const &rescale = params.rescale[source];
+    Rescale const &by = params.rescale[source];
     do {
       end += ceil_div(p.C[source], Traits::kChannels) * params.by_taps.divisor;
     } while (end < k_end && params.rescale[source + 1].factor == 1.f && ++source);
@@ -35,10 +51,7 @@ CUTE_DEVICE void issue_by_scale(typename Traits::Sum (&acc)[Traits::kRowTiles][T
     if (begin > k_begin) {
       finish_loop<Traits>(acc, ring, shared, release);
       CUTE_UNROLL
-      for (int m = 0; m < Traits::kRowTiles; ++m) {
-        CUTE_UNROLL
-        for (int i = 0; i < Traits::kN / 2; ++i) acc[m][i] = rescaled(acc[m][i], rescale);
-      }
+      for (int m = 0; m < Traits::kRowTiles; ++m) rescale(acc[m], by);
     }
     issue(begin, end);
     begin = end;

@@ -169,7 +169,7 @@ constexpr int kSmallStages = 16, kSmallLeastStages = 4;
 
 // Blocks that may share a multiprocessor: as many as its registers hold. 8-bit tiles keep two sums.
 constexpr int small_blocks(int rows, int width, int type_bytes) {
-  return rows > 64 || type_bytes == 1 ? 1 : width > 64 ? 2 : 3;
+  return rows > 64 || width > 128 || type_bytes == 1 ? 1 : width > 64 ? 2 : 3;
 }
 constexpr int small_blocks(Sm90Tile const &tile) { return small_blocks(tile.rows(), tile.width(), tile.type_bytes); }
 
