@@ -34,17 +34,16 @@ double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
 
 int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile, p) * pixel_tiles(tile, p); }
 
-// Microseconds after the end of the kernel before, behind which such a launch starts early.
+// Microseconds of all waves, without first loads and last stores.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
-  constexpr double kEnds = 1.4;          // us of first loads and last stores
   constexpr double kHeld = 0.2;          // us that the kernel before delays a launch for which it leaves no room
   constexpr double kChain = 0.13;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
   constexpr double kTwoChains = 0.17;    // likewise, where two warpgroups read it
   constexpr double kRow = 0.00131;       // us for one multiprocessor to load 128 bytes
   constexpr double kShared = 0.0000106;  // us for all multiprocessors together to load 128 bytes from L2
   constexpr double kActivate = 0.1;      // us for one warpgroup to activate its 64 pixels of a k-tile
-  constexpr double kFinish = 0.75;       // us to finish 64 x 64 outputs
-  constexpr double kExponential = 0.92;  // likewise, with SiLU or sigmoid
+  constexpr double kFinish = 0.4;        // us to finish 64 x 64 outputs
+  constexpr double kExponential = 1.02;  // likewise, with SiLU or sigmoid
   constexpr double kBeside = 0.46;       // part of it that a second block on the multiprocessor adds
   constexpr double kMeet = 1.25;         // us for sums to be exchanged, if every multiprocessor takes part
   constexpr double kSend = 0.52;         // us for 64 x 64 sums to go to other blocks
@@ -63,7 +62,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   int const tiles = tiles_of(tile, p);
   SmallLaunch const launch = small_launch(tile, p, splits, room);
   auto const part_of_all = [&](int clusters) { return std::min(1.0, double(clusters) * splits / sm_count); };
-  double us = kEnds + kHeld * part_of_all(std::min(tiles, launch.at_once));
+  double us = kHeld * part_of_all(std::min(tiles, launch.at_once));
   for (int left = tiles; left > 0; left -= launch.at_once) {
     int const clusters = std::min(left, launch.at_once);
     int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor
@@ -90,7 +89,7 @@ int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room cons
 // ---- large tiles, in clocks -----------------------------------------------------------------------------------------
 
 constexpr double kClocksPerUs = 1700;  // while the tensor cores are busy
-constexpr double kLoadBytes = 47;      // per clock, from L2 into one multiprocessor
+constexpr double kLoadBytes = 50;      // per clock, from L2 into one multiprocessor
 
 // Clocks of one k-step, 32 bytes of each pixel and filter: 128 for 64 x 256 outputs. Narrow wgmma wait for shared
 // memory.
@@ -98,7 +97,7 @@ double multiply_clocks(Sm90Tile const &tile) {
   int const n = halves_channels(tile) ? tile.pixels() : tile.pixels_per_warpgroup();  // width of one wgmma
   double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
                       : tile.halo && n >= 120 ? 1.11
-                      : n > 64                ? (n >= 128 ? 1.37 : 1.07)
+                      : n > 64                ? (n >= 128 ? 1.25 : 1.07)
                                               : 1.37;
   return tile.filters * tile.pixels() / 128.0 * slow;
 }
@@ -144,7 +143,7 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
 
 // Clocks of bias, activation and stores of one tile.
 double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
-  constexpr double kPlain = 4300, kExponential = 8260, kShortcut = 500;  // clocks of 128 x 256 outputs
+  constexpr double kPlain = 4300, kExponential = 8000, kShortcut = 500;  // clocks of 128 x 256 outputs
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
@@ -193,7 +192,7 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
 
 // Microseconds for sources, filters, outputs and shortcut to pass through the memory that all multiprocessors share.
 double memory_us(Sm90Tile const &tile, Problem const &p) {
-  constexpr double kBytesPerUs = 3260 * kClocksPerUs;
+  constexpr double kBytesPerUs = 2800 * kClocksPerUs;
   double const outputs = p.residual != Residual::kNone ? 2 : 1;
   double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K * outputs;
   for (int i = 0; i < p.sources; ++i) {
@@ -247,14 +246,18 @@ double sm90_us(Sm90Tile const &row, Problem const &p, int sm_count) {
   Room room{};
   estimate_room(sm_count, room);
   int const splits = sm90_splits(tile, p, sm_count, room);
-  if (tile.schedule == Sm90Schedule::kSmall) return small_us(tile, p, splits, sm_count, room);
+  bool const small = tile.schedule == Sm90Schedule::kSmall;
   // First loads and last stores, in us. A patch's pixels and filters are loaded by two warps.
-  constexpr double kPatchEnds = 1.3, kTurnEnds = 1.7, kEnds = 1.8;
-  double const ends = tile.halo ? kPatchEnds : tile.schedule == Sm90Schedule::kPingPong ? kTurnEnds : kEnds;
+  constexpr double kSmallEnds = 1.48, kPatchEnds = 1.1, kTurnEnds = 1.6, kEnds = 1.75;
+  double const ends = small                                      ? kSmallEnds
+                      : tile.halo                                ? kPatchEnds
+                      : tile.schedule == Sm90Schedule::kPingPong ? kTurnEnds
+                                                                 : kEnds;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
-  double const computing = tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs, memory = memory_us(tile, p);
-  double const us = std::sqrt(computing * computing + memory * memory);
-  return ends + us + narrow_clocks(tile, p, sm_count) / kClocksPerUs;
+  double const computing =
+      small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
+  double const memory = memory_us(tile, p), us = std::sqrt(computing * computing + memory * memory);
+  return ends + us + (small ? 0 : narrow_clocks(tile, p, sm_count) / kClocksPerUs);
 }
 
 }  // namespace cutefuse::conv
