@@ -40,7 +40,7 @@ class Effort:
 
 THOROUGH = Effort(0, 1500.0, 16, 200, 3, 11)
 # For an engine that is being built: a few milliseconds a tile. Of the 21 shapes whose Hopper tiles were all timed
-# (benchmarks/results/concat_conv_h200.json) each has its fastest one among the first five guesses.
+# (benchmarks/results/concat_conv_h200.json) each has its fastest one among the first six guesses.
 QUICK = Effort(8, 250.0, 4, 40, 3, 7)
 _AHEAD_CYCLES = 1_500_000  # of the GPU's clock: most of a millisecond
 
