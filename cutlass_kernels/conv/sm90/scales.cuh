@@ -9,7 +9,7 @@
 namespace cutefuse::conv {
 
 // Brings sums to another unit. Integers are rounded: by at most half of the smallest product of the source that comes
-// next. The product with `whole` takes half as long as that with `fraction`, a mask takes nothing beside it.
+// next. The product with `whole` takes half as long as that with `fraction`; a mask takes nothing beside it.
 template <class Sum, int kValues>
 CUTE_DEVICE void rescale(Sum (&sums)[kValues], Rescale const &by) {
   auto const each = [&](auto f) {
