@@ -46,7 +46,7 @@ bool follows_others(cudaStream_t stream) {
 }
 
 struct Prepared {
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   cudaLaunchConfig_t config{};
 
   Prepared(Launch const &launch, void *stream) {
@@ -60,10 +60,14 @@ struct Prepared {
       attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
     if (launch.cluster > 1) {
-      cudaLaunchAttribute &attribute = attributes[config.numAttrs++];
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim.x = static_cast<unsigned>(launch.cluster);
-      attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+      cudaLaunchAttribute &size = attributes[config.numAttrs++];
+      size.id = cudaLaunchAttributeClusterDimension;
+      size.val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+      size.val.clusterDim.y = size.val.clusterDim.z = 1;
+      // By default a multiprocessor may get two blocks of small tiles while others get none.
+      cudaLaunchAttribute &policy = attributes[config.numAttrs++];
+      policy.id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+      policy.val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicyLoadBalancing;
     }
   }
   Prepared(Prepared const &) = delete;

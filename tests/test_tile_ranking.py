@@ -1,4 +1,4 @@
-"""The first guess on Hopper: among the tiles within 10 % of the fastest, by times of an H100 and an H200.
+"""The first guess on Hopper: among the tiles within 10 % of the fastest, by times of an H200.
 
 The float32 rows are what its tiles were made for: twice the rate of mma.sync where that limits a filter of several
 taps, and the Ampere tiles wherever there is little to do or TMA cannot read the pixels. On the 17 float32 shapes that
@@ -67,10 +67,10 @@ def test_the_first_guess_is_near_the_fastest(name: str) -> None:
 
 
 def recorded() -> dict[str, dict[str, float]]:
-    """Shape of a benchmark's set -> tile -> microseconds of an H100, 2026-11-26: conv_shapes from memory, small maps
-    out of the L2 cache, every tile in one run (tests/recorded/tiles_h100.csv)."""
+    """Shape of a benchmark's set -> tile -> microseconds of an H200, 2026-11-26: conv_shapes from memory, small maps
+    out of the L2 cache, every tile in one run (tests/recorded/tiles_h200.csv)."""
     times: dict[str, dict[str, float]] = collections.defaultdict(dict)
-    with (ROOT / "tests/recorded/tiles_h100.csv").open(newline="") as file:
+    with (ROOT / "tests/recorded/tiles_h200.csv").open(newline="") as file:
         for line in csv.DictReader(file):
             times[line["shape"]][line["tile"]] = float(line["time_us"])
     return times

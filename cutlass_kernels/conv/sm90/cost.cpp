@@ -1,7 +1,8 @@
 // The constants were fitted on an H100 to the order and the times of all tiles on half of 1,264 convolutions of
 // networks, alone and behind another convolution, with the sums of small tiles whole and divided, and to the 69 shapes
 // of the benchmarks. The ends, the finishing of small tiles and the memory were then set by recorded times of networks
-// (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200.
+// (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200, as is
+// what a divided sum costs in clusters whose blocks are spread over the multiprocessors.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -45,8 +46,8 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kFinish = 0.4;        // us to finish 64 x 64 outputs
   constexpr double kExponential = 1.02;  // likewise, with SiLU or sigmoid
   constexpr double kBeside = 0.46;       // part of it that a second block on the multiprocessor adds
-  constexpr double kMeet = 1.25;         // us for sums to be exchanged, if every multiprocessor takes part
-  constexpr double kSend = 0.52;         // us for 64 x 64 sums to go to other blocks
+  constexpr double kMeet = 1.0;          // us for sums to be exchanged, if every multiprocessor takes part
+  constexpr double kSend = 0.46;         // us for 64 x 64 sums to go to other blocks
   constexpr double kAdd = 0.041;         // us to read one block's part of 64 x 8 sums
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
