@@ -1,8 +1,8 @@
 // The constants were fitted on an H100 to the order and the times of all tiles on half of 1,264 convolutions of
 // networks, alone and behind another convolution, with the sums of small tiles whole and divided, and to the 69 shapes
 // of the benchmarks. The ends, the finishing of small tiles and the memory were then set by recorded times of networks
-// (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200, as is
-// what a divided sum costs in clusters whose blocks are spread over the multiprocessors.
+// (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200, as
+// are those of divided sums and of SiLU in small tiles, which both take less time since.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kShared = 0.0000106;  // us for all multiprocessors together to load 128 bytes from L2
   constexpr double kActivate = 0.1;      // us for one warpgroup to activate its 64 pixels of a k-tile
   constexpr double kFinish = 0.4;        // us to finish 64 x 64 outputs
-  constexpr double kExponential = 1.02;  // likewise, with SiLU or sigmoid
+  constexpr double kExponential = 0.9;   // likewise, with SiLU or sigmoid
   constexpr double kBeside = 0.46;       // part of it that a second block on the multiprocessor adds
   constexpr double kMeet = 1.0;          // us for sums to be exchanged, if every multiprocessor takes part
   constexpr double kSend = 0.46;         // us for 64 x 64 sums to go to other blocks

@@ -68,12 +68,13 @@ CUTE_DEVICE void with_finish(Activation kind, Body const &body) {
 }
 
 // Bias and activation: values holds (2,2,kGroups) = (pixel,filter,group). Returns whether a ReLU is left to the
-// rounding.
-template <Finish kFinish, bool kBesideLoop = false, int kValues, class Pair>
+// rounding. kFewest: the fewest instructions win. Otherwise the special-function unit limits, as it does where both
+// warpgroups of a large tile convert at once.
+template <Finish kFinish, bool kFewest = false, int kValues, class Pair>
 CUTE_DEVICE bool finish_values(float (&values)[kValues], Pair const &pair, Problem const &p) {
   pair.add_to(values);
   bool relu = kFinish == Finish::kRelu;
-  if constexpr (kFinish == Finish::kSilu && kBesideLoop) {
+  if constexpr (kFinish == Finish::kSilu && kFewest) {
     CUTE_UNROLL
     for (int i = 0; i < kValues; ++i) values[i] *= sigmoid(values[i]);
   } else if constexpr (kFinish == Finish::kSilu) {
@@ -92,10 +93,10 @@ CUTE_DEVICE bool finish_values(float (&values)[kValues], Pair const &pair, Probl
 }
 
 // Bias, activation and rounding. Each element of `packed` has two pixels of one filter.
-template <Finish kFinish, class Element, bool kBesideLoop = false, int kValues, class Pair>
+template <Finish kFinish, class Element, bool kFewest = false, int kValues, class Pair>
 CUTE_DEVICE void convert(float (&values)[kValues], uint32_t (&packed)[kValues / 2], Pair const &pair,
                          Problem const &p) {
-  if (finish_values<kFinish, kBesideLoop>(values, pair, p)) {
+  if (finish_values<kFinish, kFewest>(values, pair, p)) {
     CUTE_UNROLL
     for (int i = 0; i < kValues / 2; ++i) packed[i] = pack<Element, true>(values[2 * i], values[2 * i + 1]);
   } else {
@@ -174,9 +175,8 @@ CUTE_DEVICE void store_staged(int first, bool issues, Staged *staging, int warpg
 // Writes activation(acc(64 filters, kPixels) + bias) by TMA stores of kRows pixels. kStagings stores are converted at
 // once, because fences, barriers and the wait for the last stores cost more than the conversion; it comes first, while
 // those stores still read. store(tile, pointer) issues one store; one thread calls it. kRowTiles: how many accumulators
-// of kPixels the warpgroup holds. kBesideLoop: another warpgroup is in its main loop, and the fewest instructions win;
-// where both warpgroups convert, the special-function unit limits.
-template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, bool kBesideLoop = false, class Pair,
+// of kPixels the warpgroup holds. kFewest as in finish_values.
+template <class Element, int kPixels, int kRows, int kStagings, int kRowTiles = 1, bool kFewest = false, class Pair,
           class Store>
 CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Activation activation, Problem const &p,
                                Element *staging, int warpgroup, Store const &store) {
@@ -202,7 +202,7 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Acti
       CUTE_UNROLL
       for (int i = 0; i < kStagings; ++i) {
         auto &values = reinterpret_cast<float (&)[kValues]>(acc[kValues * (first + i)]);
-        convert<kFinish, Element, kBesideLoop>(values, packed[i], next, p);
+        convert<kFinish, Element, kFewest>(values, packed[i], next, p);
         if (kExponential) next = biases_after(packed[i][kValues / 2 - 1], next, p);
         if (holds_pad_lanes(pair)) clear_pad_lanes(packed[i], pair);
         if (!kConvertFirst) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);

@@ -60,7 +60,7 @@ CUtensorMapDataType map_type(Type type) {
 CUtensorMapSwizzle swizzle_of(int row_bytes) {
   return row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
 }
-// What L2 fetches from memory at a time. 256 bytes take up to a tenth longer where pixels begin between two lines of L2.
+// What L2 fetches at a time. 256 bytes take up to a tenth longer where pixels begin between two of its lines.
 constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
 // Dimension 0 is dense, strides_bytes are those of dimensions 1.. .

@@ -89,7 +89,7 @@ CUTE_DEVICE void stage_bytes(uint32_t const *packed, uint8_t *staging) {
 }
 
 // store_outputs() for int8 and float8 outputs.
-template <class Element, int kPixels, int kRows, int kStagings, bool kBesideLoop, class Pair, class Store>
+template <class Element, int kPixels, int kRows, int kStagings, bool kFewest, class Pair, class Store>
 CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Params const &params, uint8_t *staging,
                              int warpgroup, Store const &store) {
   bool const issues = threadIdx.x % 128 == 0;
@@ -105,7 +105,7 @@ CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Pa
       CUTE_UNROLL
       for (int i = 0; i < kStagings; ++i) {
         auto &values = reinterpret_cast<float (&)[kValues]>(acc[kValues * (first + i)]);
-        bool const relu = finish_values<decltype(finish)::value, kBesideLoop>(values, next, p);
+        bool const relu = finish_values<decltype(finish)::value, kFewest>(values, next, p);
         uint32_t packed[kValues / 4];
         CUTE_UNROLL
         for (int group = 0; group < kValues / 4; ++group) {
@@ -123,19 +123,19 @@ CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Pa
 }
 
 // The outputs of 64 filters, whichever the number type.
-template <class Traits, int kRowTiles = 1, bool kBesideLoop = false, class Store>
+template <class Traits, int kRowTiles = 1, bool kFewest = false, class Store>
 CUTE_DEVICE void store_tile(typename Traits::Sum (&acc)[Traits::kN / 2], Pair<Traits> const &pair,
                             Activation activation, Sm90Params const &params, typename Traits::Output *staging,
                             int warpgroup, Store const &store) {
   auto &sums = reinterpret_cast<float (&)[Traits::kN / 2]>(acc);
   if constexpr (Traits::kScaled) {
     if (size_of(params.problem.output_type) == 1) {
-      store_bytes<typename Traits::Element, Traits::kN, Traits::kStoreRows, Traits::kStagings, kBesideLoop>(
+      store_bytes<typename Traits::Element, Traits::kN, Traits::kStoreRows, Traits::kStagings, kFewest>(
           sums, pair, params, reinterpret_cast<uint8_t *>(staging), warpgroup, store);
       return;
     }
   }
-  store_outputs<typename Traits::Output, Traits::kN, Traits::kStoreRows, Traits::kStagings, kRowTiles, kBesideLoop>(
+  store_outputs<typename Traits::Output, Traits::kN, Traits::kStoreRows, Traits::kStagings, kRowTiles, kFewest>(
       sums, pair, activation, params.problem, staging, warpgroup, store);
 }
 

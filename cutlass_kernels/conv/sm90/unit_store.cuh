@@ -64,6 +64,10 @@ struct UnitPlace {
 
 // ---- conversion -----------------------------------------------------------------------------------------------------
 
+// As kFewest: each scheduler has one or two warps that convert, and they wait for their own instructions. Two SiLUs
+// with one reciprocal take longer.
+constexpr bool kUnitFewest = true;
+
 // As convert, of a unit with the shortcut's elements of the same thread.
 template <Finish kFinish, class Element>
 CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2], uint32_t const (&shortcut)[2],
@@ -77,7 +81,7 @@ CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2]
     values[2 * i] += added.x, values[2 * i + 1] += added.y;
     after[i] = widen<Element>(z & ~before);
   }
-  bool const relu = finish_values<kFinish>(values, pair, p);
+  bool const relu = finish_values<kFinish, kUnitFewest>(values, pair, p);
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) values[i] = relu ? max_nan(values[i], 0.f) : values[i];
   CUTE_UNROLL
@@ -89,7 +93,7 @@ CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2]
 // As convert, of a unit to 8-bit outputs: two pixels, of each of them the filter and the one that is 8 on.
 template <Finish kFinish, class Element, class Pair>
 CUTE_DEVICE uint32_t convert_to_bytes(float (&values)[4], Pair const &pair, Sm90Params const &params) {
-  bool const relu = finish_values<kFinish>(values, pair, params.problem);
+  bool const relu = finish_values<kFinish, kUnitFewest>(values, pair, params.problem);
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) {
     values[i] = (relu ? max_nan(values[i], 0.f) : values[i]) * params.inverse_output_scale;
@@ -111,7 +115,7 @@ CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], P
     if constexpr (kShortcut) {
       convert_with_shortcut<kFinish, Element>(values, packed, shortcut, pair, params.problem);
     } else {
-      convert<kFinish, Element>(values, packed, pair, params.problem);
+      convert<kFinish, Element, kUnitFewest>(values, packed, pair, params.problem);
     }
     if constexpr (!Traits::kPreActivated) {
       if (pads) clear_pad_lanes(packed, pair);
@@ -125,8 +129,8 @@ template <Finish kFinish, class Pair, class Place>
 CUTE_DEVICE void store_two_units(float (&first)[4], float (&second)[4], Pair const &pair, Sm90Params const &params,
                                  Place const &place, int unit) {
   uint32_t packed[2][2];
-  convert<kFinish, typename Place::Output>(first, packed[0], pair, params.problem);
-  convert<kFinish, typename Place::Output>(second, packed[1], pair, params.problem);
+  convert<kFinish, typename Place::Output, kUnitFewest>(first, packed[0], pair, params.problem);
+  convert<kFinish, typename Place::Output, kUnitFewest>(second, packed[1], pair, params.problem);
   place.store_two(packed[0], packed[1], unit);
 }
 
