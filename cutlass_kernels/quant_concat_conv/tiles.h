@@ -57,10 +57,10 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     im2col_tile(242, "s8_sm90_pairs_128x128", k8Bit, 128, 128, kBlockPairs),
     halo_tile(243, "s8_sm90_pairs_halo_64x16x16", k8Bit, 64, {16, 16}, kBlockPairs),
     halo_tile(244, "s8_sm90_pairs_halo_128x8x16", k8Bit, 128, {8, 16}, kBlockPairs),
-    halo_tile(247, "s8_sm90_pairs_halo_128x8x14", k8Bit, 128, {8, 14}, kBlockPairs),
-    pingpong_tile(246, "s8_sm90_pp_pairs_128x160", k8Bit, 128, 160, kBlockPairs),
     // wgmma of int8 is never 200 or 104 pixels wide, as tiles of float16 are.
     im2col_tile(245, "s8_sm90_128x208", k8Bit, 128, 208),
+    pingpong_tile(246, "s8_sm90_pp_pairs_128x160", k8Bit, 128, 160, kBlockPairs),
+    halo_tile(247, "s8_sm90_pairs_halo_128x8x14", k8Bit, 128, {8, 14}, kBlockPairs),
     small_tile(231, "s8_sm90_small_64x32", k8Bit, 64, 32),
     small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64),
     small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112),
