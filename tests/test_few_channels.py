@@ -37,6 +37,9 @@ class TestLegality:
         timed = replace(IMAGE, H=640, W=640), replace(IMAGE, H=224, W=224, K=64, R=7, S=7, pads=(3, 3, 3, 3))
         for problem in timed:
             assert kernels.configs(replace(call(problem), sm_count=132, _keep=[]))[0] == TILE
+        small = replace(call(IMAGE), sm_count=132, _keep=[])
+        first_us, us = (kernels.predicted_us(replace(small, config=tile, _keep=[])) or 0 for tile in (0, TILE))
+        assert 0 < us < 1.02 * first_us
 
     @pytest.mark.parametrize(
         "change",

@@ -1,8 +1,8 @@
 // The constants were fitted on an H100 to the order and the times of all tiles on half of 1,264 convolutions of
 // networks, alone and behind another convolution, with the sums of small tiles whole and divided, and to the 69 shapes
 // of the benchmarks. The ends, the finishing of small tiles and the memory were then set by recorded times of networks
-// (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200, as
-// are those of divided sums and of SiLU in small tiles, which both take less time since.
+// (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200. So
+// are those of divided sums and of SiLU in small tiles, which became faster after that fit.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
