@@ -11,7 +11,7 @@ using namespace conv;
 
 // Ids are permanent: engines store them. A retired tile's id is never used again: kRetired.
 inline constexpr Tile kTiles[] = {
-    // id, name, type, {m, n, k, stages}, {warps along m, n}, most blocks on a multiprocessor,
+    // id, name, type, {m, n, k, stages}, {warps along m, n, teams of them}, most blocks on a multiprocessor,
     // {ns per channel, us per block}, options
     make_tile(1, "sm80_128x128x32_s4", k16Bit, {128, 128, 32, 4}, {2, 2}, 2, {13.1, 4.25}),
     make_tile(4, "sm80_128x64x64_s3", k16Bit, {128, 64, 64, 3}, {2, 2}, 2, {8.8, 3.25},
@@ -25,6 +25,8 @@ inline constexpr Tile kTiles[] = {
     make_tile(15, "sm80_taps_256x64x64_s3", k16Bit, {256, 64, 64, 3}, {4, 1}, 2, {11.1, 8.0}, kSharedTaps),
     make_tile(18, "sm80_64x128x32_s4", k16Bit, {64, 128, 32, 4}, {2, 2}, 3, {9.2, 2.5}, kAnyChannels),
     make_tile(19, "sm80_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {10.5, 0.9}, kAnyChannels | kFewChannels),
+    make_tile(42, "sm80_32x64x64_w8_s4", k16Bit, {32, 64, 64, 4}, {1, 4, 2}, 2, {3.8, 1.25}, kAlsoPreActivated),
+    make_tile(43, "sm80_128x64x64_w8_s3", k16Bit, {128, 64, 64, 3}, {2, 2, 2}, 1, {6.4, 2.5}, kAlsoPreActivated),
     make_tile(21, "sm80_tf32_128x128x16_s4", k32Bit, {128, 128, 16, 4}, {2, 2}, 2, {30.3, 6.5}),
     make_tile(22, "sm80_tf32_128x64x32_s3", k32Bit, {128, 64, 32, 3}, {2, 2}, 2, {21, 4.5},
               kAnyChannels | kAlsoPreActivated),
@@ -32,9 +34,12 @@ inline constexpr Tile kTiles[] = {
               kAnyChannels | kAlsoPreActivated),
     make_tile(24, "sm80_tf32_128x32x32_s4", k32Bit, {128, 32, 32, 4}, {4, 1}, 2, {12.7, 3.25}),
     make_tile(25, "sm80_tf32_256x64x16_s4", k32Bit, {256, 64, 16, 4}, {4, 1}, 2, {36.4, 7.5}),
+    make_tile(44, "sm80_tf32_32x64x32_w8_s4", k32Bit, {32, 64, 32, 4}, {1, 4, 2}, 2, {7.5, 1.5}, kAnyChannels),
+    make_tile(45, "sm80_tf32_128x64x32_w8_s3", k32Bit, {128, 64, 32, 3}, {2, 2, 2}, 1, {15.5, 3.5}, kAnyChannels),
     make_tile(31, "sm80_up_128x128x32_s4", k16Bit, {128, 128, 32, 4}, {2, 2}, 2, {11.75, 5.0}, kEnlargedSources),
     make_tile(33, "sm80_up_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {4.65, 2.75},
               kAnyChannels | kEnlargedSources),
+    make_tile(46, "sm80_up_32x64x64_w8_s4", k16Bit, {32, 64, 64, 4}, {1, 4, 2}, 2, {3.8, 1.75}, kEnlargedSources),
     make_tile(34, "sm80_up_tf32_64x64x32_s4", k32Bit, {64, 64, 32, 4}, {2, 2}, 2, {12.4, 3.0},
               kAnyChannels | kEnlargedSources),
     make_tile(35, "sm80_any_tf32_64x64x32_s4", k32Bit, {64, 64, 32, 4}, {2, 2}, 2, {14.5, 3.25},

@@ -135,8 +135,11 @@ double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], step)) * step * p.R * p.S / splits;
   if (tile.few_channels) reduction = ceil_div(p.R * p.S * 16 / size_of(p.type), tile.k) * tile.k;
   double const rounds = double(per_sm / resident) * together[resident] + together[per_sm % resident];
+  // Where blocks follow each other, the teams of one meet at its start and end while no other block fills the gap.
+  std::int64_t const waves = (per_sm + resident - 1) / resident;
+  double const gaps_us = tile.teams > 1 ? 1.75 * double(waves - 1) : 0.0;
   double const sum_us = splits > 1 ? 3.0 + 0.1 * splits : 0.0;  // of the second launch, which reads the parts
-  return start_us + rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + sum_us;
+  return start_us + rounds * (reduction * tile.channel_ns * 1e-3 + tile.block_us) + gaps_us + sum_us;
 }
 
 }  // namespace cutefuse::conv

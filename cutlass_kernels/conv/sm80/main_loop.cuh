@@ -257,6 +257,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
   } else if constexpr (Traits::kScaled) {
     store_scaled<Traits>(params, shared, p.scale[0], acc);
   } else {
+    add_teams<Traits>(acc, shared, place.thread);
     store_tile<Traits>(params, acc, shared);
   }
 }

@@ -4,6 +4,7 @@
 
 #include "conv/epilogue.cuh"
 #include "conv/sm80/copy.cuh"
+#include "conv/sm80/teams.cuh"
 
 namespace cutefuse::conv {
 
@@ -131,16 +132,18 @@ __device__ __forceinline__ auto coordinates(int thread) {
   return thread_mma.partition_C(make_identity_tensor(Shape<Int<Traits::kM>, Int<Traits::kN>>{}));
 }
 
-// The sums start at the bias, whose loads overlap those of the first tiles; of several splits, only the first adds it.
+// The sums start at the bias, whose loads overlap those of the first tiles; of several splits, only the first adds it,
+// and of two teams the first.
 template <class Traits, class Acc>
 __device__ __forceinline__ void start_at_bias(Params const &params, Place const &place, Acc &acc) {
   Problem const &p = params.problem;
   Tensor tYcY = coordinates<Traits>(place.thread);
+  bool const adds = place.split == 0 && is_first_team<Traits>(place.thread);
   CUTE_UNROLL
   for (int j = 0; j < size<2>(acc); ++j) {
     int const k = place.n0 + get<1>(tYcY(0, 0, j));  // this thread holds channels k and k + 1
-    float const bias[2] = {place.split == 0 && k < p.K ? __ldg(params.b + k) : 0.f,
-                           place.split == 0 && k + 1 < p.K ? __ldg(params.b + k + 1) : 0.f};
+    float const bias[2] = {adds && k < p.K ? __ldg(params.b + k) : 0.f,
+                           adds && k + 1 < p.K ? __ldg(params.b + k + 1) : 0.f};
     CUTE_UNROLL
     for (int i = 0; i < size(acc(_, _, 0)); ++i) acc(_, _, j)(i) = bias[i % 2];
   }
@@ -155,13 +158,14 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
   Problem const &p = params.problem;
   Place const place = Place::of<Traits>(params);
   int const pixels = p.N * p.P * p.Q;
+  bool const finishes = is_first_team<Traits>(place.thread);
   if (params.splits > 1) {  // conv_finish adds the sums: [split][pixel][channel]
     Tensor tYcY = coordinates<Traits>(place.thread);
     float *const part = params.partials + int64_t(place.split) * pixels * split_ld(p);
     CUTE_UNROLL
     for (int i = 0; i < size(acc); i += 2) {
       int const m = place.m0 + get<0>(tYcY(i)), k = place.n0 + get<1>(tYcY(i));
-      if (m < pixels && k < split_ld(p)) {
+      if (finishes && m < pixels && k < split_ld(p)) {
         __stcg(reinterpret_cast<float2 *>(part + int64_t(m) * split_ld(p) + k), make_float2(acc(i), acc(i + 1)));
       }
     }
@@ -178,15 +182,17 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
     }
   };
   if (p.residual != Residual::kNone) load_residual<Traits>(params, sY, place.m0, place.n0);
-  if (p.residual == Residual::kBefore) add_residual();
-  Clamp<Output> const clamp(p);
-  if (!clamp.is_all) {
+  if (finishes) {
+    if (p.residual == Residual::kBefore) add_residual();
+    Clamp<Output> const clamp(p);
+    if (!clamp.is_all) {
+      CUTE_UNROLL
+      for (int j = 0; j < size<2>(acc); ++j) activate(acc(_, _, j), p);  // converting all at once needs more registers
+    }
+    if (p.residual == Residual::kAfter) add_residual();
     CUTE_UNROLL
-    for (int j = 0; j < size<2>(acc); ++j) activate(acc(_, _, j), p);  // converting all at once needs more registers
+    for (int i = 0; i < size(acc); i += 2) pair_at(&tYsY(i)) = clamp(acc(i), acc(i + 1));
   }
-  if (p.residual == Residual::kAfter) add_residual();
-  CUTE_UNROLL
-  for (int i = 0; i < size(acc); i += 2) pair_at(&tYsY(i)) = clamp(acc(i), acc(i + 1));
   __syncthreads();
 
   int const n = place.thread % Traits::kChunksY * kVector, k = place.n0 + n;

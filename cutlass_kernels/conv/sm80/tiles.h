@@ -25,7 +25,7 @@ struct Tile {
   char const *name;
   int min_sm;      // compute capability * 10 from which it runs
   int type_bytes;  // a TypeSize
-  int m, n, k, stages, warps_m, warps_n, blocks_per_sm;
+  int m, n, k, stages, warps_m, warps_n, teams, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors; slower for it
   bool upsamples;     // takes enlarged sources, and no others: it divides for every pixel that it copies
   // The smallest piece of a pixel that it copies: 16 bytes, or 4 or 8. Tiles with smaller pieces take only pixels that
@@ -48,7 +48,7 @@ struct Tile {
     if (halo_rows > 0) return drains() ? Group::kTapsSums : Group::kTaps;
     return drains() ? Group::kSums : Group::kPlain;
   }
-  constexpr int threads() const { return warps_m * warps_n * 32; }
+  constexpr int threads() const { return warps_m * warps_n * teams * 32; }
   // Bytes of a pixel's sums or outputs in shared memory. 8-bit tiles keep 32-bit sums there, with 32 bytes between
   // pixels so that rows touch different banks.
   constexpr int row_bytes_y() const { return type_bytes == 1 ? n * 4 + 32 : n * type_bytes; }
@@ -72,6 +72,7 @@ struct TileSize {
 
 struct TileWarps {
   int m, n;
+  int teams = 1;  // 2: two sets of such warps, each with the whole tile, take the mma steps in turn
 };
 
 struct TileCost {
@@ -84,7 +85,7 @@ constexpr Tile make_tile(int id, char const *name, TypeSize type, TileSize size,
   Tile tile{};
   tile.id = id, tile.name = name, tile.min_sm = 80, tile.type_bytes = type;
   tile.m = size.m, tile.n = size.n, tile.k = size.k, tile.stages = size.stages;
-  tile.warps_m = warps.m, tile.warps_n = warps.n, tile.blocks_per_sm = blocks_per_sm;
+  tile.warps_m = warps.m, tile.warps_n = warps.n, tile.teams = warps.teams, tile.blocks_per_sm = blocks_per_sm;
   tile.any_channels = has(kAnyChannels), tile.upsamples = has(kEnlargedSources);
   tile.copy_bytes = has(kCopies4Bytes) ? 4 : has(kCopies8Bytes) ? 8 : 16;
   tile.channel_ns = cost.channel_ns, tile.block_us = cost.block_us;

@@ -61,16 +61,20 @@ struct Sm80 {
   static constexpr bool kRowsFirst = !(kM == 128 && kN == 128 && kK == 64 && kBytes == 2);
 
   using Atom = MMA_Atom<typename Numbers<Element>::Op>;
-  static constexpr int kMmaK = size<2>(typename Atom::Shape_MNK{}), kSteps = kK / kMmaK;
+  // Two teams of warps multiply two mma steps at once, each its own, and add up their sums in the end (teams.cuh): twice
+  // as many warps hide each other's latency where a multiprocessor has one block. To the loop both steps are one.
+  static constexpr int kTeams = kTile.teams, kTeamThreads = kThreads / kTeams;
+  static constexpr int kMmaK = kTeams * size<2>(typename Atom::Shape_MNK{}), kSteps = kK / kMmaK;
   // Mma steps whose fragments are in registers at once. Most types read the next step's fragments while they multiply
   // this one's. Float8 has registers for one step: it holds two sets of sums and, on 9.0 to 11.0, the operands once
   // more as float16. It multiplies in one warp while another warp reads.
   static constexpr int kSlots = kInexact ? 1 : kSteps;
   // 16 columns a warp, two mma wide: one ldmatrix.x4 then fills the filter fragments of both.
-  using Mma = TiledMMA<Atom, Layout<Shape<Int<kTile.warps_m>, Int<kTile.warps_n>, _1>>,
+  using Mma = TiledMMA<Atom, Layout<Shape<Int<kTile.warps_m>, Int<kTile.warps_n>, Int<kTeams>>>,
                        cute::Tile<Int<kTile.warps_m * 16>, Int<kTile.warps_n * 16>, Int<kMmaK>>>;
   using S2R = Copy_Atom<SM75_U32x4_LDSM_N, Element>;
   static_assert(size(Mma{}) == kThreads);
+  static_assert(kTeams == 1 || (kTeams == 2 && !kScaled && kTile.halo_rows == 0));
   static_assert(kM % (kTile.warps_m * 16) == 0 && kN % (kTile.warps_n * 16) == 0 && kK % kMmaK == 0);
 
   // ---- global to shared: all threads copy kRowsPerPass rows at once, 16 bytes each ----
