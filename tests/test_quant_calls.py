@@ -52,7 +52,7 @@ def test_good_calls_are_legal_and_tiles_depend_on_the_scales(layout: int) -> Non
     ):  # to float32, which Hopper's do not write; to int8
         assert kernels.reject(good(variant, layout)) is None
         one_scale, takes_hopper = good(variant, layout, input_scales=(0.1, 0.1)), (variant[-1], layout) == ("Q", 1)
-        drains, hopper = {12, 13, 14, 19}, HOPPER if takes_hopper else set()
+        drains, hopper = {12, 13, 14, 19, 41}, HOPPER if takes_hopper else set()
         assert set(kernels.configs(replace(good(variant, layout), sm=80))) == drains
         assert set(kernels.configs(replace(one_scale, sm=80))) == drains | {1, 15, 17}
         assert set(kernels.configs(good(variant, layout))) == drains | hopper
@@ -68,7 +68,7 @@ def test_hopper_keeps_one_sum_where_it_fits_into_32_bits(scales: tuple[float, fl
     call = on(good("CuteQConcatConv2ReluQ", input_scales=scales), 90)
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
-    assert set(kernels.configs(call)) == {12, 13, 14, 19} | SMALL | (ONE_SUM if kept else set()) | (
+    assert set(kernels.configs(call)) == {12, 13, 14, 19, 41} | SMALL | (ONE_SUM if kept else set()) | (
         {1, 15, 17} if scales[0] == scales[1] else set()
     )
     if not kept:
@@ -288,7 +288,7 @@ def test_long_reductions_of_several_sources_leave_the_tiles_that_drain() -> None
                 input_scales=(0.1, 0.1))  # fmt: skip
     inputs = [kernels.Tensor((2, c, 20, 20), "int8", CHANNELS_LAST) for c in channels]
     call = replace(call, inputs=[*inputs, kernels.Tensor((32, 140032), "int8", LINEAR), *call.inputs[3:]])
-    assert kernels.reject(call) is None and set(kernels.configs(call)) == {12, 13, 14}
+    assert kernels.reject(call) is None and set(kernels.configs(call)) == {12, 13, 14, 41}
 
 
 @pytest.mark.parametrize("name", ["2_sources_Relu", "8_sources_Silu", "2_sources_Relu_to_int8"])

@@ -111,7 +111,7 @@ def test_kernels_use_their_instructions_and_no_local_memory() -> None:
             seen[kernel] += 1
             assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
             if "Sm90Small" in function:  # filters as rows are transposed, pre-activated pixels are not
-                activates = "ELb1E" in function
+                activates = "ELb1ELb0E" in function
                 assert ("MOVM" in counts, "LDGSTS" in counts) == (not activates, activates), function
                 assert not activates or "HFMA2" in counts, function
             others = {op for op in counts if PRODUCT.fullmatch(op)} - required

@@ -49,6 +49,7 @@ TILES = {
     162: "sm90_small_64x200",
 }
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
+ENLARGING = {163: "sm90_up_64x64", 164: "sm90_up_64x96", 165: "sm90_up_64x128", 166: "sm90_up_64x160"}
 TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types
 SMALL = {i: name for i, name in TILES.items() if "small" in name}
 HALO = {i for i, name in TILES.items() if "halo" in name or "rows" in name}
@@ -103,7 +104,8 @@ def test_ids_and_names_of_the_tiles_never_change() -> None:
     library_or_skip()
     (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "concat_conv")
     found = {c["id"]: c["name"] for c in op["configs"] if c["name"].startswith("sm90_")}
-    assert {i: found.get(i) for i in TILES | TF32 | PRE_ACTIVATED} == TILES | TF32 | PRE_ACTIVATED
+    known = TILES | TF32 | PRE_ACTIVATED | ENLARGING
+    assert {i: found.get(i) for i in known} == known
 
 
 @pytest.mark.usefixtures("hopper_library")
@@ -228,7 +230,7 @@ def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_
         assert products and all(re.fullmatch(WGMMA[found[1]], p) for p in products), (name, set(products))
         assert "UTMALDG" in body, name
         assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name or "small" in name), name
-        activated_rows = "small" in name and "ELb1E" in name  # whose outputs are not transposed
+        activated_rows = "small" in name and "ELb1ELb0E" in name  # whose outputs are not transposed
         plain = "MOVM.16.MT88" if "small" in name else "STG.E" if "tfloat32" in name else "STSM.16.MT88.4"
         assert ("LDGSTS" if activated_rows else plain) in body, name
         assert ("MOVM" in body) == ("small" in name and not activated_rows), name

@@ -89,6 +89,12 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     small_tile(158, "sm90_small_64x104", k16Bit, 64, 104),
     small_tile(161, "sm90_small_64x152", k16Bit, 64, 152),
     small_tile(162, "sm90_small_64x200", k16Bit, 64, 200),
+    // id, name, outputs of 64 filters
+    enlarging_tile(163, "sm90_up_64x64", 64),
+    enlarging_tile(164, "sm90_up_64x96", 96),
+    enlarging_tile(165, "sm90_up_64x128", 128),
+    enlarging_tile(166, "sm90_up_64x160", 160),
+    // id, name, type, filters, pixels, options
     small_tile(160, "sm90_small_64x128", k16Bit, 64, 128, kOnlyPreActivated),
 };
 

@@ -36,6 +36,7 @@ inline constexpr Tile kTiles[] = {
               kSharedTaps | kSumsInShared),
     make_tile(19, "s8_drain_rows_128x64_s3", k8Bit, {128, 64, 64, 3}, {2, 2}, 2, {235 / 64., 2.75},
               kSharedTaps | kSumsInRegisters),
+    make_tile(41, "s8_drain_32x64_s6", k8Bit, {32, 64, 64, 6}, {1, 4}, 4, {144 / 64., 1.75}, kSumsInRegisters),
     float8_tile(31, "f8_128x128_w8_s4", {128, 128, 64, 4}, {2, 4}, 1, {18.1 / 2, 4.5}),
     float8_tile(32, "f8_128x64_s4", {128, 64, 64, 4}, {2, 2}, 2, {8.8, 4.0}),
     float8_tile(33, "f8_64x64_s5", {64, 64, 64, 5}, {2, 2}, 2, {4.8, 2.5}),

@@ -61,8 +61,8 @@ struct Sm80 {
   static constexpr bool kRowsFirst = !(kM == 128 && kN == 128 && kK == 64 && kBytes == 2);
 
   using Atom = MMA_Atom<typename Numbers<Element>::Op>;
-  // Two teams of warps multiply two mma steps at once, each its own, and add up their sums in the end (teams.cuh): twice
-  // as many warps hide each other's latency where a multiprocessor has one block. To the loop both steps are one.
+  // Two teams of warps multiply two mma steps at once, each its own, and add up their sums in the end (teams.cuh):
+  // twice as many warps hide each other's latency where a multiprocessor has one block. To the loop both steps are one.
   static constexpr int kTeams = kTile.teams, kTeamThreads = kThreads / kTeams;
   static constexpr int kMmaK = kTeams * size<2>(typename Atom::Shape_MNK{}), kSteps = kK / kMmaK;
   // Mma steps whose fragments are in registers at once. Most types read the next step's fragments while they multiply

@@ -33,6 +33,13 @@ double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
   return empty * p.R * p.S;
 }
 
+// The part of a tile's pixels that a k-tile loads, in the mean: of enlarged sources each pixel is loaded once.
+double loaded(Sm90Tile const &tile, Problem const &p) {
+  double pixels = 0;
+  for (int i = 0; i < p.sources; ++i) pixels += double(blocks_of(p.C[i])) / (p.upsample[i] * p.upsample[i]);
+  return tile.enlarges ? pixels / k_tiles(tile, p) : 1.0;
+}
+
 int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile, p) * pixel_tiles(tile, p); }
 
 // Microseconds of all waves, without first loads and last stores.
@@ -54,7 +61,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   double const activate = p.pre_activated ? kActivate : 0;
   double const chain = tile.rows() > 64 ? kTwoChains : kChain;
   // Under several taps a filter's two blocks are two rows of 64 bytes, which take a quarter longer than one of 128.
-  double const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 1.25 : 1.0) + tile.pixels();
+  double const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 1.25 : 1.0) + tile.pixels() * loaded(tile, p);
   // A width of fewer than 32 is finished no sooner than 32.
   double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0;
   int const units = tile.width() / 8, finished = ceil_div(units, splits);  // of a block
@@ -74,8 +81,15 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   return us;
 }
 
+// K-tiles of enlarged sources or of those of full size, whichever are fewer: each part of a sum has both.
+int rarer_k_tiles(Problem const &p) {
+  int enlarged = 0, others = 0;
+  for (int i = 0; i < p.sources; ++i) (p.upsample[i] > 1 ? enlarged : others) += blocks_of(p.C[i]);
+  return std::min(enlarged, others);
+}
+
 int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
-  int const units = tile.width() / 8, length = k_tiles(tile, p);
+  int const units = tile.width() / 8, length = tile.enlarges ? rarer_k_tiles(p) : k_tiles(tile, p);
   int best = 1;
   double fastest = small_us(tile, p, best, sm_count, room);
   for (int splits = 2; splits <= kMaxSplits && length >= splits; ++splits) {
@@ -133,8 +147,8 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
     double const load = 32 * (half_rows ? kHalfRows : 1.0) * (tile.filters + load_pixels * repeats) / kLoadBytes;
     double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
     double const taps = double(ceil_div(p.C[i], k_channels(tile))) * p.R * p.S;
-    // The missing block of two is filled with zeros, which in patches takes longer than loading it.
-    bool const missing = tile.halo && ceil_div(p.C[i], kChannelBlock) % 2 == 1;
+    // The missing block of two is filled with zeros, which takes longer than loading it.
+    bool const missing = ceil_div(p.C[i], kChannelBlock) % 2 == 1;
     double const loads = tile.pairs ? 4 * (taps + (missing ? kFilled * p.R * p.S : 0.0)) : k_steps;
     double const least = taps * (tile.halo ? kTap : alone ? kTurn : 0.0);
     clocks += (std::max({k_steps * multiply, loads * load, least}) + taps * (rewrite + kBetween)) / splits;

@@ -25,7 +25,7 @@ Kernels sm90_kernels() {
     using Traits = Sm90Rows<Element, kTile.pixels()>;
     return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
-    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre>;
+    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges>;
     return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
   } else if constexpr (kTile.halo) {
     using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_a, kTile.pixels_b, kTile.pairs>;

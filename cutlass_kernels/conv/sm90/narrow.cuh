@@ -43,17 +43,16 @@ CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint32_t const (&a)[4], uint64_t 
 
 // As main_loop: issues the k-tiles [k_begin, k_end) of one tile, of which the last is still running when it returns.
 // The channels that a source's last block lacks are zeros in both operands; a branch around them would cost more than
-// they do.
-template <class Traits, class Rows>
-CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &ring,
-                             typename Traits::SharedStorage &shared, Release const &release, Rows &rows, int k_begin,
-                             int k_end) {
+// they do. begun: the sums go on from what acc holds.
+template <class Traits, int kN = Traits::kN, class Rows>
+CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, typename Traits::SharedStorage &shared,
+                             Release const &release, Rows &rows, int k_begin, int k_end,
+                             bool begun = Traits::kPreActivated) {
   using Element = typename Traits::Element;
-  using Step = Shape<_64, Int<Traits::kN>, Int<kStepBytes / int(sizeof(Element))>>;
+  using Step = Shape<_64, Int<kN>, Int<kStepBytes / int(sizeof(Element))>>;
   using Sum = cute::conditional_t<cute::is_same_v<typename Traits::Sum, uint32_t>, int32_t, float>;
   using Op = decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>());
-  // The first step overwrites acc, unless the sums have begun.
-  auto scale = Traits::kPreActivated ? SM90::GMMA::ScaleOut::One : SM90::GMMA::ScaleOut::Zero;
+  auto scale = begun ? SM90::GMMA::ScaleOut::One : SM90::GMMA::ScaleOut::Zero;  // the first step may overwrite acc
   uint32_t operands[2][Traits::kSteps][4];
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
@@ -65,7 +64,7 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[Traits::kN / 2], Ring &
     warpgroup_arrive();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {
-      wgmma<Op>(acc, a[i], b + i * kStepBytes / 16, scale, std::make_index_sequence<Traits::kN / 2>{});
+      wgmma<Op>(acc, a[i], b + i * kStepBytes / 16, scale, std::make_index_sequence<kN / 2>{});
       scale = SM90::GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();

@@ -23,6 +23,14 @@ struct Rescale {
   int whole, fraction;
 };
 
+// How small tiles walk over sources of which some are enlarged by two (phases.cuh): those come first.
+struct PhasePlan {
+  std::uint8_t source[kMaxSources];        // in the order of their sums
+  std::uint16_t first_block[kMaxSources];  // of channels, of each among those of the packed filters
+  std::uint16_t begin[kMaxSplits + 1];     // as k_begin, of the k-tiles of full size; k_begin are the enlarged ones
+  std::uint8_t enlarged;                   // sources
+};
+
 // The lines of 64 bytes that a block reads first follow the maps, as in Problem.
 struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
@@ -43,7 +51,8 @@ struct alignas(128) Sm90Params {
   float inverse_output_scale;         // of 8-bit outputs
   float const *b, *w_scale;           // w_scale: of 8-bit filters
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation
-  Sm90Output outputs[kMaxOutputs];    // in the order of their tiles; those that do not exist start at row kInt32Max
+  PhasePlan phases;
+  Sm90Output outputs[kMaxOutputs];  // in the order of their tiles; those that do not exist start at row kInt32Max
   Problem problem;
   int first_channel[kMaxSources];   // of each source, in the concatenation
   int activated_begin[kMaxSplits];  // channels of it that the i-th part of a small tile's reduction activates

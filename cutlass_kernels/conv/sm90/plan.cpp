@@ -94,14 +94,30 @@ CUresult encode_enlarged(Sm90Params &k, Sm90Tile const &tile, int i) {
   return encode_tiled<5>(&k.x[i], p.type, {C, factor, W, H, N}, {0, pixel, row, image}, box);
 }
 
+// A phase of a tile of phases.cuh: pixels of a source that it enlarges, as a plain matrix, or a tap of a 2 x 2 filter
+// with stride 2.
+CUresult encode_phase(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
+  cuuint32_t const pixels = tile.pixels() / 4;
+  if (p.upsample[i] == 2) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W / 4}, {pixel}, {kChannelBlock, pixels});
+  cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
+  int const lower[2] = {0, 0}, upper[2] = {-1, -1};
+  cuuint32_t const steps[4] = {1, 2, 2, 1};
+  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, kChannelBlock,
+                              pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, kPromotion,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
 CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
-  if (k.problem.upsample[i] > 1) return encode_enlarged(k, tile, i);
+  if (k.problem.upsample[i] > 1 && !tile.enlarges) return encode_enlarged(k, tile, i);
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
   if (tile.halo) {
     cuuint32_t const channels = halo_channels(tile), pitch = k.halo.pitch, rows = k.halo.rows;
     return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped, {channels, pitch, rows, 1});
   }
+  if (tile.enlarges) return encode_phase(k, tile, i);
   cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
   cuuint32_t const channels = k_channels(tile);
   if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {channels, share});
@@ -206,6 +222,25 @@ Channels channels_of(Problem const &p, int k) {
   return {first + channel, first + std::min(p.C[source], channel + kChannelBlock)};
 }
 
+// Divides the k-tiles of both kinds, so that each part of a sum has some of either.
+void plan_phases(Sm90Params &k) {
+  Problem const &p = k.problem;
+  int count = 0, k_tiles[2] = {};  // of sources of full size, of enlarged ones
+  for (bool const enlarged : {true, false}) {
+    int blocks = 0;
+    for (int i = 0; i < p.sources; ++i) {
+      if ((p.upsample[i] > 1) == enlarged) {
+        k.phases.source[count] = std::uint8_t(i), k.phases.first_block[count++] = std::uint16_t(blocks);
+        k_tiles[enlarged] += blocks_of(p.C[i]), k.phases.enlarged += enlarged;
+      }
+      blocks += blocks_of(p.C[i]);
+    }
+  }
+  for (int i = 0; i <= k.splits; ++i) {
+    k.k_begin[i] = k_tiles[1] * i / k.splits, k.phases.begin[i] = std::uint16_t(k_tiles[0] * i / k.splits);
+  }
+}
+
 Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) {
   Sm90Params k{};
   k.problem = p;
@@ -228,6 +263,10 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   }
   k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
+  if (tile.enlarges) {  // by pixels of an enlarged source
+    k.by_image = Divider(p.P * p.Q / 4), k.by_row = Divider(p.Q / 2);
+    plan_phases(k);
+  }
   k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
   k.pointwise = is_pointwise(p);
   for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];

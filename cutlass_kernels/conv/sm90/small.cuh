@@ -5,24 +5,25 @@
 #pragma once
 
 #include "conv/sm90/activated_rows.cuh"
-#include "conv/sm90/narrow.cuh"
-#include "conv/sm90/unit_store.cuh"
+#include "conv/sm90/phases.cuh"
 
 namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, bool kPre = false>
+template <class Element_, int kFilters_, int kPixels_, bool kPre = false, bool kEnlarged_ = false>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kSmall = true, kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
-  static constexpr bool kDrains = Sm90Numbers<Element>::kScaled, kShortcut = !kPre && !kDrains;
+  static constexpr bool kEnlarged = kEnlarged_;  // some sources are enlarged by two: see phases.cuh
+  static constexpr bool kDrains = Sm90Numbers<Element>::kScaled, kShortcut = !kPre && !kDrains && !kEnlarged;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kSmallRowBytes / int(sizeof(Element));
   // wgmma's rows, 64 of each warpgroup, and its width.
   static constexpr int kRows = kPre ? kPixels : kFilters, kN = kPre ? kFilters : kPixels, kRowTiles = 1;
   static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
-  static constexpr int kShortcutSlots = 0, kPixelGroups = 1;
+  static constexpr int kShortcutSlots = 0, kPixelGroups = 1, kPhasePixels = kPixels / 4;
+  static constexpr int kRunPixels = kEnlarged ? kPhasePixels : kPixels;  // of the run that is a tile
   // At most: blocks on a multiprocessor, and stages of each.
   static constexpr int kBlocks = small_blocks(kRows, kN, int(sizeof(Element))), kStages = kSmallStages;
   static constexpr int kReaders = kRows / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
@@ -115,8 +116,10 @@ template <class Traits>
 using UnitPair = cute::conditional_t<Traits::kPreActivated, BegunWithBias,
                                      cute::conditional_t<Traits::kDrains, ScaledPair<float, true, true>, FilterPair>>;
 template <class Traits>
-using Place =
-    cute::conditional_t<Traits::kPreActivated, RowPlace<typename Traits::Output>, UnitPlace<typename Traits::Output>>;
+using PlainPlace = cute::conditional_t<Traits::kEnlarged, PhasePlace<typename Traits::Output, Traits::kUnits / 4>,
+                                       UnitPlace<typename Traits::Output>>;
+template <class Traits>
+using Place = cute::conditional_t<Traits::kPreActivated, RowPlace<typename Traits::Output>, PlainPlace<Traits>>;
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     // ---- consumers ----
     prefetch_maps(params);
     if (divided) cluster_arrive();
-    int const row_w = threadIdx.x / 128 * 64, first = place.tile_x(place.first_tile) * Traits::kPixels;
+    int const row_w = threadIdx.x / 128 * 64, first = place.tile_x(place.first_tile) * Traits::kRunPixels;
     Release const release(place);
     Ring ring(params.stages);
     wait_for_previous_kernel();
@@ -175,7 +178,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     } else {
       meet();
       PlainRows<Traits> rows{row_w, false};
-      narrow_loop<Traits>(acc[0], ring, shared, release, rows, k_begin, k_end);
+      if constexpr (Traits::kEnlarged) {
+        loop_in_phases<Traits>(acc[0], ring, shared, params, release, rows, place.part);
+      } else {
+        narrow_loop<Traits>(acc[0], ring, shared, release, rows, k_begin, k_end);
+      }
     }
     TileFilters const filters(params, tile_f, Traits::kFilters, opaque(row_w));  // not kept through the main loop
     Place<Traits> const outputs(params, filters, pair, first);
@@ -228,7 +235,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     __syncwarp();
     cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
     if (divided) cluster_arrive();
-    if (loads) fill_ring<Traits>(shared, params, place, k_begin, k_end);
+    if constexpr (Traits::kEnlarged) {
+      if (loads) fill_ring_in_phases<Traits>(shared, params, place);
+    } else {
+      if (loads) fill_ring<Traits>(shared, params, place, k_begin, k_end);
+    }
     __syncwarp();
     if (divided) cluster_wait();
   }

@@ -141,11 +141,20 @@ bool fits_im2col(Problem const &p) {
          corner(p.pad_top, p.pad_bottom, reach_h) && corner(p.pad_left, p.pad_right, reach_w);
 }
 
+// Whether some sources are enlarged by two and all others are of full size, under a 1x1 filter. PhasePlan counts blocks
+// of channels in 16 bits.
+bool fits_phases(Problem const &p) {
+  int const *const end = p.upsample + p.sources;
+  auto const twice = std::count(p.upsample, end, 2), once = std::count(p.upsample, end, 1);
+  return is_pointwise(p) && twice > 0 && once > 0 && twice + once == p.sources && k_tiles<kChannelBlock>(p) <= 0xffff;
+}
+
 bool fits_geometry(Sm90Tile const &tile, Problem const &p) {
   if (tile.cluster_f > filter_tiles(tile, p)) return false;  // there is no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
   // The pre-activation keeps the row and column of a pixel in 16 bits each.
   if (p.pre_activated && !is_pointwise(p) && std::max(p.H, p.W) > kMaxUpsampledSide) return false;
+  if (tile.enlarges) return fits_phases(p);
   return tile.halo ? fits_patches(tile, p) : fits_im2col(p);
 }
 
@@ -155,7 +164,8 @@ char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   bool const scaled = tile.type_bytes == 1;
   if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   if (!has_strides_for_tma(p)) return "pixels of this stride";
-  if (is_upsampled(p) && !tile.halo) return "enlarged sources";
+  if (is_upsampled(p) && !tile.halo && !tile.enlarges) return "enlarged sources";
+  if (tile.enlarges && !is_upsampled(p)) return "sources of full size";
   if (scaled && tile.schedule != Sm90Schedule::kSmall && !one_sum_fits(p)) return "sums beyond 32 bits";
   if (scaled && tile.schedule == Sm90Schedule::kSplit && p.output_type != Type::kFloat16) return "8-bit outputs";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";

@@ -32,6 +32,7 @@ struct Sm90Tile {
   bool plain;          // has a kernel for other sources
   bool pairs;          // a k-tile is two blocks of channels, of 8-bit sources
   bool pixel_rows;     // see form_of()
+  bool enlarges;       // small: takes sources of which some are enlarged by two, and no others
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
@@ -98,6 +99,13 @@ constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filte
   return tile;
 }
 
+// A tile of phases.cuh: four times as many outputs as pixels of an enlarged source.
+constexpr Sm90Tile enlarging_tile(int id, char const *name, int pixels) {
+  Sm90Tile tile = small_tile(id, name, k16Bit, 64, pixels);
+  tile.enlarges = true;
+  return tile;
+}
+
 // ---- what follows from a row ----------------------------------------------------------------------------------------
 
 // The tile as it computes sources that are pre-activated, or that are not. A small tile that activates them is its own
@@ -132,8 +140,10 @@ constexpr Group group_of(Sm90Tile const &tile) {
 }
 
 // Whether the tile adds a residual, which the Hopper path calls a shortcut. A ring that two warpgroups read in turn has
-// no slots for it.
-constexpr bool adds_shortcut(Sm90Tile const &tile) { return tile.schedule != Sm90Schedule::kPingPong; }
+// no slots for it. Small tiles for enlarged sources would spill.
+constexpr bool adds_shortcut(Sm90Tile const &tile) {
+  return tile.schedule != Sm90Schedule::kPingPong && !tile.enlarges;
+}
 
 // Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128, and a patch's tap takes
 // some 370 clocks however few its products are. So tiles exist that load two neighbouring blocks of 8-bit sources at a
