@@ -30,6 +30,8 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static_assert(!kPre || kReaders == 1);
   static constexpr int kRewriters = 0;
   static constexpr int kUnits = kN / 8;  // a unit: 8 pixels or, pre-activated, 8 filters, finished by one block
+  // Of a wide tile so many are finished by the same code, in turns.
+  static constexpr int kUnitsInTurn = kUnits <= 8 ? kUnits : kUnits % 5 != 0 && kUnits % 4 == 0 ? 4 : 5;
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
@@ -206,9 +208,23 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
         if constexpr (Traits::kPreActivated)
           store_two_units<kFinish>(values_of(unit), values_of(unit + 1), pair, params, outputs, unit);
       }
-      CUTE_UNROLL
-      for (int unit = kPaired; unit < Traits::kUnits; ++unit) {
-        store_unit<Traits, kFinish, kShortcut>(values_of(unit), shortcut[unit], pair, pads, params, outputs, unit);
+      // The first units of a wide tile are finished, and the others move to their registers: straight code for all
+      // would be long, and a launch behind another kernel waits for its code.
+      constexpr int kTurn = Traits::kPreActivated ? Traits::kUnits : Traits::kUnitsInTurn;
+      CUTE_NO_UNROLL
+      for (int done = kPaired; done < Traits::kUnits; done += kTurn) {
+        CUTE_UNROLL
+        for (int i = kPaired; i < kPaired + kTurn && i < Traits::kUnits; ++i) {
+          int const unit = done - kPaired + i;
+          if (Traits::kUnits % kTurn != 0 && unit >= Traits::kUnits) break;
+          store_unit<Traits, kFinish, kShortcut>(values_of(i), shortcut[i], pair, pads, params, outputs, unit);
+        }
+        CUTE_UNROLL
+        for (int i = 0; i + kTurn < Traits::kUnits; ++i) {
+          CUTE_UNROLL
+          for (int v = 0; v < 4; ++v) values_of(i)[v] = values_of(i + kTurn)[v];
+          if constexpr (kShortcut) shortcut[i][0] = shortcut[i + kTurn][0], shortcut[i][1] = shortcut[i + kTurn][1];
+        }
       }
     };
 
