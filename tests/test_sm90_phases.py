@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import emulated
-import gpu
 import gpu_checks
 import problems
 import pytest
 from problems import Problem
 from test_sm90 import ENLARGING, hopper_library
+from test_sm90_small import MULTIPROCESSORS, hopper_gpu
 
 from cutefuse import kernels
 from cutefuse.ops import conv_call, conv_math
 from cutefuse.ops.conv_form import Form, Source
 
-__all__ = ["hopper_library"]
+__all__ = ["hopper_gpu", "hopper_library"]
 
 
 @pytest.mark.usefixtures("hopper_library")
@@ -70,7 +70,6 @@ class TestLegality:
 
 # ---- on the GPU -----------------------------------------------------------------------------------------------------
 
-MULTIPROCESSORS = (1, 20, 66, 132, 264, 900)  # that the plan is told of: see test_sm90_small
 SHAPES = [
     Problem(1, 40, 40, (256, 128), 128, activation="Silu", upsample=(2, 1)),
     Problem(1, 20, 20, (512, 512), 64, activation="Relu", upsample=(1, 2)),  # sums in many parts
@@ -80,12 +79,6 @@ SHAPES = [
     Problem(1, 38, 50, (64, 40), 200, activation="Tanh", upsample=(2, 1), starts=(8, 16), tail=24),
     Problem(1, 28, 28, (128, 64), 149, activation="Silu", upsample=(2, 1), outputs=(64, 72, 13)),
 ]
-
-
-@pytest.fixture
-def hopper_gpu() -> None:
-    if gpu.device_facts()[0] != 90:
-        pytest.skip("needs a Hopper GPU")
 
 
 @pytest.mark.gpu
