@@ -38,6 +38,8 @@ SHAPES = [
     Problem(1, 512, 512, (64, 64), 64, **SAME, upsample=(2, 1), activation="Relu", name="up_unet_up4_b1"),
     Problem(1, 128, 128, (256, 256), 256, **SAME, upsample=(2, 1), activation="Relu", name="up_unet_up2_b1"),
     Problem(1, 320, 1024, (32, 64), 32, **SAME, upsample=(2, 1), activation="Relu", name="up_depth_decoder_b1"),
+    Problem(1, 512, 512, (32, 32, 32, 64), 32, **SAME, upsample=(1, 1, 1, 2), activation="Relu", name="up_unet_pp_b1"),
+    Problem(8, 256, 256, (64, 64), 32, **SAME, upsample=(2, 1), activation="Relu", name="up_smp_unet_d3_b8"),
     Problem(2, 128, 128, (768,) * 4, 768, upsample=(8, 4, 2, 1), activation="Relu", name="up_segformer_b5_fuse_b2"),
     Problem(1, 128, 256, (48, 96, 192, 384), 720, upsample=(1, 2, 4, 8), activation="Relu", name="up_hrnet_head_b1"),
     Problem(8, 80, 80, (128, 128), 128, **SAME, activation="Relu", residual="before", name="add_relu_3x3_b8"),

@@ -50,6 +50,7 @@ TILES = {
 }
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 ENLARGING = {163: "sm90_up_64x64", 164: "sm90_up_64x96", 165: "sm90_up_64x128", 166: "sm90_up_64x160"}
+BESIDE = {167: "sm90_two_32x32x24", 168: "sm90_two_32x32x16"}
 TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types
 SMALL = {i: name for i, name in TILES.items() if "small" in name}
 HALO = {i for i, name in TILES.items() if "halo" in name or "rows" in name}
@@ -104,7 +105,7 @@ def test_ids_and_names_of_the_tiles_never_change() -> None:
     library_or_skip()
     (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "concat_conv")
     found = {c["id"]: c["name"] for c in op["configs"] if c["name"].startswith("sm90_")}
-    known = TILES | TF32 | PRE_ACTIVATED | ENLARGING
+    known = TILES | TF32 | PRE_ACTIVATED | ENLARGING | BESIDE
     assert {i: found.get(i) for i in known} == known
 
 
@@ -113,8 +114,8 @@ class TestLegality:
     base = problems.Problem(2, 40, 40, (64, 48), 256, **SAME)
 
     def test_stride_one_filters_take_every_tile(self) -> None:
-        assert hopper_tiles(self.base) == set(TILES)
-        assert hopper_tiles(self.base, "bfloat16") == set(TILES)
+        assert hopper_tiles(self.base) == set(TILES) | set(BESIDE)
+        assert hopper_tiles(self.base, "bfloat16") == set(TILES) | set(BESIDE)
 
     def test_float32_has_tiles_of_its_own_for_filters_of_stride_one_with_several_taps(self) -> None:
         assert hopper_tiles(self.base, "float32") == set(TF32)

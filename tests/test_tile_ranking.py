@@ -41,7 +41,7 @@ CASES = {  # (images, height, width), channels, enlarged by, filters, taps, pre-
         (1, 46, 46), STAGE, (1,) * 3, 128, 7, False, {"sm90_rows_64x224_split", "sm90_rows_64x192_split"}),
     "odd channels, 8 images": (
         (8, 46, 46), STAGE, (1,) * 3, 128, 7, False,
-        {"sm90_halo_64x16x32", "sm90_rows_64x192_split", "sm90_halo_128x8x15"}),
+        {"sm90_two_32x32x24", "sm90_halo_64x16x32", "sm90_rows_64x192_split"}),
     "pre-activated, 14 pixels": (
         (1, 14, 14), (256, 32, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x16", "sm90_small_64x32"}),
     "pre-activated, 7 pixels": (

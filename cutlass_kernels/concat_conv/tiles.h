@@ -75,6 +75,9 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     pingpong_tile(132, "sm90_pp_128x160", k16Bit, 128, 160, kAlsoPreActivated),
     pingpong_tile(133, "sm90_pp_128x192", k16Bit, 128, 192),
     pingpong_tile(134, "sm90_pp_64x256", k16Bit, 64, 256),
+    // id, name, pixels for 32 filters
+    beside_tile(167, "sm90_two_32x32x24", {32, 24}),
+    beside_tile(168, "sm90_two_32x32x16", {32, 16}),
     // id, name, pixels
     rows_tile(141, "sm90_rows_64x224_split", 224),
     rows_tile(142, "sm90_rows_64x192_split", 192),

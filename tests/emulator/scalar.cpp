@@ -221,6 +221,7 @@ Run compare(Opcode const &opcode) {
   std::string_view const how = opcode.parts[1];
   bool const unordered = how.size() == 3 && how.back() == 'u';
   std::string_view const relation = unordered ? how.substr(0, 2) : how;
+  bool const of_nan = unordered || relation == "nan";  // the names are the opcode's, which is gone when this runs
   return with_number(opcode.last(), [&](auto zero) -> Run {
     using T = decltype(zero);
     auto const with = [&](auto holds) -> Run {
@@ -228,7 +229,7 @@ Run compare(Opcode const &opcode) {
         int const a = in.row_of(1), b = in.row_of(2);
         each_lane(mask, [&](int lane) {
           T const x = get<T>(warp.row(a)[lane]), y = get<T>(warp.row(b)[lane]);
-          bool const result = x != x || y != y ? unordered || relation == "nan" : holds(x, y);
+          bool const result = x != x || y != y ? of_nan : holds(x, y);
           put<bool>(warp.row(in.rows[0])[lane], result);
           if (in.counts[0] == 2) put<bool>(warp.row(in.rows[1])[lane], !result);
         });

@@ -108,7 +108,8 @@ constexpr double kLoadBytes = 50;      // per clock, from L2 into one multiproce
 
 // Clocks of one k-step, 32 bytes of each pixel and filter: 128 for 64 x 256 outputs. Narrow wgmma wait for shared
 // memory.
-double multiply_clocks(Sm90Tile const &tile) {
+double multiply_clocks(Sm90Tile const &row) {
+  Sm90Tile const tile = as_multiplied(row);
   int const n = halves_channels(tile) ? tile.pixels() : tile.pixels_per_warpgroup();  // width of one wgmma
   double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
                       : tile.halo && n >= 120 ? 1.11
@@ -131,10 +132,11 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   constexpr double kTap = 365;           // clocks of a patch's tap at least, since its filters are a stage of their own
   constexpr double kTurn = 600;          // of a k-tile of a warpgroup that takes turns: it looks for no other meanwhile
   constexpr double kBetween = 20;        // from a k-tile to the next
+  int const filters = as_multiplied(tile).filters, taps_each = p.R * (p.S + tile.beside - 1);
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
-    load_pixels = double(plan.pitch) * plan.rows / (p.R * p.S);
+    load_pixels = double(plan.pitch) * plan.rows / taps_each;
   }
   // A pre-activated k-tile is rewritten before it is multiplied, by 256 threads or by those of one warpgroup.
   bool const alone = tile.schedule == Sm90Schedule::kPingPong;
@@ -143,10 +145,12 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   bool const half_rows = tile.type_bytes * k_channels(tile) == 64 && !tile.halo && !is_pointwise(p);
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
-    double const repeats = p.upsample[i] > 1 ? kLoadBytes / kRepeatedBytes : 1.0;
-    double const load = 32 * (half_rows ? kHalfRows : 1.0) * (tile.filters + load_pixels * repeats) / kLoadBytes;
-    double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * p.R * p.S;
-    double const taps = double(ceil_div(p.C[i], k_channels(tile))) * p.R * p.S;
+    double const repeats = tile.beside > 1     ? double(tile.beside) / p.upsample[i]
+                           : p.upsample[i] > 1 ? kLoadBytes / kRepeatedBytes
+                                               : 1.0;
+    double const load = 32 * (half_rows ? kHalfRows : 1.0) * (filters + load_pixels * repeats) / kLoadBytes;
+    double const k_steps = double(ceil_div(p.C[i], 32 / tile.type_bytes)) * taps_each;
+    double const taps = double(ceil_div(p.C[i], k_channels(tile))) * taps_each;
     // The missing block of two is filled with zeros, which takes longer than loading it.
     bool const missing = ceil_div(p.C[i], kChannelBlock) % 2 == 1;
     double const loads = tile.pairs ? 4 * (taps + (missing ? kFilled * p.R * p.S : 0.0)) : k_steps;
@@ -164,7 +168,9 @@ double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
   bool const shortcut = p.residual != Residual::kNone;
   // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
   double const area = tile.filters * tile.pixels() / 32768.0 * (tile.type_bytes == 4 ? 2 : 1);
-  return area * ((exponential ? kExponential : kPlain) + (shortcut ? kShortcut : 0));
+  // Filters that do not exist are converted like the others, and not stored. A pixel takes as long as 32 at least.
+  double const stored = std::max(double(p.K) / filter_tiles(tile, p), 32.0) / tile.filters;
+  return area * (kPlain * stored + (exponential ? kExponential - kPlain : 0) + (shortcut ? kShortcut : 0));
 }
 
 double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int splits) {

@@ -4,6 +4,7 @@
 // one row of the patch further). im2col would fetch each pixel R*S times from L2.
 #pragma once
 
+#include "conv/sm90/beside.cuh"
 #include "conv/sm90/direct_store.cuh"
 #include "conv/sm90/enlarge.cuh"
 #include "conv/sm90/scales.cuh"
@@ -16,13 +17,15 @@ namespace cutefuse::conv {
 // The patch is kPixelsA x kPixelsB pixels along `a` and `b`; see HaloPlan. Of 128 filters each warpgroup has 64, over a
 // patch 8 pixels wide. Of 64 filters each has half of a patch 16 pixels wide. Where that would leave most
 // multiprocessors without a patch, it is 8 pixels wide, and each warpgroup multiplies all of it with half of the
-// channels: a wgmma of half the pixels would take as long.
-template <class Element_, int kFilters_, int kPixelsA_, int kPixelsB_, bool kPairs_ = false>
+// channels: a wgmma of half the pixels would take as long. Where kBeside is 2, they are 32 filters of two pixels, and a
+// pixel of the patch is such a pair.
+template <class Element_, int kFilters_, int kPixelsA_, int kPixelsB_, bool kPairs_ = false, int kBeside_ = 1>
 struct Sm90Halo : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kDirect = Sm90Numbers<Element>::kDirect;
   static constexpr int kFilters = kFilters_, kPixelsA = kPixelsA_, kPixelsB = kPixelsB_;
+  static constexpr int kBeside = kBeside_, kTileFilters = kFilters / kBeside, kTileA = kPixelsA * kBeside;
   static constexpr int kPixels = kPixelsA * kPixelsB, kPixelGroups = kPixelsA / 8, kWidth = 8 * kPixelsB;  // of a wgmma
   static constexpr bool kHalves = halves_channels(kFilters, kPixelsA);
   static constexpr int kN = kHalves ? kWidth / kConsumers : kWidth;  // pixels that a warpgroup finishes
@@ -101,14 +104,19 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
   int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
   Ring ring(plan.halo_stages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
+    Patch const patch(params, place.tile_x(tile), Traits::kTileA, Traits::kPixelsB);
     for_each_chunk<Traits::kChannels>(p, [&](int source, int channel, int) {
       uint64_t *const full = &shared.halo_full[ring.stage];
+      unsigned char *const to = shared.stages + ring.stage * plan.stage_bytes;
+      int const a = patch.a - pad_a, b = patch.b - pad_b;
       Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
-      TransactionBarrier::arrive_and_expect_tx(full, bytes);
       if (ring.stage == 0) wait_for_previous_kernel();  // before the first load; later calls return at once
-      load_patch<Traits::kPixelBytes>(params, source, channel, patch.a - pad_a, patch.b - pad_b, patch.n, full,
-                                      shared.stages + ring.stage * plan.stage_bytes);
+      if constexpr (Traits::kBeside > 1) {
+        load_patch_in_parts<Traits>(params, source, channel, a, b, patch.n, full, to);
+      } else {
+        TransactionBarrier::arrive_and_expect_tx(full, bytes);
+        load_patch<Traits::kPixelBytes>(params, source, channel, a, b, patch.n, full, to);
+      }
       ring.advance();
     });
   }
@@ -119,19 +127,22 @@ template <class Traits>
 CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params,
                               ClusterPlace const &place, unsigned char *filter_stages) {
   Problem const &p = params.problem;
-  int const taps = p.R * p.S;
+  int const columns = p.S + Traits::kBeside - 1, taps = p.R * columns;
   Ring ring(params.halo.filter_stages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    int const filter = TileFilters(params, place.tile_f(tile), Traits::kFilters, 0).first;
+    int const filter = TileFilters(params, place.tile_f(tile), Traits::kTileFilters, 0).first;
     for_each_chunk<Traits::kChannels>(p, [&](int, int, int column) {
       int const block = params.by_taps.divide(column / kChannelBlock);
-      for (int tap = 0; tap < taps; ++tap) {
+      for (int tap = 0, s = 0; tap < taps; ++tap) {
         uint64_t *const full = &shared.filter_full[ring.stage];
         Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
         TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
         if (ring.stage == 0) wait_for_previous_kernel();
-        void *const to = filter_stages + ring.stage * Traits::kFilterBytes;
-        if constexpr (Traits::kPairs) {
+        unsigned char *const to = filter_stages + ring.stage * Traits::kFilterBytes;
+        if constexpr (Traits::kBeside > 1) {
+          load_filters_beside<Traits>(params, column, s, filter, full, to);
+          if (++s == columns) s = 0, column += p.S * kChannelBlock;
+        } else if constexpr (Traits::kPairs) {
           load_filter_pair<false>(params, tap * kChannelBlock, block, filter, full, to);
         } else {
           load_filters<Traits::kScaled>(params, column + tap * kChannelBlock, filter, full, to);
@@ -187,7 +198,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
-  int const warpgroup = cutlass::canonical_warp_group_idx(), taps = p.R * p.S;
+  int const warpgroup = cutlass::canonical_warp_group_idx(), taps = p.R * (p.S + Traits::kBeside - 1);
   int const pad_a = plan.swapped ? p.pad_top : p.pad_left;
   ClusterPlace const place(params);
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
@@ -217,9 +228,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
     Ring halo(plan.halo_stages), filters(plan.filter_stages);
     uint32_t shortcut_phase = 0;
     for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-      Patch const patch(params, place.tile_x(tile), Traits::kPixelsA, Traits::kPixelsB);
-      TileFilters const tile_filters(params, place.tile_f(tile), kFilters, first_row_w);
-      Pair<Traits> pair(params, tile_filters);
+      Patch const patch(params, place.tile_x(tile), Traits::kTileA, Traits::kPixelsB);
+      TileFilters const tile_filters(params, place.tile_f(tile), Traits::kTileFilters, first_row_w);
+      PatchPair<Traits> pair(params, tile_filters);
       typename Traits::Sum acc[1][kWidth / 2];  // the first step overwrites it
       auto scale = SM90::GMMA::ScaleOut::Zero;
       bool running = false;  // some steps' products are still being added
@@ -242,11 +253,13 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           rescale(acc[0], params.rescale[source]);
         }
         TransactionBarrier::wait(&shared.halo_full[halo.stage], halo.phase);
-        int const first = first_a + pixels_before(params, source, patch.a - pad_a);
+        PairColumns const beside(params, source);
+        int const first = first_a + (Traits::kBeside > 1 ? 0 : pixels_before(params, source, patch.a - pad_a));
         uint64_t const pixels =
             operand(shared.stages + halo.stage * plan.stage_bytes + first * Traits::kPixelBytes + first_step,
                     plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
-        int row_of_tap = 0, s = 0;  // the tap's first pixel in the patch
+        int row_of_tap = Traits::kBeside > 1 ? beside.pixel(0) : 0, s = 0;  // the tap's first pixel in the patch
+        [[maybe_unused]] int row = 0;
         CUTE_NO_UNROLL
         for (int tap = 0; tap < taps; ++tap) {
           TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
@@ -264,9 +277,14 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
             tma_store_wait<0>();
             uint64_t *const full = &shared.shortcut_full[consumer];
             TransactionBarrier::arrive_and_expect_tx(full, sizeof(shared.y[consumer]));
-            SM90_TMA_LOAD_4D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                                   shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b + first_b,
-                                   patch.n);
+            if constexpr (Traits::kBeside > 1) {
+              load_shortcut_in_parts<Traits>(params, tile_filters.first, patch.a + first_a * Traits::kBeside, patch.b,
+                                             patch.n, full, shared.y[consumer]);
+            } else {
+              SM90_TMA_LOAD_4D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                                     shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b + first_b,
+                                     patch.n);
+            }
           }
           warpgroup_wait<1>();
           running = true;
@@ -275,9 +293,15 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
             if (tap == 0) Barrier::arrive(&shared.halo_empty[halo.previous()]);
           }
           filters.advance();
-          bool const next_r = ++s == p.S;
-          row_of_tap += next_r ? plan.step_r - (p.S - 1) * plan.step_s : plan.step_s;
-          s = next_r ? 0 : s;
+          bool const next_r = ++s == p.S + Traits::kBeside - 1;
+          if constexpr (Traits::kBeside > 1) {
+            s = next_r ? 0 : s;
+            row += next_r ? plan.step_r : 0;
+            row_of_tap = row + beside.pixel(s);
+          } else {
+            row_of_tap += next_r ? plan.step_r - (p.S - 1) * plan.step_s : plan.step_s;
+            s = next_r ? 0 : s;
+          }
         }
         halo.advance();
       });
@@ -285,9 +309,18 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
       float sums[kHalves ? kN / 2 : 1];
       if constexpr (kHalves) add_halves(acc[0], sums, consumer, shared.halves);
       auto &finished = second_if<kHalves>(acc[0], sums);
+      if constexpr (Traits::kBeside > 1) {
+        replace_nan<Element>(finished, params, tile_filters.first, patch.a + first_a * Traits::kBeside, patch.b,
+                             patch.n);
+      }
       auto const store = [&](int i, auto const *from) {
-        SM90_TMA_STORE_4D::copy(&params.out[tile_filters.output], from, tile_filters.in_output, patch.a + first_a,
-                                patch.b + first_b + i * (Traits::kStoreRows / 8), patch.n);
+        if constexpr (Traits::kBeside > 1) {
+          store_in_parts<Traits>(params, from, tile_filters.in_output, patch.a + first_a * Traits::kBeside,
+                                 patch.b + i * (Traits::kStoreRows / 8), patch.n);
+        } else {
+          SM90_TMA_STORE_4D::copy(&params.out[tile_filters.output], from, tile_filters.in_output, patch.a + first_a,
+                                  patch.b + first_b + i * (Traits::kStoreRows / 8), patch.n);
+        }
       };
       auto activation = p.activation;
       if constexpr (!Traits::kScaled && !Traits::kDirect) {
@@ -295,7 +328,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           activation = finish_before_shortcut(finished, pair, p);
           TransactionBarrier::wait(&shared.shortcut_full[consumer], shortcut_phase);
           shortcut_phase ^= 1;
-          add_shortcut<Element, kN / 8>(finished, shared.y[consumer]);  // each warp reads what it overwrites later
+          add_shortcut<Element, kN / 8, PatchPair<Traits>::kColumns>(
+              finished, shared.y[consumer]);  // each warp reads what it overwrites later
         }
       }
       if constexpr (Traits::kDirect) {

@@ -28,7 +28,8 @@ Kernels sm90_kernels() {
     using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges>;
     return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
   } else if constexpr (kTile.halo) {
-    using Traits = Sm90Halo<Element, kTile.filters, kTile.pixels_a, kTile.pixels_b, kTile.pairs>;
+    constexpr Sm90Tile kPatch = as_multiplied(kTile);
+    using Traits = Sm90Halo<Element, kPatch.filters, kPatch.pixels_a, kPatch.pixels_b, kTile.pairs, kTile.beside>;
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
     using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kPre, kTile.pairs>;

@@ -11,12 +11,14 @@ namespace cutefuse::conv {
 // The two filters of a thread's accumulator rows, which are 8 apart: their biases, and how many filters the output has
 // from the first of the two on.
 struct FilterPair {
+  static constexpr int kColumns = kStoreColumns;  // filters of a staged pixel
   int left;
   float bias[2];
 
   FilterPair() = default;
-  CUTE_DEVICE FilterPair(Sm90Params const &params, TileFilters const &filters) {
-    left = params.outputs[filters.output].last - filters.first - threadIdx.x % 128 / 32 * 16 - threadIdx.x % 32 / 4;
+  CUTE_DEVICE FilterPair(Sm90Params const &params, TileFilters const &filters, int columns = kColumns) {
+    int const column = threadIdx.x % 128 / 32 * 16 % columns;
+    left = params.outputs[filters.output].last - filters.first - column - threadIdx.x % 32 / 4;
     float const *const b = params.b + params.outputs[filters.output].last - left;
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) bias[row] = left > 8 * row ? __ldg(b + 8 * row) : 0.f;
@@ -128,21 +130,25 @@ CUTE_DEVICE void clear_pad_lanes(uint32_t (&packed)[kPacked], FilterPair const &
 
 // Element of a staging tile at which a thread's row of the matrices of two 8-pixel groups begins, or of one: matrix
 // lane / 8 holds filters 0-7 or 8-15 of this warp's 16 and the first group, then of the second. A row is a pixel with
-// 64 filters, 16-byte chunks XORed with the row as SWIZZLE_128B does.
+// kColumns filters, 16-byte chunks XORed with its line of 128 bytes as TMA swizzles rows of this width. Where kColumns
+// is less than 64, the warps' filters belong to several pixels, which follow each other in blocks of 64 columns.
+template <int kColumns = kStoreColumns>
 CUTE_DEVICE int staged_row(int thread, int group, bool single) {
-  int const lane = thread % 32, warp = thread % 128 / 32;
-  int const row = (single ? 0 : lane / 16 * 8) + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
-  return (8 * group + row) * kStoreColumns + chunk * 8;
+  constexpr int kWarps = kColumns / 16;  // that have filters of the same pixels
+  int const lane = thread % 32, warp = thread % 128 / 32, row = (single ? 0 : lane / 16 * 8) + lane % 8;
+  int const block = group / 8 * (kStoreColumns / kColumns) + warp / kWarps;
+  int const chunk = (2 * (warp % kWarps) + lane / 8 % 2) ^ (lane % 8 * kColumns / kStoreColumns);
+  return (64 * block + 8 * (group % 8) + row) * kColumns + chunk * 8;
 }
 
-// Transposes 8-pixel groups: pixel i of the staging tile becomes a row of 64 filters.
-template <class Element, int kGroups>
+// Transposes 8-pixel groups: pixel i of the staging tile becomes a row of kColumns filters.
+template <class Element, int kGroups, int kColumns>
 CUTE_DEVICE void stage(uint32_t const *packed, Element *staging) {
   CUTE_UNROLL
   for (int group = 0; group < kGroups; group += 2) {
     uint32_t const *const r = packed + 2 * group;
     bool const last = group + 1 == kGroups;  // an odd count ends with a single group
-    auto *const to = staging + staged_row(threadIdx.x, group, last);
+    auto *const to = staging + staged_row<kColumns>(threadIdx.x, group, last);
     if (last) {
       SM90_U16x4_STSM_T::copy(r[0], r[1], *reinterpret_cast<uint128_t *>(to));
     } else {
@@ -157,7 +163,7 @@ CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], Pair const &pair, P
   uint32_t packed[2 * kGroups];
   convert<Finish::kAny, Element>(values, packed, pair, p);
   if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);
-  stage<Element, kGroups>(packed, staging);
+  stage<Element, kGroups, Pair::kColumns>(packed, staging);
 }
 
 // Stores kStagings tiles of kRows pixels, from the tile `first` on, once this warpgroup has staged them; one thread
@@ -205,12 +211,13 @@ CUTE_DEVICE void store_outputs(float (&acc)[kPixels / 2], Pair const &pair, Acti
         convert<kFinish, Element, kFewest>(values, packed[i], next, p);
         if (kExponential) next = biases_after(packed[i][kValues / 2 - 1], next, p);
         if (holds_pad_lanes(pair)) clear_pad_lanes(packed[i], pair);
-        if (!kConvertFirst) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);
+        if (!kConvertFirst) stage<Element, kRows / 8, Pair::kColumns>(packed[i], staging + i * kRows * kStoreColumns);
       }
       if (kConvertFirst) {
         wait();
         CUTE_UNROLL
-        for (int i = 0; i < kStagings; ++i) stage<Element, kRows / 8>(packed[i], staging + i * kRows * kStoreColumns);
+        for (int i = 0; i < kStagings; ++i)
+          stage<Element, kRows / 8, Pair::kColumns>(packed[i], staging + i * kRows * kStoreColumns);
       }
       store_staged<kStagings, kRows>(first, issues, staging, warpgroup, store);
     }

@@ -57,7 +57,8 @@ struct alignas(128) Sm90Params {
   int first_channel[kMaxSources];   // of each source, in the concatenation
   int activated_begin[kMaxSplits];  // channels of it that the i-th part of a small tile's reduction activates
   int activated_end[kMaxSplits];
-  void const *shortcut;  // address of float32's shortcut; float32 uses neither z nor out
+  void const *shortcut;                        // address of float32's shortcut; float32 uses neither z nor out
+  void const *sources[kMaxSources], *filters;  // addresses, for the sums that threads add up (beside.cuh)
   HaloPlan halo;
   int tiles_f, tiles_a, tiles_b;   // tiles of all outputs; im2col: tiles_b = 1
   Divider by_a, by_b;              // tiles_a, tiles_b

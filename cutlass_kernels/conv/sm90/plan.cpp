@@ -63,14 +63,16 @@ CUtensorMapSwizzle swizzle_of(int row_bytes) {
 // What L2 fetches at a time. 256 bytes take up to a tenth longer where pixels begin between two of its lines.
 constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
-// Dimension 0 is dense, strides_bytes are those of dimensions 1.. .
+// Dimension 0 is dense, strides_bytes are those of dimensions 1.. . Of dimension 1 the box holds every step-th element.
 template <int kRank>
 CUresult encode_tiled(CUtensorMap *map, Type type, cuuint64_t const (&dims)[kRank],
-                      cuuint64_t const (&strides_bytes)[kRank - 1], cuuint32_t const (&box)[kRank]) {
-  cuuint32_t ones[kRank];
-  std::fill(ones, ones + kRank, 1u);
+                      cuuint64_t const (&strides_bytes)[kRank - 1], cuuint32_t const (&box)[kRank],
+                      cuuint32_t step = 1) {
+  cuuint32_t steps[kRank];
+  std::fill(steps, steps + kRank, 1u);
+  steps[1] = step;
   int const row_bytes = int(box[0]) * size_of(type);
-  return Driver::get().tiled(map, map_type(type), kRank, kNowhere, dims, strides_bytes, box, ones,
+  return Driver::get().tiled(map, map_type(type), kRank, kNowhere, dims, strides_bytes, box, steps,
                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), kPromotion,
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
@@ -94,6 +96,16 @@ CUresult encode_enlarged(Sm90Params &k, Sm90Tile const &tile, int i) {
   return encode_tiled<5>(&k.x[i], p.type, {C, factor, W, H, N}, {0, pixel, row, image}, box);
 }
 
+// A part of a patch of pairs of pixels, or of an enlarged source a row of it.
+CUresult encode_beside(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  int const factor = p.upsample[i], step = 2 / factor;
+  cuuint64_t const C = p.C[i], W = p.W / factor, H = p.H / factor, N = p.N, pixel = size_of(p.type) * p.ldx[i];
+  cuuint32_t const channels = halo_channels(tile), pixels = k.halo.pitch * step, rows = factor == 1 ? k.halo.rows : 1;
+  return encode_tiled<4>(&k.x[i], p.type, {C, W, H, N}, {pixel, pixel * W, pixel * W * H}, {channels, pixels, rows, 1},
+                         step);
+}
+
 // A phase of a tile of phases.cuh: pixels of a source that it enlarges, as a plain matrix, or a tap of a 2 x 2 filter
 // with stride 2.
 CUresult encode_phase(Sm90Params &k, Sm90Tile const &tile, int i) {
@@ -110,6 +122,7 @@ CUresult encode_phase(Sm90Params &k, Sm90Tile const &tile, int i) {
 }
 
 CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
+  if (tile.beside > 1) return encode_beside(k, tile, i);
   if (k.problem.upsample[i] > 1 && !tile.enlarges) return encode_enlarged(k, tile, i);
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
@@ -174,6 +187,15 @@ CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
                       {kStoreColumns, 8, rows / 8, 1});
 }
 
+// The first or second pixels of all pairs. An image that has no second one is not stored.
+CUresult encode_output_beside(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const channels = padded_channels(p.output_type, p.K), P = p.P, Q = p.Q, N = p.N;
+  cuuint64_t const pixel = size_of(p.output_type) * p.ldy, pairs = ceil_div(std::max(p.Q - i, 1), 2);
+  return encode_tiled<4>(&k.out[i], p.output_type, {channels, pairs, P, N}, {2 * pixel, Q * pixel, P * Q * pixel},
+                         {cuuint32_t(tile.filters), 8, 8, 1});
+}
+
 // The shortcut, in the boxes in which the kernels load it. TMA fills in zeros for filters that do not exist.
 CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
@@ -181,6 +203,10 @@ CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
   if (!tile.halo) {
     cuuint32_t const rows = tile.schedule == Sm90Schedule::kSplit ? 16 : tile.pixels();
     return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, rows});
+  }
+  if (tile.beside > 1) {
+    return encode_tiled<4>(&k.z, p.type, {K, Q, P, N}, {pixel, Q * pixel, P * Q * pixel},
+                           {cuuint32_t(tile.filters), 16, 8, 1}, 2);
   }
   bool const rows = tile.schedule == Sm90Schedule::kRows;
   cuuint32_t const a = rows ? k.halo.pitch : 8, b = halves_channels(tile) ? k.halo.tile_b / 2 : k.halo.tile_b;
@@ -197,7 +223,9 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   CUresult result = encode_filters(k, tile);
   if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
-  for (int i = 0; i < p.outputs && result == CUDA_SUCCESS; ++i) result = encode_output(k, tile, i);
+  for (int i = 0; i < p.outputs * tile.beside && result == CUDA_SUCCESS; ++i) {
+    result = tile.beside > 1 ? encode_output_beside(k, tile, i) : encode_output(k, tile, i);
+  }
   return result;
 }
 
@@ -345,7 +373,12 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
     refuses = refuses || replace(&map, const_cast<char *>(static_cast<char const *>(data) + bytes)) != CUDA_SUCCESS;
   };
   void const *const *next = operands.inputs;
-  for (int i = 0; i < p.sources; ++i) point(k.x[i], *next++, std::int64_t(p.start[i]) * size_of(p.type));
+  for (int i = 0; i < p.sources; ++i) {
+    std::int64_t const start = std::int64_t(p.start[i]) * size_of(p.type);
+    k.sources[i] = static_cast<char const *>(*next) + start;
+    point(k.x[i], *next++, start);
+  }
+  k.filters = *next;
   point(k.w, *next++, 0);
   if (size_of(p.type) == 1) k.w_scale = static_cast<float const *>(*next++);
   k.b = static_cast<float const *>(*next++);
@@ -356,7 +389,9 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
   }
   if (p.pre_activated) k.pre_scale = next[0], k.pre_shift = next[1];
   for (int i = 0; i < p.outputs; ++i) {
-    if (!direct) point(k.out[i], operands.outputs[i], 0);
+    for (int pixel = 0; pixel < std::max(k.halo.beside, 1) && !direct; ++pixel) {
+      point(k.out[i + pixel], operands.outputs[i], std::int64_t(pixel) * p.ldy * size_of(p.output_type));
+    }
     k.outputs[i].y = operands.outputs[i];
   }
   char const *const why = refuses ? "the driver refused an address for TMA" : start(state.launch, &k, operands.stream);

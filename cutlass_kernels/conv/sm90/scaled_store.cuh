@@ -123,10 +123,10 @@ CUTE_DEVICE void store_bytes(float (&acc)[kPixels / 2], Pair const &pair, Sm90Pa
 }
 
 // The outputs of 64 filters, whichever the number type.
-template <class Traits, int kRowTiles = 1, bool kFewest = false, class Store>
-CUTE_DEVICE void store_tile(typename Traits::Sum (&acc)[Traits::kN / 2], Pair<Traits> const &pair,
-                            Activation activation, Sm90Params const &params, typename Traits::Output *staging,
-                            int warpgroup, Store const &store) {
+template <class Traits, int kRowTiles = 1, bool kFewest = false, class Pair, class Store>
+CUTE_DEVICE void store_tile(typename Traits::Sum (&acc)[Traits::kN / 2], Pair const &pair, Activation activation,
+                            Sm90Params const &params, typename Traits::Output *staging, int warpgroup,
+                            Store const &store) {
   auto &sums = reinterpret_cast<float (&)[Traits::kN / 2]>(acc);
   if constexpr (Traits::kScaled) {
     if (size_of(params.problem.output_type) == 1) {

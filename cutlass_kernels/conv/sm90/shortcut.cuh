@@ -16,14 +16,14 @@ CUTE_DEVICE float2 widen(uint32_t pair) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};  // bfloat16 is the upper half of float32
 }
 
-// values(2,2,kGroups) = (pixel,filter,group) += the shortcut's pixels at `tile`, a row of 64 filters each.
-template <class Element, int kGroups>
+// values(2,2,kGroups) = (pixel,filter,group) += the shortcut's pixels at `tile`, a row of kColumns filters each.
+template <class Element, int kGroups, int kColumns = kStoreColumns>
 CUTE_DEVICE void add_shortcut(float *values, Element const *tile) {
   int const thread = opaque(threadIdx.x);  // else the compiler keeps the place in a register through the main loop
   CUTE_UNROLL
   for (int group = 0; group < kGroups; group += 2) {
     bool const last = group + 1 == kGroups;  // an odd count ends with a single group
-    auto const &from = *reinterpret_cast<uint128_t const *>(tile + staged_row(thread, group, last));
+    auto const &from = *reinterpret_cast<uint128_t const *>(tile + staged_row<kColumns>(thread, group, last));
     uint32_t r[4];  // (filter,group)
     if (last) {
       SM75_U16x4_LDSM_T::copy(from, r[0], r[1]);
@@ -82,7 +82,7 @@ CUTE_DEVICE void stage_with_shortcut(float (&values)[4 * kGroups], FilterPair pa
   uint32_t packed[2 * kGroups];
   convert<Finish::kNone, Element>(values, packed, pair, p);
   if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);
-  stage<Element, kGroups>(packed, staging);
+  stage<Element, kGroups, kStoreColumns>(packed, staging);
 }
 
 }  // namespace cutefuse::conv

@@ -30,6 +30,13 @@ int pitch_of(Problem const &p, int size, int reach, int pad, int pixel_bytes) {
   return ceil_div(before + size + reach, whole) * whole;
 }
 
+// Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
+void divide_region(Sm90Tile const &tile, int filter_bytes, HaloPlan &plan) {
+  int const region = halo_region_bytes(tile.filters, tile.pixels_a, tile.pixels_b, tile.type_bytes);
+  plan.halo_stages = std::clamp((region - 4 * filter_bytes) / plan.stage_bytes, 2, kHaloMaxStages);
+  plan.filter_stages = std::clamp((region - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
+}
+
 HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   HaloPlan plan{};
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
@@ -42,10 +49,26 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
-  // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
-  int const region = halo_region_bytes(tile.filters, tile.pixels_a, tile.pixels_b, tile.type_bytes);
-  plan.halo_stages = std::clamp((region - 4 * filter_bytes) / plan.stage_bytes, 2, kHaloMaxStages);
-  plan.filter_stages = std::clamp((region - plan.halo_stages * plan.stage_bytes) / filter_bytes, 0, kFilterMaxStages);
+  divide_region(tile, filter_bytes, plan);
+  return plan;
+}
+
+// A patch of pairs of pixels (beside.cuh).
+HaloPlan plan_beside(Problem const &p, Sm90Tile const &tile) {
+  Sm90Tile const multiplied = as_multiplied(tile);
+  int const pixel_bytes = tile.type_bytes * halo_channels(tile);
+  int const per_line = 128 / pixel_bytes;  // TMA writes to multiples of 128 bytes: of an enlarged source row by row
+  HaloPlan plan{};
+  plan.beside = tile.beside;
+  plan.size_a = p.Q, plan.size_b = p.P, plan.tile_a = tile.pixels_a, plan.tile_b = tile.pixels_b;
+  // Pairs that the last one reads; one more where it begins within an enlarged pixel.
+  plan.pitch = multiplied.pixels_a + (p.S + (is_upsampled(p) ? 1 : 0)) / 2;
+  if (is_upsampled(p)) plan.pitch = ceil_div(plan.pitch, per_line) * per_line;
+  plan.rows = tile.pixels_b + (p.R - 1) * p.dilation_h;
+  plan.part = ceil_div(plan.pitch * plan.rows, per_line) * per_line;
+  plan.step_r = p.dilation_h * plan.pitch;
+  plan.stage_bytes = ceil_div(2 * plan.part * pixel_bytes, 1024) * 1024;
+  divide_region(multiplied, multiplied.filters * pixel_bytes, plan);
   return plan;
 }
 
@@ -93,6 +116,7 @@ HaloPlan plan_rows(Problem const &p, Sm90Tile const &tile) {
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
   if (tile.schedule == Sm90Schedule::kRows) return plan_rows(p, tile);
+  if (tile.beside > 1) return plan_beside(p, tile);
   auto const covered = [&](int size_a, int size_b) {
     return double(ceil_div(size_a, tile.pixels_a) * tile.pixels_a) * ceil_div(size_b, tile.pixels_b) * tile.pixels_b;
   };
@@ -114,11 +138,20 @@ bool can_store(Sm90Tile const &tile, Problem const &p) {
   return true;
 }
 
+// Whether pairs of pixels share columns, and pairs and repetitions coincide.
+bool fits_beside(Sm90Tile const &tile, Problem const &p) {
+  if (p.S == 1 || p.dilation_w > 1 || p.outputs > 1) return false;
+  if (std::any_of(p.upsample, p.upsample + p.sources, [](int factor) { return factor > 2; })) return false;
+  HaloPlan const plan = plan_beside(p, tile);
+  return plan.filter_stages >= kFilterMinStages && 2 * plan.pitch <= kMaxBox && plan.rows <= kMaxBox;
+}
+
 bool fits_patches(Sm90Tile const &tile, Problem const &p) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   bool const rows = tile.schedule == Sm90Schedule::kRows, one_tap = p.R * p.S == 1;
   if (one_tap && (rows || !is_upsampled(p))) return false;  // a patch gains nothing over im2col
   if (p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
+  if (tile.beside > 1) return fits_beside(tile, p);
   if (rows) {
     int const pitch = rows_pitch(p, 1);
     return pitch <= kMaxBox && (reach_h + 1) * pitch <= rows_stage_pixels(rows_shortcut_bytes(p, tile));

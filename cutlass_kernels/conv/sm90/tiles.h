@@ -33,6 +33,7 @@ struct Sm90Tile {
   bool pairs;          // a k-tile is two blocks of channels, of 8-bit sources
   bool pixel_rows;     // see form_of()
   bool enlarges;       // small: takes sources of which some are enlarged by two, and no others
+  int beside;          // halo: 2 if two neighbouring pixels share wgmma's 64 rows (beside.cuh); else 1
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
     bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
@@ -54,7 +55,7 @@ constexpr Sm90Tile im2col_tile(int id, char const *name, TypeSize type, int filt
   Sm90Tile tile{};
   tile.id = id, tile.name = name, tile.type_bytes = type;
   tile.filters = filters, tile.pixels_a = 1, tile.pixels_b = pixels;
-  tile.schedule = Sm90Schedule::kCooperative;
+  tile.schedule = Sm90Schedule::kCooperative, tile.beside = 1;
   tile.cluster_f = (options & kMulticastPixels) != 0 ? 2 : 1;
   tile.pairs = (options & kBlockPairs) != 0;
   tile.plain = (options & kOnlyPreActivated) == 0;
@@ -82,6 +83,13 @@ constexpr Sm90Tile halo_tile(int id, char const *name, TypeSize type, int filter
                              unsigned options = 0) {
   Sm90Tile tile = im2col_tile(id, name, type, filters, 0, options);
   tile.halo = true, tile.pixels_a = pixels.a, tile.pixels_b = pixels.b;
+  return tile;
+}
+
+// A patch for few filters: 32, of two pixels beside each other.
+constexpr Sm90Tile beside_tile(int id, char const *name, PatchSize pixels) {
+  Sm90Tile tile = halo_tile(id, name, k16Bit, 32, pixels);
+  tile.beside = 2;
   return tile;
 }
 
@@ -114,6 +122,12 @@ constexpr Sm90Tile form_of(Sm90Tile tile, bool pre_activated) {
   if (!pre_activated || tile.schedule != Sm90Schedule::kSmall) return tile;
   int const filters = tile.filters;
   tile.filters = tile.pixels_b, tile.pixels_b = filters, tile.pixel_rows = true;
+  return tile;
+}
+
+// A patch for few filters as wgmma multiplies it: 64 filters by as many columns as there are pairs of pixels.
+constexpr Sm90Tile as_multiplied(Sm90Tile tile) {
+  tile.filters *= tile.beside, tile.pixels_a /= tile.beside, tile.beside = 1;
   return tile;
 }
 
@@ -221,7 +235,8 @@ constexpr int halo_channels(int filters, int pixels, int type_bytes, bool pairs)
   bool const wide = filters == 64 && pixels > 256 && type_bytes > 1;
   return pairs ? 2 * kChannelBlock : type_bytes == 4 || wide ? kChannelBlock / 2 : kChannelBlock;
 }
-constexpr int halo_channels(Sm90Tile const &tile) {
+constexpr int halo_channels(Sm90Tile const &row) {
+  Sm90Tile const tile = as_multiplied(row);
   bool const rows = tile.schedule == Sm90Schedule::kRows;
   return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes, tile.pairs);
 }
@@ -264,6 +279,7 @@ struct HaloPlan {
   int tile_a, tile_b;  // output pixels of a tile
   int pitch, rows;     // of a patch with its halo
   int step_r, step_s;  // pixels of the patch from one filter row or column to the next
+  int beside, part;    // of pairs of pixels (beside.cuh): 2, and pixels from the first part of a patch to the second
   int stage_bytes, halo_stages, filter_stages;
   int shortcut_at;  // tiles of rows: byte of the stages at which the shortcut begins, behind the exchanged sums
 };
