@@ -161,25 +161,28 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   return clocks;
 }
 
-// Clocks of bias, activation and stores of one tile.
-double epilogue_clocks(Sm90Tile const &tile, Problem const &p) {
+// Clocks of bias, activation and stores of one tile, in the mean of a block's `waves`.
+double epilogue_clocks(Sm90Tile const &tile, Problem const &p, double waves) {
   constexpr double kPlain = 4300, kExponential = 8000, kShortcut = 500;  // clocks of 128 x 256 outputs
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
   double const area = tile.filters * tile.pixels() / 32768.0 * (tile.type_bytes == 4 ? 2 : 1);
-  // Filters that do not exist are converted like the others, and not stored. A pixel takes as long as 32 at least.
-  double const stored = std::max(double(p.K) / filter_tiles(tile, p), 32.0) / tile.filters;
-  return area * (kPlain * stored + (exponential ? kExponential - kPlain : 0) + (shortcut ? kShortcut : 0));
+  // Filters that do not exist are converted like the others, and not stored. A pixel takes as long as 32 at least, and
+  // the last tile of a block as long as if all existed.
+  double const empty = 1 - std::max(double(p.K) / filter_tiles(tile, p), 32.0) / tile.filters;
+  double const last = (exponential ? kExponential : kPlain) + (shortcut ? kShortcut : 0);
+  return area * (last - kPlain * empty * (1 - 1 / waves));
 }
 
 double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int splits) {
   // Clocks of adding up the parts: kSplit's blocks fetch them from the cluster; kRows' push them, or exchange them
   // inside a block.
   constexpr double kSplit = 7190, kRows = 4680;
-  double const loop = loop_clocks(tile, p, splits), epilogue = epilogue_clocks(tile, p);
+  double const loop = loop_clocks(tile, p, splits);
   double const clusters = double(pixel_tiles(tile, p)) * ceil_div(filter_tiles(tile, p), tile.cluster_f);
   double const waves = std::ceil(clusters / std::max(1, sm_count / (tile.cluster_f * splits)));
+  double const epilogue = epilogue_clocks(tile, p, waves);
   if (tile.schedule == Sm90Schedule::kPingPong) {
     // One epilogue, slower by a fifth, runs beside the other warpgroup's loop; only the last one is exposed.
     double const late = 1.2 * epilogue;
@@ -269,9 +272,11 @@ double sm90_us(Sm90Tile const &row, Problem const &p, int sm_count) {
   estimate_room(sm_count, room);
   int const splits = sm90_splits(tile, p, sm_count, room);
   bool const small = tile.schedule == Sm90Schedule::kSmall;
-  // First loads and last stores, in us. A patch's pixels and filters are loaded by two warps.
-  constexpr double kSmallEnds = 1.48, kPatchEnds = 1.1, kTurnEnds = 1.6, kEnds = 1.75;
+  // First loads and last stores, in us. A patch's pixels and filters are loaded by two warps; one of pairs is twice as
+  // large.
+  constexpr double kSmallEnds = 1.48, kPatchEnds = 1.1, kPairEnds = 1.8, kTurnEnds = 1.6, kEnds = 1.75;
   double const ends = small                                      ? kSmallEnds
+                      : tile.beside > 1                          ? kPairEnds
                       : tile.halo                                ? kPatchEnds
                       : tile.schedule == Sm90Schedule::kPingPong ? kTurnEnds
                                                                  : kEnds;
