@@ -98,7 +98,7 @@ def test_several_outputs(dtype: str, outputs: tuple[int, ...]) -> None:
 def test_upsampled_sources(problem: Problem, dtype: str) -> None:
     ids = check(problem, dtype)
     table = {c["id"]: c["name"] for c in kernels.operator_of("CuteConcatConv1")["configs"]}
-    assert all("_up_" in table[i] or table[i].startswith(("sm90_halo", "sm90_rows")) for i in ids)
+    assert all("_up_" in table[i] or table[i].startswith(("sm90_halo", "sm90_rows", "sm90_two")) for i in ids)
 
 
 def test_an_enlarged_image_of_the_largest_size() -> None:
