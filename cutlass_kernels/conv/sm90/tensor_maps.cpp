@@ -1,0 +1,229 @@
+// The tensor maps of a launch on a Hopper tile, encoded when it is planned.
+#include "conv/sm90/tensor_maps.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#if CUTEFUSE_WITH_CUDA
+#include <cuda_runtime_api.h>
+
+namespace cutefuse::conv {
+namespace {
+
+// A function of the driver, found at run time: the library links to no libcuda and loads on machines without one.
+template <class Function>
+Function found(char const *name) {
+  void *function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  cudaError_t const error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
+#else
+  cudaError_t const error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<Function>(function);
+}
+
+struct Driver {
+  decltype(&cuTensorMapEncodeTiled) tiled = found<decltype(tiled)>("cuTensorMapEncodeTiled");
+  decltype(&cuTensorMapEncodeIm2col) im2col = found<decltype(im2col)>("cuTensorMapEncodeIm2col");
+  decltype(&cuTensorMapReplaceAddress) replace = found<decltype(replace)>("cuTensorMapReplaceAddress");
+
+  static Driver const &get() {
+    static Driver const driver;
+    return driver;
+  }
+};
+
+// Where maps point until a launch.
+void *const kNowhere = reinterpret_cast<void *>(std::uintptr_t(1) << 20);
+
+// wgmma would cut off the 13 low bits of float32; TMA rounds them to nearest even.
+CUtensorMapDataType map_type(Type type) {
+  return size_of(type) == 1       ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : type == Type::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+         : type == Type::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                  : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+// For rows of 128 or 64 bytes in shared memory.
+CUtensorMapSwizzle swizzle_of(int row_bytes) {
+  return row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+}
+// What L2 fetches at a time. 256 bytes take up to a tenth longer where pixels begin between two of its lines.
+constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+
+// Dimension 0 is dense, strides_bytes are those of dimensions 1.. . Of dimension 1 the box holds every step-th element.
+template <int kRank>
+CUresult encode_tiled(CUtensorMap *map, Type type, cuuint64_t const (&dims)[kRank],
+                      cuuint64_t const (&strides_bytes)[kRank - 1], cuuint32_t const (&box)[kRank],
+                      cuuint32_t step = 1) {
+  cuuint32_t steps[kRank];
+  std::fill(steps, steps + kRank, 1u);
+  steps[1] = step;
+  int const row_bytes = int(box[0]) * size_of(type);
+  return Driver::get().tiled(map, map_type(type), kRank, kNowhere, dims, strides_bytes, box, steps,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), kPromotion,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// A map over images of dense pixels, (channel,w,h,n), or with the axes of an image swapped.
+CUresult encode_image(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], cuuint64_t pixel, bool swapped,
+                      cuuint32_t const (&box)[4]) {
+  cuuint64_t const row = pixel * dims[1], image = row * dims[2];
+  if (swapped) return encode_tiled<4>(map, type, {dims[0], dims[2], dims[1], dims[3]}, {row, pixel, image}, box);
+  return encode_tiled<4>(map, type, dims, {pixel, row, image}, box);
+}
+
+// An enlarged source of a patch, of which one load brings a row: (channel,repetition,a,b,n).
+CUresult encode_enlarged(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const C = p.C[i], factor = p.upsample[i], W = p.W / factor, H = p.H / factor, N = p.N;
+  cuuint64_t const pixel = size_of(p.type) * p.ldx[i], row = pixel * W, image = row * H;
+  cuuint32_t const channels = halo_channels(tile), times = p.upsample[i], pixels = k.halo.pitch / p.upsample[i];
+  cuuint32_t const box[5] = {channels, times, pixels, 1, 1};
+  if (k.halo.swapped) return encode_tiled<5>(&k.x[i], p.type, {C, factor, H, W, N}, {0, row, pixel, image}, box);
+  return encode_tiled<5>(&k.x[i], p.type, {C, factor, W, H, N}, {0, pixel, row, image}, box);
+}
+
+// A part of a patch of pairs of pixels, or of an enlarged source a row of it.
+CUresult encode_beside(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  int const factor = p.upsample[i], step = 2 / factor;
+  cuuint64_t const C = p.C[i], W = p.W / factor, H = p.H / factor, N = p.N, pixel = size_of(p.type) * p.ldx[i];
+  cuuint32_t const channels = halo_channels(tile), pixels = k.halo.pitch * step, rows = factor == 1 ? k.halo.rows : 1;
+  return encode_tiled<4>(&k.x[i], p.type, {C, W, H, N}, {pixel, pixel * W, pixel * W * H}, {channels, pixels, rows, 1},
+                         step);
+}
+
+// A phase of a tile of phases.cuh: pixels of a source that it enlarges, as a plain matrix, or a tap of a 2 x 2 filter
+// with stride 2.
+CUresult encode_phase(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
+  cuuint32_t const pixels = tile.pixels() / 4;
+  if (p.upsample[i] == 2) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W / 4}, {pixel}, {kChannelBlock, pixels});
+  cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
+  int const lower[2] = {0, 0}, upper[2] = {-1, -1};
+  cuuint32_t const steps[4] = {1, 2, 2, 1};
+  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, kChannelBlock,
+                              pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, kPromotion,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
+  if (tile.beside > 1) return encode_beside(k, tile, i);
+  if (k.problem.upsample[i] > 1 && !tile.enlarges) return encode_enlarged(k, tile, i);
+  Problem const &p = k.problem;
+  cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
+  if (tile.halo) {
+    cuuint32_t const channels = halo_channels(tile), pitch = k.halo.pitch, rows = k.halo.rows;
+    return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped, {channels, pitch, rows, 1});
+  }
+  if (tile.enlarges) return encode_phase(k, tile, i);
+  cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
+  cuuint32_t const channels = k_channels(tile);
+  if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {channels, share});
+  cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
+  int const lower[2] = {-p.pad_left, -p.pad_top};
+  int const upper[2] = {p.pad_right - (p.S - 1) * p.dilation_w, p.pad_bottom - (p.R - 1) * p.dilation_h};
+  cuuint32_t const steps[4] = {1, cuuint32_t(p.stride_w), cuuint32_t(p.stride_h), 1};
+  int const row_bytes = int(channels) * size_of(p.type);
+  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, channels, share,
+                              steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), kPromotion,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// The packed filters for k-tiles of two neighbouring blocks: (column of a block,filter,block), whose box is one tap of
+// two blocks, one after the other. With one tap the two are side by side in memory and loaded as one row:
+// (column,filter,1). Beyond the last block there are zeros, never another filter's columns. For 8-bit outputs of tiles
+// that are not small, `filter` is (pair,even or odd,16 filters), as in encode_filters.
+CUresult encode_filter_pairs(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  bool const one_tap = p.R * p.S == 1;
+  cuuint64_t const columns = packed_columns(p), filters = p.K, block = one_tap ? columns : p.R * p.S * kChannelBlock;
+  cuuint32_t const rows = tile.filters, width = (one_tap ? 2 : 1) * kChannelBlock, depth = one_tap ? 1 : 2;
+  if (size_of(p.output_type) == 1 && tile.schedule != Sm90Schedule::kSmall) {
+    return encode_tiled<5>(&k.w, p.type, {block, 8, 2, filters / 16, columns / block},
+                           {2 * columns, columns, 16 * columns, block}, {width, 8, 2, rows / 16, depth});
+  }
+  return encode_tiled<3>(&k.w, p.type, {block, filters, columns / block}, {columns, block}, {width, rows, depth});
+}
+
+// The packed filters as (column,filter). For 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 filters
+// the even ones are loaded first.
+CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
+  if (k_channels(tile) != kChannelBlock) return encode_filter_pairs(k, tile);
+  Problem const &p = k.problem;
+  cuuint64_t const columns = packed_columns(p), filters = p.K, pitch = columns * size_of(p.type);
+  cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock, rows = tile.filters;
+  if (size_of(p.output_type) != 1) {
+    return encode_tiled<2>(&k.w, p.type, {columns, filters}, {pitch}, {channels, rows});
+  }
+  return encode_tiled<4>(&k.w, p.type, {columns, 8, 2, filters / 16}, {2 * pitch, pitch, 16 * pitch},
+                         {channels, 8, 2, rows / 16});
+}
+
+CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  Sm90Output const &output = k.outputs[i];
+  cuuint64_t const channels = padded_channels(p.output_type, output.last - output.first), P = p.P, Q = p.Q, N = p.N;
+  cuuint64_t const pixel = size_of(p.output_type) * output.ld;
+  cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
+  if (!tile.halo) {
+    return encode_tiled<2>(&k.out[i], p.output_type, {channels, N * P * Q}, {pixel}, {kStoreColumns, rows});
+  }
+  return encode_image(&k.out[i], p.output_type, {channels, Q, P, N}, pixel, k.halo.swapped,
+                      {kStoreColumns, 8, rows / 8, 1});
+}
+
+// The first or second pixels of all pairs. An image that has no second one is not stored.
+CUresult encode_output_beside(Sm90Params &k, Sm90Tile const &tile, int i) {
+  Problem const &p = k.problem;
+  cuuint64_t const channels = padded_channels(p.output_type, p.K), P = p.P, Q = p.Q, N = p.N;
+  cuuint64_t const pixel = size_of(p.output_type) * p.ldy, pairs = ceil_div(std::max(p.Q - i, 1), 2);
+  return encode_tiled<4>(&k.out[i], p.output_type, {channels, pairs, P, N}, {2 * pixel, Q * pixel, P * Q * pixel},
+                         {cuuint32_t(tile.filters), 8, 8, 1});
+}
+
+// The shortcut, in the boxes in which the kernels load it. TMA fills in zeros for filters that do not exist.
+CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  cuuint64_t const K = p.K, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldz;
+  if (!tile.halo) {
+    cuuint32_t const rows = tile.schedule == Sm90Schedule::kSplit ? 16 : tile.pixels();
+    return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, rows});
+  }
+  if (tile.beside > 1) {
+    return encode_tiled<4>(&k.z, p.type, {K, Q, P, N}, {pixel, Q * pixel, P * Q * pixel},
+                           {cuuint32_t(tile.filters), 16, 8, 1}, 2);
+  }
+  bool const rows = tile.schedule == Sm90Schedule::kRows;
+  cuuint32_t const a = rows ? k.halo.pitch : 8, b = halves_channels(tile) ? k.halo.tile_b / 2 : k.halo.tile_b;
+  return encode_image(&k.z, p.type, {K, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, a, b, 1});
+}
+
+}  // namespace
+
+CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  Driver const &driver = Driver::get();
+  if (driver.tiled == nullptr || driver.im2col == nullptr || driver.replace == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  for (int i = 0; i < p.sources; ++i) {
+    if (CUresult const result = encode_source(k, tile, i)) return result;
+  }
+  CUresult result = encode_filters(k, tile);
+  if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
+  if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
+  for (int i = 0; i < p.outputs * tile.beside && result == CUDA_SUCCESS; ++i) {
+    result = tile.beside > 1 ? encode_output_beside(k, tile, i) : encode_output(k, tile, i);
+  }
+  return result;
+}
+
+bool point_map(CUtensorMap &map, void const *data) {
+  return Driver::get().replace(&map, const_cast<void *>(data)) == CUDA_SUCCESS;
+}
+
+}  // namespace cutefuse::conv
+#endif
