@@ -142,7 +142,10 @@ void test_table(Table const &tiles, Sm90Table const &sm90_tiles, int shared_kib)
   }
   for (cc::Sm90Tile const &a : sm90_tiles) {
     expect(a.id > 0 && cutefuse::find_id(sm90_tiles, a.id) == &a, "Hopper's tile ids are positive and unique", a.id);
-    expect(a.filters % 64 == 0 && a.pixels() % 8 == 0, "a Hopper tile is of whole wgmma", a.id);
+    cc::Sm90Tile const multiplied = cc::as_multiplied(a);
+    bool const whole = multiplied.filters % 64 == 0 && multiplied.pixels() % 8 == 0;
+    expect(whole && multiplied.pixels() * multiplied.filters == a.pixels() * a.filters,
+           "a Hopper tile is of whole wgmma", a.id);
   }
 }
 
