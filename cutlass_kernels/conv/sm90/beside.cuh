@@ -74,7 +74,7 @@ template <class Traits>
 CUTE_DEVICE void load_shortcut_in_parts(Sm90Params const &params, int filter, int w, int h, int n, uint64_t *full,
                                         typename Traits::Output *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
-  CUTE_UNROLL
+  CUTE_NO_UNROLL  // the compiler does not know that one thread calls this, and issues every load in a loop over threads
   for (int i = 0; i < 2 * Traits::kStagings; ++i, to += Traits::kStoreRows * BesidePair::kColumns) {
     SM90_TMA_LOAD_4D::copy(&params.z, full, kHint, to, filter, w + i % 2, h + i / 2 * (Traits::kStoreRows / 8), n);
   }
