@@ -69,12 +69,13 @@ CUTE_DEVICE void load_filters_beside(Sm90Params const &params, int column, int s
   }
 }
 
-// Loads the shortcut of a warpgroup's pairs, from pixel (w,h) of image n on, to where they are staged.
+// Loads the shortcut of a warpgroup's pairs, from pixel (w,h) of image n on, to where they are staged. The compiler
+// does not know that one thread calls this, and issues each load in a loop over the threads of a warp.
 template <class Traits>
 CUTE_DEVICE void load_shortcut_in_parts(Sm90Params const &params, int filter, int w, int h, int n, uint64_t *full,
                                         typename Traits::Output *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
-  CUTE_NO_UNROLL  // the compiler does not know that one thread calls this, and issues every load in a loop over threads
+  CUTE_NO_UNROLL
   for (int i = 0; i < 2 * Traits::kStagings; ++i, to += Traits::kStoreRows * BesidePair::kColumns) {
     SM90_TMA_LOAD_4D::copy(&params.z, full, kHint, to, filter, w + i % 2, h + i / 2 * (Traits::kStoreRows / 8), n);
   }
