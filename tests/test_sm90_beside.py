@@ -82,7 +82,7 @@ WIDE = {"R": 5, "S": 5, "pads": (2, 2, 2, 2)}
 SHAPES = [
     Problem(1, 40, 72, (64,), 32, **SAME, activation="Relu"),
     Problem(2, 37, 45, (32, 72, 8), 29, **SAME, activation="Silu"),  # odd rows, columns and filters; tails of channels
-    Problem(1, 1, 1, (16,), 16, **SAME),  # groups of which one pixel exists
+    Problem(1, 1, 1, (16,), 16, **SAME),  # a pair of which one pixel exists
     Problem(3, 5, 3, (24,), 3, **SAME, activation="Sigmoid"),
     Problem(1, 33, 66, (16, 16), 16, **WIDE, activation="HardSwish"),
     Problem(1, 20, 50, (40,), 75, 3, 2, pads=(0, 1, 2, 0), activation="Tanh"),  # an even filter; tiles of filters
@@ -134,7 +134,7 @@ class TestOnHopper:
 
     @pytest.mark.parametrize("factor", [1, 2])
     def test_nan_and_infinity_reach_the_outputs_under_their_taps_and_no_other(self, factor: int, dtype: str) -> None:
-        """The filters of a pair's other pixel have zeros where they meet."""
+        """Where one pixel of a pair does not read a column, its filters are zeros, which would make a NaN of these."""
         problem = Problem(2, 38, 70, (72, 24), 29, **SAME, activation="LeakyRelu", upsample=(factor, 1))
         instance = problems.instantiate(problem, dtype)
         x, side = instance.buffers[0].view.view(2, 38 // factor, 70 // factor, -1), instance.x[0]
