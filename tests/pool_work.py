@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from pathlib import Path
@@ -50,6 +51,22 @@ def tick(task: tuple[str, Path], talk: Any) -> tuple[float, float, list[float]]:
         times.append(time.monotonic())
         time.sleep(0.01)
     return 0.0, 0.0, times
+
+
+def leave(task: tuple[str, Path], talk: Any) -> str:
+    """Once the pool is busy: ask for the machine, or give a result and take some time to end."""
+    name, folder = task
+    if name == "third":
+        talk.say("keep the pool busy")
+        return name
+    while not (folder / "busy").exists():
+        time.sleep(0.01)
+    if name == "leaves":
+        atexit.register(time.sleep, 2)
+        return name
+    time.sleep(0.3)
+    with talk.alone():
+        return name
 
 
 def locked(task: Path, talk: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,15 @@ class TestPool:
     def test_the_others_go_on_when_the_one_that_was_alone_dies(self, tmp_path: Path) -> None:
         found = run_pool(pool_work.die_alone, ["die", "b"], tmp_path, limit_s=30)
         assert found["b"] == ("went on", "") and "code 3" in found["die"][1]
+
+    def test_one_that_is_stopped_on_its_way_out_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        def say(task: Any, text: str) -> None:
+            (tmp_path / "busy").touch()
+            time.sleep(1.5)  # a result and a request for the machine arrive together
+
+        tasks = [(name, tmp_path) for name in ("alone", "leaves", "third")]
+        found = {t[0]: (r, f) for t, r, f in pool.run(pool_work.leave, tasks, 3, tmp_path / "pool", 30, say)}
+        assert found == {name: (name, "") for name in ("alone", "leaves", "third")}
 
     def test_only_one_is_quiet_at_a_time(self, tmp_path: Path) -> None:
         tasks = [tmp_path, Path(f"{tmp_path}/"), Path(f"{tmp_path}/../{tmp_path.name}")]

@@ -99,22 +99,32 @@ def run(
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     folder.mkdir(parents=True, exist_ok=True)
     waiting, workers, end = list(tasks), list[_Worker](), time.monotonic() + limit_s
+    leaving = list[tuple[_Worker, str, Any]]()  # with their last words
     alone: _Worker | None = None  # the worker beside which all others are stopped
     try:
-        while waiting or workers:
+        while waiting or workers or leaving:
+            while leaving and alone is None:  # before, one that was stopped on its way out would be waited for for ever
+                worker, kind, content = leaving.pop(0)
+                yield worker.task, *_ended(worker, kind, content)
+            if not (waiting or workers):
+                return
             while waiting and len(workers) < jobs and alone is None:
                 task = waiting.pop(0)
                 log = folder / f"{len(tasks) - len(waiting)}.log"
                 workers.append(_start(context, work, task, folder / "lock", log))
             left_s = end - time.monotonic()
             if left_s <= 0:
+                _signal([w for w, _, _ in leaving], signal.SIGCONT)
+                for worker, kind, content in leaving:
+                    yield worker.task, *_ended(worker, kind, content)
+                leaving.clear()
                 for late in [*(w.task for w in workers), *waiting]:
                     yield late, None, f"not done within {limit_s:g} s; give --limit-s more"
                 return
             for line in wait([w.line for w in workers], left_s):
                 worker = next(w for w in workers if w.line is line)
                 kind, content = _heard(worker)
-                others = [w for w in workers if w is not worker]
+                others = [w for w in [*workers, *(w for w, _, _ in leaving)] if w is not worker]
                 if kind == "stage":
                     say(worker.task, content)
                     continue
@@ -128,9 +138,9 @@ def run(
                     _signal(others, signal.SIGCONT)
                 if kind != "over":
                     workers.remove(worker)
-                    yield worker.task, *_ended(worker, kind, content)
+                    leaving.append((worker, kind, content))
     finally:
-        for worker in workers:
+        for worker in [*workers, *(w for w, _, _ in leaving)]:
             worker.process.kill()
             worker.process.join()
 

@@ -105,6 +105,14 @@ struct TileFilters {
 // times as slow.
 CUTE_DEVICE bool is_elected() { return elect_one_sync() != 0; }
 
+// Arrives at a barrier of this block if `arrives`, without a branch.
+CUTE_DEVICE void arrive_if(bool arrives, uint64_t *barrier) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(
+                   cast_smem_ptr_to_uint(barrier)),
+               "r"(uint32_t(arrives))
+               : "memory");
+}
+
 // Tells every block that loads a share of a stage that this warpgroup has read it; each telling thread tells one block.
 struct Release {
   int block;
@@ -151,6 +159,11 @@ CUTE_DEVICE uint64_t operand(void const *tile, int stride_bytes, SM90::GMMA::Lay
   desc.bitfield.stride_byte_offset_ = stride_bytes >> 4;
   desc.bitfield.layout_type_ = static_cast<uint8_t>(swizzle);
   return desc.desc_;
+}
+
+// The operand that begins `bytes` further on. Its address is in the low word: one addition, without a carry.
+CUTE_DEVICE uint64_t further(uint64_t operand, int bytes) {
+  return (operand >> 32 << 32) | (uint32_t(operand) + uint32_t(bytes) / 16);
 }
 
 template <class Op, class Sum, int kRegisters, size_t... I>

@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
-  int const warpgroup = cutlass::canonical_warp_group_idx(), taps = p.R * (p.S + Traits::kBeside - 1);
+  int const warpgroup = cutlass::canonical_warp_group_idx();
+  int const columns = p.S + Traits::kBeside - 1, taps = p.R * columns;
   int const pad_a = plan.swapped ? p.pad_top : p.pad_left;
   ClusterPlace const place(params);
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
@@ -226,6 +227,9 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
     bool const signals = threadIdx.x % 128 == 0;
 
     Ring halo(plan.halo_stages), filters(plan.filter_stages);
+    int before = 0;  // the stage of the tap before
+    uint64_t const weights = operand(filter_stages + first_row_w * Traits::kFilterRowBytes + first_step,
+                                     8 * Traits::kFilterRowBytes, Traits::kFilterSwizzle);
     uint32_t shortcut_phase = 0;
     for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
       Patch const patch(params, place.tile_x(tile), Traits::kTileA, Traits::kPixelsB);
@@ -238,7 +242,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         warpgroup_wait<0>();
         running = false;
         if (signals) {  // their stages are free
-          Barrier::arrive(&shared.filter_empty[filters.previous()]);
+          Barrier::arrive(&shared.filter_empty[before]);
           Barrier::arrive(&shared.halo_empty[halo.previous()]);
         }
         CUTE_UNROLL
@@ -258,50 +262,46 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         uint64_t const pixels =
             operand(shared.stages + halo.stage * plan.stage_bytes + first * Traits::kPixelBytes + first_step,
                     plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
-        int row_of_tap = Traits::kBeside > 1 ? beside.pixel(0) : 0, s = 0;  // the tap's first pixel in the patch
-        [[maybe_unused]] int row = 0;
+        // Byte of the tap's first pixel in the patch, and of what lies between two taps, in a row and from row to row.
+        int of_row = 0, of_tap = Traits::kBeside > 1 ? beside.pixel(0) * Traits::kPixelBytes : 0, s = 0;
+        int const step = plan.step_s * Traits::kPixelBytes, to_next_row = plan.step_r * Traits::kPixelBytes;
+        constexpr bool kComes = !Traits::kScaled && !Traits::kDirect;
+        bool const comes = kComes && source == 0 && channel == 0 && has_shortcut(p);
+        // A tap's products may take less time than its instructions, most of which wait for one another: so they are
+        // few, an addition for each operand's place, and threads arrive without a branch.
         CUTE_NO_UNROLL
         for (int tap = 0; tap < taps; ++tap) {
           TransactionBarrier::wait(&shared.filter_full[filters.stage], filters.phase);
-          uint64_t const weights = operand(
-              filter_stages + filters.stage * Traits::kFilterBytes + first_row_w * Traits::kFilterRowBytes + first_step,
-              8 * Traits::kFilterRowBytes, Traits::kFilterSwizzle);
-          bool const frees = running;
-          multiply<Element, kWidth, kSteps, kStride>(acc, weights, pixels + row_of_tap * Traits::kPixelBytes / 16,
-                                                     steps, scale, 64 * Traits::kFilterRowBytes,
-                                                     Traits::kPairs ? 64 * kFilters : 2 * kStepBytes);
+          multiply<Element, kWidth, kSteps, kStride>(
+              acc, further(weights, filters.stage * Traits::kFilterBytes), further(pixels, of_tap), steps, scale,
+              64 * Traits::kFilterRowBytes, Traits::kPairs ? 64 * kFilters : 2 * kStepBytes);
           // Loads the shortcut to where the outputs are staged. First this thread waits until the last tile's stores
           // have read them; meanwhile the tensor cores have two taps to do, or the only one.
-          constexpr bool kComes = !Traits::kScaled && !Traits::kDirect;
-          if (kComes && tap == int(taps > 1) && source == 0 && channel == 0 && signals && has_shortcut(p)) {
-            tma_store_wait<0>();
-            uint64_t *const full = &shared.shortcut_full[consumer];
-            TransactionBarrier::arrive_and_expect_tx(full, sizeof(shared.y[consumer]));
-            if constexpr (Traits::kBeside > 1) {
-              load_shortcut_in_parts<Traits>(params, tile_filters.first, patch.a + first_a * Traits::kBeside, patch.b,
-                                             patch.n, full, shared.y[consumer]);
-            } else {
-              SM90_TMA_LOAD_4D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                                     shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b + first_b,
-                                     patch.n);
+          if constexpr (kComes) {
+            if (comes && signals && tap == int(taps > 1)) {
+              tma_store_wait<0>();
+              uint64_t *const full = &shared.shortcut_full[consumer];
+              TransactionBarrier::arrive_and_expect_tx(full, sizeof(shared.y[consumer]));
+              if constexpr (Traits::kBeside > 1) {
+                load_shortcut_in_parts<Traits>(params, tile_filters.first, patch.a + first_a * Traits::kBeside, patch.b,
+                                               patch.n, full, shared.y[consumer]);
+              } else {
+                SM90_TMA_LOAD_4D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
+                                       shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b + first_b,
+                                       patch.n);
+              }
             }
           }
-          warpgroup_wait<1>();
-          running = true;
-          if (frees && signals) {
-            Barrier::arrive(&shared.filter_empty[filters.previous()]);
-            if (tap == 0) Barrier::arrive(&shared.halo_empty[halo.previous()]);
-          }
+          bool const next_r = ++s == columns;
+          s = next_r ? 0 : s;
+          of_row += next_r ? to_next_row : 0;
+          of_tap = of_row + (Traits::kBeside > 1 ? beside.pixel(s) * Traits::kPixelBytes : s * step);
+          int const stage = filters.stage;
           filters.advance();
-          bool const next_r = ++s == p.S + Traits::kBeside - 1;
-          if constexpr (Traits::kBeside > 1) {
-            s = next_r ? 0 : s;
-            row += next_r ? plan.step_r : 0;
-            row_of_tap = row + beside.pixel(s);
-          } else {
-            row_of_tap += next_r ? plan.step_r - (p.S - 1) * plan.step_s : plan.step_s;
-            s = next_r ? 0 : s;
-          }
+          warpgroup_wait<1>();
+          arrive_if(signals && running, &shared.filter_empty[before]);
+          arrive_if(signals && running && tap == 0, &shared.halo_empty[halo.previous()]);
+          running = true, before = stage;
         }
         halo.advance();
       });
