@@ -143,7 +143,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
                           stage_x<Traits>(shared, ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
       void *const w = stage_w<Traits>(shared, ring.stage);
       if constexpr (Traits::kPairs) {
-        load_filter_pair<Traits::kSmall>(params, cursor, filter, full, w);
+        load_filter_pair<loads_in_order(Traits::kSmall, kPixels)>(params, cursor, filter, full, w);
       } else {
         load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, w);
       }

@@ -24,6 +24,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1, kPhasePixels = kPixels / 4;
   static constexpr int kRunPixels = kEnlarged ? kPhasePixels : kPixels;  // of the run that is a tile
+  static constexpr bool kInOrder = loads_in_order(true, kPixels);
   // At most: blocks on a multiprocessor, and stages of each.
   static constexpr int kBlocks = small_blocks(kRows, kN, int(sizeof(Element))), kStages = kSmallStages;
   static constexpr int kReaders = kRows / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
@@ -113,10 +114,11 @@ CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params
   }
 }
 
-// What is added to a unit's sums; those that were drained are of the filters in their order, whichever the outputs.
+// What is added to a unit's sums.
 template <class Traits>
-using UnitPair = cute::conditional_t<Traits::kPreActivated, BegunWithBias,
-                                     cute::conditional_t<Traits::kDrains, ScaledPair<float, true, true>, FilterPair>>;
+using UnitPair =
+    cute::conditional_t<Traits::kPreActivated, BegunWithBias,
+                        cute::conditional_t<Traits::kDrains, ScaledPair<float, true, Traits::kInOrder>, FilterPair>>;
 template <class Traits>
 using PlainPlace = cute::conditional_t<Traits::kEnlarged, PhasePlace<typename Traits::Output, Traits::kUnits / 4>,
                                        UnitPlace<typename Traits::Output>>;
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       with_finish(params.problem.activation, [&](auto finish) { store(finish, with_shortcut, to); });
     };
     if constexpr (Traits::kDrains) {
-      UnitPlace<typename Traits::Element> const bytes(params, filters, pair, first);
+      BytePlace<typename Traits::Element, Traits::kInOrder> const bytes(params, filters, pair, first);
       if (size_of(params.problem.output_type) == 1) return store_all(cute::false_type{}, bytes);
     }
     if (Traits::kShortcut && int(params.problem.residual) > 0) {  // not != kNone, which would put this in front

@@ -136,14 +136,15 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
 
 // The packed filters for k-tiles of two neighbouring blocks: (column of a block,filter,block), whose box is one tap of
 // two blocks, one after the other. With one tap the two are side by side in memory and loaded as one row:
-// (column,filter,1). Beyond the last block there are zeros, never another filter's columns. For 8-bit outputs of tiles
-// that are not small, `filter` is (pair,even or odd,16 filters), as in encode_filters.
+// (column,filter,1). Beyond the last block there are zeros, never another filter's columns. For 8-bit outputs `filter`
+// is (pair,even or odd,16 filters), as in encode_filters, unless the tile loads filters in their order.
 CUresult encode_filter_pairs(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   bool const one_tap = p.R * p.S == 1;
   cuuint64_t const columns = packed_columns(p), filters = p.K, block = one_tap ? columns : p.R * p.S * kChannelBlock;
   cuuint32_t const rows = tile.filters, width = (one_tap ? 2 : 1) * kChannelBlock, depth = one_tap ? 1 : 2;
-  if (size_of(p.output_type) == 1 && tile.schedule != Sm90Schedule::kSmall) {
+  bool const in_order = loads_in_order(tile.schedule == Sm90Schedule::kSmall, tile.pixels());
+  if (size_of(p.output_type) == 1 && !in_order) {
     return encode_tiled<5>(&k.w, p.type, {block, 8, 2, filters / 16, columns / block},
                            {2 * columns, columns, 16 * columns, block}, {width, 8, 2, rows / 16, depth});
   }

@@ -160,10 +160,15 @@ constexpr bool adds_shortcut(Sm90Tile const &tile) {
 }
 
 // Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128, and a patch's tap takes
-// some 370 clocks however few its products are. So tiles exist that load two neighbouring blocks of 8-bit sources at a
+// some 300 clocks however few its products are. So tiles exist that load two neighbouring blocks of 8-bit sources at a
 // time; small ones, which wait for TMA most, always do. Where a source has an odd number of blocks the second one of
 // the last two is missing and takes as long as the others.
 constexpr int k_channels(Sm90Tile const &tile) { return tile.pairs ? 2 * kChannelBlock : kChannelBlock; }
+
+// Whether filters are loaded in their order for 8-bit outputs too. Otherwise of each 16 the even ones come first, so
+// that a thread has neighbours, and stores four bytes at once instead of twice two. Small tiles of few pixels, more
+// than half of whose rows are filters, would wait for these loads.
+constexpr bool loads_in_order(bool small, int pixels) { return small && pixels < 64; }
 
 inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
   return k_channels(tile) == kChannelBlock ? k_tiles<kChannelBlock>(p) : k_tiles<2 * kChannelBlock>(p);

@@ -27,11 +27,13 @@ struct UnitPlace {
   int64_t step_y, step_z;  // elements from unit to unit
   int units, words;        // how many units, and how many pairs of filters, exist from here on
 
-  // Of the unit that begins at pixel `first`.
-  CUTE_DEVICE UnitPlace(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair, int first) {
+  // Of the unit that begins at pixel `first`. together: filters that a thread stores at once.
+  CUTE_DEVICE UnitPlace(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair, int first,
+                        int together = 2) {
     Problem const &p = params.problem;
     Sm90Output const &output = params.outputs[filters.output];
-    int const lane = threadIdx.x % 32, pixel = first + lane / 4, column = threadIdx.x % 128 / 32 * 16 + lane % 4 * 2;
+    int const lane = threadIdx.x % 32, pixel = first + lane / 4;
+    int const column = threadIdx.x % 128 / 32 * 16 + lane % 4 * together;
     y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
     z = static_cast<Element const *>(params.shortcut) + pixel * p.ldz + filters.first + column;
     step_y = 8 * output.ld, step_z = 8 * p.ldz;
@@ -51,13 +53,24 @@ struct UnitPlace {
       if (unit < units && i < words) *reinterpret_cast<uint32_t *>(y + unit * step_y + 8 * i) = two;
     }
   }
-  // As store, of 8-bit outputs. packed: (2 filters 8 apart,2 pixels).
+};
+
+// As UnitPlace, of 8-bit outputs. Of a warp's 16 filters all exist, or none.
+template <class Element, bool kInOrder>
+struct BytePlace : UnitPlace<Element> {
+  CUTE_DEVICE BytePlace(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair, int first)
+      : UnitPlace<Element>(params, filters, pair, first, kInOrder ? 2 : 4) {}
+  // packed: (2 filters,2 pixels), the filters 8 apart where they are in their order, else neighbours.
   CUTE_DEVICE void store_bytes(uint32_t packed, int unit) const {
-    uint32_t const four = __byte_perm(transposed(packed), 0, 0x3120);  // the two neighbours, then those 8 on
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (unit < units && i < words)
-        *reinterpret_cast<uint16_t *>(y + unit * step_y + 8 * i) = uint16_t(four >> 16 * i);
+    uint32_t const four = transposed(packed);
+    Element *const to = this->y + unit * this->step_y;
+    if (unit >= this->units || this->words <= 0) return;
+    if constexpr (kInOrder) {
+      uint32_t const halves = __byte_perm(four, 0, 0x3120);  // two neighbours, then those 8 on
+      *reinterpret_cast<uint16_t *>(to) = uint16_t(halves);
+      *reinterpret_cast<uint16_t *>(to + 8) = uint16_t(halves >> 16);
+    } else {
+      *reinterpret_cast<uint32_t *>(to) = four;
     }
   }
 };
@@ -90,7 +103,7 @@ CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2]
   }
 }
 
-// As convert, of a unit to 8-bit outputs: two pixels, of each of them the filter and the one that is 8 on.
+// As convert, of a unit to 8-bit outputs: two pixels, of each of them two filters.
 template <Finish kFinish, class Element, class Pair>
 CUTE_DEVICE uint32_t convert_to_bytes(float (&values)[4], Pair const &pair, Sm90Params const &params) {
   bool const relu = finish_values<kFinish, kUnitFewest>(values, pair, params.problem);
