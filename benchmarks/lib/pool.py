@@ -102,8 +102,9 @@ def run(
     leaving = list[tuple[_Worker, str, Any]]()  # with their last words
     alone: _Worker | None = None  # the worker beside which all others are stopped
     try:
-        while waiting or workers or leaving:
-            while leaving and alone is None:  # before, one that was stopped on its way out would be waited for for ever
+        while True:
+            left_s = end - time.monotonic()
+            while leaving and (alone is None or left_s <= 0):  # those on their way out may be stopped until then
                 worker, kind, content = leaving.pop(0)
                 yield worker.task, *_ended(worker, kind, content)
             if not (waiting or workers):
@@ -112,12 +113,7 @@ def run(
                 task = waiting.pop(0)
                 log = folder / f"{len(tasks) - len(waiting)}.log"
                 workers.append(_start(context, work, task, folder / "lock", log))
-            left_s = end - time.monotonic()
             if left_s <= 0:
-                _signal([w for w, _, _ in leaving], signal.SIGCONT)
-                for worker, kind, content in leaving:
-                    yield worker.task, *_ended(worker, kind, content)
-                leaving.clear()
                 for late in [*(w.task for w in workers), *waiting]:
                     yield late, None, f"not done within {limit_s:g} s; give --limit-s more"
                 return
@@ -163,6 +159,7 @@ def _heard(worker: _Worker) -> tuple[str, Any]:
 
 def _ended(worker: _Worker, kind: str, content: Any) -> tuple[Any, str]:
     """(result, failure) of a worker that said its last word, or left without one."""
+    _signal([worker], signal.SIGCONT)  # or its end would never come
     worker.process.join()
     if kind == "result":
         return pickle.loads(worker.log.with_suffix(".result").read_bytes()), ""
