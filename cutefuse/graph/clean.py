@@ -24,7 +24,7 @@ from cutefuse.graph.fold import fold
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, reads_of
 from cutefuse.graph.shapes import inferred
 
-ROUNDS = 8  # of inference, folding and removal; each but the last makes something known
+ROUNDS = 64  # of inference, folding and removal; each but the last makes something known
 TO_THE_END = (1 << 31) - 1  # an end of a Slice from which on ONNX means the whole axis, whatever its size
 NO_OPS = ("Identity", "Cast", "Slice", "Pad")
 

@@ -84,7 +84,8 @@ def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProt
     graph.name = model.graph.name
     graph.node.extend(model.graph.node)
     graph.output.extend(model.graph.output)
-    graph.value_info.extend(model.graph.value_info)
+    # Inference takes a size without a number from here rather than from a stored tensor of that name.
+    graph.value_info.extend(v for v in model.graph.value_info if v.name not in stored)
     graph.input.extend(model.graph.input)
     listed = {v.name for v in graph.input}
     for name, t in stored.items():
