@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from cutefuse.graph.clean import clean
 
 SIDE, CHANNELS = 37, 16
-# From the rows that are lacking, in all and in front, to the pads of four axes: (rows in front, columns in front, ...).
+# From the rows of {x} to those that are lacking (e), in front (q) and behind (u), and to the pads of four axes (n).
 SAME = (
     "d{i} = Shape({x}) k{i} = Gather(d{i}, two_) l{i} = Cast<to=1>(k{i}) c{i} = Div(l{i}, two) h{i} = Ceil(c{i}) "
     "j{i} = Sub(h{i}, one) f{i} = Mul(j{i}, two) r{i} = Add(f{i}, three) b{i} = Sub(r{i}, l{i}) "
