@@ -34,9 +34,11 @@ TYPE_NAMES: dict[int, str] = {
 }
 ELEM_TYPES = {name: number for number, name in TYPE_NAMES.items()}
 
-# Operators that exporters put between an initializer and its use; all are pure functions of constant inputs.
+# Operators that exporters put between an initializer and its use, those of normalised filters included; all are pure
+# functions of constant inputs. BatchNormalization counts by its first output.
 FOLDABLE = frozenset(
-    "Constant ConstantOfShape Identity Cast Unsqueeze Squeeze Reshape Transpose Mul Add Sub Div Sqrt Neg".split()
+    "Constant ConstantOfShape Identity Cast Unsqueeze Squeeze Reshape Transpose Mul Add Sub Div Sqrt Neg Pow "
+    "BatchNormalization ReduceL2 ReduceMean ReduceSum".split()
 )
 MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating
 
@@ -231,7 +233,7 @@ class Graph:
             if name in self._folded or (name in self.initializers and name not in self.overridable):
                 continue
             node = self.producer(name)
-            if node is None or not self.is_op(node, *FOLDABLE) or len(node.output) != 1 or "" in node.input:
+            if node is None or not self.is_op(node, *FOLDABLE) or node.output[0] != name or "" in node.input:
                 return False
             pending += node.input
         return True
@@ -316,7 +318,7 @@ def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:
     if node.op_type == "ConstantOfShape":
         sizes = [int(s) for s in operands[0].ravel()]
         return all(s >= 0 for s in sizes) and math.prod(sizes) <= MAX_FOLDED_ELEMENTS
-    if node.op_type in ("Mul", "Add", "Sub", "Div"):
+    if node.op_type in ("Mul", "Add", "Sub", "Div", "Pow"):
         try:
             return math.prod(np.broadcast_shapes(*(o.shape for o in operands))) <= MAX_FOLDED_ELEMENTS
         except ValueError:
