@@ -178,11 +178,13 @@ def unfused_runner(model: onnx.ModelProto, folder: Path) -> Runner:
 
 @dataclass(frozen=True)
 class Probe:
-    """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on."""
+    """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on.
+    `normed`: the site is a norm."""
 
     site: str
     tensor: str
     inner: tuple[str, ...] = ()
+    normed: bool = False
 
 
 def verify(
@@ -238,7 +240,8 @@ def verify(
         def exact(tensor: str) -> np.ndarray | None:
             return in_float64(unfused, base, tensor, within[tensor], feeds, inner)
 
-        judge = Judge([*outputs, *probed], len(outputs), expected, tolerance, within, inner, exact)
+        normed = {p.tensor for p in chosen if p.normed}
+        judge = Judge([*outputs, *probed], len(outputs), expected, tolerance, within, inner, exact, normed)
         try:
             actual = Runner(_with_outputs(patched, probed), folder, runner.reference)(feeds)
         except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, helper
 
+from cutefuse import kernels
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
@@ -47,8 +48,8 @@ def prove(
 
 def _probes(sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
-    fused = [(s.name, s.match) for s in sites if s.match]
-    return [Probe(name, t, _inner(match, t)) for name, match in fused for t in match.outputs if t]
+    fused = [(s.name, s.match, kernels.facts(s.match.call.op_type)["kind"] == "norm") for s in sites if s.match]
+    return [Probe(name, t, _inner(match, t), normed) for name, match, normed in fused for t in match.outputs if t]
 
 
 def _inner(match: Match, tensor: str) -> tuple[str, ...]:
