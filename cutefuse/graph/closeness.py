@@ -7,7 +7,7 @@ value of the whole tensor, a channel of small values could be wrong altogether a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -18,21 +18,23 @@ from cutefuse.graph.numbers import NUMBERS, Number
 INTEGER_MISMATCH = 1e-3  # share of integers that may differ: an argmax between two equal scores is not an error
 MIN_CHANNEL = 8  # values; a channel of fewer may be small by chance, so these are judged by the whole tensor
 MIN_SCALE = 1e-6  # of the tensor's largest value: a channel of zeros has no scale of its own
-OWN_ERRORS = 4  # a norm's results may be so many times as far apart as the unfused model's are from exact ones
+
+
+Floor = tuple[int, np.ndarray]  # an axis, and a value for each of its channels
 
 
 def compare(
-    expected: Any, actual: Any, tolerance: float, same_type: bool = True, floor: np.ndarray | None = None,
-    exact: np.ndarray | None = None, least: float = 0.0,
+    expected: Any, actual: Any, tolerance: float, same_type: bool = True, floor: Floor | None = None,
+    exact: np.ndarray | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Figures of one tensor and its verdict.
 
     Floats: `max_rel_error` is the largest error of a channel relative to the channel's largest absolute value, and must
-    not pass `tolerance`; `axis` and `channel` say where (absent where the tensor was judged as a whole). `floor`
-    [channels of axis 1] holds values that went into each channel, such as those before an activation: rounding errors
-    are relative to these, so a channel's scale is at least its floor, up to the tensor's largest value. `least` is one
-    floor for all channels, of either axis. `exact` holds the same values computed in float64: they count where one of
-    the two alone has NaN or infinity; "overflows" says in how many places.
+    not pass `tolerance`; `axis` and `channel` say where (absent where the tensor was judged as a whole). `floor` holds
+    values that went into each channel of an axis, such as those before an activation: rounding errors are relative to
+    these, so a channel's scale is at least its floor, up to the tensor's largest value. `exact` holds
+    the same values computed in float64: they count where one of the two alone has NaN or infinity; "overflows" says in
+    how many places.
     """
     a, b = np.asarray(expected), np.asarray(actual)
     if a.shape != b.shape or (same_type and a.dtype != b.dtype):
@@ -52,10 +54,10 @@ def compare(
             right = np.where(strange, exact, 0).astype(kind).astype(np.float64)
         # Apart from the others, of which errors would be nothing beside values this large.
         apart = compare(right, np.where(strange, b, 0.0), tolerance)
-        others = compare(np.where(strange, 0.0, a), np.where(strange, 0.0, b), tolerance, floor=floor, least=least)
+        others = compare(np.where(strange, 0.0, a), np.where(strange, 0.0, b), tolerance, floor=floor)
         worse = max(others, apart, key=lambda r: (not r["passed"], r.get("max_rel_error", 0.0)))
         return worse | {"overflows": int(strange.sum())}
-    return _floats(np.where(finite, a, 0.0), np.where(finite, b, 0.0), tolerance, floor, least)
+    return _floats(np.where(finite, a, 0.0), np.where(finite, b, 0.0), tolerance, floor)
 
 
 def passed(results: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -75,16 +77,15 @@ class Judge:
     def __init__(
         self, names: Sequence[str], outputs: int, expected: Sequence[Any], tolerance: float,
         probed: Mapping[str, Sequence[str]], fetch: Callable[[Sequence[str]], list[Any]],
-        exact: Callable[[str], np.ndarray | None] = lambda tensor: None, normed: Collection[str] = (),
+        exact: Callable[[str], np.ndarray | None] = lambda tensor: None, gains: Mapping[str, np.ndarray] | None = None,
     ) -> None:  # fmt: skip
         """names: the model's outputs, `outputs` many, then other tensors; probed: tensor -> tensors inside its site;
-        exact: a probed tensor -> what its site's nodes make in float64, None where that is not known; normed: those
-        that norms make."""
+        exact: a probed tensor -> what its site's nodes make in float64, None where that is not known; gains: what a
+        norm makes -> its factors of the last axis' channels."""
         self.names, self.outputs, self.expected, self.probed = names, outputs, expected, probed
-        self._tolerance, self._fetch, self._exact, self._normed = tolerance, fetch, exact, normed
-        self._floors: dict[str, np.ndarray | None] = {}
+        self._tolerance, self._fetch, self._exact, self._gains = tolerance, fetch, exact, gains or {}
+        self._floors: dict[str, Floor | None] = {}
         self._wide: dict[str, np.ndarray | None] = {}
-        self._least: dict[str, float] = {}
 
     def __call__(self, actual: Sequence[Any]) -> dict[str, dict[str, Any]]:
         """Tensor name -> figures."""
@@ -98,15 +99,14 @@ class Judge:
     def against(self, expected: Sequence[Any]) -> Judge:
         """The same judge of other values of the unfused model."""
         other = copy.copy(self)
-        other.expected, other._floors, other._wide, other._least = expected, {}, {}, {}
+        other.expected, other._floors, other._wide = expected, {}, {}
         return other
 
     def _compare(self, actual: Sequence[Any]) -> dict[str, dict[str, Any]]:
         results = {}
         for i, (name, a, b) in enumerate(zip(self.names, self.expected, actual, strict=True)):
             floor, wide = self._floors.get(name), self._wide.get(name)
-            least = self._least.get(name, 0.0)
-            results[name] = compare(a, b, self._tolerance, i < self.outputs, floor, wide, least)
+            results[name] = compare(a, b, self._tolerance, i < self.outputs, floor, wide)
         return results
 
     def _measure(self, failed: Sequence[str]) -> None:
@@ -121,33 +121,26 @@ class Judge:
             if not np.isfinite(expected.astype(np.float64)).all():
                 self._wide[name] = self._exact(name)
             alike = [values[t] for t in self.probed[name] if t in values and values[t].shape == shape]
-            self._floors[name] = np.max([_channel_maxima(v) for v in alike], axis=0) if alike else None
-            if name in self._normed and name not in self._wide:
-                self._least[name] = OWN_ERRORS * self._own_error(name, expected) / self._tolerance
-
-    def _own_error(self, name: str, expected: np.ndarray) -> float:
-        """How far the unfused model is from exact values. A norm subtracts a row's mean, so all of its channels have
-        the rounding errors of the row, those that happen to be small as well."""
-        exact = self._exact(name)
-        if exact is None or exact.shape != expected.shape:
-            return 0.0
-        return float(np.abs(expected.astype(np.float64) - exact).max(initial=0.0))
+            self._floors[name] = (1, np.max([_channel_maxima(v) for v in alike], axis=0)) if alike else None
+            gain = self._gains.get(name)
+            if gain is not None and shape and gain.size == shape[-1]:
+                # A normalised row has a mean square of 1, and its channels the rounding errors of the row: also one
+                # that lies near the row's mean, and is small therefore.
+                self._floors[name] = len(shape) - 1, np.abs(gain.astype(np.float64)).reshape(-1)
 
 
 def _channel_maxima(a: np.ndarray) -> np.ndarray:
     return _by_channel(np.abs(a.astype(np.float64)), 1).max(axis=1, initial=0.0)
 
 
-def _floats(
-    a: np.ndarray, b: np.ndarray, tolerance: float, floor: np.ndarray | None, least: float
-) -> dict[str, Any]:  # fmt: skip
+def _floats(a: np.ndarray, b: np.ndarray, tolerance: float, floor: Floor | None) -> dict[str, Any]:
     error, scale = np.abs(a - b), np.abs(a)
     largest, worst = float(scale.max(initial=0.0)), float(error.max(initial=0.0))
     relative, where = (worst / largest if largest else worst), {}
     for axis in _channel_axes(a) if largest else ():
-        scales = np.maximum(_by_channel(scale, axis).max(axis=1), min(least, largest))
-        if axis == 1 and floor is not None:
-            scales = np.maximum(scales, np.minimum(floor, largest))
+        scales = _by_channel(scale, axis).max(axis=1)
+        if floor is not None and axis == floor[0]:
+            scales = np.maximum(scales, np.minimum(floor[1], largest))
         ratios = _by_channel(error, axis).max(axis=1) / np.maximum(scales, MIN_SCALE * largest)
         if ratios.max() > relative:
             relative, where = float(ratios.max()), {"axis": axis, "channel": int(ratios.argmax())}

@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +179,12 @@ def unfused_runner(model: onnx.ModelProto, folder: Path) -> Runner:
 @dataclass(frozen=True)
 class Probe:
     """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on.
-    `normed`: the site is a norm."""
+    `gain`: a norm's factors of the channels."""
 
     site: str
     tensor: str
     inner: tuple[str, ...] = ()
-    normed: bool = False
+    gain: np.ndarray | None = field(default=None, compare=False)
 
 
 def verify(
@@ -240,8 +240,8 @@ def verify(
         def exact(tensor: str) -> np.ndarray | None:
             return in_float64(unfused, base, tensor, within[tensor], feeds, inner)
 
-        normed = {p.tensor for p in chosen if p.normed}
-        judge = Judge([*outputs, *probed], len(outputs), expected, tolerance, within, inner, exact, normed)
+        gains = {p.tensor: p.gain for p in chosen if p.gain is not None}
+        judge = Judge([*outputs, *probed], len(outputs), expected, tolerance, within, inner, exact, gains)
         try:
             actual = Runner(_with_outputs(patched, probed), folder, runner.reference)(feeds)
         except Exception as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
 from cutefuse import kernels
@@ -17,7 +18,7 @@ from cutefuse.progress import spinner
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
-from cutefuse.sites.match import Match
+from cutefuse.sites.match import Constant, Match
 
 LISTED = 4  # inputs or sites that a line names before it says how many more there are
 
@@ -43,13 +44,29 @@ def prove(
         + [concat_conv.OPERATOR.tolerance(dtype) for dtype in others]
     )
     with spinner(f"running {source.name} and its patched model on the same inputs"):
-        return verify(source, model, folder, tolerance, shapes, seed, _probes(fused), converted)
+        return verify(source, model, folder, tolerance, shapes, seed, _probes(graph, fused), converted)
 
 
-def _probes(sites: Sequence[Site]) -> list[Probe]:
+def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
-    fused = [(s.name, s.match, kernels.facts(s.match.call.op_type)["kind"] == "norm") for s in sites if s.match]
-    return [Probe(name, t, _inner(match, t), normed) for name, match, normed in fused for t in match.outputs if t]
+    fused = [(s.name, s.match, _gain(graph, s.match)) for s in sites if s.match]
+    return [
+        Probe(name, t, _inner(match, t), gain if t == match.outputs[0] else None)
+        for name, match, gain in fused
+        for t in match.outputs
+        if t
+    ]
+
+
+def _gain(graph: Graph, match: Match) -> np.ndarray | None:
+    """A norm's factors of the channels; None for another site, and where they are no constant."""
+    facts = kernels.facts(match.call.op_type)
+    if facts["kind"] != "norm":
+        return None
+    gain = match.inputs[2 if facts["residual"] else 1]
+    if isinstance(gain, Constant):
+        return gain.make()
+    return graph.constant(gain) if isinstance(gain, str) else None
 
 
 def _inner(match: Match, tensor: str) -> tuple[str, ...]:
