@@ -36,12 +36,11 @@ REQUIRED = {
     "conv_finishI": {"LDG", "STG"},
     **{
         f"conv_sm90_{loads}I{type}": {"UTMALDG", product}
-        for loads in ("im2colINS0_10Sm90Im2col", "haloINS0_8Sm90Halo")
+        for loads in ("im2colINS0_10Sm90Im2col", "haloINS0_8Sm90Halo", "smallINS0_9Sm90Small")
         for type, product in WGMMA.items()
     },
     "conv_sm90_haloINS0_8Sm90HaloIN7cutlass10tfloat32_t": {"UTMALDG", "HGMMA", "STG"},
     "conv_sm90_rowsINS0_8Sm90RowsIN7cutlass": {"UTMALDG", "HGMMA"},
-    **{f"conv_sm90_smallINS0_9Sm90SmallI{type}": {"UTMALDG", "LDSM", product} for type, product in WGMMA.items()},
     "row_norm_forwardI": {"LDG", "STG"},
 }
 FUNCTION = re.compile(r"Function : (\S+)")

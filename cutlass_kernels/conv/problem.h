@@ -179,20 +179,28 @@ CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, Divider const &by_image, D
 // Walks the reduction in k-tiles of 64 channels, ordered (source, channel block, r, s): s fastest, so that neighbouring
 // taps hit the cache.
 struct KCursor {
-  int source = 0, block = 0, r = 0, s = 0;
-  std::int64_t column = 0;  // of the packed filter matrix
+  int source = 0, first = 0, r = 0, s = 0;  // first: channel of the source
+  int channels;                             // of the source; to look them up for every k-tile would take too long
+  int taps_left;                            // of this block, with this one
+  std::int64_t column = 0;                  // of the packed filter matrix
 
-  CUTEFUSE_HOST_DEVICE int channel() const { return block * kChannelBlock; }
+  CUTEFUSE_HOST_DEVICE explicit KCursor(Problem const &p) : channels(p.C[0]), taps_left(p.R * p.S) {}
+  CUTEFUSE_HOST_DEVICE int channel() const { return first; }
 
   CUTEFUSE_HOST_DEVICE void advance(Problem const &p) {
     column += kChannelBlock;
-    if (++s < p.S) return;
-    s = 0;
-    if (++r < p.R) return;
-    r = 0;
-    if (++block < blocks_of(p.C[source])) return;
-    block = 0;
-    ++source;
+    if (--taps_left > 0) {
+      if (++s == p.S) s = 0, ++r;
+      return;
+    }
+    r = s = 0, taps_left = p.R * p.S;
+    advance_block(p);
+  }
+  CUTEFUSE_HOST_DEVICE void advance_block(Problem const &p) {
+    first += kChannelBlock;
+    if (first < channels) return;
+    first = 0;
+    if (++source < p.sources) channels = p.C[source];
   }
 };
 

@@ -36,7 +36,7 @@ cc::Problem problem(std::vector<int> const &channels, int R, int S) {
 // Every channel block of every source and tap is visited once, in the packed order.
 void test_cursor(std::vector<int> const &channels, int R, int S) {
   cc::Problem const p = problem(channels, R, S);
-  cc::KCursor cursor;
+  cc::KCursor cursor(p);
   std::int64_t column = 0;
   int tiles = 0;
   for (int source = 0; source < p.sources; ++source) {
@@ -61,7 +61,7 @@ template <int kTileK>
 void test_blocks(std::vector<int> const &channels, int R, int S) {
   cc::Problem const p = problem(channels, R, S);
   std::vector<int> visits(cc::packed_columns(p), 0), expected(visits);
-  cc::KCursor cursor;
+  cc::KCursor cursor(p);
   for (int i = cc::k_tiles<cc::kChannelBlock>(p); i > 0; --i, cursor.advance(p)) {
     for (int part = 0; part < cc::kChannelBlock && cursor.channel() + part < p.C[cursor.source]; part += kTileK) {
       ++expected[cursor.column + part];

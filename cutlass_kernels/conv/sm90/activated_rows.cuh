@@ -42,6 +42,18 @@ struct Constants {
 
 // ---- operand --------------------------------------------------------------------------------------------------------
 
+// A warp's 16 rows of a k-tile as wgmma's first operand. Each has 128 bytes.
+template <class Traits>
+CUTE_DEVICE void read_rows(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *rows) {
+  int const lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+  int const begin = row * 128 + (lane / 16 ^ row % 8) * 16;  // of this lane's first chunk, with SWIZZLE_128B
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kSteps; ++i) {
+    auto const *const chunk = reinterpret_cast<char const *>(rows) + (begin ^ i * kStepBytes);
+    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(chunk), a[i][0], a[i][1], a[i][2], a[i][3]);
+  }
+}
+
 // The pixels as rows, activated, in the order of the k-tiles of a part of the reduction, of the tile whose outputs
 // start at `first`. The padding is of the activated tensor: a pixel outside of the image stays zero.
 template <class Traits>
@@ -68,8 +80,8 @@ struct ActivatedRows {
 
   // Channels that a source's last block lacks are zeros times the next channels' scales, plus their shifts, or plus
   // zeros behind the last ones. Their filters are zeros, so they count for nothing.
-  CUTE_DEVICE void read(uint32_t (&a)[Traits::kSteps][4], typename Traits::SharedStorage const &shared, int stage) {
-    read_rows<Traits>(a, shared.stages[stage].x, 0, false);
+  CUTE_DEVICE void read(uint32_t (&a)[Traits::kSteps][4], Element const *pixels) {
+    read_rows<Traits>(a, pixels);
     Element const *const from = vectors + params.first_channel[at.source] + at.channel;
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {

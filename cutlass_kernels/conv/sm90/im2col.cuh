@@ -121,7 +121,9 @@ CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace 
   cutlass::arch::fence_barrier_init();
 }
 
-// Keeps the ring full with the k-tiles [k_begin, k_end) of each of this block's tiles; one thread calls it.
+// Keeps the ring full with the k-tiles [k_begin, k_end) of each of this block's tiles; one thread calls it. (A small
+// tile's block has one tile. Without the loop over tiles the compiler would not keep its operands in uniform
+// registers.)
 template <class Traits>
 CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params const &params, ClusterPlace const &place,
                            int k_begin, int k_end) {
@@ -134,11 +136,11 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
     auto cursor = first_cursor<Traits>(params, k_begin);
-    for (int k = k_begin; k < k_end; ++k) {
+    auto const load = [&](bool waits) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
       TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes + vector_bytes<Traits>(p, cursor));
-      if (tile == place.first_tile && k == k_begin) wait_for_previous_kernel();
+      if (waits) wait_for_previous_kernel();  // before the first load; later calls return at once
       load_pixels<Traits>(params, cursor, first, pixel, full,
                           stage_x<Traits>(shared, ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
       void *const w = stage_w<Traits>(shared, ring.stage);
@@ -152,6 +154,13 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       }
       ring.advance();
       cursor.advance(p);
+    };
+    if constexpr (Traits::kSmall) {
+      // Short sums wait for this code.
+      CUTE_NO_UNROLL
+      for (int k = k_begin; k < k_end; ++k) load(ring.stage == 0);
+    } else {
+      for (int k = k_begin; k < k_end; ++k) load(tile == place.first_tile && k == k_begin);
     }
     if (!has_shortcut(p)) continue;
     for (int i = 0; i < Traits::kShortcutSlots; ++i) {

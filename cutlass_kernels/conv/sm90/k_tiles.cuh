@@ -7,16 +7,17 @@ namespace cutefuse::conv {
 
 // The k-tile `k` of the reduction.
 CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
-  KCursor cursor;
-  if (k == 0) return cursor;
   Problem const &p = params.problem;
+  KCursor cursor(p);
+  if (k == 0) return cursor;
   cursor.column = int64_t(k) * kChannelBlock;
-  cursor.block = params.by_taps.divide(k);
-  int const tap = k - cursor.block * params.by_taps.divisor;
-  cursor.r = params.by_s.divide(tap), cursor.s = tap - cursor.r * p.S;
-  while (cursor.source + 1 < p.sources && cursor.block >= blocks_of(p.C[cursor.source])) {
-    cursor.block -= blocks_of(p.C[cursor.source++]);
+  int block = params.by_taps.divide(k);
+  int const tap = k - block * params.by_taps.divisor;
+  cursor.r = params.by_s.divide(tap), cursor.s = tap - cursor.r * p.S, cursor.taps_left -= tap;
+  while (cursor.source + 1 < p.sources && block >= blocks_of(cursor.channels)) {
+    block -= blocks_of(cursor.channels), cursor.channels = p.C[++cursor.source];
   }
+  cursor.first = block * kChannelBlock;
   return cursor;
 }
 
@@ -25,29 +26,32 @@ CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
 struct PairCursor {
   int source = 0, block = 0, r = 0, s = 0;  // block: the first of the two
   int packed = 0;                           // the same block among those of the packed filters
+  int blocks;                               // of the source
+  int taps_left;                            // as in KCursor
 
-  CUTE_DEVICE PairCursor(Sm90Params const &params, int k) {
+  CUTE_DEVICE PairCursor(Sm90Params const &params, int k) : blocks(blocks_of(params.problem.C[0])) {
     Problem const &p = params.problem;
     int pair = params.by_taps.divide(k);
     int const tap = k - pair * params.by_taps.divisor;
-    r = params.by_s.divide(tap), s = tap - r * p.S;
-    while (source + 1 < p.sources && pair >= ceil_div(blocks_of(p.C[source]), 2)) {
-      packed += blocks_of(p.C[source]);
-      pair -= ceil_div(blocks_of(p.C[source++]), 2);
+    r = params.by_s.divide(tap), s = tap - r * p.S, taps_left = p.R * p.S - tap;
+    while (source + 1 < p.sources && pair >= ceil_div(blocks, 2)) {
+      packed += blocks, pair -= ceil_div(blocks, 2);
+      blocks = blocks_of(p.C[++source]);
     }
     block = 2 * pair, packed += block;
   }
   CUTE_DEVICE int channel() const { return block * kChannelBlock; }
   CUTE_DEVICE void advance(Problem const &p) {
-    if (++s < p.S) return;
-    s = 0;
-    if (++r < p.R) return;
-    r = 0;
-    int const blocks = blocks_of(p.C[source]);
+    if (--taps_left > 0) {
+      if (++s == p.S) s = 0, ++r;
+      return;
+    }
+    r = s = 0, taps_left = p.R * p.S;
     packed += cute::min(blocks - block, 2);
     block += 2;
     if (block < blocks) return;
-    block = 0, ++source;
+    block = 0;
+    if (++source < p.sources) blocks = blocks_of(p.C[source]);
   }
 };
 

@@ -1,37 +1,24 @@
-// The main loop of small tiles. When wgmma reads its 64 rows from shared memory, it takes at least as long as for a
-// width of 120. So a narrower tile reads the rows of a k-tile into registers, while the tensor cores work on the k-tile
-// before. The rows are the filters, or pixels that are activated on their way (activated_rows.cuh).
+// The main loop of small tiles. wgmma takes at least 60 clocks a step for 64 rows from shared memory, as long as for a
+// width of 120, and half as long for rows in registers. But it takes those only as it multiplies, so that a warp cannot
+// read the next k-tile's ahead: from shared memory all widths are faster. Pixels that are activated on their way pass
+// through registers (activated_rows.cuh).
 #pragma once
 
 #include "conv/sm90/im2col.cuh"
 
 namespace cutefuse::conv {
 
-// A warp's 16 rows of a k-tile as wgmma's first operand: those of its warpgroup begin at row `first` of `rows`. Each
-// has 128 bytes, side by side or, of two blocks, in two halves with all first ones before all second ones.
-template <class Traits>
-CUTE_DEVICE void read_rows(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *rows, int first,
-                           bool halves) {
-  int const lane = threadIdx.x % 32, row = first + threadIdx.x % 128 / 32 * 16 + lane % 16;
-  // Byte of this lane's first chunk, with SWIZZLE_128B or _64B: of the next ones two bits differ.
-  int const whole_row = row * 128 + (lane / 16 ^ row % 8) * 16, half_row = row * 64 + (lane / 16 ^ row / 2 % 4) * 16;
-  int const begin = halves ? half_row : whole_row, second_half = halves ? Traits::kRows * 64 : 64;
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kSteps; ++i) {
-    int const at = begin ^ i % 2 * 32 ^ i / 2 * second_half;
-    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(reinterpret_cast<char const *>(rows) + at), a[i][0],
-                            a[i][1], a[i][2], a[i][3]);
-  }
-}
-
 // The filters as rows: those of a warpgroup begin at row `first` of the tile.
 template <class Traits>
 struct PlainRows {
   int first;
-  bool halves;  // as in read_rows
+  FilterRows<Traits> in_stage;
 
-  CUTE_DEVICE void read(uint32_t (&a)[Traits::kSteps][4], typename Traits::SharedStorage const &shared, int stage) {
-    read_rows<Traits>(a, shared.stages[stage].w, first, halves);
+  CUTE_DEVICE PlainRows(Sm90Params const &params, int first_) : first(first_), in_stage(params) {}
+  // Step `i` of a k-tile whose filters begin at `filters`.
+  CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *filters, int i) const {
+    int const step_bytes = i % 2 * kStepBytes + i / 2 * in_stage.two_steps_bytes;
+    return further(in_stage.operand_at(filters, first), step_bytes);
   }
 };
 
@@ -51,20 +38,25 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
   using Element = typename Traits::Element;
   using Step = Shape<_64, Int<kN>, Int<kStepBytes / int(sizeof(Element))>>;
   using Sum = cute::conditional_t<cute::is_same_v<typename Traits::Sum, uint32_t>, int32_t, float>;
-  using Op = decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>());
+  auto const sums = std::make_index_sequence<kN / 2>{};
   auto scale = begun ? SM90::GMMA::ScaleOut::One : SM90::GMMA::ScaleOut::Zero;  // the first step may overwrite acc
-  uint32_t operands[2][Traits::kSteps][4];
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
   auto const next = [&](uint32_t (&a)[Traits::kSteps][4]) {
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-    rows.read(a, shared, ring.stage);
     auto &stage = shared.stages[ring.stage];
-    uint64_t const b = operand(Traits::kPreActivated ? stage.w : stage.x, 8 * Traits::kPixelBytes, Traits::kSwizzle);
+    auto const *const wide = Traits::kPreActivated ? stage.w : stage.x;
+    if constexpr (Traits::kPreActivated) rows.read(a, stage.x);
     warpgroup_arrive();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {
-      wgmma<Op>(acc, a[i], b + i * kStepBytes / 16, scale, std::make_index_sequence<kN / 2>{});
+      uint64_t const b = further(operand(wide, 8 * Traits::kPixelBytes, Traits::kSwizzle), i * kStepBytes);
+      if constexpr (Traits::kPreActivated) {
+        wgmma<decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>())>(acc, a[i], b, scale, sums);
+      } else {
+        wgmma<decltype(SM90::GMMA::ss_op_selector<Element, Element, Sum, Step>())>(acc, rows.operand_at(stage.w, i), b,
+                                                                                   scale, sums);
+      }
       scale = SM90::GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();
@@ -78,14 +70,18 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
     warpgroup_wait<1>();
     release(&shared.empty[before]);
   };
+  uint32_t operands[2][Traits::kSteps][4];  // of activated rows
   next(operands[0]);
   int k = k_begin + 1;
-  CUTE_NO_UNROLL
-  for (; k + 1 < k_end; k += 2) {
-    next_and_free(operands[1]);
-    next_and_free(operands[0]);
+  if constexpr (Traits::kPreActivated) {
+    CUTE_NO_UNROLL
+    for (; k + 1 < k_end; k += 2) {
+      next_and_free(operands[1]);
+      next_and_free(operands[0]);
+    }
   }
-  if (k < k_end) next_and_free(operands[1]);
+  CUTE_NO_UNROLL
+  for (; k < k_end; ++k) next_and_free(operands[1]);
 }
 
 // narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
@@ -98,7 +94,7 @@ CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring
   int const taps = params.by_taps.divisor;
   CUTE_UNROLL
   for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
-  PlainRows<Traits> rows{row_w, taps > 1};
+  PlainRows<Traits> rows(params, row_w);
   int begin = k_begin, end = 0;
   CUTE_NO_UNROLL
   for (int source = 0; source < p.sources; ++source) {

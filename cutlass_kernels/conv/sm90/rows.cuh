@@ -142,7 +142,7 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
     load_patch<Traits::kPixelBytes>(params, cursor.source, cursor.channel(), tile.a - p.pad_left, tile.b - p.pad_top,
                                     tile.n, full, shared.stages + ring.stage * plan.stage_bytes);
     ring.advance();
-    if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
+    cursor.advance_block(p);
   }
 }
 
@@ -208,7 +208,7 @@ CUTE_DEVICE void multiply_rows(float (&acc)[1][Traits::kPixels / 2], Sm90Params 
     }
     halo.advance();
     cursor.s = 0;
-    if (++cursor.block == blocks_of(p.C[cursor.source])) cursor.block = 0, ++cursor.source;
+    cursor.advance_block(p);
   }
   warpgroup_wait<0>();
   CUTE_UNROLL

@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row_w, k_begin, k_end);
     } else {
       meet();
-      PlainRows<Traits> rows{row_w, false};
+      PlainRows<Traits> rows(params, row_w);
       if constexpr (Traits::kEnlarged) {
         loop_in_phases<Traits>(acc[0], ring, shared, params, release, rows, place.part);
       } else {
