@@ -2,7 +2,7 @@
 // networks, alone and behind another convolution, with the sums of small tiles whole and divided, and to the 69 shapes
 // of the benchmarks. The ends, the finishing of small tiles and the memory were then set by recorded times of networks
 // (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200. So
-// are those of divided sums and of SiLU in small tiles, which became faster after that fit.
+// are those of divided sums, of SiLU and of loads in small tiles, which became faster after that fit.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -17,9 +17,9 @@ int pixel_tiles(Sm90Tile const &tile, Problem const &p) {
   return p.N * ceil_div(plan.size_a, plan.tile_a) * ceil_div(plan.size_b, plan.tile_b);
 }
 
-// How much longer TMA takes over the channels that a source's last block of 64 lacks, which it fills with zeros, than
-// over channels that it loads.
-constexpr double kFilled = 0.49;
+// What TMA takes over the channels that a source's last block of 64 lacks, which it fills with zeros, as a part of what
+// it takes over channels that it loads.
+constexpr double kFilled = 0.7;
 
 // ---- small tiles ----------------------------------------------------------------------------------------------------
 
@@ -46,8 +46,7 @@ int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile,
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
   constexpr double kHeld = 0.2;          // us that the kernel before delays a launch for which it leaves no room
   constexpr double kChain = 0.13;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
-  constexpr double kTwoChains = 0.17;    // likewise, where two warpgroups read it
-  constexpr double kRow = 0.00131;       // us for one multiprocessor to load 128 bytes
+  constexpr double kRow = 0.00122;       // us for one multiprocessor to load 128 bytes
   constexpr double kShared = 0.0000106;  // us for all multiprocessors together to load 128 bytes from L2
   constexpr double kActivate = 0.1;      // us for one warpgroup to activate its 64 pixels of a k-tile
   constexpr double kFinish = 0.4;        // us to finish 64 x 64 outputs
@@ -59,7 +58,6 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const activate = p.pre_activated ? kActivate : 0;
-  double const chain = tile.rows() > 64 ? kTwoChains : kChain;
   // Under several taps a filter's two blocks are two rows of 64 bytes, which take a quarter longer than one of 128.
   double const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 1.25 : 1.0) + tile.pixels() * loaded(tile, p);
   // A width of fewer than 32 is finished no sooner than 32.
@@ -75,7 +73,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
     int const clusters = std::min(left, launch.at_once);
     int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor
     double const load = rows * std::max(kRow * resident, kShared * clusters * splits);
-    us += k_tiles * (std::max(chain, load) + activate) + finish * (1 + kBeside * (resident - 1));
+    us += k_tiles * (std::max(kChain, load) + activate) + finish * (1 + kBeside * (resident - 1));
     if (splits > 1) us += kMeet * part_of_all(clusters) + send + add;
   }
   return us;

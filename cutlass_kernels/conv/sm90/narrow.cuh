@@ -80,6 +80,7 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
       next_and_free(operands[0]);
     }
   }
+  // Once at most, with activated rows.
   CUTE_NO_UNROLL
   for (; k < k_end; ++k) next_and_free(operands[1]);
 }
