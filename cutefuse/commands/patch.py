@@ -71,7 +71,7 @@ def show(result: Result, verbose: bool) -> None:
     for line in (*_prediction(result.report), *_silus(result.report)):
         print(line)
     if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
-        print("?: the sizes are not known; --input-shape NAME:1x3x640x640 gives them for these figures")
+        print("?: the sizes are not known; where an input's are open, --input-shape NAME:1x3x640x640 gives them")
     if (conversion := result.report["conversion"]) and conversion["overflows"]:
         print(_overflows(conversion["overflows"], LIMITS[conversion["dtype"]]))
     for fault in result.report["known_faults"]:

@@ -114,7 +114,9 @@ def _price(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int]) ->
 def _unknown(site: Site) -> str:
     if site.status != FUSED or site.match is None:
         return f"it is not fused: {site.reason}"
-    return "" if site.sized_call else "its sizes are not known; --input-shape NAME:1x3x640x640 gives them"
+    if site.sized_call:
+        return ""
+    return "its sizes are not known; where an input's are open, --input-shape NAME:1x3x640x640 gives them"
 
 
 def _tile_name(site: Site, tile: int) -> str:
