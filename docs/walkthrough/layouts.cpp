@@ -84,7 +84,7 @@ void global_layouts(conv::Params const &params) {
 
 void reduction(conv::Params const &params) {
   std::printf("## reduction\n");
-  conv::KCursor at;
+  conv::KCursor at(params.problem);
   for (int tile = 0; tile < conv::k_tiles<kK>(params.problem); ++tile, at.advance(params.problem)) {
     if (tile < 4 || (tile > 7 && tile < 10))
       std::printf("k-tile %-2d  source %d, channels from %d, tap (%d,%d), filter columns from %d\n", tile, at.source,
