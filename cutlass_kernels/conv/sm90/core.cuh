@@ -83,6 +83,11 @@ CUTE_DEVICE int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+template <class T>
+CUTE_DEVICE T *opaque(T *value) {
+  asm volatile("" : "+l"(value));
+  return value;
+}
 
 // The 64 filters of a tile from its row `row` on, which belong to one output.
 struct TileFilters {

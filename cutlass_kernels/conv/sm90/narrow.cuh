@@ -43,6 +43,7 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
   auto const next = [&](uint32_t (&a)[Traits::kSteps][4]) {
+    if constexpr (Traits::kPreActivated) rows.read_vectors();
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
     auto &stage = shared.stages[ring.stage];
     auto const *const wide = Traits::kPreActivated ? stage.w : stage.x;
@@ -60,6 +61,7 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
       scale = SM90::GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();
+    if constexpr (Traits::kPreActivated) rows.advance();
     int const before = running;
     running = ring.stage;
     ring.advance();

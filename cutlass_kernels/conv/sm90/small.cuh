@@ -163,19 +163,18 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     int const row_w = threadIdx.x / 128 * 64, first = place.tile_x(place.first_tile) * Traits::kRunPixels;
     Release const release(place);
     Ring ring(params.stages);
-    wait_for_previous_kernel();
+    if constexpr (!Traits::kPreActivated) wait_for_previous_kernel();  // those do later, in activated_loop
     int const tile_f = place.tile_f(place.first_tile);
     UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
     float acc[1][Traits::kN / 2];
     auto const meet = [] { cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0); };
     if constexpr (Traits::kPreActivated) {
-      Constants<Traits> const constants(shared, params);
-      constants.load(params, tile_f * Traits::kFilters, place.part);
-      ActivatedRows<Traits> rows(params, first, place.part, constants.vectors);
-      cp_async_wait<0>();
-      meet();
-      begin_sums<Traits>(acc[0], constants.bias);
-      narrow_loop<Traits>(acc[0], ring, shared, release, rows, k_begin, k_end);
+      Constants<Traits> const constants(shared, params, tile_f * Traits::kFilters, place.part);
+      if (params.pointwise) {
+        activated_loop<Traits, false>(acc[0], ring, shared, params, release, constants, first, place.part);
+      } else {
+        activated_loop<Traits, true>(acc[0], ring, shared, params, release, constants, first, place.part);
+      }
     } else if constexpr (Traits::kDrains) {
       meet();
       narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row_w, k_begin, k_end);
