@@ -48,7 +48,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kChain = 0.13;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
   constexpr double kRow = 0.00122;       // us for one multiprocessor to load 128 bytes
   constexpr double kShared = 0.0000106;  // us for all multiprocessors together to load 128 bytes from L2
-  constexpr double kActivate = 0.1;      // us for one warpgroup to activate its 64 pixels of a k-tile
+  constexpr double kActivate = 0.07;     // us for one warpgroup to activate its 64 pixels of a k-tile
   constexpr double kFinish = 0.4;        // us to finish 64 x 64 outputs
   constexpr double kExponential = 0.7;   // likewise, with SiLU or sigmoid
   constexpr double kBeside = 0.46;       // part of it that a second block on the multiprocessor adds
