@@ -22,4 +22,11 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
+// The next kernel starts at most one ahead. Where room for more is left, launches that wait for each other fill the
+// GPU, and each takes longer.
+__device__ __forceinline__ void wait_and_let_next_start() {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+}
+
 }  // namespace cutefuse

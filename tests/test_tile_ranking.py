@@ -67,7 +67,7 @@ def test_the_first_guess_is_near_the_fastest(name: str) -> None:
 
 
 def recorded() -> dict[str, dict[str, float]]:
-    """Shape of a benchmark's set -> tile -> microseconds of an H200, 2026-11-26: conv_shapes from memory, small maps
+    """Shape of a benchmark's set -> tile -> microseconds of an H200, 2026-11-27: conv_shapes from memory, small maps
     out of the L2 cache, every tile in one run (tests/recorded/tiles_h200.csv)."""
     times: dict[str, dict[str, float]] = collections.defaultdict(dict)
     with (ROOT / "tests/recorded/tiles_h200.csv").open(newline="") as file:

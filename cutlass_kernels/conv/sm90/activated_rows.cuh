@@ -159,7 +159,7 @@ CUTE_DEVICE void activated_loop(float (&acc)[Traits::kN / 2], Ring &ring, typena
                                 Sm90Params const &params, Release const &release, Constants<Traits> const &constants,
                                 int first, int part) {
   ActivatedRows<Traits, kPads> rows(params, first, part, constants.vectors);
-  wait_for_previous_kernel();
+  wait_and_let_next_start();
   constants.load();
   cp_async_wait<0>();
   cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);

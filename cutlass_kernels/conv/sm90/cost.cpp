@@ -44,7 +44,7 @@ int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile,
 
 // Microseconds of all waves, without first loads and last stores.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
-  constexpr double kHeld = 0.2;          // us that the kernel before delays a launch for which it leaves no room
+  constexpr double kHeld = 0.3;          // us that a launch waits where the one before it leaves no room for all blocks
   constexpr double kChain = 0.13;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
   constexpr double kRow = 0.00122;       // us for one multiprocessor to load 128 bytes
   constexpr double kShared = 0.0000106;  // us for all multiprocessors together to load 128 bytes from L2
@@ -68,7 +68,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   int const tiles = tiles_of(tile, p);
   SmallLaunch const launch = small_launch(tile, p, splits, room);
   auto const part_of_all = [&](int clusters) { return std::min(1.0, double(clusters) * splits / sm_count); };
-  double us = kHeld * part_of_all(std::min(tiles, launch.at_once));
+  double us = 2 * tiles > launch.at_once ? kHeld : 0;
   for (int left = tiles; left > 0; left -= launch.at_once) {
     int const clusters = std::min(left, launch.at_once);
     int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor

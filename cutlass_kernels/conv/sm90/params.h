@@ -40,6 +40,7 @@ struct alignas(128) Sm90Params {
   int cluster_f, splits;
   int cluster_tiles;  // tiles of one block of a cluster
   int stages;         // of a small tile's ring
+  bool holds_next;    // a small tile's next launch starts no earlier than this one works
   // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
   Divider by_f;                 // clusters side by side along the filters
   int k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins

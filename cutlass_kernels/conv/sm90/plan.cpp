@@ -131,7 +131,9 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
   state.params = make_sm90_params(tile, p, splits);
   Sm90Params &k = state.params;
   if (tile.schedule == Sm90Schedule::kSmall) {
-    k.stages = small_launch(tile, p, splits, room).stages;
+    SmallLaunch const small = small_launch(tile, p, splits, room);
+    k.stages = small.stages;
+    k.holds_next = 3 * k.cluster_tiles <= small.at_once;  // the next two launches would both start early
     launch.kernel.shared_bytes = small_shared_bytes(tile, p, splits > 1, k.stages);
   }
   launch.cluster = k.cluster_f * k.splits;

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
 #if CUTEFUSE_SM90A
   extern __shared__ __align__(1024) unsigned char raw[];
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
-  let_next_kernel_start();
+  if (!params.holds_next) let_next_kernel_start();
   ClusterPlace const place(params);
   int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
   bool const divided = params.splits > 1;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     int const row_w = threadIdx.x / 128 * 64, first = place.tile_x(place.first_tile) * Traits::kRunPixels;
     Release const release(place);
     Ring ring(params.stages);
-    if constexpr (!Traits::kPreActivated) wait_for_previous_kernel();  // those do later, in activated_loop
+    if constexpr (!Traits::kPreActivated) wait_and_let_next_start();  // those do later, in activated_loop
     int const tile_f = place.tile_f(place.first_tile);
     UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
     float acc[1][Traits::kN / 2];
