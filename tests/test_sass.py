@@ -113,6 +113,8 @@ def test_kernels_use_their_instructions_and_no_local_memory() -> None:
                 activates = "ELb1ELb0E" in function
                 assert ("MOVM" in counts, "LDGSTS" in counts) == (not activates, activates), function
                 assert not activates or "HFMA2" in counts, function
+                # The next kernel starts at once, or where this one's wait has ended.
+                assert counts["PREEXIT"] >= 2, function
             others = {op for op in counts if PRODUCT.fullmatch(op)} - required
             assert not others, f"{function} for {arch} multiplies with {sorted(others)}"
         if int(re.sub(r"\D", "", arch)) >= 90:  # where it is launched before its predecessor has ended
