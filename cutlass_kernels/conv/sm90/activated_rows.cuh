@@ -10,7 +10,7 @@ namespace cutefuse::conv {
 // ---- constants ------------------------------------------------------------------------------------------------------
 
 // What a part of the reduction takes from memory beside pixels and filters. The consumers load it, once, while TMA
-// brings the first stage. Where it lies is looked up before: what follows the end of the kernel in front is short then.
+// brings the first stage. Its addresses are looked up before the kernel in front has ended.
 template <class Traits>
 struct Constants {
   using Element = typename Traits::Element;
@@ -165,7 +165,7 @@ CUTE_DEVICE void activated_loop(float (&acc)[Traits::kN / 2], Ring &ring, typena
   cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0);
   begin_sums<Traits>(acc, constants.bias);
   narrow_loop<Traits>(acc, ring, shared, release, rows, params.k_begin[part], params.k_begin[part + 1]);
-  // Sums of two loops that still run lie in the same registers nowhere: ptxas would run the products one by one.
+  // Where two loops meet while their products run, ptxas makes all products run one by one.
   warpgroup_wait<0>();
   CUTE_UNROLL
   for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[i]);
