@@ -39,6 +39,29 @@ def test_layers_of_densenet(side: int, channels: tuple[int, ...], batch: int, dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [
+    (32, 32), (8, 24), (32, 16, 8), (64, 32, 32), (72, 32, 8, 24, 32), (32, 160, 16, 32, 32), (8,) * 8,
+    (448, *(32,) * 7),
+])  # fmt: skip
+@pytest.mark.parametrize("geometry", [{}, SAME, {"R": 2, "S": 3, "strides": (2, 1), "pads": (0, 2, 1, 0)}])
+def test_narrow_sources_that_share_a_k_tile(
+    geometry: dict[str, tuple[int, ...]], channels: tuple[int, ...], dtype: str
+) -> None:
+    """The last sources of at most 32 channels, two by two; parts of a divided sum begin at any of them."""
+    check(Problem(2, 9, 11, channels, 72, **geometry, activation="Relu"), dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", [1, 2])
+def test_a_nan_of_one_narrow_source_stays_at_its_pixel(source: int) -> None:
+    instance = problems.instantiate(Problem(1, 5, 6, (64, 32, 24), 8, pre_activated=True), "float16")
+    instance.buffers[source].view.view(5, 6, -1)[2, 3, 23] = float("nan")
+    for config in gpu_checks.tiles_of(instance.call):
+        instance.run(config)
+        values, _ = instance.output()
+        assert bool(values[0, :, 2, 3].isnan().all()) and int(values.isnan().sum()) == 8, config
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_problems_match_float64(dtype: str, seed: int) -> None:
     rng = random.Random(seed)

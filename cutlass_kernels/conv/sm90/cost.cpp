@@ -130,15 +130,16 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
   constexpr double kTap = 365;           // clocks of a patch's tap at least, since its filters are a stage of their own
   constexpr double kTurn = 600;          // of a k-tile of a warpgroup that takes turns: it looks for no other meanwhile
   constexpr double kBetween = 20;        // from a k-tile to the next
+  // Clocks that a k-tile takes longer if other warps rewrite it first: where warpgroups take turns less is seen of it.
+  constexpr double kRewrite = 260, kRewriteInTurn = 80;
   int const filters = as_multiplied(tile).filters, taps_each = p.R * (p.S + tile.beside - 1);
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
     load_pixels = double(plan.pitch) * plan.rows / taps_each;
   }
-  // A pre-activated k-tile is rewritten before it is multiplied, by 256 threads or by those of one warpgroup.
   bool const alone = tile.schedule == Sm90Schedule::kPingPong;
-  double const rewrite = p.pre_activated ? tile.pixels() * (alone ? 2.4 : 4.3) : 0;
+  double const rewrite = !p.pre_activated ? 0 : alone ? kRewriteInTurn : kRewrite;
   double const multiply = multiply_clocks(tile);
   bool const half_rows = tile.type_bytes * k_channels(tile) == 64 && !tile.halo && !is_pointwise(p);
   double clocks = 0;

@@ -3,7 +3,7 @@
 // warpgroups multiply.
 #pragma once
 
-#include "conv/sm90/k_tiles.cuh"
+#include "conv/sm90/joined.cuh"
 #include "conv/sm90/pre_activation.cuh"
 #include "conv/sm90/reduce.cuh"
 #include "conv/sm90/scales.cuh"
@@ -17,7 +17,7 @@ template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = 
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
-  static constexpr bool kSharesPixels = true, kSmall = false;
+  static constexpr bool kSharesPixels = true, kSmall = false, kJoins = false;
   static constexpr bool kPairs = kPairs_;  // a k-tile is two blocks of channels
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock * (kPairs ? 2 : 1);
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
@@ -66,32 +66,6 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
-// Loads this block's share of a k-tile of pixels into `to`, here and in the blocks that share them.
-template <class Traits, class Cursor>
-CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int first_pixel, Pixel const &pixel,
-                             uint64_t *full, void *to, ClusterPlace const &place) {
-  CUtensorMap const *const map = &params.x[at.source];
-  bool const multicast = Traits::kSharesPixels && place.cluster_f > 1;
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
-  Problem const &p = params.problem;
-  if (params.pointwise) {
-    if (multicast) {
-      SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), kHint, to, at.channel(),
-                                       first_pixel);
-    } else {
-      SM90_TMA_LOAD_2D::copy(map, full, kHint, to, at.channel(), first_pixel);
-    }
-    return;
-  }
-  uint16_t const w = uint16_t(at.s * p.dilation_w), h = uint16_t(at.r * p.dilation_h);
-  if (multicast) {
-    SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), to, at.channel(), pixel.w0,
-                                            pixel.h0, pixel.n, w, h);
-  } else {
-    SM90_TMA_LOAD_IM2COL_4D::copy(map, full, to, at.channel(), pixel.w0, pixel.h0, pixel.n, w, h);
-  }
-}
-
 // The operands of a stage. Small tiles, whose ring the host cuts to length, have them side by side.
 template <class Traits>
 CUTE_DEVICE typename Traits::Element *stage_x(typename Traits::SharedStorage &shared, int stage) {
@@ -135,7 +109,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
     int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
     int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
-    auto cursor = first_cursor<Traits>(params, k_begin);
+    auto cursor = part_cursor<Traits>(params, place.part, k_begin);
     auto const load = [&](bool waits) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
@@ -156,9 +130,15 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       cursor.advance(p);
     };
     if constexpr (Traits::kSmall) {
+      int const joined = Traits::kJoins ? cute::min(k_end, params.joined.begin) : k_end;
+      int k = k_begin;
       // Short sums wait for this code.
       CUTE_NO_UNROLL
-      for (int k = k_begin; k < k_end; ++k) load(ring.stage == 0);
+      for (; k < joined; ++k) load(ring.stage == 0);
+      if constexpr (Traits::kJoins) {
+        CUTE_NO_UNROLL
+        for (; k < k_end; ++k) load_joined<Traits>(shared, params, cursor, ring, filter, first, pixel, place);
+      }
     } else {
       for (int k = k_begin; k < k_end; ++k) load(tile == place.first_tile && k == k_begin);
     }
@@ -174,21 +154,27 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   }
 }
 
-// How the filters of a k-tile lie in a stage. Those of two blocks under several taps lie in two halves of 64-byte rows,
-// all first ones before all second ones; else each filter is one row.
+// How the filters of a k-tile lie in a stage. Those of two blocks under several taps, or of two joined sources, lie in
+// two halves of 64-byte rows, all first ones before all second ones; else each filter is one row.
 template <class Traits>
 struct FilterRows {
   bool halves;
   int row_bytes, two_steps_bytes;
 
   CUTE_DEVICE explicit FilterRows(Sm90Params const &params)
-      : halves(Traits::kPairs && params.by_taps.divisor > 1),
+      : FilterRows(Traits::kPairs && params.by_taps.divisor > 1) {}
+  CUTE_DEVICE explicit FilterRows(bool halves_)
+      : halves(halves_),
         row_bytes(halves ? 64 : Traits::kPixelBytes),
         two_steps_bytes(halves ? 64 * Traits::kFilters : 64) {}
   // From row `first` of the stage on.
   CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *stage, int first) const {
     auto const *const from = reinterpret_cast<unsigned char const *>(stage) + first * row_bytes;
     return operand(from, 8 * row_bytes, halves ? SM90::GMMA::LayoutType::B64 : Traits::kSwizzle);
+  }
+  // Of step `i`.
+  CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *stage, int first, int i) const {
+    return further(operand_at(stage, first), i % 2 * kStepBytes + i / 2 * two_steps_bytes);
   }
 };
 

@@ -1,4 +1,4 @@
-// Walks over the k-tiles of a reduction, in the order that producers and consumers share.
+// Walks over the k-tiles of a reduction, in the order that producers and consumers share, and loads them.
 #pragma once
 
 #include "conv/sm90/core.cuh"
@@ -62,6 +62,32 @@ CUTE_DEVICE auto first_cursor(Sm90Params const &params, int k) {
     return PairCursor(params, k);
   } else {
     return cursor_at(params, k);
+  }
+}
+
+// Loads this block's share of a k-tile of pixels into `to`, here and in the blocks that share them.
+template <class Traits, class Cursor>
+CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int first_pixel, Pixel const &pixel,
+                             uint64_t *full, void *to, ClusterPlace const &place) {
+  CUtensorMap const *const map = &params.x[at.source];
+  bool const multicast = Traits::kSharesPixels && place.cluster_f > 1;
+  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
+  Problem const &p = params.problem;
+  if (params.pointwise) {
+    if (multicast) {
+      SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), kHint, to, at.channel(),
+                                       first_pixel);
+    } else {
+      SM90_TMA_LOAD_2D::copy(map, full, kHint, to, at.channel(), first_pixel);
+    }
+    return;
+  }
+  uint16_t const w = uint16_t(at.s * p.dilation_w), h = uint16_t(at.r * p.dilation_h);
+  if (multicast) {
+    SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), to, at.channel(), pixel.w0,
+                                            pixel.h0, pixel.n, w, h);
+  } else {
+    SM90_TMA_LOAD_IM2COL_4D::copy(map, full, to, at.channel(), pixel.w0, pixel.h0, pixel.n, w, h);
   }
 }
 

@@ -17,8 +17,7 @@ struct PlainRows {
   CUTE_DEVICE PlainRows(Sm90Params const &params, int first_) : first(first_), in_stage(params) {}
   // Step `i` of a k-tile whose filters begin at `filters`.
   CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *filters, int i) const {
-    int const step_bytes = i % 2 * kStepBytes + i / 2 * in_stage.two_steps_bytes;
-    return further(in_stage.operand_at(filters, first), step_bytes);
+    return in_stage.operand_at(filters, first, i);
   }
 };
 
@@ -42,19 +41,19 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
   auto scale = begun ? SM90::GMMA::ScaleOut::One : SM90::GMMA::ScaleOut::Zero;  // the first step may overwrite acc
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
-  auto const next = [&](uint32_t (&a)[Traits::kSteps][4]) {
+  auto const next = [&](uint32_t (&a)[Traits::kSteps][4], int k) {
     if constexpr (Traits::kPreActivated) rows.read_vectors();
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
     auto &stage = shared.stages[ring.stage];
-    auto const *const wide = Traits::kPreActivated ? stage.w : stage.x;
     if constexpr (Traits::kPreActivated) rows.read(a, stage.x);
     warpgroup_arrive();
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {
-      uint64_t const b = further(operand(wide, 8 * Traits::kPixelBytes, Traits::kSwizzle), i * kStepBytes);
       if constexpr (Traits::kPreActivated) {
+        uint64_t const b = rows.operand_at(stage.w, k, i);
         wgmma<decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>())>(acc, a[i], b, scale, sums);
       } else {
+        uint64_t const b = further(operand(stage.x, 8 * Traits::kPixelBytes, Traits::kSwizzle), i * kStepBytes);
         wgmma<decltype(SM90::GMMA::ss_op_selector<Element, Element, Sum, Step>())>(acc, rows.operand_at(stage.w, i), b,
                                                                                    scale, sums);
       }
@@ -67,24 +66,24 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
     ring.advance();
     return before;
   };
-  auto const next_and_free = [&](uint32_t (&a)[Traits::kSteps][4]) {
-    int const before = next(a);
+  auto const next_and_free = [&](uint32_t (&a)[Traits::kSteps][4], int k) {
+    int const before = next(a, k);
     warpgroup_wait<1>();
     release(&shared.empty[before]);
   };
   uint32_t operands[2][Traits::kSteps][4];  // of activated rows
-  next(operands[0]);
+  next(operands[0], k_begin);
   int k = k_begin + 1;
   if constexpr (Traits::kPreActivated) {
     CUTE_NO_UNROLL
     for (; k + 1 < k_end; k += 2) {
-      next_and_free(operands[1]);
-      next_and_free(operands[0]);
+      next_and_free(operands[1], k);
+      next_and_free(operands[0], k + 1);
     }
   }
   // Once at most, with activated rows.
   CUTE_NO_UNROLL
-  for (; k < k_end; ++k) next_and_free(operands[1]);
+  for (; k < k_end; ++k) next_and_free(operands[1], k);
 }
 
 // narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next

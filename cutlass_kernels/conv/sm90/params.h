@@ -31,6 +31,21 @@ struct PhasePlan {
   std::uint8_t enlarged;                   // sources
 };
 
+// Which sources small tiles join where they activate them: the last ones, of at most half a block of channels each, of
+// which two share a k-tile.
+struct JoinPlan {
+  int from;   // the first such source
+  int begin;  // the first k-tile of two
+  int block;  // of its first half, among those of the packed filters
+};
+
+// Where a part of a reduction begins: its tap, and its block of channels among those of its source and of the packed
+// filters. To look it up would take divisions, for which the first load would wait.
+struct alignas(8) PartStart {
+  std::uint8_t source, r, s;
+  std::uint16_t block, packed;
+};
+
 // The lines of 64 bytes that a block reads first follow the maps, as in Problem.
 struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
@@ -46,6 +61,8 @@ struct alignas(128) Sm90Params {
   int k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
   Divider by_image, by_row;     // P*Q and Q
   Divider by_taps, by_s;        // R*S and S
+  JoinPlan joined;
+  PartStart starts[kMaxSplits];  // of pre-activated sources on small tiles
   int k_tiles;
   std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
   bool pointwise;
@@ -65,6 +82,7 @@ struct alignas(128) Sm90Params {
   Divider by_a, by_b;              // tiles_a, tiles_b
   Divider by_factor[kMaxSources];  // of each source's enlargement
   Rescale rescale[kMaxSources];    // of 8-bit sources: what the sums before each are multiplied by
+  CUtensorMap w_joined;            // (column,filter,block) of the filters of two joined sources
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

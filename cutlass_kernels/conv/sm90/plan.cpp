@@ -25,15 +25,30 @@ Rescale make_rescale(Problem const &p, int source) {
   return by;
 }
 
-// Channels [begin, end) of the concatenation that k-tile `k` of one block of channels reads.
-struct Channels {
-  int begin, end;
-};
-Channels channels_of(Problem const &p, int k) {
-  int block = k / (p.R * p.S), source = 0, first = 0;
-  for (; block >= blocks_of(p.C[source]); ++source) block -= blocks_of(p.C[source]), first += p.C[source];
-  int const channel = block * kChannelBlock;
-  return {first + channel, first + std::min(p.C[source], channel + kChannelBlock)};
+JoinPlan plan_joined(Sm90Tile const &tile, Problem const &p) {
+  JoinPlan joined{joined_from(tile, p), 0, 0};
+  for (int i = 0; i < joined.from; ++i) joined.block += blocks_of(p.C[i]);
+  joined.begin = joined.block * p.R * p.S;
+  return joined;
+}
+
+// Where k-tile `k` lies, of one block of channels or of two joined sources.
+PartStart start_of(Sm90Params const &params, int k) {
+  Problem const &p = params.problem;
+  int const tap = k % (p.R * p.S), joined = std::max(k - params.joined.begin, 0) / (p.R * p.S);
+  int const packed = k / (p.R * p.S) + joined;
+  int block = packed, source = 0;
+  for (; block >= blocks_of(p.C[source]); ++source) block -= blocks_of(p.C[source]);
+  return {std::uint8_t(source), std::uint8_t(tap / p.S), std::uint8_t(tap % p.S), std::uint16_t(block),
+          std::uint16_t(packed)};
+}
+
+// The channel of the concatenation behind the last one of such a k-tile.
+int end_of(Sm90Params const &params, PartStart const &at) {
+  int const *const C = params.problem.C;
+  int const first = params.first_channel[at.source];
+  if (at.source >= params.joined.from) return first + C[at.source] + C[at.source + 1];
+  return first + std::min(C[at.source], (at.block + 1) * kChannelBlock);
 }
 
 // Divides the k-tiles of both kinds, so that each part of a sum has some of either.
@@ -71,9 +86,12 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.cluster_tiles = ceil_div(k.tiles_f, k.cluster_f) * k.tiles_x();
   k.k_tiles = k_tiles(tile, p);
   for (int i = 0; i <= splits; ++i) k.k_begin[i] = k.k_tiles * i / splits;
+  for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
+  k.joined = plan_joined(tile, p);
   for (int i = 0; i < splits && tile.pixel_rows; ++i) {
-    k.activated_begin[i] = channels_of(p, k.k_begin[i]).begin;
-    k.activated_end[i] = channels_of(p, k.k_begin[i + 1] - 1).end;
+    k.starts[i] = start_of(k, k.k_begin[i]);
+    k.activated_begin[i] = k.first_channel[k.starts[i].source] + k.starts[i].block * kChannelBlock;
+    k.activated_end[i] = end_of(k, start_of(k, k.k_begin[i + 1] - 1));
   }
   k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
@@ -83,7 +101,6 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   }
   k.by_taps = Divider(p.R * p.S), k.by_s = Divider(p.S);
   k.pointwise = is_pointwise(p);
-  for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
   for (int i = 0; i < p.sources; ++i) k.by_factor[i] = Divider(p.upsample[i]);
   k.drains_after = drains_after(p);
   for (int i = 0; i < p.sources; ++i) k.rescale[i] = make_rescale(p, i);
@@ -166,6 +183,7 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
     point(k.x[i], *next++, start);
   }
   k.filters = *next;
+  if (k.joined.from < p.sources) point(k.w_joined, *next, 0);
   point(k.w, *next++, 0);
   if (size_of(p.type) == 1) k.w_scale = static_cast<float const *>(*next++);
   k.b = static_cast<float const *>(*next++);

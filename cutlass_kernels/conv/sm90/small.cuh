@@ -16,6 +16,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kSmall = true, kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
+  static constexpr bool kJoins = kPre;                                 // or two sources (JoinPlan)
   static constexpr bool kEnlarged = kEnlarged_;  // some sources are enlarged by two: see phases.cuh
   static constexpr bool kDrains = Sm90Numbers<Element>::kScaled, kShortcut = !kPre && !kDrains && !kEnlarged;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kSmallRowBytes / int(sizeof(Element));

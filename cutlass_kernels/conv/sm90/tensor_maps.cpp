@@ -122,7 +122,7 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
   }
   if (tile.enlarges) return encode_phase(k, tile, i);
   cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
-  cuuint32_t const channels = k_channels(tile);
+  cuuint32_t const channels = i < k.joined.from ? k_channels(tile) : kJoinedChannels;
   if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {channels, share});
   cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
   int const lower[2] = {-p.pad_left, -p.pad_top};
@@ -163,6 +163,15 @@ CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
   }
   return encode_tiled<4>(&k.w, p.type, {columns, 8, 2, filters / 16}, {2 * pitch, pitch, 16 * pitch},
                          {channels, 8, 2, rows / 16});
+}
+
+// The filters of two joined sources, the first and the second one's: (column of a block,filter,block).
+CUresult encode_joined_filters(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
+  cuuint32_t const rows = tile.filters;
+  return encode_tiled<3>(&k.w_joined, p.type, {block, filters, columns / block},
+                         {columns * size_of(p.type), block * size_of(p.type)}, {kJoinedChannels, rows, 2});
 }
 
 CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
@@ -214,6 +223,7 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
     if (CUresult const result = encode_source(k, tile, i)) return result;
   }
   CUresult result = encode_filters(k, tile);
+  if (result == CUDA_SUCCESS && k.joined.from < p.sources) result = encode_joined_filters(k, tile);
   if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
   for (int i = 0; i < p.outputs * tile.beside && result == CUDA_SUCCESS; ++i) {

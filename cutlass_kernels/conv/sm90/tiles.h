@@ -170,8 +170,18 @@ constexpr int k_channels(Sm90Tile const &tile) { return tile.pairs ? 2 * kChanne
 // than half of whose rows are filters, would wait for these loads.
 constexpr bool loads_in_order(bool small, int pixels) { return small && pixels < 64; }
 
+// Where small tiles activate sources, the last ones that have at most half a block of channels share a k-tile two by
+// two: this is the first of them.
+constexpr int kJoinedChannels = kChannelBlock / 2;
+inline int joined_from(Sm90Tile const &tile, Problem const &p) {
+  int count = 0;
+  while (tile.pixel_rows && count < p.sources && p.C[p.sources - 1 - count] <= kJoinedChannels) ++count;
+  return p.sources - count / 2 * 2;
+}
+
 inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
-  return k_channels(tile) == kChannelBlock ? k_tiles<kChannelBlock>(p) : k_tiles<2 * kChannelBlock>(p);
+  int const tiles = k_channels(tile) == kChannelBlock ? k_tiles<kChannelBlock>(p) : k_tiles<2 * kChannelBlock>(p);
+  return tiles - (p.sources - joined_from(tile, p)) / 2 * p.R * p.S;
 }
 
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster

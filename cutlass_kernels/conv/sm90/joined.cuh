@@ -1,0 +1,49 @@
+// K-tiles of two sources of at most half a block of channels each (JoinPlan), in small tiles that activate them. They
+// follow those of whole blocks. In a stage all rows of the first source come before those of the second, 64 bytes each,
+// of pixels as well as of filters.
+#pragma once
+
+#include "conv/sm90/k_tiles.cuh"
+
+namespace cutefuse::conv {
+
+// The first k-tile of a part of the reduction, which is `k`.
+template <class Traits>
+CUTE_DEVICE auto part_cursor(Sm90Params const &params, int part, int k) {
+  if constexpr (Traits::kJoins) {
+    Problem const &p = params.problem;
+    PartStart const start = params.starts[part];
+    int const tap = start.r * p.S + start.s;
+    KCursor cursor(p);
+    cursor.source = start.source, cursor.first = start.block * kChannelBlock, cursor.r = start.r, cursor.s = start.s;
+    cursor.channels = p.C[start.source], cursor.taps_left -= tap;
+    cursor.column = (start.packed * params.by_taps.divisor + tap) * kChannelBlock;
+    return cursor;
+  } else {
+    return first_cursor<Traits>(params, k);
+  }
+}
+
+// Loads the k-tile at `cursor`, the first of two joined sources, and advances to the next two. Else as `load` of
+// fill_ring.
+template <class Traits>
+CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params const &params, KCursor &cursor,
+                             Ring &ring, int filter, int first, Pixel const &pixel, ClusterPlace const &place) {
+  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+  Problem const &p = params.problem;
+  uint64_t *const full = &shared.full[ring.stage];
+  auto &stage = shared.stages[ring.stage];
+  int const tap = cursor.r * p.S + cursor.s, block = params.joined.block + cursor.source - params.joined.from;
+  Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
+  TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
+  if (ring.stage == 0) wait_for_previous_kernel();
+  load_pixels<Traits>(params, cursor, first, pixel, full, stage.x, place);
+  SM90_TMA_LOAD_3D::copy(&params.w_joined, full, kHint, stage.w, tap * kChannelBlock, filter, block);
+  ++cursor.source;
+  load_pixels<Traits>(params, cursor, first, pixel, full, stage.x + Traits::kPixels * kJoinedChannels, place);
+  if (cursor.taps_left > 1) --cursor.source;  // the next tap is of the same two
+  cursor.advance(p);
+  ring.advance();
+}
+
+}  // namespace cutefuse::conv
