@@ -2,7 +2,8 @@
 // networks, alone and behind another convolution, with the sums of small tiles whole and divided, and to the 69 shapes
 // of the benchmarks. The ends, the finishing of small tiles and the memory were then set by recorded times of networks
 // (docs/history/hopper.md, "What order tiles come in"). Constants of enlarged and of 8-bit sources are of an H200. So
-// are those of divided sums, of SiLU and of loads in small tiles, which became faster after that fit.
+// are those of divided sums, of SiLU and of loads in small tiles, which became faster after that fit. What large tiles
+// rewrite was set by DenseNet-121's layers on H100s.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
