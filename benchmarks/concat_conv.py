@@ -30,7 +30,7 @@ from benchmarks.lib import rows as table_rows  # noqa: E402
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
-SETS = ("conv", "latency", "single_source", "few_filters")
+SETS = ("conv", "latency", "single_source", "few_filters", "odd_filters")
 WARM_SETS = 2  # of operands: a network's tensors are in the L2 cache, but the same launch does not find its own output
 OURS = {"ours": "", "ours_sm80": "sm80"}  # variant -> what the names of its tiles begin with
 DEFAULT_VARIANTS = "ours,ours_sm80,eager,cat_cudnn,compile,cudnn_precat,cublaslt,cutlass2,cat_cutlass2,cutlass3"

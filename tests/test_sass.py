@@ -109,9 +109,9 @@ def test_kernels_use_their_instructions_and_no_local_memory() -> None:
                 required = required | {"QMMA" if arch in QMMA else "HMMA"}
             seen[kernel] += 1
             assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
-            if "Sm90Small" in function:  # filters as rows are transposed, pre-activated pixels are not
-                activates = "ELb1ELb0E" in function
-                assert ("MOVM" in counts, "LDGSTS" in counts) == (not activates, activates), function
+            if "Sm90Small" in function:  # filters as rows are transposed, pixels as rows are not
+                pixel_rows, activates = "ELb0ELb1EE" in function, "ELb1ELb0ELb1EE" in function
+                assert ("MOVM" in counts, "LDGSTS" in counts) == (not pixel_rows, activates), function
                 assert not activates or "HFMA2" in counts, function
                 # The next kernel starts at once, or where this one's wait has ended.
                 assert counts["PREEXIT"] >= 2, function

@@ -47,6 +47,12 @@ TILES = {
     158: "sm90_small_64x104",
     161: "sm90_small_64x152",
     162: "sm90_small_64x200",
+    169: "sm90_small_160x128",
+    170: "sm90_small_96x128",
+    171: "sm90_small_160x64",
+    172: "sm90_small_144x128",
+    173: "sm90_small_192x128",
+    174: "sm90_pp_160x128",
 }
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 ENLARGING = {163: "sm90_up_64x64", 164: "sm90_up_64x96", 165: "sm90_up_64x128", 166: "sm90_up_64x160"}
@@ -231,10 +237,11 @@ def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_
         assert products and all(re.fullmatch(WGMMA[found[1]], p) for p in products), (name, set(products))
         assert "UTMALDG" in body, name
         assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name or "small" in name), name
-        activated_rows = "small" in name and "ELb1ELb0E" in name  # whose outputs are not transposed
-        plain = "MOVM.16.MT88" if "small" in name else "STG.E" if "tfloat32" in name else "STSM.16.MT88.4"
-        assert ("LDGSTS" if activated_rows else plain) in body, name
-        assert ("MOVM" in body) == ("small" in name and not activated_rows), name
+        rows = "ELb0ELb1EE" in name  # pixels are wgmma's rows, whose outputs are not transposed
+        activated, direct = rows and "ELb1ELb0ELb1EE" in name, rows or "tfloat32" in name
+        plain = "STG.E" if direct else "MOVM.16.MT88" if "small" in name else "STSM.16.MT88.4"
+        assert ("LDGSTS" if activated else plain) in body, name
+        assert ("MOVM" in body) == ("small" in name and not rows), name
         assert not re.search(r"\b(LDL|STL)\b", body), f"{name} spills"
         assert not re.search(r"\b[HI]MMA\b", body), name
     assert seen == WGMMA.keys()

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_gpu")]
 
 DTYPES = ("float16", "bfloat16")
 PAIRED = {i for i, name in TILES.items() if name.endswith("_f2")}  # filter tiles by twos; each output has its own
-IN_TURN = {i for i, name in TILES.items() if "_pp_" in name}  # no shortcut
+NO_SHORTCUT = {i for i, name in TILES.items() if "_pp_" in name} | {173}  # the widest of those whose pixels are rows
 SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
 
 
@@ -63,7 +63,7 @@ class TestShortcut:
         if residual == "after" and activation == "":
             pytest.skip("one op_type stands for both")
         problem = Problem(2, 30, 37, (72,), 256, **SAME, activation=activation, residual=residual)
-        assert check(problem, dtype) == set(TILES) - IN_TURN
+        assert check(problem, dtype) == set(TILES) - NO_SHORTCUT
         pointwise = Problem(3, 50, 61, (136,), 256, activation=activation, residual=residual)
         assert check(pointwise, dtype)
 

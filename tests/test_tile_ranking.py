@@ -38,7 +38,8 @@ CASES = {  # (images, height, width), channels, enlarged by, filters, taps, pre-
         (2, 128, 128), (768,) * 4, (8, 4, 2, 1), 768, 1, False, {"sm80_up_128x128x32_s4"}),
     "enlarged by 2, 3x3": ((1, 512, 512), (64, 64), (2, 1), 64, 3, False, {"sm90_halo_64x16x32"}),
     "odd channels": (
-        (1, 46, 46), STAGE, (1,) * 3, 128, 7, False, {"sm90_rows_64x224_split", "sm90_rows_64x192_split"}),
+        (1, 46, 46), STAGE, (1,) * 3, 128, 7, False,
+        {"sm90_rows_64x224_split", "sm90_rows_64x192_split", "sm90_small_128x80", "sm90_small_144x128"}),
     "odd channels, 8 images": (
         (8, 46, 46), STAGE, (1,) * 3, 128, 7, False,
         {"sm90_two_32x32x24", "sm90_halo_64x16x32", "sm90_rows_64x192_split"}),

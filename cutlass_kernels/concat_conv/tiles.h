@@ -92,6 +92,13 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     small_tile(158, "sm90_small_64x104", k16Bit, 64, 104),
     small_tile(161, "sm90_small_64x152", k16Bit, 64, 152),
     small_tile(162, "sm90_small_64x200", k16Bit, 64, 200),
+    // id, name, type, filters, pixels; filters that are no multiple of 64
+    by_pixel_rows(small_tile(169, "sm90_small_160x128", k16Bit, 160, 128)),
+    by_pixel_rows(small_tile(170, "sm90_small_96x128", k16Bit, 96, 128)),
+    by_pixel_rows(small_tile(171, "sm90_small_160x64", k16Bit, 160, 64)),
+    by_pixel_rows(small_tile(172, "sm90_small_144x128", k16Bit, 144, 128)),
+    by_pixel_rows(small_tile(173, "sm90_small_192x128", k16Bit, 192, 128)),
+    by_pixel_rows(pingpong_tile(174, "sm90_pp_160x128", k16Bit, 160, 128)),
     // id, name, outputs of 64 filters
     enlarging_tile(163, "sm90_up_64x64", 64),
     enlarging_tile(164, "sm90_up_64x96", 96),

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "conv/sm90/narrow.cuh"
+#include "conv/sm90/pixel_rows.cuh"
 
 namespace cutefuse::conv {
 
@@ -199,60 +200,5 @@ CUTE_DEVICE void activated_loop(float (&acc)[Traits::kN / 2], Ring &ring, typena
   CUTE_UNROLL
   for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[i]);
 }
-
-// What is added to such sums: nothing more.
-struct BegunWithBias {
-  CUTE_DEVICE BegunWithBias(Sm90Params const &, TileFilters const &) {}
-  template <int kValues>
-  CUTE_DEVICE void add_to(float (&)[kValues]) const {}
-};
-
-// RowPlace clears pad lanes.
-CUTE_DEVICE bool holds_pad_lanes(BegunWithBias const &) { return false; }
-
-// As UnitPlace, where a unit is 8 filters of the tile's pixels: a thread has two neighbouring filters of one pixel,
-// and of the one that is 8 pixels on.
-template <class Element>
-struct RowPlace {
-  using Output = Element;
-  Element *y;
-  int64_t step_y;     // elements from one pixel to the other
-  int pixels, units;  // how many of the two pixels, and how many units, exist
-  int left;           // filters that the output has from the thread's first one on
-
-  CUTE_DEVICE RowPlace(Sm90Params const &params, TileFilters const &filters, BegunWithBias const &, int first) {
-    Problem const &p = params.problem;
-    Sm90Output const &output = params.outputs[filters.output];
-    int const pixel = first + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
-    step_y = 8 * output.ld;
-    pixels = ceil_div(p.N * p.P * p.Q - pixel, 8), units = ceil_div(output.last - filters.first, 8);
-    left = output.last - filters.first - column;
-  }
-  // Pads are stored as zeros, whatever the activation makes of zero.
-  CUTE_DEVICE uint32_t without_pads(uint32_t two, int unit) const {
-    int const exist = left - 8 * unit;
-    return two & (exist > 1 ? ~0u : exist == 1 ? 0xffffu : 0u);
-  }
-  CUTE_DEVICE void store(uint32_t const (&packed)[2], int unit) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (unit >= units || i >= pixels) continue;
-      *reinterpret_cast<uint32_t *>(y + i * step_y + 8 * unit) = without_pads(packed[i], unit);
-    }
-  }
-  // As store, of two neighbouring units: two lanes exchange halves, so that four of them store a whole sector of memory
-  // at once. The even ones have four filters of the first unit then, the odd ones of the second.
-  CUTE_DEVICE void store_two(uint32_t const (&first)[2], uint32_t const (&second)[2], int unit) const {
-    int const odd = threadIdx.x % 2;
-    CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      uint32_t const a = without_pads(first[i], unit), b = without_pads(second[i], unit + 1);
-      uint32_t const other = __shfl_xor_sync(~0u, odd ? a : b, 1);
-      if (unit + odd >= units || i >= pixels) continue;
-      *reinterpret_cast<uint2 *>(y + i * step_y + 8 * unit + 6 * odd) = odd ? uint2{other, b} : uint2{a, other};
-    }
-  }
-};
 
 }  // namespace cutefuse::conv

@@ -64,7 +64,7 @@ CUTE_DEVICE void load_filters_beside(Sm90Params const &params, int column, int s
   for (int pixel = 0; pixel < 2; ++pixel) {
     int const tap = s - pixel;
     bool const reads = tap >= 0 && tap < params.problem.S;
-    load_filters(params, column + (reads ? tap : 0) * kChannelBlock, reads ? filter : kNone, full,
+    load_filters(params, &params.w, column + (reads ? tap : 0) * kChannelBlock, reads ? filter : kNone, full,
                  to + pixel * Traits::kFilterBytes / 2);
   }
 }

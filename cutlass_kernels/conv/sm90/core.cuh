@@ -2,7 +2,7 @@
 //
 // The operands are swapped: the filters are the 64-row operand of wgmma and the pixels its wide one (up to 256), so
 // that few output channels waste nothing and one 3x3 halo in shared memory can feed every tap. The accumulator is
-// therefore (filter, pixel), and outputs.cuh transposes it.
+// therefore (filter, pixel), and outputs.cuh transposes it. In the tiles of pixel_rows.cuh the pixels are the rows.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -76,6 +76,12 @@ struct ClusterPlace {
   }
   CUTE_DEVICE int tile_f(int tile) const { return (tile - by_f.divide(tile) * by_f.divisor) * cluster_f + rank_f; }
   CUTE_DEVICE int tile_x(int tile) const { return by_f.divide(tile); }
+  // The first of a tile's pixels, of runs of kPixels. TMA takes four times as long over a row that does not exist as
+  // over one that it loads, so the last tile begins earlier and computes some pixels again.
+  template <int kPixels>
+  CUTE_DEVICE int first_pixel(int tile, Sm90Params const &params) const {
+    return cute::min(tile_x(tile) * kPixels, params.last_pixel);
+  }
 };
 
 // Returns `value`, and hides from the compiler how it was computed.
@@ -142,15 +148,26 @@ CUTE_DEVICE void prefetch_maps(Sm90Params const &params) {
   if (map != nullptr) prefetch_tma_descriptor(reinterpret_cast<TmaDescriptor const *>(map));
 }
 
+// What TMA loads of a tile's filters in a k-tile: those that exist. A row of zeros takes it four times as long as a row
+// that it loads, and the rows of filters that do not exist may hold anything.
+struct FilterBox {
+  CUtensorMap const *map;
+  int missing;  // rows
+  CUTE_DEVICE FilterBox(Sm90Params const &params, int tile_f)
+      : map(tile_f == params.last_f ? &params.w_second : &params.w),
+        missing(tile_f == params.last_f ? params.missing_filters : 0) {}
+};
+
 // Loads a tile of filters into `to`, with a hint to keep them in L2. 8-bit outputs (kScaled) are stored two filters at
 // a time, and a thread must have two neighbouring ones: of each 16 filters the even ones are loaded first.
 template <bool kScaled = false>
-CUTE_DEVICE void load_filters(Sm90Params const &params, int column, int filter, uint64_t *full, void *to) {
+CUTE_DEVICE void load_filters(Sm90Params const &params, CUtensorMap const *w, int column, int filter, uint64_t *full,
+                              void *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
   if (kScaled && size_of(params.problem.output_type) == 1) {
-    SM90_TMA_LOAD_4D::copy(&params.w, full, kHint, to, column, 0, 0, filter / 16);
+    SM90_TMA_LOAD_4D::copy(w, full, kHint, to, column, 0, 0, filter / 16);
   } else {
-    SM90_TMA_LOAD_2D::copy(&params.w, full, kHint, to, column, filter);
+    SM90_TMA_LOAD_2D::copy(w, full, kHint, to, column, filter);
   }
 }
 

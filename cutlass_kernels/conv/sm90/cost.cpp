@@ -46,6 +46,7 @@ int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile,
 // Microseconds of all waves, without first loads and last stores.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
   constexpr double kHeld = 0.3;          // us that a launch waits where the one before it leaves no room for all blocks
+  constexpr double kLater = 0.7;         // us that a later wave waits where a multiprocessor holds one block at a time
   constexpr double kChain = 0.13;        // us for one thread to issue the loads of a k-tile, or for it to be multiplied
   constexpr double kRow = 0.00122;       // us for one multiprocessor to load 128 bytes
   constexpr double kShared = 0.0000106;  // us for all multiprocessors together to load 128 bytes from L2
@@ -75,6 +76,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
     int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor
     double const load = rows * std::max(kRow * resident, kShared * clusters * splits);
     us += k_tiles * (std::max(kChain, load) + activate) + finish * (1 + kBeside * (resident - 1));
+    if (left < tiles && small_blocks(tile) == 1) us += kLater;
     if (splits > 1) us += kMeet * part_of_all(clusters) + send + add;
   }
   return us;
@@ -92,8 +94,9 @@ int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room cons
   int best = 1;
   double fastest = small_us(tile, p, best, sm_count, room);
   for (int splits = 2; splits <= kMaxSplits && length >= splits; ++splits) {
-    // A block has room for the units that it finishes.
-    bool const fits = ceil_div(units, splits) * splits <= small_parts(tile) && room[1][splits] > 0;
+    // A block has room for the units that it finishes, and beside them for a ring.
+    bool const fits = ceil_div(units, splits) * splits <= small_parts(tile) && room[1][splits] > 0 &&
+                      small_stages(tile, p, true, 1) >= kSmallLeastStages;
     double const us = fits ? small_us(tile, p, splits, sm_count, room) : fastest;
     if (us < fastest) best = splits, fastest = us;
   }

@@ -130,22 +130,24 @@ CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params
   int const columns = p.S + Traits::kBeside - 1, taps = p.R * columns;
   Ring ring(params.halo.filter_stages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    int const filter = TileFilters(params, place.tile_f(tile), Traits::kTileFilters, 0).first;
+    int const tile_f = place.tile_f(tile), filter = TileFilters(params, tile_f, Traits::kTileFilters, 0).first;
+    FilterBox const box(params, tile_f);
+    int const bytes = Traits::kFilterBytes - box.missing * Traits::kPixelBytes;
     for_each_chunk<Traits::kChannels>(p, [&](int, int, int column) {
       int const block = params.by_taps.divide(column / kChannelBlock);
       for (int tap = 0, s = 0; tap < taps; ++tap) {
         uint64_t *const full = &shared.filter_full[ring.stage];
         Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
-        TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
+        TransactionBarrier::arrive_and_expect_tx(full, bytes);
         if (ring.stage == 0) wait_for_previous_kernel();
         unsigned char *const to = filter_stages + ring.stage * Traits::kFilterBytes;
         if constexpr (Traits::kBeside > 1) {
           load_filters_beside<Traits>(params, column, s, filter, full, to);
           if (++s == columns) s = 0, column += p.S * kChannelBlock;
         } else if constexpr (Traits::kPairs) {
-          load_filter_pair<false>(params, tap * kChannelBlock, block, filter, full, to);
+          load_filter_pair<false>(params, box.map, tap * kChannelBlock, block, filter, full, to);
         } else {
-          load_filters<Traits::kScaled>(params, column + tap * kChannelBlock, filter, full, to);
+          load_filters<Traits::kScaled>(params, box.map, column + tap * kChannelBlock, filter, full, to);
         }
         ring.advance();
       }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "conv/sm90/joined.cuh"
+#include "conv/sm90/pixel_rows.cuh"
 #include "conv/sm90/pre_activation.cuh"
 #include "conv/sm90/reduce.cuh"
 #include "conv/sm90/scales.cuh"
@@ -13,12 +14,13 @@ namespace cutefuse::conv {
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, Sm90Schedule kSchedule = Sm90Schedule::kCooperative,
-          bool kPre = false, bool kPairs_ = false>
+          bool kPre = false, bool kPairs_ = false, bool kPixelRows_ = false>
 struct Sm90Im2col : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kSharesPixels = true, kSmall = false, kJoins = false;
-  static constexpr bool kPairs = kPairs_;  // a k-tile is two blocks of channels
+  static constexpr bool kPairs = kPairs_;          // a k-tile is two blocks of channels
+  static constexpr bool kPixelRows = kPixelRows_;  // pixels are wgmma's rows: pixel_rows.cuh
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock * (kPairs ? 2 : 1);
   static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
@@ -28,12 +30,15 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
   static constexpr int kProducerRegisters = kPre ? 72 : kManyRegisters ? 40 : 56;
   static constexpr int kConsumerRegisters = kPre ? 216 : kManyRegisters ? 232 : 224;
-  static constexpr int kReaders = kPingPong ? 1 : kConsumers;                // warpgroups that work on one tile
-  static constexpr int kPixelGroups = kFilters == 64 ? kReaders : 1;         // of them side by side along the pixels
-  static constexpr int kRowTiles = kFilters / 64 * kPixelGroups / kReaders;  // 64 filters each, of one warpgroup
-  static constexpr int kN = kPixels / kPixelGroups;                          // pixels of one warpgroup
-  static_assert(kFilters == 64 || kFilters == 128);
-  static constexpr int kStoreRows = sm90_store_rows(kN);  // pixels of one TMA store
+  static constexpr int kReaders = kPingPong ? 1 : kConsumers;  // warpgroups that work on one tile
+  static constexpr int kPixelGroups =
+      kFilters == 64 && !kPixelRows ? kReaders : 1;  // of them side by side along the pixels
+  static constexpr int kRows = kPixelRows ? kPixels : kFilters;
+  static constexpr int kRowTiles = kRows / 64 * kPixelGroups / kReaders;     // 64 rows each, of one warpgroup
+  static constexpr int kN = kPixelRows ? kFilters : kPixels / kPixelGroups;  // wgmma's width
+  static_assert(kRows == 64 || kRows == 128);
+  static_assert(!kPixelRows || (kPingPong && sizeof(Output) == 2 && !kPre && !kPairs));
+  static constexpr int kStoreRows = kPixelRows ? kN : sm90_store_rows(kN);  // pixels of one TMA store
   static_assert(kN % kStoreRows == 0 && kN <= 256);
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
@@ -48,7 +53,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kShortcutSlots = kSplit || !kShortcut ? 0 : kFilters / 64;
   // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
-  static constexpr int kStagingElements = kStagings * kStoreRows * kStoreColumns;
+  static constexpr int kStagingElements = kPixelRows ? 0 : kStagings * kStoreRows * kStoreColumns;
   static constexpr int kStages =
       cute::min(1024 / kPixelBytes, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) /
                                         (kStageBytes + kVectors * int(sizeof(Element))));
@@ -56,7 +61,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   struct SharedStorage {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise; see FilterRows
-    alignas(1024) Output y[kConsumers][kStagingElements];
+    alignas(1024) Output y[kConsumers][kPixelRows ? 1 : kStagingElements];
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages], shortcut_full[kConsumers];
     uint64_t ready[kPreActivated ? kStages : 1];
@@ -106,22 +111,24 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   int const share_x = place.cluster_f > 1 ? kPixels / 2 : kPixels;  // rows of pixels loaded here; it is 1 or 2
   Ring ring(Traits::kSmall ? params.stages : Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    int const filter = TileFilters(params, place.tile_f(tile), kFilters, 0).first;
-    int const first = place.tile_x(tile) * kPixels + place.rank_f * share_x;
+    int const tile_f = place.tile_f(tile), filter = TileFilters(params, tile_f, kFilters, 0).first;
+    FilterBox const box(params, tile_f);
+    int const stage_bytes = Traits::kStageBytes - box.missing * Traits::kPixelBytes;
+    int const tile_first = place.first_pixel<kPixels>(tile, params), first = tile_first + place.rank_f * share_x;
     Pixel const pixel = pixel_of(p, params.by_image, params.by_row, first);
     auto cursor = part_cursor<Traits>(params, place.part, k_begin);
     auto const load = [&](bool waits) {
       uint64_t *const full = &shared.full[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-      TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes + vector_bytes<Traits>(p, cursor));
+      TransactionBarrier::arrive_and_expect_tx(full, stage_bytes + vector_bytes<Traits>(p, cursor));
       if (waits) wait_for_previous_kernel();  // before the first load; later calls return at once
       load_pixels<Traits>(params, cursor, first, pixel, full,
                           stage_x<Traits>(shared, ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
       void *const w = stage_w<Traits>(shared, ring.stage);
       if constexpr (Traits::kPairs) {
-        load_filter_pair<loads_in_order(Traits::kSmall, kPixels)>(params, cursor, filter, full, w);
+        load_filter_pair<loads_in_order(Traits::kSmall, kPixels)>(params, box.map, cursor, filter, full, w);
       } else {
-        load_filters<Traits::kScaled>(params, int(cursor.column), filter, full, w);
+        load_filters<Traits::kScaled>(params, box.map, int(cursor.column), filter, full, w);
       }
       if constexpr (Traits::kPreActivated && !Traits::kSmall) {
         load_vectors<Traits>(params, cursor, full, shared.vectors[ring.stage]);
@@ -148,7 +155,7 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
       TransactionBarrier::arrive_and_expect_tx(full, kPixels * kStoreColumns * int(sizeof(typename Traits::Element)));
       SM90_TMA_LOAD_2D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                             stage_x<Traits>(shared, ring.stage), filter + i * 64, place.tile_x(tile) * kPixels);
+                             stage_x<Traits>(shared, ring.stage), filter + i * 64, tile_first);
       ring.advance();
     }
   }
@@ -193,10 +200,12 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
     if (!arrived) TransactionBarrier::wait(&full[ring.stage], ring.phase);
-    multiply<typename Traits::Element, Traits::kN, Traits::kSteps>(
-        acc, rows.operand_at(shared.w[ring.stage], first_row_w),
-        operand(&shared.x[ring.stage][first_row_x * Traits::kChannels], 8 * Traits::kPixelBytes, Traits::kSwizzle),
-        position.steps(p), scale, 64 * rows.row_bytes, rows.two_steps_bytes);
+    uint64_t const w = rows.operand_at(shared.w[ring.stage], first_row_w);
+    uint64_t const x =
+        operand(&shared.x[ring.stage][first_row_x * Traits::kChannels], 8 * Traits::kPixelBytes, Traits::kSwizzle);
+    multiply<typename Traits::Element, Traits::kN, Traits::kSteps>(acc, Traits::kPixelRows ? x : w,
+                                                                   Traits::kPixelRows ? w : x, position.steps(p), scale,
+                                                                   64 * rows.row_bytes, rows.two_steps_bytes);
     int const previous = ring.previous();
     ring.advance();
     position.advance(p);
@@ -247,7 +256,7 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     TileFilters const filters(params, place.tile_f(tile), Traits::kFilters, first_row_w);
-    int const first = place.tile_x(tile) * Traits::kPixels + first_row_x;
+    int const first = place.first_pixel<Traits::kPixels>(tile, params) + first_row_x;
     cute::conditional_t<Traits::kSplit, SplitPair<Traits>, Pair<Traits>> pair(params, filters);
     auto const store = [&](int i, auto const *from) {
       SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
@@ -298,11 +307,15 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
     finish_loop<Traits>(acc, ring, shared, release);
 
     int const same = opaque(tile);  // so that the place is computed here, not kept in registers through the main loop
-    int const tile_f = place.tile_f(same), first = place.tile_x(same) * Traits::kPixels;
+    int const tile_f = place.tile_f(same), first = place.first_pixel<Traits::kPixels>(same, params);
     constexpr bool kBesideLoop = kRowTiles > 1;  // tiles of 64 filters have 256 pixels, and would spill
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      TileFilters const filters(params, tile_f, Traits::kFilters, 64 * m);
+      TileFilters const filters(params, tile_f, Traits::kFilters, Traits::kPixelRows ? 0 : 64 * m);
+      if constexpr (Traits::kPixelRows) {
+        store_rows<typename Traits::Output>(acc[m], params, filters, first + 64 * m);
+        continue;
+      }
       auto const store = [&](int i, auto const *from) {
         SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
       };

@@ -38,7 +38,7 @@ CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params 
   TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
   if (ring.stage == 0) wait_for_previous_kernel();
   load_pixels<Traits>(params, cursor, first, pixel, full, stage.x, place);
-  SM90_TMA_LOAD_3D::copy(&params.w_joined, full, kHint, stage.w, tap * kChannelBlock, filter, block);
+  SM90_TMA_LOAD_3D::copy(&params.w_second, full, kHint, stage.w, tap * kChannelBlock, filter, block);
   ++cursor.source;
   load_pixels<Traits>(params, cursor, first, pixel, full, stage.x + Traits::kPixels * kJoinedChannels, place);
   if (cursor.taps_left > 1) --cursor.source;  // the next tap is of the same two

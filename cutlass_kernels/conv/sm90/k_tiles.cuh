@@ -94,22 +94,22 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int fir
 // As load_filters, of two blocks from `block` on: the map is that of encode_filter_pairs. `column` is one of a block.
 // kInOrder: see loads_in_order().
 template <bool kInOrder>
-CUTE_DEVICE void load_filter_pair(Sm90Params const &params, int column, int block, int filter, uint64_t *full,
-                                  void *to) {
+CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w, int column, int block, int filter,
+                                  uint64_t *full, void *to) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
   if (!kInOrder && size_of(params.problem.output_type) == 1) {
-    SM90_TMA_LOAD_5D::copy(&params.w, full, kHint, to, column, 0, 0, filter / 16, block);
+    SM90_TMA_LOAD_5D::copy(w, full, kHint, to, column, 0, 0, filter / 16, block);
   } else {
-    SM90_TMA_LOAD_3D::copy(&params.w, full, kHint, to, column, filter, block);
+    SM90_TMA_LOAD_3D::copy(w, full, kHint, to, column, filter, block);
   }
 }
 
 template <bool kInOrder>
-CUTE_DEVICE void load_filter_pair(Sm90Params const &params, PairCursor const &at, int filter, uint64_t *full,
-                                  void *to) {
+CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w, PairCursor const &at, int filter,
+                                  uint64_t *full, void *to) {
   bool const one_tap = params.by_taps.divisor == 1;  // then the two blocks are columns of one
   int const column = (one_tap ? at.packed : at.r * params.problem.S + at.s) * kChannelBlock;
-  load_filter_pair<kInOrder>(params, column, one_tap ? 0 : at.packed, filter, full, to);
+  load_filter_pair<kInOrder>(params, w, column, one_tap ? 0 : at.packed, filter, full, to);
 }
 
 // What a consumer needs to know about a k-tile of kChannels: its number of wgmma steps, of kStep channels each.

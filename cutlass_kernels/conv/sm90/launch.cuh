@@ -25,14 +25,15 @@ Kernels sm90_kernels() {
     using Traits = Sm90Rows<Element, kTile.pixels()>;
     return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
-    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges>;
+    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges, kTile.pixel_rows>;
     return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
   } else if constexpr (kTile.halo) {
     constexpr Sm90Tile kPatch = as_multiplied(kTile);
     using Traits = Sm90Halo<Element, kPatch.filters, kPatch.pixels_a, kPatch.pixels_b, kTile.pairs, kTile.beside>;
     return sm90_kernels<Traits>(conv_sm90_halo<Traits>);
   } else {
-    using Traits = Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kPre, kTile.pairs>;
+    using Traits =
+        Sm90Im2col<Element, kTile.filters, kTile.pixels(), kTile.schedule, kPre, kTile.pairs, kTile.pixel_rows>;
     return sm90_kernels<Traits>(conv_sm90_im2col<Traits>);
   }
 }

@@ -8,16 +8,25 @@
 
 namespace cutefuse::conv {
 
-// The filters as rows: those of a warpgroup begin at row `first` of the tile.
+// Operands as they lie in a stage: filters as rows and pixels as columns or, kPixelRows, the other way round. A
+// warpgroup's rows begin at row `first` of the tile.
 template <class Traits>
 struct PlainRows {
+  using Stage = typename Traits::Stage;
   int first;
-  FilterRows<Traits> in_stage;
+  FilterRows<Traits> filters;
 
-  CUTE_DEVICE PlainRows(Sm90Params const &params, int first_) : first(first_), in_stage(params) {}
-  // Step `i` of a k-tile whose filters begin at `filters`.
-  CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *filters, int i) const {
-    return in_stage.operand_at(filters, first, i);
+  CUTE_DEVICE PlainRows(Sm90Params const &params, int first_) : first(first_), filters(params) {}
+  CUTE_DEVICE static uint64_t pixels_at(Stage const &stage, int from, int i) {
+    auto const *const x = stage.x + from * Traits::kChannels;
+    return further(operand(x, 8 * Traits::kPixelBytes, Traits::kSwizzle), i * kStepBytes);
+  }
+  // Of step `i` of a k-tile.
+  CUTE_DEVICE uint64_t rows_at(Stage const &stage, int i) const {
+    return Traits::kPixelRows ? pixels_at(stage, first, i) : filters.operand_at(stage.w, first, i);
+  }
+  CUTE_DEVICE uint64_t columns_at(Stage const &stage, int i) const {
+    return Traits::kPixelRows ? filters.operand_at(stage.w, 0, i) : pixels_at(stage, 0, i);
   }
 };
 
@@ -53,8 +62,8 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
         uint64_t const b = rows.operand_at(stage.w, k, i);
         wgmma<decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>())>(acc, a[i], b, scale, sums);
       } else {
-        uint64_t const b = further(operand(stage.x, 8 * Traits::kPixelBytes, Traits::kSwizzle), i * kStepBytes);
-        wgmma<decltype(SM90::GMMA::ss_op_selector<Element, Element, Sum, Step>())>(acc, rows.operand_at(stage.w, i), b,
+        uint64_t const b = rows.columns_at(stage, i);
+        wgmma<decltype(SM90::GMMA::ss_op_selector<Element, Element, Sum, Step>())>(acc, rows.rows_at(stage, i), b,
                                                                                    scale, sums);
       }
       scale = SM90::GMMA::ScaleOut::One;

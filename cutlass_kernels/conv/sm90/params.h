@@ -52,10 +52,14 @@ struct alignas(128) Sm90Params {
   CUtensorMap w;                 // (column,filter)
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
   CUtensorMap z;                 // the shortcut: axes as `out`, other boxes; for tiles of rows (filter,w,h,n)
-  int cluster_f, splits;
+  std::uint8_t cluster_f;
+  std::uint8_t stages;           // of a small tile's ring
+  std::uint8_t missing_filters;  // that the last tile of filters lacks
+  bool holds_next;               // a small tile's next launch starts no earlier than this one works
+  int splits;
   int cluster_tiles;  // tiles of one block of a cluster
-  int stages;         // of a small tile's ring
-  bool holds_next;    // a small tile's next launch starts no earlier than this one works
+  int last_f;         // the tile of filters that w_second loads, or -1
+  int last_pixel;     // where the last tile of pixels may begin at most
   // A division costs some hundred clocks, and a kernel's start waits for a dozen of them.
   Divider by_f;                 // clusters side by side along the filters
   int k_begin[kMaxSplits + 1];  // the part of a cluster's i-th block ends where the next one's begins
@@ -82,7 +86,9 @@ struct alignas(128) Sm90Params {
   Divider by_a, by_b;              // tiles_a, tiles_b
   Divider by_factor[kMaxSources];  // of each source's enlargement
   Rescale rescale[kMaxSources];    // of 8-bit sources: what the sums before each are multiplied by
-  CUtensorMap w_joined;            // (column,filter,block) of the filters of two joined sources
+  // The filters of two joined sources, (column,filter,block). Elsewhere as `w`, with as many rows as the last tile of
+  // filters has.
+  CUtensorMap w_second;
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

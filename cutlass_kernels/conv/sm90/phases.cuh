@@ -17,8 +17,9 @@ CUTE_DEVICE void fill_ring_in_phases(typename Traits::SharedStorage &shared, Sm9
   constexpr int kPhase = Traits::kPhasePixels;
   Problem const &p = params.problem;
   PhasePlan const &plan = params.phases;
-  int const filter = TileFilters(params, place.tile_f(place.first_tile), Traits::kFilters, 0).first;
-  int const first = place.tile_x(place.first_tile) * kPhase;
+  int const tile_f = place.tile_f(place.first_tile), filter = TileFilters(params, tile_f, Traits::kFilters, 0).first;
+  FilterBox const box(params, tile_f);
+  int const first = place.first_pixel<kPhase>(place.first_tile, params);
   int const image = params.by_image.divide(first), in_image = first - image * params.by_image.divisor;
   int const row = params.by_row.divide(in_image), column = in_image - row * params.by_row.divisor;
   Ring ring(params.stages);
@@ -32,9 +33,9 @@ CUTE_DEVICE void fill_ring_in_phases(typename Traits::SharedStorage &shared, Sm9
       uint64_t *const full = &shared.full[ring.stage];
       auto &stage = shared.stages[ring.stage];
       Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-      TransactionBarrier::arrive_and_expect_tx(full, (Traits::kFilters + pixels) * Traits::kPixelBytes);
+      TransactionBarrier::arrive_and_expect_tx(full, (Traits::kFilters - box.missing + pixels) * Traits::kPixelBytes);
       load_pixels(&params.x[source], full, stage.x, channel);
-      load_filters(params, plan.first_block[at] * kChannelBlock + channel, filter, full, stage.w);
+      load_filters(params, box.map, plan.first_block[at] * kChannelBlock + channel, filter, full, stage.w);
       ring.advance();
       if (++block == blocks_of(p.C[source])) block = 0, ++at;
     }

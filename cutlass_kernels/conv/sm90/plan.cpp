@@ -51,6 +51,20 @@ int end_of(Sm90Params const &params, PartStart const &at) {
   return first + std::min(C[at.source], (at.block + 1) * kChannelBlock);
 }
 
+// The last tiles of filters and of pixels, which lack some. Patches keep their places, and a tile with a shortcut is
+// computed once, since its output might be the same memory. Patches for few filters look for NaNs among all their sums.
+void plan_last_tiles(Sm90Params &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  int const phases = tile.enlarges ? 4 : 1, run = tile.pixels() / phases, pixels = p.N * p.P * p.Q / phases;
+  bool const moves = !tile.halo && p.residual == Residual::kNone && pixels >= run;
+  k.last_pixel = moves ? pixels - run : int(kInt32Max);
+  Sm90Output const &last = k.outputs[p.outputs - 1];
+  int const missing = last.first + k.tiles_f * tile.filters - last.first_row - p.K;
+  bool const halves = tile.pairs && p.R * p.S > 1;  // then the second half of a stage follows a whole first one
+  bool const loads = tile.beside == 1 && missing > 0 && !halves && k.joined.from == p.sources;
+  k.last_f = loads ? k.tiles_f - 1 : -1, k.missing_filters = std::uint8_t(loads ? missing : 0);
+}
+
 // Divides the k-tiles of both kinds, so that each part of a sum has some of either.
 void plan_phases(Sm90Params &k) {
   Problem const &p = k.problem;
@@ -82,17 +96,18 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   }
   k.tiles_a = tile.halo ? ceil_div(k.halo.size_a, k.halo.tile_a) : ceil_div(p.N * p.P * p.Q, tile.pixels());
   k.tiles_b = tile.halo ? ceil_div(k.halo.size_b, k.halo.tile_b) : 1;
-  k.cluster_f = tile.cluster_f, k.splits = splits;
+  k.cluster_f = std::uint8_t(tile.cluster_f), k.splits = splits;
   k.cluster_tiles = ceil_div(k.tiles_f, k.cluster_f) * k.tiles_x();
   k.k_tiles = k_tiles(tile, p);
   for (int i = 0; i <= splits; ++i) k.k_begin[i] = k.k_tiles * i / splits;
   for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
   k.joined = plan_joined(tile, p);
-  for (int i = 0; i < splits && tile.pixel_rows; ++i) {
+  for (int i = 0; i < splits && p.pre_activated && tile.pixel_rows; ++i) {
     k.starts[i] = start_of(k, k.k_begin[i]);
     k.activated_begin[i] = k.first_channel[k.starts[i].source] + k.starts[i].block * kChannelBlock;
     k.activated_end[i] = end_of(k, start_of(k, k.k_begin[i + 1] - 1));
   }
+  plan_last_tiles(k, tile);
   k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
   if (tile.enlarges) {  // by pixels of an enlarged source
@@ -149,7 +164,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
   Sm90Params &k = state.params;
   if (tile.schedule == Sm90Schedule::kSmall) {
     SmallLaunch const small = small_launch(tile, p, splits, room);
-    k.stages = small.stages;
+    k.stages = std::uint8_t(small.stages);
     k.holds_next = 3 * k.cluster_tiles <= small.at_once;  // the next two launches would both start early
     launch.kernel.shared_bytes = small_shared_bytes(tile, p, splits > 1, k.stages);
   }
@@ -183,7 +198,7 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
     point(k.x[i], *next++, start);
   }
   k.filters = *next;
-  if (k.joined.from < p.sources) point(k.w_joined, *next, 0);
+  if (k.joined.from < p.sources || k.last_f >= 0) point(k.w_second, *next, 0);
   point(k.w, *next++, 0);
   if (size_of(p.type) == 1) k.w_scale = static_cast<float const *>(*next++);
   k.b = static_cast<float const *>(*next++);

@@ -154,7 +154,7 @@ CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params
   Rewriter<Traits> mine(rewriter % Traits::kTeam);
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    mine.begin_tile(params, place.tile_x(tile) * Traits::kPixels);
+    mine.begin_tile(params, place.first_pixel<Traits::kPixels>(tile, params));
     Steps<Traits> at(p, cursor_at(params, k_begin));
     for (int k = k_begin; k < k_end; ++k) {
       if (ring.stage % kTeams == rewriter / Traits::kTeam) {

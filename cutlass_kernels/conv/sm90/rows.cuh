@@ -148,15 +148,15 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
 
 // Keeps the filter stages full with the k-tiles [k_begin, k_end); one thread calls it.
 template <class Traits>
-CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params, int filter,
-                              unsigned char *filter_stages, int k_begin, int k_end) {
+CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params, FilterBox const &box,
+                              int filter, unsigned char *filter_stages, int k_begin, int k_end) {
   Ring ring(params.halo.filter_stages);
   for (int k = k_begin; k < k_end; ++k) {
     uint64_t *const full = &shared.filter_full[ring.stage];
     Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
-    TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes);
+    TransactionBarrier::arrive_and_expect_tx(full, Traits::kFilterBytes - box.missing * Traits::kPixelBytes);
     if (ring.stage == 0) wait_for_previous_kernel();
-    load_filters(params, k * kChannelBlock, filter, full, filter_stages + ring.stage * Traits::kFilterBytes);
+    load_filters(params, box.map, k * kChannelBlock, filter, full, filter_stages + ring.stage * Traits::kFilterBytes);
     ring.advance();
   }
 }
@@ -262,7 +262,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_rows(Sm90Params con
     if (warp == 0) {
       if (is_elected()) fill_patches<Traits>(shared, params, tile, filters.first, k_begin, k_end);
     } else if (warp == 1) {
-      if (is_elected()) fill_filters<Traits>(shared, params, filters.first, filter_stages, k_begin, k_end);
+      if (is_elected()) {
+        FilterBox const box(params, place.tile_f(place.first_tile));
+        fill_filters<Traits>(shared, params, box, filters.first, filter_stages, k_begin, k_end);
+      }
     }
     __syncwarp();
     if (params.splits > 1) cluster_wait();

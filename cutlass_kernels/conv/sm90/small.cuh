@@ -11,17 +11,20 @@ namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
-template <class Element_, int kFilters_, int kPixels_, bool kPre = false, bool kEnlarged_ = false>
+template <class Element_, int kFilters_, int kPixels_, bool kPre = false, bool kEnlarged_ = false,
+          bool kPixelRows_ = kPre>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kSmall = true, kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
   static constexpr bool kJoins = kPre;                                 // or two sources (JoinPlan)
-  static constexpr bool kEnlarged = kEnlarged_;  // some sources are enlarged by two: see phases.cuh
-  static constexpr bool kDrains = Sm90Numbers<Element>::kScaled, kShortcut = !kPre && !kDrains && !kEnlarged;
+  static constexpr bool kEnlarged = kEnlarged_;    // some sources are enlarged by two: see phases.cuh
+  static constexpr bool kPixelRows = kPixelRows_;  // pixels are wgmma's rows, filters its columns
+  static constexpr bool kDrains = Sm90Numbers<Element>::kScaled;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kSmallRowBytes / int(sizeof(Element));
-  // wgmma's rows, 64 of each warpgroup, and its width.
-  static constexpr int kRows = kPre ? kPixels : kFilters, kN = kPre ? kFilters : kPixels, kRowTiles = 1;
+  // wgmma's rows, 64 of each warpgroup, and its columns.
+  static constexpr int kRows = kPixelRows ? kPixels : kFilters, kN = kPixelRows ? kFilters : kPixels, kRowTiles = 1;
+  static constexpr bool kShortcut = !kPre && !kDrains && !kEnlarged && !(kPixelRows && kN > kWidestWithShortcut);
   static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
   static constexpr int kShortcutSlots = 0, kPixelGroups = 1, kPhasePixels = kPixels / 4;
   static constexpr int kRunPixels = kEnlarged ? kPhasePixels : kPixels;  // of the run that is a tile
@@ -31,9 +34,13 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kReaders = kRows / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static_assert(!kPre || kReaders == 1);
   static constexpr int kRewriters = 0;
-  static constexpr int kUnits = kN / 8;  // a unit: 8 pixels or, pre-activated, 8 filters, finished by one block
-  // Of a wide tile so many are finished by the same code, in turns.
-  static constexpr int kUnitsInTurn = kUnits <= 8 ? kUnits : kUnits % 5 != 0 && kUnits % 4 == 0 ? 4 : 5;
+  static constexpr int kUnits = kN / 8;  // a unit: 8 columns, finished by one block
+  // Of a wide tile so many are finished by the same code, in turns; pre-activated ones have straight code.
+  static constexpr int kUnitsInTurn = kPre || kUnits <= 8 ? kUnits
+                                      : kPixelRows        ? (kUnits % 4 == 0 ? kUnits / 2 : 6)
+                                      : kUnits % 5 == 0   ? 5
+                                      : kUnits % 4 == 0   ? 4
+                                                          : 5;
   static constexpr int kPartBytes = kSumThreads * int(sizeof(float4));
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
@@ -111,20 +118,67 @@ CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params
       values[0] += more.x, values[1] += more.y, values[2] += more.z, values[3] += more.w;
     }
     part += params.splits * Traits::kSumThreads;
-    store_unit<Traits, kFinish, kShortcut>(values, shortcut, pair, pads, params, place, unit);
+    store_unit<Traits, kFinish, kShortcut>(values, shortcut, pair_of_unit(pair, unit), pads, params, place, unit);
+  }
+}
+
+// The shortcut's elements of all units.
+template <class Traits, class Place>
+CUTE_DEVICE void load_units(uint32_t (&shortcut)[Traits::kUnits][2], Place const &place) {
+  CUTE_UNROLL
+  for (int unit = 0; unit < Traits::kUnits; ++unit) {
+    if constexpr (!Traits::kPixelRows) {
+      place.load(shortcut[unit], unit);
+    } else if (unit % 2 == 0) {
+      place.load_two(shortcut[unit], shortcut[unit + 1], unit);
+    }
+  }
+}
+
+// Finishes and stores this block's units, all of the tile. The first ones of a wide tile are finished, and the others
+// move to their registers: straight code for all would be long, and a launch behind another kernel waits for its code.
+template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Place>
+CUTE_DEVICE void store_units(float (&acc)[Traits::kN / 2], uint32_t (&shortcut)[Traits::kUnits][2], Pair const &pair,
+                             bool pads, Sm90Params const &params, Place const &place) {
+  constexpr int kUnits = Traits::kUnits, kTurn = Traits::kUnitsInTurn;
+  auto const values_of = [&](int unit) -> auto & { return reinterpret_cast<float (&)[4]>(acc[4 * unit]); };
+  CUTE_NO_UNROLL
+  for (int done = 0; done < kUnits; done += kTurn) {
+    CUTE_UNROLL
+    for (int i = 0; i < kTurn && i < kUnits; ++i) {
+      int const unit = done + i;
+      if (kUnits % kTurn != 0 && unit >= kUnits) break;
+      if constexpr (!Traits::kPixelRows) {
+        store_unit<Traits, kFinish, kShortcut>(values_of(i), shortcut[i], pair_of_unit(pair, unit), pads, params, place,
+                                               unit);
+      } else if (i % 2 == 1) {
+        store_two_units<kFinish, kShortcut>(values_of(i - 1), values_of(i), shortcut[i - 1], shortcut[i], pair, params,
+                                            place, unit - 1);
+      } else if (i + 1 == kUnits) {
+        store_unit<Traits, kFinish, kShortcut>(values_of(i), shortcut[i], pair_of_unit(pair, unit), pads, params, place,
+                                               unit);
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i + kTurn < kUnits; ++i) {
+      CUTE_UNROLL
+      for (int v = 0; v < 4; ++v) values_of(i)[v] = values_of(i + kTurn)[v];
+      if constexpr (kShortcut) shortcut[i][0] = shortcut[i + kTurn][0], shortcut[i][1] = shortcut[i + kTurn][1];
+    }
   }
 }
 
 // What is added to a unit's sums.
 template <class Traits>
-using UnitPair =
-    cute::conditional_t<Traits::kPreActivated, BegunWithBias,
-                        cute::conditional_t<Traits::kDrains, ScaledPair<float, true, Traits::kInOrder>, FilterPair>>;
+using UnitPair = cute::conditional_t<
+    Traits::kPreActivated, BegunWithBias,
+    cute::conditional_t<Traits::kPixelRows, RowBiases,
+                        cute::conditional_t<Traits::kDrains, ScaledPair<float, true, Traits::kInOrder>, FilterPair>>>;
 template <class Traits>
 using PlainPlace = cute::conditional_t<Traits::kEnlarged, PhasePlace<typename Traits::Output, Traits::kUnits / 4>,
                                        UnitPlace<typename Traits::Output>>;
 template <class Traits>
-using Place = cute::conditional_t<Traits::kPreActivated, RowPlace<typename Traits::Output>, PlainPlace<Traits>>;
+using Place = cute::conditional_t<Traits::kPixelRows, RowPlace<typename Traits::Output>, PlainPlace<Traits>>;
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
@@ -161,12 +215,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     // ---- consumers ----
     prefetch_maps(params);
     if (divided) cluster_arrive();
-    int const row_w = threadIdx.x / 128 * 64, first = place.tile_x(place.first_tile) * Traits::kRunPixels;
+    int const row = threadIdx.x / 128 * 64;  // this warpgroup's first row of the tile, which is a filter or a pixel
+    int const row_f = Traits::kPixelRows ? 0 : row, row_x = Traits::kPixelRows ? row : 0;
+    int const first = place.first_pixel<Traits::kRunPixels>(place.first_tile, params);
     Release const release(place);
     Ring ring(params.stages);
     if constexpr (!Traits::kPreActivated) wait_and_let_next_start();  // those do later, in activated_loop
     int const tile_f = place.tile_f(place.first_tile);
-    UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_w));
+    UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_f));
     float acc[1][Traits::kN / 2];
     auto const meet = [] { cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0); };
     if constexpr (Traits::kPreActivated) {
@@ -178,55 +234,31 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       }
     } else if constexpr (Traits::kDrains) {
       meet();
-      narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row_w, k_begin, k_end);
+      narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row, k_begin, k_end);
     } else {
       meet();
-      PlainRows<Traits> rows(params, row_w);
+      PlainRows<Traits> rows(params, row);
       if constexpr (Traits::kEnlarged) {
         loop_in_phases<Traits>(acc[0], ring, shared, params, release, rows, place.part);
       } else {
         narrow_loop<Traits>(acc[0], ring, shared, release, rows, k_begin, k_end);
       }
     }
-    TileFilters const filters(params, tile_f, Traits::kFilters, opaque(row_w));  // not kept through the main loop
-    Place<Traits> const outputs(params, filters, pair, first);
+    TileFilters const filters(params, tile_f, Traits::kFilters, opaque(row_f));  // not kept through the main loop
+    Place<Traits> const outputs(params, filters, pair, first + row_x);
     uint32_t shortcut[Traits::kUnits][2];
     if constexpr (Traits::kShortcut) {
-      if (!divided && has_shortcut(params.problem)) {
-        CUTE_UNROLL
-        for (int unit = 0; unit < Traits::kUnits; ++unit) outputs.load(shortcut[unit], unit);
-      }
+      if (!divided && has_shortcut(params.problem)) load_units<Traits>(shortcut, outputs);
     }
     if constexpr (!Traits::kDrains) finish_loop<Traits>(acc, ring, shared, release);
     bool const pads = holds_pad_lanes(pair);
     auto const store = [&](auto finish, auto with_shortcut, auto const &outputs) {
       constexpr Finish kFinish = decltype(finish)::value;
       constexpr bool kShortcut = decltype(with_shortcut)::value;
-      if (divided) return add_units<Traits, kFinish, kShortcut>(pair, pads, params, place.part, shared, outputs);
-      auto const values_of = [&](int unit) -> auto & { return reinterpret_cast<float (&)[4]>(acc[0][4 * unit]); };
-      constexpr int kPaired = Traits::kPreActivated ? Traits::kUnits / 2 * 2 : 0;
-      CUTE_UNROLL
-      for (int unit = 0; unit < kPaired; unit += 2) {
-        if constexpr (Traits::kPreActivated)
-          store_two_units<kFinish>(values_of(unit), values_of(unit + 1), pair, params, outputs, unit);
-      }
-      // The first units of a wide tile are finished, and the others move to their registers: straight code for all
-      // would be long, and a launch behind another kernel waits for its code.
-      constexpr int kTurn = Traits::kPreActivated ? Traits::kUnits : Traits::kUnitsInTurn;
-      CUTE_NO_UNROLL
-      for (int done = kPaired; done < Traits::kUnits; done += kTurn) {
-        CUTE_UNROLL
-        for (int i = kPaired; i < kPaired + kTurn && i < Traits::kUnits; ++i) {
-          int const unit = done - kPaired + i;
-          if (Traits::kUnits % kTurn != 0 && unit >= Traits::kUnits) break;
-          store_unit<Traits, kFinish, kShortcut>(values_of(i), shortcut[i], pair, pads, params, outputs, unit);
-        }
-        CUTE_UNROLL
-        for (int i = 0; i + kTurn < Traits::kUnits; ++i) {
-          CUTE_UNROLL
-          for (int v = 0; v < 4; ++v) values_of(i)[v] = values_of(i + kTurn)[v];
-          if constexpr (kShortcut) shortcut[i][0] = shortcut[i + kTurn][0], shortcut[i][1] = shortcut[i + kTurn][1];
-        }
+      if (divided) {
+        add_units<Traits, kFinish, kShortcut>(pair, pads, params, place.part, shared, outputs);
+      } else {
+        store_units<Traits, kFinish, kShortcut>(acc[0], shortcut, pair, pads, params, outputs);
       }
     };
 

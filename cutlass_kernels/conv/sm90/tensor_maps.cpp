@@ -138,30 +138,30 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
 // two blocks, one after the other. With one tap the two are side by side in memory and loaded as one row:
 // (column,filter,1). Beyond the last block there are zeros, never another filter's columns. For 8-bit outputs `filter`
 // is (pair,even or odd,16 filters), as in encode_filters, unless the tile loads filters in their order.
-CUresult encode_filter_pairs(Sm90Params &k, Sm90Tile const &tile) {
+CUresult encode_filter_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, int box_filters) {
   Problem const &p = k.problem;
   bool const one_tap = p.R * p.S == 1;
   cuuint64_t const columns = packed_columns(p), filters = p.K, block = one_tap ? columns : p.R * p.S * kChannelBlock;
-  cuuint32_t const rows = tile.filters, width = (one_tap ? 2 : 1) * kChannelBlock, depth = one_tap ? 1 : 2;
+  cuuint32_t const rows = box_filters, width = (one_tap ? 2 : 1) * kChannelBlock, depth = one_tap ? 1 : 2;
   bool const in_order = loads_in_order(tile.schedule == Sm90Schedule::kSmall, tile.pixels());
   if (size_of(p.output_type) == 1 && !in_order) {
-    return encode_tiled<5>(&k.w, p.type, {block, 8, 2, filters / 16, columns / block},
+    return encode_tiled<5>(&map, p.type, {block, 8, 2, filters / 16, columns / block},
                            {2 * columns, columns, 16 * columns, block}, {width, 8, 2, rows / 16, depth});
   }
-  return encode_tiled<3>(&k.w, p.type, {block, filters, columns / block}, {columns, block}, {width, rows, depth});
+  return encode_tiled<3>(&map, p.type, {block, filters, columns / block}, {columns, block}, {width, rows, depth});
 }
 
 // The packed filters as (column,filter). For 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 filters
 // the even ones are loaded first.
-CUresult encode_filters(Sm90Params &k, Sm90Tile const &tile) {
-  if (k_channels(tile) != kChannelBlock) return encode_filter_pairs(k, tile);
+CUresult encode_filters(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, int box_filters) {
+  if (k_channels(tile) != kChannelBlock) return encode_filter_pairs(map, k, tile, box_filters);
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, pitch = columns * size_of(p.type);
-  cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock, rows = tile.filters;
+  cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock, rows = box_filters;
   if (size_of(p.output_type) != 1) {
-    return encode_tiled<2>(&k.w, p.type, {columns, filters}, {pitch}, {channels, rows});
+    return encode_tiled<2>(&map, p.type, {columns, filters}, {pitch}, {channels, rows});
   }
-  return encode_tiled<4>(&k.w, p.type, {columns, 8, 2, filters / 16}, {2 * pitch, pitch, 16 * pitch},
+  return encode_tiled<4>(&map, p.type, {columns, 8, 2, filters / 16}, {2 * pitch, pitch, 16 * pitch},
                          {channels, 8, 2, rows / 16});
 }
 
@@ -170,7 +170,7 @@ CUresult encode_joined_filters(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
   cuuint32_t const rows = tile.filters;
-  return encode_tiled<3>(&k.w_joined, p.type, {block, filters, columns / block},
+  return encode_tiled<3>(&k.w_second, p.type, {block, filters, columns / block},
                          {columns * size_of(p.type), block * size_of(p.type)}, {kJoinedChannels, rows, 2});
 }
 
@@ -222,7 +222,10 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   for (int i = 0; i < p.sources; ++i) {
     if (CUresult const result = encode_source(k, tile, i)) return result;
   }
-  CUresult result = encode_filters(k, tile);
+  CUresult result = encode_filters(k.w, k, tile, tile.filters);
+  if (result == CUDA_SUCCESS && k.last_f >= 0) {
+    result = encode_filters(k.w_second, k, tile, tile.filters - k.missing_filters);
+  }
   if (result == CUDA_SUCCESS && k.joined.from < p.sources) result = encode_joined_filters(k, tile);
   if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);

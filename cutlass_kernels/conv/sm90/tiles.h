@@ -31,7 +31,7 @@ struct Sm90Tile {
   bool pre_activates;  // has a second kernel, for pre-activated sources
   bool plain;          // has a kernel for other sources
   bool pairs;          // a k-tile is two blocks of channels, of 8-bit sources
-  bool pixel_rows;     // see form_of()
+  bool pixel_rows;     // pixels are wgmma's rows, and filters its columns: pixel_rows.cuh
   bool enlarges;       // small: takes sources of which some are enlarged by two, and no others
   int beside;          // halo: 2 if two neighbouring pixels share wgmma's 64 rows (beside.cuh); else 1
   constexpr int pixels() const { return pixels_a * pixels_b; }
@@ -107,6 +107,12 @@ constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filte
   return tile;
 }
 
+// Pixels are rows and filters columns, of which there may be any multiple of 8.
+constexpr Sm90Tile by_pixel_rows(Sm90Tile tile) {
+  tile.pixel_rows = true;
+  return tile;
+}
+
 // A tile of phases.cuh: four times as many outputs as pixels of an enlarged source.
 constexpr Sm90Tile enlarging_tile(int id, char const *name, int pixels) {
   Sm90Tile tile = small_tile(id, name, k16Bit, 64, pixels);
@@ -154,9 +160,11 @@ constexpr Group group_of(Sm90Tile const &tile) {
 }
 
 // Whether the tile adds a residual, which the Hopper path calls a shortcut. A ring that two warpgroups read in turn has
-// no slots for it. Small tiles for enlarged sources would spill.
+// no slots for it. Small tiles for enlarged sources would spill, and so would wide tiles whose pixels are rows.
+constexpr int kWidestWithShortcut = 160;
 constexpr bool adds_shortcut(Sm90Tile const &tile) {
-  return tile.schedule != Sm90Schedule::kPingPong && !tile.enlarges;
+  return tile.schedule != Sm90Schedule::kPingPong && !tile.enlarges &&
+         !(tile.pixel_rows && tile.filters > kWidestWithShortcut);
 }
 
 // Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128, and a patch's tap takes
@@ -175,7 +183,8 @@ constexpr bool loads_in_order(bool small, int pixels) { return small && pixels <
 constexpr int kJoinedChannels = kChannelBlock / 2;
 inline int joined_from(Sm90Tile const &tile, Problem const &p) {
   int count = 0;
-  while (tile.pixel_rows && count < p.sources && p.C[p.sources - 1 - count] <= kJoinedChannels) ++count;
+  while (p.pre_activated && tile.pixel_rows && count < p.sources && p.C[p.sources - 1 - count] <= kJoinedChannels)
+    ++count;
   return p.sources - count / 2 * 2;
 }
 
@@ -311,7 +320,8 @@ inline OutputRange output_range(Problem const &p, int i) {
 // filters belong to one output, and outputs that end elsewhere have tiles of their own.
 inline int output_rows(Sm90Tile const &tile, Problem const &p, int (&first)[kMaxOutputs]) {
   bool whole = true;
-  for (int i = 0; i < p.outputs; ++i) whole = whole && output_range(p, i).first % 64 == 0;
+  int const together = tile.pixel_rows ? tile.filters : 64;
+  for (int i = 0; i < p.outputs; ++i) whole = whole && output_range(p, i).first % together == 0;
   int rows = 0;
   for (int i = 0; i < p.outputs; ++i) {
     OutputRange const range = output_range(p, i);

@@ -81,15 +81,16 @@ struct BytePlace : UnitPlace<Element> {
 // with one reciprocal take longer.
 constexpr bool kUnitFewest = true;
 
-// As convert, of a unit with the shortcut's elements of the same thread.
-template <Finish kFinish, class Element>
+// As convert, of a unit with the shortcut's elements of the same thread, which lie as they are stored: kTransposed,
+// unlike its sums.
+template <Finish kFinish, class Element, bool kTransposed, class Pair>
 CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2], uint32_t const (&shortcut)[2],
-                                       FilterPair const &pair, Problem const &p) {
+                                       Pair const &pair, Problem const &p) {
   uint32_t const before = p.residual == Residual::kBefore ? ~0u : 0u;
   float2 after[2];
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
-    uint32_t const z = transposed(shortcut[i]);  // as the sums lie
+    uint32_t const z = kTransposed ? transposed(shortcut[i]) : shortcut[i];  // as the sums lie
     float2 const added = widen<Element>(z & before);
     values[2 * i] += added.x, values[2 * i + 1] += added.y;
     after[i] = widen<Element>(z & ~before);
@@ -126,25 +127,15 @@ CUTE_DEVICE void store_unit(float (&values)[4], uint32_t const (&shortcut)[2], P
   } else {
     uint32_t packed[2];
     if constexpr (kShortcut) {
-      convert_with_shortcut<kFinish, Element>(values, packed, shortcut, pair, params.problem);
+      convert_with_shortcut<kFinish, Element, !Traits::kPixelRows>(values, packed, shortcut, pair, params.problem);
     } else {
       convert<kFinish, Element, kUnitFewest>(values, packed, pair, params.problem);
     }
-    if constexpr (!Traits::kPreActivated) {
+    if constexpr (!Traits::kPixelRows) {
       if (pads) clear_pad_lanes(packed, pair);
     }
     place.store(packed, unit);
   }
-}
-
-// As store_unit, of two neighbouring units of pre-activated sources.
-template <Finish kFinish, class Pair, class Place>
-CUTE_DEVICE void store_two_units(float (&first)[4], float (&second)[4], Pair const &pair, Sm90Params const &params,
-                                 Place const &place, int unit) {
-  uint32_t packed[2][2];
-  convert<kFinish, typename Place::Output, kUnitFewest>(first, packed[0], pair, params.problem);
-  convert<kFinish, typename Place::Output, kUnitFewest>(second, packed[1], pair, params.problem);
-  place.store_two(packed[0], packed[1], unit);
 }
 
 }  // namespace cutefuse::conv
