@@ -85,7 +85,7 @@ class TestLegality:
 # ---- on the GPU -----------------------------------------------------------------------------------------------------
 
 # A k-tile is two blocks of 64 channels: sources with an even number of blocks, an odd one, or one alone; tails in the
-# first block of two and in the second.
+# first block of two and in the second. Of the last sources of one block a k-tile is two taps.
 SHAPES = [
     problems.Problem(1, 20, 20, (256, 512), 512, activation="Silu"),
     problems.Problem(1, 7, 7, (256, 320, 128, 192), 384, activation="Relu"),
@@ -99,6 +99,10 @@ SHAPES = [
     problems.Problem(1, 9, 10, (64,), 64),
     problems.Problem(1, 13, 12, (80,), 64, pads=(1, 2, 0, 1)),  # im2col of one tap
     problems.Problem(1, 10, 11, (192, 40), 32, 2, 1, activation="Silu"),
+    problems.Problem(2, 9, 14, (128, 40, 64), 64, **SAME, activation="Silu"),
+    problems.Problem(1, 20, 20, (64, 64, 64), 96, 1, 5, pads=(0, 2, 0, 2), activation="Relu"),
+    problems.Problem(1, 12, 9, (48,), 32, 4, 4, pads=(1, 2, 2, 1)),
+    problems.Problem(1, 14, 14, (40, 320), 64, **SAME, activation="Relu"),
 ]
 TAILS = {2: 9, 3: 130, 4: 75, 6: 37, 8: 149}  # filters in part of a vector, which float16 outputs may have
 

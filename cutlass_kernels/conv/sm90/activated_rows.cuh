@@ -155,7 +155,7 @@ struct ActivatedRows {
   }
   CUTE_DEVICE void find_halves() {
     bool const joined = source >= params.joined.from;
-    second = joined ? left : kJoinedChannels, chunks = Chunks<Traits>(joined);
+    second = joined ? left : kChannelBlock / 2, chunks = Chunks<Traits>(joined);
   }
   CUTE_DEVICE void find_pads() {
     Problem const &p = params.problem;

@@ -29,9 +29,12 @@ double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
   double empty = 0;
   int const channels = k_channels(tile);
   for (int i = 0; i < p.sources && !is_pointwise(p); ++i) {
-    empty += ceil_div(p.C[i], channels) - double(p.C[i]) / channels;
+    int const taps = p.R * p.S;
+    bool const of_taps = joins_taps(tile, p) && i >= joined_from(tile, p);
+    double const k_tiles = of_taps ? ceil_div(taps, 2) : ceil_div(p.C[i], channels) * taps;
+    empty += k_tiles - double(p.C[i]) * taps / channels;
   }
-  return empty * p.R * p.S;
+  return empty;
 }
 
 // The part of a tile's pixels that a k-tile loads, in the mean: of enlarged sources each pixel is loaded once.

@@ -145,7 +145,9 @@ CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params
           load_filters_beside<Traits>(params, column, s, filter, full, to);
           if (++s == columns) s = 0, column += p.S * kChannelBlock;
         } else if constexpr (Traits::kPairs) {
-          load_filter_pair<false>(params, box.map, tap * kChannelBlock, block, filter, full, to);
+          bool const alone = block == params.lone_block;
+          load_filter_pair<false>(params, alone ? &params.w_second : box.map, alone ? 0 : tap * kChannelBlock,
+                                  alone ? block * taps + tap : block, filter, full, to);
         } else {
           load_filters<Traits::kScaled>(params, box.map, column + tap * kChannelBlock, filter, full, to);
         }

@@ -60,7 +60,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
 
   struct SharedStorage {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
-    alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise; see FilterRows
+    alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise; see StageRows
     alignas(1024) Output y[kConsumers][kPixelRows ? 1 : kStagingElements];
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages], shortcut_full[kConsumers];
@@ -126,7 +126,8 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
                           stage_x<Traits>(shared, ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
       void *const w = stage_w<Traits>(shared, ring.stage);
       if constexpr (Traits::kPairs) {
-        load_filter_pair<loads_in_order(Traits::kSmall, kPixels)>(params, box.map, cursor, filter, full, w);
+        load_filter_pair<loads_in_order(Traits::kSmall, kPixels), !Traits::kSmall>(params, box.map, cursor, filter,
+                                                                                   full, w);
       } else {
         load_filters<Traits::kScaled>(params, box.map, int(cursor.column), filter, full, w);
       }
@@ -161,19 +162,15 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
   }
 }
 
-// How the filters of a k-tile lie in a stage. Those of two blocks under several taps, or of two joined sources, lie in
-// two halves of 64-byte rows, all first ones before all second ones; else each filter is one row.
-template <class Traits>
-struct FilterRows {
+// How kRows filters or pixels of a k-tile lie in a stage. Filters of two blocks under several taps, and all of a joined
+// k-tile, lie in two halves of 64-byte rows, all first ones before all second ones; else each is one row.
+template <class Traits, int kRows>
+struct StageRows {
   bool halves;
   int row_bytes, two_steps_bytes;
 
-  CUTE_DEVICE explicit FilterRows(Sm90Params const &params)
-      : FilterRows(Traits::kPairs && params.by_taps.divisor > 1) {}
-  CUTE_DEVICE explicit FilterRows(bool halves_)
-      : halves(halves_),
-        row_bytes(halves ? 64 : Traits::kPixelBytes),
-        two_steps_bytes(halves ? 64 * Traits::kFilters : 64) {}
+  CUTE_DEVICE explicit StageRows(bool halves_)
+      : halves(halves_), row_bytes(halves ? 64 : Traits::kPixelBytes), two_steps_bytes(halves ? 64 * kRows : 64) {}
   // From row `first` of the stage on.
   CUTE_DEVICE uint64_t operand_at(typename Traits::Element const *stage, int first) const {
     auto const *const from = reinterpret_cast<unsigned char const *>(stage) + first * row_bytes;
@@ -185,6 +182,13 @@ struct FilterRows {
   }
 };
 
+template <class Traits>
+using FilterRows = StageRows<Traits, Traits::kFilters>;
+template <class Traits>
+CUTE_DEVICE FilterRows<Traits> filter_rows(Sm90Params const &params) {
+  return FilterRows<Traits>(Traits::kPairs && params.by_taps.divisor > 1);
+}
+
 // Issues the next k-tiles of a tile up to k_end; the steps of the last one are still running when it returns. Each
 // k-tile is prepared while two others are running, because the tensor cores may finish one in less time than that
 // takes.
@@ -195,7 +199,7 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
                                int first_row_w, int first_row_x, int k_begin, int k_end) {
   Problem const &p = params.problem;
   uint64_t *const full = multipliable<Traits>(shared);
-  FilterRows<Traits> const rows(params);
+  FilterRows<Traits> const rows = filter_rows<Traits>(params);
   bool arrived = false;  // whether the next k-tile's loads were already seen to have ended
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {

@@ -1,6 +1,6 @@
-// K-tiles of two sources of at most half a block of channels each (JoinPlan), in small tiles that activate them. They
-// follow those of whole blocks. In a stage all rows of the first source come before those of the second, 64 bytes each,
-// of pixels as well as of filters.
+// K-tiles of two sources of at most half a block of channels each (JoinPlan), in small tiles that activate them; and of
+// two taps of 8-bit sources of at most one block, which is half a k-tile. They follow those of whole blocks. In a stage
+// all rows of the first source or tap come before those of the second, 64 bytes each, of pixels as well as of filters.
 #pragma once
 
 #include "conv/sm90/k_tiles.cuh"
@@ -10,7 +10,7 @@ namespace cutefuse::conv {
 // The first k-tile of a part of the reduction, which is `k`.
 template <class Traits>
 CUTE_DEVICE auto part_cursor(Sm90Params const &params, int part, int k) {
-  if constexpr (Traits::kJoins) {
+  if constexpr (Traits::kPreActivated && Traits::kJoins) {
     Problem const &p = params.problem;
     PartStart const start = params.starts[part];
     int const tap = start.r * p.S + start.s;
@@ -19,6 +19,8 @@ CUTE_DEVICE auto part_cursor(Sm90Params const &params, int part, int k) {
     cursor.channels = p.C[start.source], cursor.taps_left -= tap;
     cursor.column = (start.packed * params.by_taps.divisor + tap) * kChannelBlock;
     return cursor;
+  } else if constexpr (Traits::kSmall && Traits::kPairs) {
+    return PairCursor(params, params.starts[part]);
   } else {
     return first_cursor<Traits>(params, k);
   }
@@ -40,8 +42,35 @@ CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params 
   load_pixels<Traits>(params, cursor, first, pixel, full, stage.x, place);
   SM90_TMA_LOAD_3D::copy(&params.w_second, full, kHint, stage.w, tap * kChannelBlock, filter, block);
   ++cursor.source;
-  load_pixels<Traits>(params, cursor, first, pixel, full, stage.x + Traits::kPixels * kJoinedChannels, place);
+  load_pixels<Traits>(params, cursor, first, pixel, full, stage.x + Traits::kPixels * (kChannelBlock / 2), place);
   if (cursor.taps_left > 1) --cursor.source;  // the next tap is of the same two
+  cursor.advance(p);
+  ring.advance();
+}
+
+// Loads the k-tile at `cursor`, a tap and the next one, if there is one. Pixels of one that does not exist are zeros,
+// as all beyond the channels. Or a tap of the lone block.
+template <class Traits>
+CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params const &params, PairCursor &cursor,
+                             Ring &ring, int filter, int first, Pixel const &pixel, ClusterPlace const &place) {
+  Problem const &p = params.problem;
+  uint64_t *const full = &shared.full[ring.stage];
+  auto &stage = shared.stages[ring.stage];
+  int const taps = params.by_taps.divisor, unit = cursor.packed * taps + taps - cursor.taps_left;
+  Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
+  TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
+  if (ring.stage == 0) wait_for_previous_kernel();
+  load_pixels<Traits>(params, cursor, first, pixel, full, stage.x, place);
+  load_filter_pair<Traits::kInOrder>(params, &params.w_second, 0, unit, filter, full, stage.w);
+  if (params.joined.from < p.sources) {
+    if (cursor.taps_left > 1) {
+      cursor.advance_tap(p), --cursor.taps_left;
+    } else {
+      cursor.block = 1;
+    }
+    load_pixels<Traits>(params, cursor, first, pixel, full, stage.x + Traits::kPixels * kChannelBlock, place);
+    cursor.block = 0;
+  }
   cursor.advance(p);
   ring.advance();
 }

@@ -22,7 +22,7 @@ CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
 }
 
 // Walks the reduction in k-tiles of two neighbouring blocks of a source, as KCursor does in those of one. The second
-// block may not exist: its pixels are zeros then, and its filters those of the next block, or zeros.
+// block may not exist: its pixels are zeros then, and its filters any others of the same output.
 struct PairCursor {
   int source = 0, block = 0, r = 0, s = 0;  // block: the first of the two
   int packed = 0;                           // the same block among those of the packed filters
@@ -40,18 +40,23 @@ struct PairCursor {
     }
     block = 2 * pair, packed += block;
   }
+  CUTE_DEVICE PairCursor(Sm90Params const &params, PartStart const &start)
+      : source(start.source), block(start.block), r(start.r), s(start.s), packed(start.packed) {
+    Problem const &p = params.problem;
+    blocks = blocks_of(p.C[source]), taps_left = params.by_taps.divisor - r * p.S - s;
+  }
   CUTE_DEVICE int channel() const { return block * kChannelBlock; }
   CUTE_DEVICE void advance(Problem const &p) {
-    if (--taps_left > 0) {
-      if (++s == p.S) s = 0, ++r;
-      return;
-    }
+    if (--taps_left > 0) return advance_tap(p);
     r = s = 0, taps_left = p.R * p.S;
     packed += cute::min(blocks - block, 2);
     block += 2;
     if (block < blocks) return;
     block = 0;
     if (++source < p.sources) blocks = blocks_of(p.C[source]);
+  }
+  CUTE_DEVICE void advance_tap(Problem const &p) {
+    if (++s == p.S) s = 0, ++r;
   }
 };
 
@@ -92,7 +97,7 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int fir
 }
 
 // As load_filters, of two blocks from `block` on: the map is that of encode_filter_pairs. `column` is one of a block.
-// kInOrder: see loads_in_order().
+// Through that of encode_tap_pairs two taps, `block` being the first of them. kInOrder: see loads_in_order().
 template <bool kInOrder>
 CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w, int column, int block, int filter,
                                   uint64_t *full, void *to) {
@@ -104,12 +109,17 @@ CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w
   }
 }
 
-template <bool kInOrder>
+// kLone: looks whether the block is params.lone_block.
+template <bool kInOrder, bool kLone>
 CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w, PairCursor const &at, int filter,
                                   uint64_t *full, void *to) {
-  bool const one_tap = params.by_taps.divisor == 1;  // then the two blocks are columns of one
-  int const column = (one_tap ? at.packed : at.r * params.problem.S + at.s) * kChannelBlock;
-  load_filter_pair<kInOrder>(params, w, column, one_tap ? 0 : at.packed, filter, full, to);
+  int const taps = params.by_taps.divisor, tap = at.r * params.problem.S + at.s;
+  if (kLone && at.packed == params.lone_block) {
+    load_filter_pair<kInOrder>(params, &params.w_second, 0, at.packed * taps + tap, filter, full, to);
+  } else {  // with one tap the two blocks are columns of one
+    int const column = (taps == 1 ? at.packed : tap) * kChannelBlock;
+    load_filter_pair<kInOrder>(params, w, column, taps == 1 ? 0 : at.packed, filter, full, to);
+  }
 }
 
 // What a consumer needs to know about a k-tile of kChannels: its number of wgmma steps, of kStep channels each.

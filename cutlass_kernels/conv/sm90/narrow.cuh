@@ -9,15 +9,17 @@
 namespace cutefuse::conv {
 
 // Operands as they lie in a stage: filters as rows and pixels as columns or, kPixelRows, the other way round. A
-// warpgroup's rows begin at row `first` of the tile.
+// warpgroup's rows begin at row `first` of the tile. The pixels of a joined k-tile lie in two halves.
 template <class Traits>
 struct PlainRows {
   using Stage = typename Traits::Stage;
   int first;
   FilterRows<Traits> filters;
+  StageRows<Traits, Traits::kPixels> pixels{false};
 
-  CUTE_DEVICE PlainRows(Sm90Params const &params, int first_) : first(first_), filters(params) {}
-  CUTE_DEVICE static uint64_t pixels_at(Stage const &stage, int from, int i) {
+  CUTE_DEVICE PlainRows(Sm90Params const &params, int first_) : first(first_), filters(filter_rows<Traits>(params)) {}
+  CUTE_DEVICE uint64_t pixels_at(Stage const &stage, int from, int i) const {
+    if constexpr (Traits::kPairs) return pixels.operand_at(stage.x, from, i);
     auto const *const x = stage.x + from * Traits::kChannels;
     return further(operand(x, 8 * Traits::kPixelBytes, Traits::kSwizzle), i * kStepBytes);
   }
@@ -96,7 +98,8 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
 }
 
 // narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
-// source has another scale the accumulators are drained into `sums`, the scaled sums of all sources.
+// source has another scale, or is the first joined one, the accumulators are drained into `sums`, the scaled sums of
+// all sources.
 template <class Traits>
 CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring,
                                        typename Traits::SharedStorage &shared, Sm90Params const &params,
@@ -109,11 +112,13 @@ CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring
   int begin = k_begin, end = 0;
   CUTE_NO_UNROLL
   for (int source = 0; source < p.sources; ++source) {
-    end += ceil_div(p.C[source], Traits::kChannels) * taps;
-    if ((params.drains_after >> source & 1) == 0) continue;
+    bool const joined = source >= params.joined.from, drains = (params.drains_after >> source & 1) != 0;
+    end += joined ? ceil_div(taps, 2) : ceil_div(p.C[source], Traits::kChannels) * taps;
+    if (!drains && source + 1 != params.joined.from) continue;
     int const last = cute::min(end, k_end);
     if (begin >= last) continue;
     typename Traits::Sum acc[1][Traits::kN / 2];
+    rows.pixels = StageRows<Traits, Traits::kPixels>(joined);
     narrow_loop<Traits>(acc[0], ring, shared, release, rows, begin, last);
     finish_loop<Traits>(acc, ring, shared, release);
     drain(acc[0], p.scale[source], sums);

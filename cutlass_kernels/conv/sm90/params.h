@@ -31,12 +31,11 @@ struct PhasePlan {
   std::uint8_t enlarged;                   // sources
 };
 
-// Which sources small tiles join where they activate them: the last ones, of at most half a block of channels each, of
-// which two share a k-tile.
+// What small tiles join (joined_from): of the last sources two, or two taps, share a k-tile.
 struct JoinPlan {
   int from;   // the first such source
-  int begin;  // the first k-tile of two
-  int block;  // of its first half, among those of the packed filters
+  int begin;  // its first k-tile, or that of the lone block
+  int block;  // its block, among those of the packed filters
 };
 
 // Where a part of a reduction begins: its tap, and its block of channels among those of its source and of the packed
@@ -66,10 +65,11 @@ struct alignas(128) Sm90Params {
   Divider by_image, by_row;     // P*Q and Q
   Divider by_taps, by_s;        // R*S and S
   JoinPlan joined;
-  PartStart starts[kMaxSplits];  // of pre-activated sources on small tiles
+  PartStart starts[kMaxSplits];  // of pre-activated or 8-bit sources on small tiles
   int k_tiles;
   std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
   bool pointwise;
+  std::int16_t lone_block;            // see lone_block()
   float inverse_output_scale;         // of 8-bit outputs
   float const *b, *w_scale;           // w_scale: of 8-bit filters
   void const *pre_scale, *pre_shift;  // of every channel of the concatenation
@@ -86,8 +86,8 @@ struct alignas(128) Sm90Params {
   Divider by_a, by_b;              // tiles_a, tiles_b
   Divider by_factor[kMaxSources];  // of each source's enlargement
   Rescale rescale[kMaxSources];    // of 8-bit sources: what the sums before each are multiplied by
-  // The filters of two joined sources, (column,filter,block). Elsewhere as `w`, with as many rows as the last tile of
-  // filters has.
+  // The filters of two joined sources, (column,filter,block), or of two taps, (column,filter,tap). Elsewhere as `w`,
+  // with as many rows as the last tile of filters has.
   CUtensorMap w_second;
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }

@@ -27,9 +27,26 @@ Rescale make_rescale(Problem const &p, int source) {
 
 JoinPlan plan_joined(Sm90Tile const &tile, Problem const &p) {
   JoinPlan joined{joined_from(tile, p), 0, 0};
-  for (int i = 0; i < joined.from; ++i) joined.block += blocks_of(p.C[i]);
-  joined.begin = joined.block * p.R * p.S;
+  for (int i = 0; i < joined.from; ++i) {
+    joined.block += blocks_of(p.C[i]);
+    joined.begin += ceil_div(p.C[i], k_channels(tile)) * p.R * p.S;
+  }
   return joined;
+}
+
+// Where k-tile `k` of a small tile of 8-bit sources lies, of two blocks of channels or of two taps.
+PartStart pair_start_of(Sm90Params const &params, int k) {
+  Problem const &p = params.problem;
+  int const taps = p.R * p.S;
+  auto const k_tiles = [&](int i) {
+    return i < params.joined.from ? ceil_div(blocks_of(p.C[i]), 2) * taps : ceil_div(taps, 2);
+  };
+  int source = 0, packed = 0;
+  for (; k >= k_tiles(source); ++source) k -= k_tiles(source), packed += blocks_of(p.C[source]);
+  bool const joined = source >= params.joined.from;
+  int const block = joined ? 0 : k / taps * 2, tap = joined ? 2 * k : k % taps;
+  return {std::uint8_t(source), std::uint8_t(tap / p.S), std::uint8_t(tap % p.S), std::uint16_t(block),
+          std::uint16_t(packed + block)};
 }
 
 // Where k-tile `k` lies, of one block of channels or of two joined sources.
@@ -101,12 +118,15 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.k_tiles = k_tiles(tile, p);
   for (int i = 0; i <= splits; ++i) k.k_begin[i] = k.k_tiles * i / splits;
   for (int i = 1; i < p.sources; ++i) k.first_channel[i] = k.first_channel[i - 1] + p.C[i - 1];
-  k.joined = plan_joined(tile, p);
+  k.joined = plan_joined(tile, p), k.lone_block = std::int16_t(lone_block(tile, p));
   for (int i = 0; i < splits && p.pre_activated && tile.pixel_rows; ++i) {
     k.starts[i] = start_of(k, k.k_begin[i]);
     k.activated_begin[i] = k.first_channel[k.starts[i].source] + k.starts[i].block * kChannelBlock;
     k.activated_end[i] = end_of(k, start_of(k, k.k_begin[i + 1] - 1));
   }
+  bool const small_pairs = tile.schedule == Sm90Schedule::kSmall && tile.pairs;
+  if (small_pairs && k.lone_block >= 0) k.joined.begin -= p.R * p.S;
+  for (int i = 0; i < splits && small_pairs; ++i) k.starts[i] = pair_start_of(k, k.k_begin[i]);
   plan_last_tiles(k, tile);
   k.by_f = Divider(ceil_div(k.tiles_f, k.cluster_f)), k.by_a = Divider(k.tiles_a), k.by_b = Divider(k.tiles_b);
   k.by_image = Divider(p.P * p.Q), k.by_row = Divider(p.Q);
@@ -198,7 +218,7 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
     point(k.x[i], *next++, start);
   }
   k.filters = *next;
-  if (k.joined.from < p.sources || k.last_f >= 0) point(k.w_second, *next, 0);
+  if (k.joined.from < p.sources || k.lone_block >= 0 || k.last_f >= 0) point(k.w_second, *next, 0);
   point(k.w, *next++, 0);
   if (size_of(p.type) == 1) k.w_scale = static_cast<float const *>(*next++);
   k.b = static_cast<float const *>(*next++);

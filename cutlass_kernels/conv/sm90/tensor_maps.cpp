@@ -122,7 +122,7 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
   }
   if (tile.enlarges) return encode_phase(k, tile, i);
   cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
-  cuuint32_t const channels = i < k.joined.from ? k_channels(tile) : kJoinedChannels;
+  cuuint32_t const channels = i < k.joined.from ? k_channels(tile) : joined_channels(tile);
   if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {channels, share});
   cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
   int const lower[2] = {-p.pad_left, -p.pad_top};
@@ -165,13 +165,28 @@ CUresult encode_filters(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &t
                          {channels, 8, 2, rows / 16});
 }
 
+// The packed filters of two taps of a block: (column of a block,filter,tap among those of all blocks), where `filter`
+// is as in encode_filter_pairs. Behind the last tap there are zeros.
+CUresult encode_tap_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile) {
+  Problem const &p = k.problem;
+  bool const in_order = loads_in_order(tile.schedule == Sm90Schedule::kSmall, tile.pixels());
+  cuuint64_t const columns = packed_columns(p), filters = p.K, width = kChannelBlock;
+  cuuint32_t const rows = tile.filters;
+  if (size_of(p.output_type) == 1 && !in_order) {
+    return encode_tiled<5>(&map, p.type, {width, 8, 2, filters / 16, columns / width},
+                           {2 * columns, columns, 16 * columns, width}, {kChannelBlock, 8, 2, rows / 16, 2});
+  }
+  return encode_tiled<3>(&map, p.type, {width, filters, columns / width}, {columns, width}, {kChannelBlock, rows, 2});
+}
+
 // The filters of two joined sources, the first and the second one's: (column of a block,filter,block).
 CUresult encode_joined_filters(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
   cuuint32_t const rows = tile.filters;
   return encode_tiled<3>(&k.w_second, p.type, {block, filters, columns / block},
-                         {columns * size_of(p.type), block * size_of(p.type)}, {kJoinedChannels, rows, 2});
+                         {columns * size_of(p.type), block * size_of(p.type)},
+                         {cuuint32_t(joined_channels(tile)), rows, 2});
 }
 
 CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
@@ -226,7 +241,10 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   if (result == CUDA_SUCCESS && k.last_f >= 0) {
     result = encode_filters(k.w_second, k, tile, tile.filters - k.missing_filters);
   }
-  if (result == CUDA_SUCCESS && k.joined.from < p.sources) result = encode_joined_filters(k, tile);
+  bool const joins = k.joined.from < p.sources;
+  if (result == CUDA_SUCCESS && (joins || k.lone_block >= 0)) {
+    result = p.pre_activated ? encode_joined_filters(k, tile) : encode_tap_pairs(k.w_second, k, tile);
+  }
   if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
   for (int i = 0; i < p.outputs * tile.beside && result == CUDA_SUCCESS; ++i) {
