@@ -248,6 +248,31 @@ void test_small_rings(cc::Sm90Tile const (&tiles)[kCount]) {
   }
 }
 
+// Small 8-bit tiles join two taps of the last sources that have one block; of the others a last block may be alone.
+void test_joined_taps() {
+  struct Case {
+    std::vector<int> channels;
+    int taps_each_way, joined_from, k_tiles, lone_block;
+  };
+  cc::Sm90Tile const &small = *cutefuse::find_id(qc::kSm90Tiles, 232), &large = *cutefuse::find_id(qc::kSm90Tiles, 241);
+  for (Case const &c : std::vector<Case>{{{64}, 3, 0, 5, -1},
+                                         {{64}, 1, 1, 1, -1},
+                                         {{64}, 2, 0, 2, -1},
+                                         {{65}, 3, 1, 9, -1},
+                                         {{64, 128}, 3, 2, 18, -1},
+                                         {{128, 40, 64}, 3, 1, 19, -1},
+                                         {{40, 320}, 3, 2, 36, 5},
+                                         {{320}, 1, 1, 3, -1}}) {
+    cc::Problem const p = problem(c.channels, c.taps_each_way, c.taps_each_way);
+    int const first = c.channels.front();
+    expect(cc::joined_from(small, p) == c.joined_from, "the last sources of one block are joined", first, p.R);
+    expect(cc::k_tiles(small, p) == c.k_tiles, "a joined k-tile is two taps", first, p.R);
+    expect(cc::lone_block(small, p) == c.lone_block, "a last block without a second is known", first, p.R);
+    expect(cc::joined_from(large, p) == p.sources, "large tiles join nothing", first, p.R);
+  }
+  expect(cc::lone_block(large, problem({128, 64}, 3, 3)) == 2, "large tiles know a last block without a second");
+}
+
 }  // namespace
 
 int main() {
@@ -270,6 +295,7 @@ int main() {
   test_rows_plans();
   test_small_rings(cc::kSm90Tiles);
   test_small_rings(qc::kSm90Tiles);
+  test_joined_taps();
   std::printf("test_problem: %s\n", failures == 0 ? "passed" : "FAILED");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
