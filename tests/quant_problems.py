@@ -142,9 +142,12 @@ class Instance:
 
 def instantiate(
     problem: problems.Problem, output_type: str = "float16", layout: str = "kHWC16", one_scale: bool = False,
-    seed: int = 0, dtype: str = "int8",
+    seed: int = 0, dtype: str = "int8", scale_of: Sequence[int] = (),
 ) -> Instance:  # fmt: skip
-    """Random operands, int8 ones over the whole range; source i has a scale of its own unless `one_scale`."""
+    """Random operands, int8 ones over the whole range; source i has a scale of its own unless `one_scale`.
+
+    Or it has the scale `scale_of[i]` of four.
+    """
     import torch
 
     generator = torch.Generator(gpu.DEVICE).manual_seed(seed)
@@ -162,7 +165,8 @@ def instantiate(
 
     p, unit = problem, 0.0136 if dtype == "int8" else 1.0
     taps = sum(p.C) * p.R * p.S
-    scales = [unit * (0.75 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in range(len(p.C))]
+    scale_of = scale_of or range(len(p.C))
+    scales = [unit * (0.75 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in scale_of]
     scales = torch.tensor(scales, dtype=torch.float32).tolist()
     x = [values(p.N, c, p.H, p.W) for c in p.C]
     w = values(p.K, sum(p.C), p.R, p.S)

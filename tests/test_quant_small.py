@@ -85,7 +85,8 @@ class TestLegality:
 # ---- on the GPU -----------------------------------------------------------------------------------------------------
 
 # A k-tile is two blocks of 64 channels: sources with an even number of blocks, an odd one, or one alone; tails in the
-# first block of two and in the second. Of the last sources of one block a k-tile is two taps.
+# first block of two and in the second. Of the last sources of one block, and of the last block of an odd number, it is
+# two taps; under one tap two such sources.
 SHAPES = [
     problems.Problem(1, 20, 20, (256, 512), 512, activation="Silu"),
     problems.Problem(1, 7, 7, (256, 320, 128, 192), 384, activation="Relu"),
@@ -103,7 +104,18 @@ SHAPES = [
     problems.Problem(1, 20, 20, (64, 64, 64), 96, 1, 5, pads=(0, 2, 0, 2), activation="Relu"),
     problems.Problem(1, 12, 9, (48,), 32, 4, 4, pads=(1, 2, 2, 1)),
     problems.Problem(1, 14, 14, (40, 320), 64, **SAME, activation="Relu"),
+    problems.Problem(1, 13, 14, (320, 40), 64, **SAME, activation="Silu"),
+    problems.Problem(2, 9, 8, (16, 24, 8, 40, 64, 48, 8, 168), 32, **SAME, activation="Relu"),  # no room for a ninth
+    problems.Problem(1, 14, 14, (64, 64, 64, 64), 64, activation="Silu"),
+    problems.Problem(2, 10, 11, (136, 56, 40, 8), 96, activation="Relu"),
+    problems.Problem(1, 15, 13, (24, 64, 40, 16, 8), 64, pads=(1, 0, 2, 1), strides=(2, 2)),
 ]
+NARROW = (200, 40, 8, 64, 16, 56, 64, 48)
+# The scale of each, or of all but the first: an odd number of joined ones, and an even one.
+SCALES_OF = [
+    (0, 1, 2, 2, 2, 2, 2), (0, 0, 1, 2, 2, 2, 3), (0, 0, 0, 0, 0, 1, 1), (0, 1, 1, 1, 1, 1, 1),
+    (0, 0, 1, 1, 2, 3, 3, 3), (0, 0, 0, 0, 0, 1, 2, 2), (1, 0, 0, 0, 0, 0, 0, 1),
+]  # fmt: skip
 TAILS = {2: 9, 3: 130, 4: 75, 6: 37, 8: 149}  # filters in part of a vector, which float16 outputs may have
 
 
@@ -131,6 +143,19 @@ class TestOnHopper:
         for sm_count in MULTIPROCESSORS:
             other = replace(instance, call=replace(instance.call, sm_count=sm_count, _keep=[]))
             gpu_checks.assert_every_tile_is_right(other, tiles)
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    @pytest.mark.parametrize("scale_of", SCALES_OF, ids=str)
+    def test_sources_of_a_k_tile_may_have_two_scales(self, scale_of: tuple[int, ...], dtype: str) -> None:
+        problem = problems.Problem(1, 3, 5, NARROW[-len(scale_of) :], 64, activation="Relu")
+        instance = quant_problems.instantiate(problem, dtype=dtype, seed=len(scale_of), scale_of=scale_of)
+        parts = set()
+        for sm_count in MULTIPROCESSORS:
+            other = replace(instance, call=replace(instance.call, sm_count=sm_count, _keep=[]))
+            tiles = tiles_of(other)
+            parts |= {kernels.Plan(replace(other.call, config=config, _keep=[])).splits for config in tiles}
+            gpu_checks.assert_every_tile_is_right(other, tiles)
+        assert max(parts) > 1, "a part of a sum has to begin behind others' sources"
 
     @pytest.mark.parametrize("dtype", TYPES)
     @pytest.mark.parametrize("channels", [(64,), (1, 65), (63, 64, 129), (192, 320, 128)])

@@ -6,6 +6,7 @@
 
 #include "concat_conv/tiles.h"
 #include "conv/problem.h"
+#include "conv/sm90/k_tiles.h"
 #include "quant_concat_conv/tiles.h"
 
 namespace cc = cutefuse::concat_conv;
@@ -248,8 +249,9 @@ void test_small_rings(cc::Sm90Tile const (&tiles)[kCount]) {
   }
 }
 
-// Small 8-bit tiles join two taps of the last sources that have one block; of the others a last block may be alone.
-void test_joined_taps() {
+// Small 8-bit tiles join two taps of the last sources that have one block, or two such sources; of the others a last
+// block may be alone.
+void test_joined() {
   struct Case {
     std::vector<int> channels;
     int taps_each_way, joined_from, k_tiles, lone_block;
@@ -262,15 +264,56 @@ void test_joined_taps() {
                                          {{64, 128}, 3, 2, 18, -1},
                                          {{128, 40, 64}, 3, 1, 19, -1},
                                          {{40, 320}, 3, 2, 36, 5},
-                                         {{320}, 1, 1, 3, -1}}) {
+                                         {{320}, 1, 1, 3, -1},
+                                         {{64, 8}, 1, 0, 1, -1},
+                                         {{64, 8, 40}, 1, 0, 2, -1},
+                                         {{192, 40, 64}, 1, 1, 3, -1},
+                                         {{40, 128, 64}, 1, 3, 3, -1}}) {
     cc::Problem const p = problem(c.channels, c.taps_each_way, c.taps_each_way);
     int const first = c.channels.front();
     expect(cc::joined_from(small, p) == c.joined_from, "the last sources of one block are joined", first, p.R);
-    expect(cc::k_tiles(small, p) == c.k_tiles, "a joined k-tile is two taps", first, p.R);
+    expect(cc::k_tiles(small, p) == c.k_tiles, "a joined k-tile is two taps or sources", first, p.R);
     expect(cc::lone_block(small, p) == c.lone_block, "a last block without a second is known", first, p.R);
     expect(cc::joined_from(large, p) == p.sources, "large tiles join nothing", first, p.R);
   }
   expect(cc::lone_block(large, problem({128, 64}, 3, 3)) == 2, "large tiles know a last block without a second");
+}
+
+// The last block of an odd number becomes a source of its own where taps are joined.
+void test_divided() {
+  struct Case {
+    std::vector<int> channels;
+    int taps_each_way;
+    std::vector<int> divided;
+    int k_tiles;
+  };
+  cc::Sm90Tile const &small = *cutefuse::find_id(qc::kSm90Tiles, 232), &large = *cutefuse::find_id(qc::kSm90Tiles, 241);
+  for (Case const &c : std::vector<Case>{
+           {{288}, 3, {256, 32}, 23},
+           {{40, 320}, 3, {40, 256, 64}, 32},
+           {{320, 40}, 3, {256, 64, 40}, 28},
+           {{192, 192}, 3, {192, 128, 64}, 32},
+           {{192, 128}, 3, {192, 128}, 27},
+           {{64}, 3, {64}, 5},
+           {{192}, 1, {192}, 2},
+           {{8, 8, 8, 8, 8, 8, 8, 192}, 3, {8, 8, 8, 8, 8, 8, 8, 192}, 81},
+       }) {
+    cc::Problem p = problem(c.channels, c.taps_each_way, c.taps_each_way);
+    for (int i = 0; i < p.sources; ++i) p.start[i] = 16 * i, p.ldx[i] = 1000 + i, p.scale[i] = 1.f + float(i);
+    cc::Problem const q = cc::divided_problem(small, p);
+    bool const divided = c.divided.size() > c.channels.size();
+    int const source = cc::divided_source(small, p), first = c.channels.front();
+    expect((source >= 0) == divided && q.sources == int(c.divided.size()), "one source is divided", first, p.R);
+    for (int i = 0; i < q.sources; ++i) {
+      int const of = divided && i > source ? i - 1 : i, skipped = divided && i == source + 1 ? q.C[source] : 0;
+      expect(q.C[i] == c.divided[std::size_t(i)], "a divided source's channels", first, i);
+      expect(q.start[i] == p.start[of] + skipped, "a divided source goes on where its first part ends", first, i);
+      expect(q.ldx[i] == p.ldx[of] && q.scale[i] == p.scale[of], "both parts are of one tensor", first, i);
+    }
+    expect(cc::k_tiles(small, q) == c.k_tiles, "k-tiles of a divided source", first, p.R);
+    expect(cc::packed_columns(q) == cc::packed_columns(p), "packed filters stay as they are", first, p.R);
+    expect(cc::divided_problem(large, p).sources == p.sources, "large tiles divide nothing", first, p.R);
+  }
 }
 
 }  // namespace
@@ -295,7 +338,8 @@ int main() {
   test_rows_plans();
   test_small_rings(cc::kSm90Tiles);
   test_small_rings(qc::kSm90Tiles);
-  test_joined_taps();
+  test_joined();
+  test_divided();
   std::printf("test_problem: %s\n", failures == 0 ? "passed" : "FAILED");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

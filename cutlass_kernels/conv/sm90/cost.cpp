@@ -7,7 +7,10 @@
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
+
+#include "conv/sm90/k_tiles.h"
 
 namespace cutefuse::conv {
 namespace {
@@ -30,8 +33,8 @@ double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
   int const channels = k_channels(tile);
   for (int i = 0; i < p.sources && !is_pointwise(p); ++i) {
     int const taps = p.R * p.S;
-    bool const of_taps = joins_taps(tile, p) && i >= joined_from(tile, p);
-    double const k_tiles = of_taps ? ceil_div(taps, 2) : ceil_div(p.C[i], channels) * taps;
+    bool const joined = tile.pairs && i >= joined_from(tile, p);
+    double const k_tiles = !joined ? ceil_div(p.C[i], channels) * taps : joins_taps(tile, p) ? ceil_div(taps, 2) : 0.5;
     empty += k_tiles - double(p.C[i]) * taps / channels;
   }
   return empty;
@@ -56,7 +59,8 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kActivate = 0.07;     // us for one warpgroup to activate its 64 pixels of a k-tile
   constexpr double kFinish = 0.4;        // us to finish 64 x 64 outputs
   constexpr double kExponential = 0.7;   // likewise, with SiLU or sigmoid
-  constexpr double kBeside = 0.46;       // part of it that a second block on the multiprocessor adds
+  constexpr double kDrain = 0.15;        // us to add 64 x 64 sums of one scale to those of the others
+  constexpr double kBeside = 0.46;       // part of these that a second block on the multiprocessor adds
   constexpr double kMeet = 1.0;          // us for sums to be exchanged, if every multiprocessor takes part
   constexpr double kSend = 0.46;         // us for 64 x 64 sums to go to other blocks
   constexpr double kAdd = 0.041;         // us to read one block's part of 64 x 8 sums
@@ -69,6 +73,8 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0;
   int const units = tile.width() / 8, finished = ceil_div(units, splits);  // of a block
   double const finish = area * finished / units * (exponential ? kExponential : kFinish);
+  int const drains = int(std::bitset<32>(drains_after(p)).count());  // one, but for 8-bit sources
+  double const drain = kDrain * area * (drains - 1) / splits;
   double const send = kSend * area * (splits - 1) / splits, add = kAdd * tile.rows() / 64 * finished * splits;
   int const tiles = tiles_of(tile, p);
   SmallLaunch const launch = small_launch(tile, p, splits, room);
@@ -78,7 +84,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
     int const clusters = std::min(left, launch.at_once);
     int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor
     double const load = rows * std::max(kRow * resident, kShared * clusters * splits);
-    us += k_tiles * (std::max(kChain, load) + activate) + finish * (1 + kBeside * (resident - 1));
+    us += k_tiles * (std::max(kChain, load) + activate) + (finish + drain) * (1 + kBeside * (resident - 1));
     if (left < tiles && small_blocks(tile) == 1) us += kLater;
     if (splits > 1) us += kMeet * part_of_all(clusters) + send + add;
   }
@@ -272,8 +278,9 @@ int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const
   return best;
 }
 
-double sm90_us(Sm90Tile const &row, Problem const &p, int sm_count) {
-  Sm90Tile const tile = form_of(row, p.pre_activated);
+double sm90_us(Sm90Tile const &row, Problem const &problem, int sm_count) {
+  Sm90Tile const tile = form_of(row, problem.pre_activated);
+  Problem const p = divided_problem(tile, problem);
   Room room{};
   estimate_room(sm_count, room);
   int const splits = sm90_splits(tile, p, sm_count, room);

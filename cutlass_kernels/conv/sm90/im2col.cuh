@@ -144,8 +144,17 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       CUTE_NO_UNROLL
       for (; k < joined; ++k) load(ring.stage == 0);
       if constexpr (Traits::kJoins) {
-        CUTE_NO_UNROLL
-        for (; k < k_end; ++k) load_joined<Traits>(shared, params, cursor, ring, filter, first, pixel, place);
+        auto const load_rest = [&](auto sources) {
+          CUTE_NO_UNROLL
+          for (; k < k_end; ++k) {
+            load_joined<Traits, decltype(sources)::value>(shared, params, cursor, ring, filter, first, pixel, place);
+          }
+        };
+        if (Traits::kPreActivated || params.by_taps.divisor == 1) {
+          load_rest(std::true_type{});
+        } else if constexpr (!Traits::kPreActivated) {
+          load_rest(std::false_type{});
+        }
       }
     } else {
       for (int k = k_begin; k < k_end; ++k) load(tile == place.first_tile && k == k_begin);

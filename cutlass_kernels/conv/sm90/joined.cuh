@@ -1,6 +1,7 @@
-// K-tiles of two sources of at most half a block of channels each (JoinPlan), in small tiles that activate them; and of
-// two taps of 8-bit sources of at most one block, which is half a k-tile. They follow those of whole blocks. In a stage
-// all rows of the first source or tap come before those of the second, 64 bytes each, of pixels as well as of filters.
+// K-tiles of two sources of at most half a k-tile each (JoinPlan): 32 channels of those that small tiles activate, 64
+// of 8-bit ones under one tap. Under several taps, of two taps of such an 8-bit source. They follow those of whole
+// blocks. In a stage all rows of the first source or tap come before those of the second, 64 bytes each, of pixels as
+// well as of filters; but filters of two 8-bit sources are whole rows.
 #pragma once
 
 #include "conv/sm90/k_tiles.cuh"
@@ -28,7 +29,7 @@ CUTE_DEVICE auto part_cursor(Sm90Params const &params, int part, int k) {
 
 // Loads the k-tile at `cursor`, the first of two joined sources, and advances to the next two. Else as `load` of
 // fill_ring.
-template <class Traits>
+template <class Traits, bool kSources>
 CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params const &params, KCursor &cursor,
                              Ring &ring, int filter, int first, Pixel const &pixel, ClusterPlace const &place) {
   constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
@@ -48,25 +49,31 @@ CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params 
   ring.advance();
 }
 
-// Loads the k-tile at `cursor`, a tap and the next one, if there is one. Pixels of one that does not exist are zeros,
-// as all beyond the channels. Or a tap of the lone block.
-template <class Traits>
+// As above, of 8-bit sources: a source and the next one, kSources, or a tap and the next one. Pixels of one that does
+// not exist are zeros, as all beyond the channels. Or loads a tap of the lone block.
+template <class Traits, bool kSources>
 CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params const &params, PairCursor &cursor,
                              Ring &ring, int filter, int first, Pixel const &pixel, ClusterPlace const &place) {
   Problem const &p = params.problem;
   uint64_t *const full = &shared.full[ring.stage];
   auto &stage = shared.stages[ring.stage];
-  int const taps = params.by_taps.divisor, unit = cursor.packed * taps + taps - cursor.taps_left;
   Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
   TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
   if (ring.stage == 0) wait_for_previous_kernel();
   load_pixels<Traits>(params, cursor, first, pixel, full, stage.x, place);
-  load_filter_pair<Traits::kInOrder>(params, &params.w_second, 0, unit, filter, full, stage.w);
-  if (params.joined.from < p.sources) {
-    if (cursor.taps_left > 1) {
-      cursor.advance_tap(p), --cursor.taps_left;
-    } else {
+  if constexpr (kSources) {
+    load_filter_pair<Traits::kInOrder>(params, &params.w, cursor.packed * kChannelBlock, 0, filter, full, stage.w);
+  } else {
+    int const taps = params.by_taps.divisor, unit = cursor.packed * taps + taps - cursor.taps_left;
+    load_filter_pair<Traits::kInOrder>(params, &params.w_second, 0, unit, filter, full, stage.w);
+  }
+  if (kSources || params.joined.from < p.sources) {
+    if (kSources ? cursor.source + 1 == p.sources : cursor.taps_left == 1) {
       cursor.block = 1;
+    } else if constexpr (kSources) {
+      cursor.advance(p);
+    } else {
+      cursor.advance_tap(p), --cursor.taps_left;
     }
     load_pixels<Traits>(params, cursor, first, pixel, full, stage.x + Traits::kPixels * kChannelBlock, place);
     cursor.block = 0;

@@ -97,32 +97,79 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
   for (; k < k_end; ++k) next_and_free(operands[1], k);
 }
 
+// Multiplies half of the next k-tile, one of two joined sources, and waits for the sums.
+template <class Traits, class Rows>
+CUTE_DEVICE void multiply_half(typename Traits::Sum (&acc)[1][Traits::kN / 2], Ring &ring,
+                               typename Traits::SharedStorage &shared, Release const &release, Rows const &rows,
+                               int half) {
+  using Element = typename Traits::Element;
+  using Step = Shape<_64, Int<Traits::kN>, Int<kStepBytes / int(sizeof(Element))>>;
+  using Sum = cute::conditional_t<cute::is_same_v<typename Traits::Sum, uint32_t>, int32_t, float>;
+  using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, Sum, Step>());
+  constexpr int kHalf = Traits::kSteps / 2;
+  auto scale = SM90::GMMA::ScaleOut::Zero;
+  TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+  auto &stage = shared.stages[ring.stage];
+  warpgroup_arrive();
+  CUTE_UNROLL
+  for (int i = 0; i < kHalf; ++i) {
+    uint64_t const a = further(rows.rows_at(stage, i), half * 64);
+    uint64_t const b = further(rows.columns_at(stage, i), half * 64 * Traits::kPixels);
+    wgmma<Op>(acc[0], a, b, scale, std::make_index_sequence<Traits::kN / 2>{});
+    scale = SM90::GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  if (half == 1) ring.advance();
+  warpgroup_wait<0>();
+  if (half == 1) release(&shared.empty[ring.previous()]);
+  CUTE_UNROLL
+  for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+}
+
 // narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
 // source has another scale, or is the first joined one, the accumulators are drained into `sums`, the scaled sums of
-// all sources.
+// all sources. Two loops, since most launches need only the first, and one for all sources is slower.
 template <class Traits>
 CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring,
                                        typename Traits::SharedStorage &shared, Sm90Params const &params,
                                        Release const &release, int row_w, int k_begin, int k_end) {
   Problem const &p = params.problem;
-  int const taps = params.by_taps.divisor;
+  int const taps = params.by_taps.divisor, whole = params.joined.from;
   CUTE_UNROLL
   for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
   PlainRows<Traits> rows(params, row_w);
   int begin = k_begin, end = 0;
-  CUTE_NO_UNROLL
-  for (int source = 0; source < p.sources; ++source) {
-    bool const joined = source >= params.joined.from, drains = (params.drains_after >> source & 1) != 0;
-    end += joined ? ceil_div(taps, 2) : ceil_div(p.C[source], Traits::kChannels) * taps;
-    if (!drains && source + 1 != params.joined.from) continue;
+  auto const drains_after = [&](int source) { return (params.drains_after >> source & 1) != 0; };
+  auto const add_up = [&](int source) {
     int const last = cute::min(end, k_end);
-    if (begin >= last) continue;
+    if (begin >= last) return;
     typename Traits::Sum acc[1][Traits::kN / 2];
-    rows.pixels = StageRows<Traits, Traits::kPixels>(joined);
     narrow_loop<Traits>(acc[0], ring, shared, release, rows, begin, last);
     finish_loop<Traits>(acc, ring, shared, release);
     drain(acc[0], p.scale[source], sums);
     begin = last;
+  };
+  CUTE_NO_UNROLL
+  for (int source = 0; source < whole; ++source) {
+    end += ceil_div(p.C[source], Traits::kChannels) * taps;
+    if (drains_after(source) || source + 1 == whole) add_up(source);
+  }
+  // Two taps, or two sources, in a k-tile.
+  rows.pixels = StageRows<Traits, Traits::kPixels>(true);
+  CUTE_NO_UNROLL
+  for (int source = whole; source < p.sources; ++source) {
+    int const half = (source - whole) % 2, first = source - half;
+    end += taps > 1 ? ceil_div(taps, 2) : 1 - half;
+    if (taps == 1 && first + 1 < p.sources && drains_after(first)) {  // each has a scale of its own
+      if (end > k_begin && end <= k_end) {
+        typename Traits::Sum acc[1][Traits::kN / 2];
+        multiply_half<Traits>(acc, ring, shared, release, rows, half);
+        drain(acc[0], p.scale[source], sums);
+      }
+      begin = cute::max(k_begin, end);
+    } else if (drains_after(source)) {
+      add_up(source);
+    }
   }
 }
 

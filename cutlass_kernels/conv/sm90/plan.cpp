@@ -7,6 +7,7 @@
 
 #if CUTEFUSE_WITH_CUDA
 #include "conv/sm90/cost.h"
+#include "conv/sm90/k_tiles.h"
 #include "conv/sm90/tensor_maps.h"
 #endif
 
@@ -34,12 +35,13 @@ JoinPlan plan_joined(Sm90Tile const &tile, Problem const &p) {
   return joined;
 }
 
-// Where k-tile `k` of a small tile of 8-bit sources lies, of two blocks of channels or of two taps.
+// Where k-tile `k` of a small tile of 8-bit sources lies, of two blocks of channels, of two taps or of two sources.
 PartStart pair_start_of(Sm90Params const &params, int k) {
   Problem const &p = params.problem;
   int const taps = p.R * p.S;
   auto const k_tiles = [&](int i) {
-    return i < params.joined.from ? ceil_div(blocks_of(p.C[i]), 2) * taps : ceil_div(taps, 2);
+    int const joined = i - params.joined.from;
+    return joined < 0 ? ceil_div(blocks_of(p.C[i]), 2) * taps : taps > 1 ? ceil_div(taps, 2) : 1 - joined % 2;
   };
   int source = 0, packed = 0;
   for (; k >= k_tiles(source); ++source) k -= k_tiles(source), packed += blocks_of(p.C[source]);
@@ -138,6 +140,10 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   k.pointwise = is_pointwise(p);
   for (int i = 0; i < p.sources; ++i) k.by_factor[i] = Divider(p.upsample[i]);
   k.drains_after = drains_after(p);
+  // What came before a k-tile of two sources that are drained one by one is drained before it.
+  for (int i = k.joined.from + 2; i + 1 < p.sources && joins_8bit_sources(tile, p); i += 2) {
+    k.drains_after |= (k.drains_after >> i & 1) << (i - 1);
+  }
   for (int i = 0; i < p.sources; ++i) k.rescale[i] = make_rescale(p, i);
   k.inverse_output_scale = size_of(p.output_type) == 1 ? 1.f / p.output_scale : 1.f;
   return k;
@@ -161,16 +167,20 @@ void find_room(Sm90Tile const &tile, Problem const &p, Kernel kernel, int sm_cou
 struct Sm90State {
   Sm90Params params;
   Launch launch;
+  int divided_source;  // the next one has the same tensor; or -1
 };
 static_assert(sizeof(Sm90State) <= sizeof(Plan::state));
 
 }  // namespace
 
-char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Problem const &p, Find *find, Plan &plan) {
+char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Problem const &problem, Find *find,
+                      Plan &plan) {
   plan.launches = 1;
   if (find == nullptr || plan.device < 0) return nullptr;
-  Sm90Tile const tile = form_of(row, p.pre_activated);
+  Sm90Tile const tile = form_of(row, problem.pre_activated);
+  Problem const p = divided_problem(tile, problem);
   Sm90State state{};
+  state.divided_source = divided_source(tile, problem);
   Launch &launch = state.launch;
   Kernel kernel = find(tile.id).main;
   // The most that a launch of the kernel may take.
@@ -215,7 +225,8 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
   for (int i = 0; i < p.sources; ++i) {
     std::int64_t const start = std::int64_t(p.start[i]) * size_of(p.type);
     k.sources[i] = static_cast<char const *>(*next) + start;
-    point(k.x[i], *next++, start);
+    point(k.x[i], *next, start);
+    if (i != state.divided_source) ++next;
   }
   k.filters = *next;
   if (k.joined.from < p.sources || k.lone_block >= 0 || k.last_f >= 0) point(k.w_second, *next, 0);

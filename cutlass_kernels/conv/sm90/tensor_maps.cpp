@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "conv/sm90/k_tiles.h"
+
 #if CUTEFUSE_WITH_CUDA
 #include <cuda_runtime_api.h>
 

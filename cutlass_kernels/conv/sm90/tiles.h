@@ -178,34 +178,6 @@ constexpr int k_channels(Sm90Tile const &tile) { return tile.pairs ? 2 * kChanne
 // than half of whose rows are filters, would wait for these loads.
 constexpr bool loads_in_order(bool small, int pixels) { return small && pixels < 64; }
 
-// Small tiles join what would fill only half of a k-tile, of the last sources that have at most half of its channels:
-// where they activate sources, two of these, and of 8-bit sources two taps.
-constexpr int joined_channels(Sm90Tile const &tile) { return k_channels(tile) / 2; }
-inline bool joins_taps(Sm90Tile const &tile, Problem const &p) {
-  return tile.schedule == Sm90Schedule::kSmall && tile.pairs && p.R * p.S > 1;
-}
-// The first source that is joined.
-inline int joined_from(Sm90Tile const &tile, Problem const &p) {
-  bool const joins = (p.pre_activated && tile.pixel_rows) || joins_taps(tile, p);
-  int count = 0;
-  while (joins && count < p.sources && p.C[p.sources - 1 - count] <= joined_channels(tile)) ++count;
-  return p.sources - (joins_taps(tile, p) ? count : count / 2 * 2);
-}
-
-inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
-  int const tiles = k_channels(tile) == kChannelBlock ? k_tiles<kChannelBlock>(p) : k_tiles<2 * kChannelBlock>(p);
-  int const taps = p.R * p.S, joined = p.sources - joined_from(tile, p);
-  return tiles - (joins_taps(tile, p) ? joined * (taps / 2) : joined / 2 * taps);
-}
-
-// The last block of packed filters, if the tile loads two of each tap and no second one follows; else -1.
-inline int lone_block(Sm90Tile const &tile, Problem const &p) {
-  int blocks = 0;
-  for (int i = 0; i < p.sources; ++i) blocks += blocks_of(p.C[i]);
-  bool const odd = blocks_of(p.C[p.sources - 1]) % 2 == 1;
-  return tile.pairs && p.R * p.S > 1 && odd && joined_from(tile, p) == p.sources && blocks < 1 << 15 ? blocks - 1 : -1;
-}
-
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 
 constexpr bool divides_reduction(Sm90Tile const &tile) {
@@ -230,7 +202,7 @@ constexpr int kSmallStages = 16, kSmallLeastStages = 4;
 
 // Blocks that may share a multiprocessor: as many as its registers hold. 8-bit tiles keep two sums.
 constexpr int small_blocks(int rows, int width, int type_bytes) {
-  return rows > 64 || width > 128 || type_bytes == 1 ? 1 : width > 64 ? 2 : 3;
+  return rows > 64 || width > (type_bytes == 1 ? 112 : 128) ? 1 : width > 64 ? 2 : 3;
 }
 constexpr int small_blocks(Sm90Tile const &tile) { return small_blocks(tile.rows(), tile.width(), tile.type_bytes); }
 
