@@ -99,12 +99,12 @@ def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
 
 
 def test_first_guesses_of_8_bit_shapes_are_near_the_fastest() -> None:
-    """Times of an H100, 2026-11-26: conv_shapes from memory, small maps out of the L2 cache, every tile of a type and a
-    set in one run (tests/recorded/tiles_8bit_h100.csv). `one`: all sources share a scale; `own`: each has its own."""
+    """Times of an H200, 2026-11-27: conv_shapes from memory, small maps out of the L2 cache, every tile of a type and a
+    set in one run (tests/recorded/tiles_8bit_h200.csv). `one`: all sources share a scale; `own`: each has its own."""
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
     times: dict[tuple[str, str, str], dict[str, float]] = collections.defaultdict(dict)
-    with (ROOT / "tests/recorded/tiles_8bit_h100.csv").open(newline="") as file:
+    with (ROOT / "tests/recorded/tiles_8bit_h200.csv").open(newline="") as file:
         for line in csv.DictReader(file):
             times[line["type"], line["scales"], line["shape"]][line["tile"]] = float(line["time_us"])
     known, far = {p.name: p for name in ("conv", "latency") for p in problems.benchmark_shapes(name)}, []
