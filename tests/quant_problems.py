@@ -146,7 +146,7 @@ def instantiate(
 ) -> Instance:  # fmt: skip
     """Random operands, int8 ones over the whole range; source i has a scale of its own unless `one_scale`.
 
-    Or it has the scale `scale_of[i]` of four.
+    `scale_of[i]`, where it is given, says which of four scales source i has.
     """
     import torch
 
