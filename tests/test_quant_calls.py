@@ -103,7 +103,7 @@ def in_float8(call: kernels.Call) -> kernels.Call:
 
 FLOAT8 = {31, 32, 33, 34}
 # In 201 and 241 two blocks share their pixels, which needs more filters than these calls have.
-ONE_SUM = {202, 204, 211, 212, 213, 222, 223, 242, 243, 244, 245, 246, 247}
+ONE_SUM = {202, 204, 211, 212, 213, 222, 223, 236, 237, 242, 243, 244, 245, 246, 247}
 HOPPER = ONE_SUM | SMALL
 
 

@@ -53,6 +53,8 @@ TILES = {
     172: "sm90_small_144x128",
     173: "sm90_small_192x128",
     174: "sm90_pp_160x128",
+    175: "sm90_pp_128x152",
+    176: "sm90_halo_64x16x14",
 }
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 ENLARGING = {163: "sm90_up_64x64", 164: "sm90_up_64x96", 165: "sm90_up_64x128", 166: "sm90_up_64x160"}

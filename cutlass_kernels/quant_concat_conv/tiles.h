@@ -62,10 +62,14 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     im2col_tile(245, "s8_sm90_128x208", k8Bit, 128, 208),
     pingpong_tile(246, "s8_sm90_pp_pairs_128x160", k8Bit, 128, 160, kBlockPairs),
     halo_tile(247, "s8_sm90_pairs_halo_128x8x14", k8Bit, 128, {8, 14}, kBlockPairs),
+    halo_tile(236, "s8_sm90_halo_64x16x14", k8Bit, 64, {16, 14}),
+    halo_tile(237, "s8_sm90_pairs_halo_64x16x10", k8Bit, 64, {16, 10}, kBlockPairs),
     small_tile(231, "s8_sm90_small_64x32", k8Bit, 64, 32),
     small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64),
     small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112),
+    small_tile(238, "s8_sm90_small_64x80", k8Bit, 64, 80),
     small_tile(234, "s8_sm90_small_128x80", k8Bit, 128, 80),
+    small_tile(239, "s8_sm90_small_128x112", k8Bit, 128, 112),
     small_tile(235, "s8_sm90_small_64x160", k8Bit, 64, 160),
 };
 

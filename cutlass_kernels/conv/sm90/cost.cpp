@@ -122,7 +122,7 @@ constexpr double kLoadBytes = 50;      // per clock, from L2 into one multiproce
 double multiply_clocks(Sm90Tile const &row) {
   Sm90Tile const tile = as_multiplied(row);
   int const n = halves_channels(tile) ? tile.pixels() : tile.pixels_per_warpgroup();  // width of one wgmma
-  double const slow = n >= 160                ? (tile.halo ? 1.0 : 1.02)
+  double const slow = n > 128                 ? (tile.halo ? 1.0 : 1.02)
                       : tile.halo && n >= 120 ? 1.11
                       : n >= 128              ? 1.25
                       : n > 64                ? 1.07

@@ -33,6 +33,18 @@ struct UnitBiases {
   }
 };
 
+// Brings the biases of a tile's filters into L1 while its sums are computed: a thread reads too many to keep them, and
+// would wait for L2 when it finishes its sums.
+template <int kFilters>
+CUTE_DEVICE void fetch_biases(Sm90Params const &params, TileFilters const &filters) {
+  static_assert(kFilters % 8 == 0 && kFilters <= 256);
+  int const at = filters.first + threadIdx.x % 32 * 8;  // 8 of them are a sector
+  if (threadIdx.x % 32 < kFilters / 8 && at < params.outputs[filters.output].last) {
+    float bias;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(bias) : "l"(params.b + at));
+  }
+}
+
 // What is added to sums that begin with their biases: nothing more.
 struct BegunWithBias {
   CUTE_DEVICE BegunWithBias(Sm90Params const &, TileFilters const &) {}

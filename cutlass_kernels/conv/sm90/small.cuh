@@ -223,6 +223,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     if constexpr (!Traits::kPreActivated) wait_and_let_next_start();  // those do later, in activated_loop
     int const tile_f = place.tile_f(place.first_tile);
     UnitPair<Traits> const pair(params, TileFilters(params, tile_f, Traits::kFilters, row_f));
+    if constexpr (Traits::kPixelRows && !Traits::kPreActivated) {
+      fetch_biases<Traits::kFilters>(params, TileFilters(params, tile_f, Traits::kFilters, 0));
+    }
     float acc[1][Traits::kN / 2];
     auto const meet = [] { cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0); };
     if constexpr (Traits::kPreActivated) {
