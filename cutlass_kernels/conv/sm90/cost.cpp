@@ -40,11 +40,17 @@ double empty_k_tiles(Sm90Tile const &tile, Problem const &p) {
   return empty;
 }
 
-// The part of a tile's pixels that a k-tile loads, in the mean: of enlarged sources each pixel is loaded once.
-double loaded(Sm90Tile const &tile, Problem const &p) {
-  double pixels = 0;
-  for (int i = 0; i < p.sources; ++i) pixels += double(blocks_of(p.C[i])) / (p.upsample[i] * p.upsample[i]);
-  return tile.enlarges ? pixels / k_tiles(tile, p) : 1.0;
+// How many rows of 128 bytes take as long as one pixel of a k-tile, in the mean. Of enlarged sources each pixel is
+// loaded once.
+double rows_per_pixel(Sm90Tile const &tile, Problem const &p) {
+  constexpr double kUneven = 2.4;  // if im2col loads it and its stride is no multiple of 32 bytes
+  double loads = 0, all = 0;
+  for (int i = 0; i < p.sources; ++i) {
+    bool const uneven = !is_pointwise(p) && p.ldx[i] * size_of(p.type) % 32 != 0;
+    loads += double(blocks_of(p.C[i])) / (p.upsample[i] * p.upsample[i]) * (uneven ? kUneven : 1.0);
+    all += blocks_of(p.C[i]);
+  }
+  return tile.enlarges ? loads / k_tiles(tile, p) : loads / all;
 }
 
 int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile, p) * pixel_tiles(tile, p); }
@@ -68,7 +74,8 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const activate = p.pre_activated ? kActivate : 0;
   // Under several taps a filter's two blocks are two rows of 64 bytes, which take a quarter longer than one of 128.
-  double const rows = tile.filters * (tile.pairs && p.R * p.S > 1 ? 1.25 : 1.0) + tile.pixels() * loaded(tile, p);
+  double const per_filter = tile.pairs && p.R * p.S > 1 ? 1.25 : 1.0;
+  double const rows = tile.filters * per_filter + tile.pixels() * rows_per_pixel(tile, p);
   // A width of fewer than 32 is finished no sooner than 32.
   double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0;
   int const units = tile.width() / 8, finished = ceil_div(units, splits);  // of a block
