@@ -123,6 +123,22 @@ def test_first_guesses_of_8_bit_shapes_are_near_the_fastest() -> None:
     assert len(times) == 172 and len(far) <= 0.05 * len(times), far
 
 
+@pytest.mark.parametrize("taps", [1, 3])
+def test_im2col_is_slow_over_pixels_whose_stride_is_no_multiple_of_32_bytes(taps: int) -> None:
+    """200 channels of float16 are 400 bytes, 208 are 416: both are four blocks. Plain matrices take no longer."""
+    if reason := kernels.reject_device(90):
+        pytest.skip(reason)
+
+    def predicted_us(channels: int) -> float:
+        geometry = conv_math.Geometry((taps, taps), pads=(taps // 2,) * 4)
+        call = conv_call.make_call(Form(1), [Source((1, channels, 40, 40), channels)], [64], geometry, "float16", {})
+        found = kernels.predicted_us(replace(call, sm=90, sm_count=132, config=158))  # small 64x104
+        assert found is not None
+        return found
+
+    assert (predicted_us(200) > 1.2 * predicted_us(208)) == (taps > 1)
+
+
 def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> None:
     """100 blocks, of which three fit on a multiprocessor, would crowd onto some of 132; 25 leave enough free."""
     if reason := kernels.reject_device(90):
