@@ -109,6 +109,8 @@ HOPPER_PROBLEMS = {
     "filters in part of a vector": Problem(3, 17, 19, (64, 64), 37, 3, 3, pads=(1, 1, 1, 1), activation="Clip"),
     "eight sources": Problem(4, 12, 64, (8, 70, 8, 129, 8, 8, 64, 8), 160, 3, 3, pads=(1, 1, 1, 1), activation="Tanh"),
     "long sum": Problem(1, 20, 20, (512, 512), 512, 3, 3, pads=(1, 1, 1, 1), activation="Relu"),
+    "a pixel beyond a patch of 14": Problem(1, 15, 15, (72,), 80, 3, 3, pads=(1, 1, 1, 1), activation="Relu"),
+    "a pixel beyond a patch of 10": Problem(1, 11, 11, (72,), 80, 3, 3, pads=(1, 1, 1, 1), activation="Silu"),
 }  # fmt: skip
 
 

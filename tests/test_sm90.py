@@ -276,6 +276,7 @@ CORNERS = [
     problems.Problem(1, 40, 40, (72,), 64, 3, 3, pads=(5, 0, 1, 4), dilations=(3, 2)),
     problems.Problem(2, 31, 200, (64, 40), 136, **SAME, activation="Relu"),  # rows wider than a tile
     problems.Problem(1, 9, 300, (24,), 64, 1, 5, pads=(0, 2, 0, 2)),
+    problems.Problem(1, 15, 15, (72,), 72, **SAME),  # a pixel beyond a patch of 14
     problems.Problem(1, 37, 41, (24, 130), 320, 3, 3, strides=(3, 2), pads=(2, 1, 0, 1), activation="LeakyRelu"),
 ]
 
