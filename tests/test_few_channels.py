@@ -32,14 +32,15 @@ class TestLegality:
         assert takes(replace(IMAGE, C=(channels,)), dtype)
 
     def test_it_comes_before_the_tiles_that_load_every_tap_on_its_own(self) -> None:
-        """On the shapes on which it was timed; on 64x64 pixels a small tile is predicted to be level with it."""
+        """On the shapes on which it was timed as the fastest. On 64x64 pixels a small tile takes 2.34 us for its 4.03,
+        out of the L2 cache of an H200, 2026-11-27."""
         library_or_skip()
         timed = replace(IMAGE, H=640, W=640), replace(IMAGE, H=224, W=224, K=64, R=7, S=7, pads=(3, 3, 3, 3))
         for problem in timed:
             assert kernels.configs(replace(call(problem), sm_count=132, _keep=[]))[0] == TILE
-        small = replace(call(IMAGE), sm_count=132, _keep=[])
-        first_us, us = (kernels.predicted_us(replace(small, config=tile, _keep=[])) or 0 for tile in (0, TILE))
-        assert 0 < us < 1.02 * first_us
+        first = kernels.configs(replace(call(IMAGE), sm_count=132, _keep=[]))[0]
+        names = {c["id"]: c["name"] for c in kernels.operator_of(call(IMAGE).op_type)["configs"]}
+        assert names[first].startswith("sm90_small_64x")
 
     @pytest.mark.parametrize(
         "change",

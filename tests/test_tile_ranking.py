@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,6 +97,29 @@ def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
         if times[problem.name][legal[0]] > NEAR * min(times[problem.name].values()):
             far.append((problem.name, legal[0]))
     assert len(far) <= 0.05 * len(shapes), far
+
+
+def test_first_guesses_of_random_layers_are_near_the_fastest() -> None:
+    """150 convolutions whose sizes were drawn, in float16, out of the L2 cache of an H200, 2026-11-27; every tile was
+    timed in one run, and those within 25 % of the fastest were kept (tests/recorded/random_layers_h200.csv)."""
+    if reason := kernels.reject_device(90):
+        pytest.skip(reason)
+    times: dict[tuple[str, ...], dict[str, float]] = collections.defaultdict(dict)
+    with (ROOT / "tests/recorded/random_layers_h200.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            times[tuple(line.values())[:-2]][line["tile"]] = float(line["time_us"])
+    far = []
+    for layer, known in times.items():
+        n, h, w, k, r, s, stride = (int(layer[i]) for i in (0, 1, 2, 4, 5, 6, 7))
+        sources = [Source((n, int(c), h, w), int(c)) for c in layer[3].split("+")]
+        geometry = conv_math.Geometry((r, s), (stride, stride), (r // 2, s // 2, r // 2, s // 2))
+        form = Form(len(sources), {"none": "", "relu": "Relu", "silu": "Silu"}[layer[8]])
+        call = replace(conv_call.make_call(form, sources, [k], geometry, "float16", {}), sm=90, sm_count=132)
+        names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
+        first = names[kernels.configs(call)[0]]
+        if known.get(first, math.inf) > NEAR * min(known.values()):
+            far.append((layer, first))
+    assert len(times) == 150 and len(far) <= 9, far
 
 
 def test_first_guesses_of_8_bit_shapes_are_near_the_fastest() -> None:

@@ -122,6 +122,8 @@ bool starts_early(Tile const &tile, Problem const &p, Target const &target) {
 // Blocks go to the multiprocessors in turn. n blocks on one multiprocessor hide each other's latencies, so that
 // together they take less than n times as long as one: together[n] times.
 double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
+  constexpr double kTail = 0.4;      // part of a k-tile's time that the channels take which its last steps lack
+  constexpr double kSource = 0.035;  // how much longer a sum takes for every source but the first
   // From the end of the kernel before it to the end of its last stores, apart from its tiles. An early start was timed
   // to save 0.8 to 1.3 us.
   double const start_us = starts_early(tile, p, target) ? 1.2 : 2.3;
@@ -132,7 +134,11 @@ double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   // Where tails are masked, and in the 8-bit kernels, one takes about as long as a whole k-tile.
   int const step = tile.type_bytes > 1 && whole_vectors(p) ? 16 : tile.k;
   double reduction = 0;  // channels times taps
-  for (int i = 0; i < p.sources; ++i) reduction += double(ceil_div(p.C[i], step)) * step * p.R * p.S / splits;
+  for (int i = 0; i < p.sources; ++i) {
+    int const steps = ceil_div(p.C[i], step) * step, k_tiles = ceil_div(p.C[i], tile.k) * tile.k;
+    reduction += (steps + kTail * (k_tiles - steps)) * p.R * p.S / splits;
+  }
+  reduction *= 1 + kSource * (p.sources - 1);
   if (tile.few_channels) reduction = ceil_div(p.R * p.S * 16 / size_of(p.type), tile.k) * tile.k;
   double const rounds = double(per_sm / resident) * together[resident] + together[per_sm % resident];
   // Where blocks follow each other, the teams of one meet at its start and end while no other block fills the gap.
