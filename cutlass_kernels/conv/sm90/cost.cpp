@@ -69,8 +69,8 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kFilterRow = 0.68;    // likewise, over a row of filters
   constexpr double kShared = 0.0000125;  // us for all multiprocessors together to load 128 bytes from L2
   constexpr double kActivate = 0.076;    // us for one warpgroup to activate its 64 pixels of a k-tile
-  constexpr double kFinish = 0.72;       // us to finish 64 x 64 outputs
-  constexpr double kExponential = 0.81;  // likewise, with SiLU or sigmoid
+  constexpr double kFinish = 0.71;       // us to finish 64 x 64 outputs
+  constexpr double kExponential = 0.82;  // likewise, with SiLU or sigmoid
   constexpr double kDrain = 0.065;       // us to add 64 x 64 sums of one scale to those of the others
   constexpr double kMeet = 1.25;         // us for sums to be exchanged, if every multiprocessor takes part
   constexpr double kSend = 0.62;         // us for 64 x 64 sums to go to other blocks
@@ -249,7 +249,7 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
 
 // Microseconds for sources, filters, outputs and shortcut to pass through the memory that all multiprocessors share.
 double memory_us(Sm90Tile const &tile, Problem const &p) {
-  constexpr double kBytesPerUs = 2570 * kClocksPerUs;
+  constexpr double kBytesPerUs = 2700 * kClocksPerUs;
   double const outputs = p.residual != Residual::kNone ? 2 : 1;
   double bytes = double(size_of(p.output_type)) * p.N * p.P * p.Q * p.K * outputs;
   for (int i = 0; i < p.sources; ++i) {
