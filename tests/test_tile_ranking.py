@@ -180,7 +180,7 @@ def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> No
 
 
 def test_an_ampere_tile_takes_longer_over_sources_whose_last_k_tile_is_nearly_empty() -> None:
-    """Four sources of 80 channels under 5x5 filters: 26.0 us for 14.4 by tiles of rows (H200, 2026-11-27, with SiLU)."""
+    """Four sources of 80 channels under 5x5 filters: 26.0 us for 14.4 by tiles of rows (H200, 2026-11-27; SiLU)."""
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
     geometry = conv_math.Geometry((5, 5), pads=(2,) * 4)
