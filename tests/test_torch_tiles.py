@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 # Two sites of one call, and one of another whose tiles are guessed in the same order, since a change of tile costs.
 BODY = """c = Concat<axis=1>(a, b) p = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(p)
           d = Concat<axis=1>(f, g) q = Conv<pads=[1,1,1,1]>(d, w, k) y2 = Relu(q)
-          e = Concat<axis=1>(a, b) r = Conv<strides=[2,2]>(e, w, k) y3 = Relu(r)"""
+          e = Concat<axis=1>(a, b) r = Conv<pads=[2,2,2,2]>(e, w, k) y3 = Relu(r)"""
 SIZED = {"a": "1,8,5,5", "b": "1,16,5,5", "f": "1,8,5,5", "g": "1,16,5,5"}
 
 
