@@ -256,7 +256,7 @@ class TestFailures:
 
         class Failing(FakeTimer):
             def tiles_us(self, call: kernels.Call) -> dict[int, float]:
-                if list(call.attrs["strides"]) == [2, 2]:
+                if list(call.attrs["pads"]) == [2, 2, 2, 2]:
                     raise raised
                 return super().tiles_us(call)
 
