@@ -122,7 +122,7 @@ bool starts_early(Tile const &tile, Problem const &p, Target const &target) {
 // Blocks go to the multiprocessors in turn. n blocks on one multiprocessor hide each other's latencies, so that
 // together they take less than n times as long as one: together[n] times.
 double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
-  constexpr double kTail = 0.4;      // part of a k-tile's time that the channels take which its last steps lack
+  constexpr double kTail = 0.4;      // what a channel that the last k-tile lacks takes of the time of another
   constexpr double kSource = 0.035;  // how much longer a sum takes for every source but the first
   // From the end of the kernel before it to the end of its last stores, apart from its tiles. An early start was timed
   // to save 0.8 to 1.3 us.
@@ -135,8 +135,8 @@ double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   int const step = tile.type_bytes > 1 && whole_vectors(p) ? 16 : tile.k;
   double reduction = 0;  // channels times taps
   for (int i = 0; i < p.sources; ++i) {
-    int const steps = ceil_div(p.C[i], step) * step, k_tiles = ceil_div(p.C[i], tile.k) * tile.k;
-    reduction += (steps + kTail * (k_tiles - steps)) * p.R * p.S / splits;
+    int const multiplied = ceil_div(p.C[i], step) * step, whole = ceil_div(p.C[i], tile.k) * tile.k;  // channels
+    reduction += (multiplied + kTail * (whole - multiplied)) * p.R * p.S / splits;
   }
   reduction *= 1 + kSource * (p.sources - 1);
   if (tile.few_channels) reduction = ceil_div(p.R * p.S * 16 / size_of(p.type), tile.k) * tile.k;

@@ -1,8 +1,8 @@
 // The constants were fitted on H200s to the times of all tiles on 300 random convolutions in float16 and 55 in int8,
 // out of the L2 cache, and to the shapes of the benchmarks; 300 and 125 others judged them (docs/history/hopper.md,
-// "Layers that nobody chose"). All of them together, and the ends, were then set so that the recorded times of networks
-// and of their sites hold too. Those of enlarged sources, and of shortcuts, are of earlier fits. What large tiles
-// rewrite was set by DenseNet-121's layers on H100s.
+// "Layers that nobody chose"), and kTurn was set by these. All constants together, and the ends, were then set so that
+// the recorded times of networks and of their sites hold too. Those of enlarged sources, and of shortcuts, are of
+// earlier fits. What large tiles rewrite was set by DenseNet-121's layers on H100s.
 #include "conv/sm90/cost.h"
 
 #include <algorithm>
@@ -83,9 +83,9 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   double const per_filter = kFilterRow * (halves ? 1.25 : 1.0);
   double const pixel_rows = tile.pixels() * rows_per_pixel(tile, p) * (is_pointwise(p) ? kPlainRow : 1.0);
   // Of the last tile only filters that exist are loaded, where plan_last_tiles can leave out the others.
-  bool const all = halves || joined_from(tile, p) < p.sources;
-  int const filters = all ? tile.filters : std::min(tile.filters, p.K);  // of the largest tile
-  double const mean_filters = all ? tile.filters : double(p.K) / filter_tiles(tile, p);
+  bool const loads_all = halves || joined_from(tile, p) < p.sources;
+  int const filters = loads_all ? tile.filters : std::min(tile.filters, p.K);  // of the largest tile
+  double const mean_filters = loads_all ? tile.filters : double(p.K) / filter_tiles(tile, p);
   double const rows = filters * per_filter + pixel_rows, mean_rows = mean_filters * per_filter + pixel_rows;
   // A width of fewer than 32 is finished no sooner than 32.
   double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0;
