@@ -2,6 +2,7 @@
 # compute-sanitizer over all GPU tests: one line per tool, test file and share of it, the whole logs in a folder.
 #
 #     scripts/sanitize.sh [-o logs] [-j jobs] [-s shares] [memcheck racecheck initcheck synccheck]
+#     scripts/sanitize.sh -l              # the test files, and nothing else
 #
 # Jobs take the machine's GPUs in turn; -s cuts every file into shares that run side by side. Exit code 1 when a tool
 # reports an error, a test fails, a run ends early or no test of a file ran. The tests see the tool in CUTEFUSE_SANITIZED: they
@@ -10,8 +11,12 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 logs=sanitizer_logs jobs=4 shares=1 limit=${SANITIZE_LIMIT:-1800}
-while getopts o:j:s: flag; do
+# Files marked `gpu`. Those marked `torch` as well time whole networks, which means nothing here.
+files=${SANITIZE_FILES:-$(grep -lE '^(pytestmark = \[?|@)pytest\.mark\.gpu' tests/test_*.py |
+  xargs grep -LE '^pytestmark = .*pytest\.mark\.torch')}
+while getopts lo:j:s: flag; do
   case $flag in
+    l) echo "$files" && exit ;;
     o) logs=$OPTARG ;;
     j) jobs=$OPTARG ;;
     s) shares=$OPTARG ;;
@@ -51,7 +56,7 @@ export logs limit gpus
 
 # shellcheck disable=SC2068
 for tool in ${tools[@]}; do
-  for file in ${SANITIZE_FILES:-$(grep -lE '^(pytestmark = |@)pytest.mark.gpu' tests/test_*.py)}; do
+  for file in $files; do
     for share in $(seq "$shares"); do printf '%s %s %s/%s\n' "$tool" "$file" "$share" "$shares"; done
   done
 done | xargs -P "$jobs" --process-slot-var=SLOT -L 1 bash -c 'one "$@"' _ || exit 1
