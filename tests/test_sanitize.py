@@ -69,9 +69,9 @@ def test_a_missing_tool_is_said_in_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.startswith("sanitize: compute-sanitizer is not on PATH")
 
 
-def test_every_file_of_gpu_tests_is_taken_however_it_is_marked() -> None:
+def test_files_of_kernels_are_taken_however_they_are_marked() -> None:
     listed = subprocess.run(["scripts/sanitize.sh", "-l"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    alone = {"tests/test_sm90.py", "tests/test_kernels_gpu.py"}  # marked `gpu` and nothing else, or test by test
+    alone = {"tests/test_sm90.py", "tests/test_kernels_gpu.py"}  # marked test by test, or by one mark
     in_lists = {"tests/test_sm90_tf32.py", "tests/test_sm90_forms_gpu.py"}
     assert alone | in_lists <= set(listed)
     networks = {"tests/test_engine_torch_gpu.py", "tests/test_tune_gpu.py", "tests/test_optimize_gpu.py"}
