@@ -5,6 +5,7 @@
     python benchmarks/quant_concat_conv.py --set latency --warm
 
 `one`: all sources share a scale; `own`: each has its own; output float16. `one_q`, `own_q`: output of the 8-bit type.
+Sources come in the order of their scales, and int8's nodes bound their sums, as `patch` writes them.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ COMPUTE = "compute-bound shapes"
 KINDS = {"one": (True, False), "own": (False, False), "one_q": (True, True), "own_q": (False, True)}  # scale, output
 
 
-def instance_of(problem: Any, kind: str, dtype: str, seed: int) -> Any:
-    """Operands alone: nothing that only checks need."""
+def instance_of(problem: Any, kind: str, dtype: str, seed: int, as_listed: bool) -> Any:
+    """Operands alone: nothing that only checks need. 8-bit sources come in the order that `patch` gives them, unless
+    `as_listed`."""
     import problems
     import quant_problems
+
+    from cutefuse.ops import quant_math
 
     if kind == "f16":
         instance = problems.instantiate(problem, "float16", seed)
@@ -39,12 +43,18 @@ def instance_of(problem: Any, kind: str, dtype: str, seed: int) -> Any:
         return instance
     one_scale, narrow = KINDS[kind]
     output = dtype if narrow else "float16"
-    quantised = quant_problems.instantiate(problem, output, one_scale=one_scale, seed=seed, dtype=dtype)
+    order = quant_math.order_of([(3 * i) % 4 for i in range(len(problem.C))])  # of the scales of `quant_problems`
+    if not one_scale and not as_listed:
+        problem = replace(problem, C=tuple(problem.C[i] for i in order))
+    quantised = quant_problems.instantiate(
+        problem, output, one_scale=one_scale, seed=seed, dtype=dtype, trained=not as_listed,
+        scale_of=() if as_listed else order,
+    )  # fmt: skip
     quantised.exact = None
     return quantised
 
 
-def variants(problem: Any, dtype: str, sets: int, most: int) -> dict[str, Any]:
+def variants(problem: Any, dtype: str, sets: int, most: int, as_listed: bool) -> dict[str, Any]:
     """'<kind>:<tile>' -> launch of one operand set; at most so many tiles of each path."""
     import torch
 
@@ -52,7 +62,7 @@ def variants(problem: Any, dtype: str, sets: int, most: int) -> dict[str, Any]:
 
     launches: dict[str, Any] = {}
     for kind in ("f16", *KINDS):
-        group = [instance_of(problem, kind, dtype, i) for i in range(sets)]
+        group = [instance_of(problem, kind, dtype, i, as_listed) for i in range(sets)]
         configs = {c["id"]: c for c in kernels.operator_of(group[0].call.op_type)["configs"]}
         ids = kernels.configs(group[0].call)
         paths = [[i for i in ids if (configs[i]["min_sm"] == 90) == hopper] for hopper in (True, False)]
@@ -73,7 +83,7 @@ def measure(problem: Any, args: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.lib import timing
 
     sets = WARM_SETS if args.warm else min(timing.rotation_sets(problem.bytes_moved(1), timing.l2_bytes()), 12)
-    found = timing.interleaved(variants(problem, args.dtype, sets, args.tiles), sets, args.rounds)
+    found = timing.interleaved(variants(problem, args.dtype, sets, args.tiles, args.as_listed), sets, args.rounds)
     torch.cuda.empty_cache()
     times = {k: v.median_us for k, v in found.items() if not isinstance(v, str)}
     for name, failure in found.items():
@@ -99,6 +109,8 @@ def run(argv: list[str] | None) -> int:
     parser.add_argument("--dtype", default="int8", choices=["int8", "float8_e4m3fn"], help="default int8")
     parser.add_argument("--rounds", type=int, default=8, help="timed rounds; default 8")
     parser.add_argument("--tiles", type=int, default=99, help="most tiles of a path; default: all")
+    parser.add_argument("--as-listed", action="store_true", help="8-bit sources as the file orders them, evenly "
+                        "distributed filters, no bound of their sums")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args(argv)
     import problems

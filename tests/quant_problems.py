@@ -11,6 +11,7 @@ import gpu
 import problems
 
 from cutefuse import kernels
+from cutefuse.ops import quant_math
 
 LAYOUTS = {"kHWC16": kernels.CHANNELS_LAST, "kCHW32": kernels.BLOCKS32}
 TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOAT8: 1}
@@ -116,9 +117,12 @@ class Instance:
 
     @property
     def roundings(self) -> float:
-        """Of an integer sum of all sources, over its filter's scale: half a product of each source of another scale."""
-        scales = self.call.attrs["input_scales"] if self.dtype == "int8" and self.config in ONE_SUM else ()
-        return sum(0.5 * scale for before, scale in zip(scales, scales[1:], strict=False) if scale != before)
+        """Of an integer sum of all sources, over its filter's scale: half a product of each source of another scale,
+        and what a factor of 23 bits adds to that where sums are kept as float32."""
+        attrs = self.call.attrs
+        scales = attrs["input_scales"] if self.dtype == "int8" and self.config in ONE_SUM else ()
+        each = 0.5 + (attrs["sum_bound"] / 2**22 if attrs["sum_bound"] <= 2**22 else 0.0)
+        return sum(each * scale for before, scale in zip(scales, scales[1:], strict=False) if scale != before)
 
     def error_ratio(self) -> Any:
         """Largest elementwise error over its bound, on the device; int8 counts in steps, half of one to round."""
@@ -142,11 +146,13 @@ class Instance:
 
 def instantiate(
     problem: problems.Problem, output_type: str = "float16", layout: str = "kHWC16", one_scale: bool = False,
-    seed: int = 0, dtype: str = "int8", scale_of: Sequence[int] = (),
+    seed: int = 0, dtype: str = "int8", scale_of: Sequence[int] = (), trained: bool = False,
 ) -> Instance:  # fmt: skip
     """Random operands, int8 ones over the whole range; source i has a scale of its own unless `one_scale`.
 
-    `scale_of[i]`, where it is given, says which of four scales source i has.
+    `scale_of[i]`, where it is given, says which of four scales source i has. `trained`: int8 filters are distributed
+    normally, with a step of their own each, as those of networks are, and their node bounds its sums, as `patch` writes
+    it.
     """
     import torch
 
@@ -169,7 +175,11 @@ def instantiate(
     scales = [unit * (0.75 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in scale_of]
     scales = torch.tensor(scales, dtype=torch.float32).tolist()
     x = [values(p.N, c, p.H, p.W) for c in p.C]
-    w = values(p.K, sum(p.C), p.R, p.S)
+    w, bound = values(p.K, sum(p.C), p.R, p.S), 0
+    if trained and dtype == "int8":
+        w = torch.randn(w.shape, device=gpu.DEVICE, generator=generator)
+        w = (127 * w / w.abs().amax((1, 2, 3), keepdim=True)).round().to(torch.int8)
+        bound = quant_math.sum_bound(w.cpu().numpy(), p.C, scales)
     w_scale = (0.5 + torch.rand(p.K, device=gpu.DEVICE, generator=generator)) * (unit / math.sqrt(taps))
     b = torch.randn(p.K, device=gpu.DEVICE, generator=generator)
     operands = [empty_bytes((p.N, c, p.H, p.W), layout, dtype) for c in p.C]
@@ -188,7 +198,7 @@ def instantiate(
             "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
             "dilations": p.dilations, "packed_sizes": [-(-c // 64) * 64 * p.R * p.S for c in p.C],
             "input_scales": scales, "output_scale": OUTPUT_SCALE, "output_type": TYPE_NUMBERS[output_type],
-            "alpha": problems.ALPHA, "lo": problems.LO, "hi": problems.HI,
+            "alpha": problems.ALPHA, "lo": problems.LO, "hi": problems.HI, "sum_bound": bound,
         },
         sm=sm,
         sm_count=sm_count,

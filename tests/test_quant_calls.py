@@ -237,6 +237,7 @@ REFUSED = {
     "scale NaN": (good(input_scales=(float("nan"), 0.1)), "the scale of source 0 is nan"),
     "too few scales": (good(input_scales=(0.1,)), "input_scales has 1 values, there are 2 sources"),
     "output scale": (good("CuteQConcatConv2ReluQ", output_scale=-1.0), "output_scale is -1"),
+    "sum bound": (good(sum_bound=-1), "sum_bound is -1; write a magnitude, or 0 where none is known"),
     "output type": (good(output_type=7), "output_type 7 is none of"),
     "output in float16": (good(output_type=10), "the output must be a channels-last float16 tensor"),
     "float16 source": (swapped(good(), 0, dtype="float16"), "use int8 or float8_e4m3fn"),

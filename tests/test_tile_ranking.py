@@ -18,7 +18,7 @@ import pytest
 
 from cutefuse import kernels
 from cutefuse.graph.numbers import FLOAT8, INT8
-from cutefuse.ops import conv_call, conv_math, quant_concat_conv
+from cutefuse.ops import conv_call, conv_math, quant_concat_conv, quant_math
 from cutefuse.ops.conv_form import Form, Source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,6 +145,33 @@ def test_first_guesses_of_8_bit_shapes_are_near_the_fastest() -> None:
         if own[legal[0]] > NEAR * min(own.values()):
             far.append((dtype, scales, shape, legal[0]))
     assert len(times) == 172 and len(far) <= 0.05 * len(times), far
+
+
+def test_first_guesses_of_int8_sources_in_order_are_near_the_fastest() -> None:
+    """Times of an H200, 2026-11-28, of the same shapes with sources in the order of their scales and bounded sums, as
+    `patch` writes them (tests/recorded/tiles_int8_ordered_h200.csv)."""
+    if reason := kernels.reject_device(90):
+        pytest.skip(reason)
+    times: dict[tuple[str, str], dict[str, float]] = collections.defaultdict(dict)
+    with (ROOT / "tests/recorded/tiles_int8_ordered_h200.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            times[line["shape"], line["sum_bound"]][line["tile"]] = float(line["time_us"])
+    known, far = {p.name: p for name in ("conv", "latency") for p in problems.benchmark_shapes(name)}, []
+    for (shape, bound), own in times.items():
+        p = known[shape]
+        scales = [0.5 + 0.75 * ((3 * i) % 4) for i in range(len(p.C))]
+        order = quant_math.order_of(scales)
+        geometry = conv_math.Geometry((p.R, p.S), p.strides, p.pads, p.dilations)
+        dims = [(p.N, p.C[i], p.H, p.W) for i in order]
+        plain = quant_concat_conv.plain_of(dims, p.K, geometry, p.activation, {})
+        scales = [scales[i] for i in order]
+        call = quant_concat_conv.make_call(plain, scales, "float16", None, INT8, int(bound))
+        call = replace(call, sm=90, sm_count=132)
+        names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
+        first = names[kernels.configs(call)[0]]
+        if own[first] > NEAR * min(own.values()):
+            far.append((shape, first))
+    assert len(times) == 43 and len(far) <= 2, far
 
 
 @pytest.mark.parametrize("taps", [1, 3])

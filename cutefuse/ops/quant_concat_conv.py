@@ -22,7 +22,7 @@ PLAIN = concat_conv.OPERATOR
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, INT8.name: 1, FLOAT8.name: 1}
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "input_scales", "output_scale",
-    "output_type", "alpha", "lo", "hi",
+    "output_type", "alpha", "lo", "hi", "sum_bound",
 ]  # fmt: skip
 
 
@@ -43,14 +43,16 @@ def plain_of(
 
 
 def make_call(
-    plain: Call, scales: Sequence[float], dtype: str, output_scale: float | None, number: Number = INT8
+    plain: Call, scales: Sequence[float], dtype: str, output_scale: float | None, number: Number = INT8,
+    sum_bound: int = 0,
 ) -> Call:  # fmt: skip
     """The twin of a plain call over quantised sources: an output of `dtype`, or of their type when there is an output
-    scale."""
+    scale. `sum_bound`: see `quant_math`; 0 where it is not known."""
     attrs: dict[str, Any] = dict(plain.attrs)
     attrs |= {
         "input_scales": [float(s) for s in scales], "output_scale": [1.0 if output_scale is None else output_scale],
         "output_type": [ELEM_TYPES["float32" if output_scale is not None else dtype]],
+        "sum_bound": [sum_bound],
     }  # fmt: skip
     *sources, w, b = plain.inputs
     inputs = [replace(t, dtype=number.name) for t in (*sources, w)] + [Tensor(b.dims, "float32", LINEAR), b]

@@ -11,7 +11,7 @@ from onnx import NodeProto
 from cutefuse import kernels
 from cutefuse.graph.numbers import INT8, Number
 from cutefuse.graph.read import Graph, label
-from cutefuse.ops import conv_math, quant_concat_conv
+from cutefuse.ops import conv_math, quant_concat_conv, quant_math
 from cutefuse.ops.conv_form import most_sources
 from cutefuse.ops.quant_concat_conv import make_call, plain_of
 from cutefuse.sites import quant_facts
@@ -72,21 +72,28 @@ def _ends(graph: Graph, tail: Chain, dtype: str, site: QuantSite) -> list[_End]:
 
 def _match(site: QuantSite, tail: Chain, end: _End, factor: np.ndarray, bias: np.ndarray) -> Match:
     """The site up to one end. `factor` and `bias` [K] are the filter's scales and the bias with what follows."""
-    K, channels = site.weight.dims[0], [d[1] for d in site.dims]
-    plain = plain_of(site.dims, K, site.geometry, tail.suffix, tail.params)
-    call = make_call(plain, site.scales, end.dtype, end.scale, site.weight.number)
+    K, order = site.weight.dims[0], quant_math.order_of(site.scales)
+    dims, scales = [site.dims[i] for i in order], [site.scales[i] for i in order]
+    channels = [d[1] for d in dims]
+
+    def filters() -> np.ndarray:
+        return quant_math.in_order(site.weight.make(), [d[1] for d in site.dims], order)
+
+    plain = plain_of(dims, K, site.geometry, tail.suffix, tail.params)
+    bound = quant_math.sum_bound(filters(), channels, scales) if site.weight.number is INT8 else 0
+    call = make_call(plain, scales, end.dtype, end.scale, site.weight.number, bound)
     constants = (
         Constant(
             "packed_weight", tuple(call.inputs[-3].dims), site.weight.number.name,
-            lambda: conv_math.pack(site.weight.make(), channels),
+            lambda: conv_math.pack(filters(), channels),
         ),
         Constant("weight_scale", (K,), "float32", lambda: factor.astype(np.float32)),
         Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
     )  # fmt: skip
-    batch, _, height, width = site.dims[0]
+    batch, _, height, width = dims[0]
     saved = {site.concat: Traffic((batch, sum(channels), height, width), 1)}
     nodes = (*site.nodes, *tail.nodes, *end.nodes)
-    return Match(call, nodes, (*site.sources, *constants), (end.output,), saved)
+    return Match(call, nodes, (*(site.sources[i] for i in order), *constants), (end.output,), saved)
 
 
 def _first_legal(matches: Sequence[Match]) -> Match:

@@ -53,6 +53,7 @@ struct Problem {
   OutputRange ranges[kMaxOutputs];
   float scale[kMaxSources], output_scale;  // of int8 and float8 tensors
   bool pre_activated;
+  bool small_sums;  // of int8: within 2^22 where they are brought to another source's unit, before and after
 };
 
 // Where element (n, c, h, w) of a tensor lies: n * image + (h * W + w) * pixel + c / 32 * block + c % 32.

@@ -14,7 +14,7 @@ extern Op const op;
 
 namespace {
 
-enum { kInputScales = kConvAttrs, kOutputScale, kOutputType, kAlpha, kLo, kHi, kTile, kAttrs };
+enum { kInputScales = kConvAttrs, kOutputScale, kOutputType, kAlpha, kLo, kHi, kSumBound, kTile, kAttrs };
 
 constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"input_scales", AttrKind::kFloats, 1, kMaxSources, 0, 0.0},  // one for each source
@@ -23,6 +23,7 @@ constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"alpha", AttrKind::kFloats, 1, 1, 1, 0.01},                  // LeakyRelu
     {"lo", AttrKind::kFloats, 1, 1, 1, -3.402823466e38},          // Clip
     {"hi", AttrKind::kFloats, 1, 1, 1, 3.402823466e38},
+    {"sum_bound", AttrKind::kInts, 1, 1, 1, 0.0},  // which no sum of int8 exceeds (check_sum_bound); 0: not known
 });
 
 constexpr int kFloatVariants = kMaxSources * kActivations, kVariants = 2 * kFloatVariants;
@@ -64,8 +65,20 @@ char const *check_float8(Checks const &checks) {
       sm / 10, sm % 10, kOldest / 10, kOldest % 10, CUTEFUSE_TARGETS);
 }
 
+// sum_bound: the largest magnitude that int8's sum of products can have, whatever the sources hold, where it is brought
+// from the unit of one source's scale to the next one's, in either unit. Who knows the filters knows it.
+char const *check_sum_bound(Checks const &checks) {
+  constexpr std::int64_t kSmall = 1 << 22;
+  std::int64_t const bound = checks.call.attrs[kSumBound].ints[0];
+  checks.p.small_sums = checks.p.type == Type::kInt8 && bound > 0 && bound <= kSmall;
+  if (bound >= 0) return nullptr;
+  return sentence("quant_concat_conv: sum_bound is %lld; write a magnitude, or 0 where none is known",
+                  (long long)bound);
+}
+
 char const *check_scales(Checks const &checks) {
   if (char const *reason = check_float8(checks)) return reason;
+  if (char const *reason = check_sum_bound(checks)) return reason;
   Problem &p = checks.p;
   AttrValue const &scales = checks.call.attrs[kInputScales];
   if (scales.count != p.sources) {

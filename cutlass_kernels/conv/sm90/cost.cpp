@@ -146,9 +146,10 @@ double multiply_clocks(Sm90Tile const &row) {
 }
 
 // Clocks for the sums of a tile to be brought to the next source's unit: a multiplication each, or one or two long
-// ones.
+// ones of integers.
 double rescale_clocks(Sm90Tile const &tile, Problem const &p) {
-  return tile.filters * tile.pixels() / 128.0 * (p.type == Type::kInt8 ? 5.5 : 1.0);
+  bool const integers = p.type == Type::kInt8 && (tile.halo || !p.small_sums);
+  return tile.filters * tile.pixels() / 128.0 * (integers ? 5.5 : 1.0);
 }
 
 // Clocks of one block's part of a tile's reduction: of its loads or its products, whichever take longer.

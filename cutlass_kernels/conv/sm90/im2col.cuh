@@ -235,7 +235,7 @@ template <class Traits>
 CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
                            int first_row_w, int first_row_x, int k_begin, int k_end) {
-  auto scale = SM90::GMMA::ScaleOut::Zero;  // the first step overwrites acc
+  auto scale = begin_sums(acc, params);
   Steps<Traits> position(params.problem, first_cursor<Traits>(params, k_begin));
   issue_by_scale<Traits>(acc, ring, shared, params, release, k_begin, k_end, [&](int begin, int end) {
     issue_k_tiles<Traits>(acc, ring, position, scale, shared, params, release, first_row_w, first_row_x, begin, end);
@@ -279,6 +279,7 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
     typename Traits::Sum acc[1][kN / 2];
     main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
     finish_loop<Traits>(acc, ring, shared, release);
+    lower_sums(acc, params);
     if constexpr (Traits::kSplit) {
       auto &sums = as_floats(acc[0]);
       if constexpr (Traits::kScaled) to_last_unit<Traits>(sums, params, k_end);
@@ -318,6 +319,7 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
     main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
     finish_loop<Traits>(acc, ring, shared, release);
+    lower_sums(acc, params);
 
     int const same = opaque(tile);  // so that the place is computed here, not kept in registers through the main loop
     int const tile_f = place.tile_f(same), first = place.first_pixel<Traits::kPixels>(same, params);

@@ -23,6 +23,12 @@ struct Rescale {
   int whole, fraction;
 };
 
+// The same of a raised sum (scales.cuh): sum * factor + term, rounded once.
+struct RaisedRescale {
+  float factor, term;
+};
+constexpr int kRaise = 3 << 22;
+
 // How small tiles walk over sources of which some are enlarged by two (phases.cuh): those come first.
 struct PhasePlan {
   std::uint8_t source[kMaxSources];        // in the order of their sums
@@ -67,8 +73,8 @@ struct alignas(128) Sm90Params {
   JoinPlan joined;
   PartStart starts[kMaxSplits];  // of pre-activated or 8-bit sources on small tiles
   int k_tiles;
-  std::uint32_t drains_after;  // bit i: after source i what has been added up is drained
-  bool pointwise;
+  std::uint32_t drains_after;         // bit i: after source i what has been added up is drained
+  bool pointwise, raised;             // raised: sums of int8 (scales.cuh)
   std::int16_t lone_block;            // see lone_block()
   float inverse_output_scale;         // of 8-bit outputs
   float const *b, *w_scale;           // w_scale: of 8-bit filters
@@ -89,6 +95,7 @@ struct alignas(128) Sm90Params {
   // The filters of two joined sources, (column,filter,block), or of two taps, (column,filter,tap). Elsewhere as `w`,
   // with as many rows as the last tile of filters has.
   CUtensorMap w_second;
+  RaisedRescale raised_rescale[kMaxSources];
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

@@ -26,6 +26,14 @@ Rescale make_rescale(Problem const &p, int source) {
   return by;
 }
 
+// The factor has so few bits that the term is exact: sums, which are at most 2^22, are off by one at most.
+RaisedRescale make_raised_rescale(Problem const &p, int source) {
+  double const factor = rescale(p, source);
+  int const last_bit = std::max(std::ilogb(factor) - 21, -22);
+  double const rounded = std::ldexp(std::nearbyint(std::ldexp(factor, -last_bit)), last_bit);
+  return {float(rounded), float(kRaise * (1.0 - rounded))};
+}
+
 JoinPlan plan_joined(Sm90Tile const &tile, Problem const &p) {
   JoinPlan joined{joined_from(tile, p), 0, 0};
   for (int i = 0; i < joined.from; ++i) {
@@ -144,7 +152,9 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
   for (int i = k.joined.from + 2; i + 1 < p.sources && joins_8bit_sources(tile, p); i += 2) {
     k.drains_after |= (k.drains_after >> i & 1) << (i - 1);
   }
+  k.raised = p.small_sums && !drains_once(p);
   for (int i = 0; i < p.sources; ++i) k.rescale[i] = make_rescale(p, i);
+  for (int i = 0; i < p.sources && k.raised; ++i) k.raised_rescale[i] = make_raised_rescale(p, i);
   k.inverse_output_scale = size_of(p.output_type) == 1 ? 1.f / p.output_scale : 1.f;
   return k;
 }

@@ -31,6 +31,60 @@ CUTE_DEVICE void rescale(Sum (&sums)[kValues], Rescale const &by) {
   }
 }
 
+// Raised sums. Where no sum is larger than 2^22 when its unit changes, integers are kept kRaise, 1.5 * 2^23, higher,
+// with the bits of that float32. Float32 of this size are 1 apart: to wgmma such a register is an integer, and one FFMA
+// brings it to another unit. For a register of two warpgroups that takes 2.5 clocks, where integers take 8.3 or 12.3.
+// In between a sum may be larger, since integers are added and subtracted modulo 2^32. Tiles of patches keep plain
+// integers: the largest of them would spill.
+
+// Begins the sums of a tile; the first step overwrites those that are not raised.
+template <class Sum, int kRowTiles, int kValues>
+CUTE_DEVICE SM90::GMMA::ScaleOut begin_sums(Sum (&acc)[kRowTiles][kValues], Sm90Params const &params) {
+  if constexpr (!cute::is_same_v<Sum, float>) {
+    if (params.raised) {
+      CUTE_UNROLL
+      for (int m = 0; m < kRowTiles; ++m) {
+        CUTE_UNROLL
+        for (int i = 0; i < kValues; ++i) acc[m][i] = __float_as_uint(float(kRaise));
+      }
+      return SM90::GMMA::ScaleOut::One;
+    }
+  }
+  return SM90::GMMA::ScaleOut::Zero;
+}
+
+// Brings the sums of a tile to the unit of `source`.
+template <class Sum, int kRowTiles, int kValues>
+CUTE_DEVICE void change_unit(Sum (&acc)[kRowTiles][kValues], Sm90Params const &params, int source) {
+  CUTE_UNROLL
+  for (int m = 0; m < kRowTiles; ++m) {
+    if constexpr (!cute::is_same_v<Sum, float>) {
+      if (params.raised) {
+        RaisedRescale const &by = params.raised_rescale[source];
+        CUTE_UNROLL
+        for (int i = 0; i < kValues; ++i) {
+          acc[m][i] = __float_as_uint(fmaf(__uint_as_float(acc[m][i]), by.factor, by.term));
+        }
+        continue;
+      }
+    }
+    rescale(acc[m], params.rescale[source]);
+  }
+}
+
+// Ends the sums of a tile: they are plain integers again.
+template <class Sum, int kRowTiles, int kValues>
+CUTE_DEVICE void lower_sums(Sum (&acc)[kRowTiles][kValues], Sm90Params const &params) {
+  if constexpr (!cute::is_same_v<Sum, float>) {
+    if (!params.raised) return;
+    CUTE_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      CUTE_UNROLL
+      for (int i = 0; i < kValues; ++i) acc[m][i] -= __float_as_uint(float(kRaise));
+    }
+  }
+}
+
 // Calls issue(begin, end) for the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
 // source has another scale than those before it the sums are brought to its unit.
 template <class Traits, class Issue>
@@ -42,7 +96,7 @@ CUTE_DEVICE void issue_by_scale(typename Traits::Sum (&acc)[Traits::kRowTiles][T
   int begin = k_begin, end = 0;
   CUTE_NO_UNROLL
   for (int source = 0; begin < k_end; ++source) {
-    Rescale const &by = params.rescale[source];
+    int const first = source;
     do {
       end += ceil_div(p.C[source], Traits::kChannels) * params.by_taps.divisor;
     } while (end < k_end && params.rescale[source + 1].factor == 1.f && ++source);
@@ -50,8 +104,7 @@ CUTE_DEVICE void issue_by_scale(typename Traits::Sum (&acc)[Traits::kRowTiles][T
     end = cute::min(end, k_end);
     if (begin > k_begin) {
       finish_loop<Traits>(acc, ring, shared, release);
-      CUTE_UNROLL
-      for (int m = 0; m < Traits::kRowTiles; ++m) rescale(acc[m], by);
+      change_unit(acc, params, first);
     }
     issue(begin, end);
     begin = end;
