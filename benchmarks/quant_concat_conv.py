@@ -43,7 +43,7 @@ def instance_of(problem: Any, kind: str, dtype: str, seed: int, as_listed: bool)
         return instance
     one_scale, narrow = KINDS[kind]
     output = dtype if narrow else "float16"
-    order = quant_math.order_of([(3 * i) % 4 for i in range(len(problem.C))])  # of the scales of `quant_problems`
+    order = quant_math.order_of([quant_problems.own_scale(i) for i in range(len(problem.C))])
     if not one_scale and not as_listed:
         problem = replace(problem, C=tuple(problem.C[i] for i in order))
     quantised = quant_problems.instantiate(

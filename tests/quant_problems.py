@@ -26,8 +26,14 @@ SMALL_NAMES = {
 SMALL = set(SMALL_NAMES)
 ON_HOPPER = set(range(201, 300))
 ONE_SUM = ON_HOPPER - SMALL  # those that keep one sum of all sources
+PATCHES = {211, 212, 213, 223, 236, 237, 243, 244, 247}
 OUTPUT_SCALE = 1 / 40
 STEEPEST = 1.5  # the largest slope of any activation, HardSwish's
+
+
+def own_scale(source: int) -> float:
+    """One of four, where sources have scales of their own; in units of the number type's."""
+    return 0.5 + 0.75 * ((3 * source) % 4)
 
 
 def _blocks32(shape: Sequence[int]) -> tuple[int, ...]:
@@ -118,10 +124,11 @@ class Instance:
     @property
     def roundings(self) -> float:
         """Of an integer sum of all sources, over its filter's scale: half a product of each source of another scale,
-        and what a factor of 23 bits adds to that where sums are kept as float32."""
+        and what a factor of 22 bits adds to that where sums are kept as float32."""
         attrs = self.call.attrs
         scales = attrs["input_scales"] if self.dtype == "int8" and self.config in ONE_SUM else ()
-        each = 0.5 + (attrs["sum_bound"] / 2**22 if attrs["sum_bound"] <= 2**22 else 0.0)
+        raised = attrs["sum_bound"] <= 2**22 and self.config not in PATCHES
+        each = 0.5 + (attrs["sum_bound"] / 2**22 if raised else 0.0)
         return sum(each * scale for before, scale in zip(scales, scales[1:], strict=False) if scale != before)
 
     def error_ratio(self) -> Any:
@@ -172,7 +179,7 @@ def instantiate(
     p, unit = problem, 0.0136 if dtype == "int8" else 1.0
     taps = sum(p.C) * p.R * p.S
     scale_of = scale_of or range(len(p.C))
-    scales = [unit * (0.75 if one_scale else 0.5 + 0.75 * ((3 * i) % 4)) for i in scale_of]
+    scales = [unit * (0.75 if one_scale else own_scale(i)) for i in scale_of]
     scales = torch.tensor(scales, dtype=torch.float32).tolist()
     x = [values(p.N, c, p.H, p.W) for c in p.C]
     w, bound = values(p.K, sum(p.C), p.R, p.S), 0

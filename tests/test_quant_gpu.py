@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 OUTPUTS = ("float16", "float32", "bfloat16", "int8")
 DRAINS, ONE_SCALE = {12, 13, 14, 18, 19, 41}, {1, 15, 16, 17}
 ROWS = {15: 128, 16: 256, 18: 256, 19: 128}  # tiles over filter rows, and their outputs
-HOPPER, SMALL, HALO = quant_problems.ON_HOPPER, quant_problems.SMALL, {211, 212, 213, 223, 236, 237, 243, 244, 247}
+HOPPER, SMALL, HALO = quant_problems.ON_HOPPER, quant_problems.SMALL, quant_problems.PATCHES
 DIVIDES = {205}  # its blocks share the sums: no 8-bit outputs
 
 

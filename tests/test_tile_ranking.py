@@ -15,6 +15,7 @@ from pathlib import Path
 
 import problems
 import pytest
+import quant_problems
 
 from cutefuse import kernels
 from cutefuse.graph.numbers import FLOAT8, INT8
@@ -159,7 +160,7 @@ def test_first_guesses_of_int8_sources_in_order_are_near_the_fastest() -> None:
     known, far = {p.name: p for name in ("conv", "latency") for p in problems.benchmark_shapes(name)}, []
     for (shape, bound), own in times.items():
         p = known[shape]
-        scales = [0.5 + 0.75 * ((3 * i) % 4) for i in range(len(p.C))]
+        scales = [quant_problems.own_scale(i) for i in range(len(p.C))]
         order = quant_math.order_of(scales)
         geometry = conv_math.Geometry((p.R, p.S), p.strides, p.pads, p.dilations)
         dims = [(p.N, p.C[i], p.H, p.W) for i in order]

@@ -23,11 +23,11 @@ struct Rescale {
   int whole, fraction;
 };
 
-// The same of a raised sum (scales.cuh): sum * factor + term, rounded once.
+// The same of a raised sum, which is kRaise higher (scales.cuh): sum * factor + term, rounded once.
 struct RaisedRescale {
   float factor, term;
 };
-constexpr int kRaise = 3 << 22;
+constexpr int kRaise = 3 << 22;  // 1.5 * 2^23
 
 // How small tiles walk over sources of which some are enlarged by two (phases.cuh): those come first.
 struct PhasePlan {
@@ -95,7 +95,7 @@ struct alignas(128) Sm90Params {
   // The filters of two joined sources, (column,filter,block), or of two taps, (column,filter,tap). Elsewhere as `w`,
   // with as many rows as the last tile of filters has.
   CUtensorMap w_second;
-  RaisedRescale raised_rescale[kMaxSources];
+  RaisedRescale raised_rescale[kMaxSources];  // as rescale, if the sums are raised
 
   CUTEFUSE_HOST_DEVICE int tiles_x() const { return tiles_a * tiles_b * (halo.pitch > 0 ? problem.N : 1); }
 };

@@ -34,7 +34,7 @@ CUTE_DEVICE void rescale(Sum (&sums)[kValues], Rescale const &by) {
 // Raised sums. Where no sum is larger than 2^22 when its unit changes, integers are kept kRaise, 1.5 * 2^23, higher,
 // with the bits of that float32. Float32 of this size are 1 apart: to wgmma such a register is an integer, and one FFMA
 // brings it to another unit. For a register of two warpgroups that takes 2.5 clocks, where integers take 8.3 or 12.3.
-// In between a sum may be larger, since integers are added and subtracted modulo 2^32. Tiles of patches keep plain
+// In between a sum may be larger, since integers are added and subtracted modulo 2^32. Patches (halo.cuh) keep plain
 // integers: the largest of them would spill.
 
 // Begins the sums of a tile; the first step overwrites those that are not raised.
