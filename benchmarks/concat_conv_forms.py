@@ -193,10 +193,9 @@ def run(argv: list[str] | None) -> int:
     parser.add_argument("--cutlass", action="store_true", help="CUTLASS 2.x behind cat as a peer; builds it with nvcc")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args(argv)
+    timing.require_gpu()
     import torch
 
-    if not torch.cuda.is_available():
-        raise CutefuseError("no CUDA device was found; measure on a GPU")
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     known = {p.name: p for p in SHAPES}

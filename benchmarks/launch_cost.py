@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import os
 import shutil
 import statistics
@@ -112,9 +113,8 @@ def peer_times(problem: Any, lib: ctypes.CDLL, repeats: int) -> dict[str, float]
             print(f"# without {peer}: {error}", file=sys.stderr)
             continue
         handle, run = ctypes.c_void_p(chosen.handle), chosen.library.peer_run
-        times[f"{peer}_us"] = median(
-            lambda run=run, handle=handle: float(lib.peer_loop_us(run, handle, ctypes.c_void_p(stream), BATCH)), repeats
-        )
+        loop_us = functools.partial(lib.peer_loop_us, run, handle, ctypes.c_void_p(stream), BATCH)
+        times[f"{peer}_us"] = median(loop_us, repeats)
     eager = peers.make("eager", work).launch
     times["torch_us"] = median(lambda: python_loop_us(lambda: eager(0)), repeats)
     return times

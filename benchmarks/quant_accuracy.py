@@ -31,7 +31,7 @@ def rounded(x: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
 def error(xs: list[np.ndarray], w: np.ndarray, scales: list[float]) -> float:
     """Relative error of the int8 operator with these source scales against the float64 convolution."""
     dims = [(1, c, SIZE, SIZE) for c in CHANNELS]
-    plain = concat_conv.make_call(dims, FILTERS, Geometry((3, 3), pads=(1, 1, 1, 1)), "", "float32", {})
+    plain = quant_concat_conv.plain_of(dims, FILTERS, Geometry((3, 3), pads=(1, 1, 1, 1)), "", {})
     zeros = np.zeros(FILTERS)
     (truth,) = concat_conv.OPERATOR.reference(plain, [*xs, pack(w, CHANNELS), zeros])
     w_scale = np.abs(w).max(axis=(1, 2, 3)) / 127

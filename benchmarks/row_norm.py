@@ -53,7 +53,7 @@ class Operands:
         self.x, self.y = fresh(), empty()
         self.residual = fresh() if p.residual else None
         self.sum = empty() if p.residual and p.direction == "forward" else None
-        self.dy = fresh() if p.direction == "backward" else None
+        self.dy = fresh() if p.direction == "backward" else []
         self.gamma = torch.randn(p.columns, device="cuda").to(dtype)
         self.beta = torch.randn(p.columns, device="cuda").to(dtype) if p.layer else None
 
@@ -64,7 +64,7 @@ def describe(t: Any) -> Tensor:
     return Tensor(tuple(t.shape), str(t.dtype).removeprefix("torch."), data=t.data_ptr())
 
 
-def device_facts(torch: Any) -> dict[str, int]:
+def device_facts(torch: Any) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     return {"sm": properties.major * 10 + properties.minor, "sm_count": properties.multi_processor_count}
 

@@ -10,6 +10,7 @@ model relative to its largest output.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -80,7 +81,7 @@ def measure(name: str, batch: int, all_sites: bool) -> dict[str, Any]:
         errors = {k: float((call(x).float() - want).abs().max() / scale) for k, call in calls.items()}
         graphs = {k: captured(call, x) for k, call in calls.items()}
         graph_us = wall.in_turns({k: g.replay for k, g in graphs.items()}, 10, 9)
-        call_us = wall.in_turns({k: lambda call=call: call(x) for k, call in calls.items()}, 10, 5)
+        call_us = wall.in_turns({k: functools.partial(call, x) for k, call in calls.items()}, 10, 5)
     report = fused.report
     return {
         "model": name, "batch": batch, "all_sites": all_sites, "fused": len(report.taken), "left": len(report.left),

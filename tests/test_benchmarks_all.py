@@ -66,3 +66,14 @@ def test_the_programs_take_these_arguments(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env={"CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin"})
     assert done.returncode != 0
     assert "usage:" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_the_programs_say_so_without_torch(name: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    command = [sys.executable, ROOT / "benchmarks" / STEPS[name].program, *STEPS[name].arguments]
+    env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode != 0 and done.stderr.startswith("error: "), done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr

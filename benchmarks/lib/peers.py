@@ -240,7 +240,11 @@ def cublas(work: Workload) -> Prepared:
     truth = problems.convolve(work.instances[0], torch.float32)
 
     def launch(algorithm: int) -> Launch:
-        return lambda i: (products[i].run(algorithm, torch.cuda.current_stream().cuda_stream), outputs[i])
+        def run(i: int) -> Any:
+            products[i].run(algorithm, torch.cuda.current_stream().cuda_stream)
+            return outputs[i]
+
+        return run
 
     candidates = {}
     for algorithm in range(products[0].count):
