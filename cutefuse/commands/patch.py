@@ -178,7 +178,7 @@ def _capability(text: str) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        prog="patch_onnx.py",
+        prog="cutefuse patch",
         description="Replace Concat+Conv(+BN+activation), Conv+activation and norms by fused plugin nodes.",
         epilog="exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch",
     )  # fmt: skip

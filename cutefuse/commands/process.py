@@ -111,7 +111,7 @@ def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="process_engine.py", allow_abbrev=False,
+        prog="cutefuse process", allow_abbrev=False,
         description="Build and profile an engine, draw its graph, and write an HTML report.",
     )  # fmt: skip
     parser.add_argument("input", type=Path, help="ONNX model, engine, or folder of engine JSON files")
