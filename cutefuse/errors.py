@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,9 @@ def run_command(command: Callable[[], int | None]) -> int:
 
     On a terminal a command that takes longer than two seconds shows that it is at work.
     """
+    for stream in (sys.stdout, sys.stderr):  # a name may hold what the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with waiting(" ".join([Path(sys.argv[0]).name, *sys.argv[1:3]])):
             return command() or 0

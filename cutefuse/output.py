@@ -21,8 +21,15 @@ def check_replaceable(path: Path) -> None:
         raise CutefuseError(f"{path} is no file that can be replaced; choose another output path")
 
 
+def check_named(path: Path) -> None:
+    """Raise CutefuseError for a path without a file name: "", "." and "/"."""
+    if not path.name:
+        raise CutefuseError(f"'{path}' is a folder; give the path of a file")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a whole text file or nothing: beside first, then renamed. Raises CutefuseError where that is impossible."""
+    check_named(path)
     check_replaceable(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -74,7 +81,8 @@ def json_alone(wanted: bool) -> Iterator[Callable[[Any], None]]:
 
     def show(data: Any) -> None:
         if wanted:
-            print(json.dumps(printable(data), indent=1, ensure_ascii=False, default=str), file=out)
+            ascii_only = (out.encoding or "").lower() not in ("utf-8", "utf8")  # \u is JSON, what Python escapes is not
+            print(json.dumps(printable(data), indent=1, ensure_ascii=ascii_only, default=str), file=out)
 
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():

@@ -17,7 +17,7 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 from cutefuse import kernels
-from cutefuse.graph.verify import Runner
+from cutefuse.graph.runner import Runner
 from cutefuse.ops.concat_conv import OPERATOR
 from cutefuse.ops.conv_call import make_call
 from cutefuse.ops.conv_form import Form, Source, form_of

@@ -17,7 +17,7 @@ from onnx import helper
 import cutefuse
 import models
 from cutefuse.errors import CutefuseError, VerificationError
-from cutefuse.graph.verify import Runner
+from cutefuse.graph.runner import Runner
 from cutefuse.rewrite import surgeon
 from cutefuse.rewrite.patch import Options, patch
 

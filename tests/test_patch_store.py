@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from cutefuse.commands.patch import main
 from cutefuse.graph import store
-from cutefuse.graph.verify import Runner
+from cutefuse.graph.runner import Runner
 from cutefuse.rewrite.unpatch import unpatch
 
 BODY = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) z = Relu(x) v = Conv(z, u) y = Add(v, s)"

@@ -12,7 +12,7 @@ import pytest
 from graphs import fused_types
 
 import models
-from cutefuse.graph.verify import Runner
+from cutefuse.graph.runner import Runner
 from cutefuse.rewrite.patch import Options, patch
 
 

@@ -11,7 +11,7 @@ from graphs import FILTER, INPUTS, fused_types, graph, run_patch, weights
 from onnx import helper
 
 from cutefuse.errors import CutefuseError
-from cutefuse.graph.verify import Runner
+from cutefuse.graph.runner import Runner
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.sites.views import repeats_pixels

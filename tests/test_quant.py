@@ -12,7 +12,8 @@ from graphs import fused_types, graph, run_patch
 from onnx import helper, numpy_helper
 
 from cutefuse.graph.numbers import FLOAT8, INT8, Number
-from cutefuse.graph.verify import Runner, verify
+from cutefuse.graph.runner import Runner
+from cutefuse.graph.verify import verify
 from cutefuse.ops.function import body_for
 from cutefuse.ops.quant_concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch

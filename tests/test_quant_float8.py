@@ -14,7 +14,8 @@ from graphs import fused_types, graph, run_patch
 from onnx import helper
 
 from cutefuse.graph.numbers import FLOAT8
-from cutefuse.graph.verify import Runner, verify
+from cutefuse.graph.runner import Runner
+from cutefuse.graph.verify import verify
 from cutefuse.rewrite.unpatch import unpatch
 
 E4M3, E5M2, FNUZ = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz

@@ -22,8 +22,9 @@ from cutefuse.engine import onnxruntime
 from cutefuse.graph.closeness import compare
 from cutefuse.graph.numbers import FLOAT8, INT8
 from cutefuse.graph.read import Graph
+from cutefuse.graph.runner import Runner
 from cutefuse.graph.shapes import inferred
-from cutefuse.graph.verify import Probe, Runner, seeded_inputs, verify
+from cutefuse.graph.verify import Probe, seeded_inputs, verify
 from cutefuse.host import Host, Input
 from cutefuse.ops.function import body_for, graph_call
 from cutefuse.ops.quant_concat_conv import OPERATOR

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from cutefuse import kernels
-from cutefuse.graph.verify import Runner
+from cutefuse.graph.runner import Runner
 from cutefuse.host import Host, Input
 from cutefuse.kernels import Call, Tensor
 from cutefuse.ops.op import Case

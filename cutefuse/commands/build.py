@@ -14,7 +14,7 @@ from cutefuse.engine import trtexec
 from cutefuse.engine.build import BACKENDS, build, choose_backend
 from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import add_json, check_named, json_alone
 from cutefuse.sites.choose_engine import NEWEST
 
 
@@ -90,6 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> int:
         end_on_sigterm()
+        check_named(args.model)
         with json_alone(args.json) as show:
             say_idle(args, args.model, "" if args.dry_run else "--dry-run")
             say_idle_timeout(args.timeout, args.backend)

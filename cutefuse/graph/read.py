@@ -60,6 +60,14 @@ def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
         yield from a.graphs
 
 
+def nodes_of(graph: onnx.GraphProto) -> Iterator[NodeProto]:
+    """Every node of a graph, those of subgraphs included."""
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from nodes_of(body)
+
+
 def label(node: NodeProto) -> str:
     """What to call a node in a message: its name, else the tensor it makes."""
     return node.name or next((o for o in node.output if o), node.op_type)

@@ -75,6 +75,17 @@ def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, Sequence[int]]) -> No
                 dim.dim_value = named[dim.dim_param]
 
 
+def fault(model: ModelProto) -> str:
+    """What strict inference of types and shapes says against a model's nodes and outputs; empty where nothing."""
+    skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer})
+    del skeleton.graph.value_info[:]  # what an exporter or a converter noted on the way, which no runtime heeds
+    try:
+        onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
+    except Exception as error:  # onnx's kinds of errors share no public base class
+        return " ".join(str(error).split())
+    return ""
+
+
 def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProto:
     skeleton = ModelProto()
     skeleton.ir_version = max(model.ir_version, 4)  # from there on initializers need not be inputs

@@ -88,12 +88,35 @@ def uses_external_data(model: ModelProto) -> bool:
     return any(external_fields(t) for t in tensors(model.graph))
 
 
+def load_weights(model: ModelProto, folder: Path) -> None:
+    """Read the weights that lie in files of `folder` into the model. Raises CutefuseError where that is impossible."""
+    try:
+        onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+    except Exception as error:  # onnx's ValidationError, ValueError of an offset, OSError
+        text = " ".join(str(error).split())
+        raise CutefuseError(f"the weights beside the model cannot be read ({text}); repair the model") from None
+
+
 def outside(model: ModelProto, folder: Path) -> ModelProto:
     """The model itself, its weights moved into a file in `folder` when protobuf could not hold them."""
     if model.ByteSize() > EXTERNAL_LIMIT:
         onnx.external_data_helper.convert_model_to_external_data(model, location="weights", size_threshold=INLINE_BYTES)
         onnx.external_data_helper.write_external_data_tensors(model, str(folder))
     return model
+
+
+def check_apart(model: ModelProto, source: Path, *written: Path) -> None:
+    """Raise CutefuseError where a file to be written holds weights of the model in `source`: they would be lost."""
+    places = [fields["location"] for t in tensors(model.graph) if (fields := external_fields(t))]
+    held = {(source.parent / place).resolve() for place in places}
+    for path in written:
+        if path.resolve() in held:
+            raise CutefuseError(f"{path} would be written, and it holds weights of {source}; choose another -o")
+
+
+def data_path(target: Path) -> Path:
+    """The file of a model's weights, where they do not lie in the model."""
+    return target.with_name(f"{target.name}.data")
 
 
 class Writer:
@@ -111,7 +134,7 @@ class Writer:
             self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         except OSError as error:
             raise CutefuseError(f"{target} cannot be written ({error.strerror}); choose another output path") from None
-        self._data_name = f"{target.name}.data"
+        self._data_name = data_path(target).name
         self._data: BinaryIO | None = None
 
     def tensor(self, name: str, value: np.ndarray, dtype: str) -> TensorProto:
@@ -161,6 +184,14 @@ class Writer:
         with _in_words(self.target):
             path.write_bytes(whole)
         return path
+
+    def text(self, path: Path, text: str) -> None:
+        """A text file beside the model, which comes into place before it."""
+        if os.path.isdir(path):
+            raise CutefuseError(f"{path} is a folder, and would be written; choose another output path")
+        check_replaceable(path)
+        with _in_words(path):
+            (self.folder / path.name).write_text(text, encoding="utf-8")
 
     def commit(self) -> None:
         """Move everything into place, the model last, so that a model never points at data that is not there."""

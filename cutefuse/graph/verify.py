@@ -1,11 +1,10 @@
-"""Runs two ONNX models on the same seeded inputs and compares every output, with ONNX Runtime where it can."""
+"""Runs two ONNX models on the same seeded inputs and compares every output."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,12 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.closeness import Judge, compare, passed
 from cutefuse.graph.exact import in_float64
 from cutefuse.graph.read import TYPE_NAMES
+from cutefuse.graph.runner import Runner, unfused_runner
 from cutefuse.graph.store import load_model, outside
 
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
 FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
 MAX_ELEMENTS = 1 << 30
-# Optimisers of ONNX Runtime that change results: the first rounds the bias of a Conv between Q and DQ nodes to steps
-# that underflow in float16, the second joins a float16 LayerNorm with the Cast behind it to a node of two types, which
-# no session takes.
-WRONG = ["WeightBiasQuantization", "LayerNormFusionL1"]
 MAX_SITES = 256  # that are compared by themselves; all their tensors are in memory at once
 
 
@@ -46,7 +42,8 @@ def seeded_inputs(
         if info.name in stored:
             continue
         kind = info.type.tensor_type
-        if not info.type.HasField("tensor_type") or kind.elem_type not in TYPE_NAMES or not kind.HasField("shape"):
+        ranked = kind.HasField("shape") or info.name in shapes
+        if not info.type.HasField("tensor_type") or kind.elem_type not in TYPE_NAMES or not ranked:
             raise VerificationError(f"input '{info.name}' is no tensor of known rank and type; nothing is proven")
         dims = []
         for axis, d in enumerate(kind.shape.dim):
@@ -57,10 +54,10 @@ def seeded_inputs(
             )
         if info.name in shapes:
             given = list(shapes[info.name])
-            if len(given) != len(dims):
+            if kind.HasField("shape") and len(given) != len(dims):
                 raise CutefuseError(f"--input-shape gives '{info.name}' {len(given)} axes, it has {len(dims)}")
             dims = given
-            sizes.update((d.dim_param, s) for d, s in zip(kind.shape.dim, dims, strict=True) if d.dim_param)
+            sizes.update((d.dim_param, s) for d, s in zip(kind.shape.dim, dims, strict=False) if d.dim_param)
         if math.prod(dims) > MAX_ELEMENTS:
             raise VerificationError(f"input '{info.name}' has {math.prod(dims)} elements; give a smaller --input-shape")
         inputs[info.name] = _random(rng, dims, TYPE_NAMES[kind.elem_type])
@@ -77,103 +74,6 @@ def _random(rng: np.random.Generator, dims: Sequence[int], dtype: str) -> np.nda
 
 def _named(dtype: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
-
-
-class Runner:
-    """A model that can be run: by ONNX Runtime, or by ONNX's reference evaluator for what that does not know."""
-
-    def __init__(self, model: onnx.ModelProto, folder: Path, reference: bool = False) -> None:
-        self.outputs = [o.name for o in model.graph.output]
-        self.reference = reference
-        self._run = self._with_reference(model, folder) if reference else self._with_onnxruntime(model, folder)
-
-    @property
-    def backend(self) -> str:
-        import onnxruntime as ort
-
-        name = f"onnx {onnx.__version__} reference evaluator"
-        return name if self.reference else f"onnxruntime {ort.__version__}"
-
-    def _with_onnxruntime(self, model: onnx.ModelProto, folder: Path) -> Any:
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        # Higher levels fuse sums and layouts into convolutions, which fails on some valid graphs, unpatched ones too.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-        session = ort.InferenceSession(
-            _told_apart(model).SerializeToString(), options, providers=["CPUExecutionProvider"],
-            disabled_optimizers=WRONG,
-        )  # fmt: skip
-        kinds = {o.name: o.type for o in session.get_outputs()}
-
-        def run(feeds: Mapping[str, np.ndarray]) -> list[Any]:
-            values = session.run(self.outputs, {n: _as_fed(v) for n, v in feeds.items()})
-            return [_as_made(v, kinds[n]) for n, v in zip(self.outputs, values, strict=True)]
-
-        return run
-
-    def _with_reference(self, model: onnx.ModelProto, folder: Path) -> Any:
-        from onnx.inliner import inline_local_functions
-        from onnx.reference import ReferenceEvaluator
-
-        whole = onnx.ModelProto()
-        whole.CopyFrom(model)
-        onnx.external_data_helper.load_external_data_for_model(whole, str(folder))
-        # Inlined, because the evaluator does not pass attribute references on to every operator.
-        evaluator = ReferenceEvaluator(inline_local_functions(whole))
-        return lambda feeds: evaluator.run(self.outputs, feeds)
-
-    def __call__(self, feeds: Mapping[str, np.ndarray]) -> list[Any]:
-        return list(self._run(dict(feeds)))
-
-
-def _told_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, without the names that several nodes share: ONNX allows these, ONNX Runtime does not."""
-    counts = Counter(n.name for n in model.graph.node)
-    if all(count == 1 or not name for name, count in counts.items()):
-        return model
-    apart = onnx.ModelProto()
-    apart.CopyFrom(model)
-    for node in apart.graph.node:
-        if counts[node.name] > 1:
-            node.ClearField("name")
-    return apart
-
-
-def _as_fed(value: np.ndarray) -> Any:
-    """A graph input as ONNX Runtime takes it: NumPy has no float8 of its own."""
-    import onnxruntime as ort
-
-    if value.dtype != ml_dtypes.float8_e4m3fn:
-        return value
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint8), onnx.TensorProto.FLOAT8E4M3FN)
-
-
-def _as_made(value: Any, kind: str) -> Any:
-    """A graph output of ONNX Runtime's type `kind`, of which it gives float8 as bytes."""
-    return value.view(ml_dtypes.float8_e4m3fn) if kind == "tensor(float8e4m3fn)" else value
-
-
-def unfused_runner(model: onnx.ModelProto, folder: Path) -> Runner:
-    """An unfused model by ONNX Runtime if that can load it (bfloat16 convolutions and the newest opsets it cannot).
-
-    Raises VerificationError when nothing here can run it.
-    """
-    try:
-        return Runner(model, folder)
-    except Exception as error:  # ONNX Runtime's exceptions share no public base class
-        reason = " ".join(str(error).split())
-    try:
-        # Only for what ONNX Runtime lacks: the evaluator also runs invalid models, and some old operators wrongly.
-        if any(text in reason for text in ("NOT_IMPLEMENTED", "under development")):
-            return Runner(model, folder, reference=True)
-        raise VerificationError
-    except Exception:
-        raise VerificationError(
-            f"the original does not run here ({reason}); nothing is proven, drop --verify"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -281,7 +181,8 @@ def _from_given(
     unfused: tuple[onnx.ModelProto, Path], patched: tuple[onnx.ModelProto, Path], reference: bool, judge: Judge,
     actual: Sequence[Any], feeds: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, Any]] | None:  # fmt: skip
-    """The figures when both models compute every site and output from the unfused one's values of the probed tensors.
+    """The figures when both models compute every site and output from the unfused one's values of the probed tensors,
+    and of what the probed sites read.
 
     None when that cannot run. The unfused model runs again as well, since a runtime that sees no tensor between two
     nodes may leave out its rounding. Where sites compute in a lower type, the next one reads what stands before the
@@ -296,7 +197,10 @@ def _from_given(
         if lowered:
             before = Runner(_with_outputs(patched[0], list(lowered.values())), patched[1], reference)(dict(feeds))
             types |= {t: np.asarray(v).dtype for t, v in zip(lowered, before[judge.outputs :], strict=True)}
-        low = {n: v.astype(types[n]) for n, v in values.items()}
+        read = [t for t in _read_by_fused(patched[0], set(values)) if t in _made(unfused[0]) and t not in values]
+        found = Runner(_with_outputs(unfused[0], read), unfused[1], reference)(dict(feeds))[judge.outputs :]
+        values |= {t: np.asarray(v) for t, v in zip(read, found, strict=True)}
+        low = {n: v.astype(types.get(n, v.dtype)) for n, v in values.items()}
         wide = {n: low[n].astype(v.dtype) for n, v in values.items()}
         given_low = {n: wide[n] if n in lowered else v for n, v in low.items()}
         given_low |= {source: low[t] for t, source in lowered.items()}
@@ -349,6 +253,15 @@ def _before_casts(model: onnx.ModelProto) -> dict[str, str]:
     fused = {o for n in model.graph.node if n.domain == DOMAIN for o in n.output}
     casts = [n for n in model.graph.node if n.op_type == "Cast" and n.input[0] in fused]
     return {n.output[0]: n.input[0] for n in casts}
+
+
+def _read_by_fused(model: onnx.ModelProto, results: Collection[str]) -> list[str]:
+    """What the fused nodes that make any of `results` read, as far as nodes make it."""
+    casts = _before_casts(model)
+    wanted = {*results, *(casts[t] for t in results if t in casts)}
+    made = _made(model)
+    fused = (n for n in model.graph.node if n.domain == DOMAIN and wanted & set(n.output))
+    return list(dict.fromkeys(i for n in fused for i in n.input if i in made))
 
 
 def _with_given(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> onnx.ModelProto:

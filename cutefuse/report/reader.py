@@ -292,17 +292,20 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
     def table(part: dict[str, Any], key: str) -> dict[str, Any]:
         return part[key] if isinstance(part.get(key), dict) else {}
 
+    def row(part: dict[str, Any], key: str) -> list[Any]:
+        return part[key] if isinstance(part.get(key), list) else []
+
     engine.performance = table(profile, "performance_summary")
     engine.device = table(profile, "device_information") or table(build, "device_information")
     engine.inference = table(profile, "inference_options")
     engine.build = {**table(build, "model_options"), **table(build, "build_options")}
-    engine.concats = [n for n in build.get("concats") or [] if isinstance(n, dict)]
-    numbers = [_finite(p) for p in profile.get("percentiles") or []]
+    engine.concats = [n for n in row(build, "concats") if isinstance(n, dict)]
+    numbers = [_finite(p) for p in row(profile, "percentiles")]
     engine.percentiles = [p for p in numbers if p is not None]
     engine.backend = str(profile.get("backend") or build.get("backend") or "tensorrt")
     engine.version = str(profile.get("tensorrt_version") or build.get("tensorrt_version") or "")
     engine.peaks = profile.get("peaks") if isinstance(profile.get("peaks"), dict) else None
-    engine.notes += [str(w) for w in profile.get("warnings") or []]
+    engine.notes += [str(w) for w in row(profile, "warnings")]
 
 
 # ------------------------------------------------------------------------------------------------- ONNX node names

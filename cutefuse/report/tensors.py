@@ -89,9 +89,10 @@ def layout_of(text: str) -> str:
 
 def _dim(value: Any) -> int:
     try:
-        return int(value)
+        size = int(value)
     except (TypeError, ValueError, OverflowError):
         return -1
+    return size if size < 1 << 40 else -1  # no engine has such an axis
 
 
 def tensor_of(value: Any) -> Tensor | None:

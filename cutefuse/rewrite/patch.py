@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,9 +21,17 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.clean import tidy
 from cutefuse.graph.faults import met
 from cutefuse.graph.read import Graph, op_counts
-from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, sha256_of, uses_external_data, writer
+from cutefuse.graph.store import (
+    EXTERNAL_LIMIT,
+    check_apart,
+    data_path,
+    load_model,
+    sha256_of,
+    uses_external_data,
+    writer,
+)
 from cutefuse.ops import operators
-from cutefuse.output import write_text
+from cutefuse.output import check_named, write_text
 from cutefuse.rewrite import tanh_silu
 from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, plan
 from cutefuse.rewrite.idle import idle, names_at
@@ -65,6 +73,7 @@ class Result:
 
 def default_output(source: Path) -> Path:
     """model.onnx -> model.cutefuse.onnx, beside it."""
+    check_named(source)
     return source.with_name(f"{source.name.removesuffix('.onnx')}.cutefuse.onnx")
 
 
@@ -94,6 +103,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     started = time.perf_counter()
     _check(source, output, options)
     model = load_model(source)
+    if not options.dry_run:
+        check_apart(model, source, output, data_path(output), report_path(output))
     before, external = op_counts(model.graph), uses_external_data(model)
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
@@ -121,20 +132,22 @@ def patch(source: Path, output: Path, options: Options) -> Result:
             site.tile = tile
     unused = [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(model_of.engine))]
     report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed)
+    writes = bool(fused or rewritten) and not options.dry_run
+
+    def complete() -> str:
+        report["sites"] = [s.as_json() for s in sites]
+        after = op_counts(model.graph) if writes else _predicted(graph, sites, doomed) + Counter({"Cast": len(casts)})
+        report["summary"] = _summary(sites, before, after, saving, cast_bytes, time.perf_counter() - started)
+        return json.dumps(report, indent=1) + "\n"  # escaped to ASCII: a path may hold bytes that are no UTF-8
+
     written = None
-    if (fused or rewritten) and not options.dry_run:
-        written = _write(source, output, graph, sites, doomed, rewritten, external, options, report, converted)
-    report["sites"] = [s.as_json() for s in sites]
-    after = (
-        op_counts(model.graph)
-        if written or report["verify"]
-        else _predicted(graph, sites, doomed) + Counter({"Cast": len(casts)})
-    )
-    report["summary"] = _summary(sites, before, after, saving, cast_bytes, time.perf_counter() - started)
+    if writes:
+        written = _write(
+            source, output, graph, sites, doomed, rewritten, external, options, report, converted, complete
+        )
+    else:
+        complete()
     failed = report["verify"] is not None and not report["verify"]["passed"]
-    if written or failed:
-        # Escaped to ASCII: a path may hold bytes that are no UTF-8.
-        write_text(report_path(output), json.dumps(report, indent=1) + "\n")
     return Result(sites, report, written, 1 if failed else 0 if fused or rewritten else 3)
 
 
@@ -142,6 +155,7 @@ def _check(source: Path, output: Path, options: Options) -> None:
     """Refuse what needs no look into the model: a GPU without kernels, and paths that would overwrite something."""
     if reason := kernels.reject_device(options.sm):
         raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
+    check_named(output)
     if output.resolve() == source.resolve():
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     if (other := _reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
@@ -220,7 +234,9 @@ def _report(
 def _write(
     source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, silus: Sequence[tanh_silu.Silu],
     external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
+    complete: Callable[[], str],
 ) -> Path | None:  # fmt: skip
+    """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
@@ -236,7 +252,9 @@ def _write(
                 [s.dtype for s in silus],
             )  # fmt: skip
             if not report["verify"]["passed"]:
+                write_text(report_path(output), complete())
                 return None
+        out.text(report_path(output), complete())
         out.commit()
     return output
 

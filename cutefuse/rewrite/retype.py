@@ -14,10 +14,15 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto
+from onnx.inliner import inline_selected_functions
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.read import nodes_of
 from cutefuse.graph.scopes import names_of
+from cutefuse.graph.shapes import fault
+from cutefuse.graph.store import load_weights
 from cutefuse.rewrite.apply import in_order
 from cutefuse.rewrite.overflow import Overflow, name_and_lift, overflows
 from cutefuse.sites.find import FUSED, Site
@@ -37,7 +42,10 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     """
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
-    onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+    load_weights(model, folder)
+    sound = not fault(model)
+    model = _prepared(model)
+    passed_on = _inputs_taken_from_outputs(model)
     large = overflows(model)
     kept = name_and_lift(model, large)
     kept += [n.name for n in model.graph.node if n.name and any(fnmatchcase(m, p) for m in names_of(n) for p in keep)]
@@ -57,7 +65,43 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     nodes = in_order(list(converted.graph.node))  # the converter appends its Casts at the end
     del converted.graph.node[:]
     converted.graph.node.extend(nodes)
+    for place, output in passed_on:
+        converted.graph.output.insert(place, output)
+    if sound and (wrong := fault(converted)):
+        raise CutefuseError(
+            f"ONNX Runtime's float16 converter makes an invalid model of this one ({wrong}); name nodes with "
+            "--keep-float32, use --scope sites, or convert it first"
+        )
     return converted, sorted({*kept, *sensitive}), large
+
+
+def _prepared(model: ModelProto) -> ModelProto:
+    """The model with what the converter overlooks in a form that it knows: nodes inside local functions, and float32
+    constants that are no tensors."""
+    local = [(f.domain, f.name) for f in model.functions if f.domain != DOMAIN]
+    if local:
+        model = inline_selected_functions(model, local, exclude=False)
+    for node in nodes_of(model.graph):
+        for a in node.attribute if node.op_type == "Constant" else ():
+            if a.name in ("value_float", "value_floats"):
+                value = np.float32(a.f) if a.name == "value_float" else np.array(a.floats, np.float32)
+                a.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(np.asarray(value))))
+    return model
+
+
+def _inputs_taken_from_outputs(model: ModelProto) -> list[tuple[int, onnx.ValueInfoProto]]:
+    """Takes the outputs that are inputs away, which the converter would make twice; returns them and their places.
+
+    Raises CutefuseError for an output that is a weight: it would become float16.
+    """
+    graph = model.graph
+    weights, inputs = {t.name for t in graph.initializer}, {v.name for v in graph.input}
+    if weight := next((o.name for o in graph.output if o.name in weights), None):
+        raise CutefuseError(f"output '{weight}' is a weight, which float16 would round; use --scope sites")
+    found = [(i, o) for i, o in enumerate(graph.output) if o.name in inputs]
+    for i, _ in reversed(found):
+        del graph.output[i]
+    return found
 
 
 def _without_float16(model: ModelProto, opset: int) -> list[str]:

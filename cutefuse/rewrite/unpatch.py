@@ -18,14 +18,16 @@ from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
 from cutefuse.graph.read import Graph, read_tensor, run_node
 from cutefuse.graph.shapes import inferred
-from cutefuse.graph.store import Writer, load_model, uses_external_data, writer
+from cutefuse.graph.store import Writer, check_apart, data_path, load_model, uses_external_data, writer
 from cutefuse.ops.function import body_for, fused_nodes, graph_call
+from cutefuse.output import check_named
 from cutefuse.rewrite.apply import fresh
 from cutefuse.rewrite.functions import MIN_BODY_IR, remove_bodies
 
 
 def default_output(source: Path) -> Path:
     """model.cutefuse.onnx -> model.plain.onnx, beside it."""
+    check_named(source)
     return source.with_name(f"{source.name.removesuffix('.onnx').removesuffix('.cutefuse')}.plain.onnx")
 
 
@@ -34,9 +36,11 @@ def unpatch(source: Path, output: Path) -> int:
 
     Raises NothingToPatch when it holds no fused node, CutefuseError when it cannot be read or written.
     """
+    check_named(output)
     if output.resolve() == source.resolve():
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     model = load_model(source)
+    check_apart(model, source, output, data_path(output))
     fused = fused_nodes(model)
     if not fused:
         raise NothingToPatch(f"{source} holds no fused node; nothing was written")
