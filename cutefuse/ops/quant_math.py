@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+LARGEST_BOUND = 2**31 - 1
 LARGEST = 128  # magnitude of an int8 number
 ROUNDING = 2  # by which a sum may be off after its unit was changed, and more
 
@@ -25,7 +26,8 @@ def in_order(w: np.ndarray, channels: Sequence[int], order: Sequence[int]) -> np
 
 def sum_bound(w: np.ndarray, channels: Sequence[int], scales: Sequence[float]) -> int:
     """The largest magnitude that int8's sum of products can have, whatever the sources hold, where it is brought from
-    the unit of one source's scale to the next one's, in either unit; 0 where all scales are equal.
+    the unit of one source's scale to the next one's, in either unit; 0 where all scales are equal, or where an ONNX
+    parser, which keeps attributes in 32 bits, would change it.
 
     w: int8 filter [K, sum(channels), R, S].
     """
@@ -37,4 +39,4 @@ def sum_bound(w: np.ndarray, channels: Sequence[int], scales: Sequence[float]) -
             before, sums = sums, sums * (steps[i - 1] / steps[i]) + ROUNDING
             worst = max(worst, float(before.max(initial=0)), float(sums.max(initial=0)))
         sums = sums + LARGEST * part.sum(axis=1)
-    return math.ceil(worst)
+    return math.ceil(worst) if worst <= LARGEST_BOUND else 0

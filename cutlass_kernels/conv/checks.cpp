@@ -178,6 +178,10 @@ char const *check_filter(Op const &op, Call const &call, Problem &p) {
     return sentence("%s: the packed filter is %lldx%lld, %lld columns and 1 to 1048576 rows are needed; repack it",
                     op.name, (long long)w.dims[0], (long long)w.dims[1], (long long)packed_columns(p));
   }
+  if (w.dims[1] * size_of(p.type) > kInt32Max) {  // kernels step from row to row by an int
+    return sentence("%s: a row of the packed filter has %lld bytes, fewer than 2^31 are possible; split the channels",
+                    op.name, (long long)(w.dims[1] * size_of(p.type)));
+  }
   p.K = static_cast<int>(w.dims[0]);
   return nullptr;
 }

@@ -29,8 +29,8 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 
 // Two SiLUs in three operations of the special-function unit, which takes eight clocks for each: one reciprocal of the
-// product serves both. The bound keeps the product finite: 2^-63 times what is representable rounds to zero in float16,
-// and a NaN affects only its own value.
+// product serves both. The bound keeps the product finite, and a NaN affects only its own value. Below -44 the result
+// is x * 2^-63 for nearly zero: zero in float16, -1e-14 of x = -1e5. Of -inf it is -inf, not NaN.
 __device__ __forceinline__ void silu_pair(float &x, float &y) {
   float a, b, inverse;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(a) : "f"(fminf(x * -1.4426950408889634f, 63.f)));

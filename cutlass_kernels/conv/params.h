@@ -19,7 +19,7 @@ struct Params {
   Divider by_image, by_row, by_padded_row;  // P*Q; Q; Q and the pixels that a filter row reaches beyond it
   std::uint32_t upsample_multiplier[kMaxSources];
   int columns;      // of the packed filter
-  int k_blocks;     // channel blocks of the reduction; set by the launcher, whose tile counts them
+  int k_blocks;     // channel blocks of the reduction; set by plan_sm80, whose tile counts them
   int splits;       // of the reduction; > 1 needs partials
   float *partials;  // [splits][N*P*Q][split_ld]
 

@@ -71,9 +71,9 @@ char const *check_sum_bound(Checks const &checks) {
   constexpr std::int64_t kSmall = 1 << 22;
   std::int64_t const bound = checks.call.attrs[kSumBound].ints[0];
   checks.p.small_sums = checks.p.type == Type::kInt8 && bound > 0 && bound <= kSmall;
-  if (bound >= 0) return nullptr;
-  return sentence("quant_concat_conv: sum_bound is %lld; write a magnitude, or 0 where none is known",
-                  (long long)bound);
+  if (bound >= 0 && bound <= kInt32Max) return nullptr;
+  return sentence("quant_concat_conv: sum_bound is %lld; write a magnitude of at most %lld, or 0 where none is known",
+                  (long long)bound, (long long)kInt32Max);
 }
 
 char const *check_scales(Checks const &checks) {

@@ -175,6 +175,15 @@ bool Build::find_shapes() {
 }
 
 std::vector<Dims> Build::output_sizes(Sizes const &inputs) const {
+  if (inputs.size() != inputs_.size()) {
+    throw std::runtime_error(std::to_string(inputs.size()) + " input shapes were given, the node has " +
+                             std::to_string(inputs_.size()) + " inputs");
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].nbDims == inputs_[i].dims.nbDims) continue;
+    throw std::runtime_error("input " + std::to_string(i) + " was given " + std::to_string(inputs[i].nbDims) +
+                             " axes, the engine was built for " + std::to_string(inputs_[i].dims.nbDims));
+  }
   std::vector<Dims> sizes;
   for (std::size_t o = 0; o < shapes_.size(); ++o) {
     Dims dims{};

@@ -56,7 +56,9 @@ double rows_per_pixel(Sm90Tile const &tile, Problem const &p) {
   return tile.enlarges ? loads / k_tiles(tile, p) : loads / all;
 }
 
-int tiles_of(Sm90Tile const &tile, Problem const &p) { return filter_tiles(tile, p) * pixel_tiles(tile, p); }
+std::int64_t tiles_of(Sm90Tile const &tile, Problem const &p) {
+  return std::int64_t(filter_tiles(tile, p)) * pixel_tiles(tile, p);
+}
 
 // Microseconds of all waves, without first loads and last stores.
 double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
@@ -94,19 +96,22 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   int const drains = int(std::bitset<32>(drains_after(p)).count());  // one, but for 8-bit sources
   double const drain = kDrain * area * (drains - 1) / splits;
   double const send = kSend * area * (splits - 1) / splits, add = kAdd * tile.rows() / 64 * finished * splits;
-  int const tiles = tiles_of(tile, p);
+  std::int64_t const tiles = tiles_of(tile, p);
   SmallLaunch const launch = small_launch(tile, p, splits, room);
   auto const part_of_all = [&](int clusters) { return std::min(1.0, double(clusters) * splits / sm_count); };
-  double us = 2 * tiles > launch.at_once ? kHeld : 0;
-  for (int left = tiles; left > 0; left -= launch.at_once) {
-    int const clusters = std::min(left, launch.at_once);
+  auto const wave_us = [&](int clusters, bool later) {
     int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor
     double const load = std::max(rows * kRow * resident, mean_rows * kShared * clusters * splits);
-    us += k_tiles * (std::max(chain, load) + activate) + (finish + drain) * resident;
-    if (left < tiles && small_blocks(tile) == 1) us += kLater;
+    double us = k_tiles * (std::max(chain, load) + activate) + (finish + drain) * resident;
+    if (later && small_blocks(tile) == 1) us += kLater;
     if (splits > 1) us += kMeet * part_of_all(clusters) + send + add;
-  }
-  return us;
+    return us;
+  };
+  std::int64_t const waves = tiles / launch.at_once;
+  int const left = int(tiles % launch.at_once);
+  double us = 2 * tiles > launch.at_once ? kHeld : 0;
+  if (waves > 0) us += wave_us(launch.at_once, false) + double(waves - 1) * wave_us(launch.at_once, true);
+  return left > 0 ? us + wave_us(left, waves > 0) : us;
 }
 
 // K-tiles of enlarged sources or of those of full size, whichever are fewer: each part of a sum has both.
@@ -275,7 +280,7 @@ void estimate_room(int sm_count, Room &room) {
 // its share of the shared memory even if its reduction is short. Else a launch that starts early would crowd onto the
 // multiprocessors that are free first.
 SmallLaunch small_launch(Sm90Tile const &tile, Problem const &p, int splits, Room const &room) {
-  int const tiles = tiles_of(tile, p);
+  std::int64_t const tiles = tiles_of(tile, p);
   SmallLaunch launch{};
   for (int blocks = 1; blocks <= small_blocks(tile) && (blocks == 1 || launch.at_once < tiles); ++blocks) {
     int const stages = small_stages(tile, p, splits > 1, blocks);
@@ -288,10 +293,12 @@ SmallLaunch small_launch(Sm90Tile const &tile, Problem const &p, int splits, Roo
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
   if (!divides_reduction(tile)) return 1;
   if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
-  int const tiles = tiles_of(tile, p);
+  std::int64_t const tiles = tiles_of(tile, p);
   int const length = k_tiles(tile, p);
   // k-tiles of a multiprocessor, and one for each part to be added
-  auto const cost = [&](int splits) { return ceil_div(tiles * splits, sm_count) * ceil_div(length, splits) + splits; };
+  auto const cost = [&](int splits) {
+    return (tiles * splits + sm_count - 1) / sm_count * ceil_div(length, splits) + splits;
+  };
   int best = 1;
   for (int splits = 2; splits <= kMaxSplits; ++splits) {
     if (tiles <= room[1][splits] && length >= 4 * splits && cost(splits) < cost(best)) best = splits;

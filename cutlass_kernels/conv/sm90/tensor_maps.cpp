@@ -22,7 +22,11 @@ Function found(char const *name) {
 #else
   cudaError_t const error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
 #endif
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the process's next call would report it
+    return nullptr;
+  }
+  if (result != cudaDriverEntryPointSuccess) return nullptr;
   return reinterpret_cast<Function>(function);
 }
 

@@ -185,8 +185,9 @@ bool fits_phases(Problem const &p) {
 bool fits_geometry(Sm90Tile const &tile, Problem const &p) {
   if (tile.cluster_f > filter_tiles(tile, p)) return false;  // there is no second block to share the pixels with
   if (p.K > (1 << 16) || std::int64_t(p.N) * p.P * p.Q > 0x7fff0000) return false;
-  // The pre-activation keeps the row and column of a pixel in 16 bits each.
-  if (p.pre_activated && !is_pointwise(p) && std::max(p.H, p.W) > kMaxUpsampledSide) return false;
+  // PartStart counts the blocks of packed filters in 16 bits.
+  bool const counts_pairs = tile.schedule == Sm90Schedule::kSmall && tile.pairs;
+  if (counts_pairs && k_tiles<kChannelBlock>(p) / (p.R * p.S) > 0xffff) return false;
   if (tile.enlarges) return fits_phases(p);
   return tile.halo ? fits_patches(tile, p) : fits_im2col(p);
 }
