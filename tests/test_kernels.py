@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -186,6 +187,39 @@ def test_taps_share_pixels_where_the_shared_memory_holds_the_tile(sm: int) -> No
     skip_without_code(sm)
     large = {"256x128x64_s3"} if SHARED_KIB[sm] > 99 else set()
     assert taps_tiles(128, sm=sm) == {"256x64x64_s3"} | large
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "refused"),
+    [
+        ("float32", 2**29, True),
+        ("float32", 2**29 - 64, False),
+        ("float16", 2**30, True),
+        ("bfloat16", 2**30 - 64, False),
+    ],
+)
+def test_rows_of_the_packed_filter_stay_below_2_gib(dtype: str, channels: int, refused: bool) -> None:
+    columns = -(-channels // 64) * 64
+    attrs = {"channels": (channels,), "kernel_shape": (1, 1), "packed_sizes": [columns]}
+    inputs = [Tensor((1, channels, 1, 1), dtype, CHANNELS_LAST), Tensor((32, columns), dtype), Tensor((32,), "float32")]
+    call = Call("CuteConcatConv1Relu", inputs, [Tensor((1, 32, 1, 1), dtype, CHANNELS_LAST)], attrs)
+    reason = kernels.reject(call)
+    words = f"a row of the packed filter has {columns * (4 if dtype == 'float32' else 2)} bytes, fewer than 2^31"
+    assert (words in (reason or "")) == refused and (reason is None) != refused, reason
+
+
+def test_a_layer_of_many_tiles_is_priced_at_once() -> None:
+    attrs = {"channels": (16,), "kernel_shape": (1, 1), "packed_sizes": [64]}
+    inputs = [Tensor((1000, 16, 1000, 2000), "float16", CHANNELS_LAST), Tensor((65536, 64), "float16")]
+    inputs.append(Tensor((65536,), "float32"))
+    output = Tensor((1000, 65536, 1000, 2000), "float16", CHANNELS_LAST)
+    call = Call("CuteConcatConv1Relu", inputs, [output], attrs, sm=90, sm_count=132)
+    started = time.perf_counter()
+    ids = kernels.configs(call)
+    assert ids and time.perf_counter() - started < 0.5
+    times = [kernels.predicted_us(replace(call, config=i)) for i in ids]
+    floor = 2 * 2e9 * 65536 * 16 / 2e9  # us at 2 PFLOP/s, more than any GPU does
+    assert all(t is not None and t > floor for t in times), times
 
 
 def test_an_empty_clip_range_is_refused() -> None:

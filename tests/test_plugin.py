@@ -53,6 +53,24 @@ def test_every_variant_lives_through_builder_and_runtime(host: Host, sources: in
         assert context.output_size(0) == (3, FILTERS, 17, 9)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ([], "0 input shapes were given, the node has 4 inputs"),
+        ([(3, 64, 17, 9)], "1 input shapes were given"),
+        ([(3, 64, 17, 9)] * 9, "9 input shapes were given"),
+        ([(3, 64, 17, 9), (3, 24, 17), (32, 1), (32,)], "input 1 was given 3 axes, the engine was built for 4"),
+    ],
+)
+def test_a_context_refuses_shapes_that_are_not_the_nodes(
+    host: Host, shapes: list[tuple[int, ...]], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plugin = build(host, 2, "float16", "Relu").check()
+    with pytest.raises(HostError) as error:
+        plugin.context().set_shapes(shapes)
+    assert words in str(error.value) + capfd.readouterr().err
+
+
 FORMS = {
     "views": ("CuteViewConcatConv2Relu", [(1, 80, 20, 12), (1, 24, 10, 6)], [],
               {"channels": [40, 24], "channel_starts": [8, 0], "upsample": [1, 2]}, [FILTERS]),

@@ -48,6 +48,13 @@ def test_tiles_of_every_type_and_architecture_take_it(dtype: str, sm: int, taps:
     assert bool(hopper) == (sm == 90 and dtype != "float32") and ids[: len(hopper)] == hopper
 
 
+def test_wide_images_keep_hoppers_tiles() -> None:
+    narrow, wide = (
+        set(kernels.configs(replace(pre_activated(side=side, taps=3), sm=90, sm_count=132))) for side in (64, 17000)
+    )
+    assert {i for i in narrow if i > 100} <= wide
+
+
 @pytest.mark.parametrize(("channels", "small"), [((2048, 2048), {151, 152, 153, 154, 160}), ((2048, 2048, 8), set())])
 def test_small_hopper_tiles_have_room_for_the_vectors_of_4096_channels(
     channels: tuple[int, ...], small: set[int]

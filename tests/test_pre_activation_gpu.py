@@ -108,6 +108,14 @@ def test_a_nan_stays_at_its_pixel_and_is_not_hidden_by_relu(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("height", "width"), [(3, 40000), (20001, 4)])
+def test_images_of_more_than_2_to_the_14_pixels_a_side(height: int, width: int, dtype: str) -> None:
+    problem = Problem(1, height, width, (40, 32), 64, activation="Relu", **SAME)
+    ids = check(problem, dtype)
+    assert any(i > 100 for i in ids) == (gpu.device_facts()[0] == 90 and dtype != "float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_graph_replay_equals_eager(dtype: str) -> None:
     instance = problems.instantiate(Problem(1, 7, 7, (704, 224, 32), 128, activation="Relu", pre_activated=True), dtype)
     gpu_checks.assert_replays_equal_eager(instance)

@@ -56,6 +56,16 @@ def test_the_bound_counts_the_most_negative_filter() -> None:
     assert quant_math.sum_bound(w, (4, 1), (0.5, 1.0)) == 4 * 128 * 128
 
 
+def test_a_bound_that_a_parser_would_change_is_not_written() -> None:
+    """Parsers keep attributes in 32 bits: 2^32 + 1 would become a small bound, and sums wrong."""
+    channels = (14000,) * 5 + (1,)
+    w = np.broadcast_to(np.int8(127), (1, sum(channels), 3, 3))
+    assert 128 * 127 * 9 * 70000 > 2**32
+    assert quant_math.sum_bound(w, channels, (1.0,) * 5 + (2.0,)) == 0
+    few = (14000,) * 2 + (1,)
+    assert 2**31 > quant_math.sum_bound(w[:, :28001], few, (1.0, 1.0, 2.0)) > 2**30
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_another_order_of_sources_is_the_same_convolution(order: tuple[int, ...]) -> None:
     channels = CHANNELS[:3]
