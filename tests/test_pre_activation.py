@@ -71,14 +71,6 @@ def test_a_tile_for_pre_activated_sources_alone_refuses_others() -> None:
         kernels.Launcher(replace(plain, config=160))
 
 
-def test_hopper_tiles_keep_rows_and_columns_of_padded_images_in_16_bits() -> None:
-    call = replace(pre_activated(side=(1 << 14) + 1, taps=3), sm=90)
-    inputs = [replace(t, dims=(1, *t.dims[1:3], 40)) if len(t.dims) == 4 else t for t in call.inputs]
-    outputs = [replace(t, dims=(1, *t.dims[1:3], 40)) for t in call.outputs]
-    call = replace(call, inputs=inputs, outputs=outputs, _keep=[])
-    assert kernels.reject(call) is None and all(i < 100 for i in kernels.configs(call)) and kernels.configs(call)
-
-
 REFUSED = {
     "a channel count": (pre_activated(channels=(64, 12)), "source 1 of a pre-activation has 12 channels"),
     "in float32": (pre_activated("float32", channels=(64, 6)), "float32 takes multiples of 4"),
