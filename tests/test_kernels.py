@@ -216,8 +216,8 @@ def test_a_layer_of_many_tiles_is_priced_at_once() -> None:
     call = Call("CuteConcatConv1Relu", inputs, [output], attrs, sm=90, sm_count=132)
     started = time.perf_counter()
     ids = kernels.configs(call)
-    assert ids and time.perf_counter() - started < 0.5
     times = [kernels.predicted_us(replace(call, config=i)) for i in ids]
+    assert ids and time.perf_counter() - started < 3  # wave by wave it takes 9 s
     floor = 2 * 2e9 * 65536 * 16 / 2e9  # us at 2 PFLOP/s, more than any GPU does
     assert all(t is not None and t > floor for t in times), times
 

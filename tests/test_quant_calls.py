@@ -284,6 +284,18 @@ def test_illegal_calls_are_refused_in_one_sentence(name: str) -> None:
     assert not re.search(r"\.\s", reason)
 
 
+@pytest.mark.parametrize("blocks", [65535, 65536])
+def test_small_tiles_count_blocks_of_channels_in_16_bits(blocks: int) -> None:
+    channels = (64 * (blocks - 1), 64)
+    call = good(channels=channels, kernel_shape=(1, 1), pads=(0, 0, 0, 0), packed_sizes=channels, output_type=10)
+    inputs = [kernels.Tensor((2, c, 20, 20), "int8", CHANNELS_LAST) for c in channels]
+    inputs += [kernels.Tensor((32, 64 * blocks), "int8", LINEAR), *call.inputs[3:]]
+    outputs = [replace(t, dtype="float16") for t in call.outputs]
+    call = in_float8(replace(call, inputs=inputs, outputs=outputs, sm=90, sm_count=132, _keep=[]))
+    assert kernels.reject(call) is None
+    assert ({231, 239} <= set(kernels.configs(call))) == (blocks < 65536)
+
+
 def test_long_reductions_of_several_sources_leave_the_tiles_that_drain() -> None:
     channels = (70000, 70000)
     call = good(channels=channels, kernel_shape=(1, 1), pads=(0, 0, 0, 0), packed_sizes=(70016, 70016),
