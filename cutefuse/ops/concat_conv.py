@@ -16,7 +16,7 @@ from cutefuse.ops.op import Case, Cost, FusedOp, body_of
 
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi",
-    "channel_starts", "upsample", "output_channels",
+    "channel_starts", "upsample", "output_channels", "residual_start", "layout",
 ]  # fmt: skip
 
 

@@ -10,14 +10,18 @@ from cutefuse.ops import conv_form, conv_math
 from cutefuse.ops.conv_form import Form, Source
 
 FLOAT_MAX = 3.402823466e38
+HWC8, NHWC = 0, 1  # values of the attribute `layout`
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def make_call(
     form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
-    params: dict[str, float],
+    params: dict[str, float], layout: int = HWC8,
 ) -> Call:  # fmt: skip
-    """The call of these sources, `outputs` filters for each output, every attribute written."""
+    """The call of these sources, `outputs` filters for each output, every attribute written.
+
+    Its tensors have logical NCHW dims in either layout: HWC8 (pixels padded to whole vectors) or NHWC (dense pixels).
+    """
     channels = [s.channels for s in sources]
     sizes = conv_math.packed_sizes(channels, geometry.kernel_shape)
     size = conv_form.first_size(sources)
@@ -29,6 +33,7 @@ def make_call(
         "channel_starts": [s.start for s in sources] if form.view else [0],
         "upsample": [s.upsample for s in sources] if form.view else [1],
         "output_channels": list(outputs) if form.outputs > 1 else [0],
+        "residual_start": [0], "layout": [layout],
     }  # fmt: skip
     filters = sum(outputs)
     inputs = [Tensor(s.dims, dtype, CHANNELS_LAST) for s in sources]

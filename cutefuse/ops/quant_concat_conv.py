@@ -22,7 +22,7 @@ PLAIN = concat_conv.OPERATOR
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, INT8.name: 1, FLOAT8.name: 1}
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "input_scales", "output_scale",
-    "output_type", "alpha", "lo", "hi", "sum_bound",
+    "output_type", "alpha", "lo", "hi", "sum_bound", "layout",
 ]  # fmt: skip
 
 

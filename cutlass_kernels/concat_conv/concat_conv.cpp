@@ -91,10 +91,11 @@ char const *check_outputs(Checks const &checks) {
   }
   p.ldy = p.ranges[0].ld;
   if (p.residual == Residual::kNone) return nullptr;
-  return checks.pixels("residual", checks.call.inputs[p.sources + 2], p.type, p.K, &p.ldz);
+  return checks.pixels("residual", checks.call.inputs[p.sources + 2], p.type, p.K, &p.ldz, p.residual_start,
+                       kVariantTable[checks.call.variant].facts.view);
 }
 
-// channel_starts and upsample: one value for each source of a view, the default otherwise.
+// channel_starts and upsample: one value for each source of a view, the default otherwise; and residual_start.
 char const *check_views(Checks const &checks) {
   Problem &p = checks.p;
   bool const view = kVariantTable[checks.call.variant].facts.view;
@@ -116,6 +117,15 @@ char const *check_views(Checks const &checks) {
       (attr == kUpsample ? p.upsample : p.start)[i] = static_cast<int>(value);
     }
   }
+  std::int64_t const first = checks.call.attrs[kResidualStart].ints[0];
+  bool const ranged = view && p.residual != Residual::kNone;
+  if (first < 0 || first > kInt32Max / 2 || (first > 0 && !ranged) || first * size_of(p.type) % 16 != 0) {
+    return sentence(
+        "concat_conv: residual_start is %lld; 0 is allowed, and for CuteView op_types with a residual every multiple "
+        "of %d",
+        (long long)first, 16 / size_of(p.type));
+  }
+  p.residual_start = static_cast<int>(first);
   for (int i = 0; i < p.sources; ++i) {
     if (std::int64_t(p.start[i]) * size_of(p.type) % 16 == 0) continue;
     return sentence("concat_conv: source %d starts at channel %d; a range must start at a multiple of %d %s channels",
