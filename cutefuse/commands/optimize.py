@@ -18,10 +18,11 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_options
-from cutefuse.commands.doctor import local_gpu, local_sm
+from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch import shape_argument, show, tuner_of
 from cutefuse.engine.bench import BEST
 from cutefuse.engine.build import BACKENDS, choose_backend
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.noise import HOW
 from cutefuse.engine.optimize import Limits, Outcome
 from cutefuse.errors import CutefuseError, run_command

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutefuse import kernels
+from cutefuse.engine.tensors import Tensor, dtype_of
 from cutefuse.report.reader import Engine, Layer
-from cutefuse.report.tensors import Tensor, dtype_of
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.peaks import Peaks
 

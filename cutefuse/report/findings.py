@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from cutefuse.engine.kinds import copy_origin, is_row_norm, on_tensor_cores
 from cutefuse.engine.plugins import count_plugins
 from cutefuse.report.cost import Cost, Placement
 from cutefuse.report.graph import neighbours
-from cutefuse.report.kinds import copy_origin, is_row_norm, on_tensor_cores
 from cutefuse.report.reader import Engine, Layer
 
 TINY_US = 5.0

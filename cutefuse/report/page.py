@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import cutefuse
+from cutefuse.engine.kinds import KINDS, copy_origin
 from cutefuse.output import write_text
 from cutefuse.report import charts, svg
 from cutefuse.report.cost import weight_bytes
 from cutefuse.report.graph import memory_profile
-from cutefuse.report.kinds import KINDS, copy_origin
 from cutefuse.report.reader import Engine
 from cutefuse.report.tables import Analysis
 

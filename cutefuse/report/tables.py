@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
+from cutefuse.engine.kinds import KINDS
 from cutefuse.errors import CutefuseError
 from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import Cost, Placement, layer_cost, place
 from cutefuse.report.findings import Finding, findings
-from cutefuse.report.kinds import KINDS
 from cutefuse.report.rank import Candidate, candidates
 from cutefuse.report.reader import Engine
 from cutefuse.roofline.peaks import Peaks
