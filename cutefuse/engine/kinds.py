@@ -63,6 +63,11 @@ def kernel_words(name: str) -> list[str]:
     return re.findall(r"[A-Z][a-z0-9]*", found[1]) if found else []
 
 
+def computing_words(name: str) -> list[str]:
+    """What a kernel of Myelin computes beside what it moves, each step once: "__myl_ConcMulAdd_myl0_3" -> Mul, Add."""
+    return [w for w in dict.fromkeys(kernel_words(name)) if w not in _MOVING_WORDS | _CASTING_WORDS]
+
+
 def _kernel_kind(layer_type: str, words: list[str]) -> str:
     """Kind of a kernel that Myelin names by its steps. A fusion moves on its way to a product, which is no copy."""
     given = set(words)

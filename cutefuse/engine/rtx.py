@@ -29,6 +29,7 @@ from cutefuse.roofline.peaks import by_name
 NAME = "TensorRT for RTX"
 CAPABILITIES = (75, 80, 86, 89, 120, 121)  # compute capability * 10
 DEFAULT_SM = 89
+_KNOWN = ", ".join(f"{sm / 10:.1f}" for sm in CAPABILITIES)
 LIBRARIES, BINDINGS = "tensorrt_rtx_libs", "tensorrt_rtx_bindings"
 TARGET = "--sm"  # ours, among trtexec's options: the compute capability * 10 to build for
 _LIBRARY = "libtensorrt_rtx.so"  # by this name the ONNX parser opens what lies in the package as libtensorrt_rtx.so.1
@@ -47,9 +48,8 @@ def available() -> str | None:
 def check_sm(sm: int) -> int:
     """A compute capability (times 10) that can be built for. Raises CutefuseError for any other."""
     if sm not in CAPABILITIES:
-        known = ", ".join(f"{c / 10:g}" if c % 10 else f"{c // 10}.0" for c in CAPABILITIES)
         raise CutefuseError(
-            f"{NAME} builds for compute capability {known}, not for {sm / 10:.1f}; choose one of them with --sm or "
+            f"{NAME} builds for compute capability {_KNOWN}, not for {sm / 10:.1f}; choose one of them with --sm or "
             "--gpu, or use another --backend"
         )
     return sm
@@ -181,17 +181,21 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(modules), "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
 
 
-def module() -> Any:
-    """The Python package that runs engines. Raises CutefuseError without it, without a GPU, and for an unfit GPU."""
+def cannot_run() -> str | None:
+    """Why engines cannot be timed here, in one sentence; None where they can."""
     if reason := available():
-        raise CutefuseError(reason)
+        return reason
     sm = local_sm()
-    if not sm:
-        raise CutefuseError(
-            f"{NAME} builds engines without a GPU, but takes times on one alone, and none is here; "
-            "look at what was built with `cutefuse report`, or run on a machine with a GPU"
-        )
-    check_sm(sm)
+    if sm in CAPABILITIES:
+        return None
+    here = f"this one has {sm / 10:.1f}" if sm else "none is here"
+    return f"{NAME} builds engines anywhere, but times them on a GPU of compute capability {_KNOWN} alone, and {here}"
+
+
+def module() -> Any:
+    """The Python package that runs engines. Raises CutefuseError where `cannot_run`."""
+    if reason := cannot_run():
+        raise CutefuseError(f"{reason}; take such a machine, or another --backend")
     return importlib.import_module(BINDINGS)
 
 
