@@ -48,6 +48,7 @@ class CompiledGraph:
     seconds: float = 0.0
     peak_mib: float = 0.0
     warnings: tuple[str, ...] = ()
+    sm: int = 0  # compute capability * 10 that it was compiled for
 
     @property
     def copies(self) -> tuple[CompiledLayer, ...]:

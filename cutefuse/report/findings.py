@@ -132,7 +132,7 @@ def _moved(engine: Engine) -> list[Finding]:
     share = sums.copy_bytes / sums.all_bytes
     largest = moves(engine)
     text = f"{100 * share:.0f} % of what all layers read and write. The largest: " + "; ".join(
-        f"{move.size_bytes / 1e6:.1f} MB {move.reason}" for move in largest[:3]
+        f"{move.size_bytes / 1e6:.1f} MB: {move.reason}" for move in largest[:3]
     )
     severity = "high" if share >= 0.25 else "medium" if share >= 0.1 else "low"
     return [Finding(severity, sums.text, f"{text}.", layers=[move.index for move in largest])]

@@ -13,7 +13,7 @@ from cutefuse.report.reader import Engine, Layer
 
 @dataclass(frozen=True)
 class Move:
-    """One copy. `origin`: a word of `kinds.copy_origin`; `reason`: what it does, behind and in front of which layers."""
+    """One copy. `origin`: a word of `kinds.copy_origin`; `reason`: what it does, between which layers."""
 
     index: int
     origin: str
@@ -23,7 +23,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """All copies of an engine: how many, the bytes that they read and write, and those of all layers with weights."""
+    """All copies of an engine, the bytes that they read and write, and those of all layers with their weights."""
 
     copies: int
     copy_bytes: int
@@ -69,12 +69,17 @@ def moves(engine: Engine) -> list[Move]:
     return sorted(found, key=lambda move: -move.size_bytes)
 
 
-_SINGULAR = {"plugin": "plugin", "conv": "convolution", "gemm": "matrix product", "copy": "another copy"}
+_SINGULAR = {
+    "conv": "convolution", "gemm": "matrix product", "pool": "pool", "plugin": "plugin", "norm": "normalisation",
+    "foreign": "region", "noop": "no-op",
+}  # fmt: skip
 
 
 def _called(layer: Layer) -> str:
+    if layer.kind == "copy":
+        return "another copy"
     kind = _SINGULAR.get(layer.kind, KINDS[layer.kind])
-    return kind if layer.kind == "copy" or not layer.onnx else f"{kind} {layer.onnx[-1]}"
+    return f"{kind} {layer.onnx[0] if layer.onnx else layer.label}"
 
 
 def _list(word: str, names: list[str] | None) -> str:
