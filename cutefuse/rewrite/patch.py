@@ -148,7 +148,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     written = None
     if writes:
         written = _write(
-            source, output, graph, sites, doomed, rewritten, external, options, report, converted, layout, complete
+            source, output, graph, sites, doomed, rewritten, external, options, report, converted, bool(turned), complete
         )
     else:
         complete()
@@ -243,7 +243,7 @@ def _report(
 def _write(
     source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, silus: Sequence[tanh_silu.Silu],
     external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
-    layout: int, complete: Callable[[], str],
+    turned: bool, complete: Callable[[], str],
 ) -> Path | None:  # fmt: skip
     """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
@@ -254,10 +254,10 @@ def _write(
         if any(s.status == FUSED for s in sites):
             apply_sites(graph, sites, doomed, out, report["input"]["sha256"])
         tanh_silu.write(model, silus)
-        if layout == NHWC:
+        if report["layout"]["name"] == NAMES[NHWC]:
             islands.lay(model, source.parent)
         if options.functions:
-            add_bodies(model, graph, new_calls(sites), True)
+            add_bodies(model, graph, new_calls(sites), turned)
         out.save(model, source.parent)
         if options.verify:
             report["verify"] = prove(
