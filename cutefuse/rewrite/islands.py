@@ -26,12 +26,11 @@ from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.layouts import HWC8, NHWC
-from cutefuse.rewrite.agnostic import TO_NCHW, TO_NHWC, fused_ports, is_pointwise, ports, turn
+from cutefuse.rewrite.agnostic import LAYOUT, TO_NCHW, TO_NHWC, fused_ports, is_nhwc, is_pointwise, ports, turn
 from cutefuse.rewrite.apply import Names, in_order
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
 SUFFIX = ".nhwc"
-_LAYOUT = "layout"
 _REPAIR = "the model was changed after it was patched; patch the original again"
 _FREE = 1e-6  # the price of a Transpose that is a view: fewer are better where nothing else tells
 _SPATIAL = frozenset(
@@ -41,13 +40,12 @@ _SPATIAL = frozenset(
 
 def layouts(model: ModelProto) -> set[int]:
     """The layouts of the fused convolutions of a model."""
-    found = [n for n in fused_nodes(model) if fused_ports(n) is not None]
-    return {attribute(n, _LAYOUT, HWC8) for n in found}
+    return {NHWC if is_nhwc(n) else HWC8 for n in fused_nodes(model) if fused_ports(n) is not None}
 
 
 def lay(model: ModelProto, folder: Path) -> None:
-    """Turn every fused convolution, whose tensors are NCHW whatever its attribute says, to NHWC, with what belongs to its
-    island.
+    """Turn every fused convolution to NHWC, with what belongs to its island. Its tensors are NCHW so far, whatever its
+    attribute says.
 
     Raises CutefuseError for a fused node that the kernels cannot run so.
     """
@@ -95,7 +93,7 @@ def lift(model: ModelProto, folder: Path) -> int:
     """
     graph = Graph(model, folder, inferred(model))
     island = _Island(graph, TO_NCHW, HWC8)
-    waiting = [n for n in graph.nodes if fused_ports(n) is not None and attribute(n, _LAYOUT, HWC8) == NHWC]
+    waiting = [n for n in graph.nodes if is_nhwc(n)]
     count, outer, shores = len(waiting), dict[str, str](), set[int]()
     exits: dict[str, list[str]] = {}
     while waiting:
@@ -139,7 +137,7 @@ def _call(graph: Graph, node: NodeProto, layout: int) -> kernels.Call:
     call, images = graph_call(node, graph), fused_ports(node) or []
     inputs = [replace(t, layout=CHANNELS_LAST) if i in images else t for i, t in enumerate(call.inputs)]
     outputs = [Tensor(graph.dims(o) or (), graph.dtype(o) or "", CHANNELS_LAST) for o in node.output]
-    return kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {_LAYOUT: [layout]})
+    return kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [layout]})
 
 
 def _is_shore(node: NodeProto, perm: Sequence[int]) -> bool:
@@ -236,7 +234,8 @@ class _Sea:
         self._agnostic = {id(n) for n in graph.nodes if id(n) not in self._fused and ports(graph, n) is not None}
         self._hosted: set[int] = set()
         for node in in_order(graph.nodes):
-            if id(node) in self._agnostic and is_pointwise(node) and any(map(self._hosts, node.input)):
+            follows = node.op_type == "BatchNormalization" or (id(node) in self._agnostic and is_pointwise(node))
+            if follows and any(map(self._hosts, node.input)):
                 self._hosted.add(id(node))
 
     def _hosts(self, tensor: str) -> bool:
@@ -294,7 +293,7 @@ class _Sea:
 
 def _set_layout(node: NodeProto, layout: int) -> None:
     for a in node.attribute:
-        if a.name == _LAYOUT:
+        if a.name == LAYOUT:
             a.i = layout
             return
-    node.attribute.append(helper.make_attribute(_LAYOUT, layout))
+    node.attribute.append(helper.make_attribute(LAYOUT, layout))

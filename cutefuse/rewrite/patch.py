@@ -109,7 +109,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         check_apart(model, source, output, data_path(output), report_path(output))
     before, external = op_counts(model.graph), uses_external_data(model)
     layout = layout_of(options.layout, options.engine, options.sm)
-    turned = islands.layouts(model) - {layout}  # of the fused nodes that are there already
+    turned = bool(islands.layouts(model) - {layout})  # of the fused nodes that are there already
     islands.lift(model, source.parent)
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
@@ -148,7 +148,18 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     written = None
     if writes:
         written = _write(
-            source, output, graph, sites, doomed, rewritten, external, options, report, converted, bool(turned), complete
+            source,
+            output,
+            graph,
+            sites,
+            doomed,
+            rewritten,
+            external,
+            options,
+            report,
+            converted,
+            bool(turned),
+            complete,
         )
     else:
         complete()

@@ -141,8 +141,8 @@ def find_sites(
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
     They are found in a cleaned copy of the graph; their nodes are those of the model, its no-ops between them included.
-    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone` and
-    `layout`: see `finders`.
+    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone`
+    and `layout`: see `finders`.
 
     Raises CutefuseError for a broken graph: a tensor defined twice, a cycle; and for shapes that contradict the model.
     """
