@@ -88,7 +88,7 @@ class ConcatConv(FusedOp):
         absolute = [np.abs(o) for o in operands]
         total = conv_math.convolve(call, absolute)
         return conv_math.split_channels(
-            call, total + absolute[-1] if conv_form.form_of(call.op_type).residual else total
+            call, total + conv_math.residual(call, absolute) if conv_form.form_of(call.op_type).residual else total
         )
 
     def tolerance(self, dtype: str) -> float:
@@ -99,6 +99,8 @@ class ConcatConv(FusedOp):
         elements = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
         for i, (tensor, channels) in enumerate(zip(call.inputs, attrs["channels"], strict=False)):
             elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor, the channels read
+        if form.residual:
+            elements[form.inputs - 1] = elements[form.inputs]
         sizes = [
             n * conv_call.ELEMENT_BYTES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)
         ]

@@ -8,17 +8,18 @@ from typing import Any
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops import conv_form, conv_math
 from cutefuse.ops.conv_form import Form, Source
+from cutefuse.ops.layouts import HWC8
 
 FLOAT_MAX = 3.402823466e38
-HWC8, NHWC = 0, 1  # values of the attribute `layout`
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def make_call(
     form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
-    params: dict[str, float], layout: int = HWC8,
+    params: dict[str, float], layout: int = HWC8, residual: Source | None = None,
 ) -> Call:  # fmt: skip
-    """The call of these sources, `outputs` filters for each output, every attribute written.
+    """The call of these sources, `outputs` filters for each output, every attribute written. `residual`: the part of a
+    tensor that is added, by default one of the output's sizes.
 
     Its tensors have logical NCHW dims in either layout: HWC8 (pixels padded to whole vectors) or NHWC (dense pixels).
     """
@@ -33,13 +34,14 @@ def make_call(
         "channel_starts": [s.start for s in sources] if form.view else [0],
         "upsample": [s.upsample for s in sources] if form.view else [1],
         "output_channels": list(outputs) if form.outputs > 1 else [0],
-        "residual_start": [0], "layout": [layout],
+        "residual_start": [residual.start if residual else 0], "layout": [layout],
     }  # fmt: skip
     filters = sum(outputs)
     inputs = [Tensor(s.dims, dtype, CHANNELS_LAST) for s in sources]
     inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
     inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if form.pre_activated else []
-    inputs += [Tensor((batch, filters, rows, columns), dtype, CHANNELS_LAST)] if form.residual else []
+    if form.residual:
+        inputs += [Tensor(residual.dims if residual else (batch, filters, rows, columns), dtype, CHANNELS_LAST)]
     results = [Tensor((batch, k, rows, columns), dtype, CHANNELS_LAST) for k in outputs]
     return Call(form.op_type, inputs, results, attrs)
 

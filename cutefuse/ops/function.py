@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
@@ -13,6 +14,7 @@ from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION, TILE
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call, Tensor
 from cutefuse.ops import operators
+from cutefuse.ops.layouts import NHWC
 
 
 def graph_call(node: NodeProto, graph: Graph) -> Call:
@@ -21,13 +23,20 @@ def graph_call(node: NodeProto, graph: Graph) -> Call:
 
 
 def call_of(node: NodeProto, inputs: Sequence[Tensor]) -> Call:
-    """The call of a fused node, every attribute written, without outputs."""
+    """The call of a fused node, every attribute written, without outputs; its images have logical NCHW dims."""
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     attrs: dict[str, Any] = {}
     for spec in kernels.operator_of(node.op_type)["attributes"]:
         value = given.get(spec["name"], [spec["default_value"]] * spec["default_count"])
         attrs[spec["name"]] = list(value) if isinstance(value, list | tuple) else [value]
+    if attrs.get("layout") == [NHWC]:
+        inputs = [replace(t, dims=nchw(t.dims)) for t in inputs]
     return Call(node.op_type, inputs, [], attrs)
+
+
+def nchw(dims: Sequence[int]) -> tuple[int, ...]:
+    """The dims N, C, H, W of an image whose own are N, H, W, C; others as they are."""
+    return tuple(dims[axis] for axis in (0, 3, 1, 2)) if len(dims) == 4 else tuple(dims)
 
 
 def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
