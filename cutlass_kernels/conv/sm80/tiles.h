@@ -32,7 +32,7 @@ struct Tile {
   // are no whole number of vectors, and copy each source in the largest pieces that its pixels and channels allow.
   int copy_bytes;
   // The cost model: the time that a block takes alone on a multiprocessor, for every channel of the reduction, and for
-  // its start and end. Fitted on an H200 to the shapes of docs/measured.md.
+  // its start and end. Fitted on an H200 to the shapes of benchmarks/conv_shapes.json.
   double channel_ns, block_us;
   int halo_rows;  // > 0: the taps of a filter row share their pixels, and a stage holds up to m + halo_rows of them
   Sums sums;
