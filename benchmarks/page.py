@@ -99,9 +99,9 @@ def verdicts(rows: Rows) -> list[str]:
     judged = [v for v in targets.verdicts(rows) if v.reached is not None]
     missed = [v for v in judged if not v.reached]
     lines = [f"{len(judged) - len(missed)} of {len(judged)} targets are reached."]
-    return lines + (
-        ["", *grid([["missed target", "measured"], *([v.target, v.measured] for v in missed)])] if missed else []
-    )
+    if missed:
+        lines += ["", *grid([["missed target", "measured"], *([v.target, v.measured] for v in missed)])]
+    return lines
 
 
 def sets(*runs: Rows) -> list[str]:
@@ -127,9 +127,8 @@ def calls(rows: Rows) -> list[str]:
     lines = [["norm", "type", "direction", "ours us", "torch us", "mean ratio"]]
     for key in dict.fromkeys((r["norm"], r["dtype"], r["direction"]) for r in rows):
         part = [r for r in rows if (r["norm"], r["dtype"], r["direction"]) == key]
-        spans = [
-            f"{min(r[side] for r in part):.0f} to {max(r[side] for r in part):.0f}" for side in ("ours_us", "torch_us")
-        ]
+        ours, torch = ([row[side] for row in part] for side in ("ours_us", "torch_us"))
+        spans = [f"{min(times):.0f} to {max(times):.0f}" for times in (ours, torch)]
         lines.append([*key, *spans, f"{geometric_mean(r['ratio'] for r in part):.2f}"])
     return grid(lines)
 
