@@ -121,7 +121,10 @@ def test_what_was_measured_is_kept_and_the_rest_is_measured(tmp_path: Path, monk
     argv = ["monai/UNe*", "--packages", str(tmp_path), "--lines", str(lines), "--page", str(page)]
     assert command.main(argv) == 0
     assert measured == [w for w in wanted() if w[0] == "monai" and w[1].startswith("UNe")][1:]
-    assert len(lines.read_text().splitlines()) == 1 + len(measured) and f"| monai 1.0 | {1 + len(measured)} |" in page.read_text()
+    assert (
+        len(lines.read_text().splitlines()) == 1 + len(measured)
+        and f"| monai 1.0 | {1 + len(measured)} |" in page.read_text()
+    )
     assert command.main(argv) == 0 and len(lines.read_text().splitlines()) == 1 + len(measured)
 
 
