@@ -67,6 +67,13 @@ def test_a_set_names_what_is_slower_and_counts_first_guesses() -> None:
     assert line == "| latency | 2 | L2 | 0.866 | s 1.50 | 0.250 | 1 of 2 |"
 
 
+def test_of_a_run_with_both_states_of_the_cache_each_set_takes_its_own() -> None:
+    rows = [layer("s", us, name, warm=warm) for warm, us, name in
+            ((True, 1.0, "ours"), (True, 2.0, "cudnn_precat"), (False, 4.0, "ours"), (False, 5.0, "cudnn_precat"))]  # fmt: skip
+    conv, latency = page.sets(*[rows] * len(page.SETS))[2:4]
+    assert conv.startswith("| conv | 1 | memory | 0.800 |") and latency.startswith("| latency | 1 | L2 | 0.500 |")
+
+
 def test_machines_are_told_apart_and_versions_are_written_as_people_write_them() -> None:
     rows = [FACTS | {"dtype": "float16"}, FACTS | {"dtype": "float32"}, FACTS | {"gpu": "H", "dtype": "float16"}]
     assert page.machine(rows) == (
