@@ -113,11 +113,12 @@ def sets(*runs: Rows) -> list[str]:
         caches = table.by_cache(rows)
         cache = "cold" if "cold" in caches and (name == SETS[0] or len(caches) == 1) else "warm"
         shapes = table.by_shape(caches[cache])
+        operands = "memory" if cache == "cold" else "L2"
         cudnn, cublas = table.ratios(shapes, precat), table.ratios(shapes, cublaslt)
         above = ", ".join(f"{n} {r:.2f}" for n, r in cudnn.items() if r > 1.005) or "none"
         losses = [table.guess_loss(found) for found in shapes.values() if "guess" in found]
         lines.append([
-            name, str(len(shapes)), "memory" if cache == "cold" else "L2", f"{geometric_mean(cudnn.values()):.3f}", above,
+            name, str(len(shapes)), operands, f"{geometric_mean(cudnn.values()):.3f}", above,
             f"{geometric_mean(cublas.values()):.3f}" if cublas else "-",
             f"{sum(loss <= 1.1 for loss in losses)} of {len(losses)}",
         ])  # fmt: skip
