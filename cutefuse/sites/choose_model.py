@@ -30,8 +30,8 @@ from cutefuse.sites.choose_engine import (
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Joined, Match, tensors_of
 
-# Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms"), for the bytes they move.
-# Inside a network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
+# Forward row norms against torch.compile, geometric means on an H200, for the bytes they move. Inside a
+# network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
 _NORM_RATIOS = {False: 0.83, True: 0.74}
 _NORM_US = 1.5
 # How much longer Triton takes over a Concat that it also normalises: 116 of DenseNet-121, one image and eight. Of more
