@@ -116,6 +116,7 @@ def _copy(model: ModelProto, values: Set[str], no_ops: Mapping[str, str]) -> Mod
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)
     graph.value_info.extend(model.graph.value_info)
+    graph.sparse_initializer.extend(model.graph.sparse_initializer)
     gone = values | no_ops.keys()
     for node in model.graph.node:
         made = set(filter(None, node.output))
