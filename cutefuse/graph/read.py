@@ -41,6 +41,7 @@ FOLDABLE = frozenset(
     "BatchNormalization ReduceL2 ReduceMean ReduceSum".split()
 )
 RUN_TIME = "is computed at run time"
+_RETIRED = ("GroupNormalization",)  # that of opset 18 is deprecated, and what exporters write
 MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating
 
 
@@ -126,6 +127,10 @@ class Graph:
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
 
+    def forget_sizes(self) -> None:
+        """Take no note of what the model says of the sizes of its tensors, but for its inputs."""
+        self._infos = {v.name: v for v in self.proto.input}
+
     def _check_acyclic(self) -> None:
         def parents(node: NodeProto) -> set[str]:
             return self._producers.keys() & reads_of(node)
@@ -152,7 +157,7 @@ class Graph:
         """Why a node breaks its schema (arity, attribute names and types); "" when it does not, or has none here."""
         if id(node) not in self._faults:
             fault = "" if node.output and node.output[0] else "it has no output"
-            if not fault and onnx.defs.has(node.op_type, self.opset, ""):
+            if not fault and node.op_type not in _RETIRED and onnx.defs.has(node.op_type, self.opset, ""):
                 plain = node
                 if node.domain == "ai.onnx":  # the checker knows the default domain by its short name only
                     plain = NodeProto.FromString(node.SerializeToString())

@@ -198,7 +198,8 @@ def _found(
     """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
     alone = options.engine == TORCH  # whose convolutions do not even add their bias
     cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
-    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
+    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note,
+                "stale_sizes": cleaned.stale}  # fmt: skip
     if options.clean:
         tidy(model, cleaned)
         cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
