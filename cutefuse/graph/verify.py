@@ -70,7 +70,7 @@ def _random(rng: np.random.Generator, dims: Sequence[int], dtype: str, scale: fl
         return np.asarray(rng.random(dims) < 0.5)  # without axes the comparison gives a number, no array
     if "int" in dtype:
         return rng.integers(0, 2, dims).astype(dtype)
-    return (scale * rng.standard_normal(dims)).astype(_named(dtype))
+    return np.asarray(scale * rng.standard_normal(dims), _named(dtype))  # without axes the product is no array
 
 
 def _named(dtype: str) -> np.dtype:
