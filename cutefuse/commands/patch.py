@@ -80,8 +80,8 @@ def show(result: Result, verbose: bool) -> None:
         print(_fault(fault))
     for unused in result.report["unused_options"]:
         print(unused)
-    if left := result.report["clean"]["left"]:
-        print(left)
+    for told in filter(None, (result.report["clean"]["stale_sizes"], result.report["clean"]["left"])):
+        print(told)
     if proof := result.report["verify"]:
         if proof["passed"]:
             print("\n".join(words(proof, (result.report["conversion"] or {}).get("dtype", ""))))

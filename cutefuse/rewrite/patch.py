@@ -32,7 +32,7 @@ from cutefuse.graph.store import (
 )
 from cutefuse.ops import operators
 from cutefuse.ops.layouts import NAMES, NHWC, layout_of, rule_of
-from cutefuse.output import check_named, write_text
+from cutefuse.output import check_named, real, write_text
 from cutefuse.rewrite import islands, tanh_silu
 from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
 from cutefuse.rewrite.functions import add_bodies
@@ -172,7 +172,7 @@ def _check(source: Path, output: Path, options: Options) -> None:
     if reason := kernels.reject_device(options.sm):
         raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
     check_named(output)
-    if output.resolve() == source.resolve():
+    if real(output) == real(source):
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     if (other := _reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
         raise CutefuseError(f"{report_path(output)} is the report of {other}; choose another -o, or move that report")
@@ -198,7 +198,8 @@ def _found(
     """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
     alone = options.engine == TORCH  # whose convolutions do not even add their bias
     cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
-    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
+    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note,
+                "stale_sizes": cleaned.stale}  # fmt: skip
     if options.clean:
         tidy(model, cleaned)
         cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
@@ -261,7 +262,7 @@ def _write(
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
     external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
-    with writer(output, external) as out:
+    with writer(output, external, source) as out:
         if any(s.status == FUSED for s in sites):
             apply_sites(graph, sites, doomed, out, report["input"]["sha256"])
         tanh_silu.write(model, silus)
@@ -269,14 +270,14 @@ def _write(
             islands.lay(model, source.parent)
         if options.functions:
             add_bodies(model, graph, new_calls(sites), turned)
-        out.save(model, source.parent)
+        out.save(model)
         if options.verify:
             report["verify"] = prove(
                 source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed,
                 [s.dtype for s in silus],
             )  # fmt: skip
             if not report["verify"]["passed"]:
-                write_text(report_path(output), complete())
+                write_text(report_path(output), complete(), [source])
                 return None
         out.text(report_path(output), complete())
         out.commit()
