@@ -10,9 +10,9 @@ from typing import Any
 import engine_files as ef
 import pytest
 
+from cutefuse.engine.kinds import is_row_norm
 from cutefuse.report.compare import compare
 from cutefuse.report.findings import Finding, findings
-from cutefuse.report.kinds import is_row_norm
 from cutefuse.report.reader import Engine, find_engines, read_engine
 from cutefuse.report.tables import compare_terminal
 from cutefuse.report.write import write, write_compare

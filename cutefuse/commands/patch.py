@@ -18,7 +18,8 @@ from typing import Any
 from cutefuse import table
 from cutefuse.commands import next_step
 from cutefuse.commands.build import end_on_sigterm
-from cutefuse.commands.doctor import local_gpu, local_sm
+from cutefuse.commands.doctor import local_gpu
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command

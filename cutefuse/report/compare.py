@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TypeVar
 
+from cutefuse.engine.kinds import KINDS
 from cutefuse.report.graph import neighbours
-from cutefuse.report.kinds import KINDS
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.union import Union
 

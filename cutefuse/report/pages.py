@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cutefuse.engine.kinds import KINDS
 from cutefuse.report import charts
 from cutefuse.report.compare import Comparison
-from cutefuse.report.kinds import KINDS
 from cutefuse.report.page import device, middle, render, shares, tile
 from cutefuse.roofline.peaks import Peaks
 

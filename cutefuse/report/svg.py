@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from html import escape
 
+from cutefuse.engine.kinds import KINDS
+from cutefuse.engine.tensors import Tensor
 from cutefuse.report.graph import Edge
-from cutefuse.report.kinds import KINDS
 from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
 from cutefuse.report.reader import Engine, Layer
-from cutefuse.report.tensors import Tensor
 
 # Colours of a file that stands alone; pages define the same variables for light and dark.
 _STYLE = """

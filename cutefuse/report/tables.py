@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
+from cutefuse.engine.kinds import KINDS
 from cutefuse.errors import CutefuseError
 from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import Cost, Placement, layer_cost, place
 from cutefuse.report.findings import Finding, findings
-from cutefuse.report.kinds import KINDS
+from cutefuse.report.moves import moved, moves
 from cutefuse.report.rank import Candidate, candidates
 from cutefuse.report.reader import Engine
 from cutefuse.roofline.peaks import Peaks
@@ -102,13 +103,15 @@ def report_json(analysis: Analysis) -> dict[str, Any]:
     ranked = None
     if analysis.candidates is not None:
         ranked = [{**vars(c), "measured_us": c.measured_us} for c in analysis.candidates]
+    sums = moved(engine)
     kinds = {k: sum(la.time_us or 0.0 for la in engine.layers if la.kind == k) for k in KINDS}
     return {
         "schema": 1, "name": engine.name, "backend": engine.backend, "tensorrt_version": engine.version or None,
         "device": engine.device, "latency_ms": engine.latency_ms, "performance_summary": engine.performance,
         "layers_total_us": engine.total_us, "layers": len(engine.layers), "engine_bytes": engine.size_bytes,
         "percent_of_roof": analysis.roof_percent, "peaks": vars(analysis.peaks) if analysis.peaks else None,
-        "time_us_by_kind": {k: v for k, v in kinds.items() if v},
+        "time_us_by_kind": {k: v for k, v in kinds.items() if v}, **vars(sums),
+        "moves": [vars(move) for move in moves(engine)],
         "findings": [{**vars(f), "onnx": f.onnx(engine, 1000)} for f in analysis.findings],
         "fuse_next": ranked,
         "files": {k: p.name for k, p in engine.files.items()}, "notes": engine.notes,
@@ -130,6 +133,8 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
             for row in heaviest
         ]
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
+    elif sums := moved(engine).text:
+        lines[0] += f", {sums}"
     lines += [
         f"{f.severity:>7}: {f.title}" + (f" ({f.cost_us:.1f} µs)" if f.cost_us else "") for f in analysis.findings[:6]
     ]

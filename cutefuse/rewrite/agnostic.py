@@ -13,7 +13,6 @@ from cutefuse.kernels import facts
 from cutefuse.ops.layouts import HWC8, NHWC
 from cutefuse.sites.quantisers import kind_of
 
-TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # `perm` of the Transposes at the shores
 RANK = 4
 LAYOUT = "layout"  # the attribute of a fused convolution
 _POINTWISE = frozenset(

@@ -25,8 +25,8 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.ops.function import fused_nodes, graph_call
-from cutefuse.ops.layouts import HWC8, NHWC
-from cutefuse.rewrite.agnostic import LAYOUT, TO_NCHW, TO_NHWC, fused_ports, is_nhwc, is_pointwise, ports, turn
+from cutefuse.ops.layouts import HWC8, NHWC, TO_NCHW, TO_NHWC
+from cutefuse.rewrite.agnostic import LAYOUT, fused_ports, is_nhwc, is_pointwise, ports, turn
 from cutefuse.rewrite.apply import Names, in_order
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
@@ -41,6 +41,12 @@ _SPATIAL = frozenset(
 def layouts(model: ModelProto) -> set[int]:
     """The layouts of the fused convolutions of a model."""
     return {NHWC if is_nhwc(n) else HWC8 for n in fused_nodes(model) if fused_ports(n) is not None}
+
+
+def mark(model: ModelProto, layout: int) -> None:
+    """Say a layout at every fused convolution; its tensors stay."""
+    for node in (n for n in fused_nodes(model) if fused_ports(n) is not None):
+        _set_layout(node, layout)
 
 
 def lay(model: ModelProto, folder: Path) -> None:

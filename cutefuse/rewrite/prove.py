@@ -14,8 +14,9 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.ops import concat_conv
+from cutefuse.ops.layouts import TO_NCHW
 from cutefuse.progress import spinner
-from cutefuse.rewrite.agnostic import TO_NCHW, is_nhwc
+from cutefuse.rewrite.agnostic import is_nhwc
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site

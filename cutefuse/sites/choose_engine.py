@@ -282,8 +282,8 @@ class Wiring:
         return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
 
     def _in_nchw(self, tensor: str) -> bool:
-        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what follows,
-        and convolutions of small maps, which are matrix products, are made in NCHW. So are the network's inputs, which
+        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what
+        follows, and convolutions of small maps, which are matrix products, are made in NCHW. So are the inputs, which
         a convolution of its own would copy too, unless a Concat does or others read them as well."""
         node = self.graph.producer(self.source(tensor))
         while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
