@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 TENSORRT, RTX, TORCH = ENGINES = ("tensorrt", "rtx", "torch")
 HWC8, NHWC = 0, 1  # values of the attribute `layout`
-TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # `perm` of the Transposes between them
+TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # axes of a Transpose
 NAMES = ("hwc8", "nhwc")
 AUTO = "auto"
 CHOICES = (AUTO, *NAMES)

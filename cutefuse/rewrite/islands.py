@@ -43,6 +43,12 @@ def layouts(model: ModelProto) -> set[int]:
     return {NHWC if is_nhwc(n) else HWC8 for n in fused_nodes(model) if fused_ports(n) is not None}
 
 
+def mark(model: ModelProto, layout: int) -> None:
+    """Say a layout at every fused convolution; its tensors stay."""
+    for node in (n for n in fused_nodes(model) if fused_ports(n) is not None):
+        _set_layout(node, layout)
+
+
 def lay(model: ModelProto, folder: Path) -> None:
     """Turn every fused convolution to NHWC, with what belongs to its island. Its tensors are NCHW so far, whatever its
     attribute says.

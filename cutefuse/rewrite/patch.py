@@ -111,6 +111,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     layout = layout_of(options.layout, options.engine, options.sm)
     turned = bool(islands.layouts(model) - {layout})  # of the fused nodes that are there already
     islands.lift(model, source.parent)
+    islands.mark(model, layout)  # `islands.lay` makes it true, once more is fused
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
     if conversion and conversion["scope"] == "model" and options.verify and not options.dry_run:

@@ -32,6 +32,7 @@ ELEMENTWISE = (
 VECTOR = 8  # channels to which our pixels are padded
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
+_SMALL_MAP = 1024  # pixels up to which Myelin was seen to convolve by a matrix product
 _SEEN_THROUGH = ("Identity", "Dropout")
 
 
@@ -77,9 +78,8 @@ class Engine:
 
     @property
     def reads_ranges(self) -> bool:
-        """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense, and Myelin
-        copies them."""
-        return self.name == TENSORRT
+        """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense."""
+        return self.name != TORCH
 
 
 def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
@@ -210,6 +210,8 @@ class Wiring:
             why = "it is there twice" if tensor in seen else self._why(tensor, concat)
             seen.add(tensor)
             result.append(Input(tensor, why))
+        if self.engine.name == RTX and (first := next((i.copied for i in result if i.copied), "")):
+            return [Input(i.tensor, i.copied or f"Myelin copies all inputs where one is {first}") for i in result]
         return result
 
     def _why(self, tensor: str, concat: NodeProto) -> str:
@@ -271,10 +273,34 @@ class Wiring:
         return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
 
     def is_widened(self, tensor: str) -> bool:
-        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels."""
+        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and what lies
+        in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
+        if self.engine.name == RTX:
+            return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
         dims = self.graph.dims(tensor)
         narrow = dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
         return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
+
+    def _in_nchw(self, tensor: str) -> bool:
+        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what
+        follows, and convolutions of small maps, which are matrix products, are made in NCHW. So are the inputs, which
+        a convolution of its own would copy too, unless a Concat does or others read them as well."""
+        node = self.graph.producer(self.source(tensor))
+        while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
+            node = self.graph.producer(self.source(node.input[0]))
+        if node is None:
+            joined = any(not self.alive(c) for c in self.concats_of(tensor))
+            return joined or any(map(self.alive, self.graph.users(tensor)))
+        if node.op_type == "Conv":
+            sizes = self.graph.dims(node.output[0]) or ()
+            return self.alive(node) and len(sizes) == 4 and sizes[2] * sizes[3] <= _SMALL_MAP
+        return node.op_type == "ConvTranspose" or (node.op_type in ENLARGED and is_between(node))
+
+    def copies_range(self, node: NodeProto) -> bool:
+        """Whether a range of channels that stays is a kernel: Myelin copies it for every reader but a Concat."""
+        readers = [u for o in node.output for u in self.graph.users(o) if self.alive(u) and u.op_type != "Concat"]
+        fused = any(self.read[o] or self.graph.escapes(o) for o in node.output)
+        return self.engine.name == RTX and node.op_type in RANGES and self.alive(node) and bool(readers or fused)
 
     def _is_stored(self, tensor: str, concat: NodeProto) -> bool:
         node = self.graph.producer(tensor)
