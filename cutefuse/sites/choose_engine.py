@@ -273,8 +273,8 @@ class Wiring:
         return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
 
     def is_widened(self, tensor: str) -> bool:
-        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and what lies
-        in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
+        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and
+        what lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
         if self.engine.name == RTX:
             return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
         dims = self.graph.dims(tensor)
