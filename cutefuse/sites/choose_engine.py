@@ -32,7 +32,7 @@ ELEMENTWISE = (
 VECTOR = 8  # channels to which our pixels are padded
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
-_SMALL_MAP = 1024  # pixels up to which Myelin was seen to convolve by a matrix product
+_PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
 _SEEN_THROUGH = ("Identity", "Dropout")
 
 
@@ -210,9 +210,24 @@ class Wiring:
             why = "it is there twice" if tensor in seen else self._why(tensor, concat)
             seen.add(tensor)
             result.append(Input(tensor, why))
-        if self.engine.name == RTX and (first := next((i.copied for i in result if i.copied), "")):
-            return [Input(i.tensor, i.copied or f"Myelin copies all inputs where one is {first}") for i in result]
+        if self.engine.name == RTX and (why := self._copied_whole(concat, result)):
+            return [Input(i.tensor, i.copied or why) for i in result]
         return result
+
+    def _copied_whole(self, concat: NodeProto, inputs: Sequence[Input]) -> str:
+        """Why Myelin copies the inputs of a Concat that their makers could write in place; "" where it does not."""
+        if first := next((i.copied for i in inputs if i.copied), ""):
+            return f"Myelin copies all inputs where one is {first}"
+        reader = self.graph.only_user(concat.output[0])
+        return "a matrix product of Myelin reads the Concat" if reader and self._is_product(reader) else ""
+
+    def _is_product(self, node: NodeProto) -> bool:
+        """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
+        tensors of another form than its convolutions."""
+        if node.op_type != "Conv" or not self.alive(node) or not _is_pointwise(self.graph, node):
+            return False
+        filters = (self.graph.dims(node.input[1]) or (0,))[0]
+        return filters >= _PRODUCT_FILTERS
 
     def _why(self, tensor: str, concat: NodeProto) -> str:
         graph = self.graph
@@ -273,8 +288,8 @@ class Wiring:
         return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
 
     def is_widened(self, tensor: str) -> bool:
-        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and what lies
-        in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
+        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and
+        what lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
         if self.engine.name == RTX:
             return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
         dims = self.graph.dims(tensor)
@@ -283,7 +298,7 @@ class Wiring:
 
     def _in_nchw(self, tensor: str) -> bool:
         """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what
-        follows, and convolutions of small maps, which are matrix products, are made in NCHW. So are the inputs, which
+        follows, and convolutions that are matrix products, are made in NCHW. So are the inputs, which
         a convolution of its own would copy too, unless a Concat does or others read them as well."""
         node = self.graph.producer(self.source(tensor))
         while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
@@ -292,8 +307,7 @@ class Wiring:
             joined = any(not self.alive(c) for c in self.concats_of(tensor))
             return joined or any(map(self.alive, self.graph.users(tensor)))
         if node.op_type == "Conv":
-            sizes = self.graph.dims(node.output[0]) or ()
-            return self.alive(node) and len(sizes) == 4 and sizes[2] * sizes[3] <= _SMALL_MAP
+            return self._is_product(node)
         return node.op_type == "ConvTranspose" or (node.op_type in ENLARGED and is_between(node))
 
     def copies_range(self, node: NodeProto) -> bool:
