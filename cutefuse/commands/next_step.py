@@ -11,6 +11,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from cutefuse.engine import rtx
+from cutefuse.engine.files import Artifacts
+
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
 _SCRIPTS = {"patch": "patch_onnx.py", "build": "build_engine.sh", "process": "process_engine.py",
             "compare": "compare_engines.py", "optimize": "optimize_onnx.py"}  # fmt: skip
@@ -44,7 +47,19 @@ def after_patch(model: Path) -> None:
 
 def after_build(engine: Path) -> None:
     """`engine`: the engine file; what is written of it stays beside it."""
-    say("process", engine, engine.parent, why="profile, report")
+    if backend_of(engine) == "rtx" and rtx.cannot_run():
+        say("report", engine.parent, why="layers, formats, copies")
+    else:
+        say("process", engine, engine.parent, why="profile, report")
+
+
+def backend_of(engine: Path) -> str:
+    """The back end that built an engine, by the metadata beside it; "" where it does not say."""
+    try:
+        data = json.loads(Artifacts(engine).build_metadata.read_text(encoding="utf-8"))
+        return str(data.get("backend", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def after_process(source: Path, outdir: Path) -> None:
@@ -53,7 +68,8 @@ def after_process(source: Path, outdir: Path) -> None:
         return
     plain = _plain_model(source, outdir)
     if plain is None:
-        say("rank", outdir, source, why="what fusing would save")
+        if any(outdir.glob("*.profile.json")):
+            say("rank", outdir, source, why="what fusing would save")
         say("patch", source, "--verify")
         return
     beside = next((p.parent for p in outdir.resolve().parent.glob(f"*/{plain.name}.engine.graph.json")), None)
