@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,8 @@ from typing import Any
 
 from cutefuse.engine.kinds import kind_of, node_names
 from cutefuse.engine.tensors import Tensor, tensor_of
+
+_WORKSPACE = re.compile(r"_wksp\.\d+_myl\d+$")  # a plugin's, which Myelin lists among its outputs
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def traffic_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
-    return tuple(t for t in map(tensor_of, value) if t) if isinstance(value, list) else ()
+    found = [t for t in map(tensor_of, value) if t] if isinstance(value, list) else []
+    return tuple(t for t in found if not _WORKSPACE.search(t.name))
 
 
 def read_layers(information: dict[str, Any]) -> tuple[CompiledLayer, ...]:

@@ -27,6 +27,7 @@ from cutefuse.sites.choose_engine import (
     is_between,
     shortcut_fault,
 )
+from cutefuse.sites.compiled import Record
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Joined, Match, tensors_of
 
@@ -57,10 +58,13 @@ UNSIZED = "its sizes are not known"
 
 
 class Model:
-    """Prices matches for one engine on one GPU. NaN stands for what is not known."""
+    """Prices matches for one engine on one GPU. NaN stands for what is not known.
 
-    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any) -> None:
-        self.graph, self.engine, self.device, self._sizes = graph, engine, device, sizes
+    record: what the engine's compiler made of the graph with nothing fused; without it rules say what it would make.
+    """
+
+    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any, record: Record | None = None) -> None:
+        self.graph, self.engine, self.device, self._sizes, self.record = graph, engine, device, sizes, record
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
@@ -74,7 +78,7 @@ class Model:
             if call is None:
                 found = Own(math.nan, math.nan, UNSIZED)
             elif kind["kind"] == "norm":
-                found = self._norm(site, call, kind["layer"])
+                found = self._norm(site, match, call, kind["layer"])
             elif kind["quantised"] and self.engine.name == TORCH:
                 found = Own(math.nan, math.nan, f"no time of {self.engine.title}'s quantised convolutions is recorded")
             else:
@@ -82,13 +86,14 @@ class Model:
             self._own[id(match)] = match, found
         return self._own[id(match)][1]
 
-    def _norm(self, site: Site, call: Call, layer: bool) -> Own:
+    def _norm(self, site: Site, match: Match, call: Call, layer: bool) -> Own:
         if self.engine.name == TENSORRT:
             return Own(math.nan, math.nan, f"no time of {self.engine.title}'s norms is recorded; --profile tells")
         size = site.op.cost(call).bytes_moved
         pass_us = self.device.pass_us(size)
         if self.engine.name == RTX:  # one kernel there too, and a tensor beside ours is copied
-            return Own(pass_us, pass_us + self.device.move_us(size))
+            kernels_us = self._kernels_us(match) if self.record else pass_us
+            return Own(kernels_us, pass_us + self.device.move_us(size))
         return Own(pass_us + self.device.move_us(size) * (1 / _NORM_RATIOS[layer] - 1), pass_us + _NORM_US)
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
@@ -127,10 +132,27 @@ class Model:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
         if self.engine.name == RTX:  # nobody has timed Myelin's kernels: they count as fast as ours, copies decide
             normalised_us = self._normalised_us(match, call) if facts["pre_activated"] else 0.0
-            return Own(after_us + normalised_us, after_us + self._joined_us(match, call))
+            around_us = self._kernels_us(match) if self.record else normalised_us
+            return Own(after_us + around_us, after_us + self._joined_us(match, call))
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
+
+    def _kernels_us(self, match: Match) -> float:
+        """Time of the recorded kernels that compute nodes of a match beside its convolution. What they move there is
+        counted by `node_us`."""
+        assert self.record is not None
+        shares = self.record.of(label(n) for n in match.nodes)
+        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if not k.is_copy)
+
+    def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
+        """Time of the recorded kernels that move for a node; None where nothing is recorded, or where a fused node
+        makes one of its inputs, so that the compiler may decide otherwise."""
+        changed = any(wiring.source(t) in wiring.made for t in node.input)
+        if self.record is None or changed or label(node) not in self.record.known:
+            return None
+        shares = self.record.of([label(node)])
+        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if k.is_copy)
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost: a kernel of their own, or only what it writes
@@ -205,6 +227,9 @@ class Model:
         node that no other kernel takes in."""
         if not wiring.alive(node) or not node.input or not node.output:  # a damaged node costs nothing
             return 0.0
+        recorded_us = self._recorded_us(node, wiring)
+        if recorded_us is not None:
+            return recorded_us
         if node.op_type == "Concat" and self.engine.name == TORCH:
             return self._concat_us(node, wiring)
         if node.op_type == "Concat":
