@@ -7,9 +7,10 @@ model is patched and compiled again.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +24,15 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, uses_external_data, writer
 from cutefuse.ops.layouts import NHWC, layout_of
-from cutefuse.rewrite.patch import Options, Result, patch, plain_model
+from cutefuse.output import write_text
+from cutefuse.rewrite.patch import Options, Result, patch, plain_model, report_path
 from cutefuse.sites.compiled import Kernel, Record, removed_bytes
 from cutefuse.sites.find import FUSED
 
 BESIDE = ("conv", "gemm", "attention", "plugin", "noop")  # kinds of layers that a fused node does not replace
 VIEWS = ("Transpose", "Identity", "Cast", "Reshape")  # what stands between a copy and the fused node beside it
-MOST_ROUNDS = 4  # of leaving sites out
 NEAREST = {100: 120, 103: 120, 110: 121}  # GPUs whose engines it does not build -> the next ones of their family
 _WORTH_BYTES = 16 * 1024  # a smaller difference of copies is no reason
-
-
-@dataclass
-class Judged:
-    """A patch with what the compiler made of both models. `note`: why it was not asked, else "" ; `sm`: what it
-    compiled for (compute capability * 10); patched: None where nothing was written."""
-
-    result: Result
-    note: str = ""
-    sm: int = 0
-    plain: CompiledGraph | None = None
-    patched: CompiledGraph | None = None
-    left: dict[str, str] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """What patch.json keeps of it."""
-        return {
-            "note": self.note, "sm": self.sm, "left_out": self.left,
-            "plain": _totals(self.plain), "patched": _totals(self.patched),
-        }  # fmt: skip
 
 
 def is_for(options: Options) -> bool:
@@ -59,37 +40,54 @@ def is_for(options: Options) -> bool:
     return layout_of("auto", options.engine, options.sm) == NHWC
 
 
-def judged(source: Path, output: Path, options: Options) -> Judged:
+def judged(source: Path, output: Path, options: Options) -> Result:
     """Patch a model for an engine that Myelin compiles, with the compiler's own word on what pays.
 
-    Where it is not installed, or refuses the model, the rules of `choose_engine` decide, and `note` says so. Raises
-    CutefuseError as `patch` does.
+    patch.json gets `compiled`: what it made of both models; or why it was not asked, where it is not installed or
+    refuses the model, and then the rules of `choose_engine` decide. Raises CutefuseError as `patch` does.
     """
     sm = NEAREST.get(options.sm, options.sm or rtx.DEFAULT_SM)
-    if reason := rtx.available():
-        return Judged(patch(source, output, options), f"{reason}; rules predict what it would copy")
     try:
+        if reason := rtx.available():
+            raise CutefuseError(reason)
         rtx.check_sm(sm)
         plain = _compile_plain(source, options, sm)
     except CutefuseError as error:
-        return Judged(patch(source, output, options), f"{error}; rules predict what it would copy", sm)
+        note = f"{error}; rules predicted what {rtx.NAME} would copy"
+        return _recorded(source, patch(source, output, options), {"note": note})
     record = record_of(plain)
-    asked = replace(options, compiled=record, verify=False)
+    left, patched = _left_out(source, options, record, plain, sm)
+    result = patch(source, output, replace(options, compiled=record, outweighed=left))
+    totals = {"plain": _totals(plain), "patched": _totals(patched) if patched else None}
+    return _recorded(source, result, {"note": "", "sm": sm, "left_out": left, **totals})
+
+
+def _left_out(
+    source: Path, options: Options, record: Record, plain: CompiledGraph, sm: int
+) -> tuple[dict[str, str], CompiledGraph | None]:
+    """The sites whose copies outweigh what they remove, each with the reason, found by patching aside and compiling
+    until there are no more; and what is compiled without them. A site that goes moves a shore, so others may follow.
+    """
     left: dict[str, str] = {}
-    for _ in range(1 if options.dry_run or options.all_sites else MOST_ROUNDS):
-        result = patch(source, output, replace(asked, outweighed=left))
-        if result.output is None:
-            break
-        patched = rtx.compile_model(result.output, sm, options.shapes, [plugin_path()])
-        found = {} if options.all_sites else outweighed(result, record, plain, patched)
-        if not found:
-            break
-        left |= found
-    final = replace(options, compiled=record, outweighed=left)
-    if options.verify or left:
-        result = patch(source, output, final)
-    after = rtx.compile_model(result.output, sm, options.shapes, [plugin_path()]) if result.output else None
-    return Judged(result, "", sm, plain, after, left)
+    asked = replace(options, compiled=record, verify=False, dry_run=False)
+    with tempfile.TemporaryDirectory(prefix="cutefuse-patched-") as folder:
+        while True:
+            result = patch(source, Path(folder) / source.name, replace(asked, outweighed=left))
+            if result.output is None:
+                return left, None
+            patched = rtx.compile_model(result.output, sm, options.shapes, [plugin_path()])
+            found = {} if options.all_sites else outweighed(result, record, plain, patched)
+            if not found:
+                return left, patched
+            left |= found
+
+
+def _recorded(source: Path, result: Result, compiled: dict[str, Any]) -> Result:
+    """The result with what the compiler said in its report, in the file too."""
+    result.report["compiled"] = compiled
+    if result.output:
+        write_text(report_path(result.output), json.dumps(result.report, indent=1) + "\n", [source])
+    return result
 
 
 def _compile_plain(source: Path, options: Options, sm: int) -> CompiledGraph:
@@ -196,9 +194,7 @@ def _readers(graph: Graph, tensor: str) -> list[NodeProto]:
     return found
 
 
-def _totals(graph: CompiledGraph | None) -> dict[str, Any] | None:
-    if graph is None:
-        return None
+def _totals(graph: CompiledGraph) -> dict[str, Any]:
     return {
         "copies": len(graph.copies), "copy_bytes": graph.copy_bytes, "bytes": graph.all_bytes,
         "layers": len(graph.layers), "plugins": graph.plugin_layers, "engine_bytes": graph.engine_bytes,
@@ -206,13 +202,15 @@ def _totals(graph: CompiledGraph | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def sentence(judged_: Judged) -> str:
-    """What the compiler said, for the terminal."""
-    if judged_.note:
-        return judged_.note
-    plain, patched = judged_.plain, judged_.patched
-    assert plain is not None
-    before = f"{len(plain.copies)} copies, {plain.copy_bytes / 1e6:.1f} MB"
-    after = f"{len(patched.copies)} copies, {patched.copy_bytes / 1e6:.1f} MB" if patched else "not built"
-    left = f"; {len(judged_.left)} sites left out, whose copies would outweigh what they save" if judged_.left else ""
-    return f"{rtx.NAME} compiled both for {judged_.sm / 10:.1f}: plain {before}; patched {after}{left}"
+def sentence(report: dict[str, Any]) -> str:
+    """What the compiler said, from a patch report; "" where it was not asked."""
+    told = report.get("compiled")
+    if not told or told["note"]:
+        return told["note"] if told else ""
+
+    def copies(totals: dict[str, Any] | None) -> str:
+        return f"{totals['copies']} copies, {totals['copy_bytes'] / 1e6:.1f} MB" if totals else "not written"
+
+    left = f"; left out as their copies outweigh what they remove: {len(told['left_out'])}" if told["left_out"] else ""
+    both = f"plain {copies(told['plain'])}; patched {copies(told['patched'])}"
+    return f"{rtx.NAME} compiled for {told['sm'] / 10:.1f}: {both}{left}"
