@@ -1,4 +1,4 @@
-"""The rules of `choose_engine` held against the compiler where both speak: which Concats of a plain network are copied.
+"""The rules of `choose_engine` held against the compiler where both speak: which Concats a plain network copies.
 
 The rules for TensorRT's classic compiler come from public build logs, the oracle is Myelin. Where the two differ, DIFFER
 says why; a difference that is not listed here makes a rule wrong, or a compiler new.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from models.__main__ import main as write_models
 
 from cutefuse.engine import rtx
 from cutefuse.graph.read import label
@@ -18,6 +17,7 @@ from cutefuse.ops.layouts import RTX, TENSORRT
 from cutefuse.report.oracle import record_of
 from cutefuse.sites.choose_engine import engine_of, wiring
 from cutefuse.sites.find import find_sites
+from models.__main__ import main as write_models
 
 NETWORKS = ("yolov8n", "unet", "googlenet", "densenet121", "squeezenet1_1")
 INCEPTIONS = {f"/inception{name}/Concat" for name in ("3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a")}
