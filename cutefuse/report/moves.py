@@ -45,7 +45,11 @@ def moved(engine: Engine) -> Moved:
 
 def layer_bytes(layer: Layer) -> int:
     """Bytes of the activations that a layer reads and writes; a no-op touches none."""
-    return 0 if layer.kind == "noop" else traffic_bytes((*layer.inputs, *layer.outputs))
+    if layer.kind == "noop":
+        return 0
+    if layer.name.endswith(" copy"):  # of a concatenation: it writes its own part of the tensor that it names
+        return 2 * min(traffic_bytes(layer.inputs), traffic_bytes(layer.outputs))
+    return traffic_bytes((*layer.inputs, *layer.outputs))
 
 
 def moves(engine: Engine) -> list[Move]:
