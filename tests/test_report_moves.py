@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 
 import engine_files as ef
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from test_rtx_log import BLOCKED, NCHW, line, log_of, tensor
 
 from cutefuse.engine.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
 from cutefuse.report.compare import compare
 from cutefuse.report.moves import moved, moves
+from cutefuse.report.rank import candidates
 from cutefuse.report.reader import Engine, find_engines, read_engine
 from cutefuse.report.write import write, write_compare
 
@@ -115,3 +119,44 @@ def test_an_engine_with_times_and_one_without_are_not_compared(tmp_path: Path) -
     timed, _ = ef.write_pair(tmp_path)
     with pytest.raises(CutefuseError, match="holds no layer times"):
         write_compare([timed, store(tmp_path / "untimed", PLAIN)], tmp_path / "c.html")
+
+
+def test_a_copy_into_a_tensor_that_others_write_as_well_is_a_concatenation(tmp_path: Path) -> None:
+    log = log_of(
+        line("/a/Conv_myl0_0", "correlation", [tensor("x", X)], [tensor("cat.1_myl0", X)], "[ONNX Layer: /a/Conv]"),
+        line("__myl_Move_myl0_1", "kgen", [tensor("x", X)], [tensor("cat.1_myl0", X)]),
+        line("/c/Conv_myl0_2", "correlation", [tensor("cat.1_myl0", "1,32,8,8")], [tensor("y", X)]),
+    )  # fmt: skip
+    (move,) = moves(engine_of(tmp_path, log))
+    assert move.origin == "concat" and "joint tensor" in move.reason and "/c/Conv" in move.reason
+
+
+@pytest.mark.parametrize("written", ["cat.1_myl0", "other.1_myl0"])
+def test_rank_finds_the_copies_of_a_concat_in_myelins_layers(tmp_path: Path, written: str) -> None:
+    """The pool's output is copied into the tensor that the Conv reads; the profile gives that copy 20 us."""
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="/a"),
+        helper.make_node("MaxPool", ["x"], ["b"], name="/pool", kernel_shape=[3, 3], pads=[1] * 4),
+        helper.make_node("Concat", ["a", "b"], ["cat"], name="/Concat", axis=1),
+        helper.make_node("Conv", ["cat", "w"], ["c"], name="/c/Conv", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["y"], name="/c/Relu"),
+    ]
+    info = helper.make_tensor_value_info
+    weights = [numpy_helper.from_array(random.standard_normal((16, 32, 3, 3)).astype("f2"), "w")]
+    inputs, outputs = ([info(name, TensorProto.FLOAT16, [1, 16, 8, 8])] for name in ("x", "y"))
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs, weights), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    log = log_of(
+        line("__myl_Relu_myl0_0", "kgen", [tensor("x", X)], [tensor("cat.1_myl0", X)], "[ONNX Layer: /a]"),
+        line("/pool_myl0_1", "maxpool", [tensor("x", X)], [tensor("t", X)], "[ONNX Layer: /pool]"),
+        line("__myl_Move_myl0_2", "kgen", [tensor("t", X)], [tensor(written, X)]),
+        line("/c/Conv_myl0_3", "correlation", [tensor("cat.1_myl0", "1,32,8,8")], [tensor("y", X)],
+             "[ONNX Layer: /c/Conv][ONNX Layer: /c/Relu]"),
+    )  # fmt: skip
+    layers = layer_information(log)["Layers"]
+    ef.write_engine(tmp_path, "m.onnx", layers, [5.0, 6.0, 20.0, 30.0], 0.07)
+    (found,) = candidates(read_engine(find_engines(tmp_path)[0]), tmp_path / "m.onnx", None)
+    assert found.copy_us == (20.0 if written.startswith("cat") else 0.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cutefuse.engine.compiled import CompiledLayer, read_layers
-from cutefuse.engine.kinds import copy_origin, kind_of, node_names
+from cutefuse.engine.kinds import copy_origin, kind_of, model_tensor, node_names
 from cutefuse.engine.rtx_log import layer_information, layer_of
 
 NCHW, NHWC = ("[3,2,1,0]", "(Linear) Row major linear format"), ("[3,0,2,1]", "(NHWC) Channel major format")
@@ -132,3 +132,12 @@ def test_copies_are_counted_by_what_they_read_and_write() -> None:
     kept = layer(line("/a_myl0_0", "correlation", [tensor("x", "1,3,4,4")], [tensor("t", "1,4,4,4", NHWC, "Float")]))
     assert (moved.is_copy, moved.bytes_moved) == (True, 2 * 16 * 3 + 2 * 16 * 4)
     assert (kept.is_copy, kept.bytes_moved) == (False, 0) and kept.outputs[0].size_bytes == 4 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor_name"),
+    [("cat.1_myl0", "cat"), ("/a/Relu_output_0.1_2_myl0", "/a/Relu_output_0"), ("cat_U0.1_myl0", "cat"), ("y", "y"),
+     ("t.1", "t.1")],
+)  # fmt: skip
+def test_tensors_are_traced_to_the_model(name: str, tensor_name: str) -> None:
+    assert model_tensor(name) == tensor_name
