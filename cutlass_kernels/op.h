@@ -46,6 +46,11 @@ struct AttrSpec {
 // ones. Every operator that ONNX graphs hold has this attribute.
 constexpr AttrSpec kTileAttr = {"tile", AttrKind::kInts, 1, 1, 1, 0.0};
 
+// How the activations of a convolution's node lie. 0: logical NCHW tensors whose pixels are padded to whole vectors
+// (TensorRT's kHWC8 and its like). 1: NHWC tensors whose pixels are dense, which TensorRT sees as kLINEAR. The tensors of
+// a Call have logical NCHW dims either way.
+constexpr AttrSpec kLayoutAttr = {"layout", AttrKind::kInts, 1, 1, 1, 0.0};
+
 struct AttrValue {
   std::int64_t const *ints;  // set when the kind is kInts
   float const *floats;       // set when the kind is kFloats

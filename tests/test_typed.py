@@ -136,7 +136,8 @@ def test_the_line_of_the_plugin_page_prints_the_librarys_path(terminal: Terminal
 
 @pytest.mark.parametrize("page", sorted(TEXT))
 def test_commands_and_options_that_a_page_names_exist(page: str, terminal: Terminal) -> None:
-    for name, rest in re.findall(r"`cutefuse ([a-z-]+)([^`]*)`", TEXT[page]):
+    shown_in_blocks = re.findall(r"^ *(?:\$ )?cutefuse ([a-z-]+)(.*)$", TEXT[page].replace("\\\n", " "), re.M)
+    for name, rest in re.findall(r"`cutefuse ([a-z-]+)([^`]*)`", TEXT[page]) + shown_in_blocks:
         assert name in COMMANDS, name
         options = re.findall(r"(--[a-z-]+)", rest)
         shown = terminal(f"cutefuse {name} --help").stdout if options else ""

@@ -14,7 +14,9 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.ops import concat_conv
+from cutefuse.ops.layouts import TO_NCHW
 from cutefuse.progress import spinner
+from cutefuse.rewrite.agnostic import is_nhwc
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
@@ -32,11 +34,11 @@ def prove(
     `others` are the types of what was written anew without a fused node.
     """
     fused = [s for s in sites if s.status == FUSED and s.match]
-    model, casts = graph.model, _left_out(graph.model, sites)
-    if casts or not functions:
+    model, added = graph.model, _left_out(graph.model, sites)
+    if added or not functions:
         model = ModelProto()
         model.CopyFrom(graph.model)
-        model.graph.node.extend(casts)
+        model.graph.node.extend(added)
     if not functions:
         add_bodies(model, graph, new_calls(fused))
     tolerance = max(
@@ -51,11 +53,18 @@ def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
     fused = [(s.name, s.match, _gain(graph, s.match)) for s in sites if s.match]
     return [
-        Probe(name, t, _inner(match, t), gain if t == match.outputs[0] else None)
+        Probe(name, t, _inner(match, t), _alike(match), gain if t == match.outputs[0] else None)
         for name, match, gain in fused
         for t in match.outputs
         if t
     ]
+
+
+def _alike(match: Match) -> tuple[str, ...]:
+    """The tensors that the fused node takes for as large as its result: what it adds."""
+    facts = kernels.facts(match.call.op_type)
+    added = () if not facts["residual"] else match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]
+    return tuple(i for i in added if isinstance(i, str))
 
 
 def _gain(graph: Graph, match: Match) -> np.ndarray | None:
@@ -86,29 +95,47 @@ def _inner(match: Match, tensor: str) -> tuple[str, ...]:
 
 
 def _left_out(model: ModelProto, sites: Sequence[Site]) -> list[NodeProto]:
-    """Casts to the results that a patched model does not make: between two sites that compute in another type than the
-    graph's, the rewriter leaves the tensors of the graph's type out."""
+    """Transposes and Casts to the results that a patched model does not make: between two sites that compute in another
+    layout or type than the graph's, the rewriter leaves the tensors of the graph out."""
     fused = {n.name: n for n in model.graph.node if n.domain == DOMAIN}
     made = {o for n in model.graph.node for o in n.output}
-    pairs = [
-        (low, name, ELEM_TYPES[site.cast_from])
-        for site in sites
-        if site.status == FUSED and site.match and site.cast_from
-        for low, name in zip(fused[site.name].output, site.match.outputs, strict=True)
-    ]
-    return [helper.make_node("Cast", [low], [name], to=to) for low, name, to in pairs if name and name not in made]
+    found = list[NodeProto]()
+    for site in (s for s in sites if s.status == FUSED and s.match):
+        node, match = fused[site.name], site.match
+        for own, name in zip(node.output, match.outputs if match else (), strict=True):
+            if not name or name in made:
+                continue
+            steps: list[tuple[str, dict[str, Any]]] = []
+            steps += [("Transpose", {"perm": TO_NCHW})] if is_nhwc(node) else []
+            steps += [("Cast", {"to": ELEM_TYPES[site.cast_from]})] if site.cast_from else []
+            for i, (op_type, attributes) in enumerate(steps, start=1):
+                result = name if i == len(steps) else f"{name}.{op_type}"
+                found.append(helper.make_node(op_type, [own], [result], **attributes))
+                own = result
+    return found
 
 
 def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     """Sentences about a verification that passed; `dtype` is what the model was converted to, if it was."""
-    sizes = _some([f"{name} {'x'.join(map(str, dims))}" for name, dims in proof["inputs"].items()])
+    sizes = _some([f"{name} {'x'.join(map(str, dims)) or '(one number)'}" for name, dims in proof["inputs"].items()])
     outputs, compared, fused = len(proof["outputs"]), len(proof["sites"]), proof["fused_sites"]
     figures = [*proof["outputs"], *proof["sites"]]
+    silent = [r for r in proof["outputs"] if "says_nothing" in r]
     lines = [
-        f"verified with {proof['backend']} on {sizes}: {outputs} {'output' if outputs == 1 else 'outputs'} and "
+        f"{'compared' if silent else 'verified'} with {proof['backend']} on {sizes}: {outputs} {'output' if outputs == 1 else 'outputs'} and "
         f"{compared} of {fused} fused {'site' if fused == 1 else 'sites'}; worst error {_worst(figures):.2g} of a "
         f"channel's largest value ({proof['tolerance']:g} is allowed)"
     ]
+    if silent:
+        which = "; ".join(f"output '{r['name']}' {r['says_nothing']}" for r in silent[:LISTED])
+        lines.append(f"not proven by every output: {which}; what the fused sites make was compared by itself")
+    if partly := [r for r in figures if 0 < r.get("compared", 0) < r["values"]]:
+        counts = _some([f"{r['values'] - r['compared']} of {r['values']} of '{r['name']}'" for r in partly])
+        lines.append(f"NaN or infinite in both models, and not compared: {counts}")
+    if same := [s["name"] for s in proof["sites"] if "says_nothing" in s]:
+        lines.append(f"proven through the outputs alone, since all they make is one value here: {_some(same)}")
+    if len(proof["seeds_tried"]) > 1:
+        lines.append(f"seeds {', '.join(map(str, sorted(proof['seeds_tried'])))} were tried for outputs that say something")
     reasons: dict[str, list[str]] = {}
     for site in proof["unprobed"]:
         reasons.setdefault(site["why"], []).append(site["name"])

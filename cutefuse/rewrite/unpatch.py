@@ -20,9 +20,10 @@ from cutefuse.graph.read import Graph, read_tensor, run_node
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, load_model, uses_external_data, writer
 from cutefuse.ops.function import body_for, fused_nodes, graph_call
-from cutefuse.output import check_named
+from cutefuse.output import check_named, real
 from cutefuse.rewrite.apply import fresh
 from cutefuse.rewrite.functions import MIN_BODY_IR, remove_bodies
+from cutefuse.rewrite.islands import lift
 
 
 def default_output(source: Path) -> Path:
@@ -37,13 +38,14 @@ def unpatch(source: Path, output: Path) -> int:
     Raises NothingToPatch when it holds no fused node, CutefuseError when it cannot be read or written.
     """
     check_named(output)
-    if output.resolve() == source.resolve():
+    if real(output) == real(source):
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     model = load_model(source)
     check_apart(model, source, output, data_path(output))
-    fused = fused_nodes(model)
-    if not fused:
+    if not fused_nodes(model):
         raise NothingToPatch(f"{source} holds no fused node; nothing was written")
+    lift(model, source.parent)
+    fused = fused_nodes(model)
     graph = Graph(model, source.parent, inferred(model))
     sites = {n.name or n.output[0]: list(n.output) for n in fused}
     names = _own_bodies(graph, fused)
@@ -57,10 +59,10 @@ def unpatch(source: Path, output: Path) -> int:
     for i in reversed(range(len(plain.metadata_props))):
         if plain.metadata_props[i].key.startswith("cutefuse."):
             del plain.metadata_props[i]
-    with writer(output, uses_external_data(plain)) as out:
+    with writer(output, uses_external_data(plain), source) as out:
         _fold(plain, source.parent, kept, out)
         _rename(plain, sites)
-        out.save(plain, source.parent)
+        out.save(plain)
         out.commit()
     return len(fused)
 

@@ -16,9 +16,9 @@ from onnx import NodeProto
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, attribute
+from cutefuse.ops.layouts import ENGINES, RTX, TENSORRT, TORCH
 from cutefuse.sites.match import Match, tensors_of
 
-TENSORRT, TORCH = ENGINES = ("tensorrt", "torch")
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 OLDEST = (10, 0)
 TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
@@ -32,12 +32,14 @@ ELEMENTWISE = (
 VECTOR = 8  # channels to which our pixels are padded
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
+_SMALL_MAP = 1024  # pixels up to which Myelin was seen to convolve by a matrix product
 _SEEN_THROUGH = ("Identity", "Dropout")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine whose time is predicted: `tensorrt`, or `torch`, which is torch.compile with cuDNN's convolutions."""
+    """The engine whose time is predicted: `tensorrt`; `rtx`, which is TensorRT for RTX and its compiler Myelin; or
+    `torch`, which is torch.compile with cuDNN's convolutions."""
 
     name: str = TENSORRT
     version: tuple[int, int] = NEWEST
@@ -48,6 +50,8 @@ class Engine:
     def title(self) -> str:
         if self.name == TORCH:
             return "PyTorch (torch.compile)"
+        if self.name == RTX:
+            return "TensorRT for RTX"
         return f"TensorRT {self.version[0]}.{self.version[1]}"
 
     def inside(self, activation: str) -> bool:
@@ -58,6 +62,8 @@ class Engine:
         """
         if self.name == TORCH:
             return False  # Triton computes bias and activation in one kernel after cuDNN's
+        if self.name == RTX:
+            return True  # Myelin computes whatever follows a convolution in its kernel, a sum behind it included
         inside = {"", "Relu", "Clip"}
         if self.version >= TANH_SILU:
             inside |= {"Tanh", "Silu"}
@@ -73,7 +79,7 @@ class Engine:
     @property
     def reads_ranges(self) -> bool:
         """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense."""
-        return self.name == TENSORRT
+        return self.name != TORCH
 
 
 def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
@@ -204,6 +210,8 @@ class Wiring:
             why = "it is there twice" if tensor in seen else self._why(tensor, concat)
             seen.add(tensor)
             result.append(Input(tensor, why))
+        if self.engine.name == RTX and (first := next((i.copied for i in result if i.copied), "")):
+            return [Input(i.tensor, i.copied or f"Myelin copies all inputs where one is {first}") for i in result]
         return result
 
     def _why(self, tensor: str, concat: NodeProto) -> str:
@@ -265,10 +273,34 @@ class Wiring:
         return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
 
     def is_widened(self, tensor: str) -> bool:
-        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels."""
+        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and what lies
+        in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
+        if self.engine.name == RTX:
+            return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
         dims = self.graph.dims(tensor)
         narrow = dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
         return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
+
+    def _in_nchw(self, tensor: str) -> bool:
+        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what
+        follows, and convolutions of small maps, which are matrix products, are made in NCHW. So are the inputs, which
+        a convolution of its own would copy too, unless a Concat does or others read them as well."""
+        node = self.graph.producer(self.source(tensor))
+        while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
+            node = self.graph.producer(self.source(node.input[0]))
+        if node is None:
+            joined = any(not self.alive(c) for c in self.concats_of(tensor))
+            return joined or any(map(self.alive, self.graph.users(tensor)))
+        if node.op_type == "Conv":
+            sizes = self.graph.dims(node.output[0]) or ()
+            return self.alive(node) and len(sizes) == 4 and sizes[2] * sizes[3] <= _SMALL_MAP
+        return node.op_type == "ConvTranspose" or (node.op_type in ENLARGED and is_between(node))
+
+    def copies_range(self, node: NodeProto) -> bool:
+        """Whether a range of channels that stays is a kernel: Myelin copies it for every reader but a Concat."""
+        readers = [u for o in node.output for u in self.graph.users(o) if self.alive(u) and u.op_type != "Concat"]
+        fused = any(self.read[o] or self.graph.escapes(o) for o in node.output)
+        return self.engine.name == RTX and node.op_type in RANGES and self.alive(node) and bool(readers or fused)
 
     def _is_stored(self, tensor: str, concat: NodeProto) -> bool:
         node = self.graph.producer(tensor)

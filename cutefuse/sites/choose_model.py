@@ -18,6 +18,7 @@ from cutefuse.sites.choose_engine import (
     ELEMENTWISE,
     ENLARGED,
     RANGES,
+    RTX,
     TANH_SILU,
     TENSORRT,
     TORCH,
@@ -29,8 +30,8 @@ from cutefuse.sites.choose_engine import (
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Joined, Match, tensors_of
 
-# Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms"), for the bytes they move.
-# Inside a network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
+# Forward row norms against torch.compile, geometric means on an H200, for the bytes they move. Inside a
+# network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
 _NORM_RATIOS = {False: 0.83, True: 0.74}
 _NORM_US = 1.5
 # How much longer Triton takes over a Concat that it also normalises: 116 of DenseNet-121, one image and eight. Of more
@@ -82,10 +83,12 @@ class Model:
         return self._own[id(match)][1]
 
     def _norm(self, site: Site, call: Call, layer: bool) -> Own:
-        if self.engine.name != TORCH:
+        if self.engine.name == TENSORRT:
             return Own(math.nan, math.nan, f"no time of {self.engine.title}'s norms is recorded; --profile tells")
         size = site.op.cost(call).bytes_moved
         pass_us = self.device.pass_us(size)
+        if self.engine.name == RTX:  # one kernel there too, and a tensor beside ours is copied
+            return Own(pass_us, pass_us + self.device.move_us(size))
         return Own(pass_us + self.device.move_us(size) * (1 / _NORM_RATIOS[layer] - 1), pass_us + _NORM_US)
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
@@ -122,6 +125,9 @@ class Model:
         after_us = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
+        if self.engine.name == RTX:  # nobody has timed Myelin's kernels: they count as fast as ours, copies decide
+            normalised_us = self._normalised_us(match, call) if facts["pre_activated"] else 0.0
+            return Own(after_us + normalised_us, after_us + self._joined_us(match, call))
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
@@ -203,6 +209,9 @@ class Model:
             return self._concat_us(node, wiring)
         if node.op_type == "Concat":
             return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
+        if node.op_type in RANGES:
+            read = sum(self.size_of(o) for o in node.output if o and self.graph.users(o))
+            return self.device.pass_us(2 * read) if wiring.copies_range(node) else 0.0
         if node.op_type in ENLARGED:
             if wiring.absorbed(node.output[0]):
                 return 0.0
@@ -244,10 +253,12 @@ class Model:
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
-        own = [n for m in matches for n in m.nodes if n.op_type == "Concat" or n.op_type in ENLARGED]
+        own = [n for m in matches for n in m.nodes if n.op_type in ("Concat", *ENLARGED, *RANGES)]
         found = {id(n): n for n in own}
         for node in own:
-            found |= {id(n): n for t in node.input for n in wiring.concats_of(t)}
+            found |= {
+                id(n): n for t in node.input for n in (wiring.concats_of(t) if node.op_type not in RANGES else ())
+            }
             before = [self.graph.producer(t) for t in node.input]
             found |= {id(n): n for n in before if n is not None and n.op_type in ENLARGED}
         for match in matches:
@@ -347,6 +358,7 @@ class Pricer:
         gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}
+        read |= {o for m in convs for o in m.outputs if o and self.model.engine.name == RTX}
         gain += sum(self.model.widened_us(t, plain) - self.model.widened_us(t, wiring) for t in sorted(read))
         ends = {t for m in modelled for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
         gain += sum(self.model.late_us(t, plain) - self.model.late_us(t, wiring) for t in sorted(ends))

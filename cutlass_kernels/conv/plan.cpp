@@ -56,7 +56,9 @@ void set_addresses(Params &params, Operands const &operands) {
   params.w = *next++;
   if (size_of(p.type) == 1) params.w_scale = static_cast<float const *>(*next++);
   params.b = static_cast<float const *>(*next++);
-  if (p.residual != Residual::kNone) params.z = *next++;
+  if (p.residual != Residual::kNone) {
+    params.z = static_cast<char const *>(*next++) + std::int64_t(p.residual_start) * size_of(p.type);
+  }
   if (p.pre_activated) params.pre_scale = next[0], params.pre_shift = next[1];
   params.y = operands.outputs[0];
   for (int j = 0; j < p.outputs; ++j) params.ys[j] = operands.outputs[j];
