@@ -147,7 +147,7 @@ def print_compiled(plain: list[Path], before: Path, after: Path) -> None:
         def both(values: Iterable[float], form: str = "d") -> str:
             return " -> ".join(format(value, form) for value in values)
 
-        copied, whole = ((getattr(m, key) / 1e6 for m in sums) for key in ("copy_bytes", "all_bytes"))
+        copied, whole = [m.copy_bytes / 1e6 for m in sums], [m.all_bytes / 1e6 for m in sums]
         print(
             f"{path.stem:<26}{both(len(e.layers) for e in pair):>13}{plugins:>9}{both(m.copies for m in sums):>13}"
             f"{both(copied, '.1f'):>18}{both(whole, '.1f'):>18}"

@@ -25,6 +25,7 @@ class CompiledLayer:
     outputs: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
     onnx_nodes: tuple[str, ...]
+    workspace_bytes: int = 0
 
     @property
     def is_copy(self) -> bool:
@@ -91,6 +92,7 @@ def read_layers(information: dict[str, Any]) -> tuple[CompiledLayer, ...]:
             CompiledLayer(
                 name, kind_of(layer_type, raw, name), layer_type, _tensors(raw.get("Inputs")),
                 _tensors(raw.get("Outputs")), _tensors(raw.get("Constants")), tuple(node_names(name, raw)),
+                int(raw.get("WorkspaceSize", 0)),
             )
         )  # fmt: skip
     return tuple(layers)
