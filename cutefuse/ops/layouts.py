@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TENSORRT, RTX, TORCH = ENGINES = ("tensorrt", "rtx", "torch")
-HWC8, NHWC = 0, 1  # values of the attribute `layout`
+LAYOUT = "layout"  # the attribute of a fused convolution, and its values:
+HWC8, NHWC = 0, 1
 TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # axes of a Transpose
 NAMES = ("hwc8", "nhwc")
 AUTO = "auto"

@@ -25,8 +25,8 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.ops.function import fused_nodes, graph_call
-from cutefuse.ops.layouts import HWC8, NHWC, TO_NCHW, TO_NHWC
-from cutefuse.rewrite.agnostic import LAYOUT, fused_ports, is_nhwc, is_pointwise, ports, turn
+from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
+from cutefuse.rewrite.agnostic import fused_ports, is_nhwc, is_pointwise, ports, turn
 from cutefuse.rewrite.apply import Names, in_order
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
