@@ -70,7 +70,9 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "slopes": ("u = PRelu(y, f)", {"f": np.linspace(-1, 1, 16, dtype=np.float32).reshape(16, 1, 1)}),
     "bounds": ("u = Clip(y, f)", {"f": np.float32(0.5)}),
     "types": ("h = Cast<to=10>(y) u = Cast<to=1>(h)", {}),
-    "halves that swap": ("p, q = Split<axis=1>(y, s) g = Sigmoid(q) u = Concat<axis=-3>(g, p)", {"s": np.int64([8, 8])}),
+    "halves that swap": (
+        "p, q = Split<axis=1>(y, s) g = Sigmoid(q) u = Concat<axis=-3>(g, p)", {"s": np.int64([8, 8])},
+    ),
     "halves of the rows": ("p, q = Split<axis=2>(y, s) u = Concat<axis=2>(q, p)", {"s": np.int64([3, 5])}),
     "ranges": (
         "p = Slice(y, s0, s1, s2) q = Slice(y, s1, s3, s2) g = Exp(p) u = Concat<axis=1>(q, g)",
