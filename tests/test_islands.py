@@ -12,9 +12,10 @@ from graphs import graph, run_patch, weights
 from onnx import ModelProto, helper
 
 from cutefuse import cli
+from cutefuse.commands import build, doctor
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.verify import verify
-from cutefuse.ops.layouts import HWC8, NHWC
+from cutefuse.ops.layouts import HWC8, NHWC, RTX, TENSORRT, TORCH, strange
 from cutefuse.rewrite import islands
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 from cutefuse.rewrite.unpatch import unpatch
@@ -228,3 +229,35 @@ def test_the_cheapest_cut_keeps_few_nodes_with_the_source() -> None:
     assert source_side(edges | {(SOURCE, "a"): 9.0}) == {SOURCE, "a"}
     assert source_side(edges | {(SOURCE, "a"): 9.0, ("b", SINK): 1.0}) == {SOURCE, "a", "b"}
     assert source_side({("b", SINK): 1.0}) == {SOURCE}
+
+
+@pytest.mark.parametrize("layout, engine, sm, word", [
+    ("hwc8", RTX, 89, "nhwc"), ("hwc8", TENSORRT, 120, "nhwc"), ("nhwc", TENSORRT, 90, "hwc8"),
+    ("nhwc", RTX, 89, ""), ("hwc8", TENSORRT, 90, ""), ("nhwc", TENSORRT, 100, ""), ("nhwc", TORCH, 90, ""),
+    ("hwc8", TENSORRT, 0, ""), ("hwc8", "", 90, ""),
+])  # fmt: skip
+def test_a_model_for_another_target_is_named(layout: str, engine: str, sm: int, word: str) -> None:
+    text = strange([layout], engine, sm)
+    assert (f"--layout {word}" in text and f"layout {layout}" in text) if word else text == ""
+
+
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+def test_doctor_and_build_say_what_a_layout_costs(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_patch(graph(SITE, VALUES, inputs=INPUTS), tmp_path, layout=layout)
+    model = str(tmp_path / "model.cutefuse.onnx")
+    monkeypatch.setattr(doctor.rtx, "available", lambda: None)
+    monkeypatch.setattr(doctor, "tensorrt_versions", list)
+    (found,) = doctor.check_layout(Path(model))
+    assert (found.status, "--layout nhwc" in found.text) == (
+        (doctor.WARNING, True) if layout == "hwc8" else (doctor.OK, False)
+    )
+    monkeypatch.setattr(build, "choose_backend", lambda *_: "rtx")
+    cli.main(["build", model, str(tmp_path / "out"), "--dry-run", "--backend", "rtx"])
+    assert ("--layout nhwc" in capsys.readouterr().out) == (layout == "hwc8")
+
+
+def test_doctor_says_nothing_of_the_layout_of_a_plain_model(tmp_path: Path) -> None:
+    onnx.save(graph(SITE, VALUES, inputs=INPUTS), str(tmp_path / "m.onnx"))
+    assert doctor.check_layout(tmp_path / "m.onnx") == []
