@@ -157,8 +157,8 @@ POSITIVE = {
 }  # fmt: skip
 
 
-def check_positive(text: str, op_type: str, folder: Path, opset: int = 17) -> onnx.ModelProto:
-    result, patched = run_patch(graph(text, CONST, opset=opset), folder)
+def check_positive(text: str, op_type: str, folder: Path, opset: int = 17, layout: str = "hwc8") -> onnx.ModelProto:
+    result, patched = run_patch(graph(text, CONST, opset=opset), folder, layout=layout)
     assert [s["reason"] for s in result.report["sites"]] == [""]
     assert fused_types(patched) == [op_type] and patched is not None
     assert result.report["verify"]["passed"]
@@ -170,6 +170,18 @@ def check_positive(text: str, op_type: str, folder: Path, opset: int = 17) -> on
 @pytest.mark.parametrize("name", POSITIVE)
 def test_quantised_sites_are_fused_and_equal(name: str, tmp_path: Path) -> None:
     check_positive(*POSITIVE[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_quantised_sites_are_fused_and_equal_in_nhwc(name: str, tmp_path: Path) -> None:
+    """Bytes are transposed rather than the floats before them."""
+    patched = check_positive(*POSITIVE[name], tmp_path, layout="nhwc")
+    transposed = {n.input[0] for n in patched.graph.node if n.op_type == "Transpose"}
+    assert not {"a", "b"} & transposed and len(transposed) == 3
+    assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 1
+    plain = onnx.load(str(tmp_path / "plain.onnx"))
+    assert "Transpose" not in {n.op_type for n in plain.graph.node}
+    assert verify(tmp_path / "model.onnx", plain, tmp_path, 2e-2, {})["passed"]
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])

@@ -17,11 +17,13 @@ from pathlib import Path
 import cutefuse
 from cutefuse import kernels
 from cutefuse.engine import rtx, trtexec
-from cutefuse.engine.device import capability
+from cutefuse.engine.device import capability, local_sm
+from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import faults
 from cutefuse.graph.read import Graph
 from cutefuse.graph.store import load_model
+from cutefuse.ops.layouts import RTX, TENSORRT, strange
 from cutefuse.output import add_json, json_alone
 from cutefuse.roofline.peaks import by_name
 
@@ -169,6 +171,17 @@ def check_faults(model: Path | None, versions: list[tuple[int, ...]]) -> list[Fi
     return found
 
 
+def check_layout(model: Path) -> list[Finding]:
+    """Whether the engines of this machine take the layout that a model was patched for."""
+    found = read_model(model).layouts
+    engines = [TENSORRT] if tensorrt_versions() else []
+    engines += [RTX] if rtx.available() is None else []
+    costs = list(filter(None, (strange(found, engine, local_sm()) for engine in engines)))
+    if costs or not found:
+        return [Finding("layout", WARNING, cost) for cost in costs]
+    return [Finding("layout", OK, f"the model was patched for layout {' and '.join(sorted(found))}")]
+
+
 def check_package(name: str, advice: str) -> Finding:
     """A Python package by its distribution, without importing it."""
     try:
@@ -195,6 +208,7 @@ def findings(model: Path | None = None) -> list[Finding]:
     found = [Finding("Python", OK, f"{platform.python_version()} on {platform.platform()}")]
     found += check_library() + check_gpu() + check_tensorrt()
     found += check_faults(model, tensorrt_versions())
+    found += check_layout(model) if model else []
     found.append(check_program("nvcc", "--version", "needed to build kernels only"))
     found.append(
         check_program("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own")

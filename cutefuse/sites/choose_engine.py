@@ -251,15 +251,17 @@ class Wiring:
 
     def absorbed(self, tensor: str) -> bool:
         """Whether Triton computes the elementwise nodes that make a tensor, or its nearest enlargement, in the kernels
-        of the Concats that alone read it, in each of them anew."""
+        of the Concats that alone read it, in each of them anew. Myelin does so with enlargements between pixels."""
         own = self.source(tensor)
         node = self.graph.producer(own)
-        if self.engine.name != TORCH or own in self.made or node is None or self.graph.escapes(own):
+        if self.engine.name == TENSORRT or own in self.made or node is None or self.graph.escapes(own):
             return False
         readers = self.graph.users(own)
         joined = bool(readers) and all(
             r.op_type == "Concat" and self.alive(r) and not self.in_planes(r) for r in readers
         )
+        if self.engine.name == RTX:
+            return joined and node.op_type in ENLARGED and is_between(node)
         nearest = node.op_type in ENLARGED and not is_between(node)
         return joined and (nearest or node.op_type == "Conv" or node.op_type in ELEMENTWISE)
 
