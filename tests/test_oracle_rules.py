@@ -1,6 +1,6 @@
 """The rules of `choose_engine` held against the compiler where both speak: which Concats a plain network copies.
 
-The rules for TensorRT's classic compiler come from public build logs, the oracle is Myelin. Where the two differ, DIFFER
+The rules for classic TensorRT come from public build logs, the oracle is Myelin. Where the two differ, DIFFER
 says why; a difference that is not listed here makes a rule wrong, or a compiler new.
 """
 
