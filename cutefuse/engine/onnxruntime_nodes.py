@@ -40,13 +40,14 @@ def origins(model: Any, optimised: Any) -> list[list[str]]:
         made = [original(o) for o in node.output]
         own: set[int] = set()
         todo = [o for o in made if o in maker]
+        merged = all(maker[o][1].op_type != node.op_type for o in todo)  # the last node of a body may be in it too
         while todo:
             tensor = todo.pop()
             index, source = maker[tensor]
             calls = [t for t, op_type in tokens.items() if op_type == source.op_type]
             if source.op_type in bodies and calls:
                 owners.setdefault(calls[0], index)
-            elif source.op_type in bodies and tensor not in made:
+            if source.op_type in bodies and tensor not in made and not (calls and merged):
                 continue
             if index not in own:
                 own.add(index)
