@@ -75,6 +75,50 @@ def test_the_concat_of_a_function_body_is_no_reason_to_patch(case: str, tmp_path
     assert found(given)[BODIES].layers == [0, 1]
 
 
+def inside(name: str, source: str, out: str, **more: Any) -> dict[str, Any]:
+    return ef.conv(name, ef.tensor(source, [1, 8, 8, 8]), ef.tensor(out, [1, 8, 8, 8]), **more)
+
+
+def patched_twice(folder: Path, layers: list[dict[str, Any]]) -> Engine:
+    """An engine of TensorRT without the library: the bodies of /one and /two, of one op_type, became layers."""
+    ef.write_engine(folder, "net.cutefuse.onnx", layers, [10.0] * len(layers))
+    sites = [
+        {"name": n, "status": "fused", "op_type": "CuteF", "nodes": [f"{n}/Concat", n], "outputs": [out]}
+        for n, out in (("/one", "a"), ("/two", "b"))
+    ]
+    report = {"input": {"path": "net.onnx"}, "output": {"path": "net.cutefuse.onnx"}, "sites": sites}
+    (folder / "net.cutefuse.patch.json").write_text(json.dumps(report))
+    return read_engine(find_engines(folder)[0])
+
+
+@pytest.mark.parametrize("told", ["metadata", "tensors"])
+def test_layers_of_an_inlined_body_lead_back_to_the_fused_node(told: str, tmp_path: Path) -> None:
+    def meta(inner: str, call: str) -> dict[str, Any]:
+        return {"Metadata": f"[ONNX Layer: {inner}{f' | {call} (CuteF)' if told == 'metadata' else ''}]"}
+
+    layers = [
+        inside("node_of___cutefuse_t1", "x", "m1", **meta("node_of___cutefuse_t1", "/one")),
+        inside("node_of___cutefuse_y0", "m1", "a", **meta("node_of___cutefuse_y0", "/one")),
+        inside("node_of___cutefuse_t1_7", "a", "m2", **meta("node_of___cutefuse_t1", "/two")),
+        {**inside("node_of___cutefuse_y0_8", "m2", "b", **meta("node_of___cutefuse_y0", "/two")),
+         "LayerType": "PointWise", "ParameterType": "PointWise"},
+        inside("/head/Conv", "b", "y"),
+    ]  # fmt: skip
+    given = patched_twice(tmp_path, layers)
+    assert [la.onnx[0] for la in given.layers] == ["/one", "/one", "/two", "/two", "/head/Conv"]
+    assert [la.title for la in given.layers] == ["/one", "/one", "/two", "/two/PointWise", "/head/Conv"]
+    page = write(tmp_path, tmp_path / "out", quiet=True).read_text()
+    assert 'title="/two/PointWise"' in page and "<title>/one</title>" in page
+    assert "node_of___cutefuse_t1_7" in (tmp_path / "out/net.cutefuse.onnx.engine.layers.csv").read_text()
+
+
+def test_a_body_that_makes_nothing_known_keeps_its_own_names(tmp_path: Path) -> None:
+    layers = [inside("node_of___cutefuse_t1", "x", "m1"), inside("node_of___cutefuse_y0", "m1", "elsewhere")]
+    given = patched_twice(tmp_path, layers)
+    assert [la.title for la in given.layers] == [la.name for la in given.layers]
+    assert not {"/one", "/two"} & {n for la in given.layers for n in la.onnx}
+
+
 def test_a_concat_beside_the_fused_nodes_is_told_without_advice_to_patch_again(tmp_path: Path) -> None:
     given = engine(tmp_path, [*BODY, concat("cat2", "u", "/cat2"), conv("c2", "u", "z", "/c2")], patched=True)
     finding = found(given)[COPIED]

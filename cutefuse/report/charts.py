@@ -133,7 +133,7 @@ def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[lis
 def _dot(plane: _LogPlane, layer: Layer, intensity: float, place: Placement, most_us: float) -> str:
     time_us = layer.time_us or 0.0
     tip = (
-        f"{layer.name}\n{time_us:.1f} µs, {layer.precision}, {place.bound}-bound\n{intensity:.1f} FLOP/byte, "
+        f"{layer.title}\n{time_us:.1f} µs, {layer.precision}, {place.bound}-bound\n{intensity:.1f} FLOP/byte, "
         f"{place.achieved_tflops:.3g} of {place.attainable_tflops:.3g} TFLOP/s ({place.percent_of_roof:.0f} % of the "
         f"roof)\ncould take {place.floor_us:.2f} µs\ntime: {layer.sources.get('time', '')}"
     )

@@ -78,7 +78,7 @@ function refresh() {
   body.innerHTML = ""; made = 0; box.scrollTop = 0; more();
 }
 if (box) {
-  for (const l of layers) l.text = [l.name, l.type, l.kind, l.precision, l.tactic, l.format, ...(l.onnx || [])].join(" ").toLowerCase();
+  for (const l of layers) l.text = [l.name, (l.raw || {})["name in the engine"], l.type, l.kind, l.precision, l.tactic, l.format, ...(l.onnx || [])].join(" ").toLowerCase();
   query.addEventListener("input", refresh);
   box.addEventListener("scroll", () => { if (made < shown.length && box.scrollTop + box.clientHeight > box.scrollHeight - 300) more(); });
   $$("#rows th[data-k]").forEach(h => h.addEventListener("click", () => {

@@ -163,7 +163,7 @@ def _layer_data(analysis: Analysis) -> dict[str, Any]:
     for row, layer in zip(analysis.rows, engine.layers, strict=True):
         values: list[Any] = []
         for key in columns:
-            value = row[key]
+            value = layer.title if key == "name" else row[key]
             if key in _FOLDED:
                 value = strings.setdefault(str(value or ""), len(strings))
             elif isinstance(value, float):
@@ -176,6 +176,8 @@ def _layer_data(analysis: Analysis) -> dict[str, Any]:
         )
         skip = ("Name", "LayerType", "TacticName", "Metadata")
         raw = {k: v for k, v in layer.raw.items() if k not in skip} if rich else {}
+        if layer.title != layer.name:
+            raw["name in the engine"] = layer.name
         where: list[Any] = []
         for key in ("layer", "time"):
             file, _, place = layer.sources.get(key, "").partition(" › ")
@@ -195,7 +197,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "subtitle": device(engine),
         "tiles": _tiles(analysis),
         "notes": engine.notes,
-        "names": [layer.name for layer in engine.layers],
+        "names": [layer.title for layer in engine.layers],
         "findings": [{**vars(f), "nodes": f.onnx(engine)} for f in analysis.findings],
         "candidates": analysis.candidates,
         "folder": str(engine.folder),
@@ -235,7 +237,7 @@ def _time(engine: Engine) -> dict[str, Any]:
         "kinds": shares(engine, "kind", KINDS, None),
         "precisions": shares(engine, "precision", {}, _COLORS),
         "top": [
-            {"i": la.index, "name": la.name, "us": la.time_us, "kind": la.kind, "source": la.sources.get("time", "")}
+            {"i": la.index, "name": la.title, "us": la.time_us, "kind": la.kind, "source": la.sources.get("time", "")}
             for la in heaviest
         ],
     }
@@ -289,7 +291,7 @@ def _memory(engine: Engine) -> dict[str, Any]:
     alive = memory_profile(engine)
     weights = sorted(((weight_bytes(la), la.index) for la in engine.layers), reverse=True)
     return {
-        "memory": charts.area(alive, [la.name for la in engine.layers], "memory of activations"),
+        "memory": charts.area(alive, [la.title for la in engine.layers], "memory of activations"),
         "peak_memory": charts.bytes_text(max(alive, default=0.0)),
         "weights": charts.bytes_text(sum(w for w, _ in weights)),
         "engine_size": charts.bytes_text(engine.size_bytes) if engine.size_bytes else "",

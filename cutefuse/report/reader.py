@@ -17,6 +17,7 @@ from typing import Any
 from cutefuse.engine.files import build_metadata, profile_metadata
 from cutefuse.engine.plugins import speaks_of
 from cutefuse.errors import CutefuseError
+from cutefuse.report import bodies
 from cutefuse.report.kinds import kind_of, precision_of
 from cutefuse.report.sources import find_engines, read_json, stem_of
 from cutefuse.report.tensors import Tensor, tensor_of
@@ -45,6 +46,7 @@ class Layer:
     mean_us: float | None = None
     percent: float | None = None
     onnx: list[str] = field(default_factory=list)
+    title: str = ""  # its name, or that of the fused node whose body it computes
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -53,8 +55,9 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """A short name: the last ONNX node for long fused names, else the name itself."""
-        return self.name if len(self.name) <= 60 else f"{self.name[:28]} … {self.name[-28:]}"
+        """A short title: long fused names show their ends."""
+        text = self.title or self.name
+        return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"
 
 
 @dataclass
@@ -310,6 +313,7 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
 
 # ------------------------------------------------------------------------------------------------- ONNX node names
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]\x1e\x1f]*)\]")
+_CALLED = re.compile(r".* \| (.+) \(\w+\)$")  # `node of a body | node that calls it (its op_type)`, outermost last
 _COPY = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to (.+)$")
 
 
@@ -317,7 +321,7 @@ def node_names(layer_name: str, raw: dict[str, Any]) -> list[str]:
     """ONNX node names of a layer: from its metadata (TensorRT 8.6+), else from the parts of its fused name."""
     marked = _METADATA.findall(str(raw.get("Metadata", "")))
     if marked:
-        return list(dict.fromkeys(m.strip() for m in marked if m.strip()))
+        return list(dict.fromkeys(_CALLED.sub(r"\1", m.strip()) for m in marked if m.strip()))
     copy = _COPY.match(layer_name)
     if copy:
         return []
@@ -329,9 +333,17 @@ def node_names(layer_name: str, raw: dict[str, Any]) -> list[str]:
 
 def _add_origins(engine: Engine) -> None:
     sites: dict[str, list[str]] = {}
+    made_by: dict[str, str] = {}
     for site in (engine.patch or {}).get("sites", []):
         if isinstance(site, dict) and site.get("status") == "fused" and isinstance(site.get("nodes"), list):
-            sites[str(site.get("name"))] = [str(n) for n in site["nodes"]]
+            name = str(site.get("name"))
+            sites[name] = [str(n) for n in site["nodes"]]
+            made = site.get("outputs")
+            made_by |= {str(o): name for o in made} if isinstance(made, list) else {}
+    inside = bodies.owners(engine.layers, made_by)
     for layer in engine.layers:
         own = node_names(layer.name, layer.raw)
+        if layer.index in inside and all(map(bodies.is_inside, own)):
+            own = [inside[layer.index]]
         layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *sites.get(o, []))))
+        layer.title = bodies.title(layer, own)

@@ -112,7 +112,7 @@ def _ends(edges: list[Edge], drawing: Drawing) -> list[str]:
 def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
     left, top = number(drawing.x[layer.index]), number(drawing.y[layer.index])
     # The first part of a fused name, the end of a path, the layer that a copy serves.
-    own = layer.name.split(" + ")[0].rpartition("CopyNode for ")[2]
+    own = layer.title.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 25 else f"…{own[-24:]}"
     note = f"{layer.time_us:.1f} µs" if layer.time_us is not None else ""
     heat = (
@@ -120,7 +120,7 @@ def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
         if share > 0.01
         else ""
     )
-    title = f"<title>{text(layer.name)}</title>" if rich else ""
+    title = f"<title>{text(layer.title)}</title>" if rich else ""
     kind = _fit(str(layer.raw.get("ParameterType") or layer.type), 20)
     return (
         f'<g class="g-n" data-i="{layer.index}" transform="translate({left} {top})">{title}<use href="#gb"/>{heat}'

@@ -1,0 +1,53 @@
+"""Layers of function bodies: which fused node each computes, where its own name and metadata do not tell."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from cutefuse.graph.body import FORMAL
+from cutefuse.report.tensors import Tensor
+
+_ANCHORS = ("conv", "norm")
+
+
+class Member(Protocol):
+    """What is asked of a layer."""
+
+    name: str
+    type: str
+    kind: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name was made of one inside a body: it is the same in every call, and says nothing to a reader."""
+    return FORMAL in name
+
+
+def owners(layers: Sequence[Member], made_by: Mapping[str, str]) -> dict[int, str]:
+    """The fused node of each layer of a body, backwards from the tensors that fused nodes make (tensor -> node)."""
+    readers: dict[str, list[int]] = defaultdict(list)
+    for index, layer in enumerate(layers):
+        for tensor in layer.inputs:
+            readers[tensor.name].append(index)
+    found: dict[int, str] = {}
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        if not is_inside(layer.name):
+            continue
+        own = next((made_by[t.name] for t in layer.outputs if t.name in made_by), None)
+        behind = (found.get(i) for t in layer.outputs for i in readers[t.name] if i > index)
+        own = own or next(filter(None, behind), None)
+        if own is not None:
+            found[index] = own
+    return found
+
+
+def title(layer: Member, nodes: Sequence[str]) -> str:
+    """What pages call a layer: the name of its fused node where its own is one of the inside of a body."""
+    if not nodes or not is_inside(layer.name):
+        return layer.name
+    return nodes[0] if layer.kind in _ANCHORS else f"{nodes[0]}/{layer.type}"
