@@ -193,6 +193,18 @@ def test_an_fp32_island_is_found_and_an_fp32_engine_has_none(tmp_path: Path) -> 
     assert not any("island" in t for t in found(DATA / "resnet50-rtx3090-fp32"))
 
 
+def test_bookkeeping_is_no_opaque_region(tmp_path: Path) -> None:
+    """TrainStation layers hold data-dependent sizes (NVIDIA/TensorRT#3585)."""
+    station = {"Name": "[trainstation1]", "LayerType": "TrainStation", "Inputs": [], "Outputs": []}
+    write(ef.write_engine(tmp_path, "n", [*ef.PLAIN, station], [*ef.PLAIN_US, 200.0]), tmp_path / "out", quiet=True)
+    assert not [t for t in found(tmp_path) if "opaque" in t]
+    shares = json.loads((tmp_path / "out" / "n.engine.report.json").read_text())["time_us_by_kind"]
+    assert shares["noop"] == pytest.approx(200.0) and "foreign" not in shares
+    compiled = {**station, "Name": "m", "LayerType": "Myelin"}
+    ef.write_engine(tmp_path / "m", "n", [*ef.PLAIN, compiled], [*ef.PLAIN_US, 200.0])
+    assert [t for t in found(tmp_path / "m") if "opaque" in t]
+
+
 @pytest.mark.parametrize(("c", "k", "bad"), [(12, 64, True), (64, 20, True), (64, 64, False), (3, 64, False)])
 def test_misaligned_channels_are_found(tmp_path: Path, c: int, k: int, bad: bool) -> None:
     layer = ef.conv("c", ef.tensor("x", [1, c, 8, 8]), ef.tensor("y", [1, k, 8, 8]))

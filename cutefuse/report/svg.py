@@ -14,7 +14,7 @@ from cutefuse.report.tensors import Tensor
 # Colours of a file that stands alone; pages define the same variables for light and dark.
 _STYLE = """
 svg{--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plugin:#12805c;--k-conv:#2f6fde;--k-gemm:#6a4fd8;
---k-attention:#a33fb5;--k-norm:#0f8b9e;--k-pointwise:#b7860b;--k-pool:#5b7f95;--k-foreign:#8b5e3c;--k-copy:#d9480f;
+--k-attention:#a33fb5;--k-softmax:#c2458a;--k-norm:#0f8b9e;--k-pointwise:#b7860b;--k-pool:#5b7f95;--k-foreign:#8b5e3c;--k-copy:#d9480f;
 --k-noop:#b4bcc8;--k-other:#7d8796;--heat:217,72,15;font-family:system-ui,sans-serif;background:#f7f8fa}
 """
 GRAPH_STYLE = """
