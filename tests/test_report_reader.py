@@ -215,8 +215,7 @@ def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
         ("Reformatting CopyNode for Input Tensor 0 to X", {}, []),
         ("fused", {"Metadata": "[ONNX Layer: /a/Conv]\x1e[ONNX Layer: /a/Relu]"}, ["/a/Conv", "/a/Relu"]),
         # As TensorRT's parser marks layers of a local function.
-        ("node_of_t_7", {"Metadata": "[ONNX Layer: node_of_t | /b (CuteF)][ONNX Layer: y | /c (CuteF)]"},
-         ["/b", "/c"]),
+        ("node_of_t_7", {"Metadata": "[ONNX Layer: node_of_t | /b (CuteF)][ONNX Layer: y | /c (CuteF)]"}, ["/b", "/c"]),
         ("n", {"Metadata": "[ONNX Layer: in | /mid (Inner) | /out (Outer)]"}, ["/out"]),
         ("n", {"Metadata": "[ONNX Layer: a | b]"}, ["a | b"]),
     ],

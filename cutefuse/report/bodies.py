@@ -1,13 +1,14 @@
-"""Layers of function bodies: which fused node each computes, where its own name and metadata do not tell."""
+"""What a fused node stands for: the nodes that it replaced, and the layers that its function body became."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from cutefuse.graph.body import FORMAL
 from cutefuse.report.tensors import Tensor
+from cutefuse.sites.find import FUSED, MERGED
 
 _ANCHORS = ("conv", "norm")
 
@@ -20,6 +21,27 @@ class Member(Protocol):
     kind: str
     inputs: list[Tensor]
     outputs: list[Tensor]
+
+
+def replaced(sites: Iterable[Any]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """By the sites of a patch report: the nodes that each fused node replaced, and the fused node that makes each tensor.
+
+    A merged site is computed by the fused node that makes its outputs.
+    """
+    nodes: dict[str, list[str]] = {}
+    made_by: dict[str, str] = {}
+    known = [s for s in sites if isinstance(s, dict) and isinstance(s.get("nodes"), list)]
+    for status in (FUSED, MERGED):
+        for site in (s for s in known if s.get("status") == status):
+            made = site.get("outputs")
+            outputs = [str(o) for o in made] if isinstance(made, list) else []
+            name = (
+                next((made_by[o] for o in outputs if o in made_by), "") if status == MERGED else str(site.get("name"))
+            )
+            if status == FUSED:
+                made_by |= dict.fromkeys(outputs, name)
+            nodes.setdefault(name, []).extend(str(n) for n in site["nodes"])
+    return nodes, made_by
 
 
 def is_inside(name: str) -> bool:

@@ -332,18 +332,12 @@ def node_names(layer_name: str, raw: dict[str, Any]) -> list[str]:
 
 
 def _add_origins(engine: Engine) -> None:
-    sites: dict[str, list[str]] = {}
-    made_by: dict[str, str] = {}
-    for site in (engine.patch or {}).get("sites", []):
-        if isinstance(site, dict) and site.get("status") == "fused" and isinstance(site.get("nodes"), list):
-            name = str(site.get("name"))
-            sites[name] = [str(n) for n in site["nodes"]]
-            made = site.get("outputs")
-            made_by |= {str(o): name for o in made} if isinstance(made, list) else {}
+    """Say which ONNX nodes each layer computes: those that it names, and all that a fused node among them replaced."""
+    nodes, made_by = bodies.replaced((engine.patch or {}).get("sites", []))
     inside = bodies.owners(engine.layers, made_by)
     for layer in engine.layers:
         own = node_names(layer.name, layer.raw)
         if layer.index in inside and all(map(bodies.is_inside, own)):
             own = [inside[layer.index]]
-        layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *sites.get(o, []))))
+        layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *nodes.get(o, []))))
         layer.title = bodies.title(layer, own)
