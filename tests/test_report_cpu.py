@@ -196,12 +196,6 @@ def test_a_comparison_says_that_function_bodies_are_no_measure(
     assert compare([plain, on_gpu]).caution == ""
 
 
-def test_the_last_column_of_a_comparison_wraps() -> None:
-    """`.wrap` alone is weaker than `td.wide`, so that the column ran out of the page."""
-    css = (Path(ef.__file__).parent.parent / "cutefuse" / "report" / "page.css").read_text()
-    assert css.index("td.wide{white-space:nowrap}") < css.index("td.wrap{white-space:normal")
-
-
 def test_a_wide_graph_opens_on_the_layer_that_takes_the_input(tmp_path: Path) -> None:
     """Forty layers side by side read constants; one, far from the middle, reads the engine's input."""
     layers = [conv(f"c{i}", f"k{i}", f"t{i}", f"/c{i}") for i in range(40)]

@@ -24,7 +24,7 @@ class Member(Protocol):
 
 
 def replaced(sites: Iterable[Any]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """By the sites of a patch report: the nodes that each fused node replaced, and the fused node that makes each tensor.
+    """By the sites of a patch report: the nodes that each fused node replaced, and the maker of each fused tensor.
 
     A merged site is computed by the fused node that makes its outputs.
     """

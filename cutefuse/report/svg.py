@@ -10,6 +10,7 @@ from cutefuse.report.kinds import KINDS
 from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.tensors import Tensor
+from cutefuse.table import time_text
 
 # Colours of a file that stands alone; pages define the same variables for light and dark.
 _STYLE = """
@@ -21,7 +22,7 @@ GRAPH_STYLE = """
 .g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{stroke:none}.g-n text{fill:var(--ink);font-size:12px}
 .g-n .g-t{fill:var(--mute);font-size:11px}.g-r{text-anchor:end}
 .g-e{fill:none;stroke:var(--mute);stroke-opacity:.6;stroke-width:1.4}
-.g-FP32,.g-TF32{stroke:var(--k-copy)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
+.g-FP32,.g-TF32{stroke:var(--k-pool)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
 .g-l,.g-io{fill:var(--mute);font-size:10px}.g-io{fill:var(--k-plugin);font-weight:600}
 """ + "".join(f".g-n .k-{kind}{{fill:var(--k-{kind});stroke:none}}" for kind in KINDS)
 
@@ -114,7 +115,7 @@ def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
     # The first part of a fused name, the end of a path, the layer that a copy serves.
     own = layer.title.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 25 else f"…{own[-24:]}"
-    note = f"{layer.time_us:.1f} µs" if layer.time_us is not None else ""
+    note = time_text(layer.time_us) if layer.time_us is not None else ""
     heat = (
         f'<use href="#gb" class="g-h" style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>'
         if share > 0.01

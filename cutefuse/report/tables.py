@@ -29,16 +29,17 @@ class Analysis:
     places: list[Placement | None]
     findings: list[Finding]
     candidates: list[Candidate] | None
+    model: Path | None  # that the candidates are of
     rows: list[dict[str, Any]]
 
     @property
     def roof_percent(self) -> float | None:
-        """Floor time over measured time of all layers that could be placed."""
+        """Floor time over measured time of all layers that could be placed; None where most of the time could not."""
         placed = [
             (p.floor_us, la.time_us) for la, p in zip(self.engine.layers, self.places, strict=True) if p and la.time_us
         ]
         measured = sum(t for _, t in placed if t)
-        return 100 * sum(f for f, _ in placed) / measured if measured else None
+        return 100 * sum(f for f, _ in placed) / measured if measured > self.engine.total_us / 2 else None
 
 
 def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) -> Analysis:
@@ -55,7 +56,7 @@ def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) 
         except CutefuseError as error:
             engine.notes.append(f"No ranking of what to fuse next: {error}.")
     rows = [_row(engine, i, costs[i], places[i]) for i in range(len(engine.layers))]
-    return Analysis(engine, peaks, costs, places, findings(engine, costs, places), ranked, rows)
+    return Analysis(engine, peaks, costs, places, findings(engine, costs, places), ranked, onnx_path, rows)
 
 
 def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) -> dict[str, Any]:
@@ -123,16 +124,15 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
     if engine.latency_ms:
         lines[0] += f", median latency {engine.latency_ms:.4g} ms"
     if engine.profiled:
-        lines[0] += f", {engine.total_us:.1f} µs in layers"
+        lines[0] += f", {table.time_text(engine.total_us)} in layers"
         heaviest = [row for row in sorted(analysis.rows, key=lambda r: -(r["us"] or 0.0))[:limit] if row["us"]]
         cells = [
             (f"{row['us']:.1f}", f"{row['pct']:.1f}", row["kind"], row["precision"], engine.layers[row["i"]].label)
             for row in heaviest
         ]
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
-    lines += [
-        f"{f.severity:>7}: {f.title}" + (f" ({f.cost_us:.1f} µs)" if f.cost_us else "") for f in analysis.findings[:6]
-    ]
+    for f in analysis.findings[:6]:
+        lines.append(f"{f.severity:>7}: {f.title}" + (f" ({table.time_text(f.cost_us)})" if f.cost_us else ""))
     return "\n".join(lines)
 
 
