@@ -9,13 +9,16 @@ from typing import Any
 
 import engine_files as ef
 import pytest
+from test_report_rank import net
 
 from cutefuse.report.compare import compare
 from cutefuse.report.findings import Finding, findings
 from cutefuse.report.kinds import is_row_norm
 from cutefuse.report.reader import Engine, find_engines, read_engine
-from cutefuse.report.tables import compare_terminal
+from cutefuse.report.tables import analyse, compare_terminal
 from cutefuse.report.write import write, write_compare
+from cutefuse.roofline.peaks import by_name
+from cutefuse.table import time_text
 
 SITE = "/neck/Conv"
 
@@ -194,6 +197,85 @@ def test_a_comparison_says_that_function_bodies_are_no_measure(
     assert compare([plain, plain]).caution == ""
     on_gpu = engine(tmp_path / "c", BODY, backend="tensorrt", patched=True)
     assert compare([plain, on_gpu]).caution == ""
+
+
+def section(page: str, name: str) -> str:
+    found = re.search(rf'<section class="card" id="{name}">.*?</section>', page, re.S)
+    return found[0] if found else ""
+
+
+def test_layers_above_the_roof_are_among_those_that_it_shows(tmp_path: Path) -> None:
+    """Copies compute nothing: they are placed by their bytes, and are no dot."""
+    layers = [conv(f"c{i}", f"t{i}", f"t{i + 1}", f"/c{i}") for i in range(3)]
+    copies = [ef.copy(f"r{i}", ef.tensor(f"t{i}", [1, 16, 8, 8]), ef.tensor(f"u{i}", [1, 16, 8, 8])) for i in range(5)]
+    engine(tmp_path, [*layers, *copies], backend="tensorrt", medians=[1e-6] * 2 + [1.0] + [1e-6] * 5)
+    page = write(tmp_path, tmp_path / "out", quiet=True, peaks="H200").read_text()
+    shown, over = map(int, re.findall(r"(\d+) (?:layers that compute|of them above)", section(page, "roofline")))
+    assert (shown, over) == (3, 2) and page.count('<circle class="dot"') == 3
+
+
+@pytest.mark.parametrize(("heavy_us", "judged"), [(1.0, True), (900.0, False)])
+def test_a_roof_that_most_of_the_time_is_not_under_is_not_shown(heavy_us: float, judged: bool, tmp_path: Path) -> None:
+    layers = [conv("c0", "a", "b", "/c0"), {"Name": "m", "LayerType": "Myelin", "Inputs": [], "Outputs": []}]
+    engine(tmp_path, layers, backend="tensorrt", medians=[0.1, heavy_us / 1000])
+    page = write(tmp_path, tmp_path / "out", quiet=True, peaks="H200").read_text()
+    assert bool(section(page, "roofline")) is judged and ("of the roof, over all" in page) is judged
+
+
+def test_a_roof_that_the_whole_engine_exceeds_gives_no_figure(tmp_path: Path) -> None:
+    engine(tmp_path, [conv("c0", "a", "b", "/c0")], medians=[1e-6])
+    page = write(tmp_path, tmp_path / "out", quiet=True, peaks="H200").read_text()
+    assert "of the roof, over all" not in page and section(page, "roofline")
+
+
+def test_a_cpu_gets_no_advice_about_its_roof(tmp_path: Path) -> None:
+    for backend in ("onnxruntime", "tensorrt"):
+        given = engine(tmp_path / backend, [conv("c0", "a", "b", "/c0")], backend=backend)
+        titles = [f.title for f in analyse(given, by_name("H200")).findings]
+        assert ("Heavy layers far below the roof" in titles) == (backend == "tensorrt")
+
+
+JUDGED = [
+    {"name": "/up/Conv", "status": "left out", "operator": "concat_conv", "op_type": "", "dtype": "float16",
+     "reason": "costs 1.2 us (its kernels take 3.4 us)", "nodes": ["/up/Conv"], "gain_us": -1.2, "bytes_saved": 0},
+    {"name": "/stem/Conv", "status": "fused", "operator": "concat_conv", "op_type": "CuteConcatConv1Relu", "reason": "",
+     "dtype": "float16", "nodes": ["/stem/Conv"], "gain_us": 4.25, "bytes_saved": 2_500_000, "outputs": ["a"]},
+    {"name": "/side/Conv", "status": "fused", "operator": "concat_conv", "op_type": "CuteConcatConv1Relu", "reason": "",
+     "dtype": "float16", "nodes": ["/side/Conv"], "gain_us": None, "bytes_saved": None},
+]  # fmt: skip
+
+
+def test_no_page_gives_a_node_two_verdicts(tmp_path: Path) -> None:
+    """The profile says that /up/Conv would save 20 us, and `patch` left it out for costing 1.2."""
+    plain, _ = ef.write_pair(tmp_path)
+    model = net(tmp_path / "net.onnx")
+    page = write(plain, tmp_path / "out", model, quiet=True).read_text()
+    assert "/up/Conv" in section(page, "next") and f"patch {model} --profile {plain}" in section(page, "next")
+    report = {"input": {"path": "o.onnx"}, "output": {"path": "net.onnx"}, "sites": JUDGED[:1]}
+    (plain / "net.patch.json").write_text(json.dumps(report))
+    page = write(plain, tmp_path / "again", model, quiet=True).read_text()
+    assert "/up/Conv" not in section(page, "next") and "/up/Conv" in section(page, "fused")
+    assert "1 sites that" in section(page, "next") or "/stem/Conv" in section(page, "next")
+
+
+def test_fused_and_refused_says_what_each_site_gains(tmp_path: Path) -> None:
+    _, patched = ef.write_pair(tmp_path)
+    report = {**ef.PATCH_REPORT, "sites": JUDGED, "summary": {"gain_us": 4.25},
+              "prediction": {"engine": "TensorRT 11.3", "gpu": "H200"}}  # fmt: skip
+    (patched / "net.cutefuse.patch.json").write_text(json.dumps(report))
+    fused = section(write(patched, tmp_path / "out", quiet=True).read_text(), "fused")
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(?=<td)(.*?)</tr>", fused)]
+    assert [r[0] for r in rows] == ["/stem/Conv", "/side/Conv", "/up/Conv"]  # the most first, those left out last
+    assert [r[3:6] for r in rows] == [["float16", "4.2", "2.50"], ["float16", "not known", ""],
+                                      ["float16", "-1.2", ""]]  # fmt: skip
+    assert "4.2 µs together" in fused and "TensorRT 11.3 on H200" in fused
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(412.54, "412.5 µs"), (661651.0, "661.7 ms"), (2.6e6, "2.6 s"), (-39802.5, "-39.8 ms")]
+)
+def test_times_have_the_unit_that_fits(given: float, text: str) -> None:
+    assert time_text(given) == text
 
 
 def test_a_wide_graph_opens_on_the_layer_that_takes_the_input(tmp_path: Path) -> None:
