@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_typed import terminal  # noqa: F401  the fixture: an environment with the command
 
-from cutefuse.commands.doctor import local_sm
+from cutefuse.engine.device import local_sm
 from scripts.write_recipes import PAGE, shown, typed
 
 

@@ -11,9 +11,9 @@ import engine_files as ef
 import pytest
 from test_report_rank import net
 
+from cutefuse.engine.kinds import is_row_norm
 from cutefuse.report.compare import compare
 from cutefuse.report.findings import Finding, findings
-from cutefuse.report.kinds import is_row_norm
 from cutefuse.report.reader import Engine, find_engines, read_engine
 from cutefuse.report.tables import analyse, compare_terminal
 from cutefuse.report.write import write, write_compare

@@ -17,6 +17,7 @@ from pathlib import Path
 import cutefuse
 from cutefuse import kernels
 from cutefuse.engine import trtexec
+from cutefuse.engine.device import capability
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import faults
 from cutefuse.graph.read import Graph
@@ -73,25 +74,8 @@ def check_gpu() -> list[Finding]:
     for index in range(count.value):
         name = ctypes.create_string_buffer(256)
         driver.cuDeviceGetName(name, 256, index)
-        found.append(judge_device(name.value.decode(), *_capability(driver, index)))
+        found.append(judge_device(name.value.decode(), *capability(driver, index)))
     return found
-
-
-def _capability(driver: ctypes.CDLL, index: int) -> tuple[int, int]:
-    major, minor = ctypes.c_int(0), ctypes.c_int(0)
-    for attribute, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
-    return major.value, minor.value
-
-
-def local_sm() -> int:
-    """Compute capability * 10 of the first GPU of this machine; 0 without one."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    major, minor = _capability(driver, 0) if driver.cuInit(0) == 0 else (0, 0)
-    return 10 * major + minor
 
 
 def local_gpu() -> str:

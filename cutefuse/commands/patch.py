@@ -18,11 +18,13 @@ from typing import Any
 from cutefuse import table
 from cutefuse.commands import next_step
 from cutefuse.commands.build import end_on_sigterm
-from cutefuse.commands.doctor import local_gpu, local_sm
+from cutefuse.commands.doctor import local_gpu
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
+from cutefuse.ops.layouts import AUTO, CHOICES
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
@@ -217,6 +219,9 @@ def make_parser() -> argparse.ArgumentParser:
                    help="what --tune compares with: cuDNN's kernels, torch.compile, or the better of the two; default: "
                         "best")  # fmt: skip
     p.add_argument("--engine", choices=ENGINES, default=TENSORRT, help="whose time is predicted; default: tensorrt")
+    p.add_argument("--layout", choices=CHOICES, default=AUTO,
+                   help="how tensors of fused convolutions lie: hwc8, for TensorRT before Blackwell, or nhwc, for "
+                        "TensorRT on Blackwell and TensorRT for RTX; default: as --engine and --sm tell")  # fmt: skip
     p.add_argument("--trt-version", default="", metavar="10.3",
                    help=f"TensorRT that will build the engine; default: {'.'.join(map(str, NEWEST))}")  # fmt: skip
     p.add_argument("--tanh-silu", action="store_true",
@@ -320,7 +325,7 @@ def main(argv: list[str] | None = None) -> int:
             tiles=partial(best_tiles, tuner) if tuner else None, min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
-            gpu=gpu, idle=_idle(args),
+            gpu=gpu, layout=args.layout, idle=_idle(args),
         )  # fmt: skip
         with json_alone(args.json) as show_json:
             result = patch(args.model, args.output or default_output(args.model), options)

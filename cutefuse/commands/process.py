@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutefuse.commands import next_step
-from cutefuse.commands.build import add_engine_arguments, end_on_sigterm, say_idle, say_idle_timeout, trtexec_options
+from cutefuse.commands.build import (
+    add_engine_arguments,
+    end_on_sigterm,
+    say_idle,
+    say_idle_timeout,
+    target_options,
+    trtexec_options,
+)
 from cutefuse.engine import build as engine
+from cutefuse.engine import rtx
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder
@@ -66,7 +74,10 @@ def process(
         is_model = source.suffix in _ONNX
         if steps.build and is_model:
             files = engine.build(source, outdir, options, kind, *common)
-        if steps.profile:
+        untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
+        if steps.profile and untimed:
+            print(f"not profiled: {untimed}")
+        elif steps.profile:
             engine.profile(files.engine if is_model else source, outdir, options, kind, *common)
     model = source if source.suffix in _ONNX else None
     return _draw(files.graph, outdir, model) if steps.draw and not print_only else None
@@ -140,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
         steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
         options = trtexec_options([*args.trtexec, *rest])
         with json_alone(args.json) as show:
+            options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
             say_idle(args, args.input, "" if args.print_only else "--print-only")
             if args.input.suffix in (*_ONNX, *_ENGINES):
                 say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)

@@ -25,9 +25,9 @@ import numpy as np
 
 import cutefuse
 from cutefuse import kernels, plugin_path
-from cutefuse.commands.doctor import local_sm
 from cutefuse.engine import build as engine
 from cutefuse.engine import trtexec
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,11 @@ def library_if_built() -> list[Path]:
 
 
 def plugin_layers(graph: Any) -> list[dict[str, Any]]:
-    """The layers of an inspector JSON that TensorRT runs as plugins."""
+    """The layers of an inspector JSON that TensorRT runs as plugins; to Myelin each is a `custom_layer`."""
     layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
     named = [layer for layer in layers if isinstance(layer, dict)]
     keys = ("LayerType", "ParameterType", "PluginType", "PluginName")
-    return [layer for layer in named if any("plugin" in str(layer.get(k, "")).lower() or
+    return [layer for layer in named if any(re.search("plugin|custom_layer", str(layer.get(k, "")).lower()) or
             (k.startswith("Plugin") and layer.get(k)) for k in keys)]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.closeness import Judge, compare, passed
 from cutefuse.graph.exact import in_float64
-from cutefuse.graph.read import TYPE_NAMES
+from cutefuse.graph.read import TYPE_NAMES, attribute
 from cutefuse.graph.runner import Runner, unfused_runner
 from cutefuse.graph.store import load_model, outside
 
@@ -185,27 +185,29 @@ def _from_given(
     and of what the probed sites read.
 
     None when that cannot run. The unfused model runs again as well, since a runtime that sees no tensor between two
-    nodes may leave out its rounding. Where sites compute in a lower type, the next one reads what stands before the
-    Cast to the graph's type, so that is given too.
+    nodes may leave out its rounding. Where sites compute in a lower type or another layout, what is given is the tensor
+    before the Casts and Transposes to the graph's.
     """
     values = {n: np.asarray(v) for n, v in zip(judge.names, judge.expected, strict=True) if n in judge.probed}
     types = {n: np.asarray(v).dtype for n, v in zip(judge.names, actual, strict=True)}
     probed = judge.names[judge.outputs :]
-    lowered = {t: source for t, source in _before_casts(patched[0]).items() if t in values}
+    steps = {t: chain for t, chain in _from_fused(patched[0]).items() if t in values}
     made = []
     try:
-        if lowered:
-            before = Runner(_with_outputs(patched[0], list(lowered.values())), patched[1], reference)(dict(feeds))
-            types |= {t: np.asarray(v).dtype for t, v in zip(lowered, before[judge.outputs :], strict=True)}
+        if steps:
+            sources = list(dict.fromkeys(chain[0].input[0] for chain in steps.values()))
+            before = Runner(_with_outputs(patched[0], sources), patched[1], reference)(dict(feeds))[judge.outputs :]
+            own = {s: np.asarray(v).dtype for s, v in zip(sources, before, strict=True)}
+            types |= {t: own[chain[0].input[0]] for t, chain in steps.items()}
         read = [t for t in _read_by_fused(patched[0], set(values)) if t in _made(unfused[0]) and t not in values]
         found = Runner(_with_outputs(unfused[0], read), unfused[1], reference)(dict(feeds))[judge.outputs :]
         values |= {t: np.asarray(v) for t, v in zip(read, found, strict=True)}
         low = {n: v.astype(types.get(n, v.dtype)) for n, v in values.items()}
         wide = {n: low[n].astype(v.dtype) for n, v in values.items()}
-        given_low = {n: wide[n] if n in lowered else v for n, v in low.items()}
-        given_low |= {source: low[t] for t, source in lowered.items()}
-        for (model, folder), given in ((unfused, wide), (patched, given_low)):
-            forced = _with_given(_with_outputs(model, probed), given)
+        given_low = {n: v for n, v in low.items() if n not in steps}
+        given_low |= {chain[0].input[0]: _before(low[t], chain) for t, chain in steps.items()}
+        for (model, folder), given, chains in ((unfused, wide, {}), (patched, given_low, steps)):
+            forced = _with_given(_with_outputs(model, probed), given, chains)
             made.append(Runner(forced, folder, reference)(dict(feeds) | given))
     except Exception:  # ONNX Runtime's exceptions share no public base class; the plain verdict stands
         return None
@@ -248,32 +250,55 @@ def _with_outputs(model: onnx.ModelProto, probes: Sequence[str]) -> onnx.ModelPr
     return probed
 
 
-def _before_casts(model: onnx.ModelProto) -> dict[str, str]:
-    """Result of a Cast of what a fused node makes -> what that makes."""
+def _from_fused(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+    """Tensor -> the Casts and Transposes, in their order, that make it of what a fused node makes."""
+    chains: dict[str, list[onnx.NodeProto]] = {}
     fused = {o for n in model.graph.node if n.domain == DOMAIN for o in n.output}
-    casts = [n for n in model.graph.node if n.op_type == "Cast" and n.input[0] in fused]
-    return {n.output[0]: n.input[0] for n in casts}
+    waiting = [n for n in model.graph.node if n.op_type in ("Cast", "Transpose")]
+    while ready := [n for n in waiting if n.input[0] in fused or n.input[0] in chains]:
+        chains |= {n.output[0]: [*chains.get(n.input[0], []), n] for n in ready}
+        done = {id(n) for n in ready}
+        waiting = [n for n in waiting if id(n) not in done]
+    return chains
+
+
+def _before(value: np.ndarray, chain: Sequence[onnx.NodeProto]) -> np.ndarray:
+    """The value that the Transposes among these nodes make the given one of."""
+    for node in reversed(chain):
+        if node.op_type == "Transpose":
+            value = value.transpose(np.argsort(attribute(node, "perm", range(value.ndim)[::-1])))
+    return np.ascontiguousarray(value)
 
 
 def _read_by_fused(model: onnx.ModelProto, results: Collection[str]) -> list[str]:
-    """What the fused nodes that make any of `results` read, as far as nodes make it."""
-    casts = _before_casts(model)
-    wanted = {*results, *(casts[t] for t in results if t in casts)}
+    """What the fused nodes that make any of `results` read, itself or before a Transpose, as far as nodes make it."""
+    chains = _from_fused(model)
+    wanted = {*results, *(chains[t][0].input[0] for t in results if t in chains)}
     made = _made(model)
+    turned = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Transpose"}
     fused = (n for n in model.graph.node if n.domain == DOMAIN and wanted & set(n.output))
-    return list(dict.fromkeys(i for n in fused for i in n.input if i in made))
+    return list(dict.fromkeys(turned.get(i, i) for n in fused for i in n.input if i in made))
 
 
-def _with_given(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """The model whose nodes read `given` instead of what it makes of these tensors; its outputs show what it makes."""
+def _with_given(
+    model: onnx.ModelProto, given: Mapping[str, np.ndarray], chains: Mapping[str, Sequence[onnx.NodeProto]]
+) -> onnx.ModelProto:
+    """The model whose nodes read `given` instead of what it makes of these tensors; its outputs show what it makes.
+
+    `chains`: nodes that make an output of a given tensor; they are there once more behind what the model makes."""
     forced = onnx.ModelProto()
     forced.CopyFrom(model)
     made = {t: f"{t}.made" for t in given}
-    casts = {t for t, source in _before_casts(model).items() if t in given and source in given}
     for node in forced.graph.node:
-        if casts & set(node.output):  # it shows what the fused node makes
-            node.input[:] = [made[i] for i in node.input]
         node.output[:] = [made.get(o, o) for o in node.output]
+    again = {id(n): n for chain in chains.values() for n in chain}
+    made |= {o: f"{o}.made" for n in again.values() for o in n.output}
+    for node in again.values():
+        copy = forced.graph.node.add()
+        copy.CopyFrom(node)
+        copy.name = ""
+        copy.input[:] = [made[i] for i in node.input]
+        copy.output[:] = [made[o] for o in node.output]
     for output in forced.graph.output:
         output.name = made.get(output.name, output.name)
     for name, value in given.items():

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from cutefuse.engine.tensors import Tensor
 from cutefuse.graph.body import FORMAL
-from cutefuse.report.tensors import Tensor
 from cutefuse.sites.find import FUSED, MERGED
 
 _ANCHORS = ("conv", "norm")

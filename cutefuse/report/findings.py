@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from cutefuse.engine.kinds import copy_origin, is_row_norm, on_tensor_cores
 from cutefuse.engine.plugins import count_plugins
 from cutefuse.report.cost import Cost, Placement
 from cutefuse.report.graph import neighbours
-from cutefuse.report.kinds import copy_origin, is_row_norm, on_tensor_cores
+from cutefuse.report.moves import moved, moves
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.table import time_text
 
@@ -38,7 +39,7 @@ class Finding:
 def findings(engine: Engine, costs: list[Cost], places: list[Placement | None]) -> list[Finding]:
     """All findings, the costliest first within each severity."""
     found: list[Finding] = []
-    for check in _ON_CPU if engine.on_cpu else _ALL:
+    for check in _ON_CPU if engine.on_cpu else _ALL if engine.profiled else _UNTIMED:
         found += check(engine)
     if not engine.on_cpu:  # where small layers leave cores idle, which says nothing about a GPU
         found += _far_from_roof(engine, places)
@@ -123,6 +124,20 @@ def _concats(engine: Engine) -> list[Finding]:
     if reasons:
         text += f" TensorRT's own reasons: {'; '.join(sorted(reasons)[:3])}"
     return [_make(engine, hits, "Concatenations are copied in front of convolutions", text, advice)]
+
+
+def _moved(engine: Engine) -> list[Finding]:
+    """Of an engine without times: what its copies read and write, and the largest of them."""
+    sums = moved(engine)
+    if not sums.copy_bytes:
+        return []
+    share = sums.copy_bytes / sums.all_bytes
+    largest = moves(engine)
+    text = f"{100 * share:.0f} % of what all layers read and write. The largest: " + "; ".join(
+        f"{move.size_bytes / 1e6:.1f} MB: {move.reason}" for move in largest[:3]
+    )
+    severity = "high" if share >= 0.25 else "medium" if share >= 0.1 else "low"
+    return [Finding(severity, sums.text, f"{text}.", layers=[move.index for move in largest])]
 
 
 def _reformats(engine: Engine) -> list[Finding]:
@@ -278,6 +293,7 @@ def _timing(engine: Engine) -> list[Finding]:
 
 
 _ALL = (_plugins, _concats, _reformats, _islands, _channels, _scalar_convs, _tiny, _opaque, _norms, _timing)
+_UNTIMED = (_moved, _plugins, _islands, _channels, _scalar_convs)
 _ON_CPU = (_plugins, _concats, _norms, _timing)  # the others speak of GPUs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import cutefuse
 from cutefuse.engine import build as engines
-from cutefuse.engine import plugins, trtexec
+from cutefuse.engine import plugins, rtx, trtexec
 from cutefuse.engine.bench import BEST, PLAIN, Built, Shelf
 from cutefuse.engine.inputs import InputSpec, resolve
 from cutefuse.engine.optimize import Bench, Graph, Limits, Loop, Outcome, Worth
@@ -94,6 +94,8 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
     """
     facts = plugins.read_model(request.model)
     kind = engines.choose_backend(request.backend)
+    if kind == "rtx":
+        rtx.module()  # says so where there is no GPU to take times on
     shelf = Shelf(request.out)
     with shelf.open():
         source = _converted(request, shelf) if request.dtype else request.model

@@ -57,7 +57,8 @@ document.addEventListener("keydown", e => { if (e.key === "Escape" && panel) pan
 
 /* ---- layer table: rows are made as they are scrolled to */
 const box = $("#rows"), body = $("#rows tbody"), query = $("#q"), PAGE = 150;
-let sort = {key: "us", up: false}, kind = "", shown = [], made = 0;
+const timed = layers.some((l) => l.us != null);
+let sort = {key: timed ? "us" : "bytes", up: false}, kind = "", shown = [], made = 0;
 const cells = l => `<tr data-i="${l.i}"><td class="r">${l.i}</td><td class="name" title="${esc(l.name)}"><i class="dotk" style="--c:var(--k-${l.kind})"></i> ${esc(middle(l.name, 72))}</td>` +
   `<td>${esc(l.type)}</td><td>${esc(l.precision)}</td><td class="r" title="${esc(l.from)}">${fix(l.us, 2)}</td><td class="r" title="${esc(l.from)}">${fix(l.pct, 1)}</td>` +
   `<td>${esc(l.shape)}</td><td>${esc(l.format)}</td><td class="r" title="${esc(l.at)}">${l.flops ? fix(l.flops / 1e9, 2) : ""}</td>` +
@@ -83,7 +84,7 @@ function refresh() {
     return (x < y ? -d : x > y ? d : a.i - b.i);
   });
   const us = shown.reduce((t, l) => t + (l.us || 0), 0);
-  $("#count").textContent = `${shown.length} of ${layers.length} layers, ${time(us)}`;
+  $("#count").textContent = `${shown.length} of ${layers.length} layers${timed ? `, ${time(us)}` : ""}`;
   $$("#rows th[data-k]").forEach(h => h.setAttribute("aria-sort", h.dataset.k === k ? (sort.up ? "ascending" : "descending") : "none"));
   body.innerHTML = ""; made = 0; box.scrollTop = 0; more();
 }

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import cutefuse
+from cutefuse.engine.kinds import KINDS
 from cutefuse.output import write_text
 from cutefuse.report import charts, svg
 from cutefuse.report.cost import weight_bytes
 from cutefuse.report.graph import memory_profile
-from cutefuse.report.kinds import KINDS, copy_origin
+from cutefuse.report.moves import layer_bytes, moved, moves
 from cutefuse.report.reader import Engine
 from cutefuse.report.tables import Analysis
 from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED, REFUSED
@@ -89,6 +90,9 @@ def device(engine: Engine) -> str:
         parts.append("profiled with ONNX Runtime, not with TensorRT")
     elif engine.backend == "torch":
         parts.append("profiled with PyTorch, not with TensorRT")
+    elif engine.backend == "rtx":
+        ran = "" if engine.profiled else ", built and not run"
+        parts.append(f"TensorRT for RTX {engine.version} for {engine.build.get('Target', 'this GPU')}{ran}")
     elif engine.version:
         parts.append(f"TensorRT {engine.version}")
     shapes = engine.inference.get("Input inference shapes") or engine.inference.get("Input inference shape")
@@ -126,6 +130,13 @@ def _tiles(analysis: Analysis) -> list[dict[str, str]]:
     tiles.append(tile("layers", str(len(engine.layers)), "", f"{files['graph']} › Layers"))
     if engine.size_bytes:
         tiles.append(tile("engine file", charts.bytes_text(engine.size_bytes), "", files["engine"]))
+    sums = moved(engine)
+    if not engine.profiled and sums.all_bytes:
+        share = 100 * sums.copy_bytes / sums.all_bytes
+        source = f"{files['graph']} › tensors of copies, reformats and concats, of all layers"
+        tiles.append(tile("copies", str(sums.copies), "", source))
+        tiles.append(tile("read and written by copies", f"{sums.copy_bytes / 1e6:.1f}", "MB", source))
+        tiles.append(tile("of the traffic only moves data", f"{share:.1f}", "%", source, "bad" if share >= 10 else ""))
     if engine.profiled and engine.total_us:
         copies = sum(la.time_us or 0.0 for la in engine.layers if la.kind == "copy")
         share = 100 * copies / engine.total_us
@@ -144,10 +155,12 @@ def _tiles(analysis: Analysis) -> list[dict[str, str]]:
 
 
 def shares(engine: Engine, key: str, label: dict[str, str], colors: dict[str, str] | None) -> list[dict[str, Any]]:
+    """Layers in groups, each with its time ("us"); of an engine without times, with the MB that it reads and writes."""
     us: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     for layer in engine.layers:
-        us[getattr(layer, key)] += layer.time_us or 0.0
+        size = layer_bytes(layer) + weight_bytes(layer)
+        us[getattr(layer, key)] += (layer.time_us or 0.0) if engine.profiled else size / 1e6
         count[getattr(layer, key)] += 1
     names = sorted(us, key=lambda n: (-us[n], n))
     return [
@@ -216,6 +229,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
     wanted = (
         ("overview", "Overview", True),
         ("time", "Time", engine.total_us),
+        ("traffic", "Traffic", context["untimed"]),
         ("findings", "Findings", True),
         ("roofline", "Roofline", context["roofline"]),
         ("next", "Fuse next", context["candidates"] or analysis.candidates == []),
@@ -237,14 +251,28 @@ def _time(engine: Engine) -> dict[str, Any]:
         "count": len(engine.layers),
         "total": engine.total_us,
         "latency_us": 1000 * engine.latency_ms if engine.latency_ms else None,
+        "untimed": not engine.profiled and any(layer.outputs for layer in engine.layers),
         "time_source": f"{engine.files['profile'].name} › {engine.time_field}" if "profile" in engine.files else "",
         "kinds": shares(engine, "kind", KINDS, None),
         "precisions": shares(engine, "precision", {}, _COLORS),
+        "formats": _formats(engine),
         "top": [
             {"i": la.index, "name": la.title, "us": la.time_us, "kind": la.kind, "source": la.sources.get("time", "")}
             for la in heaviest
         ],
     }
+
+
+def _formats(engine: Engine) -> list[dict[str, Any]]:
+    """Tensors between the layers by type and memory layout, in MB; each counts once."""
+    tensors = {t.name: t for layer in engine.layers for t in (*layer.inputs, *layer.outputs) if t.dims}
+    groups: dict[str, list[float]] = defaultdict(list)
+    for tensor in tensors.values():
+        groups[f"{tensor.dtype} {tensor.layout}".strip() or "unknown"].append((tensor.size_bytes or 0.0) / 1e6)
+    colors = ("conv", "plugin", "pointwise", "pool", "norm", "gemm", "other")
+    ordered = sorted(groups.items(), key=lambda item: -sum(item[1]))
+    return [{"label": label, "us": sum(sizes), "count": len(sizes), "color": f"var(--k-{colors[min(i, 6)]})"}
+            for i, (label, sizes) in enumerate(ordered)]  # fmt: skip
 
 
 def _roof(analysis: Analysis) -> dict[str, Any]:
@@ -326,7 +354,13 @@ def _movement(analysis: Analysis) -> dict[str, Any]:
     copies = _copies(analysis)
     notes = [{"action": "", "node": "", "reason": "", **n} for n in analysis.engine.concats[:40]]
     moved_us = sum(c["us"] or 0.0 for c in copies)
-    return {"copies": copies, "copy_us": moved_us, "origins": _origins(copies), "concats": notes}
+    return {
+        "copies": copies,
+        "copy_us": moved_us,
+        "moved": moved(analysis.engine),
+        "origins": _origins(copies),
+        "concats": notes,
+    }
 
 
 def _memory(engine: Engine) -> dict[str, Any]:
@@ -358,15 +392,17 @@ def _sources(engine: Engine) -> dict[str, Any]:
 
 
 def _copies(analysis: Analysis) -> list[dict[str, Any]]:
-    rows = []
-    for layer, cost in zip(analysis.engine.layers, analysis.costs, strict=True):
-        if layer.kind != "copy":
-            continue
+    """The copies, by their time, else by their bytes."""
+    engine, rows = analysis.engine, []
+    for move in moves(engine):
+        layer, cost = engine.layers[move.index], analysis.costs[move.index]
         before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
         rows.append(
             {
                 "i": layer.index,
-                "origin": copy_origin(layer.name, layer.raw, layer.type),
+                "origin": move.origin,
+                "reason": move.reason,
+                "mb": move.size_bytes / 1e6,
                 "us": layer.time_us,
                 "gbs": cost.size_bytes / layer.time_us / 1e3 if cost.size_bytes and layer.time_us else None,
                 "before": f"{before.dtype} {before.layout}" if before else "",
@@ -375,13 +411,14 @@ def _copies(analysis: Analysis) -> list[dict[str, Any]]:
                 "source": layer.sources.get("time", ""),
             }
         )
-    return sorted(rows, key=lambda r: -(r["us"] or 0.0))
+    return sorted(rows, key=lambda r: (-(r["us"] or 0.0), -r["mb"]))
 
 
 def _origins(copies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in copies:
         groups[row["origin"]].append(row)
-    parts = [{"label": k, "us": sum(r["us"] or 0.0 for r in v), "count": len(v),
+    value = "us" if any(r["us"] for r in copies) else "mb"
+    parts = [{"label": k, "us": sum(r[value] or 0.0 for r in v), "count": len(v),
               "color": f"var(--k-{_ORIGIN_COLORS.get(k, 'other')})"} for k, v in groups.items()]  # fmt: skip
     return sorted(parts, key=lambda p: -p["us"])

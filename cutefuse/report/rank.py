@@ -14,11 +14,11 @@ from pathlib import Path
 from onnx import NodeProto
 
 from cutefuse import kernels
+from cutefuse.engine.kinds import copy_origin
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import load_model
 from cutefuse.report.cost import layer_cost
-from cutefuse.report.kinds import copy_origin
 from cutefuse.report.reader import Engine, Layer, find_engines, read_engine
 from cutefuse.rewrite.apply import plan
 from cutefuse.roofline.intensity import DTYPE_BITS

@@ -7,7 +7,6 @@ be an engine raises CutefuseError with one sentence.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.engine.files import build_metadata, profile_metadata
+from cutefuse.engine.kinds import kind_of, node_names, precision_of
 from cutefuse.engine.plugins import speaks_of
+from cutefuse.engine.tensors import Tensor, tensor_of
 from cutefuse.errors import CutefuseError
 from cutefuse.report import bodies
-from cutefuse.report.kinds import kind_of, precision_of
 from cutefuse.report.sources import find_engines, read_json, stem_of
-from cutefuse.report.tensors import Tensor, tensor_of
 
-__all__ = ["Engine", "Layer", "find_engines", "node_names", "read_engine"]
+__all__ = ["Engine", "Layer", "find_engines", "read_engine"]
 
 
 @dataclass
@@ -309,26 +308,6 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
     engine.version = str(profile.get("tensorrt_version") or build.get("tensorrt_version") or "")
     engine.peaks = profile.get("peaks") if isinstance(profile.get("peaks"), dict) else None
     engine.notes += [str(w) for w in row(profile, "warnings")]
-
-
-# ------------------------------------------------------------------------------------------------- ONNX node names
-_METADATA = re.compile(r"\[ONNX Layer: ([^\]\x1e\x1f]*)\]")
-_CALLED = re.compile(r".* \| (.+) \(\w+\)$")  # `node of a body | node that calls it (its op_type)`, outermost last
-_COPY = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to (.+)$")
-
-
-def node_names(layer_name: str, raw: dict[str, Any]) -> list[str]:
-    """ONNX node names of a layer: from its metadata (TensorRT 8.6+), else from the parts of its fused name."""
-    marked = _METADATA.findall(str(raw.get("Metadata", "")))
-    if marked:
-        return list(dict.fromkeys(_CALLED.sub(r"\1", m.strip()) for m in marked if m.strip()))
-    copy = _COPY.match(layer_name)
-    if copy:
-        return []
-    text = re.sub(r"\{ForeignNode\[(.*?)\.\.\.(.*?)\]\}", r"\1 + \2", layer_name)
-    text = re.sub(r"\b(?:PWN|fusion)\(", "", text).replace(")", "")
-    parts = re.split(r" \+ | \|\| |, ", text)
-    return list(dict.fromkeys(p.strip() for p in parts if p.strip()))
 
 
 def _add_origins(engine: Engine) -> None:

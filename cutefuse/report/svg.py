@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from html import escape
 
+from cutefuse.engine.kinds import KINDS
+from cutefuse.engine.tensors import Tensor
 from cutefuse.report.graph import Edge
-from cutefuse.report.kinds import KINDS
 from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
+from cutefuse.report.moves import layer_bytes
 from cutefuse.report.reader import Engine, Layer
-from cutefuse.report.tensors import Tensor
 from cutefuse.table import time_text
 
 # Colours of a file that stands alone; pages define the same variables for light and dark.
@@ -45,7 +46,7 @@ def edge_label(tensor: Tensor) -> str:
 
 
 def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool) -> str:
-    """The engine graph: nodes shaded by their share of the time, edges coloured by type and labelled with format."""
+    """The engine graph: nodes shaded by their time, edges coloured by type and labelled with format."""
     width, height = number(drawing.width), number(drawing.height)
     size = f' width="{width}" height="{height}"' if standalone else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"{size} id="graph" role="img"'
@@ -66,9 +67,14 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
             parts.append(_edge(edge, points, rich))
             if rich:
                 labels.append(_edge_text(edge, points[-1][0], points[-1][1] - 6))
-    most = max((layer.time_us or 0.0 for layer in engine.layers), default=0.0) or 1.0
-    for layer in engine.layers:
-        parts.append(_node(layer, drawing, (layer.time_us or 0.0) / most, rich))
+    # Shade and note tell the time; of an engine without times, the bytes that a layer reads and writes.
+    timed = engine.profiled
+    weights = [(layer.time_us or 0.0) if timed else layer_bytes(layer) / 1e6 for layer in engine.layers]
+    most = max(weights, default=0.0) or 1.0
+    for layer, weight in zip(engine.layers, weights, strict=True):
+        known = layer.time_us is not None if timed else weight > 0
+        note = (time_text(weight) if timed else f"{weight:.1f} MB") if known else ""
+        parts.append(_node(layer, drawing, weight / most, note, rich))
     return "".join(parts + labels + _ends(edges, drawing)) + "</svg>"
 
 
@@ -110,12 +116,11 @@ def _ends(edges: list[Edge], drawing: Drawing) -> list[str]:
     return out
 
 
-def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
+def _node(layer: Layer, drawing: Drawing, share: float, note: str, rich: bool) -> str:
     left, top = number(drawing.x[layer.index]), number(drawing.y[layer.index])
     # The first part of a fused name, the end of a path, the layer that a copy serves.
     own = layer.title.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 25 else f"…{own[-24:]}"
-    note = time_text(layer.time_us) if layer.time_us is not None else ""
     heat = (
         f'<use href="#gb" class="g-h" style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>'
         if share > 0.01

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
+from cutefuse.engine.kinds import KINDS
 from cutefuse.errors import CutefuseError
 from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import Cost, Placement, layer_cost, place
 from cutefuse.report.findings import Finding, findings
-from cutefuse.report.kinds import KINDS
+from cutefuse.report.moves import moved, moves
 from cutefuse.report.rank import Candidate, candidates
 from cutefuse.report.reader import Engine
 from cutefuse.roofline.peaks import Peaks
@@ -103,13 +104,15 @@ def report_json(analysis: Analysis) -> dict[str, Any]:
     ranked = None
     if analysis.candidates is not None:
         ranked = [{**vars(c), "measured_us": c.measured_us} for c in analysis.candidates]
+    sums = moved(engine)
     kinds = {k: sum(la.time_us or 0.0 for la in engine.layers if la.kind == k) for k in KINDS}
     return {
         "schema": 1, "name": engine.name, "backend": engine.backend, "tensorrt_version": engine.version or None,
         "device": engine.device, "latency_ms": engine.latency_ms, "performance_summary": engine.performance,
         "layers_total_us": engine.total_us, "layers": len(engine.layers), "engine_bytes": engine.size_bytes,
         "percent_of_roof": analysis.roof_percent, "peaks": vars(analysis.peaks) if analysis.peaks else None,
-        "time_us_by_kind": {k: v for k, v in kinds.items() if v},
+        "time_us_by_kind": {k: v for k, v in kinds.items() if v}, **vars(sums),
+        "moves": [vars(move) for move in moves(engine)],
         "findings": [{**vars(f), "onnx": f.onnx(engine, 1000)} for f in analysis.findings],
         "fuse_next": ranked,
         "files": {k: p.name for k, p in engine.files.items()}, "notes": engine.notes,
@@ -131,6 +134,8 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
             for row in heaviest
         ]
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
+    elif sums := moved(engine).text:
+        lines[0] += f", {sums}"
     for f in analysis.findings[:6]:
         lines.append(f"{f.severity:>7}: {f.title}" + (f" ({table.time_text(f.cost_us)})" if f.cost_us else ""))
     return "\n".join(lines)
@@ -142,7 +147,16 @@ def compare_csv(comparison: Comparison) -> str:
     writer = csv.writer(out)
     names = [e.name for e in comparison.engines]
     writer.writerow(
-        ["layers", *(f"time_us {n}" for n in names), "saved_us", "speedup", "change", *(f"names {n}" for n in names)]
+        [
+            "layers",
+            *(f"time_us {n}" for n in names),
+            "saved_us",
+            "speedup",
+            "change",
+            *(f"names {n}" for n in names),
+            *(f"copies {n}" for n in names),
+            *(f"copy_bytes {n}" for n in names),
+        ]  # fmt: skip
     )
     for row in comparison.rows:
         members = [
@@ -156,6 +170,8 @@ def compare_csv(comparison: Comparison) -> str:
                 row.speedup or "",
                 row.change,
                 *members,
+                *row.copies,
+                *row.copy_bytes,
             ]
         )
     return out.getvalue()
@@ -167,7 +183,10 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
         "schema": 1, "engines": [e.name for e in comparison.engines], "speedup": comparison.latency_speedup,
         "latency_ms": [e.latency_ms for e in comparison.engines], "caution": comparison.caution,
         "layers_us": [e.total_us for e in comparison.engines], "time_us_by_kind": comparison.by_kind,
-        "rows": [{"layers": r.label, "times_us": r.times_us, "saved_us": r.saved_us, "speedup": r.speedup,
+        "copies": [m.copies for m in comparison.moved], "copy_bytes": [m.copy_bytes for m in comparison.moved],
+        "all_bytes": [m.all_bytes for m in comparison.moved],
+        "rows": [{"layers": r.label, "copies": r.copies, "copy_bytes": r.copy_bytes, "times_us": r.times_us,
+                  "saved_us": r.saved_us, "speedup": r.speedup,
                   "change": r.change} for r in comparison.rows],
     }  # fmt: skip
 
@@ -178,7 +197,15 @@ def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     lines = [f"{first.name} → {last.name}"]
     if comparison.latency_speedup:
         lines[0] += f": {first.latency_ms:.4g} → {last.latency_ms:.4g} ms, {comparison.latency_speedup:.2f}×"
-    lines += [comparison.caution] if comparison.caution else []
+    lines += filter(None, (comparison.caution, comparison.copies_text))
+    if not comparison.timed:
+        moved_cells = [
+            (*(f"{row.copy_bytes[i] / 1e6:.1f}" for i in (0, -1)), f"{-row.saved_bytes / 1e6:+.1f}",
+             row.label + (f"  [{row.change}]" if row.change else ""))
+            for row in comparison.rows[:limit]
+        ]  # fmt: skip
+        heads = ("first MB", "last MB", "change", "what the copies at these layers move")
+        return "\n".join([*lines, *table.aligned(heads, moved_cells, numbers=(0, 1, 2))])
     cells = [
         (*("-" if t is None else f"{t:.1f}" for t in (row.times_us[0], row.times_us[-1])), f"{row.saved_us:+.1f}",
          row.label + (f"  [{row.change}]" if row.change else ""))

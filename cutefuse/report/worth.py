@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cutefuse.engine.kinds import node_names
 from cutefuse.engine.noise import spread
 from cutefuse.engine.optimize import Worth
 from cutefuse.report.bodies import replaced
 from cutefuse.report.compare import adopt, is_helper
 from cutefuse.report.graph import neighbours
-from cutefuse.report.reader import Engine, node_names
+from cutefuse.report.reader import Engine
 from cutefuse.report.union import Union
 from cutefuse.sites.find import FUSED, MERGED
 

@@ -79,8 +79,10 @@ def write_compare(sources: list[Path], output: Path, quiet: bool = False) -> Pat
         raise CutefuseError(f"{output} is to be the page, beside which .csv and .json are written; name it *.html")
     engines = [read_engine(_only(source)) for source in sources]
     for engine, source in zip(engines, sources, strict=True):
-        if not engine.profiled:
-            raise CutefuseError(f"{source} holds no layer times (*.profile.json); profile that engine first")
+        if not engine.profiled and any(e.profiled for e in engines):
+            raise CutefuseError(
+                f"{source} holds no layer times (*.profile.json), the others do; profile that engine as well"
+            )
         if sum(e.name == engine.name for e in engines) > 1:
             engine.name = f"{source.name if source.is_dir() else source.parent.name}/{engine.name}"
     comparison = compare(engines)

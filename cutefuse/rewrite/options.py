@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cutefuse import kernels
+from cutefuse.ops.layouts import AUTO
 from cutefuse.sites.choose import Pricing
 from cutefuse.sites.choose_engine import TENSORRT
 
@@ -40,5 +41,6 @@ class Options:
     engine: str = TENSORRT  # whose time is predicted: one of choose_engine.ENGINES
     trt_version: str = ""  # as 10.3; "" for the newest that is known
     tanh_silu: bool = False  # write the SiLUs that stay outside in the form that TensorRT 11 fuses
+    layout: str = AUTO  # of the fused convolutions: one of layouts.CHOICES
     gpu: str = ""  # name of a board in the table of peaks; "" for the usual one of `sm`
     idle: Sequence[str] = ()  # sentences about the caller's own options that have no effect, for the report

@@ -31,9 +31,11 @@ from cutefuse.graph.store import (
     writer,
 )
 from cutefuse.ops import operators
+from cutefuse.ops.layouts import NAMES, NHWC, layout_of, rule_of
 from cutefuse.output import check_named, write_text
-from cutefuse.rewrite import tanh_silu
-from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, plan
+from cutefuse.rewrite import islands, tanh_silu
+from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
+from cutefuse.rewrite.functions import add_bodies
 from cutefuse.rewrite.idle import idle, names_at
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.rewrite.prove import prove
@@ -106,12 +108,15 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if not options.dry_run:
         check_apart(model, source, output, data_path(output), report_path(output))
     before, external = op_counts(model.graph), uses_external_data(model)
+    layout = layout_of(options.layout, options.engine, options.sm)
+    turned = bool(islands.layouts(model) - {layout})  # of the fused nodes that are there already
+    islands.lift(model, source.parent)
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
     if conversion and conversion["scope"] == "model" and options.verify and not options.dry_run:
         converted = onnx.ModelProto()
         converted.CopyFrom(model)
-    graph, sites, cleaning = _found(model, source.parent, options)
+    graph, sites, cleaning = _found(model, source.parent, options, layout)
     judge_device(sites, options.sm)
     forms = {form for s in sites if s.match for form in s.match.takes}
     _select(sites, options)
@@ -131,8 +136,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         for site, tile in zip(fused, options.tiles([site.sized_call for site in fused]), strict=True):
             site.tile = tile
     unused = [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(model_of.engine))]
-    report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed)
-    writes = bool(fused or rewritten) and not options.dry_run
+    report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed, layout)
+    writes = bool(fused or rewritten or turned) and not options.dry_run
 
     def complete() -> str:
         report["sites"] = [s.as_json() for s in sites]
@@ -143,12 +148,23 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     written = None
     if writes:
         written = _write(
-            source, output, graph, sites, doomed, rewritten, external, options, report, converted, complete
+            source,
+            output,
+            graph,
+            sites,
+            doomed,
+            rewritten,
+            external,
+            options,
+            report,
+            converted,
+            bool(turned),
+            complete,
         )
     else:
         complete()
     failed = report["verify"] is not None and not report["verify"]["passed"]
-    return Result(sites, report, written, 1 if failed else 0 if fused or rewritten else 3)
+    return Result(sites, report, written, 1 if failed else 0 if fused or rewritten or turned else 3)
 
 
 def _check(source: Path, output: Path, options: Options) -> None:
@@ -176,14 +192,16 @@ def _converted(model: onnx.ModelProto, source: Path, options: Options) -> tuple[
     return (_lowered(model, source, options, conversion) if scope == "model" else model), conversion
 
 
-def _found(model: onnx.ModelProto, folder: Path, options: Options) -> tuple[Graph, list[Site], dict[str, Any]]:
+def _found(
+    model: onnx.ModelProto, folder: Path, options: Options, layout: int
+) -> tuple[Graph, list[Site], dict[str, Any]]:
     """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
     alone = options.engine == TORCH  # whose convolutions do not even add their bias
-    cleaned, sites = find_sites(model, folder, options.shapes, alone)
+    cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
     cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
     if options.clean:
         tidy(model, cleaned)
-        cleaned, sites = find_sites(model, folder, options.shapes, alone)
+        cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
     return cleaned.whole, sites, cleaning
 
 
@@ -198,6 +216,7 @@ def _lower_sites(graph: Graph, sites: list[Site], options: Options, conversion: 
 def _report(
     source: Path, output: Path, options: Options, model_of: Model, conversion: dict[str, Any] | None,
     unused: list[str], cleaning: dict[str, Any], silus: Sequence[tanh_silu.Silu], doomed: Plan,
+    layout: int,
 ) -> dict[str, Any]:  # fmt: skip
     """patch.json before anything is written: without its sites, its verdict and its summary."""
     graph, engine, device = model_of.graph, model_of.engine, model_of.device
@@ -208,6 +227,7 @@ def _report(
         "output": {"path": str(output)},
         "opset": graph.opset,
         "sm": options.sm,
+        "layout": {"name": NAMES[layout], "asked": options.layout, "why": rule_of(options.engine, options.sm).why},
         "conversion": conversion,
         "unused_options": unused,
         "clean": {"written": options.clean, **cleaning},
@@ -234,7 +254,7 @@ def _report(
 def _write(
     source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, silus: Sequence[tanh_silu.Silu],
     external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
-    complete: Callable[[], str],
+    turned: bool, complete: Callable[[], str],
 ) -> Path | None:  # fmt: skip
     """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
@@ -243,8 +263,12 @@ def _write(
     external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
     with writer(output, external) as out:
         if any(s.status == FUSED for s in sites):
-            apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
+            apply_sites(graph, sites, doomed, out, report["input"]["sha256"])
         tanh_silu.write(model, silus)
+        if report["layout"]["name"] == NAMES[NHWC]:
+            islands.lay(model, source.parent)
+        if options.functions:
+            add_bodies(model, graph, new_calls(sites), turned)
         out.save(model, source.parent)
         if options.verify:
             report["verify"] = prove(

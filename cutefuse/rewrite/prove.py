@@ -14,7 +14,9 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.ops import concat_conv
+from cutefuse.ops.layouts import TO_NCHW
 from cutefuse.progress import spinner
+from cutefuse.rewrite.agnostic import is_nhwc
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
@@ -32,11 +34,11 @@ def prove(
     `others` are the types of what was written anew without a fused node.
     """
     fused = [s for s in sites if s.status == FUSED and s.match]
-    model, casts = graph.model, _left_out(graph.model, sites)
-    if casts or not functions:
+    model, added = graph.model, _left_out(graph.model, sites)
+    if added or not functions:
         model = ModelProto()
         model.CopyFrom(graph.model)
-        model.graph.node.extend(casts)
+        model.graph.node.extend(added)
     if not functions:
         add_bodies(model, graph, new_calls(fused))
     tolerance = max(
@@ -86,17 +88,24 @@ def _inner(match: Match, tensor: str) -> tuple[str, ...]:
 
 
 def _left_out(model: ModelProto, sites: Sequence[Site]) -> list[NodeProto]:
-    """Casts to the results that a patched model does not make: between two sites that compute in another type than the
-    graph's, the rewriter leaves the tensors of the graph's type out."""
+    """Transposes and Casts to the results that a patched model does not make: between two sites that compute in another
+    layout or type than the graph's, the rewriter leaves the tensors of the graph out."""
     fused = {n.name: n for n in model.graph.node if n.domain == DOMAIN}
     made = {o for n in model.graph.node for o in n.output}
-    pairs = [
-        (low, name, ELEM_TYPES[site.cast_from])
-        for site in sites
-        if site.status == FUSED and site.match and site.cast_from
-        for low, name in zip(fused[site.name].output, site.match.outputs, strict=True)
-    ]
-    return [helper.make_node("Cast", [low], [name], to=to) for low, name, to in pairs if name and name not in made]
+    found = list[NodeProto]()
+    for site in (s for s in sites if s.status == FUSED and s.match):
+        node, match = fused[site.name], site.match
+        for own, name in zip(node.output, match.outputs if match else (), strict=True):
+            if not name or name in made:
+                continue
+            steps: list[tuple[str, dict[str, Any]]] = []
+            steps += [("Transpose", {"perm": TO_NCHW})] if is_nhwc(node) else []
+            steps += [("Cast", {"to": ELEM_TYPES[site.cast_from]})] if site.cast_from else []
+            for i, (op_type, attributes) in enumerate(steps, start=1):
+                result = name if i == len(steps) else f"{name}.{op_type}"
+                found.append(helper.make_node(op_type, [own], [result], **attributes))
+                own = result
+    return found
 
 
 def words(proof: Mapping[str, Any], dtype: str) -> list[str]:

@@ -23,6 +23,7 @@ from cutefuse.ops.function import body_for, fused_nodes, graph_call
 from cutefuse.output import check_named
 from cutefuse.rewrite.apply import fresh
 from cutefuse.rewrite.functions import MIN_BODY_IR, remove_bodies
+from cutefuse.rewrite.islands import lift
 
 
 def default_output(source: Path) -> Path:
@@ -41,9 +42,10 @@ def unpatch(source: Path, output: Path) -> int:
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     model = load_model(source)
     check_apart(model, source, output, data_path(output))
-    fused = fused_nodes(model)
-    if not fused:
+    if not fused_nodes(model):
         raise NothingToPatch(f"{source} holds no fused node; nothing was written")
+    lift(model, source.parent)
+    fused = fused_nodes(model)
     graph = Graph(model, source.parent, inferred(model))
     sites = {n.name or n.output[0]: list(n.output) for n in fused}
     names = _own_bodies(graph, fused)

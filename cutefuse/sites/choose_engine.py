@@ -16,9 +16,9 @@ from onnx import NodeProto
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, attribute
+from cutefuse.ops.layouts import ENGINES, RTX, TENSORRT, TORCH
 from cutefuse.sites.match import Match, tensors_of
 
-TENSORRT, TORCH = ENGINES = ("tensorrt", "torch")
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 OLDEST = (10, 0)
 TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
@@ -37,7 +37,8 @@ _SEEN_THROUGH = ("Identity", "Dropout")
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine whose time is predicted: `tensorrt`, or `torch`, which is torch.compile with cuDNN's convolutions."""
+    """The engine whose time is predicted: `tensorrt`; `rtx`, which is TensorRT for RTX and its compiler Myelin; or
+    `torch`, which is torch.compile with cuDNN's convolutions."""
 
     name: str = TENSORRT
     version: tuple[int, int] = NEWEST
@@ -48,6 +49,8 @@ class Engine:
     def title(self) -> str:
         if self.name == TORCH:
             return "PyTorch (torch.compile)"
+        if self.name == RTX:
+            return "TensorRT for RTX"
         return f"TensorRT {self.version[0]}.{self.version[1]}"
 
     def inside(self, activation: str) -> bool:
@@ -58,6 +61,8 @@ class Engine:
         """
         if self.name == TORCH:
             return False  # Triton computes bias and activation in one kernel after cuDNN's
+        if self.name == RTX:
+            return True  # Myelin computes whatever follows a convolution in its kernel, a sum behind it included
         inside = {"", "Relu", "Clip"}
         if self.version >= TANH_SILU:
             inside |= {"Tanh", "Silu"}
@@ -72,7 +77,8 @@ class Engine:
 
     @property
     def reads_ranges(self) -> bool:
-        """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense."""
+        """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense, and Myelin
+        copies them."""
         return self.name == TENSORRT
 
 

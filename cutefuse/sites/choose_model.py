@@ -18,6 +18,7 @@ from cutefuse.sites.choose_engine import (
     ELEMENTWISE,
     ENLARGED,
     RANGES,
+    RTX,
     TANH_SILU,
     TENSORRT,
     TORCH,
@@ -82,10 +83,12 @@ class Model:
         return self._own[id(match)][1]
 
     def _norm(self, site: Site, call: Call, layer: bool) -> Own:
-        if self.engine.name != TORCH:
+        if self.engine.name == TENSORRT:
             return Own(math.nan, math.nan, f"no time of {self.engine.title}'s norms is recorded; --profile tells")
         size = site.op.cost(call).bytes_moved
         pass_us = self.device.pass_us(size)
+        if self.engine.name == RTX:  # one kernel there too, and a tensor beside ours is copied
+            return Own(pass_us, pass_us + self.device.move_us(size))
         return Own(pass_us + self.device.move_us(size) * (1 / _NORM_RATIOS[layer] - 1), pass_us + _NORM_US)
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
