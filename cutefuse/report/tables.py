@@ -11,6 +11,7 @@ from typing import Any
 from cutefuse import table
 from cutefuse.engine.kinds import KINDS
 from cutefuse.errors import CutefuseError
+from cutefuse.report.alike import types
 from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import Cost, Placement, layer_cost, place
 from cutefuse.report.findings import Finding, findings
@@ -182,6 +183,7 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "schema": 1, "engines": [e.name for e in comparison.engines], "speedup": comparison.latency_speedup,
         "latency_ms": [e.latency_ms for e in comparison.engines], "caution": comparison.caution,
+        "unlike": comparison.unlike, "types": [types(e) for e in comparison.engines],
         "layers_us": [e.total_us for e in comparison.engines], "time_us_by_kind": comparison.by_kind,
         "copies": [m.copies for m in comparison.moved], "copy_bytes": [m.copy_bytes for m in comparison.moved],
         "all_bytes": [m.all_bytes for m in comparison.moved],
@@ -194,9 +196,10 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
 def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     """The comparison in a few lines."""
     first, last = comparison.engines[0], comparison.engines[-1]
-    lines = [f"{first.name} → {last.name}"]
+    lines = [f"{comparison.titles[0]} → {comparison.titles[-1]}"]
     if comparison.latency_speedup:
         lines[0] += f": {first.latency_ms:.4g} → {last.latency_ms:.4g} ms, {comparison.latency_speedup:.2f}×"
+        lines[0] += ", not of fusing alone" if comparison.unlike else ""
     lines += filter(None, (comparison.caution, comparison.copies_text))
     if not comparison.timed:
         moved_cells = [
