@@ -325,20 +325,37 @@ def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
     )
 
 
-def test_the_name_of_an_input_stands_left_of_the_edges_to_its_layer(tmp_path: Path) -> None:
+def placed(path: Path) -> list[tuple[str, float, float, float]]:
+    """Texts of the labels between layers: text, left, right, base line; widths of a wide font."""
+    found = []
+    for element in ElementTree.parse(path).findall(".//{*}text"):
+        if element.get("class") in ("g-l", "g-io"):
+            x, width = float(element.attrib["x"]), 6.0 * len(element.text or "")
+            left = x - width if element.get("text-anchor") == "end" else x
+            found.append((str(element.text), left, left + width, float(element.attrib["y"])))
+    return found
+
+
+def test_no_label_of_the_graph_lies_on_another(tmp_path: Path) -> None:
+    """A layer that four edges and three inputs of the engine reach, and one that hands four tensors on."""
     t = [1, 8, 4, 4]
-    wide = [ef.conv(n, ef.tensor("x", t), ef.tensor(n, t)) for n in "ab"]
-    joined = ef.conv("c", ef.tensor("a", t), ef.tensor("y", t))
-    joined["Inputs"] += [ef.tensor("b", t), ef.tensor("p4", t)]
-    write(ef.write_engine(tmp_path, "n", [*wide, joined], [1.0, 2.0, 3.0]), tmp_path, quiet=True)
-    texts = ElementTree.parse(tmp_path / "n.engine.graph.json.svg").findall(".//{*}text")
-    (name,) = [t for t in texts if (t.text or "").startswith("▾ p4")]
-    edge_names = [float(t.attrib["x"]) for t in texts if t.get("class") == "g-l"]
-    assert name.get("text-anchor") == "end" and float(name.attrib["x"]) < min(edge_names)
-    assert [t.get("text-anchor") for t in texts if (t.text or "").startswith("▾ x")] == [
-        None,
-        None,
-    ]  # nothing beside them
+    wide = [ef.conv(n, ef.tensor("images", t), ef.tensor(n, [1, 8, 160, 160])) for n in "abcd"]
+    joined = ef.conv("join", ef.tensor("a", [1, 8, 160, 160]), ef.tensor("y", t))
+    joined["Inputs"] += [ef.tensor(n, [1, 8, 160, 160]) for n in "bcd"]
+    joined["Inputs"] += [ef.tensor(f"constant_{i}", [1, 1, 1, i]) for i in (1, 2, 3)]
+    split = ef.copy("split", ef.tensor("y", t), ef.tensor("s0", [1, 1, 4, 4]))
+    split["Outputs"] += [ef.tensor(f"s{i}", [1, i + 1, 4, 4], ef.FP32_LINEAR) for i in range(1, 4)]
+    heads = [ef.conv(f"h{i}", split["Outputs"][i], ef.tensor(f"z{i}", t)) for i in range(4)]
+    layers = [*wide, joined, split, *heads]
+    write(ef.write_engine(tmp_path, "n", layers, [1.0] * len(layers)), tmp_path, quiet=True)
+    labels = placed(tmp_path / "n.engine.graph.json.svg")
+    for i, (one, left, right, y) in enumerate(labels):
+        for other, a, b, at in labels[i + 1 :]:
+            assert abs(y - at) >= 10 or right <= a or b <= left, (one, other)
+    words = " ".join(text for text, *_ in labels)
+    assert words.count("FP16 HWC8 1×8×160×160") == 4 and words.count("images") == 4  # each once, however many read it
+    assert "constant_1" in words and "and 2 more" in words and "1×1×4×4" in words
+    assert len(labels) >= 4 + 4 + 1 + 1 + 3 + 4
 
 
 def test_memory_counts_what_is_alive(tmp_path: Path) -> None:

@@ -54,12 +54,10 @@ def origins(model: Any, optimised: Any) -> list[list[str]]:
                 todo += [i for i in source.input if i in maker and i not in kept]
         found.append(own)
     for token, positions in members.items():
-        index = owners.get(token)
-        if index is None:
-            index = _by_inputs(token, [optimised.node[p] for p in positions], model, set(owners.values()))
-        for position in positions if index is not None else ():
-            if not found[position]:
-                found[position] = {index}
+        inside = [optimised.node[p] for p in positions]
+        call = owners[token] if token in owners else _by_inputs(token, inside, model, set(owners.values()))
+        for position in positions:
+            found[position] = found[position] or ({call} if call is not None else set())
     nodes = model.graph.node
     return [[nodes[i].name or nodes[i].output[0] for i in sorted(own)] for own in found]
 

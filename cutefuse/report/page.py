@@ -13,7 +13,7 @@ import cutefuse
 from cutefuse.engine.kinds import KINDS
 from cutefuse.output import write_text
 from cutefuse.report import charts, svg
-from cutefuse.report.cost import weight_bytes
+from cutefuse.report.cost import Placement, weight_bytes
 from cutefuse.report.graph import memory_profile
 from cutefuse.report.moves import layer_bytes, moved, moves
 from cutefuse.report.reader import Engine
@@ -279,7 +279,7 @@ def _roof(analysis: Analysis) -> dict[str, Any]:
     engine = analysis.engine
     everything = zip(engine.layers, analysis.places, analysis.costs, strict=True)
     placed = [(la, p, c) for la, p, c in everything if p and la.time_us]
-    chart, shown = "", []
+    chart, shown = "", list[Placement]()
     if analysis.peaks and analysis.roof_percent is not None:
         chart, shown = charts.roofline(engine, analysis.peaks, analysis.costs, analysis.places)
     above = sorted(placed, key=lambda item: item[1].floor_us - (item[0].time_us or 0.0))[:10]
@@ -318,9 +318,8 @@ def _patch(engine: Engine) -> dict[str, Any]:
         for s in sites
     ]
     order = {FUSED: 0, MERGED: 1, LEFT_OUT: 2, REFUSED: 3}
-    about = report.get("prediction") if isinstance(report.get("prediction"), dict) else {}
+    about, summary = (d if isinstance(d := report.get(key), dict) else {} for key in ("prediction", "summary"))
     target = " on ".join(str(about[k]) for k in ("engine", "gpu") if about.get(k))
-    summary = report.get("summary") if isinstance(report.get("summary"), dict) else {}
     return {
         "sites": sorted(rows, key=lambda r: (order.get(r["status"], 4), -(r["gain"] or 0.0))),
         "fused": sum(r["status"] == FUSED for r in rows),
