@@ -132,6 +132,13 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     ElementTree.parse(tmp_path / "n.engine.graph.json.svg")
 
 
+def test_commands_in_findings_are_code_and_nothing_else_is_let_through(tmp_path: Path) -> None:
+    evil = "<img src=x>`"
+    layers = [*ef.PLAIN[:5], ef.conv(f"/up/Conv{evil}", ef.tensor("cat", [1, 128, 8, 8]), ef.tensor("c", [1, 9, 8, 8]))]
+    text = write(ef.write_engine(tmp_path, "n", layers, ef.PLAIN_US[:6]), tmp_path, quiet=True).read_text()
+    assert "<code>cutefuse patch</code>" in text and "<img" not in text and Page(text).outside == []
+
+
 def test_names_only_engines_get_a_page_without_a_graph(tmp_path: Path) -> None:
     names = [f"conv{i}" for i in range(5)]
     text = write(ef.write_engine(tmp_path, "n", names, [1.0] * 5), tmp_path, quiet=True).read_text()

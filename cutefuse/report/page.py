@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import defaultdict
 from functools import lru_cache
@@ -54,7 +55,15 @@ def _environment() -> Any:
     )
     environment.filters["middle"] = middle
     environment.filters["time"] = time_text
+    environment.filters["code"] = _code
     return environment
+
+
+def _code(value: str) -> Any:
+    """Words between backticks as code."""
+    import markupsafe
+
+    return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(value))))
 
 
 def middle(value: str, length: int) -> str:
