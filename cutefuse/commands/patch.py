@@ -212,9 +212,12 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--min-gain", type=_microseconds, metavar="5us",
                    help=f"leave out sites that save less, or nobody knows what; default: {LEAST_US:g}us, or "
                         f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown ones are fused")  # fmt: skip
-    p.add_argument("--no-compile", action="store_true",
-                   help="let rules alone predict what TensorRT for RTX, or TensorRT on Blackwell, would copy; without "
-                   "it the compiler of TensorRT for RTX tells, where it is installed")
+    p.add_argument(
+        "--no-compile",
+        action="store_true",
+        help="let rules alone predict what TensorRT for RTX, or TensorRT on Blackwell, would copy; without "
+        "it the compiler of TensorRT for RTX tells, where it is installed",
+    )
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine: its times choose")
     p.add_argument("--tune", action="store_true",
                    help="time each site on this machine's GPU: its best tile, which its node then asks for, and what "
