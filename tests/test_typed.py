@@ -135,8 +135,8 @@ def test_the_line_of_the_plugin_page_prints_the_librarys_path(terminal: Terminal
 
 
 def in_blocks(page: str) -> list[tuple[str, str]]:
-    """The commands of a page's blocks, fenced or indented, with their own options: not those of another program, which stand behind
-    -- or in quotes."""
+    """The commands of a page's blocks, fenced or indented, with their own options alone: those of another program stand
+    behind -- or in quotes."""
     blocks = [*re.findall(r"^```\w*\n(.*?)^```", page, re.M | re.S), *re.findall(r"^(?: {4}.*\n)+", page, re.M)]
     lines = re.findall(r"^ *(?:\$ )?cutefuse ([a-z-]+)(.*)$", "\n".join(blocks).replace("\\\n", " "), re.M)
     return [(name, re.split(" -- |#", re.sub(r"\"[^\"]*\"|'[^']*'", "", rest))[0]) for name, rest in lines]
