@@ -42,11 +42,12 @@ Rows = list[dict[str, Any]]
 
 
 def machine(rows: Rows) -> str:
-    """Every GPU of the rows, with the date, the versions and the number types of its runs, in one line."""
+    """Every GPU of the rows, with the date, the versions, and the number types and batches of its runs, in one line."""
     types: dict[tuple[str, ...], dict[str, None]] = {}
     for row in (r for r in rows if "gpu" in r):
         versions = f"torch {row['torch']}, cuDNN {version(row['cudnn'])}"
-        types.setdefault((row["gpu"], row.get("date", "no date"), versions), {})[row.get("dtype", "")] = None
+        seen = types.setdefault((row["gpu"], row.get("date", "no date"), versions), {})
+        seen |= dict.fromkeys([row.get("dtype", ""), f"batch {row['batch']}" if "batch" in row else ""])
     return "; ".join(", ".join([*run, *filter(None, seen)]) for run, seen in types.items())
 
 

@@ -62,10 +62,12 @@ def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
 
 
 def _alike(match: Match) -> tuple[str, ...]:
-    """The tensors that the fused node takes for as large as its result: what it adds."""
+    """The tensors that the fused node takes for as large as its result: what it adds, unless it adds a channel range of
+    a wider tensor."""
     facts = kernels.facts(match.call.op_type)
-    added = () if not facts["residual"] else match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]
-    return tuple(i for i in added if isinstance(i, str))
+    if not facts["residual"] or facts["view"] and match.call.inputs[-1].dims[1] != match.call.outputs[0].dims[1]:
+        return ()
+    return tuple(i for i in (match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]) if isinstance(i, str))
 
 
 def _gain(graph: Graph, match: Match) -> np.ndarray | None:
