@@ -105,6 +105,10 @@ class Graph:
         self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
         self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
         for node in self.nodes:
+            if any(a.ref_attr_name for a in node.attribute):
+                raise CutefuseError(
+                    f"node '{label(node)}' takes an attribute of a local function and stands in none; repair the model"
+                )
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
                     raise CutefuseError(f"tensor '{name}' is defined twice; names must be unique, repair the model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
@@ -173,7 +174,7 @@ def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProt
     graph.input.extend(model.graph.input)
     listed = {v.name for v in graph.input}
     for name, t in stored.items():
-        if not external_fields(t) and t.ByteSize() <= INLINE_BYTES:
+        if not external_fields(t) and math.prod(t.dims) <= INLINE_BYTES and t.ByteSize() <= INLINE_BYTES:
             graph.initializer.append(t)
             graph.initializer[-1].name = name
         elif name not in listed:

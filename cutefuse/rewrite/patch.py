@@ -27,6 +27,7 @@ from cutefuse.graph.store import (
     data_path,
     load_model,
     sha256_of,
+    size_of,
     uses_external_data,
     writer,
 )
@@ -260,8 +261,8 @@ def _write(
     """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
-    packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
-    external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
+    packed = _packed_bytes(sites) if size_of(model) > 1 << 30 else 0
+    external = external or size_of(model) + packed > EXTERNAL_LIMIT
     with writer(output, external, source) as out:
         if any(s.status == FUSED for s in sites):
             apply_sites(graph, sites, doomed, out, report["input"]["sha256"])

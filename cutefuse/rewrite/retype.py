@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto
-from onnx.inliner import inline_selected_functions
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
@@ -22,7 +21,7 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import nodes_of
 from cutefuse.graph.scopes import names_of
 from cutefuse.graph.shapes import fault
-from cutefuse.graph.store import load_weights
+from cutefuse.graph.store import check_convertible, inlined, load_weights
 from cutefuse.rewrite.apply import in_order
 from cutefuse.rewrite.overflow import Overflow, name_and_lift, overflows
 from cutefuse.sites.find import FUSED, Site
@@ -42,6 +41,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     """
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
+    check_convertible(model)
     load_weights(model, folder)
     sound = not fault(model)
     model = _prepared(model)
@@ -80,7 +80,7 @@ def _prepared(model: ModelProto) -> ModelProto:
     constants that are no tensors."""
     local = [(f.domain, f.name) for f in model.functions if f.domain != DOMAIN]
     if local:
-        model = inline_selected_functions(model, local, exclude=False)
+        model = inlined(model, local)
     for node in nodes_of(model.graph):
         for a in node.attribute if node.op_type == "Constant" else ():
             if a.name in ("value_float", "value_floats"):
