@@ -109,6 +109,24 @@ def check_convertible(model: ModelProto) -> None:
         )
 
 
+def check_written(path: Path, source: Path) -> None:
+    """Raise CutefuseError for a written model that breaks the standard, where its source does not."""
+    if (wrong := _invalid(path)) and not _invalid(source):
+        raise CutefuseError(
+            f"the model in its new type would be invalid ({wrong}); name nodes with --keep-float32, use --scope sites, "
+            "or convert it first"
+        )
+
+
+def _invalid(path: Path) -> str:
+    """What onnx's checker says against a file; "" where nothing."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # its kinds of errors share no public base class
+        return " ".join(str(error).split())
+    return ""
+
+
 def inlined(model: ModelProto, functions: Sequence[tuple[str, str]]) -> ModelProto:
     """The model with calls of these local functions (domain, name) replaced by their bodies.
 

@@ -24,6 +24,7 @@ from cutefuse.graph.read import Graph, op_counts
 from cutefuse.graph.store import (
     EXTERNAL_LIMIT,
     check_apart,
+    check_written,
     data_path,
     load_model,
     sha256_of,
@@ -114,7 +115,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     islands.lift(model, source.parent)
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
-    if conversion and conversion["scope"] == "model" and options.verify and not options.dry_run:
+    whole = conversion is not None and conversion["scope"] == "model" and conversion["changed"]
+    if whole and options.verify and not options.dry_run:
         converted = onnx.ModelProto()
         converted.CopyFrom(model)
     graph, sites, cleaning = _found(model, source.parent, options, layout)
@@ -271,7 +273,9 @@ def _write(
             islands.lay(model, source.parent)
         if options.functions:
             add_bodies(model, graph, new_calls(sites), turned)
-        out.save(model)
+        written = out.save(model)
+        if options.dtype:
+            check_written(written, source)
         if options.verify:
             report["verify"] = prove(
                 source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed,

@@ -134,7 +134,9 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     if same := [s["name"] for s in proof["sites"] if "says_nothing" in s]:
         lines.append(f"proven through the outputs alone, since all they make is one value here: {_some(same)}")
     if len(proof["seeds_tried"]) > 1:
-        lines.append(f"seeds {', '.join(map(str, sorted(proof['seeds_tried'])))} were tried for outputs that say something")
+        lines.append(
+            f"seeds {', '.join(map(str, sorted(proof['seeds_tried'])))} were tried for outputs that say something"
+        )
     reasons: dict[str, list[str]] = {}
     for site in proof["unprobed"]:
         reasons.setdefault(site["why"], []).append(site["name"])
