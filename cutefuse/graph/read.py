@@ -101,10 +101,15 @@ class Graph:
         self._users: defaultdict[str, list[NodeProto]] = defaultdict(list)
         self._captured: set[str] = set()
         self._constants: dict[str, np.ndarray | None] = {}
+        self._are_constant: dict[str, bool] = {}
         self._faults: dict[int, str] = {}
         self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
         self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
         for node in self.nodes:
+            if any(a.ref_attr_name for a in node.attribute):
+                raise CutefuseError(
+                    f"node '{label(node)}' takes an attribute of a local function and stands in none; repair the model"
+                )
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
                     raise CutefuseError(f"tensor '{name}' is defined twice; names must be unique, repair the model")
@@ -123,6 +128,7 @@ class Graph:
     def learn(self, shapes: onnx.GraphProto, values: Mapping[str, TensorProto] | None = None) -> None:
         """Take over what shape inference of this graph found, and the values of tensors that are constant."""
         self._folded.update(values or {})
+        self._are_constant.clear()
         self._infos.update((v.name, v) for v in _infos(shapes))
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
@@ -245,19 +251,27 @@ class Graph:
 
     def is_constant(self, tensor: str) -> bool:
         """Whether `constant` can evaluate the tensor; reads no weights."""
-        pending, seen = [tensor], set()
+        pending = [tensor]
         while pending:
-            name = pending.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            if name in self._folded or (name in self.initializers and name not in self.overridable):
-                continue
-            node = self.producer(name)
-            if node is None or not self.is_op(node, *FOLDABLE) or node.output[0] != name or "" in node.input:
-                return False
-            pending += node.input
-        return True
+            name = pending[-1]
+            if name not in self._are_constant:
+                waits = self._waits(name)
+                if waits:
+                    pending.append(waits)
+                    continue
+                self._are_constant[name] = waits is not None
+            pending.pop()
+        return self._are_constant[tensor]
+
+    def _waits(self, tensor: str) -> str | None:
+        """An operand of which it must be known first whether it is constant; "" where the tensor is, None where not."""
+        if tensor in self._folded or (tensor in self.initializers and tensor not in self.overridable):
+            return ""
+        node = self.producer(tensor)
+        if node is None or not self.is_op(node, *FOLDABLE) or node.output[0] != tensor or "" in node.input:
+            return None
+        known = [self._are_constant.get(name) for name in node.input]
+        return None if False in known else next((n for n, k in zip(node.input, known, strict=True) if k is None), "")
 
     def not_constant(self, tensor: str) -> str:
         """Why `constant` has no value of a tensor, as the predicate of a sentence."""

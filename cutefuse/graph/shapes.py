@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
@@ -159,6 +160,20 @@ def fault(model: ModelProto) -> str:
     return ""
 
 
+def settle_types(model: ModelProto) -> None:
+    """Let the types that a model notes on the way be those that its nodes make; outputs stay as they are."""
+    skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer})
+    del skeleton.graph.value_info[:]
+    try:
+        found = {v.name: v for v in onnx.shape_inference.infer_shapes(skeleton).graph.value_info}
+    except Exception:  # whoever writes the model checks it
+        return
+    for info in model.graph.value_info:
+        made = found[info.name].type.tensor_type.elem_type if info.name in found else 0
+        if made and info.type.HasField("tensor_type"):
+            info.type.tensor_type.elem_type = made
+
+
 def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProto:
     skeleton = ModelProto()
     skeleton.ir_version = max(model.ir_version, 4)  # from there on initializers need not be inputs
@@ -173,7 +188,7 @@ def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProt
     graph.input.extend(model.graph.input)
     listed = {v.name for v in graph.input}
     for name, t in stored.items():
-        if not external_fields(t) and t.ByteSize() <= INLINE_BYTES:
+        if not external_fields(t) and math.prod(t.dims) <= INLINE_BYTES and t.ByteSize() <= INLINE_BYTES:
             graph.initializer.append(t)
             graph.initializer[-1].name = name
         elif name not in listed:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +14,8 @@ from typing import BinaryIO
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
+from onnx.inliner import inline_selected_functions
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import ELEM_TYPES, external_fields, subgraphs
@@ -83,6 +85,62 @@ def tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
             yield from tensors(body)
 
 
+def bytes_of(t: TensorProto) -> int:
+    """What the values of a tensor take, wherever they lie; 0 for a type that is none."""
+    known = t.data_type in TensorProto.DataType.values() and t.data_type != TensorProto.UNDEFINED
+    return math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize if known else 0
+
+
+def size_of(model: ModelProto) -> int:
+    """What a model takes as it is in memory; protobuf itself cannot tell beyond 2 GiB."""
+    try:
+        return model.ByteSize()
+    except Exception:  # protobuf's EncodeError
+        return sum(len(t.raw_data) for t in tensors(model.graph))
+
+
+def check_convertible(model: ModelProto) -> None:
+    """Raise CutefuseError for a model that no whole-model conversion can take; reads no weights."""
+    whole = sum(bytes_of(t) for t in tensors(model.graph) if external_fields(t)) + size_of(model)
+    if whole > EXTERNAL_LIMIT:
+        raise CutefuseError(
+            f"the model holds {whole / 1e9:.1f} GB, and ONNX Runtime's float16 converter takes less than 2; use --scope "
+            "sites, which converts what is fused alone"
+        )
+
+
+def check_written(path: Path, source: Path) -> None:
+    """Raise CutefuseError for a written model that breaks the standard, where its source does not."""
+    if (wrong := _invalid(path)) and not _invalid(source):
+        raise CutefuseError(
+            f"the model in its new type would be invalid ({wrong}); name nodes with --keep-float32, use --scope sites, "
+            "or convert it first"
+        )
+
+
+def _invalid(path: Path) -> str:
+    """What onnx's checker says against a file; "" where nothing."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # its kinds of errors share no public base class
+        return " ".join(str(error).split())
+    return ""
+
+
+def inlined(model: ModelProto, functions: Sequence[tuple[str, str]]) -> ModelProto:
+    """The model with calls of these local functions (domain, name) replaced by their bodies.
+
+    Raises CutefuseError where they call each other in a circle, or too deep.
+    """
+    try:
+        return inline_selected_functions(model, list(functions), exclude=False)
+    except Exception as error:  # onnx's ValidationError
+        raise CutefuseError(
+            f"the model's local functions cannot be inlined ({' '.join(str(error).split())}); inline them first, or "
+            "use --scope sites, which leaves them alone"
+        ) from None
+
+
 def uses_external_data(model: ModelProto) -> bool:
     """Whether weights of the model lie in files beside it."""
     return any(external_fields(t) for t in tensors(model.graph))
@@ -99,7 +157,7 @@ def load_weights(model: ModelProto, folder: Path) -> None:
 
 def outside(model: ModelProto, folder: Path) -> ModelProto:
     """The model itself, its weights moved into a file in `folder` when protobuf could not hold them."""
-    if model.ByteSize() > EXTERNAL_LIMIT:
+    if size_of(model) > EXTERNAL_LIMIT:
         onnx.external_data_helper.convert_model_to_external_data(model, location="weights", size_threshold=INLINE_BYTES)
         onnx.external_data_helper.write_external_data_tensors(model, str(folder))
     return model

@@ -24,9 +24,11 @@ from cutefuse.graph.read import Graph, op_counts
 from cutefuse.graph.store import (
     EXTERNAL_LIMIT,
     check_apart,
+    check_written,
     data_path,
     load_model,
     sha256_of,
+    size_of,
     uses_external_data,
     writer,
 )
@@ -114,7 +116,8 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     islands.mark(model, layout)  # `islands.lay` makes it true, once more is fused
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
-    if conversion and conversion["scope"] == "model" and options.verify and not options.dry_run:
+    whole = conversion is not None and conversion["scope"] == "model" and conversion["changed"]
+    if whole and options.verify and not options.dry_run:
         converted = onnx.ModelProto()
         converted.CopyFrom(model)
     graph, sites, cleaning = _found(model, source.parent, options, layout)
@@ -271,8 +274,8 @@ def _write(
     """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
-    packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
-    external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
+    packed = _packed_bytes(sites) if size_of(model) > 1 << 30 else 0
+    external = external or size_of(model) + packed > EXTERNAL_LIMIT
     with writer(output, external, source) as out:
         if any(s.status == FUSED for s in sites):
             apply_sites(graph, sites, doomed, out, report["input"]["sha256"])
@@ -281,7 +284,9 @@ def _write(
             islands.lay(model, source.parent)
         if options.functions:
             add_bodies(model, graph, new_calls(sites), turned)
-        out.save(model)
+        written = out.save(model)
+        if options.dtype:
+            check_written(written, source)
         if options.verify:
             report["verify"] = prove(
                 source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed,

@@ -12,13 +12,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
-from onnx.inliner import inline_selected_functions
 
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
 from cutefuse.graph.read import Graph, read_tensor, run_node
 from cutefuse.graph.shapes import inferred
-from cutefuse.graph.store import Writer, check_apart, data_path, load_model, uses_external_data, writer
+from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
 from cutefuse.ops.function import body_for, fused_nodes, graph_call
 from cutefuse.output import check_named, real
 from cutefuse.rewrite.apply import fresh
@@ -50,7 +49,11 @@ def unpatch(source: Path, output: Path) -> int:
     sites = {n.name or n.output[0]: list(n.output) for n in fused}
     names = _own_bodies(graph, fused)
     kept = {o for n in model.graph.node for o in n.output}
-    plain = inline_selected_functions(model, [(DOMAIN, n) for n in names], exclude=False)
+    theirs = [f for f in model.functions if f.domain != DOMAIN]  # which may call each other in a circle
+    for function in theirs:
+        model.functions.remove(function)
+    plain = inlined(model, [(DOMAIN, n) for n in names])
+    plain.functions.extend(theirs)
     for unused in [f for f in plain.functions if f.domain == DOMAIN]:
         plain.functions.remove(unused)
     for i in reversed(range(len(plain.opset_import))):
