@@ -30,11 +30,13 @@ PROBLEM = 34  # characters of a problem, "32+32+32->64 1x1 @160x160 Silu"
 REASON = 110  # characters of an example's reason
 
 
-def show(result: Result, outlooks: Sequence[Outlook], typed: Sequence[str], verbose: bool) -> None:
+def show(
+    result: Result, verbose: bool = False, outlooks: Sequence[Outlook] = (), typed: Sequence[str] | None = None
+) -> None:
     """Print a result. outlooks: see cutefuse.rewrite.outlook.foresee. typed: the words of the command line behind
-    `cutefuse patch`, for the commands that it advises."""
+    `cutefuse patch`, from which it makes a further command; None where another command was typed."""
     report = result.report
-    lines = [_target(report["prediction"], report["sm"]), *_targets(outlooks, typed), _counts(report["summary"])]
+    lines = [_target(report["prediction"], report["sm"]), *_targets(outlooks), _counts(report["summary"])]
     if report["summary"]["refused_by"]:
         lines.append(sentence(report["summary"]["refused_by"]))
     lines += [*_prediction(report), *_sizes(report), *_float16(report, outlooks, typed)]
@@ -76,7 +78,7 @@ def _target(about: dict[str, Any], sm: int) -> str:
     return f"target: {engine} on {gpu}"
 
 
-def _targets(outlooks: Sequence[Outlook], typed: Sequence[str]) -> list[str]:
+def _targets(outlooks: Sequence[Outlook]) -> list[str]:
     """What is fused and saved on each GPU, side by side; nothing for one alone."""
     own = [o for o in outlooks if not o.dtype]
     if len(own) < 2:
@@ -150,9 +152,9 @@ def _sizes(report: dict[str, Any]) -> list[str]:
     return found
 
 
-def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequence[str]) -> list[str]:
+def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequence[str] | None) -> list[str]:
     """What a float32 model would gain in float16, with the command."""
-    if not is_float32(report):
+    if typed is None or not is_float32(report):
         return []
     command = next_step.typed("patch", *typed, "--dtype", "fp16")
     low = next((o for o in outlooks if o.dtype), None)

@@ -44,7 +44,8 @@ Pricing = Callable[[Graph, Sequence[Site]], Sequence[Price]]  # one price for ea
 @dataclass(frozen=True)
 class Policy:
     """all_sites: take every legal site, prices are told only. min_gain_us: the least gain; None for the default, which
-    also grows with the cost of the site. A site of unknown gain is taken only for a least gain of 0. price: figures to trust before the model."""
+    also grows with the cost of the site. A site of unknown gain is taken only for a least gain of 0. price: figures to
+    trust before the model."""
 
     all_sites: bool = False
     min_gain_us: float | None = None
