@@ -156,8 +156,10 @@ def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequenc
     """What a float32 model would gain in float16, with the command."""
     if typed is None or not is_float32(report):
         return []
-    command = next_step.typed("patch", *typed, "--dtype", "fp16")
     low = next((o for o in outlooks if o.dtype), None)
+    if low and not low.fused:
+        return []
+    command = next_step.typed("patch", *typed, "--dtype", "fp16")
     told = f" would fuse {low.fused} sites, {_saved(low)} saved" if low else " fuses more"
     return [f"the model is float32; float16{told}: {command}"]
 
@@ -169,8 +171,8 @@ def _best(sites: Sequence[dict[str, Any]]) -> list[str]:
     if not fused:
         return []
     fused.sort(key=lambda s: (-(s["gain_us"] or 0.0), -(s["bytes_saved"] or 0)))
-    cut = _common([s["name"] for s in sites])
     best = fused[:MOST_SITES]
+    cut = _common([s["name"] for s in best])
     problems = [_shortened(s["title"] or s["operator"], PROBLEM) for s in best]
     room = COLUMNS - 2 - 8 - 2 - 8 - 2 - max(map(len, problems)) - 2
     rows = [

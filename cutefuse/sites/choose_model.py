@@ -327,7 +327,7 @@ class Model:
         """Where a gain comes from, part by part, so that a reader can add it up."""
         said = []
         if "engine_kernels" in parts:
-            said.append(f"{self.engine.title}'s kernels take {parts['engine_kernels']:.1f} us, "
+            said.append(f"the engine's kernels take {parts['engine_kernels']:.1f} us, "
                         f"ours {-parts['our_kernels']:.1f} us")  # fmt: skip
         for part, words in _PARTS.items():
             if abs(us := parts.get(part, 0.0)) >= LEAST_SAID_US:
