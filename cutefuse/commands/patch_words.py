@@ -230,10 +230,7 @@ def _nodes(summary: dict[str, Any]) -> list[str]:
     """What happened to the nodes, in a line."""
     old, new = summary["ops_before"], summary["ops_after"]
     gone = [f"{op} {old[op]}->{new.get(op, 0)}" for op in sorted(old) if old[op] != new.get(op, 0)]
-    made = sum(count for op, count in new.items() if op.startswith("Cute"))
-    if not gone and not made:
-        return []
-    return [f"nodes: {summary['nodes_before']}->{summary['nodes_after']}, fused {made}; {', '.join(gone)}"]
+    return [f"nodes: {summary['nodes_before']}->{summary['nodes_after']}; {', '.join(gone)}"] if gone else []
 
 
 def _common(names: Sequence[str]) -> str:

@@ -246,7 +246,7 @@ class _Round:
                 site.gain_us, site.gain_parts = round(gain, 3), parts if len(group) == 1 else {}
                 least = self.policy.min_gain_us
                 asked = "" if least is None else f", less than --min-gain {least:g} us"
-                words = [known if measured else self.model.note(site, site.match, self.wiring)]
+                words = [known, "" if measured else self.model.note(site, site.match, self.wiring)]
                 words += [] if measured and len(group) == 1 else [self.model.sum_in_words(parts)]
                 shared = f" as its share of {len(group)} sites that need each other" if len(group) > 1 else ""
                 why = "; ".join(filter(None, words))
