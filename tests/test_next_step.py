@@ -6,7 +6,9 @@ import json
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
+from graphs import graph, weights
 
 from cutefuse.commands import next_step
 
@@ -65,6 +67,14 @@ def test_patch_leads_to_build_and_process_and_these_to_compare(
 def test_a_model_that_was_not_patched_is_ranked_and_patched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     next_step.after_process(Path("m.onnx"), Path("out"))
     assert said(capsys) == ["cutefuse rank out m.onnx", "cutefuse patch m.onnx --verify"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_float32_model_is_patched_in_float16(dtype: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(graph("x = Conv(a, w) y = Relu(x)", weights(dtype=dtype, w=(12, 8, 3, 3)), dtype=dtype,
+                    inputs={"a": "1,8,9,7"}), "m.onnx")  # fmt: skip
+    next_step.after_process(Path("m.onnx"), Path("out"))
+    assert ("--dtype fp16" in said(capsys)[-1]) == (dtype == "float32")
 
 
 @pytest.mark.parametrize("report", ["no JSON", "[]", "{}", '{"input": 3, "output": {"path": "p.onnx"}}'])

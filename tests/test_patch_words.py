@@ -29,7 +29,7 @@ ADDED_NORM = "s = Add(a, b) y = LayerNormalization<axis=-1>(s, w)"
 @pytest.fixture(scope="module")
 def unet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("unet") / "unet.onnx"
-    onnx.save(models.build("unet", "float32", batch=1, size=256), str(path))
+    onnx.save(models.build("unet", "float32", batch=1, size=128), str(path))
     return path
 
 
@@ -107,7 +107,7 @@ def test_a_further_gpu_that_is_not_known_is_a_sentence(unet: Path, capsys: pytes
     assert "'Voodoo 2' are not known" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("network", ["yolov8n", "unet", "squeezenet1_1"])
+@pytest.mark.parametrize("network", ["yolov8n", "squeezenet1_1"])
 def test_a_gpu_whose_tensor_cores_we_cannot_use_promises_no_more_than_hopper(network: str, tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
     onnx.save(models.build(network, "float16", batch=1), str(source))
@@ -219,15 +219,13 @@ def test_a_norm_without_a_neighbour_is_left_out_and_one_behind_an_add_is_priced(
 
 
 # ------------------------------------------------------------------------------------------------------- the table
-@pytest.mark.parametrize("network", ["yolov8s", "densenet121", "smp_unet"])
-@pytest.mark.parametrize("columns", [80, 100])
-def test_the_first_screen_is_forty_lines(
-    network: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["yolov8s", "smp_unet"])
+def test_the_first_screen_is_forty_lines(network: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / f"{network}.onnx"
     onnx.save(models.build(network, "float32", batch=1), str(source))
     lines = said(capsys, source, "--dry-run", "--dtype", "fp16", code=None)
-    assert sum(-(-max(len(line), 1) // columns) for line in lines) <= 40, "\n".join(lines)
+    assert sum(-(-max(len(line), 1) // 80) for line in lines) <= 40, "\n".join(lines)
     table = lines[next(i for i, line in enumerate(lines) if "fused sites" in line) + 1 :]
     rows = [line for line in table[1:11] if re.match(r" +[\d.]+ +", line)]
     assert len(rows) == 10 and all(len(row) <= 80 for row in rows)

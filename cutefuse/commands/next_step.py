@@ -11,6 +11,12 @@ import shlex
 import sys
 from pathlib import Path
 
+from onnx import TensorProto
+
+from cutefuse.errors import CutefuseError
+from cutefuse.graph.store import load_model
+
+_LOWER = {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN}
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
 _SCRIPTS = {"patch": "patch_onnx.py", "build": "build_engine.sh", "process": "process_engine.py",
             "compare": "compare_engines.py", "optimize": "optimize_onnx.py"}  # fmt: skip
@@ -54,7 +60,7 @@ def after_process(source: Path, outdir: Path) -> None:
     plain = _plain_model(source, outdir)
     if plain is None:
         say("rank", outdir, source, why="what fusing would save")
-        say("patch", source, "--verify")
+        say("patch", source, *(["--dtype", "fp16"] if holds_float32(source) else []), "--verify")
         return
     beside = next((p.parent for p in outdir.resolve().parent.glob(f"*/{plain.name}.engine.graph.json")), None)
     if beside is not None:
@@ -63,6 +69,15 @@ def after_process(source: Path, outdir: Path) -> None:
         before = outdir.with_name(f"{outdir.name}_plain")
         say("process", plain, before, why="the model before it was patched")
         say("compare", before, outdir)
+
+
+def holds_float32(model: Path) -> bool:
+    """Whether a model's weights are float32 and none of 16 bits or less: TensorRT 11 computes in the file's types."""
+    try:
+        types = {t.data_type for t in load_model(model).graph.initializer if len(t.dims) > 1}
+    except CutefuseError:
+        return False
+    return TensorProto.FLOAT in types and not types & _LOWER
 
 
 def _plain_model(model: Path, outdir: Path) -> Path | None:
