@@ -119,8 +119,9 @@ def _prediction(report: dict[str, Any]) -> list[str]:
             f"{BASES[basis]} ({count} {'site' if count == 1 else 'sites'})" for basis, count in sorted(bases.items())
         )
         whole = summary["plain_us"]
-        part = f" of about {whole:.0f} us, {summary['gain_us'] / whole:.0%}" if whole else " of an unknown whole"
-        found.append(f"predicted: {summary['gain_us']:.1f} us saved{part}, in {about['engine']} on {about['gpu']}")
+        part = f" of about {whole:.0f} us, {abs(summary['gain_us']) / whole:.0%}" if whole else " of an unknown whole"
+        what = f"{summary['gain_us']:.1f} us saved" if summary["gain_us"] >= 0 else f"{-summary['gain_us']:.1f} us lost"
+        found.append(f"predicted: {what}{part}, in {about['engine']} on {about['gpu']}")
         found.append(f"  by {by}{_fitted(about) if 'model' in bases else ''}")
     if casts := (report["conversion"] or {}).get("casts"):
         dtype, size = report["conversion"]["dtype"], table.scaled(report["conversion"]["cast_bytes"], 1e6)
