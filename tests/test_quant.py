@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from bodies import stranger
+from bodies import as_given, given_dims, in_layout, stranger
 from graphs import fused_types, graph, run_patch
 from onnx import helper, numpy_helper
 
@@ -15,27 +15,30 @@ from cutefuse.graph.numbers import FLOAT8, INT8, Number
 from cutefuse.graph.runner import Runner
 from cutefuse.graph.verify import verify
 from cutefuse.ops.function import body_for
+from cutefuse.ops.layouts import HWC8, NHWC
 from cutefuse.ops.quant_concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.sites.quant_facts import Weight
 
 CASES = {c.name: c for c in OPERATOR.cases()}
+SINGLE = ("alpha", "lo", "hi", "output_scale", "output_type", "sum_bound", "layout")  # attributes of one value
 SMALL = ["2_sources_Clip", "1_sources_HardSwish", "8_sources_LeakyRelu", "strided", "odd_everything"]
 
 # ---- bodies ----
 
 
 def body_error(
-    name: str, opset: int, dtype: str, folder: Path, shared: bool = False, number: Number = INT8
+    name: str, opset: int, dtype: str, folder: Path, shared: bool = False, number: Number = INT8, layout: int = HWC8
 ) -> float:  # fmt: skip
     """Largest difference between the body in ONNX Runtime and the float64 reference, over what it may be."""
-    call = OPERATOR.call(CASES[name], dtype, number)
+    call = in_layout(OPERATOR.call(CASES[name], dtype, number), layout)
     calls = [call, *([stranger(OPERATOR, call, opset)] if shared else [])]
     operands = OPERATOR.operands(call, np.random.default_rng(1))
-    values = [v.astype(np.dtype(t.dtype)) for v, t in zip(operands, call.inputs, strict=True)]
+    logical = [v.astype(np.dtype(t.dtype)) for v, t in zip(operands, call.inputs, strict=True)]
+    values = [as_given(v, layout) for v in logical]
     names = [f"x{i}" for i in range(len(values))]
     plain = {k: list(v) for k, v in call.attrs.items()}  # type: ignore[arg-type]
-    attrs = {k: v[0] if k in ("alpha", "lo", "hi", "output_scale", "output_type") else v for k, v in plain.items()}
+    attrs = {k: v[0] if k in SINGLE else v for k, v in plain.items()}
     node = helper.make_node(call.op_type, names, ["y"], domain="cutefuse", plugin_version="1",
                             plugin_namespace="cutefuse", **attrs)  # fmt: skip
     kinds = [helper.np_dtype_to_tensor_dtype(v.dtype) for v in values]
@@ -43,7 +46,7 @@ def body_error(
     sources = len(values) - 3
     infos = [helper.make_tensor_value_info(n, k, v.shape) for n, k, v in zip(names, kinds, values, strict=True)]
     stored = [numpy_helper.from_array(v, n) for v, n in zip(values[sources:], names[sources:], strict=True)]
-    output = helper.make_tensor_value_info("y", kind, call.outputs[0].dims)
+    output = helper.make_tensor_value_info("y", kind, given_dims(call.outputs[0], layout))
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("cutefuse", 1)]
     model = helper.make_model(
         helper.make_graph([node], "one", infos[:sources], [output], stored), opset_imports=imports,
@@ -51,8 +54,8 @@ def body_error(
     )  # fmt: skip
     onnx.checker.check_model(model, full_check=True)
     y = Runner(model, folder)(dict(zip(names[:sources], values, strict=False)))[0]
-    exact = [v.astype(np.float64) for v in values]
-    (truth,), (scale,) = OPERATOR.reference(call, exact), OPERATOR.magnitude(call, exact)
+    exact = [v.astype(np.float64) for v in logical]
+    truth, scale = (as_given(*v, layout) for v in (OPERATOR.reference(call, exact), OPERATOR.magnitude(call, exact)))
     assert y.shape == truth.shape and y.dtype == call.outputs[0].dtype
     if y.dtype.name == number.name:  # half a step may round to either side
         error, step = np.abs(y.astype(np.float64) - truth), number.step(truth)
@@ -79,6 +82,15 @@ def test_the_body_computes_the_reference_in_every_opset_and_type(name: str, opse
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if "float16" in c.dtypes or n.endswith("_to_int8")])
 def test_the_body_computes_the_reference_in_float8(name: str, tmp_path: Path) -> None:
     assert body_error(name, 19, "float16", tmp_path, shared=True, number=FLOAT8) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [13, 17, 19, 21, 24])
+@pytest.mark.parametrize("name", ["strided", "2_sources_Silu", "odd_everything_to_int8", "asymmetric_pads_to_int8"])
+def test_a_body_over_nhwc_tensors_computes_the_reference(name: str, opset: int, tmp_path: Path) -> None:
+    for number in (INT8, FLOAT8)[: 1 + (opset >= FLOAT8.opset)]:
+        assert body_error(name, opset, "float32", tmp_path, True, number, NHWC) <= 1
+        assert body_error(name, opset, "float32", tmp_path, False, number, NHWC) <= 1
 
 
 @pytest.mark.parametrize("opset", [19, 20, 21, 24])
@@ -145,8 +157,8 @@ POSITIVE = {
 }  # fmt: skip
 
 
-def check_positive(text: str, op_type: str, folder: Path, opset: int = 17) -> onnx.ModelProto:
-    result, patched = run_patch(graph(text, CONST, opset=opset), folder)
+def check_positive(text: str, op_type: str, folder: Path, opset: int = 17, layout: str = "hwc8") -> onnx.ModelProto:
+    result, patched = run_patch(graph(text, CONST, opset=opset), folder, layout=layout)
     assert [s["reason"] for s in result.report["sites"]] == [""]
     assert fused_types(patched) == [op_type] and patched is not None
     assert result.report["verify"]["passed"]
@@ -158,6 +170,18 @@ def check_positive(text: str, op_type: str, folder: Path, opset: int = 17) -> on
 @pytest.mark.parametrize("name", POSITIVE)
 def test_quantised_sites_are_fused_and_equal(name: str, tmp_path: Path) -> None:
     check_positive(*POSITIVE[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_quantised_sites_are_fused_and_equal_in_nhwc(name: str, tmp_path: Path) -> None:
+    """Bytes are transposed rather than the floats before them."""
+    patched = check_positive(*POSITIVE[name], tmp_path, layout="nhwc")
+    transposed = {n.input[0] for n in patched.graph.node if n.op_type == "Transpose"}
+    assert not {"a", "b"} & transposed and len(transposed) == 3
+    assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 1
+    plain = onnx.load(str(tmp_path / "plain.onnx"))
+    assert "Transpose" not in {n.op_type for n in plain.graph.node}
+    assert verify(tmp_path / "model.onnx", plain, tmp_path, 2e-2, {})["passed"]
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])

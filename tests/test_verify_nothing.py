@@ -159,3 +159,11 @@ def test_a_scalar_input_is_named_with_its_size(tmp_path: Path, capsys: pytest.Ca
     assert main([str(tmp_path / "m.onnx"), "--all", "--verify"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("verified")]
     assert "s ," not in line and "s :" not in line and "s (one number)" in line
+
+
+def test_a_residual_that_is_some_channels_of_a_wider_tensor_is_none_of_other_sizes(tmp_path: Path) -> None:
+    body = "p, q = Split<axis=1>(s) x = Conv<pads=[1,1,1,1]>(p, w) r = Relu(x) y = Add(r, q)"
+    made = graph(body, weights(w=(8, 8, 3, 3)), inputs={"s": "1,16,8,8"})
+    result, patched = run_patch(made, tmp_path)
+    (node,) = (n for n in patched.graph.node if n.domain == "cutefuse") if patched else (None,)
+    assert node is not None and node.op_type == "CuteViewConcatConv1ReluAdd" and result.report["verify"]["passed"]

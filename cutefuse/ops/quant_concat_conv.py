@@ -70,6 +70,9 @@ class QuantConcatConv(FusedOp):
     def oldest_opset(self, op_type: str, dtype: str = "") -> int:
         return NUMBERS[dtype].opset if dtype in NUMBERS else self.min_body_opset
 
+    def must_agree(self, opset: int) -> tuple[str, ...]:
+        return ("layout",)
+
     def function(
         self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
     ) -> FunctionProto:  # fmt: skip
@@ -77,7 +80,11 @@ class QuantConcatConv(FusedOp):
         number = NUMBERS.get(dtype, INT8)
         formals = [body.formal(f"x{i}") for i in range(form.sources)]
         w, w_scale, b = (body.formal(name) for name in ("w", "w_scale", "b"))
-        xs = [body.add("DequantizeLinear", x, self._scale(body, i)) for i, x in enumerate(formals)]
+        # A Transpose takes float8 from opset 21 on, so it stands behind the DequantizeLinear. That has a zero point,
+        # because ONNX Runtime (1.32) puts one without behind the Transpose and loses its scale.
+        zero = body.constant(0, number.name)
+        xs = [body.add("DequantizeLinear", x, self._scale(body, i), zero) for i, x in enumerate(formals)]
+        xs = [conv_body.to_nchw(body, x) for x in xs]
         if form.sources + 1 in positive:
             filters = body.add("DequantizeLinear", conv_body.unpack(body, w, form.sources), w_scale, axis=0)
         else:  # a folded BatchNormalization may have made a scale negative, and TensorRT's parser refuses such a node
@@ -85,9 +92,9 @@ class QuantConcatConv(FusedOp):
             scaled = body.add("Mul", self._in_float32(body, w, number), column)
             filters = conv_body.unpack(body, scaled, form.sources)
         y = conv_body.convolve(body, body.add("Concat", *xs, axis=1) if form.sources > 1 else xs[0], filters, b)
-        y = conv_body.activate(body, form.suffix, y, "float32")
+        y = conv_body.from_nchw(body, conv_body.activate(body, form.suffix, y, "float32"))
         if form.to_quantised:
-            y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), body.constant(0, number.name))
+            y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), zero)
         else:
             y = body.add("Cast", y, refs={"to": "output_type"})
         return body.finish(op_type, [*formals, w, w_scale, b], [y], ATTRS)

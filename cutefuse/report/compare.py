@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from cutefuse.engine.kinds import KINDS
+from cutefuse.report.alike import lowered, types, unlike
 from cutefuse.report.graph import neighbours
 from cutefuse.report.moves import Moved, layer_bytes, moved
 from cutefuse.report.reader import Engine, Layer
@@ -54,11 +55,28 @@ class Comparison:
     rows: list[Row]
     by_kind: dict[str, list[float]]
 
+    @cached_property
+    def unlike(self) -> str:
+        """What besides fusing makes the first engine and the last differ; empty where nothing is known to."""
+        return unlike(self.engines[0], self.engines[-1])
+
     @property
     def caution(self) -> str:
         """What the times must not be taken for; empty where they are what they seem."""
-        names = ", ".join(e.name for e in self.engines if e.runs_bodies)
-        return names and f"fused nodes of {names} run as function bodies on a CPU: no measure of the kernels on a GPU"
+        found = []
+        if self.unlike:
+            found.append(f"not like with like: {self.unlike}; no part of the difference is credited to fusing")
+        if names := ", ".join(e.name for e in self.engines if e.runs_bodies):
+            found.append(f"fused nodes of {names} run as function bodies on a CPU: no measure of the kernels on a GPU")
+        return "; ".join(found)
+
+    @property
+    def titles(self) -> list[str]:
+        """The engines' names, with the type that each computes in where they differ."""
+        if not self.unlike:
+            return [e.name for e in self.engines]
+        named = [lowered(e) or next(iter(types(e)), "") for e in self.engines]
+        return [f"{e.name} ({t})" if t else e.name for e, t in zip(self.engines, named, strict=True)]
 
     @property
     def timed(self) -> bool:
@@ -152,11 +170,13 @@ def _change(engines: list[Engine], layers: list[list[int]]) -> str:
     if not a or not b:
         return "only in the first" if a else "only in the last" if b else ""
     if any(la.kind == "plugin" for la in b) and not any(la.kind == "plugin" for la in a):
-        return f"{_words(a)} fused into a plugin" + (
-            f" and {_words([la for la in b if la.kind != 'plugin'])}" if len(b) > 1 else ""
+        return (
+            f"{_words(a)} fused into a plugin"
+            + (f" and {_words([la for la in b if la.kind != 'plugin'])}" if len(b) > 1 else "")
+            + _lower(a, b)
         )
     if len(a) != len(b):
-        return f"{_words(a)} became {_words(b)}"
+        return f"{_words(a)} became {_words(b)}{_lower(a, b)}"
     kinds = [(x.precision, y.precision) for x, y in zip(a, b, strict=True) if x.precision != y.precision]
     if kinds:
         return f"{kinds[0][0]} became {kinds[0][1]}"
@@ -166,6 +186,12 @@ def _change(engines: list[Engine], layers: list[list[int]]) -> str:
     if any(x.tactic != y.tactic for x, y in zip(a, b, strict=True)):
         return "another tactic"
     return ""
+
+
+def _lower(a: list[Layer], b: list[Layer]) -> str:
+    """The change of type between what computes before and after; empty where there is none."""
+    kinds = [next((la.precision for la in side if la.kind in ("conv", "gemm", "plugin")), "") for side in (a, b)]
+    return f"; {kinds[0]} became {kinds[1]}" if all(kinds) and kinds[0] != kinds[1] else ""
 
 
 def _words(layers: list[Layer]) -> str:

@@ -50,7 +50,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
         "compare.html.j2",
         path,
         {"kinds": KINDS},
-        title=" → ".join(middle(e.name, 40) for e in engines),
+        title=" → ".join(middle(name, 48) for name in comparison.titles),
         brand="comparison",
         subtitle=device(engines[-1]),
         sections=[*first_sections, ("files", "Sources")],
@@ -83,25 +83,27 @@ def _compare_tiles(comparison: Comparison) -> list[dict[str, str]]:
         if e.latency_ms:
             source = str(e.files.get("timing", ""))
             tiles.append(tile(f"median latency, {middle(e.name, 30)}", f"{e.latency_ms:.4g}", "ms", source))
+    mixed = ", not of fusing alone" if comparison.unlike else ""
     speed = comparison.latency_speedup
     if speed:
         tone = _tone(comparison, speed)
-        tiles.append(tile("speed-up of an inference", f"{speed:.3g}", "×", "median latencies", tone))
+        tiles.append(tile(f"speed-up of an inference{mixed}", f"{speed:.3g}", "×", "median latencies", tone))
     if first.total_us and last.total_us:
         ratio = first.total_us / last.total_us
         tone = _tone(comparison, ratio)
         tiles.append(
-            tile("speed-up of the layers' sum", f"{ratio:.3g}", "×", f"{last.time_field} of the profiles", tone)
+            tile(f"speed-up of the layers' sum{mixed}", f"{ratio:.3g}", "×", f"{last.time_field} of the profiles", tone)
         )
     tiles.append(tile("layers", f"{len(first.layers)} → {len(last.layers)}"))
     if comparison.copies_text:
         a, b = comparison.moved[0], comparison.moved[-1]
         tone = "good" if b.copy_bytes < a.copy_bytes else "bad" if b.copy_bytes > a.copy_bytes else ""
+        tone = "" if comparison.unlike else tone
         tiles.append(tile("copies", f"{a.copies} → {b.copies}"))
         size = f"{a.copy_bytes / 1e6:.1f} → {b.copy_bytes / 1e6:.1f}"
         tiles.append(tile("read and written by copies", size, "MB", "shapes of the tensors", tone))
     fused = sum("plugin" in r.change for r in comparison.rows)
-    if fused:
+    if fused and not comparison.unlike:
         tiles.append(tile("groups fused into plugins", str(fused), tone="good"))
     return tiles
 

@@ -18,6 +18,7 @@ from cutefuse.engine.kinds import kind_of, node_names, precision_of
 from cutefuse.engine.plugins import speaks_of
 from cutefuse.engine.tensors import Tensor, tensor_of
 from cutefuse.errors import CutefuseError
+from cutefuse.report import bodies
 from cutefuse.report.sources import find_engines, read_json, stem_of
 
 __all__ = ["Engine", "Layer", "find_engines", "read_engine"]
@@ -44,6 +45,7 @@ class Layer:
     mean_us: float | None = None
     percent: float | None = None
     onnx: list[str] = field(default_factory=list)
+    title: str = ""  # its name, or that of the fused node whose body it computes
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -52,8 +54,9 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """A short name: the last ONNX node for long fused names, else the name itself."""
-        return self.name if len(self.name) <= 60 else f"{self.name[:28]} … {self.name[-28:]}"
+        """A short title: long fused names show their ends."""
+        text = self.title or self.name
+        return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"
 
 
 @dataclass
@@ -321,10 +324,12 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
 
 
 def _add_origins(engine: Engine) -> None:
-    sites: dict[str, list[str]] = {}
-    for site in (engine.patch or {}).get("sites", []):
-        if isinstance(site, dict) and site.get("status") == "fused" and isinstance(site.get("nodes"), list):
-            sites[str(site.get("name"))] = [str(n) for n in site["nodes"]]
+    """Say which ONNX nodes each layer computes: those that it names, and all that a fused node among them replaced."""
+    nodes, made_by = bodies.replaced((engine.patch or {}).get("sites", []))
+    inside = bodies.owners(engine.layers, made_by)
     for layer in engine.layers:
         own = node_names(layer.name, layer.raw)
-        layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *sites.get(o, []))))
+        if layer.index in inside and all(map(bodies.is_inside, own)):
+            own = [inside[layer.index]]
+        layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *nodes.get(o, []))))
+        layer.title = bodies.title(layer, own)

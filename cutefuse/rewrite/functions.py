@@ -9,7 +9,7 @@ from onnx import ModelProto
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call
-from cutefuse.ops.function import body_for, fused_nodes, graph_call
+from cutefuse.ops.function import body_for, complete, fused_nodes, graph_call
 
 MIN_BODY_IR = 8  # local functions
 
@@ -25,7 +25,9 @@ def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], turned:
     calls |= {f.name: [] for f in model.functions if turned and f.domain == DOMAIN}
     for node in fused_nodes(model):
         if node.op_type in calls:
-            calls[node.op_type].append(new.get(node.name) or graph_call(node, graph))
+            call = new.get(node.name) or graph_call(node, graph)
+            calls[node.op_type].append(call)
+            complete(node, call)
     remove_bodies(model, calls)
     model.functions.extend(body_for(served, graph.opset) for served in calls.values())
     if model.ir_version < MIN_BODY_IR:

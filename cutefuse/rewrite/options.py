@@ -11,6 +11,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.ops.layouts import AUTO, CHOICES
 from cutefuse.sites.choose import Pricing
 from cutefuse.sites.choose_engine import TENSORRT
+from cutefuse.sites.compiled import Record
 
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 SCOPES = ("model", "sites")
@@ -49,6 +50,8 @@ class Options:
     engine: str = TENSORRT  # whose time is predicted: one of choose_engine.ENGINES
     trt_version: str = ""  # as 10.3; "" for the newest that is known
     tanh_silu: bool = False  # write the SiLUs that stay outside in the form that TensorRT 11 fuses
+    compiled: Record | None = None  # what the engine's compiler makes of the model with nothing fused
+    outweighed: Mapping[str, str] = field(default_factory=dict)  # sites to leave out, by name, each with the reason
     layout: str = AUTO  # of the fused convolutions: one of layouts.CHOICES
     gpu: str = ""  # name of a board in the table of peaks; "" for the usual one of `sm`
     idle: Sequence[str] = ()  # sentences about the caller's own options that have no effect, for the report
@@ -81,7 +84,7 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         if not all(isinstance(text, str) for text in texts):
             raise _wrong(name, value, "a text, or a list of them")
         return frozenset(texts) if kind.startswith("frozenset") else texts
-    if kind.startswith("Mapping"):
+    if kind == "Mapping[str, Sequence[int]]":
         whole = isinstance(value, Mapping) and all(
             isinstance(n, str) and not isinstance(d, str) and all(type(size) is int and size >= 0 for size in d)
             for n, d in value.items()

@@ -113,6 +113,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     layout = layout_of(options.layout, options.engine, options.sm)
     turned = bool(islands.layouts(model) - {layout})  # of the fused nodes that are there already
     islands.lift(model, source.parent)
+    islands.mark(model, layout)  # `islands.lay` makes it true, once more is fused
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
     whole = conversion is not None and conversion["scope"] == "model" and conversion["changed"]
@@ -168,6 +169,16 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         complete()
     failed = report["verify"] is not None and not report["verify"]["passed"]
     return Result(sites, report, written, 1 if failed else 0 if fused or rewritten or turned else 3)
+
+
+def plain_model(source: Path, options: Options) -> onnx.ModelProto:
+    """The model with nothing fused, in the type that the options ask for: what a patched one is compared with.
+
+    Raises CutefuseError for a model that cannot be read or converted.
+    """
+    model = load_model(source)
+    islands.lift(model, source.parent)
+    return _converted(model, source, options)[0]
 
 
 def _check(source: Path, output: Path, options: Options) -> None:
@@ -316,7 +327,8 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options, conversion:
 
 def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
     engine = engine_of(options.engine, options.trt_version, options.sm)
-    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims)
+    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims,
+                 options.compiled)  # fmt: skip
 
 
 def _fuses_tanh(engine: Engine) -> bool:
@@ -355,6 +367,8 @@ def _select(sites: Sequence[Site], options: Options) -> None:
             continue
         if reason := _excluded(site, options):
             site.refuse(EXCLUDED, reason)
+        elif reason := options.outweighed.get(site.name, ""):
+            site.refuse(LEFT_OUT, reason)
 
 
 def _excluded(site: Site, options: Options) -> str:

@@ -14,8 +14,9 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.ops import concat_conv
+from cutefuse.ops.layouts import TO_NCHW
 from cutefuse.progress import spinner
-from cutefuse.rewrite.agnostic import TO_NCHW, is_nhwc
+from cutefuse.rewrite.agnostic import is_nhwc
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
@@ -42,7 +43,8 @@ def prove(
         add_bodies(model, graph, new_calls(fused))
     tolerance = max(
         [s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match]
-        + [concat_conv.OPERATOR.tolerance(dtype) for dtype in others]
+        + [concat_conv.OPERATOR.tolerance(dtype) for dtype in others],
+        default=concat_conv.OPERATOR.tolerance("float32"),  # nothing new: nodes of another layout were turned
     )
     with spinner(f"running {source.name} and its patched model on the same inputs"):
         return verify(source, model, folder, tolerance, shapes, seed, _probes(graph, fused), converted)
@@ -60,10 +62,12 @@ def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
 
 
 def _alike(match: Match) -> tuple[str, ...]:
-    """The tensors that the fused node takes for as large as its result: what it adds."""
+    """The tensors that the fused node takes for as large as its result: what it adds, unless it adds a channel range of
+    a wider tensor."""
     facts = kernels.facts(match.call.op_type)
-    added = () if not facts["residual"] else match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]
-    return tuple(i for i in added if isinstance(i, str))
+    if not facts["residual"] or facts["view"] and match.call.inputs[-1].dims[1] != match.call.outputs[0].dims[1]:
+        return ()
+    return tuple(i for i in (match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]) if isinstance(i, str))
 
 
 def _gain(graph: Graph, match: Match) -> np.ndarray | None:

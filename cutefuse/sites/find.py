@@ -292,10 +292,10 @@ def _no_body(graph: Graph, site: Site, written: Mapping[str, _Shared]) -> str | 
         )
     for (name, values), (_, others) in zip(own.attrs, other.attrs, strict=True):
         if values != others:
+            remedy = "unpatch the model first" if name == "layout" else f"convert the model to opset {BODY_OPSET}"
             return (
                 f"its {name} are {list(values)}, those of another site of {call.op_type} {list(others)}, and one body "
-                f"cannot serve both in opset {graph.opset}; convert the model to opset {BODY_OPSET}, or use "
-                "--no-functions"
+                f"cannot serve both in opset {graph.opset}; {remedy}, or use --no-functions"
             )
     return None
 
