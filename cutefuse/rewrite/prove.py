@@ -124,8 +124,9 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     outputs, compared, fused = len(proof["outputs"]), len(proof["sites"]), proof["fused_sites"]
     figures = [*proof["outputs"], *proof["sites"]]
     silent = [r for r in proof["outputs"] if "says_nothing" in r]
+    verified = "compared" if silent else "verified"
     lines = [
-        f"{'compared' if silent else 'verified'} with {proof['backend']} on {sizes}: {outputs} {'output' if outputs == 1 else 'outputs'} and "
+        f"{verified} with {proof['backend']} on {sizes}: {outputs} {'output' if outputs == 1 else 'outputs'} and "
         f"{compared} of {fused} fused {'site' if fused == 1 else 'sites'}; worst error {_worst(figures):.2g} of a "
         f"channel's largest value ({proof['tolerance']:g} is allowed)"
     ]
@@ -136,8 +137,8 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
         counts = _some([f"{r['values'] - r['compared']} of {r['values']} of '{r['name']}'" for r in partly])
         lines.append(f"NaN or infinite in both models, and not compared: {counts}")
     if same := [s["name"] for s in proof["sites"] if "says_nothing" in s]:
-        lines.append(f"proven through the outputs alone, since all they make is one value here: {_some(same)}")
-    if len(proof["seeds_tried"]) > 1:
+        lines.append(f"proven through the outputs alone, since they make one value here: {_some(same)}")
+    if len(proof.get("seeds_tried", ())) > 1:
         lines.append(
             f"seeds {', '.join(map(str, sorted(proof['seeds_tried'])))} were tried for outputs that say something"
         )
