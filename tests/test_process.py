@@ -37,6 +37,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def no_trtexec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRTEXEC", raising=False)
     monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engine.rtx.available", lambda: "it is not installed")
 
 
 def make_model(path: Path, function: bool = False) -> Path:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cutefuse.engine import rtx
+from cutefuse.engine.files import Artifacts
 from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError
 from cutefuse.report.alike import lowered, unlike
@@ -54,7 +56,19 @@ def after_patch(model: Path) -> None:
 
 def after_build(engine: Path) -> None:
     """`engine`: the engine file; what is written of it stays beside it."""
-    say("process", engine, engine.parent, why="profile, report")
+    if backend_of(engine) == "rtx" and rtx.cannot_run():
+        say("report", engine.parent, why="layers, formats, copies")
+    else:
+        say("process", engine, engine.parent, why="profile, report")
+
+
+def backend_of(engine: Path) -> str:
+    """The back end that built an engine, by the metadata beside it; "" where it does not say."""
+    try:
+        data = json.loads(Artifacts(engine).build_metadata.read_text(encoding="utf-8"))
+        return str(data.get("backend", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None:
@@ -67,7 +81,8 @@ def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None
     report = _report(source, outdir)
     plain = _plain_model(report, source)
     if plain is None:
-        say("rank", outdir, source, why="what fusing would save")
+        if any(outdir.glob("*.profile.json")):
+            say("rank", outdir, source, why="what fusing would save")
         say("patch", source, *(("--dtype", "fp16") if _is_float32(source) else ()), "--verify")
         return
     kind = _backend(outdir, source)

@@ -26,6 +26,7 @@ from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
 from cutefuse.ops.layouts import AUTO, CHOICES
 from cutefuse.output import add_json, json_alone, whole_number
+from cutefuse.report import oracle
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
 from cutefuse.rewrite.prove import failure, words
@@ -80,8 +81,8 @@ def show(result: Result, verbose: bool) -> None:
         print(_fault(fault))
     for unused in result.report["unused_options"]:
         print(unused)
-    if left := result.report["clean"]["left"]:
-        print(left)
+    for told in filter(None, (result.report["clean"]["stale_sizes"], result.report["clean"]["left"])):
+        print(told)
     if proof := result.report["verify"]:
         if proof["passed"]:
             print("\n".join(words(proof, (result.report["conversion"] or {}).get("dtype", ""))))
@@ -211,6 +212,12 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--min-gain", type=_microseconds, metavar="5us",
                    help=f"leave out sites that save less, or nobody knows what; default: {LEAST_US:g}us, or "
                         f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown ones are fused")  # fmt: skip
+    p.add_argument(
+        "--no-compile",
+        action="store_true",
+        help="let rules alone predict what TensorRT for RTX, or TensorRT on Blackwell, would copy; without "
+        "it the compiler of TensorRT for RTX tells, where it is installed",
+    )
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine: its times choose")
     p.add_argument("--tune", action="store_true",
                    help="time each site on this machine's GPU: its best tile, which its node then asks for, and what "
@@ -328,10 +335,16 @@ def main(argv: list[str] | None = None) -> int:
             gpu=gpu, layout=args.layout, idle=_idle(args),
         )  # fmt: skip
         with json_alone(args.json) as show_json:
-            result = patch(args.model, args.output or default_output(args.model), options)
+            output = args.output or default_output(args.model)
+            if oracle.is_for(options) and not args.no_compile and not options.price:
+                result = oracle.judged(args.model, output, options)
+            else:
+                result = patch(args.model, output, options)
             show_json(result.report)
         if not args.json:
             show(result, args.verbose)
+            if told := oracle.sentence(result.report):
+                print(told)
             if tuner:
                 print(_tuned(tuner))
         return result.exit_code

@@ -21,7 +21,8 @@ BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "rtx", "onnxruntime")
 BUILDERS = BACKENDS[:-1]  # ONNX Runtime has no engine file
 NO_TENSORRT = (
     "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
-    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package)"
+    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package; TensorRT for RTX, "
+    "`pip install 'cutefuse[rtx]'`, builds without a GPU)"
 )
 
 

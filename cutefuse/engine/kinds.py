@@ -152,6 +152,14 @@ def copy_origin(name: str, raw: dict[str, Any], layer_type: str) -> str:
     return "shuffle"
 
 
+_MYELIN_SUFFIX = re.compile(r"(?:_U\d+)?(?:\.\d+)?(?:_\d+)?_myl\d+$")
+
+
+def model_tensor(name: str) -> str:
+    """The tensor of the model that Myelin names: "/a/Relu_output_0.1_2_myl0" is /a/Relu_output_0."""
+    return _MYELIN_SUFFIX.sub("", name)
+
+
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]\x1e\x1f]*)\]")
 _CALLED = re.compile(r".* \| (.+) \(\w+\)$")  # `node of a body | node that calls it (its op_type)`, outermost last
 _COPY = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to (.+)$")

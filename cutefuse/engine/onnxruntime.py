@@ -6,7 +6,6 @@ ONNX Runtime runs its optimised graph; `onnxruntime_nodes` traces its nodes back
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from cutefuse.engine.files import BUILDER_OPTIONS, Artifacts
 from cutefuse.engine.inputs import InputSpec, parse_shapes, resolve, seeded
 from cutefuse.engine.records import profile_records, summary
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.staging import hidden
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
 from cutefuse.roofline.measure import measure_cpu
@@ -82,11 +82,11 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
         print(f"no effect on ONNX Runtime, which runs the model as it is: {' '.join(idle)}")
     files = Artifacts.of(model, outdir)
     make_folder(outdir)
-    with tempfile.TemporaryDirectory(dir=outdir, prefix=".ort-") as scratch:
+    with hidden(outdir, ".ort-") as scratch:
         try:
             with spinner(f"profiling {model.name} with ONNX Runtime {onnxruntime.__version__}"):
                 feed, latencies, wall_s = _time(onnxruntime, model, options)
-                events = _events(onnxruntime, model, options, feed, Path(scratch), statistics_ms=latencies)
+                events = _events(onnxruntime, model, options, feed, scratch, statistics_ms=latencies)
         except CutefuseError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions are built at run time and share no public base
@@ -94,7 +94,7 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
             raise CutefuseError(
                 f"ONNX Runtime cannot run {model} ({text}); check the model, or give --shapes="
             ) from None
-        layers, times = _layers(model, Path(scratch) / "optimised.onnx", events)
+        layers, times = _layers(model, scratch / "optimised.onnx", events)
     write_json(files.graph, {"Layers": layers, "Bindings": _bindings(model)})
     write_json(files.profile, profile_records(times))
     write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])

@@ -7,6 +7,7 @@ Running needs a GPU of `CAPABILITIES`, and makes the same calls as TensorRT's Py
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -43,6 +44,14 @@ def available() -> str | None:
     if missing:
         return f"{NAME} is not installed ({missing[0]} is missing); run `pip install 'cutefuse[rtx]'`"
     return None
+
+
+def version() -> str:
+    """Of the package that is installed; "" where none is."""
+    try:
+        return importlib.metadata.version("tensorrt-rtx-cu13-bindings")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def check_sm(sm: int) -> int:

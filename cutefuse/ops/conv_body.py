@@ -7,8 +7,8 @@ from typing import Any
 
 from cutefuse.graph.body import LAST, Body
 from cutefuse.kernels import Call, Tensor
+from cutefuse.ops import layouts
 from cutefuse.ops.conv_math import CHANNEL_BLOCK, blocks
-from cutefuse.ops.layouts import NHWC, TO_NCHW, TO_NHWC
 
 
 def unpack(body: Body, w: str, count: int, xs: Sequence[str] = ()) -> str:
@@ -136,17 +136,17 @@ def _interleaved(body: Body) -> str:
 
 def is_nhwc(body: Body) -> bool:
     """Whether the images of all calls are NHWC tensors."""
-    return body.agreed("layout") == [NHWC]
+    return body.agreed("layout") == [layouts.NHWC]
 
 
 def to_nchw(body: Body, image: str) -> str:
     """An image of the calls as the standard's convolution takes it."""
-    return body.add("Transpose", image, perm=TO_NCHW) if is_nhwc(body) else image
+    return body.add("Transpose", image, perm=layouts.TO_NCHW) if is_nhwc(body) else image
 
 
 def from_nchw(body: Body, image: str) -> str:
     """What a convolution gives, as an image of the calls."""
-    return body.add("Transpose", image, perm=TO_NHWC) if is_nhwc(body) else image
+    return body.add("Transpose", image, perm=layouts.TO_NHWC) if is_nhwc(body) else image
 
 
 def pre_activate(body: Body, x: str, scale: str, shift: str) -> str:

@@ -6,11 +6,13 @@ kLINEAR, dense pixels. The attribute `layout` of a node says which one it has.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 TENSORRT, RTX, TORCH = ENGINES = ("tensorrt", "rtx", "torch")
-HWC8, NHWC = 0, 1  # values of the attribute `layout`
-TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # `perm` of the Transposes between them
+LAYOUT = "layout"  # the attribute of a fused convolution, and its values:
+HWC8, NHWC = 0, 1
+TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # axes of a Transpose
 NAMES = ("hwc8", "nhwc")
 AUTO = "auto"
 CHOICES = (AUTO, *NAMES)
@@ -50,3 +52,23 @@ def rule_of(engine: str, sm: int) -> Rule:
 def layout_of(choice: str, engine: str, sm: int) -> int:
     """The layout that one of CHOICES means for an engine on a GPU."""
     return rule_of(engine, sm).layout if choice == AUTO else NAMES.index(choice)
+
+
+def engine_of_backend(kind: str) -> str:
+    """The engine that a back end builds or runs; "" for one without fused nodes of its own."""
+    return {"trtexec": TENSORRT, "tensorrt": TENSORRT, "rtx": RTX, "torch": TORCH}.get(kind, "")
+
+
+def strange(found: Collection[str], engine: str, sm: int) -> str:
+    """What it costs to build a model whose fused convolutions have these layouts for an engine on a GPU, as a sentence;
+    "" where it costs nothing, and where that hangs on a GPU that is not known (`sm` 0)."""
+    if engine not in ENGINES or (engine == TENSORRT and not sm):
+        return ""
+    rule = rule_of(engine, sm)
+    other = sorted(set(found) - {NAMES[rule.layout]})
+    if not other or engine == TORCH:
+        return ""
+    return (
+        f"the model was patched for layout {other[0]}, and {rule.title} takes {NAMES[rule.layout]}, since {rule.why}: "
+        f"{rule.otherwise}; patch it again with --layout {NAMES[rule.layout]}"
+    )

@@ -127,12 +127,25 @@ class Engine:
 _INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body that ONNX Runtime has inlined
 
 
+_LARGEST = 1e30  # of any figure of an engine, in any unit
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if _is_number(value) and abs(value) != float("inf") else None
+    """A number that figures can be made of: 0 for one that is next to nothing, None for a text or one beyond all."""
+    if not _is_number(value) or abs(value) > _LARGEST:
+        return None
+    return float(value) if abs(value) >= 1 / _LARGEST else 0.0
+
+
+def _numbers(table: dict[str, Any]) -> dict[str, Any]:
+    """A table without what is neither a number nor a list of numbers, whose places have meanings."""
+    lists = {k: [_finite(v) for v in values] for k, values in table.items() if isinstance(values, list)}
+    single = {k: _finite(v) for k, v in table.items() if not isinstance(v, list)}
+    return {k: v for k, v in {**lists, **single}.items() if v is not None and not (isinstance(v, list) and None in v)}
 
 
 # ------------------------------------------------------------------------------------------------- reading one engine
@@ -297,7 +310,7 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
     def row(part: dict[str, Any], key: str) -> list[Any]:
         return part[key] if isinstance(part.get(key), list) else []
 
-    engine.performance = table(profile, "performance_summary")
+    engine.performance = _numbers(table(profile, "performance_summary"))
     engine.device = table(profile, "device_information") or table(build, "device_information")
     engine.inference = table(profile, "inference_options")
     engine.build = {**table(build, "model_options"), **table(build, "build_options")}

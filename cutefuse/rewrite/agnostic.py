@@ -10,11 +10,10 @@ from onnx import NodeProto, helper
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import facts
-from cutefuse.ops.layouts import HWC8, NHWC
+from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC
 from cutefuse.sites.quantisers import kind_of
 
 RANK = 4
-LAYOUT = "layout"  # the attribute of a fused convolution
 _POINTWISE = frozenset(
     "Add Sub Mul Div Max Min Sum Mean Pow PRelu Relu LeakyRelu Clip Sigmoid HardSigmoid HardSwish Swish Tanh Elu Selu "
     "Celu Gelu Softplus Softsign Mish Erf Exp Log Sqrt Abs Neg Reciprocal Floor Ceil Round Cast Identity".split()

@@ -25,8 +25,8 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.ops.function import fused_nodes, graph_call
-from cutefuse.ops.layouts import HWC8, NHWC, TO_NCHW, TO_NHWC
-from cutefuse.rewrite.agnostic import LAYOUT, fused_ports, is_nhwc, is_pointwise, ports, turn
+from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
+from cutefuse.rewrite.agnostic import fused_ports, is_nhwc, is_pointwise, ports, turn
 from cutefuse.rewrite.apply import Names, in_order
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
@@ -41,6 +41,12 @@ _SPATIAL = frozenset(
 def layouts(model: ModelProto) -> set[int]:
     """The layouts of the fused convolutions of a model."""
     return {NHWC if is_nhwc(n) else HWC8 for n in fused_nodes(model) if fused_ports(n) is not None}
+
+
+def mark(model: ModelProto, layout: int) -> None:
+    """Say a layout at every fused convolution; its tensors stay."""
+    for node in (n for n in fused_nodes(model) if fused_ports(n) is not None):
+        _set_layout(node, layout)
 
 
 def lay(model: ModelProto, folder: Path) -> None:
@@ -162,6 +168,7 @@ class _Island:
         self.images: dict[int, list[int]] = {}  # id of a node -> its inputs that are turned
         self.tensors: dict[str, None] = {}
         self._perm, self._layout = perm, layout
+        self._read = {name for n in graph.nodes for name in n.input}  # nodes are turned in place
         self._constants: dict[tuple[str, bytes], str] = {}
 
     def __contains__(self, node_id: int) -> bool:
@@ -201,12 +208,11 @@ class _Island:
         """Give the graph these nodes, without the constants and descriptions of tensors that went; say the types and
         sizes of new tensors, which are those of `origins` turned."""
         graph, proto = self.graph, self.graph.proto
-        before = {name for n in graph.nodes for name in n.input}
         del proto.node[:]
         proto.node.extend(nodes)
         read = {name for n in nodes for name in n.input}
         made = {o for n in nodes for o in n.output}
-        gone = before - read - made - graph.inputs
+        gone = self._read - read - made - graph.inputs
         _remove(proto.initializer, gone)
         known = {v.name for v in (*proto.input, *proto.output)}
         _remove(proto.value_info, {v.name for v in proto.value_info} - made - set(graph.initializers) | set(origins))

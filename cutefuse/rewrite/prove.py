@@ -43,7 +43,8 @@ def prove(
         add_bodies(model, graph, new_calls(fused))
     tolerance = max(
         [s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match]
-        + [concat_conv.OPERATOR.tolerance(dtype) for dtype in others]
+        + [concat_conv.OPERATOR.tolerance(dtype) for dtype in others],
+        default=concat_conv.OPERATOR.tolerance("float32"),  # nothing new: nodes of another layout were turned
     )
     with spinner(f"running {source.name} and its patched model on the same inputs"):
         return verify(source, model, folder, tolerance, shapes, seed, _probes(graph, fused), converted)
@@ -53,11 +54,20 @@ def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
     fused = [(s.name, s.match, _gain(graph, s.match)) for s in sites if s.match]
     return [
-        Probe(name, t, _inner(match, t), gain if t == match.outputs[0] else None)
+        Probe(name, t, _inner(match, t), _alike(match), gain if t == match.outputs[0] else None)
         for name, match, gain in fused
         for t in match.outputs
         if t
     ]
+
+
+def _alike(match: Match) -> tuple[str, ...]:
+    """The tensors that the fused node takes for as large as its result: what it adds, unless it adds a channel range of
+    a wider tensor."""
+    facts = kernels.facts(match.call.op_type)
+    if not facts["residual"] or facts["view"] and match.call.inputs[-1].dims[1] != match.call.outputs[0].dims[1]:
+        return ()
+    return tuple(i for i in (match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]) if isinstance(i, str))
 
 
 def _gain(graph: Graph, match: Match) -> np.ndarray | None:
@@ -110,14 +120,27 @@ def _left_out(model: ModelProto, sites: Sequence[Site]) -> list[NodeProto]:
 
 def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     """Sentences about a verification that passed; `dtype` is what the model was converted to, if it was."""
-    sizes = _some([f"{name} {'x'.join(map(str, dims))}" for name, dims in proof["inputs"].items()])
+    sizes = _some([f"{name} {'x'.join(map(str, dims)) or '(one number)'}" for name, dims in proof["inputs"].items()])
     outputs, compared, fused = len(proof["outputs"]), len(proof["sites"]), proof["fused_sites"]
     figures = [*proof["outputs"], *proof["sites"]]
+    silent = [r for r in proof["outputs"] if "says_nothing" in r]
     lines = [
-        f"verified with {proof['backend']} on {sizes}: {outputs} {'output' if outputs == 1 else 'outputs'} and "
+        f"{'compared' if silent else 'verified'} with {proof['backend']} on {sizes}: {outputs} {'output' if outputs == 1 else 'outputs'} and "
         f"{compared} of {fused} fused {'site' if fused == 1 else 'sites'}; worst error {_worst(figures):.2g} of a "
         f"channel's largest value ({proof['tolerance']:g} is allowed)"
     ]
+    if silent:
+        which = "; ".join(f"output '{r['name']}' {r['says_nothing']}" for r in silent[:LISTED])
+        lines.append(f"not proven by every output: {which}; what the fused sites make was compared by itself")
+    if partly := [r for r in figures if 0 < r.get("compared", 0) < r["values"]]:
+        counts = _some([f"{r['values'] - r['compared']} of {r['values']} of '{r['name']}'" for r in partly])
+        lines.append(f"NaN or infinite in both models, and not compared: {counts}")
+    if same := [s["name"] for s in proof["sites"] if "says_nothing" in s]:
+        lines.append(f"proven through the outputs alone, since all they make is one value here: {_some(same)}")
+    if len(proof["seeds_tried"]) > 1:
+        lines.append(
+            f"seeds {', '.join(map(str, sorted(proof['seeds_tried'])))} were tried for outputs that say something"
+        )
     reasons: dict[str, list[str]] = {}
     for site in proof["unprobed"]:
         reasons.setdefault(site["why"], []).append(site["name"])

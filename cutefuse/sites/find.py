@@ -15,7 +15,7 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.clean import Cleaned, clean, unchanged
-from cutefuse.graph.read import Graph, label, subgraphs
+from cutefuse.graph.read import Graph, label, nodes_of, subgraphs
 from cutefuse.graph.shapes import check_shapes
 from cutefuse.kernels import Call
 from cutefuse.ops.function import fused_nodes, graph_call
@@ -216,7 +216,23 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     yield from bodies(model.graph.node)
     for function in model.functions:
         if function.domain != DOMAIN:
-            yield f"the local function '{function.name}'", onnx.GraphProto(node=function.node)
+            yield f"the local function '{function.name}'", _body_of(function)
+
+
+def _body_of(function: onnx.FunctionProto) -> onnx.GraphProto:
+    """The nodes of a local function as a graph. What a caller gives as an attribute has the function's own default, or
+    the operator's."""
+    given = {a.name: a for a in function.attribute_proto}
+    body = onnx.GraphProto(node=function.node)
+    for node in nodes_of(body):
+        for i in reversed(range(len(node.attribute))):
+            name, own = node.attribute[i].ref_attr_name, node.attribute[i].name
+            if name in given:
+                node.attribute[i].CopyFrom(given[name])
+                node.attribute[i].name = own
+            elif name:
+                del node.attribute[i]
+    return body
 
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
