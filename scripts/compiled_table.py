@@ -34,6 +34,7 @@ NAMES = [*models.NETWORKS, "hrnet_head"]
 BLOCK = re.compile(r"(<!-- compiled: (?P<options>.*?) -->\n).*?(<!-- /compiled -->)", re.S)
 HEADS = ("network", "SM", "plain: copies", "MB", "of all", "patched: copies", "MB", "of all", "plugins",
          "engine MB, plain and patched", "built in s", "peak MiB")  # fmt: skip
+PATCH = "--engine rtx --sm 89"
 NOTHING_TO_PATCH = 3
 
 
@@ -130,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", default=NAMES, metavar="MODEL",
                         help="ONNX files, and names of networks in float16 (all networks)")  # fmt: skip
     parser.add_argument("--sm", type=int, nargs="+", default=[rtx.DEFAULT_SM], help="compute capabilities (89)")
-    parser.add_argument("--patch", default="--sm 89", metavar="OPTIONS", help="of `cutefuse patch` (--sm 89)")
+    parser.add_argument("--patch", default=PATCH, metavar="OPTIONS", help=f"of `cutefuse patch` ({PATCH})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="figures that --json wrote")
     parser.add_argument("--write", action="store_true", help="put the table into docs/compiled.md")

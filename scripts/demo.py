@@ -22,6 +22,7 @@ import onnx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from cutefuse.engine import rtx  # noqa: E402
 from cutefuse.engine.build import choose_backend  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 from cutefuse.report.moves import moved  # noqa: E402
@@ -84,6 +85,8 @@ def main() -> int:
         start, out = time.monotonic(), args.output.resolve()
         models, scripts = out / "models", Path(ROOT / "scripts")
         size = ["--small"] if args.small else []
+        compiled = choose_backend("auto", allow_onnxruntime=True) == "rtx"
+        target = ["--engine", "rtx", "--sm", str(rtx.default_sm())] if compiled else []
         step("1. demo models, with onnx alone and a fixed seed", scripts / "make_models.py", "--out", models, *size)
         rows: list[dict[str, Any]] = []
         plain = sorted(p for p in models.glob("*.onnx") if ".cutefuse" not in p.name)
@@ -94,11 +97,10 @@ def main() -> int:
             )
             sizes = one_image(onnx.load(path, load_external_data=False))
             shapes = [f"--input-shape={name}:{'x'.join(map(str, dims))}" for name, dims in sizes.items()]
-            step(title if i == 0 else "", scripts / "patch_onnx.py", path, "--all", "--verify", *shapes)
+            step(title if i == 0 else "", scripts / "patch_onnx.py", path, "--all", "--verify", *target, *shapes)
             report = json.loads(path.with_suffix("").with_suffix(".patch.json").read_text())
             plugins = accepted_plugins(path.with_suffix(".cutefuse.onnx"), report)
             rows.append({"model": path.stem, **report["summary"], "error": worst_error(report), "plugins": plugins})
-        compiled = choose_backend("auto", allow_onnxruntime=True) == "rtx"
         profiled = PROFILED.format(16 if compiled else 32)
         before, after = out / "engine_plain", out / "engine_patched"
         title = "3. engines: build, " + ("draw" if compiled else "profile, draw")

@@ -1,4 +1,4 @@
-"""Sizes that a model notes and its inputs contradict are not believed; those behind operators that onnx knows not are."""
+"""Noted sizes that the inputs contradict are not believed; sizes behind operators that onnx leaves out are found."""
 
 from __future__ import annotations
 

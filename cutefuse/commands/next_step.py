@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from onnx import TensorProto
+
 from cutefuse.engine import rtx
 from cutefuse.engine.files import Artifacts
 from cutefuse.engine.plugins import read_model
@@ -21,6 +23,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.report.alike import lowered, unlike
 from cutefuse.report.reader import Engine
 
+_LOWER = {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN}
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
 _SCRIPTS = {"patch": "patch_onnx.py", "build": "build_engine.sh", "process": "process_engine.py",
             "compare": "compare_engines.py", "optimize": "optimize_onnx.py"}  # fmt: skip

@@ -104,8 +104,8 @@ def check_convertible(model: ModelProto) -> None:
     whole = sum(bytes_of(t) for t in tensors(model.graph) if external_fields(t)) + size_of(model)
     if whole > EXTERNAL_LIMIT:
         raise CutefuseError(
-            f"the model holds {whole / 1e9:.1f} GB, and ONNX Runtime's float16 converter takes less than 2; use --scope "
-            "sites, which converts what is fused alone"
+            f"the model holds {whole / 1e9:.1f} GB, and ONNX Runtime's float16 converter takes less than 2; use "
+            "--scope sites, which converts what is fused alone"
         )
 
 

@@ -131,7 +131,8 @@ def verify(
         fused = _behind_fused(patched)
         expected, feeds, tried = _truth(plain, model, shapes, seed, [n in fused for n in outputs])
         report: dict[str, Any] = {
-            "seed": tried[-1], "seeds_tried": tried, "backend": runner.backend, "inputs": {k: list(v.shape) for k, v in feeds.items()},
+            "seed": tried[-1], "seeds_tried": tried, "backend": runner.backend,
+            "inputs": {k: list(v.shape) for k, v in feeds.items()},
             "tolerance": tolerance, "fused_sites": len(sites),
             "unprobed": [{"name": s, "why": unprobed[s]} for s in sites if s in unprobed], "outputs": [], "sites": [],
         }  # fmt: skip

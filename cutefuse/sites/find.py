@@ -50,6 +50,7 @@ class Site:
     bytes_saved: int | None = 0  # None where sizes are not known
     sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
     gain_us: float | None = None  # what fusing it should save while the other sites stay as they are; None: not known
+    gain_parts: dict[str, float] = field(default_factory=dict)  # what gain_us is the sum of
     basis: str = ""  # of gain_us: "profile", "tuned" or "model"
     tile: int = 0  # id of the tile that was chosen here, which the node asks for; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
@@ -129,6 +130,7 @@ class Site:
             "bytes_moved": cost.bytes_moved if cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
             "gain_us": self.gain_us,
+            "gain_parts": {part: round(us, 3) for part, us in self.gain_parts.items()},
             "tile": self.tile,
             "basis": self.basis,
         }
