@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import ml_dtypes
@@ -12,7 +12,7 @@ from bodies import given_dims, in_layout
 from onnx import TensorProto, helper, numpy_helper
 
 from cutefuse.graph.body import FORMAL
-from cutefuse.graph.numbers import FLOAT8, INT8, NUMBERS, Number
+from cutefuse.graph.numbers import FLOAT8, NUMBERS, Number
 from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import Call, Tensor
 from cutefuse.ops import operators
