@@ -38,7 +38,12 @@ def typed(command: str, *words: str | Path) -> str:
         start = ["python", "-m", "cutefuse", command]
     else:
         start = ["cutefuse", command]
-    return " ".join(shlex.quote(str(word)) for word in (*start, *words))
+    return " ".join(shlex.quote(_word(word)) for word in (*start, *words))
+
+
+def _word(word: str | Path) -> str:
+    """A word of a command; a path whose name begins like an option is written so that it is none."""
+    return f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
 
 
 def say(command: str, *words: str | Path, why: str = "") -> None:
@@ -89,7 +94,7 @@ def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None
     found = (p.parent for p in outdir.resolve().parent.glob(f"*/{glob.escape(plain.name)}.engine.graph.json"))
     beside = next((folder for folder in found if backend_of(Artifacts.of(plain, folder).engine) == kind), None)
     if beside is not None:
-        say("compare", os.path.relpath(beside), outdir, why="what was fused, where the time moved")
+        say("compare", Path(os.path.relpath(beside)), outdir, why="what was fused, where the time moved")
         return
     if not plain.is_file() and converted(report):
         say("unpatch", source, "-o", plain, why=f"the model in {converted(report)} with nothing fused: like with like")

@@ -136,7 +136,7 @@ def _unproven(proof: Mapping[str, Any], silent: Sequence[dict[str, Any]]) -> lis
         counts = _some([f"{r['values'] - r['compared']} of {r['values']} of '{r['name']}'" for r in partly])
         lines.append(f"NaN or infinite in both models, and not compared: {counts}")
     if same := [s["name"] for s in proof["sites"] if "says_nothing" in s]:
-        lines.append(f"proven through the outputs alone, since all they make is one value here: {_some(same)}")
+        lines.append(f"proven through the outputs alone, since they make one value here: {_some(same)}")
     if len(proof.get("seeds_tried", ())) > 1:
         seeds = ", ".join(map(str, sorted(proof["seeds_tried"])))
         lines.append(f"seeds {seeds} were tried for outputs that say something")
