@@ -18,7 +18,7 @@ import cutefuse
 import models
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.runner import Runner
-from cutefuse.rewrite import surgeon
+from cutefuse.rewrite import in_memory, surgeon
 from cutefuse.rewrite.patch import Options, patch
 
 gs = pytest.importorskip("onnx_graphsurgeon")
@@ -143,9 +143,9 @@ def test_weights_that_were_left_in_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_difference_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = surgeon._patched(graph(SITE), Options(all_sites=True, verify=True))
-    found["verify"] = {**found["verify"], "passed": False, "why": "output y differs"}
-    monkeypatch.setattr(surgeon, "_patched", lambda model, options: (found, None))
+    done, _ = in_memory.patched(graph(SITE), Options(all_sites=True, verify=True), "g")
+    done.report["verify"] = {**done.report["verify"], "passed": False, "why": "output y differs"}
+    monkeypatch.setattr(surgeon, "patched", lambda model, options, name: (done, None))
     with pytest.raises(VerificationError, match="computes something else: output y differs"):
         cutefuse.patch_graph(site(), verify=True)
 

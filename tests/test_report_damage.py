@@ -50,8 +50,8 @@ def test_an_absurd_dimension_is_unknown(dim: Any, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("command", ["report", "compare"])
 @pytest.mark.parametrize("key", ["Latency", "GPU Compute Time", "Throughput", "Total Host Walltime"])
 @pytest.mark.parametrize(
-    "value", ["fast", None, [1, 2, 3, 4, 5, "slow"], [1, 2, 3, 4, 5, None], [1, 2, 3, "x", 5, 6], [[1]] * 6, {"a": 1}, 10**400,
-              1e-320, True, [1e-320] * 6, [10**400] * 6, []],
+    "value", ["fast", None, [1, 2, 3, 4, 5, "slow"], [1, 2, 3, 4, 5, None], [1, 2, 3, "x", 5, 6], [[1]] * 6, {"a": 1},
+              10**400, 1e-320, True, [1e-320] * 6, [10**400] * 6, []],
 )  # fmt: skip
 def test_a_text_where_a_figure_belongs_is_left_out(
     value: Any, key: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

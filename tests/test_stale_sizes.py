@@ -1,4 +1,4 @@
-"""Sizes that a model notes and its inputs contradict are not believed; those behind operators that onnx knows not are."""
+"""Sizes that a model notes and its inputs contradict are not believed; sizes go through GroupNormalization."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Terminal:
     for line in (
         f"python '{ROOT}/scripts/make_models.py' --out . --small yolo_neck",
         "mv yolo_neck-float32.onnx model.onnx",
-        "cutefuse patch model.onnx --verify",
+        "cutefuse patch model.onnx --all --verify",
         "cutefuse process model.onnx plain/ --iterations=10 --duration=0.1",
         "cutefuse process model.cutefuse.onnx patched/ --iterations=10 --duration=0.1",
     ):
@@ -105,7 +105,7 @@ def test_each_command_names_the_next_until_two_engines_are_compared(terminal: Te
         return re.findall(r"^next: (.*?)(?:  #.*)?$", done.stdout, re.M)
 
     terminal("mkdir chain && cp model.onnx chain/")
-    build, process = follow("cutefuse patch model.onnx")
+    build, process = follow("cutefuse patch model.onnx --all")
     follow(f"{build} --dry-run")
     plain, compare = follow(f"{process} {short}")
     follow(f"{plain} {short}")

@@ -198,6 +198,19 @@ class Graph:
         users = {id(n): n for n in self.users(tensor)}
         return next(iter(users.values())) if len(users) == 1 and not self.escapes(tensor) else None
 
+    def reaching_outputs(self) -> set[int]:
+        """The ids of the nodes whose results go into an output of the graph; of all nodes where it has no output."""
+        if not self.outputs:
+            return {id(n) for n in self.nodes}
+        found: set[int] = set()
+        pending = list(self.outputs)
+        while pending:
+            node = self.producer(pending.pop())
+            if node is not None and id(node) not in found:
+                found.add(id(node))
+                pending += reads_of(node)
+        return found
+
     def depends(self, tensor: str, on: str) -> bool:
         """Whether the tensor is computed from another one, or is that one."""
         pending, seen = [tensor], set[str]()
@@ -280,8 +293,7 @@ class Graph:
             name = pending.pop()
             node = self.producer(name)
             stored = node is None and (name in self.initializers or name in self._sparse) and name not in self.inputs
-            pure = node is not None and node.domain in ("", "ai.onnx") and not _is_random(node)
-            if not stored and (not pure or next(subgraphs(node), None) is not None):
+            if not stored and (node is None or not _is_pure(node)):
                 return RUN_TIME
             if node is not None and name not in seen:
                 seen.update(node.output)
@@ -369,6 +381,11 @@ def run_node(node: NodeProto, opset: int, operands: Sequence[np.ndarray]) -> lis
 
 def _is_random(node: NodeProto) -> bool:
     return node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial", "Dropout")
+
+
+def _is_pure(node: NodeProto) -> bool:
+    """Whether a standard node gives the same for the same inputs, all of which it names."""
+    return node.domain in ("", "ai.onnx") and not _is_random(node) and next(subgraphs(node), None) is None
 
 
 def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:

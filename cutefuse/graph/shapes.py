@@ -87,8 +87,8 @@ def believed(
         return list(model.graph.value_info), outputs, ""
     sizes = [_size_words(t) for t in (stale.type.tensor_type, found[stale.name])]
     why = (
-        f"the model notes '{stale.name}' as {sizes[0]}, its inputs make it {sizes[1]}; no noted size is believed, infer "
-        "the shapes of the model anew"
+        f"the model notes '{stale.name}' as {sizes[0]}, its inputs make it {sizes[1]}; no noted size is "
+        "believed, infer the shapes of the model anew"
     )
     return [_without_sizes(v) for v in model.graph.value_info], [_without_sizes(v) for v in outputs], why
 
@@ -134,6 +134,31 @@ def check_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None
         if any(d >= 0 and d != g for d, g in zip(dims, given, strict=True)):
             texts = ["x".join("?" if d < 0 else str(d) for d in sizes) for sizes in (given, dims)]
             raise CutefuseError(f"--input-shape gives '{name}' {texts[0]}, the model has {texts[1]}; only ? may differ")
+
+
+def batch_of_one(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Sizes for the inputs that `shapes` leaves out, where their first axes alone are open: one of each, as trtexec
+    takes them. Empty where another axis is open too, or where nothing is open."""
+    stored, found = {t.name for t in model.graph.initializer}, dict[str, list[int]]()
+    named: dict[str, int] = {}
+    inputs = [v for v in model.graph.input if v.name not in stored]
+    for info in inputs:
+        axes = zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False)
+        named |= {axis.dim_param: size for axis, size in axes if axis.dim_param}
+    for info in (v for v in inputs if v.name not in shapes):
+        dims = _dims(info)
+        if dims is None or any(d < 0 for d in dims[1:]):
+            return {}
+        if dims and dims[0] < 0:
+            found[info.name] = [named.get(info.type.tensor_type.shape.dim[0].dim_param, 1), *dims[1:]]
+    return found
+
+
+def open_inputs(model: ModelProto) -> dict[str, list[int]]:
+    """The inputs with axes of open size, and their sizes, -1 where open."""
+    stored = {t.name for t in model.graph.initializer}
+    dims = {v.name: _dims(v) for v in model.graph.input if v.name not in stored}
+    return {name: sizes for name, sizes in dims.items() if sizes is not None and min(sizes, default=0) < 0}
 
 
 def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, Sequence[int]]) -> None:

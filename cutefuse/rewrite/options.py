@@ -96,7 +96,7 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         if (
             not isinstance(value, types)
             or (kind != "bool" and isinstance(value, bool))
-            or (kind == "int" and value < 0)
+            or (isinstance(value, int) and value < 0)
         ):
             raise _wrong(name, value, words)
     return value

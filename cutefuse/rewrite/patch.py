@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,6 +21,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.clean import tidy
 from cutefuse.graph.faults import met
 from cutefuse.graph.read import Graph, op_counts
+from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.graph.store import (
     EXTERNAL_LIMIT,
     check_apart,
@@ -120,7 +121,9 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if whole and options.verify and not options.dry_run:
         converted = onnx.ModelProto()
         converted.CopyFrom(model)
-    graph, sites, cleaning = _found(model, source.parent, options, layout)
+    assumed, still_open = batch_of_one(model, options.shapes), open_inputs(model)
+    sizes = {**assumed, **options.shapes}
+    graph, sites, cleaning = _found(model, source.parent, options, sizes, layout)
     judge_device(sites, options.sm)
     forms = {form for s in sites if s.match for form in s.match.takes}
     _select(sites, options)
@@ -141,6 +144,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
             site.tile = tile
     unused = [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(model_of.engine))]
     report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed, layout)
+    report["assumed_shapes"], report["open_inputs"] = assumed, {n: d for n, d in still_open.items() if n not in sizes}
     writes = bool(fused or rewritten or turned) and not options.dry_run
 
     def complete() -> str:
@@ -207,16 +211,16 @@ def _converted(model: onnx.ModelProto, source: Path, options: Options) -> tuple[
 
 
 def _found(
-    model: onnx.ModelProto, folder: Path, options: Options, layout: int
+    model: onnx.ModelProto, folder: Path, options: Options, sizes: Mapping[str, Sequence[int]], layout: int
 ) -> tuple[Graph, list[Site], dict[str, Any]]:
     """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
     alone = options.engine == TORCH  # whose convolutions do not even add their bias
-    cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
+    cleaned, sites = find_sites(model, folder, sizes, alone, layout)
     cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note,
                 "stale_sizes": cleaned.stale}  # fmt: skip
     if options.clean:
         tidy(model, cleaned)
-        cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
+        cleaned, sites = find_sites(model, folder, sizes, alone, layout)
     return cleaned.whole, sites, cleaning
 
 

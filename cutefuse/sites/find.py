@@ -50,6 +50,7 @@ class Site:
     bytes_saved: int | None = 0  # None where sizes are not known
     sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
     gain_us: float | None = None  # what fusing it should save while the other sites stay as they are; None: not known
+    gain_parts: dict[str, float] = field(default_factory=dict)  # what gain_us is the sum of
     basis: str = ""  # of gain_us: "profile", "tuned" or "model"
     tile: int = 0  # id of the tile that was chosen here, which the node asks for; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
@@ -129,6 +130,7 @@ class Site:
             "bytes_moved": cost.bytes_moved if cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
             "gain_us": self.gain_us,
+            "gain_parts": {part: round(us, 3) for part, us in self.gain_parts.items()},
             "tile": self.tile,
             "basis": self.basis,
         }
@@ -165,15 +167,16 @@ def find_sites(
             continue
         for site in found:
             site.match = None
-            site.refuse(REFUSED, f"inside {title}; only the main graph is rewritten, inline it first")
+            site.refuse(REFUSED, f"inside {title}")
             sites.append(site)
     return cleaned, sites
 
 
 def _scan(cleaned: Cleaned, order: dict[int, int], finders: Sequence[Finder]) -> Iterator[Site]:
     graph = cleaned.graph
+    alive = graph.reaching_outputs()
     for node in graph.nodes:
-        for finder in finders:
+        for finder in finders if id(node) in alive else ():
             found = finder.match(graph, node) if node.op_type in finder.anchors else None
             if found is None:
                 continue
@@ -210,13 +213,16 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     def bodies(nodes: Iterable[NodeProto]) -> Iterator[tuple[str, onnx.GraphProto]]:
         for node in nodes:
             for body in subgraphs(node):
-                yield f"the body of {node.op_type} '{label(node)}'", body
+                yield f"the body of {node.op_type} '{label(node)}'; only the main graph is rewritten", body
                 yield from bodies(body.node)
 
     yield from bodies(model.graph.node)
     for function in model.functions:
         if function.domain != DOMAIN:
-            yield f"the local function '{function.name}'", _body_of(function)
+            yield (
+                f"the local function '{function.name}'; only the main graph is rewritten, inline it first",
+                _body_of(function),
+            )
 
 
 def _body_of(function: onnx.FunctionProto) -> onnx.GraphProto:
