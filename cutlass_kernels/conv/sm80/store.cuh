@@ -73,10 +73,11 @@ struct Target {
     int const at = k - range.first, width = range.last - range.first;
     y = static_cast<Output *>(params.ys[j]) + at;
     ld = range.ld, channels = range.last - k;
-    // Pixels of float32 and dense ones have no pad lanes; those of others are written where they hold no other channels.
+    // Pixels of float32 and dense ones have no pad lanes; those of others are written where they hold no other
+    // channels.
     padded = channels < kVector;
-    whole = padded ? sizeof(Output) == 2 && !p.dense && ld == ceil_div(width, kVector) * kVector
-                   : (ld | at) % kVector == 0;
+    whole =
+        padded ? sizeof(Output) == 2 && !p.dense && ld == ceil_div(width, kVector) * kVector : (ld | at) % kVector == 0;
   }
 };
 
@@ -204,7 +205,8 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
         for (int v = target.channels; v < kVector; ++v) sY(i + first_row, n + v) = Output(0);
       }
       Output *to = target.y + int64_t(first_m) * target.ld;
-      CUTE_UNROLL
+      constexpr int kRows = Traits::kM / Traits::kRowsY, kAtOnce = kRows > 16 ? 8 : kRows;  // more would need registers
+#pragma unroll kAtOnce
       for (int i = 0; i < Traits::kM; i += Traits::kRowsY, to += Traits::kRowsY * target.ld) {
         if (i < rows_left) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 *>(&sY(i + first_row, n));
       }
