@@ -186,7 +186,7 @@ def _best(sites: Sequence[dict[str, Any]]) -> list[str]:
     types = sorted({s["dtype"] for s in fused})
     begin = f"; names begin with {cut}" if cut else ""
     title = f"{which}: us and MB saved ({', '.join(types)}{begin}; --verbose lists all)"
-    return [title, *("  " + line for line in table.aligned(["us saved", "MB saved", "problem", "site"], rows, (0, 1)))]
+    return [title, *("  " + line for line in table.aligned(["us", "MB", "problem", "site"], rows, (0, 1)))]
 
 
 def _us(gain_us: float | None) -> str:
