@@ -46,6 +46,11 @@ struct AttrSpec {
 // ones. Every operator that ONNX graphs hold has this attribute.
 constexpr AttrSpec kTileAttr = {"tile", AttrKind::kInts, 1, 1, 1, 0.0};
 
+// How the activations of a convolution's node lie. 0: logical NCHW tensors whose pixels are padded to whole vectors
+// (TensorRT's kHWC8 and its like). 1: NHWC tensors whose pixels are dense, which TensorRT sees as kLINEAR. The tensors of
+// a Call have logical NCHW dims either way.
+constexpr AttrSpec kLayoutAttr = {"layout", AttrKind::kInts, 1, 1, 1, 0.0};
+
 struct AttrValue {
   std::int64_t const *ints;  // set when the kind is kInts
   float const *floats;       // set when the kind is kFloats
@@ -169,7 +174,8 @@ struct Op {
   Span<Config> configs_table;
   Span<Retired> retired;
   char const *(*reject)(Call const &call);
-  // Bytes with which every tile does its best, for this image and every larger one: what a builder promises.
+  // What a builder promises: bytes with which every tile does its best, for this image and every larger one. Where no
+  // device is named and every size is known, those of the tile that is ranked first, for this image.
   std::int64_t (*workspace_bytes)(Call const &call);
   // Writes the ids of the legal tiles, best guess first; returns how many there are (never more than configs_table).
   std::int32_t (*configs)(Call const &call, std::int32_t *ids, std::int32_t capacity);

@@ -85,6 +85,13 @@ std::int64_t const *AttrCall::ints(char const *attribute) const {
   throw std::out_of_range(std::string(op.name) + " has no integer attribute '" + attribute + "'");
 }
 
+std::int32_t const *AttrCall::axes() const {
+  for (std::int32_t i = 0; i < op.attrs.size; ++i) {
+    if (std::strcmp(op.attrs[i].name, kLayoutAttr.name) == 0) return kAxes[attrs[i].ints[0] == 1];
+  }
+  return kAxes[0];
+}
+
 std::vector<AttrValue> Attributes::view(Op const &op) const {
   std::vector<AttrValue> view;
   for (std::int32_t i = 0; i < op.attrs.size; ++i) {

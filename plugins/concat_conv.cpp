@@ -42,11 +42,11 @@ char const *shapes(ShapeCall const &call) {
   for (std::int32_t j = 0; j < call.variant.outputs; ++j) {
     nvinfer1::DimsExprs &y = call.outputs[j];
     y.nbDims = 4;
-    y.d[0] = call.inputs[0].d[0];
-    y.d[1] =
+    call.out_dim(j, 0) = call.inputs[0].d[0];
+    call.out_dim(j, 1) =
         call.variant.outputs == 1 ? call.inputs[filter].d[0] : call.builder.constant(call.ints("output_channels")[j]);
-    y.d[2] = output_size(call, 0).get();
-    y.d[3] = output_size(call, 1).get();
+    call.out_dim(j, 2) = output_size(call, 0).get();
+    call.out_dim(j, 3) = output_size(call, 1).get();
   }
   return nullptr;
 }

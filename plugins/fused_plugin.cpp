@@ -240,6 +240,9 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
         t.layout = blocks ? Layout::kBlocks32 : plugin.rules_.port(variant, i).layout;
         t.rank = desc.dims.nbDims;
         std::copy_n(desc.dims.d, std::clamp(t.rank, 0, kMaxRank), t.dims);
+        if (t.layout == Layout::kChannelsLast && t.rank == 4) {
+          for (int axis = 0; axis < 4; ++axis) t.dims[axis] = desc.dims.d[plugin.axes()[axis]];
+        }
       }
       call.inputs = tensors;
       call.outputs = tensors + variant.inputs;
@@ -256,6 +259,9 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     Bound &operator=(Bound const &) = delete;
   };
 
+  std::int32_t const *axes() const { return AttrCall{op_, node_->values.data()}.axes(); }
+  bool is_nhwc() const { return axes() != kAxes[0]; }
+
   Variant const &variant() const { return op_.variants[variant_index_]; }
   char const *name() const { return variant().op_type; }
 
@@ -268,10 +274,11 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
   bool fits(PluginTensorDesc const &desc, PluginTensorDesc const &first, std::int32_t pos) const {
     Port const port = rules_.port(variant(), pos);
     // Later tensors of that kind have the format of the first; float8 has one alone.
-    bool const blocks = port.or_blocks && desc.type == DataType::kINT8 &&
+    Layout const layout = port.layout == Layout::kChannelsLast && is_nhwc() ? Layout::kLinear : port.layout;
+    bool const blocks = port.or_blocks && !is_nhwc() && desc.type == DataType::kINT8 &&
                         (pos == 0 ? desc.format : first.format) == TensorFormat::kCHW32;
     return obeys(port.type, desc.type, first.type, port.type == TypeRule::kNamed ? named_type() : first.type) &&
-           desc.format == format_of(blocks ? Layout::kBlocks32 : port.layout, desc.type);
+           desc.format == format_of(blocks ? Layout::kBlocks32 : layout, desc.type);
   }
 
   DataType named_type() const { return data_type_of(rules_.named_type({op_, node_->values.data()})); }

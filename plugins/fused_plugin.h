@@ -22,11 +22,15 @@ enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32, kQuantised, k
 // kChannelsLast means TensorRT's kHWC8 for 16-bit types, kHWC for float32, and kHWC16 for int8 and float8, which
 // TensorRT knows from 10.16 on. `or_blocks`: int8 tensors of a node may instead all be kCHW32, which every version
 // knows.
+// Of a node whose attribute `layout` is 1, such tensors are NHWC in kLINEAR instead, and have these dimensions.
 struct Port {
   TypeRule type;
   Layout layout;
   bool or_blocks = false;
 };
+
+// Where an axis of logical NCHW dims stands in the tensors of a node: NCHW, or NHWC where its layout is 1.
+inline constexpr std::int32_t kAxes[2][4] = {{0, 1, 2, 3}, {0, 3, 1, 2}};
 
 // A size of a tensor as TensorRT's expression, constant or not.
 class Expr {
@@ -51,6 +55,8 @@ struct AttrCall {
   Op const &op;
   AttrValue const *attrs;                                 // in the order of Op::attrs
   std::int64_t const *ints(char const *attribute) const;  // throws std::out_of_range for a name not in Op::attrs
+  // Where the axes N, C, H and W of this node's activations stand.
+  std::int32_t const *axes() const;
 };
 
 struct ShapeCall : AttrCall {
@@ -58,7 +64,11 @@ struct ShapeCall : AttrCall {
   nvinfer1::DimsExprs const *inputs;
   nvinfer1::DimsExprs *outputs;
   nvinfer1::IExprBuilder &builder;
-  Expr dim(std::int32_t input, std::int32_t axis) const { return {builder, inputs[input].d[axis]}; }
+  // `axis` counts N, C, H, W.
+  Expr dim(std::int32_t input, std::int32_t axis) const { return {builder, inputs[input].d[axes()[axis]]}; }
+  nvinfer1::IDimensionExpr const *&out_dim(std::int32_t output, std::int32_t axis) const {
+    return outputs[output].d[axes()[axis]];
+  }
 };
 
 struct PluginRules {

@@ -26,12 +26,13 @@ char const *shapes(ShapeCall const &call) {
   }
   nvinfer1::DimsExprs &y = call.outputs[0];
   y.nbDims = 4;
-  y.d[0] = call.inputs[0].d[0], y.d[1] = call.inputs[filter].d[0];
+  call.out_dim(0, 0) = call.inputs[0].d[0], call.out_dim(0, 1) = call.inputs[filter].d[0];
   for (int axis = 0; axis < 2; ++axis) {
     std::int64_t const stride = call.ints("strides")[axis], *const pads = call.ints("pads");
     if (stride < 1) return "quant_concat_conv: strides must be at least 1";
     std::int64_t const extent = call.ints("dilations")[axis] * (call.ints("kernel_shape")[axis] - 1) + 1;
-    y.d[2 + axis] = ((call.dim(0, 2 + axis) + (pads[axis] + pads[axis + 2] - extent)).floor_div(stride) + 1).get();
+    call.out_dim(0, 2 + axis) =
+        ((call.dim(0, 2 + axis) + (pads[axis] + pads[axis + 2] - extent)).floor_div(stride) + 1).get();
   }
   return nullptr;
 }

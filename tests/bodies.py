@@ -10,13 +10,15 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, NodeProto, helper, numpy_helper
 
-from cutefuse.kernels import Call
+from cutefuse.kernels import Call, Tensor
+from cutefuse.ops.layouts import NHWC, TO_NHWC
 from cutefuse.ops.op import FusedOp
 
 # Attributes in which the parser (onnx-tensorrt 10.1 and 10.10) resolves `ref_attr_name`: those that an importer reads
 # through OnnxAttrs::get. getKernelParams reads kernel_shape, strides and dilations with OnnxAttrs::at, and sees 1.
 RESOLVED = {
-    "Cast": {"to"}, "Clip": {"min", "max"}, "Constant": {"value_float", "value_floats", "value_ints"}, "Conv": {"pads"},
+    "Cast": {"to"}, "Clip": {"min", "max"}, "Conv": {"pads"},
+    "Constant": {"value_float", "value_floats", "value_int", "value_ints"},
     "LeakyRelu": {"alpha"}, "Slice": {"starts", "ends", "axes"}, "Split": {"split"},
 }  # fmt: skip
 LISTS_SINCE = 12  # the parser reads a Constant's value_* from this opset on
@@ -71,6 +73,21 @@ def stranger(op: FusedOp, call: Call, opset: int) -> Call:
     other = {"float32": "float16", "float16": "float32"}.get(call.inputs[0].dtype, call.inputs[0].dtype)
     kind = other if opset >= 15 else call.inputs[0].dtype
     return Call(call.op_type, [replace(t, dims=(), dtype=kind) for t in call.inputs], [], attrs)
+
+
+def in_layout(call: Call, layout: int) -> Call:
+    """The same call by a node of another layout."""
+    return replace(call, attrs={**call.attrs, "layout": [layout]})
+
+
+def as_given(value: np.ndarray, layout: int) -> np.ndarray:
+    """A logical operand of a convolution's call as a node of a layout takes or gives it."""
+    return np.ascontiguousarray(value.transpose(TO_NHWC)) if layout == NHWC and value.ndim == 4 else value
+
+
+def given_dims(t: Tensor, layout: int) -> tuple[int, ...]:
+    """The sizes of an operand of a convolution's call as a node of a layout has them."""
+    return tuple(t.dims[i] for i in TO_NHWC) if layout == NHWC and len(t.dims) == 4 else tuple(t.dims)
 
 
 def literal_of(model: onnx.ModelProto, name: str) -> list[Any]:

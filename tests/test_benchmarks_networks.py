@@ -274,7 +274,7 @@ class TestArguments:
     def test_without_a_gpu_it_says_so(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("cutefuse.commands.doctor.local_sm", lambda: 0)
+        monkeypatch.setattr("cutefuse.engine.device.local_sm", lambda: 0)
         assert networks.main([]) == 2 and "no CUDA device was found" in capsys.readouterr().err
 
 

@@ -267,7 +267,7 @@ def test_the_newest_version_is_assumed_and_said() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "words"),
     [
-        ("tensorflow", "", "no engine 'tensorflow'; choose one of tensorrt, torch"),
+        ("tensorflow", "", "no engine 'tensorflow'; choose one of tensorrt, rtx, torch"),
         ("torch", "10.3", "does not go with --engine torch"),
         ("tensorrt", "8.6", "'8.6' is no TensorRT that takes these plugins"),
         ("tensorrt", "new", "'new' is no TensorRT"),

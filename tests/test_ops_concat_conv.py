@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from bodies import stranger
+from bodies import as_given, given_dims, in_layout, stranger
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
@@ -17,12 +17,15 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 from cutefuse import kernels
+from cutefuse.errors import CutefuseError
 from cutefuse.graph.runner import Runner
+from cutefuse.kernels import Tensor
 from cutefuse.ops.concat_conv import OPERATOR
 from cutefuse.ops.conv_call import make_call
 from cutefuse.ops.conv_form import Form, Source, form_of
 from cutefuse.ops.conv_math import Geometry, pack, packed_sizes, unpacked
-from cutefuse.ops.function import body_for
+from cutefuse.ops.function import body_for, call_of, node_attributes
+from cutefuse.ops.layouts import HWC8, NHWC
 from cutefuse.ops.op import Case
 
 CASES = {c.name: c for c in OPERATOR.cases() if "float32" in c.dtypes}
@@ -53,27 +56,29 @@ def test_packed_columns_stand_where_the_kernel_reads_them() -> None:
 
 
 def model_of(
-    case: Case, opset: int, dtype: str = "float32", shared: bool = False
+    case: Case, opset: int, dtype: str = "float32", shared: bool = False, layout: int = HWC8
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list, list]:
     """One fused node with its body, its inputs, the float64 truths and their scales.
 
     A `shared` body serves another call as well, which differs in everything that it may differ in.
     """
-    call = OPERATOR.call(case, dtype)
+    call = in_layout(OPERATOR.call(case, dtype), layout)
     values = [v.astype(np.float32).astype(dtype) for v in OPERATOR.operands(call, np.random.default_rng(1))]
     bias = form_of(case.op_type).sources + 1
     values[bias] = values[bias].astype(np.float32)
     names, results = [f"x{i}" for i in range(len(values))], [f"y{i}" for i in range(len(call.outputs))]
     attrs = {k: list(v) for k, v in call.attrs.items()}
-    attrs |= {k: attrs[k][0] for k in ("alpha", "lo", "hi")}
+    attrs |= {k: attrs[k][0] for k in ("alpha", "lo", "hi", "residual_start", "layout")}
     node = helper.make_node(call.op_type, names, results, domain="cutefuse", plugin_version="1",
                             plugin_namespace="cutefuse", **attrs)  # fmt: skip
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    feeds = {n: v for i, (n, v) in enumerate(zip(names, values, strict=True)) if i not in (bias - 1, bias)}
+    images = [as_given(v, layout) for v in values]
+    feeds = {n: v for i, (n, v) in enumerate(zip(names, images, strict=True)) if i not in (bias - 1, bias)}
     graph = helper.make_graph(
         [node], "one",
         [helper.make_tensor_value_info(n, kind, v.shape) for n, v in feeds.items()],
-        [helper.make_tensor_value_info(n, kind, t.dims) for n, t in zip(results, call.outputs, strict=True)],
+        [helper.make_tensor_value_info(n, kind, given_dims(t, layout))
+         for n, t in zip(results, call.outputs, strict=True)],
         [numpy_helper.from_array(values[i], names[i]) for i in (bias - 1, bias)],
     )  # fmt: skip
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("cutefuse", 1)]
@@ -81,11 +86,12 @@ def model_of(
     model = helper.make_model(graph, opset_imports=imports, functions=[body], ir_version=8 if opset < 21 else 10)
     onnx.checker.check_model(model, full_check=True)
     doubles = [v.astype(np.float64) for v in values]
-    return model, feeds, OPERATOR.reference(call, doubles), OPERATOR.magnitude(call, doubles)
+    truths, scales = OPERATOR.reference(call, doubles), OPERATOR.magnitude(call, doubles)
+    return model, feeds, [as_given(v, layout) for v in truths], [as_given(v, layout) for v in scales]
 
 
-def check(case: Case, opset: int, dtype: str, shared: bool, folder: Path) -> None:
-    model, feeds, truths, scales = model_of(case, opset, dtype, shared)
+def check(case: Case, opset: int, dtype: str, shared: bool, folder: Path, layout: int = HWC8) -> None:
+    model, feeds, truths, scales = model_of(case, opset, dtype, shared, layout)
     unit = {"float32": 2e-6, "float16": 2e-3}[dtype]
     for y, truth, scale in zip(Runner(model, folder)(feeds), truths, scales, strict=True):
         assert y.shape == truth.shape and y.dtype == dtype
@@ -106,6 +112,43 @@ def test_the_body_computes_the_reference(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", PLAIN + FORMS)
+def test_a_body_over_nhwc_tensors_computes_the_reference(name: str, tmp_path: Path) -> None:
+    for shared in (False, True):
+        check(CASES[name], 17, "float32", shared, tmp_path, NHWC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 15, 21, 24])
+@pytest.mark.parametrize("name", ["strided", "inception", "CuteConcatConv3ClipAdd", "densenet", "c2f_residual",
+                                  "CuteViewConcatConv2x3Silu"])  # fmt: skip
+def test_a_body_over_nhwc_tensors_computes_the_reference_in_every_opset(name: str, opset: int, tmp_path: Path) -> None:
+    if opset < OPERATOR.oldest_opset(CASES[name].op_type):
+        return
+    check(CASES[name], opset, "float32", True, tmp_path, NHWC)
+    check(CASES[name], opset, "float16", opset % 2 == 0, tmp_path, NHWC)
+
+
+def test_one_body_serves_one_layout() -> None:
+    call = OPERATOR.call(CASES["c2f_residual"], "float32")
+    with pytest.raises(CutefuseError, match=r"layouts \[0, 1\].*one layout"):
+        body_for([call, in_layout(call, NHWC)], 17)
+    ours, theirs = (body_for([in_layout(call, layout)] * 2, 17) for layout in (HWC8, NHWC))
+    images = [*(f"__cutefuse_{name}" for name in ("x0", "x1", "z"))]
+    assert [[n.op_type for n in theirs.node if name in n.input] for name in images] == [["Transpose"]] * 3
+    assert sum(n.op_type == "Transpose" for n in theirs.node) == sum(n.op_type == "Transpose" for n in ours.node) + 4
+
+
+@pytest.mark.parametrize("layout", [HWC8, NHWC])
+def test_the_call_of_a_node_has_logical_sizes_in_either_layout(layout: int) -> None:
+    call = in_layout(OPERATOR.call(CASES["c2f_residual"], "float32"), layout)
+    given = [Tensor(given_dims(t, layout), t.dtype) for t in call.inputs]
+    found = call_of(helper.make_node(call.op_type, [], [], **node_attributes(call)), given)
+    assert [t.dims for t in found.inputs] == [t.dims for t in call.inputs]
+    assert found.attrs["layout"] == [layout] and found.attrs["residual_start"] == [32]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 14, 15, 18, 21, 24])
 @pytest.mark.parametrize("name", ["2_sources_Clip", "1_sources_HardSwish", "strided", "asymmetric_pads", "inception",
                                   "bottleneck", "CuteConcatConv3ClipAdd"])  # fmt: skip
@@ -116,18 +159,21 @@ def test_the_body_computes_the_reference_in_every_opset(name: str, opset: int, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [12, 13, 15, 18, 19, 21, 24])
-@pytest.mark.parametrize("name", ["enlarged_apart", "c2f", "CuteViewConcatConv2x3Silu", "CuteViewConcatConv3TanhAdd"])
+@pytest.mark.parametrize(
+    "name", ["enlarged_apart", "c2f", "middle_of_a_residual", "CuteViewConcatConv2x3Silu", "CuteViewConcatConv3TanhAdd"]
+)
 def test_the_body_of_a_view_computes_the_reference_from_opset_12_on(name: str, opset: int, tmp_path: Path) -> None:
     check(CASES[name], opset, "float32", True, tmp_path)
     check(CASES[name], opset, "float16", opset % 2 == 0, tmp_path)
     assert OPERATOR.oldest_opset(CASES[name].op_type) == 12
 
 
+@pytest.mark.parametrize("layout", [HWC8, NHWC])
 @pytest.mark.parametrize("name", ["CuteViewConcatConv3x2Silu", "CuteViewConcatConv2AddRelu", "odd_residual"])
-def test_bodies_in_bfloat16_compute_in_float32(name: str) -> None:
+def test_bodies_in_bfloat16_compute_in_float32(name: str, layout: int) -> None:
     case = next(c for c in OPERATOR.cases() if c.name == name)
     for shared in (False, True):
-        model, feeds, truths, scales = model_of(case, 22, "bfloat16", shared)
+        model, feeds, truths, scales = model_of(case, 22, "bfloat16", shared, layout)
         results = ReferenceEvaluator(inline_local_functions(model)).run(None, feeds)
         for y, truth, scale in zip(results, truths, scales, strict=True):
             assert y.dtype == ml_dtypes.bfloat16

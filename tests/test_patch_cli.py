@@ -322,7 +322,7 @@ def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excl
         def match(self, graph, node):  # type: ignore[no-untyped-def]
             return super().match(graph, graph.producer(node.input[0]))
 
-    monkeypatch.setattr(find, "FINDERS", (ConvSites(), Rival()))
+    monkeypatch.setattr(find, "finders", lambda *_: (ConvSites(), Rival()))
     monkeypatch.setattr(pipeline, "operators", lambda: (ConvSites.op, Rival.op))
     assert main([str(source), "--verify"]) == 0
     found = json.loads(source.with_name("model.patch.json").read_text())["sites"]

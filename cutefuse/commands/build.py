@@ -10,11 +10,13 @@ import threading
 from pathlib import Path
 
 from cutefuse.commands import next_step
-from cutefuse.engine import trtexec
-from cutefuse.engine.build import BACKENDS, build, choose_backend
+from cutefuse.engine import rtx, trtexec
+from cutefuse.engine.build import BUILDERS, build, choose_backend
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import add_json, check_named, json_alone
+from cutefuse.ops.layouts import engine_of_backend, strange
+from cutefuse.output import add_json, check_named, json_alone, whole_number
 from cutefuse.sites.choose_engine import NEWEST
 
 
@@ -51,24 +53,54 @@ def say_idle_timeout(timeout_s: float | None, backend: str, allow_onnxruntime: b
     """Say that --timeout has no effect where the back end is not trtexec; not where there is none at all."""
     with contextlib.suppress(CutefuseError):
         kind = "" if timeout_s is None else choose_backend(backend, allow_onnxruntime)
-        if kind not in ("", "trtexec"):
-            print(f"--timeout does nothing with the back end {kind}: it ends trtexec")
+        if kind not in ("", "trtexec", "rtx"):
+            print(f"--timeout does nothing with the back end {kind}: it ends a process that builds")
 
 
 def say_idle(args: argparse.Namespace, model: Path, dry_run: str = "") -> None:
     """Say which of the shared options have no effect; `dry_run`: the option of a run that builds something."""
     if args.trt_version and dry_run:
         print(f"--trt-version does nothing without {dry_run}: the TensorRT that is installed builds the engine")
-    if args.no_plugins and model.suffix == ".onnx":
+    if model.suffix == ".onnx":
         with contextlib.suppress(CutefuseError):  # the command itself says what is wrong with the model
-            if not read_model(model).fused_nodes:
+            facts = read_model(model)
+            if args.no_plugins and not facts.fused_nodes:
                 print(f"--no-plugins does nothing: {model} holds no fused node")
+            elif facts.layouts and not args.no_plugins:
+                engine = engine_of_backend(choose_backend(args.backend))
+                if cost := strange(facts.layouts, engine, args.sm or local_sm()):
+                    print(cost)
+
+
+def target_options(args: argparse.Namespace, allow_onnxruntime: bool = False) -> list[str]:
+    """--sm and --gpu as an option of the back end rtx. Raises CutefuseError for another one, and where they differ."""
+    if args.sm is None and not args.gpu:
+        return []
+    kind = choose_backend(args.backend, allow_onnxruntime)
+    if kind != "rtx":
+        raise CutefuseError(
+            f"--sm and --gpu name a target, and the back end {kind} builds for this machine's GPU; leave them out, or "
+            "give --backend rtx"
+        )
+    named = rtx.target_of(args.gpu) if args.gpu else args.sm
+    if args.sm not in (None, named):
+        raise CutefuseError(f"--gpu {args.gpu} has compute capability {named / 10}, --sm says {args.sm / 10}; give one")
+    return [f"{rtx.TARGET}={rtx.check_sm(named)}"]
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, ...]) -> None:
     """Options that `build` and `process` share."""
     parser.add_argument("--backend", choices=backends, default="auto", help="what builds and runs the engine (auto)")
-    parser.add_argument("--timeout", type=float, metavar="S", help="end trtexec after this many seconds")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="end trtexec, or the process of TensorRT for RTX, after this many seconds",
+    )
+    parser.add_argument(
+        "--sm", type=whole_number, metavar="89", help="compute capability that rtx builds for (this GPU's, or 89)"
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="GPU that rtx builds for, as 'RTX 4090', instead of --sm")
     parser.add_argument("--no-plugins", action="store_true", help="build fused nodes from their function bodies")
     parser.add_argument(
         "--trt-version", metavar="V", help="TensorRT version of a dry run without trtexec, such as 10.3 (newest)"
@@ -84,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("model", type=Path, help="ONNX model")
     parser.add_argument("outdir", type=Path, nargs="?", help="folder for the engine and its files (<model>.trt)")
     parser.add_argument("--dry-run", "--print-only", action="store_true", help="print the exact command and stop")
-    add_engine_arguments(parser, BACKENDS[:4])
+    add_engine_arguments(parser, BUILDERS)
     add_json(parser)
     args, rest = parser.parse_known_args(argv)
 
@@ -95,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
             say_idle(args, args.model, "" if args.dry_run else "--dry-run")
             say_idle_timeout(args.timeout, args.backend)
             files = build(
-                args.model, args.outdir or args.model.with_suffix(".trt"), trtexec_options(rest), args.backend,
+                args.model, args.outdir or args.model.with_suffix(".trt"),
+                [*trtexec_options(rest), *target_options(args)], args.backend,
                 not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),
             )  # fmt: skip
             made = {} if args.dry_run else {"graph": files.graph, "log": files.build_log}

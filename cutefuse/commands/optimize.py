@@ -18,11 +18,12 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_options
-from cutefuse.commands.doctor import local_gpu, local_sm
+from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch import shape_argument, tuner_of
 from cutefuse.commands.patch_words import show
 from cutefuse.engine.bench import BEST
-from cutefuse.engine.build import BACKENDS, choose_backend
+from cutefuse.engine.build import BUILDERS, choose_backend
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.noise import HOW
 from cutefuse.engine.optimize import Limits, Outcome
 from cutefuse.errors import CutefuseError, run_command
@@ -52,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("model", type=Path, help="ONNX file; it is never changed")
     p.add_argument("-o", "--output", type=Path, required=True, metavar="DIR",
                    help="folder for plain/, best/, compare.html and optimize.json")  # fmt: skip
-    p.add_argument("--backend", choices=BACKENDS[:4], default="auto", help="what builds and runs the engines (auto)")
+    p.add_argument("--backend", choices=BUILDERS, default="auto", help="what builds and runs the engines (auto)")
     p.add_argument("--builds", type=int, default=Limits.builds, metavar="N",
                    help="engine builds at most, the plain one included; cuDNN and torch.compile of one graph are one "
                         f"build ({Limits.builds})")  # fmt: skip

@@ -16,13 +16,16 @@ from pathlib import Path
 
 from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
-from cutefuse.commands.doctor import local_gpu, local_sm
+from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch_words import behind_patch, show
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
+from cutefuse.ops.layouts import AUTO, CHOICES
 from cutefuse.output import add_json, json_alone, whole_number
+from cutefuse.report import oracle
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
@@ -89,6 +92,9 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--min-gain", type=_microseconds, metavar="5us",
                    help=f"leave out sites that save less; default: {LEAST_US:g}us, or "
                         f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown gains are left out")  # fmt: skip
+    p.add_argument("--no-compile", action="store_true",
+                   help="let rules alone predict what TensorRT for RTX, or TensorRT on Blackwell, would copy; without "
+                        "it the compiler of TensorRT for RTX tells, where it is installed")  # fmt: skip
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine: its times choose")
     p.add_argument("--tune", action="store_true",
                    help="time each site on this machine's GPU: its best tile, which its node then asks for, and what "
@@ -97,6 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
                    help="what --tune compares with: cuDNN's kernels, torch.compile, or the better of the two; default: "
                         "best")  # fmt: skip
     p.add_argument("--engine", choices=ENGINES, default=TENSORRT, help="whose time is predicted; default: tensorrt")
+    p.add_argument("--layout", choices=CHOICES, default=AUTO,
+                   help="how tensors of fused convolutions lie: hwc8, for TensorRT before Blackwell, or nhwc, for "
+                        "TensorRT on Blackwell and TensorRT for RTX; default: as --engine and --sm tell")  # fmt: skip
     p.add_argument("--trt-version", default="", metavar="10.3",
                    help=f"TensorRT that will build the engine; default: {'.'.join(map(str, NEWEST))}")  # fmt: skip
     p.add_argument("--tanh-silu", action="store_true",
@@ -221,10 +230,12 @@ def main(argv: list[str] | None = None) -> int:
             tiles=partial(best_tiles, tuner) if tuner else None, min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
-            gpu=gpu, idle=_idle(args),
+            gpu=gpu, layout=args.layout, idle=_idle(args),
         )  # fmt: skip
         with json_alone(args.json) as show_json:
-            result = patch(args.model, args.output or default_output(args.model), options)
+            output = args.output or default_output(args.model)
+            asks = oracle.is_for(options) and not args.no_compile and not options.price
+            result = (oracle.judged if asks else patch)(args.model, output, options)
             assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
             usual = [g for g in USUAL if assumed and not kernels.reject_device(sm_of(g))]
             outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named=len(args.gpu) > 1)
@@ -232,6 +243,8 @@ def main(argv: list[str] | None = None) -> int:
             show_json(result.report)
         if not args.json:
             show(result, args.verbose, outlooks, behind_patch(argv))
+            if told := oracle.sentence(result.report):
+                print(told)
             if tuner:
                 print(_tuned(tuner))
         return result.exit_code

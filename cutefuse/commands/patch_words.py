@@ -49,7 +49,7 @@ def show(
         print(line)
     for line in (*_silus(report), *_types(report), *_faults(report["known_faults"], verbose)):
         print(line)
-    for line in (*report["unused_options"], report["clean"]["left"]):
+    for line in (*report["unused_options"], report["clean"]["stale_sizes"], report["clean"]["left"]):
         print(line) if line else None
     if proof := report["verify"]:
         if proof["passed"]:
@@ -105,7 +105,8 @@ def _counts(summary: dict[str, Any]) -> str:
         f"{count} {status}" for status in statuses if (count := summary[status.replace(" ", "_")]) or status == FUSED
     )
     saved = table.scaled(summary["bytes_saved"], 1e6)
-    return f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s"
+    found = "1 candidate" if summary["candidates"] == 1 else f"{summary['candidates']} candidates"
+    return f"{found}: {counts}; {saved} MB of traffic gone; {summary['seconds']} s"
 
 
 def _prediction(report: dict[str, Any]) -> list[str]:

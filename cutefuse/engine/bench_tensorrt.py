@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from cutefuse.engine import build as engine
-from cutefuse.engine import plugins, trtexec
+from cutefuse.engine import plugins, rtx, trtexec
 from cutefuse.engine.bench import Built, Shelf
 from cutefuse.engine.noise import interleave
 from cutefuse.engine.optimize import Graph
@@ -23,7 +24,10 @@ _SAMPLE_US = 5000.0
 
 @dataclass
 class TensorRTBench:
-    """`kind`: trtexec or tensorrt, the Python API. `options`: those of trtexec, for building and for running."""
+    """`kind`: trtexec; tensorrt, the Python API; rtx, TensorRT for RTX.
+
+    `options`: those of trtexec, for building and for running.
+    """
 
     shelf: Shelf
     kind: str
@@ -44,7 +48,8 @@ class TensorRTBench:
         libraries = plugins.libraries(bool(graph.sites))
         if self.kind == "trtexec":
             return [Built(graph, "", files, partial(self._sample, files.engine, libraries))]
-        return [Built(graph, "", files, _Loaded(files.engine, self.options, libraries))]
+        module = rtx.module() if self.kind == "rtx" else None
+        return [Built(graph, "", files, _Loaded(files.engine, self.options, libraries, module))]
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
         names = ", ".join(e.graph.name for e in engines)
@@ -74,10 +79,10 @@ class TensorRTBench:
 class _Loaded:
     """An engine that stays loaded; a call takes one sample."""
 
-    def __init__(self, path: Path, options: list[str], libraries: list[Path]) -> None:
+    def __init__(self, path: Path, options: list[str], libraries: list[Path], module: Any = None) -> None:
         from cutefuse.engine.tensorrt_api import Session
 
-        self._session = Session(path, options, libraries)
+        self._session = Session(path, options, libraries, trt=module)
         self._session.sample_us(3)
         once_us = max(self._session.sample_us(3), 1.0)
         self._runs = min(max(round(_SAMPLE_US / once_us), 1), 1000)

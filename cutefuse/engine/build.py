@@ -1,4 +1,4 @@
-"""Build and profile engines: trtexec, TensorRT's Python API where only that is installed, PyTorch, or ONNX Runtime.
+"""Build and profile engines: trtexec, TensorRT's Python API, TensorRT for RTX, PyTorch, or ONNX Runtime.
 
 Every function is path -> path and writes the files that trtexec and NVIDIA's engine explorer write (see `files`).
 """
@@ -11,15 +11,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engine import plugins, trtexec
+from cutefuse.engine import plugins, rtx, trtexec
+from cutefuse.engine.compiled import CompiledGraph
 from cutefuse.engine.files import Artifacts, build_metadata, profile_metadata, whole_or_nothing
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import make_folder, write_json
 
-BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "onnxruntime")
+BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "rtx", "onnxruntime")
+BUILDERS = BACKENDS[:-1]  # ONNX Runtime has no engine file
 NO_TENSORRT = (
     "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
-    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package)"
+    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package; TensorRT for RTX, "
+    "`pip install 'cutefuse[rtx]'`, builds without a GPU)"
 )
 
 
@@ -43,6 +46,11 @@ def choose_backend(backend: str, allow_onnxruntime: bool = False) -> str:
         raise CutefuseError("PyTorch is not installed; run `pip install torch`, or use another --backend")
     if backend == "torch" or (backend == "auto" and torch_sees_gpu()):
         return "torch"
+    reason = rtx.available() if backend in ("auto", "rtx") else ""
+    if reason is None:
+        return "rtx"
+    if backend == "rtx":
+        raise CutefuseError(str(reason))
     if allow_onnxruntime and importlib.util.find_spec("onnxruntime"):
         return "onnxruntime"
     raise CutefuseError(
@@ -96,6 +104,17 @@ def build(
 
         return torch_files.build(model, outdir, options or [], use_plugins)
     libraries = [] if given else plugins.libraries(bool(sites))
+    if kind == "rtx":
+        if dry_run:
+            print(f"# {rtx.NAME} would build {files.engine} from {model}; there is no command to print")
+            return files
+        words = [o for o in options or [] if not o.startswith("--dynamicPlugins=")]
+        make_folder(outdir)
+        with whole_or_nothing(files.engine, files.graph, files.build_metadata):
+            print(compiled_text(rtx.build(model, files, words, libraries or [Path(p) for p in given], timeout_s)))
+            _report_plugins(files, sites)
+        plugins.keep_report(model, outdir)
+        return files
     if kind == "tensorrt":
         import cutefuse.engine.tensorrt_api as tensorrt_api
 
@@ -155,6 +174,14 @@ def profile(
 
         return torch_files.profile(engine, outdir, options or [], use_plugins)
     outputs = (files.profile, files.timing, files.profile_metadata)
+    if kind == "rtx":
+        if dry_run:
+            print(f"# {rtx.NAME} would profile {engine}; there is no command to print")
+            return files
+        make_folder(outdir)
+        with whole_or_nothing(*outputs):
+            rtx.profile(engine, files, options or [], libraries)
+        return files
     if kind == "tensorrt":
         import cutefuse.engine.tensorrt_api as tensorrt_api
 
@@ -176,6 +203,15 @@ def profile(
         _require(files.profile, files.profile_log)
         write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
     return files
+
+
+def compiled_text(graph: CompiledGraph) -> str:
+    """What the compiler made of a model, in one line."""
+    return (
+        f"{rtx.NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers, {len(graph.copies)} of "
+        f"them copies, which move {graph.copy_bytes / 1e6:.1f} of {graph.all_bytes / 1e6:.1f} MB; "
+        f"built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
+    )
 
 
 def _trtexec(assume_version: str | None) -> trtexec.Trtexec:

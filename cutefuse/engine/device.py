@@ -214,3 +214,21 @@ def open_device(stream: Any = None) -> Device:
             except ImportError:
                 continue
     raise CutefuseError("no CUDA binding was found for Python; run `pip install cuda-python` (or pycuda)")
+
+
+def capability(driver: ctypes.CDLL, index: int) -> tuple[int, int]:
+    """Major and minor compute capability of a GPU, asked of the driver."""
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    for attribute, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
+    return major.value, minor.value
+
+
+def local_sm() -> int:
+    """Compute capability * 10 of the first GPU of this machine, asked of its driver; 0 without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    major, minor = capability(driver, 0) if driver.cuInit(0) == 0 else (0, 0)
+    return 10 * major + minor

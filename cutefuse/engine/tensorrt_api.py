@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cutefuse.engine.device import Device, open_device
 from cutefuse.engine.files import Artifacts, concat_notes
@@ -26,7 +26,7 @@ _FLAGS = ("--stronglyTyped", "--noTF32", "--verbose", "--noDataTransfers", "--se
 _OTHER = ("--memPoolSize", "--dynamicPlugins", "--profilingVerbosity")
 
 
-def _options(words: list[str]) -> dict[str, str]:
+def options_of(words: list[str]) -> dict[str, str]:
     """trtexec options that this backend can honour; anything else is refused rather than dropped."""
     known = {*_PRECISIONS, *_SHAPES, *_NUMBERS, *_FLAGS, *_OTHER}
     options: dict[str, str] = {}
@@ -44,12 +44,14 @@ def _options(words: list[str]) -> dict[str, str]:
     return options
 
 
-class _Log:
-    """Collects TensorRT's messages in the format of trtexec's logs."""
+class Log:
+    """Collects TensorRT's messages in the format of trtexec's logs; each also goes to `sink` at once."""
 
-    def __init__(self, trt: Any) -> None:
+    def __init__(self, trt: Any, sink: TextIO | None = None) -> None:
         log = self
         self.lines = [f"[TensorRT v{trt.__version__}] Python API"]
+        if sink:
+            sink.write(self.text)
         letters = {
             trt.ILogger.Severity.INTERNAL_ERROR: "F",
             trt.ILogger.Severity.ERROR: "E",
@@ -65,6 +67,8 @@ class _Log:
             def log(self, severity: Any, msg: str) -> None:
                 stamp = time.strftime("%m/%d/%Y-%H:%M:%S")
                 log.lines.append(f"[{stamp}] [{letters.get(severity, 'V')}] {msg}")
+                if sink:
+                    sink.write(log.lines[-1] + "\n")
 
         self.logger = Logger()
 
@@ -73,7 +77,14 @@ class _Log:
         return "\n".join(self.lines) + "\n"
 
     def errors(self) -> str:
-        return "; ".join(line.partition("] [")[2][3:] for line in self.lines if "] [E] " in line or "] [F] " in line)
+        return "; ".join(self._said("E", "F"))
+
+    def warnings(self) -> list[str]:
+        return self._said("W")
+
+    def _said(self, *letters: str) -> list[str]:
+        marks = tuple(f"] [{letter}] " for letter in letters)
+        return [line.partition("] [")[2][3:] for line in self.lines if any(m in line[:40] for m in marks)]
 
 
 def _import() -> Any:
@@ -100,8 +111,8 @@ def _load_plugins(registry: Any, libraries: list[Path]) -> None:
 def build(model: Path, files: Artifacts, words: list[str], libraries: list[Path], low_precision: bool) -> None:
     """Parse, build, serialise and inspect; writes engine, graph JSON, log, metadata and timing cache."""
     trt = _import()
-    options = _options(words)
-    log = _Log(trt)
+    options = options_of(words)
+    log = Log(trt)
     try:
         _build(trt, log, model, files, options, libraries, low_precision)
     finally:
@@ -109,44 +120,19 @@ def build(model: Path, files: Artifacts, words: list[str], libraries: list[Path]
 
 
 def _build(
-    trt: Any, log: _Log, model: Path, files: Artifacts, options: dict[str, str], libraries: list[Path], low: bool
+    trt: Any, log: Log, model: Path, files: Artifacts, options: dict[str, str], libraries: list[Path], low: bool
 ) -> None:
     major = int(trt.__version__.split(".")[0])
     precisions = [flag for flag in _PRECISIONS if flag in options]
-    if major >= 11 and precisions:
-        raise CutefuseError(
-            f"{precisions[0]} was given, but TensorRT {trt.__version__} builds strongly typed engines; "
-            "convert the ONNX model to that precision and leave the option out"
-        )
-    builder = trt.Builder(log.logger)
-    _load_plugins(builder.get_plugin_registry(), libraries)
+    if major >= 11:
+        refuse_precisions(options, f"TensorRT {trt.__version__}")
     strong = major == 10 and ("--stronglyTyped" in options or (low and not precisions))
-    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if strong else 0
-    network = builder.create_network(flags)
-    parser = trt.OnnxParser(network, log.logger)
-    if not parser.parse_from_file(str(model)):
-        reasons = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
-        raise CutefuseError(f"TensorRT's ONNX parser refused {model}: {reasons}")
-    config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    builder, network, _parser = parse(trt, log, model, libraries, strong)
+    config = configure(trt, builder, network, options)
     for flag in precisions:
         config.set_flag(getattr(trt.BuilderFlag, _PRECISIONS[flag]))
-    if "--noTF32" in options:
-        config.clear_flag(trt.BuilderFlag.TF32)
-    if "--builderOptimizationLevel" in options:
-        config.builder_optimization_level = int(options["--builderOptimizationLevel"])
-    if "--maxAuxStreams" in options:
-        config.max_aux_streams = int(options["--maxAuxStreams"])
-    for part in filter(None, options.get("--memPoolSize", "").split(",")):
-        pool, _, size_mib = part.partition(":")
-        if pool != "workspace" or not size_mib.rstrip("M").isdigit():
-            raise CutefuseError(f"--memPoolSize={part} is not supported here; give workspace:<MiB>")
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(size_mib.rstrip("M")) << 20)
     cache = config.create_timing_cache(files.timing_cache.read_bytes() if files.timing_cache.is_file() else b"")
     config.set_timing_cache(cache, False)
-    profile = _optimization_profile(builder, network, options)
-    if profile is not None:
-        config.add_optimization_profile(profile)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise CutefuseError(f"TensorRT could not build {model}: {log.errors()}; the whole log is {files.build_log}")
@@ -168,11 +154,58 @@ def _build(
     write_json(files.build_metadata, metadata)
 
 
+def refuse_precisions(options: dict[str, str], builder: str) -> None:
+    """Raise CutefuseError where a precision is asked of a builder that takes types from the model alone."""
+    if given := [flag for flag in _PRECISIONS if flag in options]:
+        raise CutefuseError(
+            f"{given[0]} was given, but {builder} builds strongly typed engines; "
+            "convert the ONNX model to that precision and leave the option out"
+        )
+
+
+def parse(trt: Any, log: Log, model: Path, libraries: list[Path], strong: bool) -> tuple[Any, Any, Any]:
+    """Builder, network and parser of a model; the network holds weights of the parser, so keep that as long."""
+    builder = trt.Builder(log.logger)
+    _load_plugins(builder.get_plugin_registry(), libraries)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if strong else 0)
+    parser = trt.OnnxParser(network, log.logger)
+    if not parser.parse_from_file(str(model)):
+        reasons = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
+        raise CutefuseError(f"TensorRT's ONNX parser refused {model}: {reasons}")
+    return builder, network, parser
+
+
+def configure(trt: Any, builder: Any, network: Any, options: dict[str, str]) -> Any:
+    """The builder's configuration by trtexec options, with an optimisation profile for dynamic inputs."""
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if "--noTF32" in options:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if "--builderOptimizationLevel" in options:
+        config.builder_optimization_level = int(options["--builderOptimizationLevel"])
+    if "--maxAuxStreams" in options:
+        config.max_aux_streams = int(options["--maxAuxStreams"])
+    for part in filter(None, options.get("--memPoolSize", "").split(",")):
+        pool, _, size_mib = part.partition(":")
+        if pool != "workspace" or not size_mib.rstrip("M").isdigit():
+            raise CutefuseError(f"--memPoolSize={part} is not supported here; give workspace:<MiB>")
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(size_mib.rstrip("M")) << 20)
+    profile = _optimization_profile(builder, network, options)
+    if profile is not None:
+        config.add_optimization_profile(profile)
+    return config
+
+
 def _optimization_profile(builder: Any, network: Any, options: dict[str, str]) -> Any | None:
     """A profile for the dynamic inputs. Like trtexec: --shapes or --optShapes alone fix all three."""
     given = {name: parse_shapes(options[name]) for name in _SHAPES if name in options}
     middle = given.get("--optShapes") or given.get("--shapes") or {}
-    dynamic = [t for t in map(network.get_input, range(network.num_inputs)) if any(d < 0 for d in tuple(t.shape))]
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    names = [tensor.name for tensor in inputs]
+    for option, shapes in given.items():
+        if unknown := sorted(set(shapes) - set(names)):
+            raise CutefuseError(f"{option} names {unknown[0]}, the model's inputs are {', '.join(names)}; correct it")
+    dynamic = [tensor for tensor in inputs if any(d < 0 for d in tuple(tensor.shape))]
     if not dynamic:
         return None
     profile = builder.create_optimization_profile()
@@ -205,10 +238,12 @@ def _write_graph(trt: Any, engine: Any, context: Any | None, files: Artifacts) -
 class Session:
     """An engine file, loaded and bound to buffers of its own, so that it can run. Close it to free them."""
 
-    def __init__(self, engine_path: Path, words: list[str], libraries: list[Path], log: _Log | None = None) -> None:
-        self.trt: Any = _import()
-        self.options = _options(words)
-        self.log = log or _Log(self.trt)
+    def __init__(
+        self, engine_path: Path, words: list[str], libraries: list[Path], log: Log | None = None, trt: Any = None
+    ) -> None:
+        self.trt: Any = trt or _import()
+        self.options = options_of(words)
+        self.log = log or Log(self.trt)
         self._runtime = self.trt.Runtime(self.log.logger)
         _load_plugins(self._runtime.get_plugin_registry(), libraries)
         self.engine = _deserialize(self._runtime, engine_path)
@@ -237,11 +272,15 @@ class Session:
         return self.device.time_ms(work) * 1000 / runs
 
 
-def profile(engine_path: Path, files: Artifacts, words: list[str], libraries: list[Path]) -> None:
-    """Time whole inferences first, then layers in a separate run, as trtexec's --separateProfileRun does."""
-    log = _Log(_import())
+def profile(engine_path: Path, files: Artifacts, words: list[str], libraries: list[Path], trt: Any = None) -> None:
+    """Time whole inferences first, then layers in a separate run, as trtexec's --separateProfileRun does.
+
+    `trt`: the module that runs it; by default the Python package tensorrt.
+    """
+    trt = trt or _import()
+    log = Log(trt)
     try:
-        session = Session(engine_path, words, libraries, log)
+        session = Session(engine_path, words, libraries, log, trt)
         try:
             _measure(session, files)
         finally:

@@ -11,6 +11,7 @@ import subprocess
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cutefuse.engine.files import Artifacts, log_errors, tensorrt_version
 from cutefuse.errors import CutefuseError
@@ -190,9 +191,10 @@ def quote(command: list[str]) -> str:
     return " ".join(shlex.quote(part) for part in command)
 
 
-def run(command: list[str], log: Path, timeout_s: float | None, title: str) -> str:
+def run(command: list[str], log: Path, timeout_s: float | None, title: str, name: str = "trtexec", **where: Any) -> str:
     """Run trtexec, write its output to `log`, return the text; no progress is shown without a title.
 
+    `name`: of another program that builds; `where`: its folder (cwd) and environment (env).
     A failure keeps the log and raises CutefuseError.
     On timeout, Ctrl-C or SIGTERM the whole process group is ended: trtexec leaves no orphan on the GPU.
     """
@@ -200,7 +202,7 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str) -> s
         sink.write(f"# {quote(command)}\n".encode())
         sink.flush()
         try:
-            child = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+            child = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, **where)
         except OSError as error:
             raise CutefuseError(
                 f"{command[0]} cannot be started ({error.strerror}); set $TRTEXEC to a working trtexec"
@@ -211,7 +213,7 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str) -> s
         except subprocess.TimeoutExpired:
             _end(child)
             raise CutefuseError(
-                f"trtexec was stopped after {timeout_s:g} s (--timeout); its log is {log}; allow it more time"
+                f"{name} was stopped after {timeout_s:g} s (--timeout); its log is {log}; allow it more time"
             ) from None
         except BaseException:
             _end(child)
@@ -219,7 +221,7 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str) -> s
     text = log.read_text(encoding="utf-8", errors="replace")
     if code:
         reason = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        raise CutefuseError(f"trtexec {reason}: {log_errors(text)}; the whole log is {log}")
+        raise CutefuseError(f"{name} {reason}: {log_errors(text)}; the whole log is {log}")
     return text
 
 

@@ -78,12 +78,21 @@ class Body:
         one, two = self.constant([[[0.0]]], "float32"), self.constant([[[0.0, 0.0]]], "float32")
         row = self.add("Conv", one, two, refs={"pads": name}, kernel_shape=[2])
         parts = self.add_many(2, "Split", row, refs={"split": name}, axis=2)
-        sizes = [self.add("Gather", self.add("Shape", p), self.constant([2])) for p in parts]
-        return self.add("Concat", *sizes, axis=0)
+        return self.add("Concat", *(self.size(p, 2) for p in parts), axis=0)
 
     def each(self, name: str, count: int) -> list[str]:
         """The values of an ints attribute as `count` int64 vectors of one (opset >= 12)."""
         return self.split_at(self.ints(name), [1] * count, axis=0)
+
+    def int_attr(self, name: str) -> str:
+        """An int attribute as an int64 vector of one (opset >= 12)."""
+        if (values := self.agreed(name)) is not None:
+            return self.constant(values)
+        return self.add("Reshape", self.add("Constant", refs={"value_int": name}), self.constant([1]))
+
+    def size(self, value: str, axis: int) -> str:
+        """One of the sizes of a value, as an int64 vector of one."""
+        return self.add("Gather", self.add("Shape", value), self.constant([axis]))
 
     def float_attr(self, name: str) -> str:
         """A float attribute as a float32 scalar."""
@@ -119,14 +128,20 @@ class Body:
             return self.add_many(len(sizes), "Split", value, axis=axis, split=list(sizes))
         return self.add_many(len(sizes), "Split", value, self.constant(sizes), axis=axis)
 
-    def cut(self, value: str, starts: Sequence[int], ends: str | Sequence[int], axes: Sequence[int]) -> str:
-        """A Slice; `ends` are numbers or an int64 vector (opset >= 10)."""
-        if isinstance(ends, str):
-            return self.add("Slice", value, self.constant(starts), ends, self.constant(axes))
-        if self.opset < 10:
+    def cut(
+        self, value: str, starts: str | Sequence[int], ends: str | Sequence[int], axes: Sequence[int], steps: str = ""
+    ) -> str:
+        """A Slice; from opset 10 on, its limits may be int64 vectors instead of numbers, and it may have `steps`."""
+        if self.opset < 10 and not (steps or isinstance(starts, str) or isinstance(ends, str)):
             return self.add("Slice", value, starts=list(starts), ends=list(ends), axes=list(axes))
-        # int32: TensorRT's parser makes one layer of such a Slice, and shape arithmetic of one in int64.
-        return self.add("Slice", value, *(self.constant(v, "int32") for v in (starts, ends, axes)))
+        # Where all are numbers, int32: TensorRT's parser makes one layer of such a Slice, and shape arithmetic of one
+        # in int64. It also wants the steps written.
+        computed = [v for v in (starts, ends, steps or "") if isinstance(v, str) and v]
+        kind = "int64" if computed else "int32"
+        limits = [v if isinstance(v, str) else self.constant(v, kind) for v in (starts, ends)]
+        return self.add(
+            "Slice", value, *limits, self.constant(axes, kind), steps or self.constant([1] * len(axes), kind)
+        )
 
     def finish(self, op_type: str, inputs: list[str], outputs: list[str], attrs: list[str]) -> FunctionProto:
         """The function. `outputs` are distinct values that nodes of this body make; they become the formal outputs."""

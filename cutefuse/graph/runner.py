@@ -62,10 +62,14 @@ class Runner:
             disabled_optimizers=WRONG,
         )  # fmt: skip
         kinds = {o.name: UNKNOWN_TO_NUMPY.get(o.type) for o in session.get_outputs()}
+        tensors = [o.name for o in session.get_outputs() if o.type.startswith("tensor(")]
+        others = [name for name in self.outputs if name not in tensors]  # sequences, maps and optional values
 
         def run(feeds: Mapping[str, np.ndarray]) -> list[Any]:
-            values = session.run_with_ort_values(self.outputs, {n: _as_fed(v) for n, v in feeds.items()})
-            return [_as_made(v, kinds[n]) for n, v in zip(self.outputs, values, strict=True)]
+            values = session.run_with_ort_values(tensors, {n: _as_fed(v) for n, v in feeds.items()}) if tensors else []
+            made = {n: _as_made(v, kinds[n]) for n, v in zip(tensors, values, strict=True)}
+            made |= dict(zip(others, session.run(others, dict(feeds)), strict=True)) if others else {}
+            return [made[n] for n in self.outputs]
 
         return run
 

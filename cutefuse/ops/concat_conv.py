@@ -16,7 +16,7 @@ from cutefuse.ops.op import Case, Cost, FusedOp, body_of
 
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi",
-    "channel_starts", "upsample", "output_channels",
+    "channel_starts", "upsample", "output_channels", "residual_start", "layout",
 ]  # fmt: skip
 
 
@@ -29,22 +29,27 @@ class ConcatConv(FusedOp):
 
     def must_agree(self, opset: int) -> tuple[str, ...]:
         # A Slice has steps from opset 10 on, and a Pad takes computed widths from opset 11 on.
-        return () if opset >= 11 else ("dilations",) if opset == 10 else ("strides", "dilations")
+        computed = () if opset >= 11 else ("dilations",) if opset == 10 else ("strides", "dilations")
+        return (*computed, "layout")
 
     def function(
         self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
     ) -> FunctionProto:  # fmt: skip
         form, body = conv_form.form_of(op_type), body_of(opset, dtype, calls)
-        assert all(body.agreed(name) for name in self.must_agree(opset)), "calls that differ need bodies of their own"
+        if calls:
+            must = self.must_agree(opset)
+            assert all(body.agreed(name) for name in must), "calls that differ need bodies of their own"
         formals = [body.formal(name) for name in (*(f"x{i}" for i in range(form.sources)), "w", "b")]
         formals += [body.formal("scale"), body.formal("shift")] if form.pre_activated else []
         formals += [body.formal("z")] if form.residual else []
         # Few runtimes convolve bfloat16 and before opset 22 the standard has no such Conv: compute it in float32.
         widen = dtype == "bfloat16"
         wide = [body.add("Cast", f, to=TensorProto.FLOAT) if widen and f != body.formal("b") else f for f in formals]
-        xs, (w, b, *others) = wide[: form.sources], wide[form.sources :]
-        z = others[2:] if form.pre_activated else others
-        xs = [conv_body.view(body, x, i, form.sources, calls) for i, x in enumerate(xs)] if form.view else xs
+        xs, (w, b, *others) = [conv_body.to_nchw(body, x) for x in wide[: form.sources]], wide[form.sources :]
+        z = [conv_body.to_nchw(body, v) for v in (others[2:] if form.pre_activated else others)]
+        if form.view:
+            xs = [conv_body.view(body, x, i, form.sources, calls) for i, x in enumerate(xs)]
+            z = [conv_body.residual(body, v, w, form.sources, calls) for v in z]
         filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
         concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
         concat = conv_body.pre_activate(body, concat, *others) if form.pre_activated else concat
@@ -52,8 +57,10 @@ class ConcatConv(FusedOp):
         y = body.add("Add", y, *z) if form.residual == BEFORE else y
         y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
         y = body.add("Add", y, *z) if form.residual == AFTER else y
+        y = conv_body.from_nchw(body, y)
         y = body.cast_like(y, formals[0], dtype) if widen else y
-        return body.finish(op_type, formals, body.split(y, "output_channels", form.outputs, axis=1), ATTRS)
+        channels = 3 if conv_body.is_nhwc(body) else 1
+        return body.finish(op_type, formals, body.split(y, "output_channels", form.outputs, axis=channels), ATTRS)
 
     def cases(self) -> list[Case]:
         return conv_cases.cases()
@@ -61,17 +68,23 @@ class ConcatConv(FusedOp):
     def call(self, case: Case, dtype: str) -> Call:
         form, sizes, attrs = conv_form.form_of(case.op_type), dict[str, Any](case.sizes), dict[str, Any](case.attrs)
         params: dict[str, float] = {k: attrs.pop(k)[0] for k in ("alpha", "lo", "hi") if k in attrs}
-        starts, factors, outputs = (
+        starts, factors, outputs, first = (
             attrs.pop(name, default)
-            for name, default in (("channel_starts", [0] * 8), ("upsample", [1] * 8), ("output_channels", ()))
-        )
+            for name, default in (("channel_starts", [0] * 8), ("upsample", [1] * 8), ("output_channels", ()),
+                                  ("residual_start", [0]))
+        )  # fmt: skip
         sources = []
         for i, c in enumerate(sizes["C"]):
             width = sizes["widths"][i] if "widths" in sizes else starts[i] + c
             dims = (sizes["N"], width, sizes["H"] // factors[i], sizes["W"] // factors[i])
             sources.append(Source(dims, c, starts[i], factors[i]))
         geometry = conv_math.Geometry((sizes["R"], sizes["S"]), **{k: tuple(v) for k, v in attrs.items()})
-        return conv_call.make_call(form, sources, outputs or (sizes["K"],), geometry, dtype, params)
+        residual = None
+        if form.view and form.residual:
+            rows, columns = (geometry.output_size(i, sizes["HW"[i]]) for i in range(2))
+            width = first[0] + sizes["K"] + sizes.get("after", 0)
+            residual = Source((sizes["N"], width, rows, columns), sizes["K"], first[0])
+        return conv_call.make_call(form, sources, outputs or (sizes["K"],), geometry, dtype, params, residual=residual)
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
         form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
@@ -88,7 +101,7 @@ class ConcatConv(FusedOp):
         absolute = [np.abs(o) for o in operands]
         total = conv_math.convolve(call, absolute)
         return conv_math.split_channels(
-            call, total + absolute[-1] if conv_form.form_of(call.op_type).residual else total
+            call, total + conv_math.added(call, absolute) if conv_form.form_of(call.op_type).residual else total
         )
 
     def tolerance(self, dtype: str) -> float:
@@ -99,10 +112,12 @@ class ConcatConv(FusedOp):
         elements = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
         for i, (tensor, channels) in enumerate(zip(call.inputs, attrs["channels"], strict=False)):
             elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor, the channels read
+        y = sum(elements[form.inputs :])
+        if form.residual:
+            elements[form.inputs - 1] = y  # of a wider tensor, the channels read
         sizes = [
             n * conv_call.ELEMENT_BYTES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)
         ]
-        y = sum(elements[form.inputs :])
         return Cost(2 * y * sum(attrs["channels"]) * math.prod(attrs["kernel_shape"]), sum(sizes))
 
     def title(self, call: Call) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutefuse.graph.body import LAST, Body
-from cutefuse.kernels import Call
+from cutefuse.kernels import Call, Tensor
+from cutefuse.ops import layouts
 from cutefuse.ops.conv_math import CHANNEL_BLOCK, blocks
 
 
@@ -75,7 +76,7 @@ def _trimmed(body: Body, part: str, index: int, count: int, xs: Sequence[str]) -
     if body.opset >= 12:
         return body.cut(filters, [0], body.each("channels", count)[index], [1])
     if body.opset >= 10:
-        return body.cut(filters, [0], body.add("Gather", body.add("Shape", xs[index]), body.constant([1])), [1])
+        return body.cut(filters, [0], body.size(xs[index], 1), [1])
     # Opset 9 has no computed ends, but may refer to the list of all channels: give it as many axes, all but one of
     # size 1, which no end cuts.
     axes = list(range(1, count + 1))
@@ -108,8 +109,7 @@ def convolve(body: Body, x: str, filters: str, bias: str) -> str:
     y = body.add("Conv", x, filters, bias, refs={"pads": "pads"}, **attrs)
     if "strides" in attrs:
         return y
-    ends, axes = body.constant([LAST, LAST]), body.constant([2, 3])
-    return body.add("Slice", y, body.constant([0, 0]), ends, axes, body.ints("strides"))
+    return body.cut(y, [0, 0], [LAST, LAST], [2, 3], body.ints("strides"))
 
 
 def _dilated(body: Body, filters: str) -> str:
@@ -132,6 +132,21 @@ def _interleaved(body: Body) -> str:
     rows, columns = body.split_at(body.ints("kernel_shape"), [1, 1], axis=0)
     one = body.constant([1])
     return body.add("Concat", body.constant([0, 0]), rows, one, columns, one, axis=0)
+
+
+def is_nhwc(body: Body) -> bool:
+    """Whether the images of all calls are NHWC tensors."""
+    return body.agreed("layout") == [layouts.NHWC]
+
+
+def to_nchw(body: Body, image: str) -> str:
+    """An image of the calls as the standard's convolution takes it."""
+    return body.add("Transpose", image, perm=layouts.TO_NCHW) if is_nhwc(body) else image
+
+
+def from_nchw(body: Body, image: str) -> str:
+    """What a convolution gives, as an image of the calls."""
+    return body.add("Transpose", image, perm=layouts.TO_NHWC) if is_nhwc(body) else image
 
 
 def pre_activate(body: Body, x: str, scale: str, shift: str) -> str:
@@ -159,15 +174,13 @@ def activate(body: Body, suffix: str, y: str, dtype: str) -> str:
 
 def view(body: Body, x: str, index: int, count: int, calls: Sequence[Call]) -> str:
     """Source `index` of a View form: a channel range of x, its pixels repeated (opset >= 12)."""
-    parts = {(_at(call, "channel_starts", index), _at(call, "channels", index)) for call in calls}
-    whole = [call.inputs[index].dims[1:2] == (_at(call, "channels", index),) for call in calls]
-    if len(parts) == 1 and not all(whole):
-        ((start, channels),) = parts
-        x = body.cut(x, [start], [start + channels], [1])
-    elif not calls or not all(whole):
-        first = body.each("channel_starts", count)[index]
-        last = body.add("Add", first, body.each("channels", count)[index])
-        x = body.add("Slice", x, first, last, body.constant([1]))
+    ranges = [(_at(call, "channel_starts", index), _at(call, "channels", index)) for call in calls]
+    if not _are_whole(ranges, [call.inputs[index] for call in calls]):
+        if len(set(ranges)) == 1:
+            x = body.cut(x, [ranges[0][0]], [sum(ranges[0])], [1])
+        else:
+            first = body.each("channel_starts", count)[index]
+            x = body.cut(x, first, body.add("Add", first, body.each("channels", count)[index]), [1])
     factors = {_at(call, "upsample", index) for call in calls}
     if factors == {1}:
         return x
@@ -180,6 +193,23 @@ def view(body: Body, x: str, index: int, count: int, calls: Sequence[Call]) -> s
     roi = "" if body.opset >= 13 else body.constant([], "float32")
     rules: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return body.add("Resize", x, roi, scales, **rules)
+
+
+def residual(body: Body, z: str, w: str, sources: int, calls: Sequence[Call]) -> str:
+    """The residual of a View form: as many channels of z as the packed filter w has rows."""
+    ranges = [(_at(call, "residual_start", 0), *call.inputs[sources].dims[:1]) for call in calls]
+    if _are_whole(ranges, [call.inputs[-1] for call in calls]):
+        return z
+    if len(set(ranges)) == 1 and len(ranges[0]) == 2:
+        return body.cut(z, [ranges[0][0]], [sum(ranges[0])], [1])
+    first = body.int_attr("residual_start")
+    return body.cut(z, first, body.add("Add", first, body.size(w, 0)), [1])
+
+
+def _are_whole(ranges: Sequence[tuple[int, ...]], images: Sequence[Tensor]) -> bool:
+    """Whether each range (first channel, count) is known to be all channels of its image; not where there is none."""
+    pairs = zip(ranges, images, strict=True)
+    return bool(ranges) and all(len(r) == 2 and image.dims[1:2] == r[1:] for r, image in pairs)
 
 
 def _at(call: Call, name: str, index: int) -> int:

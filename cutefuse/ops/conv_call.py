@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops import conv_form, conv_math
 from cutefuse.ops.conv_form import Form, Source
+from cutefuse.ops.layouts import HWC8, NHWC, TO_NCHW
 
 FLOAT_MAX = 3.402823466e38
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -15,9 +17,13 @@ ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def make_call(
     form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
-    params: dict[str, float],
+    params: dict[str, float], layout: int = HWC8, residual: Source | None = None,
 ) -> Call:  # fmt: skip
-    """The call of these sources, `outputs` filters for each output, every attribute written."""
+    """The call of these sources, `outputs` filters for each output, every attribute written.
+
+    Its tensors have logical NCHW dims in either layout: HWC8 (pixels padded to whole vectors) or NHWC (dense pixels).
+    `residual`: where the channels to add are found, of a View form; without it, in a tensor of their own.
+    """
     channels = [s.channels for s in sources]
     sizes = conv_math.packed_sizes(channels, geometry.kernel_shape)
     size = conv_form.first_size(sources)
@@ -29,12 +35,14 @@ def make_call(
         "channel_starts": [s.start for s in sources] if form.view else [0],
         "upsample": [s.upsample for s in sources] if form.view else [1],
         "output_channels": list(outputs) if form.outputs > 1 else [0],
+        "residual_start": [residual.start if residual else 0], "layout": [layout],
     }  # fmt: skip
     filters = sum(outputs)
     inputs = [Tensor(s.dims, dtype, CHANNELS_LAST) for s in sources]
     inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
     inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if form.pre_activated else []
-    inputs += [Tensor((batch, filters, rows, columns), dtype, CHANNELS_LAST)] if form.residual else []
+    added = residual.dims if residual else (batch, filters, rows, columns)
+    inputs += [Tensor(added, dtype, CHANNELS_LAST)] if form.residual else []
     results = [Tensor((batch, k, rows, columns), dtype, CHANNELS_LAST) for k in outputs]
     return Call(form.op_type, inputs, results, attrs)
 
@@ -49,3 +57,10 @@ def sources_of(call: Call) -> list[Source]:
     )
     rows = zip(call.inputs, attrs["channels"], starts, factors, strict=False)
     return [Source(tuple(t.dims), c, start, factor) for t, c, start, factor in rows]
+
+
+def with_logical_dims(inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
+    """The inputs of a node as those of its call: of a convolution's in NHWC, the images get NCHW dims."""
+    if list(attrs.get("layout", ())) != [NHWC]:
+        return list(inputs)
+    return [replace(t, dims=tuple(t.dims[i] for i in TO_NCHW)) if len(t.dims) == 4 else t for t in inputs]

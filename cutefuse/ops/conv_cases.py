@@ -49,6 +49,10 @@ def cases() -> list[Case]:
               pads=(0, 0, 0, 0)),
         _case("strided_pre_activation", [40, 72], "", pre_activated=True, N=3, K=19, H=9, W=12, strides=(2, 1),
               pads=(0, 2, 3, 1), dilations=(1, 2)),
+        _case("c2f_residual", [32, 16], "Silu", view=True, residual=AFTER, N=2, K=32, H=9, W=7, channel_starts=(0, 16),
+              widths=(32, 48), residual_start=[32]),
+        _case("middle_of_a_residual", [16, 8], "Relu", view=True, residual=BEFORE, K=24, H=8, W=12, strides=(2, 1),
+              upsample=(2, 1), residual_start=[8], after=16),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
 
@@ -70,12 +74,14 @@ def _case(
     name: str, channels: list[int] | tuple[int, ...], suffix: str, *, K: int, H: int, W: int, N: int = 1, R: int = 3,
     S: int = 3, pads: tuple[int, ...] = (1, 1, 1, 1), dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16"),
     view: bool = False, residual: str = "", outputs: tuple[int, ...] = (), widths: tuple[int, ...] = (),
-    pre_activated: bool = False, **attrs: Any,
+    pre_activated: bool = False, after: int = 0, **attrs: Any,
 ) -> Case:  # fmt: skip
-    """H and W are those of the convolution; `widths` are the channels of the tensors that hold the sources."""
+    """H and W are those of the convolution; `widths` are the channels of the tensors that hold the sources, `after` is
+    how many channels the residual's tensor has behind those that are added."""
     form = Form(len(channels), suffix, view, max(1, len(outputs)), residual, pre_activated=pre_activated)
     sizes: dict[str, int | list[int]] = {"N": N, "C": list(channels), "H": H, "W": W, "K": K, "R": R, "S": S}
     sizes |= {"widths": list(widths)} if widths else {}
+    sizes |= {"after": after} if after else {}
     params = {"LeakyRelu": {"alpha": [0.125]}, "Clip": {"lo": [-0.5], "hi": [0.75]}}.get(suffix, {})
     parts = {"output_channels": outputs} if len(outputs) > 1 else {}
     return Case(name, form.op_type, sizes, {"pads": pads, **attrs, **parts, **params}, dtypes)

@@ -107,10 +107,16 @@ def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
 def finish(call: Call, y: np.ndarray, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs in float64 from what `convolve` gives: residual, activation, channel ranges."""
     form = form_of(call.op_type)
-    y = y + operands[-1] if form.residual == BEFORE else y
+    y = y + added(call, operands) if form.residual == BEFORE else y
     y = activation(call, form.suffix, y)
-    y = y + operands[-1] if form.residual == AFTER else y
+    y = y + added(call, operands) if form.residual == AFTER else y
     return split_channels(call, y)
+
+
+def added(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """The channels of the residual that are added to those of all outputs."""
+    start: Any = call.attrs["residual_start"]
+    return operands[-1][:, start[0] : start[0] + sum(t.dims[1] for t in call.outputs)]
 
 
 def split_channels(call: Call, y: np.ndarray) -> list[np.ndarray]:

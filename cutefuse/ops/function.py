@@ -12,7 +12,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION, TILE
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call, Tensor
-from cutefuse.ops import operators
+from cutefuse.ops import conv_call, operators
 
 
 def graph_call(node: NodeProto, graph: Graph) -> Call:
@@ -21,13 +21,13 @@ def graph_call(node: NodeProto, graph: Graph) -> Call:
 
 
 def call_of(node: NodeProto, inputs: Sequence[Tensor]) -> Call:
-    """The call of a fused node, every attribute written, without outputs."""
+    """The call of a fused node over inputs with the node's own dims, every attribute written, without outputs."""
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     attrs: dict[str, Any] = {}
     for spec in kernels.operator_of(node.op_type)["attributes"]:
         value = given.get(spec["name"], [spec["default_value"]] * spec["default_count"])
         attrs[spec["name"]] = list(value) if isinstance(value, list | tuple) else [value]
-    return Call(node.op_type, inputs, [], attrs)
+    return Call(node.op_type, conv_call.with_logical_dims(inputs, attrs), [], attrs)
 
 
 def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
@@ -41,6 +41,13 @@ def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
         value = list(values[spec["name"]])
         found[spec["name"]] = value[0] if spec["max_count"] == 1 else value
     return found | {"plugin_version": PLUGIN_VERSION, "plugin_namespace": DOMAIN}
+
+
+def complete(node: NodeProto, call: Call) -> None:
+    """Write the attributes that a node of an older release lacks, to which a body may refer."""
+    given = {a.name for a in node.attribute}
+    missing = {name: value for name, value in node_attributes(call).items() if name not in given}
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in missing.items())
 
 
 def body_for(calls: list[Call], opset: int, positive: Collection[int] = ()) -> FunctionProto:
@@ -59,6 +66,11 @@ def body_for(calls: list[Call], opset: int, positive: Collection[int] = ()) -> F
         )
     for name in op.must_agree(opset):
         values = {tuple(call.attrs[name]) for call in calls}  # type: ignore[arg-type]
+        if len(values) > 1 and name == "layout":
+            raise CutefuseError(
+                f"nodes of {op_type} have layouts {sorted(v for (v,) in values)}, and one body cannot serve both; "
+                "unpatch the model and patch it for one layout"
+            )
         if len(values) > 1:
             raise CutefuseError(
                 f"nodes of {op_type} have {name} {sorted(values)}, and one body cannot serve them in opset {opset}; "

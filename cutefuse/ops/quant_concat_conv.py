@@ -16,13 +16,14 @@ from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops import concat_conv, conv_body, conv_call, conv_math
 from cutefuse.ops.conv_form import Form, Source, form_of, forms
+from cutefuse.ops.layouts import HWC8
 from cutefuse.ops.op import Case, Cost, FusedOp
 
 PLAIN = concat_conv.OPERATOR
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, INT8.name: 1, FLOAT8.name: 1}
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "input_scales", "output_scale",
-    "output_type", "alpha", "lo", "hi", "sum_bound",
+    "output_type", "alpha", "lo", "hi", "sum_bound", "layout",
 ]  # fmt: skip
 
 
@@ -36,10 +37,11 @@ def plain_call(call: Call) -> Call:
 
 
 def plain_of(
-    dims: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, params: dict[str, float]
-) -> Call:
+    dims: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, params: dict[str, float],
+    layout: int = HWC8,
+) -> Call:  # fmt: skip
     sources = [Source(d, d[1]) for d in dims]
-    return conv_call.make_call(Form(len(sources), suffix), sources, [filters], geometry, "float32", params)
+    return conv_call.make_call(Form(len(sources), suffix), sources, [filters], geometry, "float32", params, layout)
 
 
 def make_call(
@@ -68,6 +70,9 @@ class QuantConcatConv(FusedOp):
     def oldest_opset(self, op_type: str, dtype: str = "") -> int:
         return NUMBERS[dtype].opset if dtype in NUMBERS else self.min_body_opset
 
+    def must_agree(self, opset: int) -> tuple[str, ...]:
+        return ("layout",)
+
     def function(
         self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
     ) -> FunctionProto:  # fmt: skip
@@ -75,7 +80,11 @@ class QuantConcatConv(FusedOp):
         number = NUMBERS.get(dtype, INT8)
         formals = [body.formal(f"x{i}") for i in range(form.sources)]
         w, w_scale, b = (body.formal(name) for name in ("w", "w_scale", "b"))
-        xs = [body.add("DequantizeLinear", x, self._scale(body, i)) for i, x in enumerate(formals)]
+        # A Transpose takes float8 from opset 21 on, so it stands behind the DequantizeLinear. That has a zero point,
+        # because ONNX Runtime (1.32) puts one without behind the Transpose and loses its scale.
+        zero = body.constant(0, number.name)
+        xs = [body.add("DequantizeLinear", x, self._scale(body, i), zero) for i, x in enumerate(formals)]
+        xs = [conv_body.to_nchw(body, x) for x in xs]
         if form.sources + 1 in positive:
             filters = body.add("DequantizeLinear", conv_body.unpack(body, w, form.sources), w_scale, axis=0)
         else:  # a folded BatchNormalization may have made a scale negative, and TensorRT's parser refuses such a node
@@ -83,9 +92,9 @@ class QuantConcatConv(FusedOp):
             scaled = body.add("Mul", self._in_float32(body, w, number), column)
             filters = conv_body.unpack(body, scaled, form.sources)
         y = conv_body.convolve(body, body.add("Concat", *xs, axis=1) if form.sources > 1 else xs[0], filters, b)
-        y = conv_body.activate(body, form.suffix, y, "float32")
+        y = conv_body.from_nchw(body, conv_body.activate(body, form.suffix, y, "float32"))
         if form.to_quantised:
-            y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), body.constant(0, number.name))
+            y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), zero)
         else:
             y = body.add("Cast", y, refs={"to": "output_type"})
         return body.finish(op_type, [*formals, w, w_scale, b], [y], ATTRS)

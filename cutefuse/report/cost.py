@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutefuse import kernels
+from cutefuse.engine.tensors import Tensor, dtype_of, tensor_of
 from cutefuse.report.reader import Engine, Layer
-from cutefuse.report.tensors import Tensor, dtype_of
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.peaks import Peaks
 
@@ -82,12 +82,15 @@ def _reported_flops(engine: Engine, layer: Layer) -> float | None:
 
 
 def weight_bytes(layer: Layer) -> float:
-    """Bytes of the layer's weights and bias."""
+    """Bytes of the layer's weights and bias: counts of elements, or in Myelin's records whole tensors."""
     total = 0.0
     for key in ("Weights", "Bias", "Constants"):
         part = layer.raw.get(key)
         for item in part if isinstance(part, list) else [part]:
-            if (
+            if isinstance(item, dict) and "Dimensions" in item:
+                tensor = tensor_of(item)
+                total += (tensor.size_bytes or 0.0) if tensor else 0.0
+            elif (
                 isinstance(item, dict)
                 and isinstance(item.get("Count"), (int, float))
                 and item["Count"] == item["Count"]
@@ -139,7 +142,7 @@ def _flops(layer: Layer) -> float | None:
             return volume * math.prod(window)
         ratio = (_volume(first) or volume) / volume if volume else 1
         return volume * max(ratio, 1.0)
-    if layer.kind in ("norm", "attention"):
+    if layer.kind in ("norm", "attention", "softmax"):
         return 5 * max(volume, _volume(first) or 0.0)
     if layer.kind == "pointwise":
         operations = layer.raw.get("NbOperations", layer.raw.get("Operations"))

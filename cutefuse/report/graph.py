@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from cutefuse.engine.tensors import Tensor
 from cutefuse.report.reader import Engine
-from cutefuse.report.tensors import Tensor
 
 
 @dataclass(frozen=True)

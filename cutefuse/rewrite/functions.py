@@ -9,21 +9,25 @@ from onnx import ModelProto
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call
-from cutefuse.ops.function import body_for, fused_nodes, graph_call
+from cutefuse.ops.function import body_for, complete, fused_nodes, graph_call
 
 MIN_BODY_IR = 8  # local functions
 
 
-def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call]) -> None:
+def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], turned: bool = False) -> None:
     """Give the model the body of every op_type that a new fused node has, and the IR version that knows functions.
 
-    `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before.
-    A body that other nodes of its op_type had already is written again, so that it serves all of them.
+    `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before,
+    whose layout changed where they were `turned`. A body that other nodes of its op_type had already is written again,
+    so that it serves all of them.
     """
     calls: dict[str, list[Call]] = {call.op_type: [] for call in new.values()}
+    calls |= {f.name: [] for f in model.functions if turned and f.domain == DOMAIN}
     for node in fused_nodes(model):
         if node.op_type in calls:
-            calls[node.op_type].append(new.get(node.name) or graph_call(node, graph))
+            call = new.get(node.name) or graph_call(node, graph)
+            calls[node.op_type].append(call)
+            complete(node, call)
     remove_bodies(model, calls)
     model.functions.extend(body_for(served, graph.opset) for served in calls.values())
     if model.ir_version < MIN_BODY_IR:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cutefuse.graph.read import Graph
-from cutefuse.sites.choose_engine import wiring
+from cutefuse.sites.choose_engine import RTX, wiring
 from cutefuse.sites.choose_model import Model, Pricer
 from cutefuse.sites.choose_network import network_us
 from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED, Site
@@ -161,7 +161,9 @@ class _Round:
 
     def _least_us(self, site: Site) -> float:
         assert site.match is not None
-        return self.policy.least_us(self.model.own(site, site.match).before_us)
+        own = self.model.own(site, site.match)
+        # Where both kernels count as equally fast, what is not known of their times is not in the gain.
+        return self.policy.least_us(0.0 if self.model.engine.name == RTX else own.before_us)
 
     def _excess(self, site: Site) -> float:
         """How far its gain is above the threshold; a gain that is not known is far below, unless --min-gain asks for

@@ -16,9 +16,9 @@ from onnx import NodeProto
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, attribute
+from cutefuse.ops.layouts import ENGINES, RTX, TENSORRT, TORCH
 from cutefuse.sites.match import Match, tensors_of
 
-TENSORRT, TORCH = ENGINES = ("tensorrt", "torch")
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 OLDEST = (10, 0)
 TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
@@ -32,12 +32,14 @@ ELEMENTWISE = (
 VECTOR = 8  # channels to which our pixels are padded
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
+_PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
 _SEEN_THROUGH = ("Identity", "Dropout")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine whose time is predicted: `tensorrt`, or `torch`, which is torch.compile with cuDNN's convolutions."""
+    """The engine whose time is predicted: `tensorrt`; `rtx`, which is TensorRT for RTX and its compiler Myelin; or
+    `torch`, which is torch.compile with cuDNN's convolutions."""
 
     name: str = TENSORRT
     version: tuple[int, int] = NEWEST
@@ -48,6 +50,8 @@ class Engine:
     def title(self) -> str:
         if self.name == TORCH:
             return "PyTorch (torch.compile)"
+        if self.name == RTX:
+            return "TensorRT for RTX"
         return f"TensorRT {self.version[0]}.{self.version[1]}"
 
     def inside(self, activation: str) -> bool:
@@ -58,6 +62,8 @@ class Engine:
         """
         if self.name == TORCH:
             return False  # Triton computes bias and activation in one kernel after cuDNN's
+        if self.name == RTX:
+            return True  # Myelin computes whatever follows a convolution in its kernel, a sum behind it included
         inside = {"", "Relu", "Clip"}
         if self.version >= TANH_SILU:
             inside |= {"Tanh", "Silu"}
@@ -73,7 +79,7 @@ class Engine:
     @property
     def reads_ranges(self) -> bool:
         """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense."""
-        return self.name == TENSORRT
+        return self.name != TORCH
 
 
 def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
@@ -204,7 +210,24 @@ class Wiring:
             why = "it is there twice" if tensor in seen else self._why(tensor, concat)
             seen.add(tensor)
             result.append(Input(tensor, why))
+        if self.engine.name == RTX and (why := self._copied_whole(concat, result)):
+            return [Input(i.tensor, i.copied or why) for i in result]
         return result
+
+    def _copied_whole(self, concat: NodeProto, inputs: Sequence[Input]) -> str:
+        """Why Myelin copies the inputs of a Concat that their makers could write in place; "" where it does not."""
+        if first := next((i.copied for i in inputs if i.copied), ""):
+            return f"Myelin copies all inputs where one is {first}"
+        reader = self.graph.only_user(concat.output[0])
+        return "a matrix product of Myelin reads the Concat" if reader and self._is_product(reader) else ""
+
+    def _is_product(self, node: NodeProto) -> bool:
+        """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
+        tensors of another form than its convolutions."""
+        if node.op_type != "Conv" or not self.alive(node) or not _is_pointwise(self.graph, node):
+            return False
+        filters = (self.graph.dims(node.input[1]) or (0,))[0]
+        return filters >= _PRODUCT_FILTERS
 
     def _why(self, tensor: str, concat: NodeProto) -> str:
         graph = self.graph
@@ -228,15 +251,17 @@ class Wiring:
 
     def absorbed(self, tensor: str) -> bool:
         """Whether Triton computes the elementwise nodes that make a tensor, or its nearest enlargement, in the kernels
-        of the Concats that alone read it, in each of them anew."""
+        of the Concats that alone read it, in each of them anew. Myelin does so with enlargements between pixels."""
         own = self.source(tensor)
         node = self.graph.producer(own)
-        if self.engine.name != TORCH or own in self.made or node is None or self.graph.escapes(own):
+        if self.engine.name == TENSORRT or own in self.made or node is None or self.graph.escapes(own):
             return False
         readers = self.graph.users(own)
         joined = bool(readers) and all(
             r.op_type == "Concat" and self.alive(r) and not self.in_planes(r) for r in readers
         )
+        if self.engine.name == RTX:
+            return joined and node.op_type in ENLARGED and is_between(node)
         nearest = node.op_type in ENLARGED and not is_between(node)
         return joined and (nearest or node.op_type == "Conv" or node.op_type in ELEMENTWISE)
 
@@ -265,10 +290,33 @@ class Wiring:
         return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
 
     def is_widened(self, tensor: str) -> bool:
-        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels."""
+        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and
+        what lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
+        if self.engine.name == RTX:
+            return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
         dims = self.graph.dims(tensor)
         narrow = dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
         return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
+
+    def _in_nchw(self, tensor: str) -> bool:
+        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what
+        follows, and convolutions that are matrix products, are made in NCHW. So are the inputs, which
+        a convolution of its own would copy too, unless a Concat does or others read them as well."""
+        node = self.graph.producer(self.source(tensor))
+        while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
+            node = self.graph.producer(self.source(node.input[0]))
+        if node is None:
+            joined = any(not self.alive(c) for c in self.concats_of(tensor))
+            return joined or any(map(self.alive, self.graph.users(tensor)))
+        if node.op_type == "Conv":
+            return self._is_product(node)
+        return node.op_type == "ConvTranspose" or (node.op_type in ENLARGED and is_between(node))
+
+    def copies_range(self, node: NodeProto) -> bool:
+        """Whether a range of channels that stays is a kernel: Myelin copies it for every reader but a Concat."""
+        readers = [u for o in node.output for u in self.graph.users(o) if self.alive(u) and u.op_type != "Concat"]
+        fused = any(self.read[o] or self.graph.escapes(o) for o in node.output)
+        return self.engine.name == RTX and node.op_type in RANGES and self.alive(node) and bool(readers or fused)
 
     def _is_stored(self, tensor: str, concat: NodeProto) -> bool:
         node = self.graph.producer(tensor)

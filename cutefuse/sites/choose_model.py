@@ -18,6 +18,7 @@ from cutefuse.sites.choose_engine import (
     ELEMENTWISE,
     ENLARGED,
     RANGES,
+    RTX,
     TANH_SILU,
     TENSORRT,
     TORCH,
@@ -26,11 +27,12 @@ from cutefuse.sites.choose_engine import (
     is_between,
     shortcut_fault,
 )
+from cutefuse.sites.compiled import Record
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Joined, Match, tensors_of
 
-# Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms"), for the bytes they move.
-# Inside a network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
+# Forward row norms against torch.compile, geometric means on an H200, for the bytes they move. Inside a
+# network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
 _NORM_RATIOS = {False: 0.83, True: 0.74}
 _NORM_US = 1.5
 # How much longer Triton takes over a Concat that it also normalises: 116 of DenseNet-121, one image and eight. Of more
@@ -66,10 +68,13 @@ UNSIZED = "its sizes are not known"
 
 
 class Model:
-    """Prices matches for one engine on one GPU. NaN stands for what is not known."""
+    """Prices matches for one engine on one GPU. NaN stands for what is not known.
 
-    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any) -> None:
-        self.graph, self.engine, self.device, self._sizes = graph, engine, device, sizes
+    record: what the engine's compiler made of the graph with nothing fused; without it rules say what it would make.
+    """
+
+    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any, record: Record | None = None) -> None:
+        self.graph, self.engine, self.device, self._sizes, self.record = graph, engine, device, sizes, record
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
@@ -83,7 +88,7 @@ class Model:
             if call is None:
                 found = Own(math.nan, math.nan, UNSIZED)
             elif kind["kind"] == "norm":
-                found = self._norm(site, call, kind["layer"], kind["residual"])
+                found = self._norm(site, match, call)
             elif kind["quantised"] and self.engine.name == TORCH:
                 found = Own(math.nan, math.nan, f"no time of {self.engine.title}'s quantised convolutions is recorded")
             else:
@@ -91,15 +96,19 @@ class Model:
             self._own[id(match)] = match, found
         return self._own[id(match)][1]
 
-    def _norm(self, site: Site, call: Call, layer: bool, residual: bool) -> Own:
+    def _norm(self, site: Site, match: Match, call: Call) -> Own:
+        facts = kernels.facts(call.op_type)
         size = site.op.cost(call).bytes_moved
         pass_us = self.device.pass_us(size)
+        if self.engine.name == RTX:  # one kernel there too, and a tensor beside ours is copied
+            return Own(self._kernels_us(match) if self.record else pass_us, pass_us + self.device.move_us(size))
         if self.engine.name != TORCH:
             # No time of TensorRT's norms is recorded. A norm there is taken for one pass over memory, and the Add
             # before it for another: only without that pass can our kernel be the faster one.
             y = math.prod(call.outputs[0].dims) * ELEMENT_BYTES[call.outputs[0].dtype]
-            before_us = self.device.pass_us(2 * y) + self.device.pass_us(3 * y) if residual else pass_us
+            before_us = self.device.pass_us(2 * y) + self.device.pass_us(3 * y) if facts["residual"] else pass_us
             return Own(before_us, pass_us + _NORM_US)
+        layer = bool(facts["layer"])
         return Own(pass_us + self.device.move_us(size) * (1 / _NORM_RATIOS[layer] - 1), pass_us + _NORM_US)
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
@@ -136,9 +145,29 @@ class Model:
         after_us = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
+        if self.engine.name == RTX:  # nobody has timed Myelin's kernels: they count as fast as ours, copies decide
+            normalised_us = self._normalised_us(match, call) if facts["pre_activated"] else 0.0
+            around_us = self._kernels_us(match) if self.record else normalised_us
+            return Own(after_us + around_us, after_us + self._joined_us(match, call))
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
+
+    def _kernels_us(self, match: Match) -> float:
+        """Time of the recorded kernels that compute nodes of a match beside its convolution. What they move there is
+        counted by `node_us`."""
+        assert self.record is not None
+        shares = self.record.of(label(n) for n in match.nodes)
+        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if not k.is_copy)
+
+    def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
+        """Time of the recorded kernels that move for a node; None where nothing is recorded, or where a fused node
+        makes one of its inputs, so that the compiler may decide otherwise."""
+        changed = any(wiring.source(t) in wiring.made for t in node.input)
+        if self.record is None or changed or label(node) not in self.record.known:
+            return None
+        shares = self.record.of([label(node)])
+        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if k.is_copy)
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost: a kernel of their own, or only what it writes
@@ -213,10 +242,16 @@ class Model:
         node that no other kernel takes in."""
         if not wiring.alive(node) or not node.input or not node.output:  # a damaged node costs nothing
             return 0.0
+        recorded_us = self._recorded_us(node, wiring)
+        if recorded_us is not None:
+            return recorded_us
         if node.op_type == "Concat" and self.engine.name == TORCH:
             return self._concat_us(node, wiring)
         if node.op_type == "Concat":
             return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
+        if node.op_type in RANGES:
+            wanted = sum(self.size_of(o) for o in node.output if o and self.graph.users(o))
+            return self.device.pass_us(2 * wanted) if wiring.copies_range(node) else 0.0
         if node.op_type in ENLARGED:
             if wiring.absorbed(node.output[0]):
                 return 0.0
@@ -258,10 +293,12 @@ class Model:
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
-        own = [n for m in matches for n in m.nodes if n.op_type == "Concat" or n.op_type in ENLARGED]
+        own = [n for m in matches for n in m.nodes if n.op_type in ("Concat", *ENLARGED, *RANGES)]
         found = {id(n): n for n in own}
         for node in own:
-            found |= {id(n): n for t in node.input for n in wiring.concats_of(t)}
+            found |= {
+                id(n): n for t in node.input for n in (wiring.concats_of(t) if node.op_type not in RANGES else ())
+            }
             before = [self.graph.producer(t) for t in node.input]
             found |= {id(n): n for n in before if n is not None and n.op_type in ENLARGED}
         for match in matches:
@@ -380,6 +417,7 @@ class Pricer:
         parts["neighbours"] = sum(model.node_us(n, plain) - model.node_us(n, wiring) for n in near.values())
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}
+        read |= {o for m in convs for o in m.outputs if o and self.model.engine.name == RTX}
         parts["widened"] = sum(model.widened_us(t, plain) - model.widened_us(t, wiring) for t in sorted(read))
         ends = {t for m in chosen for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
         parts["late_start"] = sum(model.late_us(t, plain) - model.late_us(t, wiring) for t in sorted(ends))

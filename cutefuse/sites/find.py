@@ -15,10 +15,11 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.clean import Cleaned, clean, unchanged
-from cutefuse.graph.read import Graph, label, subgraphs
+from cutefuse.graph.read import Graph, label, nodes_of, subgraphs
 from cutefuse.graph.shapes import check_shapes
 from cutefuse.kernels import Call
 from cutefuse.ops.function import fused_nodes, graph_call
+from cutefuse.ops.layouts import HWC8
 from cutefuse.ops.op import Cost, FusedOp
 from cutefuse.sites import conv, norm, quant
 from cutefuse.sites.match import Finder, Match, Operand, Refusal, filled, tensors_of
@@ -27,8 +28,12 @@ FUSED, REFUSED, EXCLUDED, MERGED, LEFT_OUT = "fused", "refused", "excluded", "me
 CAST_LIKE_OPSET = 15
 OWN_BODY = frozenset({"bfloat16", "float8_e4m3fn"})  # types that no other one shares a body with
 BODY_OPSET = 11  # from here on a body serves calls of every geometry
-FINDERS: tuple[Finder, ...] = (conv.ConvSites(), quant.QuantSites(), norm.NormSites())
-ALSO_ALONE: tuple[Finder, ...] = (conv.ConvSites(alone=True), *FINDERS[1:])
+
+
+def finders(alone: bool = False, layout: int = HWC8) -> tuple[Finder, ...]:
+    """One finder for each operator. `alone`: convolutions without any neighbour are sites too. `layout`: of the nodes
+    that convolutions become."""
+    return conv.ConvSites(alone, layout), quant.QuantSites(layout), norm.NormSites()
 
 
 @dataclass
@@ -132,20 +137,21 @@ class Site:
 
 
 def find_sites(
-    model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]] | None = None, alone: bool = False
-) -> tuple[Cleaned, list[Site]]:
+    model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]] | None = None, alone: bool = False,
+    layout: int = HWC8,
+) -> tuple[Cleaned, list[Site]]:  # fmt: skip
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
     They are found in a cleaned copy of the graph; their nodes are those of the model, its no-ops between them included.
-    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone`:
-    convolutions without any neighbour are candidates too.
+    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone`
+    and `layout`: see `finders`.
 
     Raises CutefuseError for a broken graph: a tensor defined twice, a cycle; and for shapes that contradict the model.
     """
     check_shapes(model, shapes or {})
     cleaned = clean(model, folder)
     order = {id(n): i for i, n in enumerate(cleaned.whole.nodes)}
-    sites = list(_scan(cleaned, order, ALSO_ALONE if alone else FINDERS))
+    sites = list(_scan(cleaned, order, finders(alone, layout)))
     if shapes:
         sized = cleaned.sized(shapes)
         for site in sites:
@@ -156,7 +162,7 @@ def find_sites(
     for title, body in _nested(model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
-            found = list(_scan(unchanged(Graph(inner, folder)), {}, FINDERS))
+            found = list(_scan(unchanged(Graph(inner, folder)), {}, finders()))
         except CutefuseError:  # a body that shadows names is legal ONNX; it is skipped
             continue
         for site in found:
@@ -212,7 +218,23 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     yield from bodies(model.graph.node)
     for function in model.functions:
         if function.domain != DOMAIN:
-            yield f"the local function '{function.name}'", onnx.GraphProto(node=function.node)
+            yield f"the local function '{function.name}'", _body_of(function)
+
+
+def _body_of(function: onnx.FunctionProto) -> onnx.GraphProto:
+    """The nodes of a local function as a graph. What a caller gives as an attribute has the function's own default, or
+    the operator's."""
+    given = {a.name: a for a in function.attribute_proto}
+    body = onnx.GraphProto(node=function.node)
+    for node in nodes_of(body):
+        for i in reversed(range(len(node.attribute))):
+            name, own = node.attribute[i].ref_attr_name, node.attribute[i].name
+            if name in given:
+                node.attribute[i].CopyFrom(given[name])
+                node.attribute[i].name = own
+            elif name:
+                del node.attribute[i]
+    return body
 
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
@@ -272,10 +294,10 @@ def _no_body(graph: Graph, site: Site, written: Mapping[str, _Shared]) -> str | 
         )
     for (name, values), (_, others) in zip(own.attrs, other.attrs, strict=True):
         if values != others:
+            remedy = "unpatch the model first" if name == "layout" else f"convert the model to opset {BODY_OPSET}"
             return (
                 f"its {name} are {list(values)}, those of another site of {call.op_type} {list(others)}, and one body "
-                f"cannot serve both in opset {graph.opset}; convert the model to opset {BODY_OPSET}, or use "
-                "--no-functions"
+                f"cannot serve both in opset {graph.opset}; {remedy}, or use --no-functions"
             )
     return None
 

@@ -9,7 +9,18 @@ namespace cutefuse::concat_conv {
 
 using namespace conv;
 
-enum { kAlpha = kConvAttrs, kLo, kHi, kChannelStarts, kUpsample, kOutputChannels, kTile, kAttrs };
+enum {
+  kAlpha = kConvAttrs,
+  kLo,
+  kHi,
+  kChannelStarts,
+  kUpsample,
+  kOutputChannels,
+  kResidualStart,
+  kLayout,
+  kTile,
+  kAttrs
+};
 
 constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"alpha", AttrKind::kFloats, 1, 1, 1, 0.01},          // LeakyRelu
@@ -18,6 +29,7 @@ constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"channel_starts", AttrKind::kInts, 1, kMaxSources, 1, 0.0},   // View: first channel of each source in its tensor
     {"upsample", AttrKind::kInts, 1, kMaxSources, 1, 1.0},         // View: nearest enlargement of each source
     {"output_channels", AttrKind::kInts, 1, kMaxOutputs, 1, 0.0},  // x<m>: channels of each output
+    {"residual_start", AttrKind::kInts, 1, 1, 1, 0.0},             // View: first channel of the residual in its tensor
 });
 
 }  // namespace cutefuse::concat_conv

@@ -20,7 +20,20 @@ constexpr Limit kLimits[] = {{kChannels, 1, 1 << 28},
                              {kDilations, 1, 1024}};
 
 // Every pixel stride is a multiple of this many elements.
-int vector_of(Type type) { return type == Type::kFloat32 ? 1 : 16 / size_of(type); }
+int vector_of(Problem const &p, Type type) { return p.dense || type == Type::kFloat32 ? 1 : 16 / size_of(type); }
+
+// Elements of a pixel whose tensor names no stride.
+std::int64_t pixel_elements(Problem const &p, Type type, std::int64_t channels) {
+  return p.dense ? channels : padded_channels(type, channels);
+}
+
+char const *check_layout(Op const &op, Call const &call, Problem &p) {
+  std::int64_t const layout = call.attrs[op.attrs.size - 2].ints[0];  // conv_attributes puts kLayoutAttr there
+  p.dense = layout == 1;
+  if (layout == 0 || (p.dense && p.layout == Layout::kChannelsLast)) return nullptr;
+  return sentence("%s: layout is %lld over %s tensors; write 0 (padded pixels) or, over channels-last ones, 1 (dense)",
+                  op.name, (long long)layout, p.layout == Layout::kChannelsLast ? "channels-last" : "other");
+}
 
 char const *check_geometry(Op const &op, Call const &call, Problem &p) {
   for (Attr attr : {kChannels, kPackedSizes}) {
@@ -65,8 +78,8 @@ char const *check_channels(Op const &op, Call const &call, Problem &p, int i) {
                     view ? "they must be positive and lie inside" : "they must be equal and positive");
   }
   std::int64_t const width = view && known(x.dims[1]) ? x.dims[1] : last;
-  int const vector = vector_of(p.type);
-  if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : padded_channels(p.type, width);
+  int const vector = vector_of(p, p.type);
+  if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : pixel_elements(p, p.type, width);
   if (p.ldx[i] < last || p.ldx[i] % vector != 0 || p.ldx[i] > (1 << 28) ||
       (x.ld != 0 && p.layout == Layout::kBlocks32)) {
     return sentence(
@@ -204,10 +217,11 @@ char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *v
   std::int64_t channels = 0;
   for (int i = 0; i < p.sources; ++i) {
     channels += p.C[i];
-    if (p.C[i] % vector == 0) continue;
+    if (p.C[i] % vector == 0 && p.ldx[i] % vector == 0) continue;
     return sentence(
-        "%s: source %d of a pre-activation has %d channels; %s takes multiples of %d; leave the normalisation outside",
-        op.name, i, p.C[i], name_of(p.type), vector);
+        "%s: source %d of a pre-activation has %d channels in pixels of %lld elements; %s takes multiples of %d; leave "
+        "the normalisation outside",
+        op.name, i, p.C[i], (long long)p.ldx[i], name_of(p.type), vector);
   }
   char const *const reason = check_vector(op, "pre-activation's scale", p.type, channels, vectors[0]);
   return reason != nullptr ? reason : check_vector(op, "pre-activation's shift", p.type, channels, vectors[1]);
@@ -215,19 +229,21 @@ char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *v
 
 }  // namespace
 
-char const *Checks::pixels(char const *what, Tensor const &y, Type type, int channels, std::int64_t *ld) const {
+char const *Checks::pixels(char const *what, Tensor const &y, Type type, int channels, std::int64_t *ld, int start,
+                           bool view) const {
   bool const blocks = type == Type::kInt8 && p.layout == Layout::kBlocks32;
   if (y.type != type || y.layout != (blocks ? Layout::kBlocks32 : Layout::kChannelsLast) || y.rank != 4) {
     return sentence("%s: the %s must be a %s %s tensor of rank 4, it is %s of rank %d; rebuild the engine", op.name,
                     what, blocks ? "kCHW32" : "channels-last", name_of(type), name_of(y.type), y.rank);
   }
-  *ld = y.ld != 0 ? y.ld : padded_channels(type, channels);
-  bool const whole = *ld >= padded_channels(type, channels) && *ld % vector_of(type) == 0 && *ld <= (1 << 28);
+  std::int64_t const width = view && y.dims[1] > start + channels ? y.dims[1] : start + channels;
+  *ld = y.ld != 0 ? y.ld : pixel_elements(p, type, width);
+  bool const whole = *ld >= pixel_elements(p, type, width) && *ld % vector_of(p, type) == 0 && *ld <= (1 << 28);
   if (blocks ? y.ld != 0 : !whole) {
-    return sentence("%s: %s pixels of %lld elements cannot hold %d channels in whole 16-byte vectors; pad the channels",
-                    op.name, what, (long long)*ld, channels);
+    return sentence("%s: %s pixels of %lld elements cannot hold %lld channels%s; pad the channels", op.name, what,
+                    (long long)*ld, (long long)width, p.dense ? "" : " in whole 16-byte vectors");
   }
-  std::int64_t const expected[4] = {p.N, channels, p.P, p.Q};
+  std::int64_t const expected[4] = {p.N, view ? width : channels, p.P, p.Q};
   for (int d = 0; d < 4; ++d) {
     if (!known(y.dims[d]) || !known(expected[d]) || y.dims[d] == expected[d]) continue;
     return sentence("%s: dimension %d of the %s is %lld, the convolution gives %lld; repair the model", op.name, d,
@@ -252,6 +268,7 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
                     quantised ? "int8 or float8_e4m3fn" : "float32, float16 or bfloat16");
   }
   Checks const checks{op, call, p};
+  if (char const *reason = check_layout(op, call, p)) return reason;
   if (char const *reason = check_geometry(op, call, p)) return reason;
   if (char const *reason = check_activation(op, call, p, family.alpha)) return reason;
   if (char const *reason = family.check_own(checks)) return reason;

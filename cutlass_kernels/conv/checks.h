@@ -9,12 +9,12 @@
 
 namespace cutefuse::conv {
 
-// The attributes with which the list of every convolution operator begins; kTileAttr ends it.
+// The attributes with which the list of every convolution operator begins; kLayoutAttr and kTileAttr end it.
 enum Attr { kChannels, kKernelShape, kStrides, kPads, kDilations, kPackedSizes, kConvAttrs };
 
 template <std::size_t kOwn>
-constexpr std::array<AttrSpec, kConvAttrs + kOwn + 1> conv_attributes(AttrSpec const (&own)[kOwn]) {
-  std::array<AttrSpec, kConvAttrs + kOwn + 1> all{{
+constexpr std::array<AttrSpec, kConvAttrs + kOwn + 2> conv_attributes(AttrSpec const (&own)[kOwn]) {
+  std::array<AttrSpec, kConvAttrs + kOwn + 2> all{{
       {"channels", AttrKind::kInts, 1, kMaxSources, 0, 0.0},
       {"kernel_shape", AttrKind::kInts, 2, 2, 0, 0.0},
       {"strides", AttrKind::kInts, 2, 2, 2, 1.0},
@@ -23,7 +23,7 @@ constexpr std::array<AttrSpec, kConvAttrs + kOwn + 1> conv_attributes(AttrSpec c
       {"packed_sizes", AttrKind::kInts, 1, kMaxSources, 0, 0.0},  // filter columns per source; the body splits by it
   }};
   for (std::size_t i = 0; i < kOwn; ++i) all[kConvAttrs + i] = own[i];
-  all.back() = kTileAttr;
+  all[kConvAttrs + kOwn] = kLayoutAttr, all.back() = kTileAttr;
   return all;
 }
 
@@ -38,8 +38,10 @@ struct Checks {
   Call const &call;
   Problem &p;
 
-  // A tensor like the output or a channel range of it: y, y_j or z.
-  char const *pixels(char const *what, Tensor const &given, Type type, int channels, std::int64_t *ld) const;
+  // A tensor of the output's pixels: y, y_j or z. `channels` from `start` on are those of the convolution; only a view
+  // may have more.
+  char const *pixels(char const *what, Tensor const &given, Type type, int channels, std::int64_t *ld, int start = 0,
+                     bool view = false) const;
 };
 
 // What differs between the convolution operators.

@@ -47,12 +47,14 @@ struct Problem {
   Type type, output_type;
   Layout layout;              // of all sources, and of an output of their type
   int start[kMaxSources];     // the first of a source's channels in its tensor
+  int residual_start;         // likewise of the residual's
   int upsample[kMaxSources];  // pixel (h,w) of the concatenation is pixel (h / upsample, w / upsample) of the source
   std::int64_t ldx[kMaxSources];  // elements between neighbouring pixels of each source
   std::int64_t ldy, ldz;          // ldy: of the first output
   OutputRange ranges[kMaxOutputs];
   float scale[kMaxSources], output_scale;  // of int8 and float8 tensors
   bool pre_activated;
+  bool dense;       // pixels hold their channels and no padding (kLayoutAttr is 1)
   bool small_sums;  // of int8: within 2^22 where they are brought to another source's unit, before and after
 };
 
@@ -120,9 +122,9 @@ inline bool one_sum_fits(Problem const &p) {
 }
 
 // Whether the pixels hold these channels alone. The lanes up to a whole vector are then padding and are written as
-// zeros; in wider pixels they are other channels and must not be written.
-CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {
-  return range.ld == padded_channels(type, range.last - range.first);
+// zeros; in wider pixels they are other channels and must not be written. Dense pixels have no such lanes.
+CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Problem const &p, OutputRange const &range) {
+  return !p.dense && range.ld == padded_channels(p.output_type, range.last - range.first);
 }
 
 // source_coordinate(at, upsample_multiplier(factor)) is at / factor in one multiplication, for 0 <= at < 2^15: the row

@@ -14,7 +14,7 @@ extern Op const op;
 
 namespace {
 
-enum { kInputScales = kConvAttrs, kOutputScale, kOutputType, kAlpha, kLo, kHi, kSumBound, kTile, kAttrs };
+enum { kInputScales = kConvAttrs, kOutputScale, kOutputType, kAlpha, kLo, kHi, kSumBound, kLayout, kTile, kAttrs };
 
 constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"input_scales", AttrKind::kFloats, 1, kMaxSources, 0, 0.0},  // one for each source

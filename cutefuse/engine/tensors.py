@@ -87,6 +87,18 @@ def layout_of(text: str) -> str:
     return "" if not text.strip() else "other"
 
 
+def _by_order(order: list[int]) -> str:
+    """Layout name of a stride order, the axis with 0 lying closest: [3, 0, 2, 1] is HWC, [3, 2, 1, 0] linear."""
+    rank = len(order)
+    if order == list(range(rank))[::-1]:
+        return "linear"
+    if rank > 2 and order == [rank - 1, 0, *range(rank - 2, 0, -1)]:
+        return "HWC"
+    if order == [4, 1, 0, 3, 2]:  # channels in blocks, each block of a pixel together
+        return "blocked HWC"
+    return f"order {','.join(map(str, order))}"
+
+
 def _dim(value: Any) -> int:
     try:
         size = int(value)
@@ -108,4 +120,9 @@ def tensor_of(value: Any) -> Tensor | None:
     form = str(value.get("Format", "")) or both
     shape = tuple(_dim(d) for d in dims) if isinstance(dims, list) else ()
     text = both or " ".join(filter(None, (form, kind)))
-    return Tensor(name, shape, dtype_of(kind), layout_of(form), text) if name or shape else None
+    place = layout_of(form)
+    if place == "other":  # Myelin: a word for the layout or none, and the order of the strides
+        found = re.search(r"stride order = \[([\d,]+)\]", form)
+        order = list(map(int, found[1].split(","))) if found else value.get("StrideOrder")
+        place = _by_order(order) if isinstance(order, list) and order else place
+    return Tensor(name, shape, dtype_of(kind), place, text) if name or shape else None
