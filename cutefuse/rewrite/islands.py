@@ -60,7 +60,7 @@ def lay(model: ModelProto, folder: Path) -> None:
     for node in graph.nodes:
         if fused_ports(node) is not None:
             _set_layout(node, HWC8)
-            if reason := kernels.reject(_call(graph, node, NHWC)):
+            if reason := _refused(graph, node, NHWC):
                 raise CutefuseError(f"'{label(node)}' cannot be turned to NHWC ({reason}); unpatch the model first")
             island.add(node)
     inside = _Sea(graph).agnostic_inside()
@@ -138,12 +138,15 @@ def lift(model: ModelProto, folder: Path) -> int:
     return count
 
 
-def _call(graph: Graph, node: NodeProto, layout: int) -> kernels.Call:
-    """The call of a fused convolution over NCHW tensors, for the judge."""
+def _refused(graph: Graph, node: NodeProto, layout: int) -> str | None:
+    """Why the kernels cannot run a fused convolution, whose tensors are NCHW so far, in a layout; None where they can,
+    and where types are not known."""
     call, images = graph_call(node, graph), fused_ports(node) or []
     inputs = [replace(t, layout=CHANNELS_LAST) if i in images else t for i, t in enumerate(call.inputs)]
     outputs = [Tensor(graph.dims(o) or (), graph.dtype(o) or "", CHANNELS_LAST) for o in node.output]
-    return kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [layout]})
+    if any(not t.dtype for t in (*inputs, *outputs)):
+        return None
+    return kernels.reject(kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [layout]}))
 
 
 def _is_shore(node: NodeProto, perm: Sequence[int]) -> bool:
