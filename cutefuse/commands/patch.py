@@ -24,7 +24,7 @@ from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
-from cutefuse.ops.layouts import AUTO, CHOICES
+from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
 from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
@@ -32,7 +32,7 @@ from cutefuse.rewrite.prove import failure, words
 from cutefuse.sites.causes import sentence
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
+from cutefuse.sites.engines import NEWEST
 from cutefuse.sites.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, Site
 
 BASES = {"profile": "a profile", "tuned": "times taken on this GPU", "model": "a model"}

@@ -19,7 +19,7 @@ def source_side(capacities: Capacities) -> set[Hashable]:
         parent = _reached(left)
         if SINK not in parent:
             return set(parent)
-        path = [SINK]
+        path: list[Hashable] = [SINK]
         while path[-1] != SOURCE:
             path.append(parent[path[-1]])
         steps = list(zip(path[1:], path, strict=False))
@@ -32,7 +32,7 @@ def source_side(capacities: Capacities) -> set[Hashable]:
 def _reached(left: Mapping[Hashable, Mapping[Hashable, float]]) -> dict[Hashable, Hashable]:
     """Node -> the one before it on a shortest way from SOURCE along edges with capacity left, up to SINK."""
     parent: dict[Hashable, Hashable] = {SOURCE: SOURCE}
-    waiting = deque([SOURCE])
+    waiting = deque[Hashable]([SOURCE])
     while waiting and SINK not in parent:
         node = waiting.popleft()
         for other, capacity in left[node].items():

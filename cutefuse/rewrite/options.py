@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cutefuse import kernels
-from cutefuse.ops.layouts import AUTO
+from cutefuse.ops.layouts import AUTO, TENSORRT
 from cutefuse.sites.choose import Pricing
-from cutefuse.sites.choose_engine import TENSORRT
 
 TAKES = ("single", "upsample", "ranges", "residual", "parallel", "pre_activation", "alone")
 

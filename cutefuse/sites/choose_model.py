@@ -13,20 +13,10 @@ from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.ops.conv_form import AFTER
+from cutefuse.ops.layouts import RTX, TENSORRT, TORCH
 from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
-from cutefuse.sites.choose_engine import (
-    ELEMENTWISE,
-    ENLARGED,
-    RANGES,
-    RTX,
-    TANH_SILU,
-    TENSORRT,
-    TORCH,
-    Engine,
-    Wiring,
-    is_between,
-    shortcut_fault,
-)
+from cutefuse.sites.choose_engine import ELEMENTWISE, ENLARGED, RANGES, Wiring, is_between, shortcut_fault
+from cutefuse.sites.engines import TANH_SILU, Engine
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Joined, Match, tensors_of
 
@@ -210,8 +200,8 @@ class Model:
         if node.op_type == "Concat":
             return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
         if node.op_type in RANGES:
-            read = sum(self.size_of(o) for o in node.output if o and self.graph.users(o))
-            return self.device.pass_us(2 * read) if wiring.copies_range(node) else 0.0
+            size = sum(self.size_of(o) for o in node.output if o and self.graph.users(o))
+            return self.device.pass_us(2 * size) if wiring.copies_range(node) else 0.0
         if node.op_type in ENLARGED:
             if wiring.absorbed(node.output[0]):
                 return 0.0
