@@ -33,9 +33,7 @@ from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 SUFFIX = ".nhwc"
 _REPAIR = "the model was changed after it was patched; patch the original again"
 _FREE = 1e-6  # the price of a Transpose that is a view: fewer are better where nothing else tells
-_SPATIAL = frozenset(
-    "Conv ConvTranspose MaxPool AveragePool GlobalMaxPool GlobalAveragePool Resize Upsample BatchNormalization".split()
-)
+_SPATIAL = frozenset("Conv ConvTranspose MaxPool AveragePool Resize Upsample BatchNormalization".split())
 
 
 def layouts(model: ModelProto) -> set[int]:

@@ -27,6 +27,7 @@ ELEMENTWISE = (
 VECTOR = 8  # channels to which our pixels are padded
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
+MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
 _SEEN_THROUGH = ("Identity", "Dropout")
 
