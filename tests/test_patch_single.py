@@ -244,7 +244,7 @@ REFUSED = {
     "transposed and normalised": (
         "x = ConvTranspose(b, w) z = BatchNormalization(x, gamma, beta, mean, var) y = Relu(z)", {"w": (16, 12, 3, 3)},
         "ConvTranspose"),
-    "a computed filter": ("u = Relu(w) x = Conv(b, u) y = Relu(x)", {"w": (12, 16, 3, 3)}, "computed at run time"),
+    "a computed filter": ("u = Relu(w) x = Conv(b, u) y = Relu(x)", {"w": (12, 16, 3, 3)}, "made of constants by Relu"),
     "a computed bias": ("u = RandomNormalLike(k) x = Conv(b, w, u) y = Relu(x)", {"w": (12, 16, 3, 3), "k": (12,)},
                         "the bias 'u' is computed at run time"),
     "a huge filter": ("x = Conv<pads=[20,20,20,20]>(b, w) y = Relu(x)", {"w": (4, 16, 33, 33)},

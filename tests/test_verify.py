@@ -11,7 +11,7 @@ import pytest
 from graphs import bn_weights, graph, run_patch, weights
 
 import models
-from cutefuse.commands.patch import show
+from cutefuse.commands.patch_words import show
 from cutefuse.graph.closeness import compare
 from cutefuse.sites import conv_facts
 

@@ -122,7 +122,7 @@ def judge_device(name: str, major: int, minor: int) -> Finding:
 
 
 def check_tensorrt() -> list[Finding]:
-    """trtexec and the Python package: either builds engines."""
+    """trtexec, the Python package and TensorRT for RTX: each builds engines."""
     found = []
     path = trtexec.find()
     if path is None:
@@ -138,6 +138,9 @@ def check_tensorrt() -> list[Finding]:
     found.append(
         check_package("tensorrt", "pip install tensorrt (builds engines from Python where trtexec is not there)")
     )
+    reason = rtx.available()
+    text = f"{rtx.version()}: builds engines, {'which run on this GPU' if not rtx.cannot_run() else 'runs none here'}"
+    found.append(Finding(rtx.NAME, OPTIONAL, *reason.split("; ")) if reason else Finding(rtx.NAME, OK, text))
     return found
 
 

@@ -237,7 +237,7 @@ def _converted(request: Request, shelf: Shelf) -> Path:
     external = uses_external_data(model)
     model, *_ = to_float16(model, request.model.parent, request.patch.keep_float32)
     path = shelf.folder(Graph(PLAIN, request.model)) / request.model.name
-    with writer(path, external) as out:
-        out.save(model, request.model.parent)
+    with writer(path, external, request.model) as out:
+        out.save(model)
         out.commit()
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -27,8 +26,7 @@ Store = Callable[[str, np.ndarray], str]  # keeps a new constant under a name li
 
 def fused_ports(node: NodeProto) -> list[int] | None:
     """The inputs of a fused convolution that are images; None for another node."""
-    found: dict[str, Any] = facts(node.op_type) if node.domain == DOMAIN else {}
-    if found.get("kind") != "convolution":
+    if node.domain != DOMAIN or (found := facts(node.op_type))["kind"] != "convolution":
         return None
     return [*range(found["sources"]), *([len(node.input) - 1] if found["residual"] else [])]
 

@@ -32,7 +32,7 @@ def source_side(capacities: Capacities) -> set[Hashable]:
 def _reached(left: Mapping[Hashable, Mapping[Hashable, float]]) -> dict[Hashable, Hashable]:
     """Node -> the one before it on a shortest way from SOURCE along edges with capacity left, up to SINK."""
     parent: dict[Hashable, Hashable] = {SOURCE: SOURCE}
-    waiting = deque[Hashable]([SOURCE])
+    waiting: deque[Hashable] = deque([SOURCE])
     while waiting and SINK not in parent:
         node = waiting.popleft()
         for other, capacity in left[node].items():

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,18 +21,21 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.clean import tidy
 from cutefuse.graph.faults import met
 from cutefuse.graph.read import Graph, op_counts
+from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.graph.store import (
     EXTERNAL_LIMIT,
     check_apart,
+    check_written,
     data_path,
     load_model,
     sha256_of,
+    size_of,
     uses_external_data,
     writer,
 )
 from cutefuse.ops import operators
 from cutefuse.ops.layouts import NAMES, NHWC, TENSORRT, TORCH, layout_of, rule_of
-from cutefuse.output import check_named, write_text
+from cutefuse.output import check_named, real, write_text
 from cutefuse.rewrite import islands, tanh_silu
 from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
 from cutefuse.rewrite.functions import add_bodies
@@ -114,10 +117,13 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     islands.mark(model, layout)  # `islands.lay` makes it true, once more is fused
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
-    if conversion and conversion["scope"] == "model" and options.verify and not options.dry_run:
+    whole = conversion is not None and conversion["scope"] == "model" and conversion["changed"]
+    if whole and options.verify and not options.dry_run:
         converted = onnx.ModelProto()
         converted.CopyFrom(model)
-    graph, sites, cleaning = _found(model, source.parent, options, layout)
+    assumed, still_open = batch_of_one(model, options.shapes), open_inputs(model)
+    sizes = {**assumed, **options.shapes}
+    graph, sites, cleaning = _found(model, source.parent, options, sizes, layout)
     judge_device(sites, options.sm)
     forms = {form for s in sites if s.match for form in s.match.takes}
     _select(sites, options)
@@ -138,6 +144,7 @@ def patch(source: Path, output: Path, options: Options) -> Result:
             site.tile = tile
     unused = [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(model_of.engine))]
     report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed, layout)
+    report["assumed_shapes"], report["open_inputs"] = assumed, {n: d for n, d in still_open.items() if n not in sizes}
     writes = bool(fused or rewritten or turned) and not options.dry_run
 
     def complete() -> str:
@@ -168,12 +175,22 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     return Result(sites, report, written, 1 if failed else 0 if fused or rewritten or turned else 3)
 
 
+def plain_model(source: Path, options: Options) -> onnx.ModelProto:
+    """The model with nothing fused, in the type that the options ask for: what a patched one is compared with.
+
+    Raises CutefuseError for a model that cannot be read or converted.
+    """
+    model = load_model(source)
+    islands.lift(model, source.parent)
+    return _converted(model, source, options)[0]
+
+
 def _check(source: Path, output: Path, options: Options) -> None:
     """Refuse what needs no look into the model: a GPU without kernels, and paths that would overwrite something."""
     if reason := kernels.reject_device(options.sm):
         raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
     check_named(output)
-    if output.resolve() == source.resolve():
+    if real(output) == real(source):
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     if (other := _reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
         raise CutefuseError(f"{report_path(output)} is the report of {other}; choose another -o, or move that report")
@@ -194,15 +211,16 @@ def _converted(model: onnx.ModelProto, source: Path, options: Options) -> tuple[
 
 
 def _found(
-    model: onnx.ModelProto, folder: Path, options: Options, layout: int
+    model: onnx.ModelProto, folder: Path, options: Options, sizes: Mapping[str, Sequence[int]], layout: int
 ) -> tuple[Graph, list[Site], dict[str, Any]]:
     """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
     alone = options.engine == TORCH  # whose convolutions do not even add their bias
-    cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
-    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
+    cleaned, sites = find_sites(model, folder, sizes, alone, layout)
+    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note,
+                "stale_sizes": cleaned.stale}  # fmt: skip
     if options.clean:
         tidy(model, cleaned)
-        cleaned, sites = find_sites(model, folder, options.shapes, alone, layout)
+        cleaned, sites = find_sites(model, folder, sizes, alone, layout)
     return cleaned.whole, sites, cleaning
 
 
@@ -260,9 +278,9 @@ def _write(
     """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
-    packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
-    external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
-    with writer(output, external) as out:
+    packed = _packed_bytes(sites) if size_of(model) > 1 << 30 else 0
+    external = external or size_of(model) + packed > EXTERNAL_LIMIT
+    with writer(output, external, source) as out:
         if any(s.status == FUSED for s in sites):
             apply_sites(graph, sites, doomed, out, report["input"]["sha256"])
         tanh_silu.write(model, silus)
@@ -270,14 +288,16 @@ def _write(
             islands.lay(model, source.parent)
         if options.functions:
             add_bodies(model, graph, new_calls(sites), turned)
-        out.save(model, source.parent)
+        written = out.save(model)
+        if options.dtype:
+            check_written(written, source)
         if options.verify:
             report["verify"] = prove(
                 source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed,
                 [s.dtype for s in silus],
             )  # fmt: skip
             if not report["verify"]["passed"]:
-                write_text(report_path(output), complete())
+                write_text(report_path(output), complete(), [source])
                 return None
         out.text(report_path(output), complete())
         out.commit()
@@ -311,7 +331,8 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options, conversion:
 
 def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
     engine = engine_of(options.engine, options.trt_version, options.sm)
-    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims)
+    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims,
+                 options.compiled)  # fmt: skip
 
 
 def _fuses_tanh(engine: Engine) -> bool:
@@ -350,6 +371,8 @@ def _select(sites: Sequence[Site], options: Options) -> None:
             continue
         if reason := _excluded(site, options):
             site.refuse(EXCLUDED, reason)
+        elif reason := options.outweighed.get(site.name, ""):
+            site.refuse(LEFT_OUT, reason)
 
 
 def _excluded(site: Site, options: Options) -> str:

@@ -221,7 +221,7 @@ def _not_constant(graph: Graph, what: str, tensor: str) -> str | None:
     if dequantises(graph.producer(tensor), graph):
         return f"quantised site: the {what} is dequantised in the graph, TensorRT fuses that itself"
     if not graph.is_constant(tensor) or (tensor not in graph.initializers and graph.constant(tensor) is None):
-        return f"the {what} '{tensor}' is computed at run time; only constants can be packed"
+        return f"the {what} '{tensor}' {graph.not_constant(tensor)}; only constants can be packed"
     return None
 
 

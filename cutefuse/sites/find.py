@@ -15,7 +15,7 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.clean import Cleaned, clean, unchanged
-from cutefuse.graph.read import Graph, label, subgraphs
+from cutefuse.graph.read import Graph, label, nodes_of, subgraphs
 from cutefuse.graph.shapes import check_shapes
 from cutefuse.kernels import Call
 from cutefuse.ops.function import fused_nodes, graph_call
@@ -50,6 +50,7 @@ class Site:
     bytes_saved: int | None = 0  # None where sizes are not known
     sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
     gain_us: float | None = None  # what fusing it should save while the other sites stay as they are; None: not known
+    gain_parts: dict[str, float] = field(default_factory=dict)  # what gain_us is the sum of
     basis: str = ""  # of gain_us: "profile", "tuned" or "model"
     tile: int = 0  # id of the tile that was chosen here, which the node asks for; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
@@ -129,6 +130,7 @@ class Site:
             "bytes_moved": cost.bytes_moved if cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
             "gain_us": self.gain_us,
+            "gain_parts": {part: round(us, 3) for part, us in self.gain_parts.items()},
             "tile": self.tile,
             "basis": self.basis,
         }
@@ -216,7 +218,23 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     yield from bodies(model.graph.node)
     for function in model.functions:
         if function.domain != DOMAIN:
-            yield f"the local function '{function.name}'", onnx.GraphProto(node=function.node)
+            yield f"the local function '{function.name}'", _body_of(function)
+
+
+def _body_of(function: onnx.FunctionProto) -> onnx.GraphProto:
+    """The nodes of a local function as a graph. What a caller gives as an attribute has the function's own default, or
+    the operator's."""
+    given = {a.name: a for a in function.attribute_proto}
+    body = onnx.GraphProto(node=function.node)
+    for node in nodes_of(body):
+        for i in reversed(range(len(node.attribute))):
+            name, own = node.attribute[i].ref_attr_name, node.attribute[i].name
+            if name in given:
+                node.attribute[i].CopyFrom(given[name])
+                node.attribute[i].name = own
+            elif name:
+                del node.attribute[i]
+    return body
 
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:

@@ -82,13 +82,13 @@ struct Target {
 
 // Calls f(row, n) for each pixel of the tile that exists and the column n of this thread: neighbouring lanes have
 // neighbouring channels, which may lie anywhere.
-template <class Traits, class F>
+template <class Traits, int kAtOnce, class F>
 __device__ __forceinline__ void each_of_column(Params const &params, Place const &place, F const &f) {
   constexpr int kN = Traits::kN, kRows = Traits::kThreads / kN;
   static_assert(Traits::kThreads % kN == 0 && Traits::kM % kRows == 0);
   int const n = place.thread % kN, first = place.thread / kN;
   int const rows = min(Traits::kM, params.problem.N * params.problem.P * params.problem.Q - place.m0);
-#pragma unroll 4
+#pragma unroll kAtOnce
   for (int row = first; row < rows; row += kRows) f(row, n);
 }
 
@@ -107,7 +107,8 @@ __device__ __forceinline__ void load_residual(Params const &params, Staging cons
       g2s(&sY(row, n), z + (exists ? m * p.ldz + k : 0), exists ? 16 : 0);
     }
   } else {
-    each_of_column<Traits>(params, place, [&](int row, int n) {
+    constexpr int kAtOnce = sizeof(Output) == 4 ? 1 : 4;  // what cp.async copies needs no register to arrive in
+    each_of_column<Traits, kAtOnce>(params, place, [&](int row, int n) {
       bool const exists = place.n0 + n < p.K;
       Output const *const from = z + (exists ? (place.m0 + row) * p.ldz + place.n0 + n : 0);
       if constexpr (sizeof(Output) == 4) {
@@ -213,7 +214,7 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
   if (alone >= p.K || Target<Output>(params, alone / kVector * kVector).whole) return;
   Target<Output> const target(params, alone);
   Output *const to = target.y + int64_t(place.m0) * target.ld;
-  each_of_column<Traits>(params, place, [&](int row, int column) { to[row * target.ld] = sY(row, column); });
+  each_of_column<Traits, 4>(params, place, [&](int row, int column) { to[row * target.ld] = sY(row, column); });
 }
 
 }  // namespace cutefuse::conv

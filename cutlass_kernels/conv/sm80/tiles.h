@@ -33,7 +33,7 @@ struct Tile {
   // allow.
   int copy_bytes;
   // The cost model: the time that a block takes alone on a multiprocessor, for every channel of the reduction, and for
-  // its start and end. Fitted on an H200 to the shapes of docs/measured.md.
+  // its start and end. Fitted on an H200 to the shapes of benchmarks/conv_shapes.json.
   double channel_ns, block_us;
   int halo_rows;  // > 0: the taps of a filter row share their pixels, and a stage holds up to m + halo_rows of them
   Sums sums;
