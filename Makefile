@@ -26,8 +26,10 @@ setup: $(VENV)/.ready build
 $(VENV)/.ready: pyproject.toml Makefile scripts/link_package.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q "cmake>=3.24" ninja "scikit-build-core>=0.10" $$($(BIN)/python scripts/requirements.py test lint)
+	$(BIN)/python -m pip install -q "cmake>=3.24" ninja "scikit-build-core>=0.10" $$($(BIN)/python scripts/requirements.py dependencies test lint)
 	$(BIN)/python -m pip install -q --no-deps nvidia-cutlass==4.2.0.0  # headers alone, without its Python dependencies
+	$(BIN)/python -m pip install -q --no-deps $$($(BIN)/python scripts/requirements.py rtx) || \
+	  echo "TensorRT for RTX is not installed: pip has no wheel of it for this machine, or no network"
 	$(BIN)/python scripts/link_package.py
 	touch $@
 

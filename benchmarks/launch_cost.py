@@ -142,12 +142,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def text(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table; a peer that was not measured is a dash."""
+    """The rows as a Markdown table; a peer that was not measured is a dash, or no column where no row has it."""
     from benchmarks.lib import markdown
 
-    lines = [["shape", "sources", "tile", *(c.removesuffix("_us") for c in COLUMNS)]]
+    columns = [c for c in COLUMNS if any(c in row for row in rows)]
+    lines = [["shape", "sources", "tile", *(c.removesuffix("_us") for c in columns)]]
     for row in rows:
-        times = [f"{row[c]:.2f}" if c in row else "-" for c in COLUMNS]
+        times = [f"{row[c]:.2f}" if c in row else "-" for c in columns]
         lines.append([row["shape"], str(row["sources"]), row["tile"], *times])
     return "\n".join(markdown.grid(lines))
 

@@ -6,21 +6,35 @@ import ctypes
 import importlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cutefuse.errors import CutefuseError
+from cutefuse.errors import CutefuseError, VerificationError
+
+if TYPE_CHECKING:
+    from cutefuse.rewrite.in_memory import Patched, patch
+    from cutefuse.rewrite.surgeon import patch_graph
 
 __version__ = "0.2.0"
-__all__ = ["CutefuseError", "patch_graph", "plugin_path", "__version__"]
+__all__ = [
+    "CutefuseError", "Patched", "VerificationError", "patch", "patch_graph", "plugin_path", "__version__",
+]  # fmt: skip
 
 # name -> the module that has it, imported when someone asks: `import cutefuse` alone stays cheap.
-_ON_DEMAND = {"patch_graph": "cutefuse.rewrite.surgeon"}
+_ON_DEMAND = {
+    "Patched": "cutefuse.rewrite.in_memory", "patch": "cutefuse.rewrite.in_memory",
+    "patch_graph": "cutefuse.rewrite.surgeon",
+}  # fmt: skip
+
+if not TYPE_CHECKING:  # a checker that saw it would take any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _ON_DEMAND:
+            raise AttributeError(f"module 'cutefuse' has no attribute '{name}'")
+        return getattr(importlib.import_module(_ON_DEMAND[name]), name)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ON_DEMAND:
-        raise AttributeError(f"module 'cutefuse' has no attribute '{name}'")
-    return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})
 
 
 def plugin_path(name: str = "libcutefuse.so") -> Path:

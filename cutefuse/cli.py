@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 # command -> a line that can be typed.
 EXAMPLES: dict[str, str] = {
-    "patch": "cutefuse patch model.onnx --verify",
+    "patch": "cutefuse patch model.onnx --dtype fp16 --verify",
     "unpatch": "cutefuse unpatch model.cutefuse.onnx -o model.plain.onnx",
     "diff": "cutefuse diff model.onnx model.cutefuse.onnx",
     "doctor": "cutefuse doctor",
@@ -66,10 +66,11 @@ EXIT_CODES: dict[int, str] = {
 }
 
 FIRST_STEPS = """a first time, each command naming the next:
-  cutefuse patch model.onnx --verify             # -> model.cutefuse.onnx, equal to the model
-  cutefuse process model.onnx plain/             # build, profile and report the model as it was
-  cutefuse process model.cutefuse.onnx patched/  # and the patched one
-  cutefuse compare plain/ patched/               # what was fused, where the time moved"""
+  cutefuse patch model.onnx --dtype fp16 --verify  # float32 export -> model.cutefuse.onnx in float16, fused, compared
+  cutefuse unpatch model.cutefuse.onnx             # -> model.plain.onnx, in float16 too, to compare with
+  cutefuse process model.plain.onnx plain/         # build, profile and report it
+  cutefuse process model.cutefuse.onnx patched/    # and the patched one
+  cutefuse compare plain/ patched/                 # what was fused, where the time moved"""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -40,7 +40,7 @@ def run_command(command: Callable[[], int | None]) -> int:
         with waiting(" ".join([Path(sys.argv[0]).name, *sys.argv[1:3]])):
             return command() or 0
     except CutefuseError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)  # a name may hold a newline
         return error.exit_code
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)

@@ -221,7 +221,8 @@ def reject(call: Call) -> str | None:
 
 
 def workspace_bytes(call: Call) -> int:
-    """Bytes of device workspace with which every tile does its best, for this call and every larger image.
+    """Bytes of device workspace with which every tile does its best, for this call and every larger image; for a call
+    of known sizes without a device (`sm` 0), those of the tile that is ranked first, for this image.
 
     -1 when the call is rejected.
     """

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import functools
 import json
 import math
+import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,33 @@ def check_named(path: Path) -> None:
         raise CutefuseError(f"'{path}' is a folder; give the path of a file")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole text file or nothing: beside first, then renamed. Raises CutefuseError where that is impossible."""
+def real(path: Path) -> Path:
+    """The path without symbolic links. Raises CutefuseError for links in a circle, and a name that no file can have."""
+    try:
+        os.stat(path)
+    except ValueError:  # a NUL
+        raise CutefuseError(f"{str(path)!r} is no name of a file; choose another path") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CutefuseError(f"{path} is a symbolic link in a circle; choose another path") from None
+    return Path(os.path.realpath(path))
+
+
+def as_private(made: Path, *sources: Path) -> None:
+    """Let nobody read a file who may not read all that it was made from."""
+    allowed = [os.stat(s).st_mode for s in sources if os.path.exists(s)]
+    os.chmod(made, functools.reduce(operator.and_, allowed, os.stat(made).st_mode & 0o777))
+
+
+def write_text(path: Path, text: str, sources: Sequence[Path] = ()) -> None:
+    """Write a whole text file or nothing: beside first, then renamed; as private as its sources. Raises CutefuseError
+    where that is impossible."""
     check_named(path)
     check_replaceable(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")
+        as_private(part, *sources)
         os.replace(part, path)
     except OSError as error:
         with contextlib.suppress(OSError):  # its name may be the fault

@@ -42,3 +42,11 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: S
 def scaled(figure: float | None, unit: float) -> str:
     """A figure in a unit, with three digits; "?" for one that is not known."""
     return "?" if figure is None else f"{figure / unit:.3g}"
+
+
+def time_text(time_us: float) -> str:
+    """A time with its unit: 412.5 µs, 39.8 ms, 2.62 s."""
+    for limit, unit in ((1e6, "s"), (1e4, "ms")):
+        if abs(time_us) >= limit:
+            return f"{time_us / (1e6 if unit == 's' else 1e3):.4g} {unit}"
+    return f"{time_us:.1f} µs"

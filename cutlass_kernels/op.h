@@ -174,7 +174,8 @@ struct Op {
   Span<Config> configs_table;
   Span<Retired> retired;
   char const *(*reject)(Call const &call);
-  // Bytes with which every tile does its best, for this image and every larger one: what a builder promises.
+  // What a builder promises: bytes with which every tile does its best, for this image and every larger one. Where no
+  // device is named and every size is known, those of the tile that is ranked first, for this image.
   std::int64_t (*workspace_bytes)(Call const &call);
   // Writes the ids of the legal tiles, best guess first; returns how many there are (never more than configs_table).
   std::int32_t (*configs)(Call const &call, std::int32_t *ids, std::int32_t capacity);

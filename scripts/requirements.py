@@ -1,4 +1,4 @@
-"""Print the dependencies of pyproject.toml and of the named extras: what a development checkout installs.
+"""Print lists of pyproject.toml: the `dependencies`, and the named extras; what a development checkout installs.
 
 The package itself is run from the checkout, so that `make test` tests the files one edits.
 """
@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 
-def requirements(pyproject: str, extras: list[str]) -> list[str]:
-    """The requirement strings of the `dependencies` list and of the given extras (tomllib needs Python 3.11)."""
-    wanted = ["dependencies", *extras]
+def requirements(pyproject: str, wanted: list[str]) -> list[str]:
+    """The requirement strings of the lists of these names (tomllib needs Python 3.11)."""
     found = []
     for name in wanted:
         block = re.search(rf"^{name} = \[(.*?)\]", pyproject, re.M | re.S)

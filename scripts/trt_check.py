@@ -11,6 +11,7 @@ import onnx  # noqa: E402
 
 import models  # noqa: E402
 from cutefuse.commands.trt_check import check, exit_code  # noqa: E402
+from cutefuse.engine import rtx  # noqa: E402
 from cutefuse.engine.build import choose_backend  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 from cutefuse.output import make_folder  # noqa: E402
@@ -30,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         if unknown := set(args.models) - set(models.names()):
             raise CutefuseError(f"there is no model {min(unknown)}; choose from {', '.join(models.names())}")
-        choose_backend("auto")  # before anything is written
+        if choose_backend("auto") == "rtx":  # before anything is written
+            rtx.module()  # says so where no GPU can run its engines
         make_folder(args.outdir)
         paths = [args.outdir / f"{name}_{dtype}.onnx" for name in args.models for dtype in args.dtypes]
         for path in paths:

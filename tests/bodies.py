@@ -15,7 +15,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, helper, numpy_helper
 
 from cutefuse.kernels import Call, Tensor
-from cutefuse.ops.conv_call import NHWC, TO_NHWC
+from cutefuse.ops.layouts import NHWC, TO_NHWC
 from cutefuse.ops.op import FusedOp
 
 # Attributes in which the parser (onnx-tensorrt 10.1 and 10.10) resolves `ref_attr_name`: those that an importer reads

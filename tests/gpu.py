@@ -121,35 +121,37 @@ class Buffer:
         return intact.all()
 
 
-def padded(channels: int, dtype: str) -> int:
-    """Channels of one dense channels-last pixel: kHWC8 for 16-bit types, kHWC16 for 8-bit ones, kHWC for float32."""
-    step = {"float32": 1, "int8": 16, FLOAT8: 16}.get(dtype, 8)
+def padded(channels: int, dtype: str, dense: bool = False) -> int:
+    """Elements of a pixel that holds so many channels: kHWC8 for 16-bit types, kHWC16 for 8-bit ones, kHWC for float32;
+    `dense`, the channels alone."""
+    step = 1 if dense else {"float32": 1, "int8": 16, FLOAT8: 16}.get(dtype, 8)
     return -(-channels // step) * step
 
 
-def to_channels_last(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
-    """An NCHW torch tensor as a guarded channels-last operand whose pad lanes hold NaN."""
-    n, c, h, w = x.shape
-    ld = padded(c, dtype)
-    buffer = Buffer.of(n * h * w * ld, dtype, poison(dtype))
-    buffer.view.view(n, h, w, ld)[..., :c] = x.permute(0, 2, 3, 1)
-    return buffer, kernels.Tensor((n, c, h, w), dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
-
-
-def to_channel_range(x: Any, dtype: str, start: int, tail: int) -> tuple[Buffer, kernels.Tensor]:
-    """The same as channels [start, start + C) of a tensor with `tail` more, all NaN; the operand is the wide one."""
+def to_channel_range(
+    x: Any, dtype: str, start: int = 0, tail: int = 0, dense: bool = False
+) -> tuple[Buffer, kernels.Tensor]:
+    """An NCHW torch tensor as channels [start, start + C) of a guarded channels-last operand with `tail` more; those,
+    and pad lanes, hold NaN. The operand is the wide tensor."""
     n, c, h, w = x.shape
     wide = start + c + tail
-    ld = padded(wide, dtype)
-    buffer = Buffer.of(n * h * w * ld, dtype, float("nan"))
+    ld = padded(wide, dtype, dense)
+    buffer = Buffer.of(n * h * w * ld, dtype, poison(dtype))
     buffer.view.view(n, h, w, ld)[..., start : start + c] = x.permute(0, 2, 3, 1)
     return buffer, kernels.Tensor((n, wide, h, w), dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
 
 
-def empty_channels_last(shape: tuple[int, int, int, int], dtype: str) -> tuple[Buffer, kernels.Tensor]:
+def to_channels_last(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
+    """An NCHW torch tensor as a guarded channels-last operand whose pad lanes hold NaN."""
+    return to_channel_range(x, dtype)
+
+
+def empty_channels_last(
+    shape: tuple[int, int, int, int], dtype: str, dense: bool = False
+) -> tuple[Buffer, kernels.Tensor]:
     """A NaN-poisoned channels-last output."""
     n, c, h, w = shape
-    buffer = Buffer.of(n * h * w * padded(c, dtype), dtype, poison(dtype))
+    buffer = Buffer.of(n * h * w * padded(c, dtype, dense), dtype, poison(dtype))
     return buffer, kernels.Tensor(shape, dtype, kernels.CHANNELS_LAST, buffer.view.data_ptr())
 
 
@@ -160,8 +162,10 @@ def to_linear(x: Any, dtype: str) -> tuple[Buffer, kernels.Tensor]:
     return buffer, kernels.Tensor(tuple(x.shape), dtype, kernels.LINEAR, buffer.view.data_ptr())
 
 
-def from_channels_last(buffer: Buffer, shape: tuple[int, int, int, int], dtype: str) -> tuple[Any, Any]:
+def from_channels_last(
+    buffer: Buffer, shape: tuple[int, int, int, int], dtype: str, dense: bool = False
+) -> tuple[Any, Any]:
     """(NCHW values, pad lanes) of a channels-last output."""
     n, c, h, w = shape
-    pixels = buffer.view.view(n, h, w, padded(c, dtype))
+    pixels = buffer.view.view(n, h, w, padded(c, dtype, dense))
     return pixels[..., :c].permute(0, 3, 1, 2), pixels[..., c:]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from cutefuse import kernels
 from cutefuse.host import Host, Input, Raw
@@ -28,6 +31,8 @@ def attributes(channels: tuple[int, ...], **changes: Any) -> dict[str, Any]:
         "channel_starts": [0],
         "upsample": [1],
         "output_channels": [0],
+        "residual_start": [0],
+        "layout": [0],
     }
     return attrs | changes
 
@@ -41,6 +46,29 @@ def inputs_of(attrs: dict[str, Any], dtype: str = "float16", dynamic: bool = Tru
         for c in attrs["channels"]
     ]
     return [*sources, Input((FILTERS, sum(attrs["packed_sizes"])), dtype), Input((FILTERS,), "float32")]
+
+
+def has_layouts(op_type: str) -> bool:
+    """Whether nodes of this op_type say how their images lie."""
+    return any(a["name"] == "layout" for a in kernels.operator_of(op_type)["attributes"])
+
+
+def in_layout(call: kernels.Call, layout: int) -> kernels.Call:
+    """The call as a node of that layout has it: attribute written and, in layout 1, images NHWC."""
+    if layout == 0:
+        return call
+    tensors = [[replace(t, dims=to_node(t.dims)) for t in some] for some in (call.inputs, call.outputs)]
+    return replace(call, inputs=tensors[0], outputs=tensors[1], attrs={**call.attrs, "layout": [1]}, _keep=[])
+
+
+def to_node(dims: Any) -> tuple[int, ...]:
+    """NHWC sizes of NCHW ones; what is no image stays."""
+    return tuple(dims[i] for i in (0, 2, 3, 1)) if len(dims) == 4 else tuple(dims)
+
+
+def as_node(array: np.ndarray, layout: int) -> np.ndarray:
+    """An NCHW operand as a node of that layout takes or gives it; what is no image stays."""
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1)) if layout == 1 and array.ndim == 4 else array
 
 
 def build(host: Host, sources: int = 2, dtype: str = "float16", activation: str = "Relu", **changes: Any) -> Any:

@@ -31,7 +31,8 @@ class Problem:
     """N H W, channels of each source, K R S, and the convolution's attributes; `activation` is a suffix of op_type.
 
     H and W are those of the concatenation. A view's source i has H / upsample[i] rows and lies in a tensor with
-    `starts[i]` channels before it and `tail` after it. `residual` is "", "before" or "after" the activation.
+    `starts[i]` channels before it and `tail` after it, its residual in one with `residual_start` channels before it and
+    `tail` after it. `residual` is "", "before" or "after" the activation. `dense`: pixels hold no padding (layout 1).
     """
 
     N: int
@@ -52,14 +53,20 @@ class Problem:
     residual: str = ""
     outputs: tuple[int, ...] = ()
     pre_activated: bool = False
+    dense: bool = False
+    residual_start: int = 0
 
     @property
     def op_type(self) -> str:
         """Cute[View|Pre]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
-        view = "View" if self.starts or self.upsample else "Pre" if self.pre_activated else ""
+        view = "View" if self.is_view else "Pre" if self.pre_activated else ""
         several = f"x{len(self.outputs)}" if self.outputs else ""
         before, after = ("Add" if self.residual == r else "" for r in ("before", "after"))
         return f"Cute{view}ConcatConv{len(self.C)}{several}{before}{self.activation}{after}"
+
+    @property
+    def is_view(self) -> bool:
+        return bool(self.starts or self.upsample or self.residual_start)
 
     @property
     def output(self) -> tuple[int, int, int, int]:
@@ -200,7 +207,7 @@ class Instance:
         n, k, p, q = self.problem.output
         widths = self.problem.outputs or (k,)
         parts = [
-            gpu.from_channels_last(buffer, (n, c, p, q), self.dtype)
+            gpu.from_channels_last(buffer, (n, c, p, q), self.dtype, self.problem.dense)
             for buffer, c in zip(self.buffers[-len(widths) :], widths, strict=True)
         ]
         return parts[0] if len(parts) == 1 else (cat([v for v, _ in parts], 1), cat([pad for _, pad in parts], -1))
@@ -237,22 +244,23 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     x = [normal(p.N, c, p.H // u, p.W // u).to(kind) for c, u in zip(p.C, factors, strict=True)]
     w = (normal(p.K, sum(p.C), p.R, p.S) / math.sqrt(sum(p.C) * p.R * p.S)).to(kind)
     b = normal(p.K)
-    operands = [gpu.to_channel_range(t, dtype, start, p.tail) for t, start in zip(x, starts, strict=True)]
+    operands = [gpu.to_channel_range(t, dtype, start, p.tail, p.dense) for t, start in zip(x, starts, strict=True)]
     operands += [gpu.to_linear(pack_filter(w, p.C), dtype), gpu.to_linear(b, "float32")]
     vectors = (normal(sum(p.C)).to(kind), normal(sum(p.C)).to(kind)) if p.pre_activated else None
     operands += [gpu.to_linear(v, dtype) for v in vectors or ()]
     z = normal(*p.output).to(kind) if p.residual else None
-    operands += [gpu.to_channels_last(z, dtype)] if p.residual else []
+    beside = (p.residual_start, p.tail if p.residual_start else 0)
+    operands += [gpu.to_channel_range(z, dtype, *beside, p.dense)] if p.residual else []
     n, _, rows, columns = p.output
-    outputs = [gpu.empty_channels_last((n, k, rows, columns), dtype) for k in p.outputs or (p.K,)]
+    outputs = [gpu.empty_channels_last((n, k, rows, columns), dtype, p.dense) for k in p.outputs or (p.K,)]
     sm, sm_count = gpu.device_facts()
     attrs = {
         "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
         "dilations": p.dilations, "packed_sizes": [(c + 63) // 64 * 64 * p.R * p.S for c in p.C],
-        "alpha": ALPHA, "lo": LO, "hi": HI, "output_channels": p.outputs or (0,),
+        "alpha": ALPHA, "lo": LO, "hi": HI, "output_channels": p.outputs or (0,), "layout": int(p.dense),
     }  # fmt: skip
-    if p.starts or p.upsample:
-        attrs |= {"channel_starts": starts, "upsample": factors}
+    if p.is_view:
+        attrs |= {"channel_starts": starts, "upsample": factors, "residual_start": p.residual_start}
     inputs = [t for _, t in operands]
     call = kernels.Call(p.op_type, inputs, [t for _, t in outputs], attrs, sm=sm, sm_count=sm_count)
     size = kernels.workspace_bytes(call)

@@ -44,9 +44,9 @@ def _blocks32(shape: Sequence[int]) -> tuple[int, ...]:
 def empty_bytes(
     shape: tuple[int, int, int, int], layout: str, dtype: str = "int8"
 ) -> tuple[gpu.Buffer, kernels.Tensor]:
-    """A guarded 8-bit tensor full of garbage in TensorRT's kHWC16 or kCHW32."""
-    if layout == "kHWC16":
-        return gpu.empty_channels_last(shape, dtype)
+    """A guarded 8-bit tensor full of garbage in TensorRT's kHWC16 or kCHW32, or in dense NHWC."""
+    if layout != "kCHW32":
+        return gpu.empty_channels_last(shape, dtype, layout == "NHWC")
     buffer = gpu.Buffer.of(math.prod(_blocks32(shape)), "int8", gpu.INT8_POISON)
     return buffer, kernels.Tensor(shape, "int8", kernels.BLOCKS32, buffer.view.data_ptr())
 
@@ -54,8 +54,8 @@ def empty_bytes(
 def store(buffer: gpu.Buffer, x: Any, layout: str) -> None:
     """Write an NCHW tensor; pad lanes stay garbage."""
     n, c, h, w = x.shape
-    if layout == "kHWC16":
-        buffer.view.view(n, h, w, gpu.padded(c, "int8"))[..., :c] = x.permute(0, 2, 3, 1)
+    if layout != "kCHW32":
+        buffer.view.view(n, h, w, gpu.padded(c, "int8", layout == "NHWC"))[..., :c] = x.permute(0, 2, 3, 1)
         return
     shape = _blocks32(x.shape)
     wide = buffer.view.view(shape).permute(0, 1, 4, 2, 3).reshape(n, shape[1] * 32, h, w).clone()
@@ -65,8 +65,8 @@ def store(buffer: gpu.Buffer, x: Any, layout: str) -> None:
 
 def load(buffer: gpu.Buffer, shape: tuple[int, int, int, int], layout: str) -> tuple[Any, Any]:
     """(NCHW values, pad lanes) of an int8 tensor."""
-    if layout == "kHWC16":
-        return gpu.from_channels_last(buffer, shape, "int8")
+    if layout != "kCHW32":
+        return gpu.from_channels_last(buffer, shape, "int8", layout == "NHWC")
     blocks = _blocks32(shape)
     wide = buffer.view.view(blocks).permute(0, 1, 4, 2, 3).reshape(shape[0], blocks[1] * 32, *shape[2:])
     return wide[:, : shape[1]], wide[:, shape[1] :]
@@ -93,12 +93,13 @@ class Instance:
 
     def output(self) -> tuple[Any, Any]:
         """(NCHW values, pad lanes) of the output."""
+        dense = self.layout == "NHWC"
         if self.output_type == gpu.FLOAT8:
-            values, lanes = gpu.from_channels_last(self.buffers[-1], self.problem.output, gpu.FLOAT8)
+            values, lanes = gpu.from_channels_last(self.buffers[-1], self.problem.output, gpu.FLOAT8, dense)
             return gpu.from_float8(values), lanes
         if self.output_type == "int8":
             return load(self.buffers[-1], self.problem.output, self.layout)
-        return gpu.from_channels_last(self.buffers[-1], self.problem.output, self.output_type)
+        return gpu.from_channels_last(self.buffers[-1], self.problem.output, self.output_type, dense)
 
     def run(self, config: int = 0) -> None:
         """Poison the output, run one tile and wait."""
@@ -195,7 +196,8 @@ def instantiate(
     operands += [gpu.to_linear(problems.pack_filter(w, p.C), dtype)]
     operands += [gpu.to_linear(w_scale, "float32"), gpu.to_linear(b, "float32")]
     quantised = output_type == dtype
-    output = empty_bytes(p.output, layout, dtype) if quantised else gpu.empty_channels_last(p.output, output_type)
+    wide = gpu.empty_channels_last(p.output, output_type, layout == "NHWC")
+    output = empty_bytes(p.output, layout, dtype) if quantised else wide
     sm, sm_count = gpu.device_facts()
     call = kernels.Call(
         f"CuteQConcatConv{len(p.C)}{p.activation}{'Q' if quantised else ''}",
@@ -206,6 +208,7 @@ def instantiate(
             "dilations": p.dilations, "packed_sizes": [-(-c // 64) * 64 * p.R * p.S for c in p.C],
             "input_scales": scales, "output_scale": OUTPUT_SCALE, "output_type": TYPE_NUMBERS[output_type],
             "alpha": problems.ALPHA, "lo": problems.LO, "hi": problems.HI, "sum_bound": bound,
+            "layout": int(layout == "NHWC"),
         },
         sm=sm,
         sm_count=sm_count,

@@ -388,6 +388,7 @@ class TestLaunchCost:
         with pytest.raises(subprocess.CalledProcessError):
             launch_cost.loop_library(tmp_path)
 
-    def test_a_missing_peer_is_a_dash(self) -> None:
+    def test_a_missing_peer_is_a_dash_and_one_that_all_rows_miss_no_column(self) -> None:
         found = MACHINE | {"shape": "a", "sources": 2, "tile": "t", "judge_us": 0.5}
-        assert "| a | 2 | t | 0.50 | - |" in launch_cost.text([found])
+        head, _, first, _ = launch_cost.text([found, found | {"torch_us": 9.0}]).splitlines()
+        assert first == "| a | 2 | t | 0.50 | - |" and "torch" in head and "cutlass2" not in head

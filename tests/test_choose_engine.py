@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cutefuse.errors import CutefuseError
-from cutefuse.sites.choose_engine import NEWEST, Engine, Wiring, engine_of, wiring
+from cutefuse.sites.choose_engine import Wiring, wiring
+from cutefuse.sites.engines import NEWEST, Engine, engine_of
 from cutefuse.sites.find import find_sites
 from cutefuse.sites.match import Match
 
@@ -267,7 +268,7 @@ def test_the_newest_version_is_assumed_and_said() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "words"),
     [
-        ("tensorflow", "", "no engine 'tensorflow'; choose one of tensorrt, torch"),
+        ("tensorflow", "", "no engine 'tensorflow'; choose one of tensorrt, rtx, torch"),
         ("torch", "10.3", "does not go with --engine torch"),
         ("tensorrt", "8.6", "'8.6' is no TensorRT that takes these plugins"),
         ("tensorrt", "new", "'new' is no TensorRT"),

@@ -2,9 +2,9 @@
 
 tests/recorded/networks_h200.csv holds, for each network and number of images, the microseconds of the plain network
 under torch.compile and of its faster plain engine, and the patched network's share of the latter, of one run. Between
-hosts the share differs by up to 7 points. Rows of the present kernels are of 2026-11-24, a run that nothing was fitted
-to; YOLO's, whose enlarged sources have other tiles since, of 2026-11-26, from before these tiles. The others are of the
-kernels before, of which some were slower.
+hosts the share differs by up to 7 points. Current rows were recorded on 2026-11-24, in a run that nothing was
+fitted to, except YOLO's (2026-11-26, before the tiles that enlarge in phases). The other rows are of earlier kernels,
+some of which were slower.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import onnx
 import pytest
 
 import models
+from cutefuse.ops.layouts import TORCH
 from cutefuse.rewrite.patch import Options, patch
-from cutefuse.sites.choose_engine import TORCH
 
 RECORDED = Path(__file__).parent / "recorded/networks_h200.csv"
 CLOSE = 0.05

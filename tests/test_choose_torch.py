@@ -16,9 +16,10 @@ from test_sm90 import SAME, call
 import models
 from cutefuse import kernels
 from cutefuse.graph.read import Graph
+from cutefuse.ops.layouts import TORCH
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import TORCH, Engine
 from cutefuse.sites.choose_model import Model
+from cutefuse.sites.engines import Engine
 
 KEPT = {"engine": TORCH, "sm": 90, "gpu": "H200", "dry_run": True}
 
@@ -79,14 +80,14 @@ def test_convolutions_behind_an_enlargement_are_taken_together_or_not(
 
 
 def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> None:
-    """It is told for PyTorch alone: no run of TensorRT is on record."""
+    """Recorded for PyTorch; TensorRT's is told by the same times, its Concats and activations by its own rules."""
     model = models.build("hrnet_head", "float16", batch=1)
     kept = {**KEPT, "all_sites": False}
     some, none = (run_patch(model, tmp_path, **kept, min_gain_us=n)[0].report["summary"] for n in (None, 1e6))
     assert (some["fused"], none["fused"]) == (2, 0) and some["plain_us"] == pytest.approx(none["plain_us"])
     assert some["plain_us"] == pytest.approx(245, rel=0.2), "recorded"
     other = run_patch(model, tmp_path, **{**kept, "engine": "tensorrt"})[0].report["summary"]
-    assert other["gain_us"] > 0 and other["plain_us"] is None
+    assert 0 < other["gain_us"] < other["plain_us"] < 1.2 * some["plain_us"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> N
 )
 def test_a_network_takes_what_its_other_nodes_take(node: str, least_us: float | None, tmp_path: Path) -> None:
     values = halves(w=(64, 32, 1, 1), k=(64,), u=(32, 1, 3, 3), s=(32,), t=(32,))
-    inputs = {"b": "1,32,40,40", "d": "1,32,904,904", "e": "N,32,40,40"}
+    inputs = {"b": "1,32,40,40", "d": "1,32,904,904", "e": "1,32,H,40"}
     alone, both = (
         graph(f"c = Conv(b, w, k) x = Relu(c) {more}", values, dtype="float16", outputs=outputs, inputs=inputs)
         for more, outputs in (("", ("x",)), (f"y = {node}", ("x", "y")))

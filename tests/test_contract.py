@@ -10,7 +10,7 @@ import pytest
 from cutefuse import kernels
 from cutefuse.ops import operators
 from cutefuse.ops.op import Case, FusedOp
-from cutefuse.sites.find import FINDERS
+from cutefuse.sites.find import finders
 
 ROOT = Path(__file__).parent.parent
 OPS = {op.stem: op for op in operators()}
@@ -25,7 +25,7 @@ def described(stem: str) -> dict:
 def test_every_stem_has_a_description_in_each_layer() -> None:
     library = {o["name"] for o in kernels.describe()["ops"]}
     graph_ops = {stem for stem in library if not stem.endswith("_training")}  # backward passes are in no ONNX graph
-    python = {finder.op.stem for finder in FINDERS}
+    python = {finder.op.stem for finder in finders()}
     folders = {p.name for p in (ROOT / "cutlass_kernels").iterdir() if p.is_dir()}
     plugins = {stem for stem in library if (ROOT / f"plugins/{stem}.cpp").is_file()}
     assert python == plugins == graph_ops == set(OPS)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import json
+import sys
 from pathlib import Path
 
+import fake_tensorrt
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from test_engine_api import Clock
 
-from cutefuse.engine import rtx
+from cutefuse.engine import build as engine
+from cutefuse.engine import rtx, tensorrt_api
 from cutefuse.errors import CutefuseError
 
 REASON = rtx.available()
@@ -85,3 +92,149 @@ def test_the_parsers_reasons_are_quoted(tmp_path: Path) -> None:
         rtx.compile_model(write_model(tmp_path / "m.onnx", op="NoSuchOperator"))
     with pytest.raises(CutefuseError, match="does not exist"):
         rtx.compile_model(tmp_path / "none.onnx")
+
+
+def cli(command: str, *words: str | Path) -> int:
+    main = importlib.import_module(f"cutefuse.commands.{command}").main
+    return int(main([str(word) for word in words]))
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without trtexec, TensorRT and a GPU."""
+    found = importlib.util.find_spec
+    monkeypatch.delenv("TRTEXEC", raising=False)
+    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in ("tensorrt", "torch") else found(n))
+    monkeypatch.setattr(rtx, "local_sm", lambda: 0)
+    monkeypatch.setattr(engine, "torch_sees_gpu", lambda: False)
+
+
+@compiles
+def test_process_builds_and_reports_what_cannot_be_timed(
+    tmp_path: Path, bare: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "m.onnx")
+    assert cli("process", model, tmp_path / "out", "--gpu", "RTX 4090") == 0
+    said = capsys.readouterr().out
+    assert "compute capability 8.9" in said and "not profiled" in said and "3 copies" in said
+    files = {p.name.removeprefix("m.onnx.engine") for p in (tmp_path / "out").iterdir()}
+    assert {"", ".graph.json", ".build.log", ".build.metadata.json", ".report.html", ".layers.csv"} <= files
+    assert not {".profile.json", ".timing.json"} & files
+    report = json.loads((tmp_path / "out" / "m.onnx.engine.report.json").read_text())
+    assert (report["backend"], report["copies"]) == ("rtx", 3)
+    graph = rtx.compile_model(model)
+    assert (report["copy_bytes"], report["all_bytes"]) == (graph.copy_bytes, graph.all_bytes)
+
+
+@compiles
+def test_a_failed_build_leaves_the_earlier_engine(tmp_path: Path, bare: None) -> None:
+    out = tmp_path / "out"
+    assert cli("build", write_model(tmp_path / "m.onnx"), out) == 0
+    before = (out / "m.onnx.engine").read_bytes()
+    assert cli("build", write_model(tmp_path / "m.onnx", op="NoSuchOperator"), out) == 2
+    assert (out / "m.onnx.engine").read_bytes() == before
+    assert sorted(p.suffix for p in out.iterdir() if p.name.startswith(".")) == []
+
+
+@compiles
+def test_a_compiler_that_ends_the_process_ends_only_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(tmp_path / "m.onnx")
+    abort = tmp_path / "python"
+    abort.write_text("#!/bin/sh\necho \"terminate called after throwing 'std::runtime_error'\" >&2\nkill -6 $$\n")
+    abort.chmod(0o755)
+    monkeypatch.setattr(rtx.sys, "executable", str(abort))
+    with pytest.raises(CutefuseError, match="TensorRT for RTX was killed by signal 6: terminate called"):
+        rtx.compile_model(model)
+    abort.write_text("#!/bin/sh\nexit 0\n")
+    with pytest.raises(CutefuseError, match="without a result"):
+        rtx.compile_model(model)
+    abort.write_text("#!/bin/sh\nsleep 60\n")
+    with pytest.raises(CutefuseError, match="TensorRT for RTX was stopped after 0.2 s"):
+        rtx.compile_model(model, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("missing", "word"), [({"tensorrt_rtx_libs"}, "tensorrt_rtx_libs"), ({"tensorrt_rtx_bindings"}, "pip install")]
+)
+def test_without_the_wheels_every_command_says_so(
+    tmp_path: Path, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    missing: set[str], word: str,
+) -> None:  # fmt: skip
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else found(name))
+    model = write_model(tmp_path / "m.onnx")
+    for command, words in (("build", ()), ("process", (tmp_path / "o",)), ("optimize", ("-o", tmp_path / "o"))):
+        assert cli(command, model, *words, "--backend", "rtx") == 2
+        assert "not installed" in (said := capsys.readouterr().err) and word in said and said.count("\n") == 1
+    with pytest.raises(CutefuseError, match="not installed"):
+        rtx.compile_model(model)
+    assert engine.choose_backend("auto", allow_onnxruntime=True) == "onnxruntime"
+
+
+def test_another_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rtx.platform, "machine", lambda: "aarch64")
+    assert "aarch64" in str(rtx.available())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "H100"), "not for 9.0"),
+        (("--sm", "90"), "not for 9.0"),
+        (("--sm", "75", "--gpu", "RTX 4090"), "give one"),
+        (("--gpu", "abacus"), "abacus"),
+        (("--fp16",), "strongly typed"),
+        (("--sparsity=enable",), "--sparsity"),
+    ],
+)
+@compiles
+def test_options_that_cannot_be_met_are_one_sentence(
+    tmp_path: Path, bare: None, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert cli("build", write_model(tmp_path / "m.onnx"), tmp_path / "out", "--backend", "rtx", *words) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("error:") == 1 and "Traceback" not in error
+    assert not (tmp_path / "out" / "m.onnx.engine").exists()
+
+
+def test_a_target_is_refused_by_the_other_back_ends(
+    tmp_path: Path, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: "/opt/trtexec")
+    assert cli("build", write_model(tmp_path / "m.onnx"), tmp_path / "out", "--sm", "89") == 2
+    assert "--backend rtx" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("sm", "here"), [(0, "none is here"), (90, "this one has 9.0"), (103, "this one has 10.3")])
+@compiles
+def test_times_need_a_gpu_that_it_supports(
+    tmp_path: Path, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sm: int, here: str
+) -> None:
+    monkeypatch.setattr(rtx, "local_sm", lambda: sm)
+    (tmp_path / "m.engine").write_bytes(b"")
+    for words in (
+        ("process", "-p", tmp_path / "m.engine", tmp_path),
+        ("optimize", write_model(tmp_path / "m.onnx"), "-o", tmp_path / "o"),
+    ):
+        assert cli(*words, "--backend", "rtx") == 2
+        assert here in (said := capsys.readouterr().err) and said.count("\n") == 1
+    assert rtx.default_sm() == rtx.DEFAULT_SM
+
+
+def test_where_a_gpu_is_the_engine_is_timed_by_the_same_calls(
+    tmp_path: Path, bare: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the bindings: the profile of an engine file, in the files of every other back end."""
+    monkeypatch.setattr(rtx, "available", lambda: None)
+    monkeypatch.setattr(rtx, "local_sm", lambda: 120)
+    monkeypatch.setitem(sys.modules, rtx.BINDINGS, fake_tensorrt)
+    monkeypatch.setattr(tensorrt_api, "open_device", Clock)
+    assert rtx.default_sm() == 120
+    path = tmp_path / "m.onnx.engine"
+    path.write_text(json.dumps({"Layers": fake_tensorrt.LAYERS}))
+    assert engine.choose_backend("auto") == "rtx"
+    files = engine.profile(path, tmp_path, ["--sm=120", "--iterations=3", "--duration=0", "--warmUp=0"])
+    names = [record["name"] for record in json.loads(files.profile.read_text())[1:]]
+    assert names == [layer["Name"] for layer in fake_tensorrt.LAYERS]
+    assert len(json.loads(files.timing.read_text())) == 3

@@ -146,7 +146,12 @@ def test_pytorch_is_the_embedded_engine_where_it_has_a_gpu(
     found = engine.importlib.util.find_spec
     monkeypatch.setattr(engine.importlib.util, "find_spec", lambda n: None if n == "tensorrt" else found(n))
     monkeypatch.setattr(engine, "torch_sees_gpu", lambda: sees_gpu)
+    monkeypatch.setattr(engine.rtx, "available", lambda: "it is not installed")
     assert engine.choose_backend("auto", allow_onnxruntime=True) == want
+    monkeypatch.setattr(
+        engine.rtx, "available", lambda: None
+    )  # without a GPU before ONNX Runtime, never before PyTorch
+    assert engine.choose_backend("auto", allow_onnxruntime=True) == ("torch" if sees_gpu else "rtx")
     assert engine.choose_backend("onnxruntime", allow_onnxruntime=True) == "onnxruntime"
     assert engine.choose_backend("torch") == "torch"
 

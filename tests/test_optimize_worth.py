@@ -145,6 +145,16 @@ def test_a_merged_site_goes_with_the_one_that_computes_it(tmp_path: Path) -> Non
     assert list(found) == [("A", "B")] and found[("A", "B")].gain_us == 8.0
 
 
+def test_a_merged_site_goes_with_the_node_that_makes_its_outputs(tmp_path: Path) -> None:
+    """As `patch` writes it: the nodes of a merged site are not among those of the fused one."""
+    plain = [(layer("A", "x", "a"), 10.0), (layer("B", "x", "b"), 10.0)]
+    sites = [site("A", "A") | {"outputs": ["a", "b"]}, site("B", "B", "merged") | {"outputs": ["b"]}]
+    found = judge(tmp_path, plain, [(plugin("A", "x", "ab"), 12.0)], *sites)
+    assert list(found) == [("A", "B")] and found[("A", "B")].gain_us == 8.0
+    apart = [site("A", "A") | {"outputs": ["a"]}, site("B", "B", "merged") | {"outputs": ["b"]}]
+    assert list(judge(tmp_path / "apart", plain, [(plugin("A", "x", "a"), 5.0)], *apart)) != [("A", "B")]
+
+
 @pytest.mark.parametrize("patched", [[("other", 1.0)], []], ids=["no layer of its own", "no layers"])
 def test_a_site_without_layers_is_not_known(tmp_path: Path, patched: list[tuple[str, float]]) -> None:
     after = [(layer(n, "x", "y"), us) for n, us in [*patched, ("last", 1.0)]]

@@ -77,7 +77,7 @@ def test_nodes_can_be_kept_in_float32(tmp_path: Path) -> None:
 
 
 def test_sites_can_be_kept_in_float32(tmp_path: Path) -> None:
-    options = ["--dtype", "fp16", "--scope", "sites", "--keep-float32", "Conv_1", "--verify"]
+    options = ["--dtype", "fp16", "--scope", "sites", "--keep-float32", "Conv_1", "--verify", "--all"]
     code, report, patched = run(tmp_path, graph(CHAIN, VALUES), *options)
     assert code == 0 and report["verify"]["passed"] and report["conversion"]["kept_float32"] == ["Conv_1"]
     assert [s["dtype"] for s in report["sites"]] == ["float32", "float16"]
@@ -124,7 +124,8 @@ def test_casts_beside_the_sites_are_in_the_figures(
 
 
 def test_a_dry_run_counts_the_casts_that_a_run_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, report, _ = run(tmp_path, graph(SHARED, VALUES, outputs=("y1", "y2")), "--dtype", "bf16", "--all", *SIZES)
+    model = graph(SHARED, VALUES, outputs=("y1", "y2"), inputs={"a": "n,8,h,7", "b": "n,16,h,7"})
+    _, report, _ = run(tmp_path, model, "--dtype", "bf16", "--all", *SIZES)
     dry = patch(tmp_path / "m.onnx", tmp_path / "dry.onnx", Options(dtype="bfloat16", all_sites=True, dry_run=True))
     assert dry.report["summary"]["ops_after"] == report["summary"]["ops_after"]
     assert "4 Casts to and from bfloat16 stand beside the fused nodes" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.ops.layouts import NAMES
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 
@@ -176,13 +177,13 @@ MUTATIONS: list[Callable[[random.Random, onnx.GraphProto], None]] = [
 ]  # fmt: skip
 
 
-def attempt(data: bytes, verify: bool = True) -> str:
+def attempt(data: bytes, verify: bool = True, layout: str = "hwc8") -> str:
     """Patch bytes as a file. Anything but a CutefuseError passes through and fails the test."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "m.onnx"
         source.write_bytes(data)
         try:
-            result = patch(source, Path(folder) / "out.onnx", Options(all_sites=True, verify=verify))
+            result = patch(source, Path(folder) / "out.onnx", Options(all_sites=True, verify=verify, layout=layout))
         except VerificationError as error:
             assert "\n" not in str(error)
             return "original does not run"
@@ -220,7 +221,7 @@ def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None
             RuntimeError,
         ):  # this graph has nothing left for this mutation
             continue
-    attempt(model.SerializeToString(), verify=base < RUNNABLE)
+    attempt(model.SerializeToString(), base < RUNNABLE, NAMES[seed % 2])
 
 
 @pytest.mark.slow
@@ -239,9 +240,10 @@ def test_files_with_damaged_bytes(base: int, seed: int) -> None:
             del data[where : where + rng.randint(1, 20)]
         else:
             data[where:where] = rng.randbytes(rng.randint(1, 8))
-    attempt(bytes(data), verify=False)
+    attempt(bytes(data), False, NAMES[seed % 2])
 
 
 @pytest.mark.slow
-def test_the_undamaged_models_are_patched() -> None:
-    assert [attempt(b) for b in BASES] == ["patched"] * len(BASES)
+@pytest.mark.parametrize("layout", NAMES)
+def test_the_undamaged_models_are_patched(layout: str) -> None:
+    assert [attempt(b, layout=layout) for b in BASES] == ["patched"] * len(BASES)

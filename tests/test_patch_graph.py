@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import fused_types, graph
+from graphs import TWO, fused_types, graph
 from onnx import helper
 
 import cutefuse
 import models
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.runner import Runner
-from cutefuse.rewrite import surgeon
+from cutefuse.rewrite import in_memory, surgeon
 from cutefuse.rewrite.patch import Options, patch
 
 gs = pytest.importorskip("onnx_graphsurgeon")
@@ -143,9 +143,9 @@ def test_weights_that_were_left_in_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_difference_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = surgeon._patched(graph(SITE), Options(all_sites=True, verify=True))
-    found["verify"] = {**found["verify"], "passed": False, "why": "output y differs"}
-    monkeypatch.setattr(surgeon, "_patched", lambda model, options: (found, None))
+    done, _ = in_memory.patched(graph(SITE), Options(all_sites=True, verify=True), "g")
+    done.report["verify"] = {**done.report["verify"], "passed": False, "why": "output y differs"}
+    monkeypatch.setattr(surgeon, "patched", lambda model, options, name: (done, None))
     with pytest.raises(VerificationError, match="computes something else: output y differs"):
         cutefuse.patch_graph(site(), verify=True)
 
@@ -190,3 +190,49 @@ def test_the_pages_recipe_for_polygraphy_runs(model: onnx.ModelProto, tmp_path: 
         done = subprocess.run([sys.executable, "-c", start, *line.split()], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert len(lines) == 2 and "PASSED" in done.stdout and "deprecated" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["include", "exclude", "without", "include_op", "exclude_op"])
+def test_a_text_is_one_pattern_wherever_several_may_be_given(name: str) -> None:
+    word = {"without": "parallel", "include_op": "concat_conv", "exclude_op": "concat_conv"}.get(name, "Conv_9*")
+    _, one = patched(graph(TWO, outputs=("y1", "y2")), **{name: word})
+    _, several = patched(graph(TWO, outputs=("y1", "y2")), **{name: [word]})
+    assert [s["status"] for s in one["sites"]] == [s["status"] for s in several["sites"]]
+
+
+def test_a_text_chooses_no_more_and_no_less_than_its_sites() -> None:
+    model = graph(TWO, outputs=("y1", "y2"))
+    for choices, fused in [
+        ({"include": "Conv_4*"}, ["Conv_4"]), ({"exclude": "Conv_4*"}, ["Conv_1"]), ({"only": "Conv_4"}, ["Conv_4"]),
+        ({"include": "Conv_9*"}, []), ({"include": "*"}, ["Conv_1", "Conv_4"]),
+    ]:  # fmt: skip
+        _, report = patched(model, **choices)
+        assert [s["name"] for s in report["sites"] if s["status"] == "fused"] == fused, choices
+
+
+def test_a_text_keeps_its_nodes_in_float32() -> None:
+    _, report = patched(graph(TWO, outputs=("y1", "y2")), dtype="fp16", scope="sites", keep_float32="Conv_4")
+    assert {s["name"]: s["dtype"] for s in report["sites"]} == {"Conv_1": "float16", "Conv_4": "float32"}
+
+
+@pytest.mark.parametrize("dtype, scope", [("fp16", ""), ("half", "sites"), ("bf16", "")])
+def test_types_have_their_usual_short_names(dtype: str, scope: str) -> None:
+    _, report = patched(graph(SITE), dtype=dtype, scope=scope)
+    assert report["conversion"]["dtype"] == {"bf16": "bfloat16"}.get(dtype, "float16")
+
+
+@pytest.mark.parametrize(
+    "choices, words",
+    [
+        ({"without": "nope"}, "residual"), ({"without": ["single", "nope"]}, "residual"), ({"sm": "90"}, "sm=90"),
+        ({"sm": 9.0}, "sm=90"), ({"sm": -1}, "sm=90"), ({"dtype": "nonsense"}, "float16"), ({"dtype": 16}, "text"),
+        ({"min_gain_us": "5us"}, "microseconds"), ({"verify": "no"}, "True or False"), ({"scope": "all"}, "sites"),
+        ({"include": [1]}, "text"), ({"include": None}, "text"), ({"shapes": {"a": "1x8x9x7"}}, "224"),
+        ({"shapes": [("a", 1)]}, "224"), ({"trt_version": 10.3}, "text"), ({"seed": -1}, "whole number"),
+        ({"include_op": "nope"}, "concat_conv"), ({"engine": "nope"}, "tensorrt"), ({"all_sites": 1}, "True or False"),
+    ],
+)  # fmt: skip
+def test_a_choice_that_there_is_not_is_refused_with_what_is_allowed(choices: dict[str, Any], words: str) -> None:
+    with pytest.raises(CutefuseError, match=words) as caught:
+        cutefuse.patch_graph(site(), **choices)
+    assert next(iter(choices)) in str(caught.value) or "operator" in str(caught.value) or "engine" in str(caught.value)

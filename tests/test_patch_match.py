@@ -152,7 +152,7 @@ NEGATIVE = {
     "columns joined from the right": ("c = Concat<axis=-1>(a, a) y = Conv(c, w)",
                                       weights(w=(12, 8, 3, 3)), "axis -1; only"),
     "grouped": (JOIN + "x = Conv<group=24>(c, w, k) y = Relu(x)", DEPTHWISE, "24 groups; only group=1"),
-    "filter computed": (JOIN + "v = Relu(w) x = Conv(c, v, k) y = Relu(x)", None, "computed at run time"),
+    "filter computed": (JOIN + "v = Relu(w) x = Conv(c, v, k) y = Relu(x)", None, "made of constants by Relu"),
     "bias computed": (JOIN + "v = RandomNormalLike(k) x = Conv(c, w, v) y = Relu(x)", None, "computed at run time"),
     "nine sources": ("c = Concat<axis=1>(a, a, a, a, a, a, a, a, a) y = Conv(c, w)",
                      weights(w=(12, 72, 1, 1)), "joins 9 tensors, at most 8"),

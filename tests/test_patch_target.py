@@ -28,7 +28,7 @@ def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkey
 
     monkeypatch.setattr(command, "local_sm", lambda: 89)
     for options, sm in (([], 89), (["--sm", "90"], 90), (["--sm", "0"], 0)):
-        assert main([str(source), *options]) == 0
+        assert main([str(source), "--all", *options]) == 0
         assert json.loads(source.with_name("model.patch.json").read_text())["sm"] == sm
 
 
@@ -46,7 +46,7 @@ def test_a_named_gpu_is_the_target_in_everything(
     options: list[str], sm: int, gpu: str, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     skip_without_code(sm)
-    assert main([str(source), "--dry-run", "--json", *options]) == 0
+    assert main([str(source), "--all", "--dry-run", "--json", *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["sm"], report["prediction"]["gpu"], report["prediction"]["gpu_assumed"]) == (sm, gpu, False)
 
@@ -55,7 +55,7 @@ def test_a_gpu_name_that_several_boards_share_says_which_was_taken(
     source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, said in (("A100", True), ("A100 SXM4 80GB", False)):
-        assert main([str(source), "--dry-run", "--gpu", name]) == 0
+        assert main([str(source), "--all", "--dry-run", "--gpu", name]) == 0
         out = " ".join(capsys.readouterr().out.split())
         assert "on A100 SXM4 80GB" in out
         assert ("(the name fits A100 80GB PCIe, A100 40GB too: --gpu takes the whole one)" in out) == said

@@ -41,7 +41,7 @@ def test_what_a_site_took_in_comes_back_and_nothing_that_changes_nothing(name: s
     values = weights(w=(8, 24, 3, 3), w3=(8, 24, 1, 1), v=(8, 16, 3, 3)) | sizes
     inputs = {"a": "n,8,4,3", "b": "n,16,8,6", "e": "n,8,8,6"}
     onnx.save(graph(body, values, opset=opset, inputs=inputs), str(tmp_path / "m.onnx"))
-    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--verify"]) == 0
+    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--all", "--verify"]) == 0
     assert unpatch(tmp_path / "m.cutefuse.onnx", tmp_path / "plain.onnx") == 1
     plain = onnx.load(str(tmp_path / "plain.onnx"))
     assert sorted(n.op_type for n in plain.graph.node) == sorted(ops)
@@ -60,7 +60,7 @@ def test_unpatching_gives_the_standard_operators_and_filters_back(
     model = graph(TWO, weights(dtype=dtype, w=FILTER, k=(12,)), opset=opset, dtype=dtype, outputs=("y1", "y2"))
     source = tmp_path / "m.onnx"
     onnx.save(model, str(source))
-    assert cli.main(["patch", str(source), *functions]) == 0
+    assert cli.main(["patch", str(source), "--all", *functions]) == 0
     assert cli.main(["unpatch", str(tmp_path / "m.cutefuse.onnx")]) == 0
     plain = onnx.load(str(tmp_path / "m.plain.onnx"))
     onnx.checker.check_model(plain, full_check=True)
@@ -77,7 +77,7 @@ def test_unpatching_gives_the_standard_operators_and_filters_back(
 def test_a_folded_batch_norm_stays_folded(tmp_path: Path) -> None:
     body = "c = Concat<axis=1>(a, b) x = Conv(c, w, k) z = BatchNormalization(x, gamma, beta, mean, var) y = Relu(z)"
     onnx.save(graph(body, weights(w=FILTER, k=(12,)) | bn_weights()), str(tmp_path / "m.onnx"))
-    assert cli.main(["patch", str(tmp_path / "m.onnx")]) == 0
+    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--all"]) == 0
     assert unpatch(tmp_path / "m.cutefuse.onnx", tmp_path / "p.onnx") == 1
     plain = onnx.load(str(tmp_path / "p.onnx"))
     assert [n.op_type for n in plain.graph.node] == ["Concat", "Conv", "Relu"]
@@ -92,7 +92,7 @@ def test_other_functions_and_nodes_are_not_inlined(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(numpy_helper.from_array(weights(w=FILTER)["w"], "w"))
     onnx.save(model, str(tmp_path / "m.onnx"))
-    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--verify"]) == 0
+    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--all", "--verify"]) == 0
     assert cli.main(["unpatch", str(tmp_path / "m.cutefuse.onnx")]) == 0
     plain = onnx.load(str(tmp_path / "m.plain.onnx"))
     assert [f.name for f in plain.functions] == ["twice"]
@@ -108,7 +108,7 @@ def test_a_model_without_fused_nodes_is_nothing_to_undo(tmp_path: Path, capsys: 
 
 def test_a_fused_node_of_an_unknown_kind_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(graph(TWO, outputs=("y1", "y2")), str(tmp_path / "m.onnx"))
-    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--no-functions"]) == 0
+    assert cli.main(["patch", str(tmp_path / "m.onnx"), "--all", "--no-functions"]) == 0
     model = onnx.load(str(tmp_path / "m.cutefuse.onnx"))
     model.graph.node[0].op_type = "CuteFuture"
     onnx.save(model, str(tmp_path / "f.onnx"))
@@ -128,7 +128,7 @@ def test_inputs_that_are_no_models_are_one_sentence(argument: str, reason: str, 
 def test_diff_names_what_patching_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "m.onnx"
     onnx.save(graph(TWO, outputs=("y1", "y2")), str(source))
-    assert cli.main(["patch", str(source), "--exclude", "Conv_4"]) == 0
+    assert cli.main(["patch", str(source), "--all", "--exclude", "Conv_4"]) == 0
     capsys.readouterr()
     assert cli.main(["diff", str(source), str(tmp_path / "m.cutefuse.onnx"), "--json"]) == 1
     changes = json.loads(capsys.readouterr().out)

@@ -12,6 +12,7 @@ from onnx import helper
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.runner import Runner
+from cutefuse.graph.verify import verify
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.sites.views import repeats_pixels
@@ -379,3 +380,57 @@ def test_a_site_that_is_legal_as_a_view_only_is_left_out_without_views(tmp_path:
     stored = weights(w=(12, channels, 3, 3), k=(12,)) | values
     result, patched = run_patch(graph(body, stored, inputs=WIDE), tmp_path, without=["ranges"])
     assert patched is None and result.report["sites"][0]["reason"] == "--without ranges"
+
+
+# ---- residuals that are channel ranges ----
+
+BRANCH = "p, q = Split<axis=1>(b, half) {before} x = Conv<pads=[1,1,1,1]>({source}, w, k) {after}"
+RANGED = {
+    "the second half, after the activation": (
+        BRANCH.format(before="", source="q", after="g = Sigmoid(x) m = Mul(x, g) y = Add(q, m)"),
+        "CuteViewConcatConv1SiluAdd", 8),
+    "the first half, before it": (BRANCH.format(before="", source="q", after="t = Add(x, p) y = Relu(t)"),
+                                  "CuteViewConcatConv1AddRelu", 0),
+    "a range of another tensor than the source's": (
+        BRANCH.format(before="", source="a", after="t = Add(x, q) y = Relu(t)"), "CuteViewConcatConv1AddRelu", 8),
+    "by a Slice": ("s = Slice(b, four, twelve, one) x = Conv<pads=[1,1,1,1]>(a, w, k) t = Add(x, s) y = Tanh(t)",
+                   "CuteViewConcatConv1AddTanh", None),
+}  # fmt: skip
+RANGE_VALUES = weights(w=(8, 8, 3, 3), k=(8,)) | {
+    n: np.int64([v]) for n, v in {"four": 4, "twelve": 12, "one": 1}.items()
+} | {"half": np.int64([8, 8])}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+@pytest.mark.parametrize("name", [n for n in RANGED if n != "by a Slice"])
+def test_a_residual_that_is_a_range_is_read_in_place(name: str, layout: str, tmp_path: Path) -> None:
+    body, op_type, start = RANGED[name]
+    result, patched = run_patch(graph(body, RANGE_VALUES), tmp_path, layout=layout)
+    node, attrs = patched_node(patched)
+    assert (node.op_type, attrs["residual_start"]) == (op_type, start)
+    assert result.report["verify"]["passed"] and not kinds(patched) & {"Split", "Slice", "Add", "Conv"}
+    assert {"residual", "ranges"} <= set(result.report["sites"][0]["takes"])
+    assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 1
+    assert verify(tmp_path / "model.onnx", onnx.load(str(tmp_path / "plain.onnx")), tmp_path, 1e-5, {})["passed"]
+
+
+# What keeps the range a tensor of its own: float16 channels that begin inside a 16-byte vector, a user's choice,
+# a range along another axis, and one that is not only added.
+APART = {
+    "not on a vector": (RANGED["by a Slice"][0], {"dtype": "float16"}, {}),
+    "--without ranges": (RANGED["a range of another tensor than the source's"][0], {}, {"without": ["ranges"]}),
+    "of rows": ("p, q = Split<axis=2>(c9, rows) x = Conv<pads=[1,1,1,1]>(a, w, k) t = Add(x, q) y = Relu(t)",
+                {"inputs": {"a": "n,8,4,6", "c9": "n,8,8,6"}}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, layout", [(n, "hwc8") for n in APART] + [(n, "nhwc") for n in list(APART)[1:]])
+def test_other_residuals_are_tensors_of_their_own(name: str, layout: str, tmp_path: Path) -> None:
+    body, shape, options = APART[name]
+    dtype = shape.get("dtype", "float32")
+    values = {k: v.astype(dtype) if v.dtype == np.float32 else v for k, v in RANGE_VALUES.items()}
+    model = graph(body, values | {"rows": np.int64([4, 4])}, **shape)
+    _, patched = run_patch(model, tmp_path, layout=layout, **options)
+    node, attrs = patched_node(patched)
+    assert attrs["residual_start"] == 0 and "View" not in node.op_type
+    assert kinds(patched) & {"Split", "Slice"}

@@ -10,7 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from plugin_nodes import ACTIVATIONS, CHANNELS, FILTERS, attributes, build, create, descs_of, good_node, inputs_of
+from plugin_nodes import (
+    ACTIVATIONS,
+    CHANNELS,
+    FILTERS,
+    attributes,
+    build,
+    create,
+    descs_of,
+    good_node,
+    has_layouts,
+    in_layout,
+    inputs_of,
+    to_node,
+)
 
 from cutefuse import kernels, plugin_path
 from cutefuse.host import RUNTIME, Field, Host, HostError, Input
@@ -137,15 +150,93 @@ CASES = [(op, case) for op in operators() for case in op.cases()]
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op.stem}-{case.name}" for op, case in CASES])
 def test_every_case_of_every_operator_lives_through_builder_and_runtime(host: Host, op: FusedOp, case: Case) -> None:
-    for dtype in case.dtypes:
-        call = op.call(case, dtype)
+    for dtype, layout in [
+        *((d, 0) for d in case.dtypes),
+        *([(case.dtypes[-1], 1)] if has_layouts(case.op_type) else []),
+    ]:
+        call = in_layout(op.call(case, dtype), layout)
         inputs = [Input(t.dims, t.dtype) for t in call.inputs]
         plugin = host.build((call.op_type, call.attrs), inputs, outputs=len(call.outputs)).check()
         assert plugin.findings == []
+        assert layout == 0 or {f for c in plugin.report["combinations"] for f in c["formats"]} == {"kLINEAR"}
         assert plugin.report["output_types"] == [t.dtype for t in call.outputs]
         assert [tuple(dims) for dims in plugin.report["output_opt"]] == [tuple(t.dims) for t in call.outputs]
         context = plugin.context()
         context.set_shapes([t.dims for t in call.inputs])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("channels", [(3,), (64, 24), (85, 7, 255)])
+def test_a_node_in_nhwc_takes_and_gives_linear_tensors_of_any_width(
+    host: Host, channels: tuple[int, ...], dtype: str
+) -> None:
+    attrs = attributes(channels, strides=[2, 1], layout=[1])
+    sources = [Input((-1, -1, -1, c), dtype, (1, 8, 8, c), (2, 40, 24, c), (4, 64, 64, c)) for c in channels]
+    plugin = host.build(
+        (f"CuteConcatConv{len(channels)}Silu", attrs), [*sources, *inputs_of(attrs, dtype)[-2:]]
+    ).check()
+    assert plugin.findings == []
+    [combination] = plugin.report["combinations"]
+    assert set(combination["formats"]) == {"kLINEAR"} and combination["tactics"]
+    shape = plugin.report["output_shapes"][0]
+    assert (shape[0], shape[3]) == ("in0[0]", str(FILTERS)) and "in0[1]" in shape[1] and "in0[2]" in shape[2]
+    context = plugin.context(tactic=combination["tactics"][-1])
+    context.set_shapes([(3, 17, 9, c) for c in channels] + [i.dims for i in plugin.inputs[-2:]])
+    assert context.output_size(0) == (3, 9, 9, FILTERS)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_quantised_nodes_in_nhwc_take_linear_tensors(host: Host, dtype: str) -> None:
+    attrs = {k: v for k, v in attributes((64, 21), layout=[1]).items()
+             if k not in ("channel_starts", "upsample", "output_channels", "residual_start")}  # fmt: skip
+    attrs |= {"input_scales": [0.5, 0.25], "output_scale": [0.5], "output_type": [1]}
+    sources = [Input((2, 40, 24, c), dtype) for c in (64, 21)]
+    packed = [Input((85, sum(attrs["packed_sizes"])), dtype), Input((85,), "float32"), Input((85,), "float32")]
+    plugin = host.build(("CuteQConcatConv2ReluQ", attrs), [*sources, *packed]).check()
+    assert plugin.findings == [] and plugin.report["output_opt"] == [[2, 40, 24, 85]]
+    assert {f for c in plugin.report["combinations"] for f in c["formats"]} == {"kLINEAR"}
+
+
+def test_a_residual_in_nhwc_may_be_a_range_of_a_wider_tensor(host: Host) -> None:
+    attrs = attributes((64,), residual_start=[5], layout=[1], channel_starts=[3])
+    wide = Input((2, 40, 24, FILTERS + 9), "float16")
+    inputs = [Input((2, 40, 24, 70), "float16"), *inputs_of(attrs)[-2:], wide]
+    plugin = host.build(("CuteViewConcatConv1SiluAdd", attrs), inputs).check()
+    assert plugin.findings == [] and plugin.report["output_opt"] == [[2, 40, 24, FILTERS]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"layout": [2]}, "layout is 2"), ({"layout": [-1]}, "layout is -1"), ({"residual_start": [8]}, "residual_start")],
+)
+def test_layouts_and_ranges_that_do_not_exist_are_refused(
+    host: Host, capfd: pytest.CaptureFixture[str], changes: dict, words: str
+) -> None:
+    attrs = attributes((64,), **changes)
+    with pytest.raises(HostError):
+        host.build(("CuteConcatConv1Relu", attrs), inputs_of(attrs)).check()
+    assert words in capfd.readouterr().err
+
+
+def test_a_node_in_nhwc_refuses_images_of_other_formats(host: Host) -> None:
+    attrs, tensors, layouts = good_node()
+    plugin = create(host, attrs | {"layout": [1]})
+    nhwc = [Input(to_node(t.dims), t.dtype) for t in tensors]
+    linear = [dynamic_desc(t) for t in nhwc]
+    assert all(plugin.supports(pos, linear, 4, 1) for pos in range(5)) and plugin.configure(linear, 4, 1) == 0
+    vectors = [dynamic_desc(t, layout) for t, layout in zip(nhwc, layouts, strict=True)]
+    assert not plugin.supports(0, vectors, 4, 1) and plugin.configure(vectors, 4, 1) != 0
+    assert not create(host, attrs).supports(0, linear, 4, 1)
+
+
+def test_an_engine_from_before_layouts_and_ranges_loads(host: Host) -> None:
+    old = {k: v for k, v in attributes(CHANNELS[:2]).items() if k not in ("layout", "residual_start")}
+    fields = host.fields(host.find("CuteConcatConv2Relu"), old)
+    assert {f.name for f in fields} == set(old)
+    plugin = host.create("CuteConcatConv2Relu", fields, RUNTIME)
+    assert plugin is not None
+    _, tensors, layouts = good_node()
+    assert plugin.shape_change(descs_of(tensors, layouts), 4, 1) == 0
 
 
 def test_weakly_typed_builder_is_offered_all_three_types(host: Host) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from plugin_nodes import as_node, has_layouts, in_layout
 
 from cutefuse.host import Host, HostError, Input, Plugin, memory, reference_ops
 from cutefuse.ops import operators
@@ -110,14 +112,17 @@ CASES = [
 
 @pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op.stem}-{case.name}" for op, case in CASES])
 def test_every_small_case_of_every_operator_is_right_through_the_plugin(host: Host, op: FusedOp, case: OpCase) -> None:
-    for dtype in case.dtypes:
+    for dtype, layout in itertools.product(case.dtypes, (0, 1) if has_layouts(case.op_type) else (0,)):
         call = op.call(case, dtype)
         values = op.operands(call, np.random.default_rng(1))
         arrays = [v.astype(memory.numpy_type(t.dtype)) for v, t in zip(values, call.inputs, strict=True)]
         expected = op.reference(call, [a.astype(np.float64) for a in arrays])
+        call, arrays = in_layout(call, layout), [as_node(a, layout) for a in arrays]
         inputs = [Input(t.dims, t.dtype) for t in call.inputs]
         plugin = host.build((call.op_type, call.attrs), inputs, outputs=len(call.outputs)).check()
         for y, truth in zip(plugin.run(arrays), expected, strict=True):
+            truth = as_node(truth, layout)
+            assert y.shape == truth.shape
             error = np.abs(y.astype(np.float64) - truth).max(initial=0)
             step = 1 if y.dtype == np.int8 else 0  # float32 may fall on the other side of a tie
             assert error <= step + 2 * EPSILON[dtype] * max(1.0, np.abs(truth).max(initial=0)), dtype

@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper
 from cutefuse.graph.numbers import FLOAT8, INT8, Number
 from cutefuse.graph.runner import Runner
 from cutefuse.graph.verify import verify
-from cutefuse.ops.conv_call import HWC8, NHWC
 from cutefuse.ops.function import body_for
+from cutefuse.ops.layouts import HWC8, NHWC
 from cutefuse.ops.quant_concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.sites.quant_facts import Weight
@@ -109,6 +109,7 @@ CONST = {
     "ws": np.linspace(0.001, 0.003, 12, dtype=np.float32), "ws1": np.float32(0.002),
     "z12": np.zeros(12, np.int8), "z24": np.zeros(24, np.int8), "ws24": np.full(24, 0.002, np.float32),
     "wf": np.random.default_rng(1).standard_normal((12, 24, 3, 3)).astype(np.float32) / 8,
+    "wn": np.where(np.arange(12 * 24 * 9) == 7, np.float32(np.nan), 0).astype(np.float32).reshape(12, 24, 3, 3),
     "k": np.linspace(-1, 1, 12, dtype=np.float32), "ki": np.arange(-6, 6, dtype=np.int32) * 900,
     "gamma": np.linspace(-1, 1, 12, dtype=np.float32), "beta": np.ones(12, np.float32),
     "mean": np.zeros(12, np.float32), "var": np.full(12, 0.5, np.float32), "w1": np.ones((12, 8, 3, 3), np.int8),
@@ -156,8 +157,8 @@ POSITIVE = {
 }  # fmt: skip
 
 
-def check_positive(text: str, op_type: str, folder: Path, opset: int = 17) -> onnx.ModelProto:
-    result, patched = run_patch(graph(text, CONST, opset=opset), folder)
+def check_positive(text: str, op_type: str, folder: Path, opset: int = 17, layout: str = "hwc8") -> onnx.ModelProto:
+    result, patched = run_patch(graph(text, CONST, opset=opset), folder, layout=layout)
     assert [s["reason"] for s in result.report["sites"]] == [""]
     assert fused_types(patched) == [op_type] and patched is not None
     assert result.report["verify"]["passed"]
@@ -169,6 +170,18 @@ def check_positive(text: str, op_type: str, folder: Path, opset: int = 17) -> on
 @pytest.mark.parametrize("name", POSITIVE)
 def test_quantised_sites_are_fused_and_equal(name: str, tmp_path: Path) -> None:
     check_positive(*POSITIVE[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_quantised_sites_are_fused_and_equal_in_nhwc(name: str, tmp_path: Path) -> None:
+    """Bytes are transposed rather than the floats before them."""
+    patched = check_positive(*POSITIVE[name], tmp_path, layout="nhwc")
+    transposed = {n.input[0] for n in patched.graph.node if n.op_type == "Transpose"}
+    assert not {"a", "b"} & transposed and len(transposed) == 3
+    assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 1
+    plain = onnx.load(str(tmp_path / "plain.onnx"))
+    assert "Transpose" not in {n.op_type for n in plain.graph.node}
+    assert verify(tmp_path / "model.onnx", plain, tmp_path, 2e-2, {})["passed"]
 
 
 @pytest.mark.parametrize("opset", [13, 21, 23])
@@ -234,6 +247,17 @@ NEGATIVE = {
     "uint8 by default": (
         SOURCES.replace("(a, sa, z)", "(a, sa)").replace("(qa, sa, z)", "(qa, sa)") + FILTER + CONV + RELU,
         "quantised to uint8"),
+    "NaN in a float filter": (
+        SOURCES + "qw = QuantizeLinear(wn, ws1, z) dw = DequantizeLinear(qw, ws1, z) " + CONV + RELU, "holds NaN"),
+    "NaN in a float filter under a Cast": (
+        SOURCES + "h = Cast<to=10>(wn) f = Cast<to=1>(h) qw = QuantizeLinear(f, ws1, z) "
+        "dw = DequantizeLinear(qw, ws1, z) " + CONV + RELU, "holds NaN"),
+    "a filter that is quantised twice": (
+        SOURCES + "d1 = DequantizeLinear(w, ws1) i = Identity(d1) qw = QuantizeLinear(i, ws1, z) "
+        "dw = DequantizeLinear(qw, ws1, z) " + CONV + RELU, "made of constants by"),
+    "a scale that is quantised itself": (
+        SOURCES + "s2 = DequantizeLinear(one, ws1) dw = DequantizeLinear(w, s2, z) " + CONV + RELU,
+        "the scale of the filter is made of constants by DequantizeLinear"),
     "dynamic": (
         "qa, ds, dz = DynamicQuantizeLinear(a) da = DequantizeLinear(qa, ds, dz) qb = QuantizeLinear(b, sb, z) "
         "db = DequantizeLinear(qb, sb, z) c = Concat<axis=1>(da, db) " + FILTER + CONV + RELU,
@@ -281,3 +305,27 @@ def test_filters_from_float_constants_round_as_the_standard_says(number: Number,
     scale = np.full(2, 0.5)
     weight = Weight(Constants(), "w", (2, 2, 1, 1), scale, scale, False, number, "float32")  # type: ignore[arg-type]
     assert weight.make().ravel().astype(float).tolist() == expected
+
+
+def test_blocks_of_small_numbers_are_named_and_not_their_constant_scales(tmp_path: Path) -> None:
+    text = SOURCES + "dw = DequantizeLinear<axis=1, block_size=8>(w, s3) " + CONV + RELU
+    scales = {"s3": np.full((12, 3, 3, 3), 0.1, np.float32)}
+    model = graph(text, CONST | scales, opset=23)
+    model.graph.initializer.remove(next(t for t in model.graph.initializer if t.name == "w"))
+    packed = helper.make_tensor("w", onnx.TensorProto.FLOAT4E2M1, (12, 24, 3, 3), bytes(12 * 24 * 9 // 2), raw=True)
+    model.graph.initializer.append(packed)
+    result, _ = run_patch(model, tmp_path, dry_run=True)
+    (site,) = result.report["sites"]
+    assert "float4_e2m1" in site["reason"] and "blocks of 8" in site["reason"] and "run time" not in site["reason"]
+
+
+def test_a_sparse_filter_is_named(tmp_path: Path) -> None:
+    plain = graph("c = Concat<axis=1>(a, b) x = Conv(c, wf) y = Relu(x)", {"wf": CONST["wf"]})
+    (dense,) = plain.graph.initializer
+    values = numpy_helper.from_array(np.ones(1, np.float32), "wf")
+    places = numpy_helper.from_array(np.zeros(1, np.int64), "wf_places")
+    plain.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, list(dense.dims)))
+    plain.graph.initializer.remove(dense)
+    result, _ = run_patch(plain, tmp_path, dry_run=True)
+    (site,) = result.report["sites"]
+    assert "sparse" in site["reason"] and "run time" not in site["reason"]

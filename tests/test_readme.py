@@ -29,10 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """One command line of the README, without its comment, with scripts taken from the checkout."""
+    """One command line of the README, without its comment, as a module of this Python."""
     words = line.split("#")[0].split()
-    words = [str(ROOT / w) if w.startswith("scripts/") else w for w in words]
-    words = [sys.executable if w == "python" else w for w in words]
+    words = [sys.executable, "-m", *words] if words[0] == "cutefuse" else [sys.executable, *words[1:]]
     return subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
 
 
@@ -43,26 +42,27 @@ def lines(start: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_scripts_run_as_shown(folder: Path) -> None:
-    (patch,) = lines("python scripts/patch_onnx.py")
+def test_the_commands_run_as_shown(folder: Path) -> None:
+    patch, again = lines("cutefuse patch")
+    assert again.split("#")[0] == patch.split("#")[0] and "--dtype fp16" in patch
     done = run(patch, folder)
     assert done.returncode == 0, done.stderr
     assert (folder / "model.cutefuse.onnx").is_file() and (folder / "model.patch.json").is_file()
-    (build,) = lines("scripts/build_engine.sh")
+    (build,) = lines("cutefuse build")
     done = run(f"{build.split('#')[0]} --dry-run", folder)
     assert done.returncode == 0 and "--dynamicPlugins=" in done.stdout, done.stderr
-    (process,) = lines("python scripts/process_engine.py")
+    (process,) = lines("cutefuse process")
     done = run(process, folder)
     assert done.returncode == 0, done.stderr
     assert list((folder / "out").glob("*.report.html"))
-    (optimize,) = lines("python scripts/optimize_onnx.py")
+    (optimize,) = lines("cutefuse optimize")
     done = run(f"{optimize.split('#')[0]} --dry-run", folder)
     assert done.returncode == 0 and "candidates" in done.stdout, done.stderr
 
 
 def test_a_bad_model_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no model")
-    done = run(lines("python scripts/patch_onnx.py")[0], tmp_path)
+    done = run(lines("cutefuse patch")[0], tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
     assert not (tmp_path / "model.cutefuse.onnx").exists()
 
@@ -109,11 +109,40 @@ def test_pages_of_documents_are_linked_from_the_readme_or_from_each_other() -> N
 
 def test_source_files_that_the_pages_name_exist() -> None:
     present = {path.name for folder in SOURCES for path in (ROOT / folder).rglob("*.*")}
-    pages = [page for page in PAGES if page.parent.name != "history" and page.name != "CHANGELOG.md"]
-    named = {name for page in pages for name in re.findall(r"\b[a-z]\w*\.(?:cuh?|cpp|h|py)\b", page.read_text())}
+    named = {name for page in PAGES for name in re.findall(r"\b[a-z]\w*\.(?:cuh?|cpp|h|py)\b", page.read_text())}
     assert "op.h" in named
     written = set(re.findall(r"^# (\w+\.py)$", (ROOT / "docs/recipes.md").read_text(), re.M))  # by its reader
     assert named - present - written == set()
+
+
+def test_the_first_screen_has_state_install_and_one_command() -> None:
+    screen = README.splitlines()[:16]
+    assert any("not yet run inside" in line for line in screen) and any("make setup" in line for line in screen)
+    assert any(line.startswith("cutefuse patch") and "--dtype fp16" in line for line in screen)
+    assert README.index("cutefuse patch") < README.index("gain.svg") < README.index("| network |")
+
+
+def test_the_picture_shows_the_tables_times(tmp_path: Path) -> None:
+    from scripts import draw_gain
+
+    before_us, after_us = draw_gain.times_us(README, draw_gain.NETWORK)
+    assert 0 < after_us < before_us
+    assert draw_gain.PICTURE.read_text() == draw_gain.drawn(draw_gain.NETWORK, before_us, after_us)
+    widths = [
+        float(w) for w in re.findall(r'class="(?:before|after)".*? width="([\d.]+)"', draw_gain.PICTURE.read_text())
+    ]
+    assert widths[1] / widths[0] == pytest.approx(after_us / before_us, abs=0.01)
+    with pytest.raises(ValueError, match="no row 'nobody'"):
+        draw_gain.times_us(README, "nobody")
+
+
+def test_each_gpu_family_and_engine_is_measured_predicted_or_unknown() -> None:
+    rows = re.findall(r"^\| ((?:PyTorch|TensorRT)[^|]*) \| (.*) \|$", README, re.M)
+    assert len(rows) == 3
+    for name, cells in rows:
+        kinds = [re.fullmatch(r"(\*\*)?0\.\d\d(\*\*)?|1\.00|\?", cell.strip()) for cell in cells.split("|")]
+        assert len(kinds) == 8 and all(kinds), name
+        assert ("**" in cells) == (name == "PyTorch"), "nothing else was measured"
 
 
 def test_a_newcomer_reads_it_in_minutes() -> None:

@@ -1,4 +1,4 @@
-"""docs/recipes.md shows what its commands print: they are typed again, and only figures may differ."""
+"""docs/recipes.md shows commands and what they print: each is typed again, and prints the words that it shows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import pytest
 from test_typed import terminal  # noqa: F401  the fixture: an environment with the command
 
 from cutefuse.engine.device import local_sm
-from scripts.write_recipes import PAGE, shown, typed
+from scripts.write_recipes import BLOCK, PAGE, shown, typed
 
 
-def worded(page: str) -> list[str]:
-    """The lines of a page without figures, which versions and machines change, and without the widths of columns."""
-    return [" ".join(re.sub(r"\d[\d.]*(e-?\d+)?", "#", line).split()) for line in page.splitlines()]
+def unsaid(page: str) -> list[str]:
+    """What blocks of a typed page should show, where none of it was printed."""
+    blocks = [(found["shown"] or "", re.sub(r"(?m)^\$ .*$", "", found["body"])) for found in BLOCK.finditer(page)]
+    return [words for words, body in blocks if words and not any(word in body for word in words.split())]
 
 
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.skipif(local_sm() > 0, reason="the page was written on a machine without a GPU")
-def test_the_page_shows_what_is_printed(terminal, tmp_path: Path) -> None:  # noqa: F811
+def test_every_command_of_the_page_runs_and_prints_the_words_that_it_shows(terminal, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("torch")
 
     def run(line: str) -> str:
@@ -31,8 +32,11 @@ def test_the_page_shows_what_is_printed(terminal, tmp_path: Path) -> None:  # no
         assert done.returncode in (0, 3) and "Traceback" not in done.stderr, f"{line}\n{done.stderr}"
         return done.stdout
 
-    page = PAGE.read_text()
-    assert worded(typed(page, tmp_path, run)) == worded(page), "run scripts/write_recipes.py"
+    assert unsaid(typed(PAGE.read_text(), tmp_path, run)) == [], "run scripts/write_recipes.py"
+
+
+def test_the_page_as_it_stands_shows_its_words() -> None:
+    assert BLOCK.search(PAGE.read_text()) and unsaid(PAGE.read_text()) == []
 
 
 PAGE_OF_TWO = """a
@@ -54,11 +58,13 @@ def test_outputs_are_written_under_their_commands_and_files_beside_them(tmp_path
     page = typed(PAGE_OF_TWO, tmp_path, said.__getitem__)
     assert page == PAGE_OF_TWO.replace("one\n", "...\ntwo 2\n...\n")
     assert (tmp_path / "f.py").read_text() == "# f.py\nx = 1\n"
-    assert typed(page, tmp_path, said.__getitem__) == page
+    assert typed(page, tmp_path, said.__getitem__) == page and unsaid(page) == []
 
 
-def test_another_word_is_seen_and_another_figure_is_not() -> None:
-    assert worded("x  1.5 us, 3e-05") == worded("x 22 us, 0") != worded("x 22 ms, 0")
+def test_a_word_that_is_not_printed_any_more_is_seen(tmp_path: Path) -> None:
+    page = typed(PAGE_OF_TWO, tmp_path, {"count 3": "one\nthree\n", "hush": "quiet"}.__getitem__)
+    assert unsaid(page) == unsaid(PAGE_OF_TWO) == ["two"]
+    assert unsaid(page.replace("$ count 3", "$ count two")) == ["two"], "a command is no output"
 
 
 def test_without_words_every_line_is_shown() -> None:

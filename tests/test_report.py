@@ -132,6 +132,13 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     ElementTree.parse(tmp_path / "n.engine.graph.json.svg")
 
 
+def test_commands_in_findings_are_code_and_nothing_else_is_let_through(tmp_path: Path) -> None:
+    evil = "<img src=x>`"
+    layers = [*ef.PLAIN[:5], ef.conv(f"/up/Conv{evil}", ef.tensor("cat", [1, 128, 8, 8]), ef.tensor("c", [1, 9, 8, 8]))]
+    text = write(ef.write_engine(tmp_path, "n", layers, ef.PLAIN_US[:6]), tmp_path, quiet=True).read_text()
+    assert "<code>cutefuse patch</code>" in text and "<img" not in text and Page(text).outside == []
+
+
 def test_names_only_engines_get_a_page_without_a_graph(tmp_path: Path) -> None:
     names = [f"conv{i}" for i in range(5)]
     text = write(ef.write_engine(tmp_path, "n", names, [1.0] * 5), tmp_path, quiet=True).read_text()
@@ -191,6 +198,18 @@ def test_an_fp32_island_is_found_and_an_fp32_engine_has_none(tmp_path: Path) -> 
     ef.write_engine(tmp_path / "a", "n", [*ef.PLAIN, island], [*ef.PLAIN_US, 12.0])
     assert any("FP32 island" in t for t in found(tmp_path / "a"))
     assert not any("island" in t for t in found(DATA / "resnet50-rtx3090-fp32"))
+
+
+def test_bookkeeping_is_no_opaque_region(tmp_path: Path) -> None:
+    """TrainStation layers hold data-dependent sizes (NVIDIA/TensorRT#3585)."""
+    station = {"Name": "[trainstation1]", "LayerType": "TrainStation", "Inputs": [], "Outputs": []}
+    write(ef.write_engine(tmp_path, "n", [*ef.PLAIN, station], [*ef.PLAIN_US, 200.0]), tmp_path / "out", quiet=True)
+    assert not [t for t in found(tmp_path) if "opaque" in t]
+    shares = json.loads((tmp_path / "out" / "n.engine.report.json").read_text())["time_us_by_kind"]
+    assert shares["noop"] == pytest.approx(200.0) and "foreign" not in shares
+    compiled = {**station, "Name": "m", "LayerType": "Myelin"}
+    ef.write_engine(tmp_path / "m", "n", [*ef.PLAIN, compiled], [*ef.PLAIN_US, 200.0])
+    assert [t for t in found(tmp_path / "m") if "opaque" in t]
 
 
 @pytest.mark.parametrize(("c", "k", "bad"), [(12, 64, True), (64, 20, True), (64, 64, False), (3, 64, False)])
@@ -313,20 +332,37 @@ def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
     )
 
 
-def test_the_name_of_an_input_stands_left_of_the_edges_to_its_layer(tmp_path: Path) -> None:
+def placed(path: Path) -> list[tuple[str, float, float, float]]:
+    """Texts of the labels between layers: text, left, right, base line; widths of a wide font."""
+    found = []
+    for element in ElementTree.parse(path).findall(".//{*}text"):
+        if element.get("class") in ("g-l", "g-io"):
+            x, width = float(element.attrib["x"]), 6.0 * len(element.text or "")
+            left = x - width if element.get("text-anchor") == "end" else x
+            found.append((str(element.text), left, left + width, float(element.attrib["y"])))
+    return found
+
+
+def test_no_label_of_the_graph_lies_on_another(tmp_path: Path) -> None:
+    """A layer that four edges and three inputs of the engine reach, and one that hands four tensors on."""
     t = [1, 8, 4, 4]
-    wide = [ef.conv(n, ef.tensor("x", t), ef.tensor(n, t)) for n in "ab"]
-    joined = ef.conv("c", ef.tensor("a", t), ef.tensor("y", t))
-    joined["Inputs"] += [ef.tensor("b", t), ef.tensor("p4", t)]
-    write(ef.write_engine(tmp_path, "n", [*wide, joined], [1.0, 2.0, 3.0]), tmp_path, quiet=True)
-    texts = ElementTree.parse(tmp_path / "n.engine.graph.json.svg").findall(".//{*}text")
-    (name,) = [t for t in texts if (t.text or "").startswith("▾ p4")]
-    edge_names = [float(t.attrib["x"]) for t in texts if t.get("class") == "g-l"]
-    assert name.get("text-anchor") == "end" and float(name.attrib["x"]) < min(edge_names)
-    assert [t.get("text-anchor") for t in texts if (t.text or "").startswith("▾ x")] == [
-        None,
-        None,
-    ]  # nothing beside them
+    wide = [ef.conv(n, ef.tensor("images", t), ef.tensor(n, [1, 8, 160, 160])) for n in "abcd"]
+    joined = ef.conv("join", ef.tensor("a", [1, 8, 160, 160]), ef.tensor("y", t))
+    joined["Inputs"] += [ef.tensor(n, [1, 8, 160, 160]) for n in "bcd"]
+    joined["Inputs"] += [ef.tensor(f"constant_{i}", [1, 1, 1, i]) for i in (1, 2, 3)]
+    split = ef.copy("split", ef.tensor("y", t), ef.tensor("s0", [1, 1, 4, 4]))
+    split["Outputs"] += [ef.tensor(f"s{i}", [1, i + 1, 4, 4], ef.FP32_LINEAR) for i in range(1, 4)]
+    heads = [ef.conv(f"h{i}", split["Outputs"][i], ef.tensor(f"z{i}", t)) for i in range(4)]
+    layers = [*wide, joined, split, *heads]
+    write(ef.write_engine(tmp_path, "n", layers, [1.0] * len(layers)), tmp_path, quiet=True)
+    labels = placed(tmp_path / "n.engine.graph.json.svg")
+    for i, (one, left, right, y) in enumerate(labels):
+        for other, a, b, at in labels[i + 1 :]:
+            assert abs(y - at) >= 10 or right <= a or b <= left, (one, other)
+    words = " ".join(text for text, *_ in labels)
+    assert words.count("FP16 HWC8 1×8×160×160") == 4 and words.count("images") == 4  # each once, however many read it
+    assert "constant_1" in words and "and 2 more" in words and "1×1×4×4" in words
+    assert len(labels) >= 4 + 4 + 1 + 1 + 3 + 4
 
 
 def test_memory_counts_what_is_alive(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import engine_files as ef
 import pytest
@@ -68,3 +71,53 @@ def test_a_comparison_renders(tmp_path: Path) -> None:
     dom = chromium(tmp_path, "--dump-dom", "--enable-logging=stderr", page.as_uri())
     assert "Uncaught" not in dom
     assert screenshot(tmp_path, page, "compare.png", 1240, 900).stat().st_size > 20_000
+
+
+def asked(tmp_path: Path, page: Path, script: str, width: int) -> Any:
+    """What a script says of the page, in a window of this width."""
+    told = f"<script>addEventListener('load', () => document.body.dataset.told = JSON.stringify({script}))</script>"
+    copy = tmp_path / "asked.html"
+    copy.write_text(page.read_text() + told)
+    dom = chromium(tmp_path, f"--window-size={width},900", "--dump-dom", copy.as_uri())
+    return json.loads(html.unescape(re.search(r'data-told="([^"]*)"', dom)[1]))  # type: ignore[index]
+
+
+OUTSIDE = """(() => {
+  const bad = [], wide = innerWidth;
+  for (const cell of document.querySelectorAll("td")) {
+    if (cell.textContent.trim() === "" || cell.closest("details:not([open])")) continue;
+    const box = cell.getBoundingClientRect();
+    if (!box.width || box.left < 0 || box.right > wide + 1 || cell.scrollWidth > cell.clientWidth + 1)
+      bad.push(cell.textContent.slice(0, 40));
+  }
+  const told = [...document.querySelectorAll("#rows tbody td")].map(c => c.dataset.h);
+  return [document.documentElement.scrollWidth - wide, bad, [...new Set(told)]];
+})()"""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_tables_keep_their_columns_inside_of_the_window(tmp_path: Path, width: int) -> None:
+    for folder in ("resnet18-a100-fp16", "resnet50-rtx3090-fp32"):
+        page = write(DATA / folder, tmp_path, quiet=True)
+        beyond, outside, headings = asked(tmp_path, page, OUTSIDE, width)
+        assert beyond <= 0 and (outside == [] or width > 700), outside[:5]
+        assert {"layer", "type", "math", "µs", "%", "output", "format", "GFLOP", "MiB", "GB/s", "% roof"} <= set(
+            headings
+        )
+    page = write_compare(list(ef.write_pair(tmp_path)), tmp_path / "compare.html")
+    beyond, outside, _ = asked(tmp_path, page, OUTSIDE, width)
+    assert beyond <= 0 and outside == []
+
+
+OVERLAPS = """(() => {
+  const all = [...document.querySelectorAll("#graph .g-l, #graph .g-io")].map(e => [e.textContent, e.getBBox()]);
+  const across = (p, q) => p.x < q.x + q.width && q.x < p.x + p.width;
+  const meet = (p, q) => across(p, q) && p.y + 2 < q.y + q.height && q.y + 2 < p.y + p.height;
+  return [all.length, all.flatMap((a, i) => all.slice(i + 1).filter(b => meet(a[1], b[1])).map(b => [a[0], b[0]]))];
+})()"""
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in DATA.iterdir() if p.is_dir()))
+def test_no_label_of_the_graph_lies_on_another_as_it_is_drawn(tmp_path: Path, folder: str) -> None:
+    count, overlaps = asked(tmp_path, write(DATA / folder, tmp_path, quiet=True), OVERLAPS, 1400)
+    assert count > 20 and overlaps == []

@@ -45,3 +45,32 @@ def test_an_absurd_dimension_is_unknown(dim: Any, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     assert main(["report", str(engine(tmp_path / "out", {}, [1, dim, 8, 8]))]) == 0
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize("key", ["Latency", "GPU Compute Time", "Throughput", "Total Host Walltime"])
+@pytest.mark.parametrize(
+    "value", ["fast", None, [1, 2, 3, 4, 5, "slow"], [1, 2, 3, 4, 5, None], [1, 2, 3, "x", 5, 6], [[1]] * 6, {"a": 1},
+              10**400, 1e-320, True, [1e-320] * 6, [10**400] * 6, []],
+)  # fmt: skip
+def test_a_text_where_a_figure_belongs_is_left_out(
+    value: Any, key: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    source = str(engine(tmp_path / "out", {"performance_summary": {key: value}}, [1, 64, 8, 8]))
+    assert main([command, source, *([source] if command == "compare" else [])]) == 0
+
+
+@pytest.mark.parametrize("field", ["averageMs", "medianMs", "percentage", "timeMs"])
+@pytest.mark.parametrize("value", [1e-320, 5e-324, 1e-200, 1e308, 10**400, "0.01", None, -1.0, 0, True, [0.01]])
+def test_a_time_that_is_none_is_left_out(
+    value: Any, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setitem(TIMES[1], field, value)
+    peaks = {"device": "d", "bandwidth_gbs": 100.0, "tflops": {"FP16": 1.0}}
+    source = engine(tmp_path / "out", {"peaks": peaks}, [1, 64, 8, 8])
+    assert main(["report", str(source)]) == 0
+    assert main(["compare", str(source), str(source)]) == 0

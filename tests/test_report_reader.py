@@ -214,6 +214,10 @@ def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
         ("/a/Conv || /b/Conv", {}, ["/a/Conv", "/b/Conv"]),
         ("Reformatting CopyNode for Input Tensor 0 to X", {}, []),
         ("fused", {"Metadata": "[ONNX Layer: /a/Conv]\x1e[ONNX Layer: /a/Relu]"}, ["/a/Conv", "/a/Relu"]),
+        # As TensorRT's parser marks layers of a local function.
+        ("node_of_t_7", {"Metadata": "[ONNX Layer: node_of_t | /b (CuteF)][ONNX Layer: y | /c (CuteF)]"}, ["/b", "/c"]),
+        ("n", {"Metadata": "[ONNX Layer: in | /mid (Inner) | /out (Outer)]"}, ["/out"]),
+        ("n", {"Metadata": "[ONNX Layer: a | b]"}, ["a | b"]),
     ],
 )
 def test_onnx_names_come_out_of_layer_names(name: str, raw: dict[str, Any], expected: list[str]) -> None:
@@ -262,7 +266,13 @@ def test_padding_of_vector_layouts_counts_in_memory_only() -> None:
         ("", "", "{ForeignNode[a...b]}", "foreign"),
         ("Normalization", "", "x", "norm"),
         ("Something", "", "x", "other"),
-        ("CudaSoftMax", "SoftMax", "x", "attention"),
+        ("CudaSoftMax", "SoftMax", "/model.22/dfl/Softmax", "softmax"),
+        ("SoftMax", "", "/attn/Softmax", "softmax"),
+        ("fused_mha_softmax", "", "x", "attention"),
+        ("MultiHeadAttention", "", "x", "attention"),
+        ("TrainStation", "", "[trainstation1]", "noop"),
+        ("", "", "[trainstation1]", "noop"),
+        ("MyelinGraph", "", "x", "foreign"),
         ("Concat", "Concatenation", "x", "copy"),
         ("Resize", "", "x", "pool"),
     ],

@@ -14,8 +14,8 @@ import pytest
 from cutefuse.commands.patch import main
 from cutefuse.rewrite import tanh_silu
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import Engine
 from cutefuse.sites.choose_model import Model
+from cutefuse.sites.engines import Engine
 from cutefuse.sites.find import find_sites
 
 SILU = "c = Conv(a, w) s = Sigmoid(c) y = Mul(c, s)"
@@ -51,7 +51,7 @@ def test_a_silu_outside_is_written_with_tanh_and_computes_the_same(tmp_path: Pat
 def test_without_the_option_it_is_only_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(graphs.graph(SILU, VALUES, inputs=INPUTS), str(tmp_path / "m.onnx"))
     assert main([str(tmp_path / "m.onnx"), "--without", "single"]) == 3
-    assert "1 SiLUs stay outside; --tanh-silu writes them" in capsys.readouterr().out
+    assert "SiLUs outside: 1; --tanh-silu writes them" in capsys.readouterr().out
     assert main([str(tmp_path / "m.onnx"), "--without", "single", "--trt-version", "10.3"]) == 3
     assert "--tanh-silu" not in capsys.readouterr().out
 

@@ -66,7 +66,7 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Terminal:
     for line in (
         f"python '{ROOT}/scripts/make_models.py' --out . --small yolo_neck",
         "mv yolo_neck-float32.onnx model.onnx",
-        "cutefuse patch model.onnx --verify",
+        "cutefuse patch model.onnx --all --verify",
         "cutefuse process model.onnx plain/ --iterations=10 --duration=0.1",
         "cutefuse process model.cutefuse.onnx patched/ --iterations=10 --duration=0.1",
     ):
@@ -105,7 +105,7 @@ def test_each_command_names_the_next_until_two_engines_are_compared(terminal: Te
         return re.findall(r"^next: (.*?)(?:  #.*)?$", done.stdout, re.M)
 
     terminal("mkdir chain && cp model.onnx chain/")
-    build, process = follow("cutefuse patch model.onnx")
+    build, process = follow("cutefuse patch model.onnx --all")
     follow(f"{build} --dry-run")
     plain, compare = follow(f"{process} {short}")
     follow(f"{plain} {short}")
@@ -134,9 +134,24 @@ def test_the_line_of_the_plugin_page_prints_the_librarys_path(terminal: Terminal
     assert terminal(line).stdout.strip().endswith("libcutefuse.so")
 
 
+def in_blocks(page: str) -> list[tuple[str, str]]:
+    """The commands of a page's blocks, fenced or indented, with their own options alone: those of another program stand
+    behind -- or in quotes."""
+    blocks = [*re.findall(r"^```\w*\n(.*?)^```", page, re.M | re.S), *re.findall(r"^(?: {4}.*\n)+", page, re.M)]
+    lines = re.findall(r"^ *(?:\$ )?cutefuse ([a-z-]+)(.*)$", "\n".join(blocks).replace("\\\n", " "), re.M)
+    return [(name, re.split(" -- |#", re.sub(r"\"[^\"]*\"|'[^']*'", "", rest))[0]) for name, rest in lines]
+
+
+def test_commands_of_blocks_are_found() -> None:
+    page = "cutefuse makes\n\n    cutefuse patch m \\\n      --all 'x --no'  # --not\n"
+    page += '```\n$ cutefuse profile-kernels --json "x --no" -- x --y\n```\n'
+    found = [(name, re.findall(r"--[a-z]+", rest)) for name, rest in in_blocks(page)]
+    assert sorted(found) == [("patch", ["--all"]), ("profile-kernels", ["--json"])]
+
+
 @pytest.mark.parametrize("page", sorted(TEXT))
 def test_commands_and_options_that_a_page_names_exist(page: str, terminal: Terminal) -> None:
-    for name, rest in re.findall(r"`cutefuse ([a-z-]+)([^`]*)`", TEXT[page]):
+    for name, rest in re.findall(r"`cutefuse ([a-z-]+)([^`]*)`", TEXT[page]) + in_blocks(TEXT[page]):
         assert name in COMMANDS, name
         options = re.findall(r"(--[a-z-]+)", rest)
         shown = terminal(f"cutefuse {name} --help").stdout if options else ""

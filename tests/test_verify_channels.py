@@ -13,7 +13,8 @@ import onnx
 import pytest
 from graphs import INPUTS, fused_types, graph, run_patch, weights
 
-from cutefuse.commands.patch import main, show
+from cutefuse.commands.patch import main
+from cutefuse.commands.patch_words import show
 from cutefuse.graph import verify
 from cutefuse.graph.closeness import Judge, compare
 from cutefuse.graph.exact import in_float64

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from cutefuse.errors import CutefuseError
@@ -125,12 +126,13 @@ def require_gpu() -> None:
 
 
 def device_row() -> dict[str, Any]:
-    """What every JSON row says about the machine: GPU and versions."""
+    """What every JSON row says about the machine and the day: GPU, versions, date."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
+        "date": date.today().isoformat(),
         "multiprocessors": properties.multi_processor_count,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -12,10 +12,12 @@ from pathlib import Path
 from cutefuse.commands import next_step
 from cutefuse.engine import rtx, trtexec
 from cutefuse.engine.build import BUILDERS, build, choose_backend
+from cutefuse.engine.device import local_sm
 from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.ops.layouts import engine_of_backend, strange
 from cutefuse.output import add_json, check_named, json_alone, whole_number
-from cutefuse.sites.choose_engine import NEWEST
+from cutefuse.sites.engines import NEWEST
 
 
 def end_on_sigterm() -> None:
@@ -59,10 +61,15 @@ def say_idle(args: argparse.Namespace, model: Path, dry_run: str = "") -> None:
     """Say which of the shared options have no effect; `dry_run`: the option of a run that builds something."""
     if args.trt_version and dry_run:
         print(f"--trt-version does nothing without {dry_run}: the TensorRT that is installed builds the engine")
-    if args.no_plugins and model.suffix == ".onnx":
+    if model.suffix == ".onnx":
         with contextlib.suppress(CutefuseError):  # the command itself says what is wrong with the model
-            if not read_model(model).fused_nodes:
+            facts = read_model(model)
+            if args.no_plugins and not facts.fused_nodes:
                 print(f"--no-plugins does nothing: {model} holds no fused node")
+            elif facts.layouts and not args.no_plugins:
+                engine = engine_of_backend(choose_backend(args.backend))
+                if cost := strange(facts.layouts, engine, args.sm or local_sm()):
+                    print(cost)
 
 
 def target_options(args: argparse.Namespace, allow_onnxruntime: bool = False) -> list[str]:

@@ -16,12 +16,14 @@ from pathlib import Path
 
 import cutefuse
 from cutefuse import kernels
-from cutefuse.engine import trtexec
-from cutefuse.engine.device import capability
+from cutefuse.engine import rtx, trtexec
+from cutefuse.engine.device import capability, local_sm
+from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import faults
 from cutefuse.graph.read import Graph
 from cutefuse.graph.store import load_model
+from cutefuse.ops.layouts import RTX, TENSORRT, strange
 from cutefuse.output import add_json, json_alone
 from cutefuse.roofline.peaks import by_name
 
@@ -120,7 +122,7 @@ def judge_device(name: str, major: int, minor: int) -> Finding:
 
 
 def check_tensorrt() -> list[Finding]:
-    """trtexec and the Python package: either builds engines."""
+    """trtexec, the Python package and TensorRT for RTX: each builds engines."""
     found = []
     path = trtexec.find()
     if path is None:
@@ -136,6 +138,9 @@ def check_tensorrt() -> list[Finding]:
     found.append(
         check_package("tensorrt", "pip install tensorrt (builds engines from Python where trtexec is not there)")
     )
+    reason = rtx.available()
+    text = f"{rtx.version()}: builds engines, {'which run on this GPU' if not rtx.cannot_run() else 'runs none here'}"
+    found.append(Finding(rtx.NAME, OPTIONAL, *reason.split("; ")) if reason else Finding(rtx.NAME, OK, text))
     return found
 
 
@@ -166,6 +171,17 @@ def check_faults(model: Path | None, versions: list[tuple[int, ...]]) -> list[Fi
     return found
 
 
+def check_layout(model: Path) -> list[Finding]:
+    """Whether the engines of this machine take the layout that a model was patched for."""
+    found = read_model(model).layouts
+    engines = [TENSORRT] if tensorrt_versions() else []
+    engines += [RTX] if rtx.available() is None else []
+    costs = list(filter(None, (strange(found, engine, local_sm()) for engine in engines)))
+    if costs or not found:
+        return [Finding("layout", WARNING, cost) for cost in costs]
+    return [Finding("layout", OK, f"the model was patched for layout {' and '.join(sorted(found))}")]
+
+
 def check_package(name: str, advice: str) -> Finding:
     """A Python package by its distribution, without importing it."""
     try:
@@ -192,6 +208,7 @@ def findings(model: Path | None = None) -> list[Finding]:
     found = [Finding("Python", OK, f"{platform.python_version()} on {platform.platform()}")]
     found += check_library() + check_gpu() + check_tensorrt()
     found += check_faults(model, tensorrt_versions())
+    found += check_layout(model) if model else []
     found.append(check_program("nvcc", "--version", "needed to build kernels only"))
     found.append(
         check_program("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own")

@@ -5,11 +5,21 @@ The line stands on stdout behind the command's own, and is left out where the ou
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from cutefuse.engine import rtx
+from cutefuse.engine.files import Artifacts
+from cutefuse.engine.plugins import read_model
+from cutefuse.errors import CutefuseError
+from cutefuse.report.alike import lowered, unlike
+from cutefuse.report.reader import Engine
 
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
 _SCRIPTS = {"patch": "patch_onnx.py", "build": "build_engine.sh", "process": "process_engine.py",
@@ -28,7 +38,12 @@ def typed(command: str, *words: str | Path) -> str:
         start = ["python", "-m", "cutefuse", command]
     else:
         start = ["cutefuse", command]
-    return " ".join(shlex.quote(str(word)) for word in (*start, *words))
+    return " ".join(shlex.quote(_word(word)) for word in (*start, *words))
+
+
+def _word(word: str | Path) -> str:
+    """A word of a command; a path whose name begins like an option is written so that it is none."""
+    return f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
 
 
 def say(command: str, *words: str | Path, why: str = "") -> None:
@@ -40,41 +55,112 @@ def after_patch(model: Path) -> None:
     """`model`: the patched model that was written."""
     say("build", model, why="an engine of TensorRT")
     say("process", model, model.with_suffix(".out"), why="build, profile and report, with any engine that is here")
+    if converted(_report(model, model.parent)):
+        say("unpatch", model, why=f"{undone(model).name}: as converted, nothing fused; compare with this one")
 
 
 def after_build(engine: Path) -> None:
     """`engine`: the engine file; what is written of it stays beside it."""
-    say("process", engine, engine.parent, why="profile, report")
+    if backend_of(engine) == "rtx" and rtx.cannot_run():
+        say("report", engine.parent, why="layers, formats, copies")
+    else:
+        say("process", engine, engine.parent, why="profile, report")
 
 
-def after_process(source: Path, outdir: Path) -> None:
-    """`source`: the ONNX model that was profiled into `outdir`; for an engine there is nothing to say."""
+def backend_of(engine: Path) -> str:
+    """The back end that built an engine, by the metadata beside it; "" where it does not say."""
+    try:
+        data = json.loads(Artifacts(engine).build_metadata.read_text(encoding="utf-8"))
+        return str(data.get("backend", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None:
+    """`source`: the ONNX model that was profiled into `outdir`; for an engine there is nothing to say.
+
+    `words`: options that the engine of the model before has to have too, so that the comparison is of like with like.
+    """
     if source.suffix != ".onnx":
         return
-    plain = _plain_model(source, outdir)
+    report = _report(source, outdir)
+    plain = _plain_model(report, source)
     if plain is None:
-        say("rank", outdir, source, why="what fusing would save")
-        say("patch", source, "--verify")
+        if any(outdir.glob("*.profile.json")):
+            say("rank", outdir, source, why="what fusing would save")
+        say("patch", source, *(("--dtype", "fp16") if _is_float32(source) else ()), "--verify")
         return
-    beside = next((p.parent for p in outdir.resolve().parent.glob(f"*/{plain.name}.engine.graph.json")), None)
+    kind = backend_of(Artifacts.of(source, outdir).engine)
+    found = (p.parent for p in outdir.resolve().parent.glob(f"*/{glob.escape(plain.name)}.engine.graph.json"))
+    beside = next((folder for folder in found if backend_of(Artifacts.of(plain, folder).engine) == kind), None)
     if beside is not None:
-        say("compare", os.path.relpath(beside), outdir, why="what was fused, where the time moved")
-    elif plain.is_file():
-        before = outdir.with_name(f"{outdir.name}_plain")
-        say("process", plain, before, why="the model before it was patched")
-        say("compare", before, outdir)
+        say("compare", Path(os.path.relpath(beside)), outdir, why="what was fused, where the time moved")
+        return
+    if not plain.is_file() and converted(report):
+        say("unpatch", source, "-o", plain, why=f"the model in {converted(report)} with nothing fused: like with like")
+    elif not plain.is_file():
+        return
+    before = outdir.with_name(f"{outdir.name}_plain")
+    say("process", plain, before, *words, why="the model before it was patched")
+    say("compare", before, outdir)
 
 
-def _plain_model(model: Path, outdir: Path) -> Path | None:
-    """The model that was patched into this one, by the patch report beside either; None for one not patched."""
+def after_compare(engines: Sequence[Engine]) -> None:
+    """Where `patch --dtype` converted the last engine's model and not the first's: how to make a first that it did."""
+    first, last = engines[0], engines[-1]
+    if not lowered(last) or lowered(first) or not unlike(first, last):
+        return
+    recorded = last.build.get("Model") or ((last.patch or {}).get("output") or {}).get("path") or last.name
+    model = Path(str(recorded))
+    before = last.folder.with_name(f"{last.folder.name}_plain")
+    if not undone(model).is_file():
+        say("unpatch", model, why=f"{undone(model).name}: as converted, nothing fused")
+    say("process", undone(model), before, why="with the options of the patched engine")
+    say("compare", before, last.folder, why="like with like")
+
+
+def converted(report: dict[str, Any] | None) -> str:
+    """The type that `patch --dtype` converted to; empty where the model has the types of the one before it."""
+    about = (report or {}).get("conversion")
+    return str(about.get("dtype") or "") if isinstance(about, dict) and about.get("changed") else ""
+
+
+def undone(model: Path) -> Path:
+    """Where `unpatch` writes what it makes of a patched model."""
+    return model.with_name(f"{model.name.removesuffix('.onnx').removesuffix('.cutefuse')}.plain.onnx")
+
+
+def _report(model: Path, outdir: Path) -> dict[str, Any] | None:
+    """The patch report of a model, beside it or in the folder of its engine; None for one that was not patched."""
     for folder in (outdir, model.parent):
         for report in sorted(folder.glob("*.patch.json")):
             try:
                 data = json.loads(report.read_text(encoding="utf-8"))
-                paths = [Path(data[key]["path"] if isinstance(data[key], dict) else data[key])
-                         for key in ("input", "output")]  # fmt: skip
+                if all(_path(data[key]) for key in ("input", "output")) and _path(data["output"]).name == model.name:
+                    return dict(data)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            if paths[1].name == model.name:
-                return paths[0] if paths[0].is_file() else model.with_name(paths[0].name)
     return None
+
+
+def _path(entry: Any) -> Path:
+    return Path(entry["path"] if isinstance(entry, dict) else entry)
+
+
+def _plain_model(report: dict[str, Any] | None, model: Path) -> Path | None:
+    """The model that a patched one is to be compared with: the one before it, or where that was converted as well, this
+    one undone; None for a model that was not patched."""
+    if report is None:
+        return None
+    if converted(report):
+        return undone(model)
+    before = _path(report["input"])
+    return before if before.is_file() else model.with_name(before.name)
+
+
+def _is_float32(model: Path) -> bool:
+    try:
+        facts = read_model(model)
+    except CutefuseError:
+        return False
+    return not facts.low_precision and not facts.quantized

@@ -19,7 +19,8 @@ from typing import Any
 from cutefuse import table
 from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_options
 from cutefuse.commands.doctor import local_gpu
-from cutefuse.commands.patch import shape_argument, show, tuner_of
+from cutefuse.commands.patch import shape_argument, tuner_of
+from cutefuse.commands.patch_words import show
 from cutefuse.engine.bench import BEST
 from cutefuse.engine.build import BUILDERS, choose_backend
 from cutefuse.engine.device import local_sm
@@ -156,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
                 shapes = engine_shapes(args.model, options.shapes, kind)
                 tried = first_choice(replace(options, dry_run=True, shapes=shapes, dtype=dtype), kind)
                 result = patch(args.model, args.output / args.model.name, tried)
-                show(result, False)
+                show(result)
                 tell(result.report)
             return result.exit_code
         limits = Limits(args.builds, args.time_limit)

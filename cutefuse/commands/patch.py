@@ -9,150 +9,32 @@ import argparse
 import functools
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from cutefuse import table
-from cutefuse.commands import next_step
+from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
 from cutefuse.commands.doctor import local_gpu
+from cutefuse.commands.patch_words import behind_patch, show
 from cutefuse.engine.device import local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
+from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.output import add_json, json_alone, whole_number
+from cutefuse.report import oracle
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
-from cutefuse.rewrite.patch import TAKES, Options, Result, default_output, patch, report_path
-from cutefuse.rewrite.prove import failure, words
-from cutefuse.sites.causes import sentence
+from cutefuse.rewrite.outlook import USUAL, foresee
+from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
-from cutefuse.sites.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, Site
+from cutefuse.sites.engines import NEWEST
+from cutefuse.sites.find import Site
 
-BASES = {"profile": "a profile", "tuned": "times taken on this GPU", "model": "a model"}
-LIMITS = {"float16": "float16 ends at 65504", "bfloat16": "bfloat16 ends at 3.39e38"}
-MOST_NAMED = 3  # nodes that a sentence names
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-
-
-def show(result: Result, verbose: bool) -> None:
-    """Print the candidates, the change and the verdict."""
-    rows = []
-    for s in result.report["sites"]:
-        gflop = table.scaled(s["flops"], 1e9) if s["op_type"] else ""
-        saved = table.scaled(s["bytes_saved"], 1e6) if s["status"] == FUSED else ""
-        gain = ("?" if s["gain_us"] is None else f"{s['gain_us']:.1f}") if s["status"] == FUSED else ""
-        notes = f" ({'; '.join(s['notes'])})" if s["notes"] else ""
-        verdict = f"fused as {s['op_type']}" if s["status"] == FUSED else f"{s['status']}: {s['reason']}"
-        rows.append([s["name"], s["title"] or s["operator"], s["dtype"] or "", gflop, saved, gain, verdict + notes])
-    headings = ["site", "problem", "type", "GFLOP", "MB saved", "us saved", "verdict"]
-    table.show("candidates", headings, rows, numbers=(3, 4, 5))
-    if verbose:
-        for s in result.report["sites"]:
-            print(f"{s['name']}: nodes {', '.join(s['nodes'])}; inputs {', '.join(s['inputs'])}; shapes {s['shapes']}")
-    summary = result.report["summary"]
-    old, new = summary["ops_before"], summary["ops_after"]
-    changed = [[op, old.get(op, 0), new.get(op, 0)] for op in sorted({*old, *new}) if old.get(op, 0) != new.get(op, 0)]
-    if changed:
-        changed.append(["all nodes", summary["nodes_before"], summary["nodes_after"]])
-        table.show("nodes", ["op_type", "before", "after"], changed, numbers=(1, 2))
-    statuses = (FUSED, MERGED, LEFT_OUT, "refused", EXCLUDED)
-    counts = ", ".join(
-        f"{count} {status}" for status in statuses if (count := summary[status.replace(" ", "_")]) or status == FUSED
-    )
-    saved = table.scaled(summary["bytes_saved"], 1e6)
-    print(f"{summary['candidates']} candidates: {counts}; {saved} MB of traffic gone; {summary['seconds']} s")
-    if summary["refused_by"]:
-        print(sentence(summary["refused_by"]))
-    for line in (*_prediction(result.report), *_silus(result.report)):
-        print(line)
-    if saved == "?" or any(s["op_type"] and s["flops"] is None for s in result.report["sites"]):
-        print("?: the sizes are not known; where an input's are open, --input-shape NAME:1x3x640x640 gives them")
-    if (conversion := result.report["conversion"]) and conversion["overflows"]:
-        print(_overflows(conversion["overflows"], LIMITS[conversion["dtype"]]))
-    for fault in result.report["known_faults"]:
-        print(_fault(fault))
-    for unused in result.report["unused_options"]:
-        print(unused)
-    if left := result.report["clean"]["left"]:
-        print(left)
-    if proof := result.report["verify"]:
-        if proof["passed"]:
-            print("\n".join(words(proof, (result.report["conversion"] or {}).get("dtype", ""))))
-        else:
-            print(f"error: verification failed ({failure(proof)}); no model was written", file=sys.stderr)
-    if result.output:
-        print(f"wrote {result.output} and {report_path(result.output)}")
-        next_step.after_patch(result.output)
-    elif result.exit_code == 3:
-        print(_nothing(summary))
-
-
-def _prediction(report: dict[str, Any]) -> list[str]:
-    """Sentences on what the fused sites should save together, by whose word, and what is not known."""
-    summary, about = report["summary"], report["prediction"]
-    if not summary[FUSED] and not summary["left_out"]:
-        return []
-    engine = about["engine"] + (", the newest known (--trt-version names another)" if about["engine_assumed"] else "")
-    gpu = about["gpu"] + (" (--gpu names another)" if about["gpu_assumed"] else "")
-    if others := about["gpu_others"]:
-        gpu += f" (the name fits {', '.join(others)} too: --gpu takes the whole one)"
-    bases = Counter(s["basis"] for s in report["sites"] if s["status"] == FUSED and s["basis"])
-    found = []
-    if summary["gain_us"] is not None and bases:
-        by = " and ".join(f"{count} by {BASES[basis]}" for basis, count in sorted(bases.items()))
-        found.append(f"predicted: {summary['gain_us']:.1f} us saved together, {by}")
-    found.append(f"the model's engine is {engine}, on {gpu}")
-    if casts := (report["conversion"] or {}).get("casts"):
-        dtype, size = report["conversion"]["dtype"], table.scaled(report["conversion"]["cast_bytes"], 1e6)
-        which = "1 Cast" if casts == 1 else f"{casts} Casts"
-        found.append(f"{which} to and from {dtype} stand beside the fused nodes; both totals count their {size} MB")
-    if unknown := summary["gain_unknown"]:
-        found.append(f"what {unknown} of the fused sites save is not known; --min-gain leaves such sites out")
-    return found
-
-
-def _silus(report: dict[str, Any]) -> list[str]:
-    """What became of the SiLUs outside, where the engine could compute them inside a convolution."""
-    silu, found = report["silu"], []
-    if silu["tanh"]:
-        found.append(
-            f"{len(silu['tanh'])} SiLUs outside are written with tanh, which TensorRT 11 computes inside the Conv"
-        )
-    elif silu["outside"] and report["prediction"]["fuses_tanh"]:
-        found.append(
-            f"{silu['outside']} SiLUs stay outside; --tanh-silu writes them as TensorRT 11 computes them inside"
-        )
-    why = {reason: [n for n, r in silu["left"].items() if r == reason] for reason in silu["left"].values()}
-    return found + [f"{len(names)} SiLUs keep their form ({names[0]}, ...): {reason}" for reason, names in why.items()]
-
-
-def _fault(fault: dict[str, Any]) -> str:
-    """What a known fault of TensorRT does, and to which nodes of this model."""
-    stays, fused = fault["stays"], fault["fused"]
-    more = f" and {len(stays) - MOST_NAMED} more" if len(stays) > MOST_NAMED else ""
-    count = f"{len(stays)} of {len(stays) + len(fused)} such nodes stay outside: {', '.join(stays[:MOST_NAMED])}{more}"
-    rest = f"{count}; compare the engine with the model (cutefuse accuracy)" if stays else f"all {len(fused)} are fused"
-    about = f"reported fault of TensorRT {fault['versions']} ({fault['source']}): {fault['title']}"
-    return f"{about}; {fault['advice']}; {rest}"
-
-
-def _overflows(found: list[dict[str, Any]], limit: str) -> str:
-    """Which nodes stay in float32 because of their weights."""
-    named = [f"{o['node']} ('{o['tensor']}' holds {o['value']:.3g})" for o in found[:MOST_NAMED]]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"{limit}, so {', '.join(named)}{more} {'stays' if len(found) == 1 else 'stay'} in float32"
-
-
-def _nothing(summary: dict[str, Any]) -> str:
-    if summary["left_out"]:
-        return "no site would pay; nothing was written (--all fuses every legal site)"
-    return "nothing to patch; nothing was written"
 
 
 def shape_argument(text: str) -> tuple[str, list[int]]:
@@ -208,8 +90,11 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=whole_number, default=0, help="of the inputs for --verify")
     p.add_argument("--all", action="store_true", dest="all_sites", help="fuse every legal site, whatever it saves")
     p.add_argument("--min-gain", type=_microseconds, metavar="5us",
-                   help=f"leave out sites that save less, or nobody knows what; default: {LEAST_US:g}us, or "
-                        f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown ones are fused")  # fmt: skip
+                   help=f"leave out sites that save less; default: {LEAST_US:g}us, or "
+                        f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown gains are left out")  # fmt: skip
+    p.add_argument("--no-compile", action="store_true",
+                   help="let rules alone predict what TensorRT for RTX, or TensorRT on Blackwell, would copy; without "
+                        "it the compiler of TensorRT for RTX tells, where it is installed")  # fmt: skip
     p.add_argument("--profile", type=Path, metavar="DIR", help="profile of the unpatched engine: its times choose")
     p.add_argument("--tune", action="store_true",
                    help="time each site on this machine's GPU: its best tile, which its node then asks for, and what "
@@ -218,14 +103,22 @@ def make_parser() -> argparse.ArgumentParser:
                    help="what --tune compares with: cuDNN's kernels, torch.compile, or the better of the two; default: "
                         "best")  # fmt: skip
     p.add_argument("--engine", choices=ENGINES, default=TENSORRT, help="whose time is predicted; default: tensorrt")
+    p.add_argument("--layout", choices=CHOICES, default=AUTO,
+                   help="how tensors of fused convolutions lie: hwc8, for TensorRT before Blackwell, or nhwc, for "
+                        "TensorRT on Blackwell and TensorRT for RTX; default: as --engine and --sm tell")  # fmt: skip
     p.add_argument("--trt-version", default="", metavar="10.3",
                    help=f"TensorRT that will build the engine; default: {'.'.join(map(str, NEWEST))}")  # fmt: skip
     p.add_argument("--tanh-silu", action="store_true",
                    help="write the SiLUs that stay outside as x * (0.5 * tanh(0.5 * x) + 0.5), which TensorRT 11 "
                         "computes inside the convolution")  # fmt: skip
-    p.add_argument("--gpu", default="", metavar="NAME",
-                   help="GPU that will run the model, as 'A100' or 'RTX 4090', for --sm and the predicted times; "
-                        "default: this machine's, or the usual one of --sm")  # fmt: skip
+    p.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="GPU that will run the model, as 'A100' or 'RTX 4090', for --sm and the predicted times; "
+        "further ones are compared with it; default: this machine's, or the usual one of --sm",
+    )
     p.add_argument(
         "--dtype", choices=sorted(DTYPES), help="lower the precision first; TensorRT 11 takes it from the file"
     )
@@ -239,7 +132,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--clean", action="store_true", help="write the whole model with constants folded and no-ops removed"
     )
     add_json(p)
-    p.add_argument("--verbose", action="store_true", help="also list the nodes, tensors and shapes of every site")
+    p.add_argument(
+        "--verbose",
+        action="store_true",
+        help="every candidate with its verdict, nodes, tensors and shapes, not only those that matter",
+    )
     return p
 
 
@@ -286,12 +183,21 @@ def _target(args: argparse.Namespace) -> tuple[int, str]:
         own = local_sm()
         sm = own if args.sm is None else args.sm
         return sm, local_gpu() if sm == own else ""
-    sm = device_of(0, args.gpu).sm
+    for name in args.gpu[1:]:
+        if reason := kernels.reject_device(sm_of(name)):
+            raise CutefuseError(f"{reason}; leave --gpu '{name}' out")
+    sm = sm_of(args.gpu[0])
     if args.sm not in (None, 0, sm):
         raise CutefuseError(
-            f"--gpu {args.gpu} has compute capability {sm / 10}, and --sm {args.sm} is {args.sm / 10}; give one of them"
+            f"--gpu {args.gpu[0]} has compute capability {sm / 10}, and --sm {args.sm} is {args.sm / 10}; "
+            "give one of them"
         )
-    return sm if args.sm is None else args.sm, args.gpu
+    return sm if args.sm is None else args.sm, args.gpu[0]
+
+
+def sm_of(gpu: str) -> int:
+    """Compute capability (times 10) of a GPU's name. Raises CutefuseError for one that is not known."""
+    return device_of(0, gpu).sm
 
 
 def _idle(args: argparse.Namespace) -> list[str]:
@@ -299,6 +205,9 @@ def _idle(args: argparse.Namespace) -> list[str]:
     found = ["--rival does nothing without --tune"] if args.rival and not args.tune else []
     if timed := "--profile" if args.profile else "--tune" if args.tune else "":
         given = [option for option, value in (("--gpu", args.gpu), ("--trt-version", args.trt_version)) if value]
+        found += (
+            [f"further --gpu are not compared with {timed}, whose times are one GPU's"] if len(args.gpu) > 1 else []
+        )
         found += [f"{option} prices only what {timed} has not timed: what stands beside the sites" for option in given]
     return found
 
@@ -321,13 +230,21 @@ def main(argv: list[str] | None = None) -> int:
             tiles=partial(best_tiles, tuner) if tuner else None, min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
-            gpu=gpu, idle=_idle(args),
+            gpu=gpu, layout=args.layout, idle=_idle(args),
         )  # fmt: skip
         with json_alone(args.json) as show_json:
-            result = patch(args.model, args.output or default_output(args.model), options)
+            output = args.output or default_output(args.model)
+            asks = oracle.is_for(options) and not args.no_compile and not options.price
+            result = (oracle.judged if asks else patch)(args.model, output, options)
+            assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
+            usual = [g for g in USUAL if assumed and not kernels.reject_device(sm_of(g))]
+            outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named=len(args.gpu) > 1)
+            result.report["prediction"]["targets"] = [asdict(o) for o in outlooks]
             show_json(result.report)
         if not args.json:
-            show(result, args.verbose)
+            show(result, args.verbose, outlooks, behind_patch(argv))
+            if told := oracle.sentence(result.report):
+                print(told)
             if tuner:
                 print(_tuned(tuner))
         return result.exit_code

@@ -77,6 +77,8 @@ def process(
         untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
         if steps.profile and untimed:
             print(f"not profiled: {untimed}")
+            for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
+                old.unlink(missing_ok=True)  # of an engine that was here before
         elif steps.profile:
             engine.profile(files.engine if is_model else source, outdir, options, kind, *common)
     model = source if source.suffix in _ONNX else None
@@ -120,13 +122,20 @@ def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:
     return write(source, outdir, model)
 
 
+def _usual_folder(source: Path) -> Path:
+    """Where files go that no folder was named for: reports of engine JSON beside it."""
+    if source.is_dir():
+        return source
+    return source.parent if source.suffix == ".json" else source.with_suffix(".out")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cutefuse process", allow_abbrev=False,
         description="Build and profile an engine, draw its graph, and write an HTML report.",
     )  # fmt: skip
     parser.add_argument("input", type=Path, help="ONNX model, engine, or folder of engine JSON files")
-    parser.add_argument("outdir", type=Path, help="folder for everything that is written; made when missing")
+    parser.add_argument("outdir", type=Path, nargs="?", help="folder for all that is written (<input>.out)")
     parser.add_argument("trtexec", nargs="*", help="trtexec options, with or without dashes: fp16 shapes=x:1x3x64x64")
     parser.add_argument(
         "--print-only", "--print_only", "--dry-run", action="store_true", help="print the commands and stop"
@@ -149,20 +158,26 @@ def main(argv: list[str] | None = None) -> int:
         end_on_sigterm()
         every = not (args.build_engine or args.profile_engine or args.draw_engine)
         steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
-        options = trtexec_options([*args.trtexec, *rest])
+        words = [*args.trtexec, *rest]
+        if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
+            words, args.outdir = [str(args.outdir), *words], None
+        options = trtexec_options(words)
+        chosen = (("--backend", args.backend if args.backend != "auto" else ""), ("--sm", args.sm), ("--gpu", args.gpu))
+        again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
+        outdir = args.outdir or _usual_folder(args.input)
         with json_alone(args.json) as show:
             options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
             say_idle(args, args.input, "" if args.print_only else "--print-only")
             if args.input.suffix in (*_ONNX, *_ENGINES):
                 say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
             page = process(
-                args.input, args.outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
+                args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
                 args.print_only, args.trt_version,
             )  # fmt: skip
             show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
             if page:
                 print(f"report: {page}")
-                next_step.after_process(args.input, args.outdir)
+                next_step.after_process(args.input, outdir, again)
         return 0
 
     return run_command(command)

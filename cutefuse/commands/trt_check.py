@@ -26,7 +26,7 @@ import numpy as np
 import cutefuse
 from cutefuse import kernels, plugin_path
 from cutefuse.engine import build as engine
-from cutefuse.engine import trtexec
+from cutefuse.engine import rtx, trtexec
 from cutefuse.engine.device import local_sm
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
@@ -310,7 +310,8 @@ def check(models: Sequence[Path], outdir: Path) -> dict[str, Any]:
 
     Raises CutefuseError without TensorRT.
     """
-    engine.choose_backend("auto")
+    if engine.choose_backend("auto") == "rtx":
+        rtx.module()  # says so where no GPU can run its engines
     make_folder(outdir)
     found = facts()
     checks = loading_checks(patched_twin(models[0], outdir)[0])

@@ -21,7 +21,8 @@ BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "rtx", "onnxruntime")
 BUILDERS = BACKENDS[:-1]  # ONNX Runtime has no engine file
 NO_TENSORRT = (
     "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
-    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package)"
+    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package; TensorRT for RTX, "
+    "`pip install 'cutefuse[rtx]'`, builds without a GPU)"
 )
 
 
@@ -207,8 +208,9 @@ def profile(
 def compiled_text(graph: CompiledGraph) -> str:
     """What the compiler made of a model, in one line."""
     return (
-        f"{len(graph.layers)} layers, {len(graph.copies)} of them copies, which move {graph.copy_bytes / 1e6:.1f} of "
-        f"{graph.all_bytes / 1e6:.1f} MB; built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
+        f"{rtx.NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers, {len(graph.copies)} of "
+        f"them copies, which move {graph.copy_bytes / 1e6:.1f} of {graph.all_bytes / 1e6:.1f} MB; "
+        f"built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,8 @@ from typing import Any
 
 from cutefuse.engine.kinds import kind_of, node_names
 from cutefuse.engine.tensors import Tensor, tensor_of
+
+_WORKSPACE = re.compile(r"_wksp\.\d+_myl\d+$")  # a plugin's, which Myelin lists among its outputs
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class CompiledLayer:
     outputs: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
     onnx_nodes: tuple[str, ...]
+    workspace_bytes: int = 0
 
     @property
     def is_copy(self) -> bool:
@@ -48,6 +52,7 @@ class CompiledGraph:
     seconds: float = 0.0
     peak_mib: float = 0.0
     warnings: tuple[str, ...] = ()
+    sm: int = 0  # compute capability * 10 that it was compiled for
 
     @property
     def copies(self) -> tuple[CompiledLayer, ...]:
@@ -74,7 +79,8 @@ def traffic_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
-    return tuple(t for t in map(tensor_of, value) if t) if isinstance(value, list) else ()
+    found = [t for t in map(tensor_of, value) if t] if isinstance(value, list) else []
+    return tuple(t for t in found if not _WORKSPACE.search(t.name))
 
 
 def read_layers(information: dict[str, Any]) -> tuple[CompiledLayer, ...]:
@@ -86,6 +92,7 @@ def read_layers(information: dict[str, Any]) -> tuple[CompiledLayer, ...]:
             CompiledLayer(
                 name, kind_of(layer_type, raw, name), layer_type, _tensors(raw.get("Inputs")),
                 _tensors(raw.get("Outputs")), _tensors(raw.get("Constants")), tuple(node_names(name, raw)),
+                int(raw.get("WorkspaceSize", 0)),
             )
         )  # fmt: skip
     return tuple(layers)

@@ -12,27 +12,29 @@ KINDS = {
     "plugin": "plugins",
     "conv": "convolutions",
     "gemm": "matrix products",
-    "attention": "attention and softmax",
+    "attention": "attention",
+    "softmax": "softmax",
     "norm": "normalisation and reductions",
     "pointwise": "pointwise",
     "pool": "pooling and resizing",
     "foreign": "compiled regions (Myelin)",
     "copy": "copies, reformats, concats",
-    "noop": "no-ops",
+    "noop": "no-ops and bookkeeping",
     "other": "other",
 }
 # First match wins; tried on "LayerType ParameterType" in lower case.
 _RULES: tuple[tuple[str, str], ...] = (
-    ("noop", r"\bnoop\b|\bconstant\b|\bsignal\b|\bwait\b|assertion|\bidentity\b"),
+    ("noop", r"\bnoop\b|\bconstant\b|\bsignal\b|\bwait\b|assertion|\bidentity\b|trainstation"),
     ("plugin", r"plugin|custom_layer|\bcute[a-z]"),
-    ("attention", r"softmax|mha|attention|\bsdpa\b"),
+    ("attention", r"mha|attention|\bsdpa\b"),
+    ("softmax", r"softmax"),
     ("conv", r"conv|correlation"),
     ("gemm", r"gemm|matmul|matrixmultiply|fullyconnected|\bfc\b|einsum"),
     ("copy", r"reformat|concat|shuffle|slice|copy|memcpy|transpose|\bcast\b|gather|scatter|reorder|padding|\bpad\b"
              r"|split|quantizelinear|unsqueeze|squeeze|reshape|flatten|expand|\btile\b|ragged"),
     ("norm", r"norm|reduce|topk|cumsum|argmax|argmin"),
     ("pool", r"pool|resize|upsample|gridsample|roialign|interpol"),
-    ("foreign", r"myelin|foreign|kgen|\bfusion|trainstation|graph"),
+    ("foreign", r"myelin|foreign|kgen|\bfusion|graph"),
     ("pointwise", r"pointwise|elementwise|unary|activation|scale|\bpwn\b|relu|sigmoid|tanh|gelu|silu|swish|clip|erf"
                   r"|where|\b(?:add|sub|mul|div|pow|exp|log|sqrt|neg|abs|max|min|sum|not|and|or|less|greater|equal|select)\b"
                   r"|leaky|elu|batchnorm|comparison"),
@@ -52,7 +54,7 @@ _KERNEL = re.compile(r"^__myl_((?:[A-Z][a-z0-9]*)+)_myl\d+_\d+$")
 _MOVING_WORDS = {"Move", "Conc", "Resh", "Tran", "Slic"}
 _CASTING_WORDS = {"Cast", "Resi"}  # movement where nothing in the kernel computes
 _KERNEL_KINDS = (
-    ("conv", {"Corr", "Deco"}), ("gemm", {"Fc"}), ("attention", {"Exp"}), ("norm", {"Mean", "Maxr", "Sum"}),
+    ("conv", {"Corr", "Deco"}), ("gemm", {"Fc"}), ("softmax", {"Exp"}), ("norm", {"Mean", "Maxr", "Sum"}),
     ("pool", {"Resi"}),
 )  # fmt: skip
 
@@ -93,6 +95,8 @@ def kind_of(layer_type: str, raw: dict[str, Any], name: str) -> str:
             return kind
     if text.strip() in ("", "unknown"):
         lower = name.lower()
+        if "trainstation" in lower:
+            return "noop"
         if "foreignnode" in lower or "myelin" in lower:
             return "foreign"
         for kind, pattern in _COMPILED:
@@ -103,7 +107,7 @@ def kind_of(layer_type: str, raw: dict[str, Any], name: str) -> str:
 
 def precision_of(kind: str, inputs: list[Tensor], outputs: list[Tensor], tactic: str) -> str:
     """Precision of the arithmetic: that of the first input where the layer multiplies, else of the output."""
-    order = [*inputs, *outputs] if kind in ("conv", "gemm", "plugin", "attention") else [*outputs, *inputs]
+    order = [*inputs, *outputs] if kind in ("conv", "gemm", "plugin", "attention", "softmax") else [*outputs, *inputs]
     dtype = next((t.dtype for t in order if t.dtype and not t.dtype.startswith(("INT32", "INT64", "BOOL"))), "")
     dtype = dtype or next((t.dtype for t in order if t.dtype), "")
     return "TF32" if dtype == "FP32" and "tf32" in tactic else dtype
@@ -148,7 +152,16 @@ def copy_origin(name: str, raw: dict[str, Any], layer_type: str) -> str:
     return "shuffle"
 
 
+_MYELIN_SUFFIX = re.compile(r"(?:_U\d+)?(?:\.\d+)?(?:_\d+)?_myl\d+$")
+
+
+def model_tensor(name: str) -> str:
+    """The tensor of the model that Myelin names: "/a/Relu_output_0.1_2_myl0" is /a/Relu_output_0."""
+    return _MYELIN_SUFFIX.sub("", name)
+
+
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]\x1e\x1f]*)\]")
+_CALLED = re.compile(r".* \| (.+) \(\w+\)$")  # `node of a body | node that calls it (its op_type)`, outermost last
 _COPY = re.compile(r"^Reformatting CopyNode for (?:Input|Output) Tensor \d+ to (.+)$")
 
 
@@ -156,7 +169,7 @@ def node_names(layer_name: str, raw: dict[str, Any]) -> list[str]:
     """ONNX node names of a layer: from its metadata (TensorRT 8.6+), else from the parts of its fused name."""
     marked = _METADATA.findall(str(raw.get("Metadata", "")))
     if marked:
-        return list(dict.fromkeys(m.strip() for m in marked if m.strip()))
+        return list(dict.fromkeys(_CALLED.sub(r"\1", m.strip()) for m in marked if m.strip()))
     layer_name, myelin, _ = layer_name.partition("_myl0_")
     if _COPY.match(layer_name) or (myelin and layer_name.startswith("_")):
         return []

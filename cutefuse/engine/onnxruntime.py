@@ -1,14 +1,11 @@
 """ONNX Runtime as the embedded engine: profiles a model without TensorRT, into the same files and schema.
 
-ONNX Runtime runs its optimised graph; those nodes are traced back to the nodes of the model through tensor names, and
-nodes inlined from a function body (a fused node of ours) are traced back to the call.
+ONNX Runtime runs its optimised graph; `onnxruntime_nodes` traces its nodes back to those of the model.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from cutefuse.engine import plugins
+from cutefuse.engine import onnxruntime_nodes, plugins
 from cutefuse.engine.files import BUILDER_OPTIONS, Artifacts
 from cutefuse.engine.inputs import InputSpec, parse_shapes, resolve, seeded
 from cutefuse.engine.records import profile_records, summary
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.staging import hidden
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
 from cutefuse.roofline.measure import measure_cpu
@@ -40,10 +38,6 @@ _PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTran
                     "ReorderOutput": "Reformat", "Slice": "Slice", "Gemm": "MatrixMultiply",
                     "FusedGemm": "MatrixMultiply", "MatMul": "MatrixMultiply", "FusedMatMul": "MatrixMultiply",
                     "Cast": "Reformat"}  # fmt: skip
-
-
-# ONNX Runtime names tensors of an inlined body `_inlfunc_<op_type>[_token_<n>]_<name>`.
-_INLINED = re.compile(r"_inlfunc_(\w+?(?:_token_\d+)?)_(?=_)")
 
 
 def options_of(words: list[str]) -> dict[str, str]:
@@ -88,19 +82,19 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
         print(f"no effect on ONNX Runtime, which runs the model as it is: {' '.join(idle)}")
     files = Artifacts.of(model, outdir)
     make_folder(outdir)
-    with tempfile.TemporaryDirectory(dir=outdir, prefix=".ort-") as scratch:
+    with hidden(outdir, ".ort-") as scratch:
         try:
             with spinner(f"profiling {model.name} with ONNX Runtime {onnxruntime.__version__}"):
                 feed, latencies, wall_s = _time(onnxruntime, model, options)
-                events = _events(onnxruntime, model, options, feed, Path(scratch), statistics_ms=latencies)
+                events = _events(onnxruntime, model, options, feed, scratch, statistics_ms=latencies)
         except CutefuseError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions are built at run time and share no public base
             text = " ".join(str(error).split())[:400]
-            raise CutefuseError(
-                f"ONNX Runtime cannot run {model} ({text}); check the model, or give --shapes="
-            ) from None
-        layers, times = _layers(model, Path(scratch) / "optimised.onnx", events)
+            lacks = "NOT_IMPLEMENTED" in text
+            remedy = "it lacks that on the CPU, use another engine" if lacks else "check the model, or give --shapes="
+            raise CutefuseError(f"ONNX Runtime cannot run {model} ({text}); {remedy}") from None
+        layers, times = _layers(model, scratch / "optimised.onnx", events)
     write_json(files.graph, {"Layers": layers, "Bindings": _bindings(model)})
     write_json(files.profile, profile_records(times))
     write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
@@ -182,15 +176,19 @@ def _layers(
     import onnx
 
     graph = onnx.load(str(optimised), load_external_data=False).graph
-    origins = _origins(onnx.load(str(model), load_external_data=False), graph)
+    source = onnx.load(str(model), load_external_data=False)
+    origins = onnxruntime_nodes.origins(source, graph)
+    names = onnxruntime_nodes.names(source, graph, origins)
     constants = {i.name: i for i in graph.initializer}
+    # A float16 filter that is computed in float32 comes through a Cast.
+    cast = {n.output[0]: constants[n.input[0]] for n in graph.node if n.op_type == "Cast" and n.input[0] in constants}
     runs_of = _by_node(graph, events)
     layers: list[dict[str, Any]] = []
     times: dict[str, list[float]] = {}
     for index, node in enumerate(graph.node):
-        name = node.name or f"{node.op_type}_{index}"
+        name = names[index]
         runs = runs_of.get(index, [])
-        layers.append(_layer(node, name, runs[-1]["args"] if runs else {}, constants, origins[index]))
+        layers.append(_layer(node, name, runs[-1]["args"] if runs else {}, constants, cast, origins[index]))
         if runs:
             times[name] = [e["dur"] / 1000 for e in runs]
     return layers, times
@@ -215,7 +213,10 @@ def _by_node(graph: Any, events: list[dict[str, Any]]) -> dict[int, list[dict[st
     return result
 
 
-def _layer(node: Any, name: str, args: dict[str, Any], constants: dict[str, Any], origin: list[str]) -> dict[str, Any]:
+def _layer(
+    node: Any, name: str, args: dict[str, Any], constants: dict[str, Any], cast: dict[str, Any], origin: list[str]
+) -> dict[str, Any]:
+    """`constants`: initializers by name; `cast`: those behind a Cast, by the name of its output."""
     import onnx
 
     layer: dict[str, Any] = {"Name": name, "LayerType": node.op_type}
@@ -230,8 +231,11 @@ def _layer(node: Any, name: str, args: dict[str, Any], constants: dict[str, Any]
     layer["Outputs"] = [_tensor(o, results[n] if n < len(results) else {}) for n, o in enumerate(outputs)]
     layer["ParameterType"] = _PARAMETER_TYPES.get(node.op_type, node.op_type)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
-    if layer["ParameterType"] in ("Convolution", "Deconvolution") and len(present) > 1 and present[1] in constants:
-        layer.update(_convolution(attributes, constants[present[1]], layer["ParameterType"], args))
+    filters = (constants.get(present[1]) or cast.get(present[1])) if len(present) > 1 else None
+    if layer["ParameterType"] in ("Convolution", "Deconvolution") and filters is not None:
+        layer.update(_convolution(attributes, filters, layer["ParameterType"], args))
+        if present[1] in cast:
+            del layer["Weights"]  # they are an input tensor of the layer
         layer["HasBias"] = int(len(present) > 2)
     elif layer["ParameterType"] == "MatrixMultiply":
         weights = [constants[i] for i in present[:2] if i in constants]
@@ -278,38 +282,3 @@ def _bindings(model: Path) -> list[str]:
     graph = onnx.load(str(model), load_external_data=False).graph
     weights = {i.name for i in graph.initializer}
     return [i.name for i in graph.input if i.name not in weights] + [o.name for o in graph.output]
-
-
-def _origins(model: Any, optimised: Any) -> list[list[str]]:
-    """For each optimised node the names of the given model's nodes that it computes.
-
-    Backwards from its outputs through the given graph until tensors that the optimised graph still has. Nodes inlined
-    from a function body belong to the call that takes the same tensors from outside.
-    """
-    bodies = {f.name for f in model.functions}
-    calls = [node for node in model.graph.node if node.op_type in bodies]
-    kept = {t for node in optimised.node for t in (*node.input, *node.output)}
-    maker = {out: (i, node) for i, node in enumerate(model.graph.node) for out in node.output if out}
-    inlined: dict[str, list[int]] = defaultdict(list)
-    result: list[list[str]] = []
-    for position, node in enumerate(optimised.node):
-        found: dict[int, str] = {}
-        todo = [o for o in node.output if o in maker]
-        while todo:
-            tensor = todo.pop()
-            index, source = maker[tensor]
-            inside = source.op_type in bodies and tensor not in node.output
-            if index not in found and not inside:
-                found[index] = source.name or source.output[0]
-                todo += [i for i in source.input if i in maker and i not in kept]
-        result.append([found[i] for i in sorted(found)])
-        call = next((m[1] for t in (*node.output, *node.input) if (m := _INLINED.match(t))), None)
-        if call and not result[-1]:
-            inlined[call].append(position)
-    for call, positions in inlined.items():
-        outside = {t for p in positions for t in optimised.node[p].input if t in maker}
-        owner = next((c for c in calls if call.startswith(c.op_type) and outside <= set(c.input)), None)
-        if owner is not None:
-            for position in positions:
-                result[position] = [owner.name or owner.output[0]]
-    return result

@@ -10,6 +10,7 @@ from typing import Any
 
 import cutefuse
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.ops.layouts import HWC8, LAYOUT, NAMES, NHWC
 from cutefuse.output import write_json
 
 DOMAIN = "cutefuse"
@@ -23,8 +24,10 @@ class ModelFacts:
 
     fused_nodes: dict[str, str]  # node name -> op_type of the nodes in our domain
     low_precision: bool  # float16 or bfloat16 weights, inputs or outputs
+    quantized: bool
     bodies: frozenset[str]  # op_types of our domain that the model carries a function body for
     tiles: dict[str, int]  # node name -> the tile that it asks for, of those that ask for one
+    layouts: frozenset[str] = frozenset()  # of ops.layouts.NAMES, those of the fused convolutions
 
 
 def read_model(path: Path) -> ModelFacts:
@@ -45,7 +48,11 @@ def read_model(path: Path) -> ModelFacts:
     fused = {n.name: n.op_type for n in model.graph.node if n.domain == DOMAIN}
     asked = {n.name: a.i for n in model.graph.node if n.domain == DOMAIN for a in n.attribute if a.name == TILE and a.i}
     bodies = frozenset(f.name for f in model.functions if f.domain == DOMAIN)
-    return ModelFacts(fused, bool(types & half), bodies, asked)
+    quantized = any(n.op_type == "DequantizeLinear" for n in model.graph.node)
+    convolutions = [n for n in model.graph.node if n.domain == DOMAIN and "Conv" in n.op_type]
+    numbers = {next((a.i for a in n.attribute if a.name == LAYOUT), HWC8) for n in convolutions}
+    layouts = frozenset(NAMES[i] for i in numbers if i in (HWC8, NHWC))
+    return ModelFacts(fused, bool(types & half), quantized, bodies, asked, layouts)
 
 
 def patch_report(model: Path) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ Running needs a GPU of `CAPABILITIES`, and makes the same calls as TensorRT's Py
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -43,6 +44,14 @@ def available() -> str | None:
     if missing:
         return f"{NAME} is not installed ({missing[0]} is missing); run `pip install 'cutefuse[rtx]'`"
     return None
+
+
+def version() -> str:
+    """Of the package that is installed; "" where none is."""
+    try:
+        return importlib.metadata.version("tensorrt-rtx-cu13-bindings")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def check_sm(sm: int) -> int:
@@ -98,20 +107,19 @@ def build(
     model: Path, files: Artifacts, words: Sequence[str], libraries: Sequence[Path], timeout_s: float | None = None
 ) -> CompiledGraph:
     """Build an engine file; writes engine, log, layer information in trtexec's schema, and metadata."""
-    graph, information, options = _compile(
+    graph, information, version = _compile(
         model, files.build_log, files.engine, words, libraries, timeout_s, f"building {files.engine.name} with {NAME}"
     )
     write_json(files.graph, information)
-    sm = options[TARGET]
     metadata = {
         "model_options": {"Format": "ONNX", "Model": str(model)},
         "build_options": {
-            "Precision": "strongly typed", "Target": f"compute capability {int(sm) / 10:.1f}",
+            "Precision": "strongly typed", "Target": f"compute capability {graph.sm / 10:.1f}",
             "Build time (s)": round(graph.seconds, 2), "Peak memory (MiB)": round(graph.peak_mib),
         },
         "device_information": {},
         "backend": "rtx",
-        "tensorrt_version": options["version"],
+        "tensorrt_version": version,
         "concats": concat_notes(files.build_log.read_text(encoding="utf-8", errors="replace")),
     }  # fmt: skip
     write_json(files.build_metadata, metadata)
@@ -121,8 +129,8 @@ def build(
 def _compile(
     model: Path, log: Path, engine: Path | None, words: Sequence[str], libraries: Sequence[Path],
     timeout_s: float | None, title: str,
-) -> tuple[CompiledGraph, dict[str, Any], dict[str, str]]:  # fmt: skip
-    """The compiled graph, the layer information that it came from, and the options in use with the version."""
+) -> tuple[CompiledGraph, dict[str, Any], str]:  # fmt: skip
+    """The compiled graph, the layer information that it came from, and the version of the compiler."""
     if reason := available():
         raise CutefuseError(reason)
     options = options_of(words)
@@ -152,8 +160,9 @@ def _compile(
         tuple(name for name, mode in bindings if mode == "input"),
         tuple(name for name, mode in bindings if mode == "output"),
         result["engine_bytes"], result["seconds"], result["peak_mib"], tuple(result["warnings"]),
+        int(options[TARGET]),
     )  # fmt: skip
-    return graph, information, {**options, "version": result["version"]}
+    return graph, information, result["version"]
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:

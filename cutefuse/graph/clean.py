@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from cutefuse.graph.fold import fold
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, reads_of
-from cutefuse.graph.shapes import inferred
+from cutefuse.graph.shapes import believed, inferred
 
 ROUNDS = 64  # of inference, folding and removal; each but the last makes something known
 TO_THE_END = (1 << 31) - 1  # an end of a Slice from which on ONNX means the whole axis, whatever its size
@@ -35,7 +35,7 @@ class Cleaned:
 
     no_ops: output of each node without effect -> the tensor that has the same value.
     folded: tensor that nodes of the model compute -> its value.
-    note: why constants were left, one sentence; "" where none were.
+    note: why constants were left, one sentence; "" where none were. stale: the same of noted sizes.
     """
 
     graph: Graph
@@ -43,6 +43,7 @@ class Cleaned:
     no_ops: Mapping[str, str]
     folded: Mapping[str, TensorProto]
     note: str
+    stale: str = ""
 
     def originals(self, nodes: tuple[NodeProto, ...]) -> tuple[NodeProto, ...]:
         """The model's nodes for these of the copy, and the no-ops through which they read."""
@@ -83,10 +84,13 @@ def clean(model: ModelProto, folder: Path) -> Cleaned:
     # A large value in a node would be copied with the node.
     literals = {n.output[0]: value for n in whole.nodes if (value := _literal(whole, n)) is not None}
     stored = whole.initializers | literals
+    infos, outputs, stale = believed(model, stored)
+    if stale:
+        whole.forget_sizes()
     folded: dict[str, TensorProto] = {}
     no_ops: dict[str, str] = {}
     for _ in range(ROUNDS):
-        copy = _copy(model, literals.keys() | folded.keys(), no_ops)
+        copy = _copy(model, infos, outputs, literals.keys() | folded.keys(), no_ops)
         shapes = inferred(copy, stored | folded)
         graph = Graph(copy, folder, shapes, stored | folded)
         graph.evaluated = frozenset(folded)
@@ -98,7 +102,7 @@ def clean(model: ModelProto, folder: Path) -> Cleaned:
             break
         folded |= new
         no_ops |= useless
-    return Cleaned(graph, whole, no_ops, folded, note)
+    return Cleaned(graph, whole, no_ops, folded, note, stale)
 
 
 def _literal(graph: Graph, node: NodeProto) -> TensorProto | None:
@@ -108,14 +112,19 @@ def _literal(graph: Graph, node: NodeProto) -> TensorProto | None:
     return value
 
 
-def _copy(model: ModelProto, values: Set[str], no_ops: Mapping[str, str]) -> ModelProto:
-    """The model without its weights, without the nodes that make only `values`, and without the no-ops."""
+def _copy(
+    model: ModelProto, infos: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], values: Set[str],
+    no_ops: Mapping[str, str],
+) -> ModelProto:  # fmt: skip
+    """The model without its weights, without the nodes that make only `values`, and without the no-ops; with these
+    sizes on the way and of the outputs."""
     copy = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = copy.graph
     graph.name = model.graph.name
     graph.input.extend(model.graph.input)
-    graph.output.extend(model.graph.output)
-    graph.value_info.extend(model.graph.value_info)
+    graph.output.extend(outputs)
+    graph.value_info.extend(infos)
+    graph.sparse_initializer.extend(model.graph.sparse_initializer)
     gone = values | no_ops.keys()
     for node in model.graph.node:
         made = set(filter(None, node.output))

@@ -27,7 +27,7 @@ def compare(
     expected: Any, actual: Any, tolerance: float, same_type: bool = True, floor: Floor | None = None,
     exact: np.ndarray | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Figures of one tensor and its verdict.
+    """Figures of one tensor, or of a sequence of them, and its verdict.
 
     Floats: `max_rel_error` is the largest error of a channel relative to the channel's largest absolute value, and must
     not pass `tolerance`; `axis` and `channel` say where (absent where the tensor was judged as a whole). `floor` holds
@@ -35,8 +35,60 @@ def compare(
     these, so a channel's scale is at least its floor, up to the tensor's largest value. `exact` holds
     the same values computed in float64: they count where one of the two alone has NaN or infinity; "overflows" says in
     how many places.
+
+    "values" are all, "compared" those that are finite; "says_nothing" is there where they prove nothing, and says why.
     """
-    a, b = np.asarray(expected), np.asarray(actual)
+    if isinstance(expected, list | dict):
+        return _sequence(_parts(expected), _parts(actual), tolerance, same_type)
+    a = np.asarray(expected)
+    found = _figures(a, np.asarray(actual), tolerance, same_type, floor, exact)
+    floats = a.dtype.kind == "f" or a.dtype == ml_dtypes.bfloat16 or a.dtype.name in NUMBERS
+    known = a[np.isfinite(a.astype(np.float64))] if floats else a
+    found |= {"values": int(a.size), "compared": int(known.size)}
+    nothing = says_nothing(a)
+    return found | {"says_nothing": nothing} if nothing else found
+
+
+def says_nothing(value: Any) -> str:
+    """Why equal values of a tensor prove nothing, as the predicate of a sentence; "" where they do."""
+    if isinstance(value, list | dict):
+        parts = [says_nothing(part) for part in _parts(value)]
+        return parts[0] if parts and all(parts) else "" if parts else "is empty"
+    a = np.asarray(value)
+    if not a.size:
+        return "is empty"
+    if a.dtype.kind not in "fVbiu" and a.dtype.name not in NUMBERS and a.dtype != ml_dtypes.bfloat16:
+        return ""
+    wide = a.astype(np.float64)
+    known = wide[np.isfinite(wide)]
+    if not known.size:
+        return "is NaN or infinite everywhere"
+    least, most = float(known.min()), float(known.max())
+    return f"is {least:g} everywhere" if least == most and (a.size > 1 or not least) else ""
+
+
+def _parts(value: Any) -> list[Any]:
+    """The tensors of a sequence; of a map, its keys and its values."""
+    if isinstance(value, dict):
+        return [np.array(list(value)), np.array(list(value.values()))]
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _sequence(expected: Sequence[Any], actual: Sequence[Any], tolerance: float, same_type: bool) -> dict[str, Any]:
+    """The figures of the tensor that is furthest apart, all of them counted."""
+    if len(expected) != len(actual):
+        return {"passed": False, "why": f"{len(actual)} tensors instead of {len(expected)}"}
+    parts = [compare(a, b, tolerance, same_type) for a, b in zip(expected, actual, strict=True)]
+    worst = max(parts, key=lambda r: (not r["passed"], r.get("max_rel_error", 0.0)), default={"passed": True})
+    counts = {word: sum(p.get(word, 0) for p in parts) for word in ("values", "compared")}
+    found = {name: value for name, value in worst.items() if name != "says_nothing"} | counts
+    nothing = says_nothing(list(expected))
+    return found | {"says_nothing": nothing} if nothing else found
+
+
+def _figures(
+    a: np.ndarray, b: np.ndarray, tolerance: float, same_type: bool, floor: Floor | None, exact: np.ndarray | None
+) -> dict[str, Any]:
     if a.shape != b.shape or (same_type and a.dtype != b.dtype):
         return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
     if (number := NUMBERS.get(a.dtype.name)) is not None and a.dtype == b.dtype:
@@ -53,8 +105,8 @@ def compare(
         with np.errstate(over="ignore"):  # what is too large for the type is its infinity here, too
             right = np.where(strange, exact, 0).astype(kind).astype(np.float64)
         # Apart from the others, of which errors would be nothing beside values this large.
-        apart = compare(right, np.where(strange, b, 0.0), tolerance)
-        others = compare(np.where(strange, 0.0, a), np.where(strange, 0.0, b), tolerance, floor=floor)
+        apart = _figures(right, np.where(strange, b, 0.0), tolerance, True, None, None)
+        others = _figures(np.where(strange, 0.0, a), np.where(strange, 0.0, b), tolerance, True, floor, None)
         worse = max(others, apart, key=lambda r: (not r["passed"], r.get("max_rel_error", 0.0)))
         return worse | {"overflows": int(strange.sum())}
     return _floats(np.where(finite, a, 0.0), np.where(finite, b, 0.0), tolerance, floor)

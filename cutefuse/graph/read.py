@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from cutefuse.errors import CutefuseError
 
@@ -40,6 +40,8 @@ FOLDABLE = frozenset(
     "Constant ConstantOfShape Identity Cast Unsqueeze Squeeze Reshape Transpose Mul Add Sub Div Sqrt Neg Pow "
     "BatchNormalization ReduceL2 ReduceMean ReduceSum".split()
 )
+RUN_TIME = "is computed at run time"
+_RETIRED = ("GroupNormalization",)  # that of opset 18 is deprecated, and what exporters write
 MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating
 
 
@@ -88,6 +90,7 @@ class Graph:
         self.nodes = list(self.proto.node)  # holding them keeps id(node) unique; everything below uses these objects
         self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
         self.initializers = dict(stored) if stored is not None else {t.name: t for t in self.proto.initializer}
+        self._sparse = {t.values.name for t in self.proto.sparse_initializer}
         inputs = {v.name for v in self.proto.input}
         # Before IR 4 every initializer had to be listed as an input; since then listing one means "may be overridden".
         self.evaluated: Set[str] = frozenset()  # initializers that nodes of the model compute
@@ -98,10 +101,15 @@ class Graph:
         self._users: defaultdict[str, list[NodeProto]] = defaultdict(list)
         self._captured: set[str] = set()
         self._constants: dict[str, np.ndarray | None] = {}
+        self._are_constant: dict[str, bool] = {}
         self._faults: dict[int, str] = {}
         self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
         self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
         for node in self.nodes:
+            if any(a.ref_attr_name for a in node.attribute):
+                raise CutefuseError(
+                    f"node '{label(node)}' takes an attribute of a local function and stands in none; repair the model"
+                )
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
                     raise CutefuseError(f"tensor '{name}' is defined twice; names must be unique, repair the model")
@@ -120,9 +128,14 @@ class Graph:
     def learn(self, shapes: onnx.GraphProto, values: Mapping[str, TensorProto] | None = None) -> None:
         """Take over what shape inference of this graph found, and the values of tensors that are constant."""
         self._folded.update(values or {})
+        self._are_constant.clear()
         self._infos.update((v.name, v) for v in _infos(shapes))
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
+
+    def forget_sizes(self) -> None:
+        """Take no note of what the model says of the sizes of its tensors, but for its inputs."""
+        self._infos = {v.name: v for v in self.proto.input}
 
     def _check_acyclic(self) -> None:
         def parents(node: NodeProto) -> set[str]:
@@ -150,7 +163,7 @@ class Graph:
         """Why a node breaks its schema (arity, attribute names and types); "" when it does not, or has none here."""
         if id(node) not in self._faults:
             fault = "" if node.output and node.output[0] else "it has no output"
-            if not fault and onnx.defs.has(node.op_type, self.opset, ""):
+            if not fault and node.op_type not in _RETIRED and onnx.defs.has(node.op_type, self.opset, ""):
                 plain = node
                 if node.domain == "ai.onnx":  # the checker knows the default domain by its short name only
                     plain = NodeProto.FromString(node.SerializeToString())
@@ -185,6 +198,19 @@ class Graph:
         users = {id(n): n for n in self.users(tensor)}
         return next(iter(users.values())) if len(users) == 1 and not self.escapes(tensor) else None
 
+    def reaching_outputs(self) -> set[int]:
+        """The ids of the nodes whose results go into an output of the graph; of all nodes where it has no output."""
+        if not self.outputs:
+            return {id(n) for n in self.nodes}
+        found: set[int] = set()
+        pending = list(self.outputs)
+        while pending:
+            node = self.producer(pending.pop())
+            if node is not None and id(node) not in found:
+                found.add(id(node))
+                pending += reads_of(node)
+        return found
+
     def depends(self, tensor: str, on: str) -> bool:
         """Whether the tensor is computed from another one, or is that one."""
         pending, seen = [tensor], set[str]()
@@ -200,12 +226,18 @@ class Graph:
 
     def dtype(self, tensor: str) -> str | None:
         """Element type as a NumPy name ('float16', 'bfloat16', ...); None when unknown."""
+        return TYPE_NAMES.get(self._elem_type(tensor))
+
+    def type_word(self, tensor: str) -> str:
+        """What to call the element type in a message, also one that `dtype` does not know, as 'float4_e2m1fn'."""
+        kind = self._elem_type(tensor)
+        return helper.tensor_dtype_to_np_dtype(kind).name if kind else "an unknown type"
+
+    def _elem_type(self, tensor: str) -> int:
         if tensor in self.initializers:
-            return TYPE_NAMES.get(self.initializers[tensor].data_type)
+            return self.initializers[tensor].data_type
         info = self._infos.get(tensor)
-        if info is not None and info.type.HasField("tensor_type"):
-            return TYPE_NAMES.get(info.type.tensor_type.elem_type)
-        return None
+        return info.type.tensor_type.elem_type if info is not None and info.type.HasField("tensor_type") else 0
 
     def dims(self, tensor: str) -> tuple[int, ...] | None:
         """Logical sizes, -1 for each that is not known; None when even the rank is unknown."""
@@ -232,19 +264,44 @@ class Graph:
 
     def is_constant(self, tensor: str) -> bool:
         """Whether `constant` can evaluate the tensor; reads no weights."""
-        pending, seen = [tensor], set()
+        pending = [tensor]
+        while pending:
+            name = pending[-1]
+            if name not in self._are_constant:
+                waits = self._waits(name)
+                if waits:
+                    pending.append(waits)
+                    continue
+                self._are_constant[name] = waits is not None
+            pending.pop()
+        return self._are_constant[tensor]
+
+    def _waits(self, tensor: str) -> str | None:
+        """An operand of which it must be known first whether it is constant; "" where the tensor is, None where not."""
+        if tensor in self._folded or (tensor in self.initializers and tensor not in self.overridable):
+            return ""
+        node = self.producer(tensor)
+        if node is None or not self.is_op(node, *FOLDABLE) or node.output[0] != tensor or "" in node.input:
+            return None
+        known = [self._are_constant.get(name) for name in node.input]
+        return None if False in known else next((n for n, k in zip(node.input, known, strict=True) if k is None), "")
+
+    def not_constant(self, tensor: str) -> str:
+        """Why `constant` has no value of a tensor, as the predicate of a sentence."""
+        pending, seen = [tensor], set[str]()
         while pending:
             name = pending.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            if name in self._folded or (name in self.initializers and name not in self.overridable):
-                continue
             node = self.producer(name)
-            if node is None or not self.is_op(node, *FOLDABLE) or node.output[0] != name or "" in node.input:
-                return False
-            pending += node.input
-        return True
+            stored = node is None and (name in self.initializers or name in self._sparse) and name not in self.inputs
+            if not stored and (node is None or not _is_pure(node)):
+                return RUN_TIME
+            if node is not None and name not in seen:
+                seen.update(node.output)
+                pending += filter(None, node.input)
+        maker = self.producer(tensor)
+        if maker is None:
+            return "is a sparse initializer; store it densely"
+        return f"is made of constants by {maker.op_type} '{label(maker)}', which is not evaluated here; fold it first"
 
     def constant(self, tensor: str) -> np.ndarray | None:
         """The value of an initializer or of a chain of foldable nodes over initializers; None when it is not constant.
@@ -320,6 +377,15 @@ def run_node(node: NodeProto, opset: int, operands: Sequence[np.ndarray]) -> lis
         return [np.asarray(v) for v in values]
     except Exception:  # ill-typed operands, or an operator that the evaluator lacks
         return None
+
+
+def _is_random(node: NodeProto) -> bool:
+    return node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial", "Dropout")
+
+
+def _is_pure(node: NodeProto) -> bool:
+    """Whether a standard node gives the same for the same inputs, all of which it names."""
+    return node.domain in ("", "ai.onnx") and not _is_random(node) and next(subgraphs(node), None) is None
 
 
 def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:

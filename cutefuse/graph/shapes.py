@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import onnx
@@ -16,6 +17,13 @@ from cutefuse.graph.store import INLINE_BYTES
 ROUNDS = 64  # of inference and folding; each makes at least one more size known
 MAX_ELEMENTS = 64  # of a value that can describe a shape
 ARITHMETIC = frozenset("Gather Slice Squeeze Unsqueeze Concat Cast Add Sub Mul Div Floor Identity".split())
+# Operators whose output is as their first input, which onnx infers nothing through; those of ONNX Runtime and of
+# TensorRT's plugins among them.
+SAME_SIZE = frozenset(
+    {("", "GroupNormalization"), ("", "MeanVarianceNormalization"), ("", "SimplifiedLayerNormalization")}
+    | {("", name) for name in ("InstanceNormalization_TRT", "GroupNormalizationPlugin", "GroupNormPlugin")}
+    | {("com.microsoft", name) for name in ("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "GroupNorm")}
+)
 MOVES = frozenset("Gather Slice Squeeze Unsqueeze Concat Cast Identity".split())  # sizes without changing them
 
 
@@ -45,6 +53,72 @@ def inferred(
     return graph
 
 
+def believed(
+    model: ModelProto, stored: Mapping[str, TensorProto]
+) -> tuple[list[onnx.ValueInfoProto], list[onnx.ValueInfoProto], str]:
+    """(value_info, outputs, sentence) of a model without what its inputs contradict.
+
+    An exporter notes the sizes of tensors on the way; who then edits the inputs alone leaves stale ones behind, and no
+    engine heeds these. Where one of them contradicts what follows from the inputs, none is believed, and the sentence
+    names it: nobody knows how many more there are. A tensor keeps its type then, if inference does not know better.
+    """
+    noted = [v for v in (*model.graph.value_info, *model.graph.output) if v.type.tensor_type.HasField("shape")]
+    outputs = list(model.graph.output)
+    if not noted:
+        return list(model.graph.value_info), outputs, ""
+    skeleton = _skeleton(model, stored)
+    del skeleton.graph.value_info[:]
+    for i, info in enumerate(skeleton.graph.input):
+        for axis, dim in enumerate(info.type.tensor_type.shape.dim):
+            if not dim.dim_param and (
+                dim.dim_value < 0 or not dim.HasField("dim_value")
+            ):  # an axis without a name carries none through inference
+                dim.dim_param = f"{_OPEN}{i}.{axis}"
+    own = {d.dim_param for v in skeleton.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param}
+    for info in skeleton.graph.output:
+        info.type.tensor_type.ClearField("shape")
+    try:
+        graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    except Exception:  # more than 2 GB of constants inside nodes: nothing can be compared
+        return list(model.graph.value_info), outputs, ""
+    found = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}
+    stale = next((v for v in noted if v.name in found and _contradicts(v.type.tensor_type, found[v.name], own)), None)
+    if stale is None:
+        return list(model.graph.value_info), outputs, ""
+    sizes = [_size_words(t) for t in (stale.type.tensor_type, found[stale.name])]
+    why = (
+        f"the model notes '{stale.name}' as {sizes[0]}, its inputs make it {sizes[1]}; no noted size is "
+        "believed, infer the shapes of the model anew"
+    )
+    return [_without_sizes(v) for v in model.graph.value_info], [_without_sizes(v) for v in outputs], why
+
+
+_OPEN = "\0open"
+
+
+def _contradicts(noted: onnx.TypeProto.Tensor, found: onnx.TypeProto.Tensor, own: Set[str]) -> bool:
+    """Whether noted sizes are other ones than those that follow from the inputs, whose axes' names are `own`."""
+    if not found.HasField("shape"):
+        return False
+    pairs = list(zip(noted.shape.dim, found.shape.dim, strict=False))
+    return len(noted.shape.dim) != len(found.shape.dim) or any(
+        a.HasField("dim_value") and a.dim_value >= 0 and a.dim_value != b.dim_value
+        for a, b in pairs if b.HasField("dim_value") or b.dim_param in own
+    )  # fmt: skip
+
+
+def _size_words(kind: onnx.TypeProto.Tensor) -> str:
+    names = [d.dim_param if not d.dim_param.startswith(_OPEN) else "?" for d in kind.shape.dim]
+    return "x".join(n or str(d.dim_value) for n, d in zip(names, kind.shape.dim, strict=True)) or "one number"
+
+
+def _without_sizes(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    bare = onnx.ValueInfoProto()
+    bare.CopyFrom(info)
+    bare.type.tensor_type.ClearField("shape")
+    return bare
+
+
 def check_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
     """Raises CutefuseError where `--input-shape` names no input of the model or contradicts its sizes."""
     stored = {t.name for t in model.graph.initializer}
@@ -60,6 +134,31 @@ def check_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None
         if any(d >= 0 and d != g for d, g in zip(dims, given, strict=True)):
             texts = ["x".join("?" if d < 0 else str(d) for d in sizes) for sizes in (given, dims)]
             raise CutefuseError(f"--input-shape gives '{name}' {texts[0]}, the model has {texts[1]}; only ? may differ")
+
+
+def batch_of_one(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Sizes for the inputs that `shapes` leaves out, where their first axes alone are open: one of each, as trtexec
+    takes them. Empty where another axis is open too, or where nothing is open."""
+    stored, found = {t.name for t in model.graph.initializer}, dict[str, list[int]]()
+    named: dict[str, int] = {}
+    inputs = [v for v in model.graph.input if v.name not in stored]
+    for info in inputs:
+        axes = zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False)
+        named |= {axis.dim_param: size for axis, size in axes if axis.dim_param}
+    for info in (v for v in inputs if v.name not in shapes):
+        dims = _dims(info)
+        if dims is None or any(d < 0 for d in dims[1:]):
+            return {}
+        if dims and dims[0] < 0:
+            found[info.name] = [named.get(info.type.tensor_type.shape.dim[0].dim_param, 1), *dims[1:]]
+    return found
+
+
+def open_inputs(model: ModelProto) -> dict[str, list[int]]:
+    """The inputs with axes of open size, and their sizes, -1 where open."""
+    stored = {t.name for t in model.graph.initializer}
+    dims = {v.name: _dims(v) for v in model.graph.input if v.name not in stored}
+    return {name: sizes for name, sizes in dims.items() if sizes is not None and min(sizes, default=0) < 0}
 
 
 def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, Sequence[int]]) -> None:
@@ -86,6 +185,20 @@ def fault(model: ModelProto) -> str:
     return ""
 
 
+def settle_types(model: ModelProto) -> None:
+    """Let the types that a model notes on the way be those that its nodes make; outputs stay as they are."""
+    skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer})
+    del skeleton.graph.value_info[:]
+    try:
+        found = {v.name: v for v in onnx.shape_inference.infer_shapes(skeleton).graph.value_info}
+    except Exception:  # whoever writes the model checks it
+        return
+    for info in model.graph.value_info:
+        made = found[info.name].type.tensor_type.elem_type if info.name in found else 0
+        if made and info.type.HasField("tensor_type"):
+            info.type.tensor_type.elem_type = made
+
+
 def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProto:
     skeleton = ModelProto()
     skeleton.ir_version = max(model.ir_version, 4)  # from there on initializers need not be inputs
@@ -93,19 +206,26 @@ def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProt
     skeleton.functions.extend(model.functions)
     graph = skeleton.graph
     graph.name = model.graph.name
-    graph.node.extend(model.graph.node)
+    graph.node.extend(_as_inferred(n) for n in model.graph.node)
     graph.output.extend(model.graph.output)
     # Inference takes a size without a number from here rather than from a stored tensor of that name.
     graph.value_info.extend(v for v in model.graph.value_info if v.name not in stored)
     graph.input.extend(model.graph.input)
     listed = {v.name for v in graph.input}
     for name, t in stored.items():
-        if not external_fields(t) and t.ByteSize() <= INLINE_BYTES:
+        if not external_fields(t) and math.prod(t.dims) <= INLINE_BYTES and t.ByteSize() <= INLINE_BYTES:
             graph.initializer.append(t)
             graph.initializer[-1].name = name
         elif name not in listed:
             graph.input.append(helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
     return skeleton
+
+
+def _as_inferred(node: NodeProto) -> NodeProto:
+    """A node as inference knows it: one that keeps the size and the type as an Identity."""
+    if (node.domain.removesuffix("ai.onnx"), node.op_type) not in SAME_SIZE or not node.input or not node.output:
+        return node
+    return helper.make_node("Identity", node.input[:1], node.output[:1], name=node.name)
 
 
 class _Values:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import math
 import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -14,13 +14,16 @@ from typing import BinaryIO
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
+from onnx.inliner import inline_selected_functions
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import ELEM_TYPES, external_fields, subgraphs
-from cutefuse.output import check_replaceable
+from cutefuse.graph.staging import hidden, place
+from cutefuse.output import as_private, check_replaceable, real
 
 EXTERNAL_LIMIT = 1_800_000_000  # bytes; a protobuf message must stay below 2^31
+CONVERTER_LIMIT = EXTERNAL_LIMIT  # of ONNX Runtime's converter of types, which holds a model as one message
 INLINE_BYTES = 1024  # smaller tensors stay in the file, so that shape inference sees shape constants
 ALIGNMENT = 4096  # of tensors in a data file, so that runtimes can map them
 CHUNK = 16 << 20
@@ -34,8 +37,8 @@ def load_model(path: Path) -> ModelProto:
         model = onnx.load(str(path), load_external_data=False)
     except FileNotFoundError:
         raise CutefuseError(f"{path} does not exist; give an ONNX file") from None
-    except PermissionError:
-        raise CutefuseError(f"{path} cannot be read; check its permissions") from None
+    except OSError as error:
+        raise CutefuseError(f"{path} cannot be read ({error.strerror}); check its permissions and links") from None
     except Exception as error:  # protobuf's and onnx's parse errors share no public base class
         text = " ".join(str(error).split())
         raise CutefuseError(f"{path} is not an ONNX model or is truncated ({text}); export it again") from None
@@ -83,6 +86,62 @@ def tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
             yield from tensors(body)
 
 
+def bytes_of(t: TensorProto) -> int:
+    """What the values of a tensor take, wherever they lie; 0 for a type that is none."""
+    known = t.data_type in TensorProto.DataType.values() and t.data_type != TensorProto.UNDEFINED
+    return math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize if known else 0
+
+
+def size_of(model: ModelProto) -> int:
+    """What a model takes as it is in memory; protobuf itself cannot tell beyond 2 GiB."""
+    try:
+        return model.ByteSize()
+    except Exception:  # protobuf's EncodeError
+        return sum(len(t.raw_data) for t in tensors(model.graph))
+
+
+def check_convertible(model: ModelProto) -> None:
+    """Raise CutefuseError for a model that no whole-model conversion can take; reads no weights."""
+    whole = sum(bytes_of(t) for t in tensors(model.graph) if external_fields(t)) + size_of(model)
+    if whole > CONVERTER_LIMIT:
+        raise CutefuseError(
+            f"the model holds {whole / 1e9:.1f} GB, and ONNX Runtime's float16 converter takes less than 2; use "
+            "--scope sites, which converts what is fused alone"
+        )
+
+
+def check_written(path: Path, source: Path) -> None:
+    """Raise CutefuseError for a written model that breaks the standard, where its source does not."""
+    if (wrong := _invalid(path)) and not _invalid(source):
+        raise CutefuseError(
+            f"the model in its new type would be invalid ({wrong}); name nodes with --keep-float32, use --scope sites, "
+            "or convert it first"
+        )
+
+
+def _invalid(path: Path) -> str:
+    """What onnx's checker says against a file; "" where nothing."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # its kinds of errors share no public base class
+        return " ".join(str(error).split())
+    return ""
+
+
+def inlined(model: ModelProto, functions: Sequence[tuple[str, str]]) -> ModelProto:
+    """The model with calls of these local functions (domain, name) replaced by their bodies.
+
+    Raises CutefuseError where they call each other in a circle, or too deep.
+    """
+    try:
+        return inline_selected_functions(model, list(functions), exclude=False)
+    except Exception as error:  # onnx's ValidationError
+        raise CutefuseError(
+            f"the model's local functions cannot be inlined ({' '.join(str(error).split())}); inline them first, or "
+            "use --scope sites, which leaves them alone"
+        ) from None
+
+
 def uses_external_data(model: ModelProto) -> bool:
     """Whether weights of the model lie in files beside it."""
     return any(external_fields(t) for t in tensors(model.graph))
@@ -99,7 +158,7 @@ def load_weights(model: ModelProto, folder: Path) -> None:
 
 def outside(model: ModelProto, folder: Path) -> ModelProto:
     """The model itself, its weights moved into a file in `folder` when protobuf could not hold them."""
-    if model.ByteSize() > EXTERNAL_LIMIT:
+    if size_of(model) > EXTERNAL_LIMIT:
         onnx.external_data_helper.convert_model_to_external_data(model, location="weights", size_threshold=INLINE_BYTES)
         onnx.external_data_helper.write_external_data_tensors(model, str(folder))
     return model
@@ -108,9 +167,9 @@ def outside(model: ModelProto, folder: Path) -> ModelProto:
 def check_apart(model: ModelProto, source: Path, *written: Path) -> None:
     """Raise CutefuseError where a file to be written holds weights of the model in `source`: they would be lost."""
     places = [fields["location"] for t in tensors(model.graph) if (fields := external_fields(t))]
-    held = {(source.parent / place).resolve() for place in places}
+    held = {real(source.parent / place) for place in places}
     for path in written:
-        if path.resolve() in held:
+        if real(path) in held:
             raise CutefuseError(f"{path} would be written, and it holds weights of {source}; choose another -o")
 
 
@@ -120,22 +179,18 @@ def data_path(target: Path) -> Path:
 
 
 class Writer:
-    """Collects a model and its weights in a hidden folder beside the target; `commit` moves them into place.
+    """Collects a model and its weights in a hidden folder beside the target; `commit` moves them into place as one.
 
-    With `external` all weights go into one data file `<name>.data`, else into the protobuf.
+    With `external` all weights go into one data file `<name>.data`, else into the protobuf. What is written is as
+    private as `source`, and the data file as those that its weights come from.
     """
 
-    def __init__(self, target: Path, external: bool) -> None:
-        self.target, self.external = target, external
-        if os.path.isdir(target):
-            raise CutefuseError(f"{target} is a folder; name the ONNX file to write, as {target / 'model.onnx'}")
-        check_replaceable(target)
-        try:
-            self.folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        except OSError as error:
-            raise CutefuseError(f"{target} cannot be written ({error.strerror}); choose another output path") from None
+    def __init__(self, target: Path, external: bool, source: Path, folder: Path) -> None:
+        self.target, self.external, self.source, self.folder = target, external, source, folder
         self._data_name = data_path(target).name
         self._data: BinaryIO | None = None
+        self._texts: list[str] = []
+        self._weights = set[Path]()
 
     def tensor(self, name: str, value: np.ndarray, dtype: str) -> TensorProto:
         """A new initializer; its bytes are on disk at once when the model keeps its weights outside."""
@@ -163,12 +218,14 @@ class Writer:
         for key, value in (("location", _NEW), ("offset", str(offset)), ("length", str(length))):
             proto.external_data.add(key=key, value=value)
 
-    def save(self, model: ModelProto, source_folder: Path) -> Path:
+    def save(self, model: ModelProto) -> Path:
         """Write the model, copying outside weights piece by piece; returns its path in the hidden folder."""
+        folder = self.source.parent
         for t in tensors(model.graph) if self.external else ():
             fields = external_fields(t)
             if fields and fields["location"] != _NEW:
-                self._append(t, _pieces(t.name, fields, source_folder))
+                self._append(t, _pieces(t.name, fields, folder))
+                self._weights.add(folder / fields["location"])
             elif not fields and len(t.raw_data) > INLINE_BYTES:
                 self._append(t, [t.raw_data])
             for entry in t.external_data:
@@ -192,12 +249,25 @@ class Writer:
         check_replaceable(path)
         with _in_words(path):
             (self.folder / path.name).write_text(text, encoding="utf-8")
+        self._texts.append(path.name)
 
     def commit(self) -> None:
-        """Move everything into place, the model last, so that a model never points at data that is not there."""
-        for path in sorted(self.folder.iterdir(), key=lambda p: p.name == self.target.name):
-            with _in_words(self.target.with_name(path.name)):
-                os.replace(path, self.target.with_name(path.name))
+        """Move everything into place. Whoever finds the model finds its own weights and its own texts."""
+        with _in_words(self.target):
+            for path in self.folder.iterdir():
+                as_private(path, self.source, *(self._weights if path.name == self._data_name else ()))
+            place(self.folder, self.target, self._texts, [] if self._data else self._earlier_data())
+
+    def _earlier_data(self) -> list[Path]:
+        """The data file of an earlier model under this name, which the new one does not need."""
+        path = data_path(self.target)
+        if not path.is_file() or not self.target.is_file():
+            return []
+        try:
+            held = tensors(load_model(self.target).graph)
+        except CutefuseError:  # nobody knows whose it is
+            return []
+        return [path] if any(external_fields(t).get("location") == path.name for t in held) else []
 
 
 @contextmanager
@@ -206,8 +276,9 @@ def _in_words(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        path = error.filename if error.errno == errno.EISDIR else target
         raise CutefuseError(
-            f"{target} cannot be written ({error.strerror}); free space or choose another output path"
+            f"{path} cannot be written ({error.strerror}); free space or choose another output path"
         ) from None
 
 
@@ -222,8 +293,8 @@ _NEW = "\0new"  # location of tensors that this writer has already placed; no fi
 
 
 def _pieces(name: str, fields: dict[str, str], folder: Path) -> Iterator[bytes]:
-    path = (folder / fields["location"]).resolve()
-    if not path.is_relative_to(folder.resolve()):
+    path = real(folder / fields["location"])
+    if not path.is_relative_to(real(folder)):
         raise CutefuseError(
             f"the data of tensor '{name}' lies outside the model's folder ({path}); move it beside the model"
         )
@@ -241,11 +312,10 @@ def _pieces(name: str, fields: dict[str, str], folder: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def writer(target: Path, external: bool) -> Iterator[Writer]:
+def writer(target: Path, external: bool, source: Path) -> Iterator[Writer]:
     """A Writer whose hidden folder disappears in any case; nothing reaches the target without `commit`."""
-    result = Writer(target, external)
-    try:
-        with _in_words(target):
-            yield result
-    finally:
-        shutil.rmtree(result.folder, ignore_errors=True)
+    if os.path.isdir(target):
+        raise CutefuseError(f"{target} is a folder; name the ONNX file to write, as {target / 'model.onnx'}")
+    check_replaceable(target)
+    with _in_words(target), hidden(target.parent, f".{target.name}.") as folder:
+        yield Writer(target, external, source, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,23 @@ import onnx
 
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.closeness import Judge, compare, passed
+from cutefuse.graph.closeness import Judge, compare, passed, says_nothing
 from cutefuse.graph.exact import in_float64
-from cutefuse.graph.read import TYPE_NAMES
+from cutefuse.graph.read import TYPE_NAMES, attribute, reads_of
 from cutefuse.graph.runner import Runner, unfused_runner
 from cutefuse.graph.store import load_model, outside
 
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
 FILLS = ((2, 64, 8), (1, 64, 8), (1, 128, 16), (1, 224, 16), (1, 32, 1), (1, 16, 1))
+SCALES = (1.0, 1.0, 1 / 16, 1 / 256)  # of the inputs by which outputs are made to say something, with further seeds
 MAX_ELEMENTS = 1 << 30
 MAX_SITES = 256  # that are compared by themselves; all their tensors are in memory at once
 
 
 def seeded_inputs(
-    model: onnx.ModelProto, fill: Sequence[int], shapes: Mapping[str, Sequence[int]], seed: int
+    model: onnx.ModelProto, fill: Sequence[int], shapes: Mapping[str, Sequence[int]], seed: int, scale: float = 1.0
 ) -> dict[str, np.ndarray]:
-    """Random values for every graph input; an axis name has one size everywhere.
+    """Random values for every graph input; an axis name has one size everywhere. Floats are normal times `scale`.
 
     Raises VerificationError for an input that is no tensor or too large, CutefuseError when `shapes` contradicts it.
     """
@@ -60,16 +61,16 @@ def seeded_inputs(
             sizes.update((d.dim_param, s) for d, s in zip(kind.shape.dim, dims, strict=False) if d.dim_param)
         if math.prod(dims) > MAX_ELEMENTS:
             raise VerificationError(f"input '{info.name}' has {math.prod(dims)} elements; give a smaller --input-shape")
-        inputs[info.name] = _random(rng, dims, TYPE_NAMES[kind.elem_type])
+        inputs[info.name] = _random(rng, dims, TYPE_NAMES[kind.elem_type], scale)
     return inputs
 
 
-def _random(rng: np.random.Generator, dims: Sequence[int], dtype: str) -> np.ndarray:
+def _random(rng: np.random.Generator, dims: Sequence[int], dtype: str, scale: float) -> np.ndarray:
     if dtype == "bool":
         return np.asarray(rng.random(dims) < 0.5)  # without axes the comparison gives a number, no array
     if "int" in dtype:
         return rng.integers(0, 2, dims).astype(dtype)
-    return rng.standard_normal(dims).astype(_named(dtype))
+    return np.asarray(scale * rng.standard_normal(dims), _named(dtype))  # without axes the product is no array
 
 
 def _named(dtype: str) -> np.dtype:
@@ -79,11 +80,14 @@ def _named(dtype: str) -> np.dtype:
 @dataclass(frozen=True)
 class Probe:
     """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on.
-    `gain`: a norm's factors of the channels."""
+    `gain`: a norm's factors of the channels. `alike`: tensors that must be of its sizes; `wider`:
+    but for their channels, of which a range is read."""
 
     site: str
     tensor: str
     inner: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+    wider: bool = False
     gain: np.ndarray | None = field(default=None, compare=False)
 
 
@@ -103,6 +107,11 @@ def verify(
     site and output again from the unfused one's values of the probed tensors, and that verdict counts; the plain
     figures of all tensors are under "end_to_end".
 
+    Values that say nothing prove nothing: where the outputs of the original are NaN, infinite or the same everywhere,
+    further seeds and smaller inputs are tried. Fails where a site then has no finite value, and where an output says
+    nothing while a site before it does neither. Fails also where tensors that a fused node takes for equally large are
+    not when the model runs.
+
     Raises VerificationError when an unfused model cannot be run: without a truth nothing is proven.
     """
     model = load_model(original)
@@ -121,10 +130,11 @@ def verify(
             chosen, runner = [], unfused_runner(unfused, base)
         probed = _tensors(chosen, outputs)
         plain = runner if converted is None else unfused_runner(model, original.parent)
-        expected, feeds = _truth(plain, model, shapes, seed)
+        fused = _behind_fused(patched)
+        expected, feeds, tried = _truth(plain, model, shapes, seed, [n in fused for n in outputs])
         report: dict[str, Any] = {
-            "seed": seed, "backend": runner.backend, "inputs": {k: list(v.shape) for k, v in feeds.items()},
-            "tolerance": tolerance, "fused_sites": len(sites),
+            "seed": tried[-1], "seeds_tried": tried, "backend": runner.backend,
+            "inputs": {k: list(v.shape) for k, v in feeds.items()}, "tolerance": tolerance, "fused_sites": len(sites),
             "unprobed": [{"name": s, "why": unprobed[s]} for s in sites if s in unprobed], "outputs": [], "sites": [],
         }  # fmt: skip
         if converted is not None:
@@ -153,20 +163,70 @@ def verify(
             if local is not None and passed(local):
                 report["end_to_end"] = [{"name": name, **r} for name, r in results.items()]
                 results = local
+        for tensor, why in _of_other_sizes(chosen, results, unfused, feeds, inner).items():
+            results[tensor] = results[tensor] | {"passed": False, "why": why}
     report["outputs"] = [{"name": name, **results[name]} for name in outputs]
     report["sites"] = [{"name": s, **_worst(results, chosen, s)} for s in sites if s not in unprobed]
-    _conclude(report, results)
+    _conclude(report, results, fused)
     return report
 
 
-def _conclude(report: dict[str, Any], results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the verdict to a report whose outputs, sites and conversion are known, and what failed first."""
+def _conclude(report: dict[str, Any], results: Mapping[str, Mapping[str, Any]], fused: Collection[str]) -> None:
+    """Add the verdict to a report whose outputs, sites and conversion are known, and what failed first. `fused` are the
+    tensors that follow from fused nodes."""
     report["passed"] = passed(results)
     if wrong := next((s["name"] for s in report["sites"] if not s["passed"]), None):
         report["first_wrong_site"] = wrong
     if broken := next((r["name"] for r in report.get("conversion", []) if "why" in r), None):
         why = f"the type conversion makes NaN or infinity of output '{broken}'; keep nodes in float32 (--keep-float32)"
         report.update(passed=False, why=why)
+    if not report["passed"]:
+        return
+    outputs = [r for r in report["outputs"] if r["name"] in fused]
+    silent = [("output", r) for r in outputs if r.get("values") and not r["compared"]]
+    silent += [("site", r) for r in report["sites"] if r.get("values") and not r["compared"]]
+    proven = report["fused_sites"] == len(report["sites"]) and not any("says_nothing" in r for r in report["sites"])
+    if not proven and outputs and all("says_nothing" in r for r in outputs):
+        silent += [("output", r) for r in outputs]
+    if silent:
+        kind, first = silent[0]
+        seeds = f"seeds {', '.join(map(str, sorted(report['seeds_tried'])))} were tried"
+        why = f"nothing is proven: {kind} '{first['name']}' {first['says_nothing']}; {seeds}, give another --seed"
+        report.update(passed=False, why=why)
+
+
+def _behind_fused(patched: onnx.ModelProto) -> set[str]:
+    """The tensors that follow from what the fused nodes of a model make; all of them where it has no such node."""
+    found: set[str] = set()
+    anything = not any(n.domain == DOMAIN for n in patched.graph.node)
+    for node in patched.graph.node:
+        if anything or node.domain == DOMAIN or not found.isdisjoint(reads_of(node)):
+            found.update(filter(None, node.output))
+    return found
+
+
+def _of_other_sizes(
+    probes: Sequence[Probe], results: Mapping[str, Any], unfused: onnx.ModelProto, feeds: Mapping[str, np.ndarray],
+    inner: Callable[[Sequence[str]], list[Any]],
+) -> dict[str, str]:  # fmt: skip
+    """Probed tensor -> which other one is not of its sizes, though the fused node takes it for that."""
+    wanted = {t for p in probes for t in (p.tensor, *p.alike) if p.alike}
+    made = sorted(wanted & _made(unfused))
+    sizes = {n: np.shape(v) for n, v in feeds.items()} | dict(zip(made, map(np.shape, inner(made)), strict=True))
+    found = {}
+    for p in probes:
+        compared = {
+            t: _but_channels(size) if p.wider else size for t, size in sizes.items() if t in (p.tensor, *p.alike)
+        }
+        other = next((t for t in p.alike if t in compared and compared[t] != compared.get(p.tensor, compared[t])), None)
+        if other is not None:
+            own, its = ("x".join(map(str, sizes[t])) for t in (p.tensor, other))
+            found[p.tensor] = f"'{other}' is {its} and '{p.tensor}' {own}, which the fused node takes for equal"
+    return found
+
+
+def _but_channels(size: tuple[int, ...]) -> tuple[int, ...]:
+    return (*size[:1], *size[2:])
 
 
 def _run_converted(runner: Runner, feeds: Mapping[str, np.ndarray]) -> list[Any]:
@@ -185,27 +245,30 @@ def _from_given(
     and of what the probed sites read.
 
     None when that cannot run. The unfused model runs again as well, since a runtime that sees no tensor between two
-    nodes may leave out its rounding. Where sites compute in a lower type, the next one reads what stands before the
-    Cast to the graph's type, so that is given too.
+    nodes may leave out its rounding. Where sites compute in a lower type or another layout, what is given is the tensor
+    before the Casts and Transposes to the graph's.
     """
     values = {n: np.asarray(v) for n, v in zip(judge.names, judge.expected, strict=True) if n in judge.probed}
-    types = {n: np.asarray(v).dtype for n, v in zip(judge.names, actual, strict=True)}
+    pairs = zip(judge.names, actual, strict=True)
+    types = {n: np.asarray(v).dtype for n, v in pairs if not isinstance(v, list | dict)}
     probed = judge.names[judge.outputs :]
-    lowered = {t: source for t, source in _before_casts(patched[0]).items() if t in values}
+    steps = {t: chain for t, chain in _from_fused(patched[0]).items() if t in values}
     made = []
     try:
-        if lowered:
-            before = Runner(_with_outputs(patched[0], list(lowered.values())), patched[1], reference)(dict(feeds))
-            types |= {t: np.asarray(v).dtype for t, v in zip(lowered, before[judge.outputs :], strict=True)}
+        if steps:
+            sources = list(dict.fromkeys(chain[0].input[0] for chain in steps.values()))
+            before = Runner(_with_outputs(patched[0], sources), patched[1], reference)(dict(feeds))[judge.outputs :]
+            own = {s: np.asarray(v).dtype for s, v in zip(sources, before, strict=True)}
+            types |= {t: own[chain[0].input[0]] for t, chain in steps.items()}
         read = [t for t in _read_by_fused(patched[0], set(values)) if t in _made(unfused[0]) and t not in values]
         found = Runner(_with_outputs(unfused[0], read), unfused[1], reference)(dict(feeds))[judge.outputs :]
         values |= {t: np.asarray(v) for t, v in zip(read, found, strict=True)}
         low = {n: v.astype(types.get(n, v.dtype)) for n, v in values.items()}
         wide = {n: low[n].astype(v.dtype) for n, v in values.items()}
-        given_low = {n: wide[n] if n in lowered else v for n, v in low.items()}
-        given_low |= {source: low[t] for t, source in lowered.items()}
-        for (model, folder), given in ((unfused, wide), (patched, given_low)):
-            forced = _with_given(_with_outputs(model, probed), given)
+        given_low = {n: v for n, v in low.items() if n not in steps}
+        given_low |= {chain[0].input[0]: _before(low[t], chain) for t, chain in steps.items()}
+        for (model, folder), given, chains in ((unfused, wide, {}), (patched, given_low, steps)):
+            forced = _with_given(_with_outputs(model, probed), given, chains)
             made.append(Runner(forced, folder, reference)(dict(feeds) | given))
     except Exception:  # ONNX Runtime's exceptions share no public base class; the plain verdict stands
         return None
@@ -248,32 +311,55 @@ def _with_outputs(model: onnx.ModelProto, probes: Sequence[str]) -> onnx.ModelPr
     return probed
 
 
-def _before_casts(model: onnx.ModelProto) -> dict[str, str]:
-    """Result of a Cast of what a fused node makes -> what that makes."""
+def _from_fused(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+    """Tensor -> the Casts and Transposes, in their order, that make it of what a fused node makes."""
+    chains: dict[str, list[onnx.NodeProto]] = {}
     fused = {o for n in model.graph.node if n.domain == DOMAIN for o in n.output}
-    casts = [n for n in model.graph.node if n.op_type == "Cast" and n.input[0] in fused]
-    return {n.output[0]: n.input[0] for n in casts}
+    waiting = [n for n in model.graph.node if n.op_type in ("Cast", "Transpose")]
+    while ready := [n for n in waiting if n.input[0] in fused or n.input[0] in chains]:
+        chains |= {n.output[0]: [*chains.get(n.input[0], []), n] for n in ready}
+        done = {id(n) for n in ready}
+        waiting = [n for n in waiting if id(n) not in done]
+    return chains
+
+
+def _before(value: np.ndarray, chain: Sequence[onnx.NodeProto]) -> np.ndarray:
+    """The value that the Transposes among these nodes make the given one of."""
+    for node in reversed(chain):
+        if node.op_type == "Transpose":
+            value = value.transpose(np.argsort(attribute(node, "perm", range(value.ndim)[::-1])))
+    return np.ascontiguousarray(value)
 
 
 def _read_by_fused(model: onnx.ModelProto, results: Collection[str]) -> list[str]:
-    """What the fused nodes that make any of `results` read, as far as nodes make it."""
-    casts = _before_casts(model)
-    wanted = {*results, *(casts[t] for t in results if t in casts)}
+    """What the fused nodes that make any of `results` read, itself or before a Transpose, as far as nodes make it."""
+    chains = _from_fused(model)
+    wanted = {*results, *(chains[t][0].input[0] for t in results if t in chains)}
     made = _made(model)
+    turned = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Transpose"}
     fused = (n for n in model.graph.node if n.domain == DOMAIN and wanted & set(n.output))
-    return list(dict.fromkeys(i for n in fused for i in n.input if i in made))
+    return list(dict.fromkeys(turned.get(i, i) for n in fused for i in n.input if i in made))
 
 
-def _with_given(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-    """The model whose nodes read `given` instead of what it makes of these tensors; its outputs show what it makes."""
+def _with_given(
+    model: onnx.ModelProto, given: Mapping[str, np.ndarray], chains: Mapping[str, Sequence[onnx.NodeProto]]
+) -> onnx.ModelProto:
+    """The model whose nodes read `given` instead of what it makes of these tensors; its outputs show what it makes.
+
+    `chains`: nodes that make an output of a given tensor; they are there once more behind what the model makes."""
     forced = onnx.ModelProto()
     forced.CopyFrom(model)
     made = {t: f"{t}.made" for t in given}
-    casts = {t for t, source in _before_casts(model).items() if t in given and source in given}
     for node in forced.graph.node:
-        if casts & set(node.output):  # it shows what the fused node makes
-            node.input[:] = [made[i] for i in node.input]
         node.output[:] = [made.get(o, o) for o in node.output]
+    again = {id(n): n for chain in chains.values() for n in chain}
+    made |= {o: f"{o}.made" for n in again.values() for o in n.output}
+    for node in again.values():
+        copy = forced.graph.node.add()
+        copy.CopyFrom(node)
+        copy.name = ""
+        copy.input[:] = [made[i] for i in node.input]
+        copy.output[:] = [made[o] for o in node.output]
     for output in forced.graph.output:
         output.name = made.get(output.name, output.name)
     for name, value in given.items():
@@ -283,15 +369,35 @@ def _with_given(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> onnx
 
 
 def _truth(
-    runner: Runner, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], seed: int
-) -> tuple[list[Any], dict[str, np.ndarray]]:
+    runner: Runner, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], seed: int, counts: Sequence[bool]
+) -> tuple[list[Any], dict[str, np.ndarray], list[int]]:
+    """(outputs of the original, its inputs, the seeds that were tried, the last of which made them). `counts`: which of
+    the outputs should say something."""
     reason = ""
     for fill in FILLS:
         feeds = seeded_inputs(model, fill, shapes, seed)
         try:
-            return runner(feeds), feeds
+            made = runner(feeds)
         except Exception as error:
             reason = " ".join(str(error).split())
+            continue
+        tried = [seed]
+        while len(tried) < len(SCALES) and _is_silent(made, counts):
+            other = seeded_inputs(model, fill, shapes, seed + len(tried), SCALES[len(tried)])
+            again = runner(other)
+            tried.append(seed + len(tried))
+            if not _is_silent(again, counts):
+                return again, other, tried
+        return made, feeds, [*tried[1:], seed]
     raise VerificationError(
         f"the original does not run on the inputs that were tried ({reason}); nothing is proven, give --input-shape"
     )
+
+
+def _is_silent(outputs: Sequence[Any], counts: Sequence[bool]) -> bool:
+    """Whether an output that counts says nothing, and is not of whole numbers, as a list of detections may be. What
+    comes behind the outputs is not looked at."""
+    return any(
+        count and np.asarray(v).dtype.kind not in "biu" and says_nothing(v) not in ("", "is empty")
+        for v, count in zip(outputs, counts, strict=False) if not isinstance(v, list | dict)
+    )  # fmt: skip

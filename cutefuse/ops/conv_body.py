@@ -7,7 +7,7 @@ from typing import Any
 
 from cutefuse.graph.body import LAST, Body
 from cutefuse.kernels import Call, Tensor
-from cutefuse.ops import conv_call
+from cutefuse.ops import layouts
 from cutefuse.ops.conv_math import CHANNEL_BLOCK, blocks
 
 
@@ -136,17 +136,17 @@ def _interleaved(body: Body) -> str:
 
 def is_nhwc(body: Body) -> bool:
     """Whether the images of all calls are NHWC tensors."""
-    return body.agreed("layout") == [conv_call.NHWC]
+    return body.agreed("layout") == [layouts.NHWC]
 
 
 def to_nchw(body: Body, image: str) -> str:
     """An image of the calls as the standard's convolution takes it."""
-    return body.add("Transpose", image, perm=conv_call.TO_NCHW) if is_nhwc(body) else image
+    return body.add("Transpose", image, perm=layouts.TO_NCHW) if is_nhwc(body) else image
 
 
 def from_nchw(body: Body, image: str) -> str:
     """What a convolution gives, as an image of the calls."""
-    return body.add("Transpose", image, perm=conv_call.TO_NHWC) if is_nhwc(body) else image
+    return body.add("Transpose", image, perm=layouts.TO_NHWC) if is_nhwc(body) else image
 
 
 def pre_activate(body: Body, x: str, scale: str, shift: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops import conv_form, conv_math
 from cutefuse.ops.conv_form import Form, Source
+from cutefuse.ops.layouts import HWC8, NHWC, TO_NCHW
 
 FLOAT_MAX = 3.402823466e38
-HWC8, NHWC = 0, 1  # values of the attribute `layout`
-TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # axes of a Transpose
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 

@@ -16,6 +16,7 @@ from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.ops import concat_conv, conv_body, conv_call, conv_math
 from cutefuse.ops.conv_form import Form, Source, form_of, forms
+from cutefuse.ops.layouts import HWC8
 from cutefuse.ops.op import Case, Cost, FusedOp
 
 PLAIN = concat_conv.OPERATOR
@@ -36,10 +37,11 @@ def plain_call(call: Call) -> Call:
 
 
 def plain_of(
-    dims: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, params: dict[str, float]
-) -> Call:
+    dims: Sequence[tuple[int, ...]], filters: int, geometry: conv_math.Geometry, suffix: str, params: dict[str, float],
+    layout: int = HWC8,
+) -> Call:  # fmt: skip
     sources = [Source(d, d[1]) for d in dims]
-    return conv_call.make_call(Form(len(sources), suffix), sources, [filters], geometry, "float32", params)
+    return conv_call.make_call(Form(len(sources), suffix), sources, [filters], geometry, "float32", params, layout)
 
 
 def make_call(

@@ -9,10 +9,12 @@ from cutefuse.report.cost import Cost, Placement
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.svg import number, text
 from cutefuse.roofline.peaks import Peaks
+from cutefuse.table import time_text
 
 _WIDTH, _HEIGHT = 860, 400
 _DOTS = 1000  # the heaviest layers are drawn, the rest would hide beneath them
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 24, 18, 46
+_LINE = 13  # height of a line of text
 
 
 def short(value: float) -> str:
@@ -81,8 +83,10 @@ def decades(low: float, high: float) -> list[float]:
     return [10.0**e for e in range(first, last + 1)]
 
 
-def roofline(engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Placement | None]) -> tuple[str, int]:
-    """Log-log roofline with one dot a layer (area: time); returns the SVG and how many layers it shows."""
+def roofline(
+    engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Placement | None]
+) -> tuple[str, list[Placement]]:
+    """Log-log roofline with one dot a layer (area: time); returns the SVG and the layers that it shows."""
     dots = [
         (layer, cost.intensity, place)
         for layer, cost, place in zip(engine.layers, costs, places, strict=True)
@@ -90,7 +94,7 @@ def roofline(engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Place
     ]
     rates = {p: rate for p in dict.fromkeys(d[0].precision for d in dots) if (rate := peaks.rate(p))}
     if not rates:
-        return "", 0
+        return "", []
     ridges = [rate * 1000 / peaks.bandwidth_gbs for rate in rates.values()]
     dots = sorted(dots, key=lambda d: -(d[0].time_us or 0.0))[:_DOTS]
     low_x = min([d[1] for d in dots] + [min(ridges) / 20]) / 1.6
@@ -103,15 +107,16 @@ def roofline(engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Place
     roofs, names = _roofs(plane, peaks, rates)
     most = max(d[0].time_us or 0.0 for d in dots)
     out += [*roofs, *(_dot(plane, layer, intensity, place, most) for layer, intensity, place in dots), *names]
-    return "".join(out) + "</svg>", len(dots)
+    return "".join(out) + "</svg>", [place for _, _, place in dots]
 
 
 def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[list[str], list[str]]:
     """The lines, and their names, which are drawn last: dots lie on the lines."""
     merged: dict[float, list[str]] = {}
-    for name, rate in rates.items():
+    for name, rate in sorted(rates.items(), key=lambda item: item[1]):
         merged.setdefault(rate, []).append(name or "other types")
     lines, titles = [], []
+    above = math.inf
     start = max(plane.low_x, plane.low_y * 1000 / peaks.bandwidth_gbs)
     begin = f"M{number(plane.x(start))} {number(plane.y(start * peaks.bandwidth_gbs / 1000))}"
     for rate, names in merged.items():
@@ -119,7 +124,8 @@ def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[lis
         lines.append(f'<path class="roof" d="{begin}{corner}H{_WIDTH - _RIGHT}"/>')
         unit = "TOP/s" if all(n.startswith("INT") for n in names) else "TFLOP/s"
         title = f"{' / '.join(names)} {short(rate)} {unit}"
-        titles.append(_label("tick over", _WIDTH - _RIGHT, plane.y(rate) - 6, title, "end"))
+        above = min(plane.y(rate) - 6, above - _LINE)  # roofs that are near each other keep their names apart
+        titles.append(_label("tick over", _WIDTH - _RIGHT, above, title, "end"))
     ridge = min(rates.values()) * 1000 / peaks.bandwidth_gbs
     at = math.sqrt(start * ridge)
     # One decade to the right goes one decade up.
@@ -133,9 +139,9 @@ def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[lis
 def _dot(plane: _LogPlane, layer: Layer, intensity: float, place: Placement, most_us: float) -> str:
     time_us = layer.time_us or 0.0
     tip = (
-        f"{layer.name}\n{time_us:.1f} µs, {layer.precision}, {place.bound}-bound\n{intensity:.1f} FLOP/byte, "
+        f"{layer.title}\n{time_text(time_us)}, {layer.precision}, {place.bound}-bound\n{intensity:.1f} FLOP/byte, "
         f"{place.achieved_tflops:.3g} of {place.attainable_tflops:.3g} TFLOP/s ({place.percent_of_roof:.0f} % of the "
-        f"roof)\ncould take {place.floor_us:.2f} µs\ntime: {layer.sources.get('time', '')}"
+        f"roof)\ncould take {time_text(place.floor_us)}\ntime: {layer.sources.get('time', '')}"
     )
     at = f'cx="{number(plane.x(intensity))}" cy="{number(plane.y(place.achieved_tflops))}"'
     size = f'r="{number(2.5 + 11 * math.sqrt(time_us / most_us))}" style="--c:var(--k-{layer.kind})"'

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from cutefuse.engine.kinds import KINDS
+from cutefuse.report.alike import lowered, types, unlike
 from cutefuse.report.graph import neighbours
+from cutefuse.report.moves import Moved, layer_bytes, moved
 from cutefuse.report.reader import Engine, Layer
 from cutefuse.report.union import Union
 
@@ -22,6 +25,8 @@ class Row:
     layers: list[list[int]]
     times_us: list[float | None]
     change: str = ""
+    copies: list[int] = field(default_factory=list)
+    copy_bytes: list[int] = field(default_factory=list)
 
     @property
     def speedup(self) -> float | None:
@@ -33,20 +38,67 @@ class Row:
     def saved_us(self) -> float:
         return (self.times_us[0] or 0.0) - (self.times_us[-1] or 0.0)
 
+    @property
+    def saved_bytes(self) -> int:
+        """What the copies of the first engine move more than those of the last."""
+        return self.copy_bytes[0] - self.copy_bytes[-1]
+
 
 @dataclass
 class Comparison:
-    """Aligned rows, largest change first; `by_kind`: kind -> time of each engine in microseconds."""
+    """Aligned rows, largest change first; `by_kind`: kind -> time of each engine in microseconds.
+
+    Where an engine has no times, rows are ordered by what copies move, and hold those that changed alone.
+    """
 
     engines: list[Engine]
     rows: list[Row]
     by_kind: dict[str, list[float]]
 
+    @cached_property
+    def unlike(self) -> str:
+        """What besides fusing makes the first engine and the last differ; empty where nothing is known to."""
+        return unlike(self.engines[0], self.engines[-1])
+
     @property
     def caution(self) -> str:
         """What the times must not be taken for; empty where they are what they seem."""
-        names = ", ".join(e.name for e in self.engines if e.runs_bodies)
-        return names and f"fused nodes of {names} run as function bodies on a CPU: no measure of the kernels on a GPU"
+        found = []
+        if self.unlike:
+            found.append(f"not like with like: {self.unlike}; no part of the difference is credited to fusing")
+        if names := ", ".join(e.name for e in self.engines if e.runs_bodies):
+            found.append(f"fused nodes of {names} run as function bodies on a CPU: no measure of the kernels on a GPU")
+        return "; ".join(found)
+
+    @property
+    def titles(self) -> list[str]:
+        """The engines' names, with the type that each computes in where they differ."""
+        if not self.unlike:
+            return [e.name for e in self.engines]
+        named = [lowered(e) or next(iter(types(e)), "") for e in self.engines]
+        return [f"{e.name} ({t})" if t else e.name for e, t in zip(self.engines, named, strict=True)]
+
+    @property
+    def timed(self) -> bool:
+        """Whether every engine was profiled."""
+        return all(engine.profiled for engine in self.engines)
+
+    @cached_property
+    def moved(self) -> list[Moved]:
+        """Copies of each engine."""
+        return [moved(engine) for engine in self.engines]
+
+    @property
+    def copies_text(self) -> str:
+        """What became of the copies from the first engine to the last; empty where neither has one."""
+        first, last = self.moved[0], self.moved[-1]
+        if not first.copies and not last.copies:
+            return ""
+        mb = [m.copy_bytes / 1e6 for m in (first, last)]
+        return (
+            f"copies: {first.copies} → {last.copies} ({last.copies - first.copies:+d}), {mb[0]:.1f} → {mb[1]:.1f} MB "
+            f"({mb[1] - mb[0]:+.1f})"
+        )
 
     @property
     def latency_speedup(self) -> float | None:
@@ -57,12 +109,15 @@ class Comparison:
 def compare(engines: list[Engine]) -> Comparison:
     """Align the layers of several engines through the ONNX nodes that they compute."""
     union = Union()
+    fused = {name for engine in engines for name in engine.fused_nodes}
     owners: list[dict[int, str]] = []
     for number, engine in enumerate(engines):
         keys = {layer.index: layer.onnx for layer in engine.layers if layer.onnx and not is_helper(layer)}
         for index, names in keys.items():
             for name in names:
-                union.join(f"layer {number} {index}", f"node {name}")
+                site = name.rpartition("/")[0]  # `unpatch` names the nodes of a fused node so
+                of_site = [f"node {site}"] if site in fused else []
+                union.join(f"layer {number} {index}", f"node {name}", *of_site)
         owners.append(adopt(engine, {index: f"layer {number} {index}" for index in keys}))
     groups: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in engines])
     first: dict[str, tuple[int, int]] = {}
@@ -72,13 +127,14 @@ def compare(engines: list[Engine]) -> Comparison:
             groups[root][number].append(layer.index)
             first.setdefault(root, (number, layer.index))
     rows = [_row(engines, groups[root]) for root in sorted(groups, key=lambda r: first[r])]
-    rows = [r for r in rows if any(t for t in r.times_us)]
+    timed = all(e.profiled for e in engines)
+    rows = [r for r in rows if (any(r.times_us) if timed else r.saved_bytes or r.change)]
     by_kind = {
         kind: [sum(la.time_us or 0.0 for la in e.layers if la.kind == kind) for e in engines]
         for kind in KINDS
         if any(la.kind == kind and la.time_us for e in engines for la in e.layers)
     }
-    return Comparison(engines, sorted(rows, key=lambda r: -abs(r.saved_us)), by_kind)
+    return Comparison(engines, sorted(rows, key=lambda r: -abs(r.saved_us if timed else r.saved_bytes)), by_kind)
 
 
 def is_helper(layer: Layer) -> bool:
@@ -105,9 +161,9 @@ def _row(engines: list[Engine], layers: list[list[int]]) -> Row:
         times.append(sum(known) if known else None)
     members = [(engine.layers[i]) for engine, own in zip(engines, layers, strict=True) for i in own]
     heaviest = max(members, key=lambda la: (la.time_us or 0.0, la.kind not in ("copy", "noop")))
-    row = Row(heaviest.label, layers, times)
-    row.change = _change(engines, layers)
-    return row
+    copies = [[la for i in own if (la := e.layers[i]).kind == "copy"] for e, own in zip(engines, layers, strict=True)]
+    sizes = [sum(map(layer_bytes, own)) for own in copies]
+    return Row(heaviest.label, layers, times, _change(engines, layers), list(map(len, copies)), sizes)
 
 
 def _change(engines: list[Engine], layers: list[list[int]]) -> str:
@@ -117,11 +173,13 @@ def _change(engines: list[Engine], layers: list[list[int]]) -> str:
     if not a or not b:
         return "only in the first" if a else "only in the last" if b else ""
     if any(la.kind == "plugin" for la in b) and not any(la.kind == "plugin" for la in a):
-        return f"{_words(a)} fused into a plugin" + (
-            f" and {_words([la for la in b if la.kind != 'plugin'])}" if len(b) > 1 else ""
+        return (
+            f"{_words(a)} fused into a plugin"
+            + (f" and {_words([la for la in b if la.kind != 'plugin'])}" if len(b) > 1 else "")
+            + _lower(a, b)
         )
     if len(a) != len(b):
-        return f"{_words(a)} became {_words(b)}"
+        return f"{_words(a)} became {_words(b)}{_lower(a, b)}"
     kinds = [(x.precision, y.precision) for x, y in zip(a, b, strict=True) if x.precision != y.precision]
     if kinds:
         return f"{kinds[0][0]} became {kinds[0][1]}"
@@ -131,6 +189,12 @@ def _change(engines: list[Engine], layers: list[list[int]]) -> str:
     if any(x.tactic != y.tactic for x, y in zip(a, b, strict=True)):
         return "another tactic"
     return ""
+
+
+def _lower(a: list[Layer], b: list[Layer]) -> str:
+    """The change of type between what computes before and after; empty where there is none."""
+    kinds = [next((la.precision for la in side if la.kind in ("conv", "gemm", "plugin")), "") for side in (a, b)]
+    return f"; {kinds[0]} became {kinds[1]}" if all(kinds) and kinds[0] != kinds[1] else ""
 
 
 def _words(layers: list[Layer]) -> str:

@@ -142,7 +142,7 @@ def _flops(layer: Layer) -> float | None:
             return volume * math.prod(window)
         ratio = (_volume(first) or volume) / volume if volume else 1
         return volume * max(ratio, 1.0)
-    if layer.kind in ("norm", "attention"):
+    if layer.kind in ("norm", "attention", "softmax"):
         return 5 * max(volume, _volume(first) or 0.0)
     if layer.kind == "pointwise":
         operations = layer.raw.get("NbOperations", layer.raw.get("Operations"))

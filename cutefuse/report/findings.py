@@ -11,6 +11,7 @@ from cutefuse.report.cost import Cost, Placement
 from cutefuse.report.graph import neighbours
 from cutefuse.report.moves import moved, moves
 from cutefuse.report.reader import Engine, Layer
+from cutefuse.table import time_text
 
 TINY_US = 5.0
 _LOW = ("FP16", "BF16", "INT8", "FP8", "FP4", "INT4")
@@ -40,7 +41,8 @@ def findings(engine: Engine, costs: list[Cost], places: list[Placement | None]) 
     found: list[Finding] = []
     for check in _ON_CPU if engine.on_cpu else _ALL if engine.profiled else _UNTIMED:
         found += check(engine)
-    found += _far_from_roof(engine, places)
+    if not engine.on_cpu:  # where small layers leave cores idle, which says nothing about a GPU
+        found += _far_from_roof(engine, places)
     order = {"high": 0, "medium": 1, "low": 2, "info": 3}
     return sorted(found, key=lambda f: (order[f.severity], -f.cost_us))
 
@@ -56,7 +58,7 @@ def _severity(engine: Engine, cost_us: float) -> str:
 
 def _share(engine: Engine, cost_us: float) -> str:
     return (
-        f"{cost_us:.1f} µs, {100 * cost_us / engine.total_us:.1f} % of all layers"
+        f"{time_text(cost_us)}, {100 * cost_us / engine.total_us:.1f} % of all layers"
         if engine.total_us
         else "not profiled"
     )
@@ -132,7 +134,7 @@ def _moved(engine: Engine) -> list[Finding]:
     share = sums.copy_bytes / sums.all_bytes
     largest = moves(engine)
     text = f"{100 * share:.0f} % of what all layers read and write. The largest: " + "; ".join(
-        f"{move.size_bytes / 1e6:.1f} MB {move.reason}" for move in largest[:3]
+        f"{move.size_bytes / 1e6:.1f} MB: {move.reason}" for move in largest[:3]
     )
     severity = "high" if share >= 0.25 else "medium" if share >= 0.1 else "low"
     return [Finding(severity, sums.text, f"{text}.", layers=[move.index for move in largest])]
@@ -312,10 +314,8 @@ def _far_from_roof(engine: Engine, places: list[Placement | None]) -> list[Findi
     text = (
         f"{_count(len(hits), 'heavy layer')} below 30 % of what the device allows; the furthest is "
         f"{worst[0].label} at {worst[1].percent_of_roof:.0f} % ({worst[1].bound}-bound, could take "
-        f"{worst[1].floor_us:.1f} µs)."
+        f"{time_text(worst[1].floor_us)})."
     )
     advice = "Small grids, bad alignment or an unlucky tactic: raise the optimisation level or the batch."
-    if engine.on_cpu:
-        advice = "On a CPU small layers leave cores idle; it says nothing about a GPU."
     finding = _make(engine, [h[0] for h in hits], "Heavy layers far below the roof", text, advice, "medium")
     return [finding]

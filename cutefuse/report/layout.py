@@ -13,7 +13,7 @@ from statistics import median
 from cutefuse.report.graph import Edge
 
 NODE_WIDTH, NODE_HEIGHT = 204, 46
-_GAP_X, _GAP_Y, _LANE = 28, 40, 18
+_GAP_X, _GAP_Y, _LANE = 28, 48, 18
 _MAX_DUMMIES = 60_000
 _SWEEPS, _PULLS = 6, 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from cutefuse.engine.compiled import traffic_bytes
@@ -13,7 +14,7 @@ from cutefuse.report.reader import Engine, Layer
 
 @dataclass(frozen=True)
 class Move:
-    """One copy. `origin`: a word of `kinds.copy_origin`; `reason`: what it does, behind and in front of which layers."""
+    """One copy. `origin`: a word of `kinds.copy_origin`; `reason`: what it does, between which layers."""
 
     index: int
     origin: str
@@ -23,7 +24,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """All copies of an engine: how many, the bytes that they read and write, and those of all layers with weights."""
+    """All copies of an engine, the bytes that they read and write, and those of all layers with their weights."""
 
     copies: int
     copy_bytes: int
@@ -45,7 +46,11 @@ def moved(engine: Engine) -> Moved:
 
 def layer_bytes(layer: Layer) -> int:
     """Bytes of the activations that a layer reads and writes; a no-op touches none."""
-    return 0 if layer.kind == "noop" else traffic_bytes((*layer.inputs, *layer.outputs))
+    if layer.kind == "noop":
+        return 0
+    if layer.name.endswith(" copy"):  # of a concatenation: it writes its own part of the tensor that it names
+        return 2 * min(traffic_bytes(layer.inputs), traffic_bytes(layer.outputs))
+    return traffic_bytes((*layer.inputs, *layer.outputs))
 
 
 def moves(engine: Engine) -> list[Move]:
@@ -59,22 +64,27 @@ def moves(engine: Engine) -> list[Move]:
         if edge.source >= 0 and engine.layers[edge.source].kind == "copy":
             name = f"output {edge.tensor.name}" if edge.target < 0 else _called(engine.layers[edge.target])
             targets.setdefault(edge.source, []).append(name)
-    found = [
-        Move(
-            layer.index, copy_origin(layer.name, layer.raw, layer.type), layer_bytes(layer),
-            f"{_what(layer)}{_list(' from ', sources.get(layer.index))}{_list(' for ', targets.get(layer.index))}",
-        )
-        for layer in engine.layers if layer.kind == "copy"
-    ]  # fmt: skip
+    makers = Counter(t.name for layer in engine.layers for t in layer.outputs)
+    found = []
+    for layer in engine.layers:
+        if layer.kind == "copy":
+            around = _list(" from ", sources.get(layer.index)) + _list(" for ", targets.get(layer.index))
+            reason = _what(layer, makers) + around
+            found.append(Move(layer.index, _origin(layer, makers), layer_bytes(layer), reason))
     return sorted(found, key=lambda move: -move.size_bytes)
 
 
-_SINGULAR = {"plugin": "plugin", "conv": "convolution", "gemm": "matrix product", "copy": "another copy"}
+_SINGULAR = {
+    "conv": "convolution", "gemm": "matrix product", "pool": "pool", "plugin": "plugin", "norm": "normalisation",
+    "foreign": "region", "noop": "no-op",
+}  # fmt: skip
 
 
 def _called(layer: Layer) -> str:
+    if layer.kind == "copy":
+        return "another copy"
     kind = _SINGULAR.get(layer.kind, KINDS[layer.kind])
-    return kind if layer.kind == "copy" or not layer.onnx else f"{kind} {layer.onnx[-1]}"
+    return f"{kind} {layer.onnx[0] if layer.onnx else layer.label}"
 
 
 def _list(word: str, names: list[str] | None) -> str:
@@ -82,12 +92,19 @@ def _list(word: str, names: list[str] | None) -> str:
     return word + ", ".join(unique[:2]) + (f" and {len(unique) - 2} more" if len(unique) > 2 else "") if unique else ""
 
 
-def _what(layer: Layer) -> str:
+def _origin(layer: Layer, makers: Counter[str]) -> str:
+    """As `copy_origin`; a tensor that several layers write is a concatenation, whose convolutions write in place."""
+    joint = any(makers[tensor.name] > 1 for tensor in layer.outputs)
+    return "concat" if joint else copy_origin(layer.name, layer.raw, layer.type)
+
+
+def _what(layer: Layer, makers: Counter[str]) -> str:
     """What a copy does with its tensors, and what it computes on the way."""
     before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
-    origin = copy_origin(layer.name, layer.raw, layer.type)
-    if origin == "concat" and len(layer.inputs) > 1:
-        text = f"lays {len(layer.inputs)} tensors side by side"
+    origin = _origin(layer, makers)
+    if origin == "concat":
+        count = len(layer.inputs)
+        text = f"lays {count} tensors side by side" if count > 1 else "writes a part of a joint tensor"
     elif origin == "slice":
         text = "takes a part"
     elif before is None or after is None:

@@ -16,12 +16,12 @@ from cutefuse.engine.inputs import InputSpec, resolve
 from cutefuse.engine.optimize import Bench, Graph, Limits, Loop, Outcome, Worth
 from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
+from cutefuse.ops.layouts import TENSORRT, engine_of_backend
 from cutefuse.output import write_json
 from cutefuse.report.reader import find_engines, read_engine
 from cutefuse.report.worth import worths
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.rewrite.prove import failure
-from cutefuse.sites.choose_engine import TENSORRT, TORCH
 from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED
 
 SCHEMA = 1
@@ -176,7 +176,7 @@ def first_choice(options: Options, kind: str) -> Options:
     bodies = options.functions and (version is None or version >= plugins.PLUGINS_FIRST)
     text = ".".join(map(str, version[:2])) if version else options.trt_version
     least_us = FIRST_GAIN_US if options.min_gain_us is None and not options.all_sites else options.min_gain_us
-    engine = TORCH if kind == "torch" else TENSORRT
+    engine = engine_of_backend(kind) or TENSORRT
     return replace(options, functions=bodies, engine=engine, trt_version=text, min_gain_us=least_us)
 
 
@@ -237,7 +237,7 @@ def _converted(request: Request, shelf: Shelf) -> Path:
     external = uses_external_data(model)
     model, *_ = to_float16(model, request.model.parent, request.patch.keep_float32)
     path = shelf.folder(Graph(PLAIN, request.model)) / request.model.name
-    with writer(path, external) as out:
-        out.save(model, request.model.parent)
+    with writer(path, external, request.model) as out:
+        out.save(model)
         out.commit()
     return path

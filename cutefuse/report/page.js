@@ -11,6 +11,9 @@ const layers = (data.layers || []).map(r => {
   return o;
 });
 const fix = (v, n) => v == null ? "" : v >= 100 ? v.toFixed(0) : v >= 10 ? v.toFixed(Math.min(n, 1)) : v.toFixed(n);
+const time = us => us == null ? "" : us >= 1e6 ? `${+(us / 1e6).toPrecision(4)} s` : us >= 1e4 ? `${+(us / 1e3).toPrecision(4)} ms` : `${us.toFixed(us < 100 ? 2 : 1)} µs`;
+// Long names show their ends, which tell most; all of it is in the tooltip.
+const middle = (s, n) => s.length <= n ? s : `${s.slice(0, n / 2 - 1)} … ${s.slice(2 - n / 2)}`;
 const root = document.documentElement;
 const keep = (k, v) => { try { return v === undefined ? localStorage.getItem(k) : localStorage.setItem(k, v); } catch { return null; } };
 if (keep("cutefuse-theme")) root.dataset.theme = keep("cutefuse-theme");
@@ -30,11 +33,11 @@ function show(i) {
   const extra = Object.entries(l.raw || {}).map(([k, v]) => row(esc(k), esc(typeof v === "object" ? JSON.stringify(v) : v), l.at)).join("");
   panel.innerHTML = `<button class="btn close" aria-label="close">×</button><h3>${esc(l.name)}</h3><dl>` +
     row("kind", `<i class="dotk" style="--c:var(--k-${l.kind})"></i> ${esc(data.kinds[l.kind] || l.kind)}`) + row("type", esc(l.type), l.at) +
-    row("precision", esc(l.precision)) + row("time", l.us == null ? "not profiled" : `${fix(l.us, 2)} µs mean, ${fix(l.median, 2)} µs median`, l.from) +
+    row("precision", esc(l.precision)) + row("time", l.us == null ? "not profiled" : `${time(l.us)}${l.mean == null || l.mean === l.us ? "" : `, mean ${time(l.mean)}`}`, l.from) +
     row("share", l.pct == null ? "" : fix(l.pct, 2) + " %", l.from) + row("arithmetic", l.flops == null ? "" : fix(l.flops / 1e9, 3) + " GFLOP", "from the shapes in " + l.at) +
     row("least traffic", l.bytes == null ? "" : fix(l.bytes / 1048576, 3) + " MiB", "from the shapes in " + l.at) +
     row("rate", l.tflops ? `${fix(l.tflops, 2)} TFLOP/s, ${fix(l.gbs, 1)} GB/s` : "") +
-    row("roof", l.roof == null ? "" : `${fix(l.roof, 1)} % of the attainable, ${l.bound}-bound, could take ${fix(l.floor, 2)} µs`) +
+    row("roof", l.roof == null ? "" : `${fix(l.roof, 1)} % of the attainable, ${l.bound}-bound, could take ${time(l.floor)}`) +
     row("tactic", esc(l.tactic), l.at) + row("inputs", tensors(l.ins || [])) + row("outputs", tensors(l.outs || [])) +
     row("ONNX nodes", (l.onnx || []).map(esc).join("<br>")) + extra + `</dl><button class="btn" data-graph="${i}">show in the graph</button>` +
     `<p class="src">layer: ${esc(l.at)}<br>time: ${esc(l.from || "no record")}</p>`;
@@ -54,14 +57,22 @@ document.addEventListener("keydown", e => { if (e.key === "Escape" && panel) pan
 
 /* ---- layer table: rows are made as they are scrolled to */
 const box = $("#rows"), body = $("#rows tbody"), query = $("#q"), PAGE = 150;
-let sort = {key: "us", up: false}, kind = "", shown = [], made = 0;
-const cells = l => `<tr data-i="${l.i}"><td class="r wide">${l.i}</td><td class="name" title="${esc(l.name)}"><i class="dotk" style="--c:var(--k-${l.kind})"></i> ${esc(l.name)}</td>` +
-  `<td class="wide">${esc(l.type)}</td><td>${esc(l.precision)}</td><td class="r" title="${esc(l.from)}">${fix(l.us, 2)}</td><td class="r" title="${esc(l.from)}">${fix(l.pct, 1)}</td>` +
-  `<td class="wide">${esc(l.shape)}</td><td class="wide">${esc(l.format)}</td><td class="r wide" title="${esc(l.at)}">${l.flops ? fix(l.flops / 1e9, 2) : ""}</td>` +
-  `<td class="r wide" title="${esc(l.at)}">${l.bytes ? fix(l.bytes / 1048576, 2) : ""}</td><td class="r wide">${l.gbs ? fix(l.gbs, 0) : ""}</td><td class="r wide">${l.roof == null ? "" : fix(l.roof, 0)}</td></tr>`;
+const timed = layers.some((l) => l.us != null);
+let sort = {key: timed ? "us" : "bytes", up: false}, kind = "", shown = [], made = 0;
+const cells = l => `<tr data-i="${l.i}"><td class="r">${l.i}</td><td class="name" title="${esc(l.name)}"><i class="dotk" style="--c:var(--k-${l.kind})"></i> ${esc(middle(l.name, 72))}</td>` +
+  `<td>${esc(l.type)}</td><td>${esc(l.precision)}</td><td class="r" title="${esc(l.from)}">${fix(l.us, 2)}</td><td class="r" title="${esc(l.from)}">${fix(l.pct, 1)}</td>` +
+  `<td>${esc(l.shape)}</td><td>${esc(l.format)}</td><td class="r" title="${esc(l.at)}">${l.flops ? fix(l.flops / 1e9, 2) : ""}</td>` +
+  `<td class="r" title="${esc(l.at)}">${l.bytes ? fix(l.bytes / 1048576, 2) : ""}</td><td class="r">${l.gbs ? fix(l.gbs, 0) : ""}</td><td class="r">${l.roof == null ? "" : fix(l.roof, 0)}</td></tr>`;
+// On a narrow screen a row is a block of cells, each with the heading of its column (page.css).
+function headings(table) {
+  const names = $$("th", table).map(h => h.textContent);
+  $$("tbody tr:not([data-h])", table).forEach(r => { r.dataset.h = ""; [...r.cells].forEach((c, j) => c.dataset.h = names[j] || ""); });
+}
+$$("table").forEach(headings);
 function more() {
   body.insertAdjacentHTML("beforeend", shown.slice(made, made + PAGE).map(cells).join(""));
   made = Math.min(made + PAGE, shown.length);
+  headings(box);
 }
 function refresh() {
   const words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -73,12 +84,12 @@ function refresh() {
     return (x < y ? -d : x > y ? d : a.i - b.i);
   });
   const us = shown.reduce((t, l) => t + (l.us || 0), 0);
-  $("#count").textContent = `${shown.length} of ${layers.length} layers, ${fix(us, 1)} µs`;
+  $("#count").textContent = `${shown.length} of ${layers.length} layers${timed ? `, ${time(us)}` : ""}`;
   $$("#rows th[data-k]").forEach(h => h.setAttribute("aria-sort", h.dataset.k === k ? (sort.up ? "ascending" : "descending") : "none"));
   body.innerHTML = ""; made = 0; box.scrollTop = 0; more();
 }
 if (box) {
-  for (const l of layers) l.text = [l.name, l.type, l.kind, l.precision, l.tactic, l.format, ...(l.onnx || [])].join(" ").toLowerCase();
+  for (const l of layers) l.text = [l.name, (l.raw || {})["name in the engine"], l.type, l.kind, l.precision, l.tactic, l.format, ...(l.onnx || [])].join(" ").toLowerCase();
   query.addEventListener("input", refresh);
   box.addEventListener("scroll", () => { if (made < shown.length && box.scrollTop + box.clientHeight > box.scrollHeight - 300) more(); });
   $$("#rows th[data-k]").forEach(h => h.addEventListener("click", () => {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
@@ -12,14 +14,16 @@ import cutefuse
 from cutefuse.engine.kinds import KINDS
 from cutefuse.output import write_text
 from cutefuse.report import charts, svg
-from cutefuse.report.cost import weight_bytes
+from cutefuse.report.cost import Placement, weight_bytes
 from cutefuse.report.graph import memory_profile
 from cutefuse.report.moves import layer_bytes, moved, moves
 from cutefuse.report.reader import Engine
 from cutefuse.report.tables import Analysis
+from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED, REFUSED
+from cutefuse.table import time_text
 
 _COLORS = {
-    "FP32": "copy",
+    "FP32": "pool",
     "TF32": "pointwise",
     "FP16": "conv",
     "BF16": "gemm",
@@ -50,7 +54,16 @@ def _environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["middle"] = middle
+    environment.filters["time"] = time_text
+    environment.filters["code"] = _code
     return environment
+
+
+def _code(value: str) -> Any:
+    """Words between backticks as code."""
+    import markupsafe
+
+    return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(value))))
 
 
 def middle(value: str, length: int) -> str:
@@ -141,7 +154,7 @@ def _tiles(analysis: Analysis) -> list[dict[str, str]]:
     plugins = [la for la in engine.layers if la.kind == "plugin"]
     if plugins:
         tiles.append(tile("plugin layers", str(len(plugins)), "", f"{files['graph']} › LayerType", "good"))
-    if analysis.roof_percent is not None:
+    if analysis.roof_percent is not None and analysis.roof_percent <= 100:  # what all of it exceeds is no roof
         tiles.append(
             tile(
                 "of the roof, over all placed layers", f"{analysis.roof_percent:.0f}", "%", "floor time / measured time"
@@ -176,7 +189,7 @@ def _layer_data(analysis: Analysis) -> dict[str, Any]:
     for row, layer in zip(analysis.rows, engine.layers, strict=True):
         values: list[Any] = []
         for key in columns:
-            value = row[key]
+            value = layer.title if key == "name" else row[key]
             if key in _FOLDED:
                 value = strings.setdefault(str(value or ""), len(strings))
             elif isinstance(value, float):
@@ -189,6 +202,8 @@ def _layer_data(analysis: Analysis) -> dict[str, Any]:
         )
         skip = ("Name", "LayerType", "TacticName", "Metadata")
         raw = {k: v for k, v in layer.raw.items() if k not in skip} if rich else {}
+        if layer.title != layer.name:
+            raw["name in the engine"] = layer.name
         where: list[Any] = []
         for key in ("layer", "time"):
             file, _, place = layer.sources.get(key, "").partition(" › ")
@@ -208,14 +223,13 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "subtitle": device(engine),
         "tiles": _tiles(analysis),
         "notes": engine.notes,
-        "names": [layer.name for layer in engine.layers],
+        "names": [layer.title for layer in engine.layers],
         "findings": [{**vars(f), "nodes": f.onnx(engine)} for f in analysis.findings],
-        "candidates": analysis.candidates,
-        "folder": str(engine.folder),
         "graph": graph_svg,
         **_time(engine),
         **_roof(analysis),
         **_patch(engine),
+        **_next(analysis),
         **_movement(analysis),
         **_memory(engine),
         **_latency(engine),
@@ -227,7 +241,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         ("traffic", "Traffic", context["untimed"]),
         ("findings", "Findings", True),
         ("roofline", "Roofline", context["roofline"]),
-        ("next", "Fuse next", analysis.candidates is not None),
+        ("next", "Fuse next", context["candidates"] or analysis.candidates == []),
         ("fused", "Fused", context["sites"]),
         ("copies", "Copies", context["copies"]),
         ("memory", "Memory", context["memory"]),
@@ -245,13 +259,14 @@ def _time(engine: Engine) -> dict[str, Any]:
     return {
         "count": len(engine.layers),
         "total": engine.total_us,
+        "latency_us": 1000 * engine.latency_ms if engine.latency_ms else None,
         "untimed": not engine.profiled and any(layer.outputs for layer in engine.layers),
         "time_source": f"{engine.files['profile'].name} › {engine.time_field}" if "profile" in engine.files else "",
         "kinds": shares(engine, "kind", KINDS, None),
         "precisions": shares(engine, "precision", {}, _COLORS),
         "formats": _formats(engine),
         "top": [
-            {"i": la.index, "name": la.name, "us": la.time_us, "kind": la.kind, "source": la.sources.get("time", "")}
+            {"i": la.index, "name": la.title, "us": la.time_us, "kind": la.kind, "source": la.sources.get("time", "")}
             for la in heaviest
         ],
     }
@@ -273,15 +288,15 @@ def _roof(analysis: Analysis) -> dict[str, Any]:
     engine = analysis.engine
     everything = zip(engine.layers, analysis.places, analysis.costs, strict=True)
     placed = [(la, p, c) for la, p, c in everything if p and la.time_us]
-    chart, shown = "", 0
-    if analysis.peaks:
+    chart, shown = "", list[Placement]()
+    if analysis.peaks and analysis.roof_percent is not None:
         chart, shown = charts.roofline(engine, analysis.peaks, analysis.costs, analysis.places)
     above = sorted(placed, key=lambda item: item[1].floor_us - (item[0].time_us or 0.0))[:10]
     return {
         "roofline": chart,
-        "shown": shown,
+        "shown": len(shown),
         "peaks": analysis.peaks,
-        "over": sum(p.percent_of_roof > 100 for _, p, _ in placed),
+        "over": sum(p.percent_of_roof > 100 for p in shown),
         "roof_rows": [
             {
                 "i": la.index,
@@ -297,13 +312,50 @@ def _roof(analysis: Analysis) -> dict[str, Any]:
 
 
 def _patch(engine: Engine) -> dict[str, Any]:
-    blank = {"name": "", "status": "", "op_type": "", "operator": "", "reason": "", "nodes": []}
-    sites = [{**blank, **s} for s in (engine.patch or {}).get("sites", []) if isinstance(s, dict)]
+    """What the patch report says of each site, with the figures of it; sites that were judged stand here alone."""
+    blank = {"name": "", "status": "", "op_type": "", "operator": "", "reason": "", "nodes": [], "dtype": ""}
+    report = engine.patch or {}
+    sites = [{**blank, **s} for s in report.get("sites", []) if isinstance(s, dict)]
+    rows = [
+        {
+            **s,
+            "nodes": [str(n) for n in s["nodes"] or []],
+            "gain": _figure(s.get("gain_us")) if s["status"] in (FUSED, LEFT_OUT) else None,
+            "megabytes": _figure(s.get("bytes_saved"), 1e6) if s["status"] == FUSED else None,
+            "unknown": s["status"] == FUSED and _figure(s.get("gain_us")) is None,
+        }
+        for s in sites
+    ]
+    order = {FUSED: 0, MERGED: 1, LEFT_OUT: 2, REFUSED: 3}
+    about, summary = (d if isinstance(d := report.get(key), dict) else {} for key in ("prediction", "summary"))
+    target = " on ".join(str(about[k]) for k in ("engine", "gpu") if about.get(k))
     return {
-        "sites": [{**s, "nodes": [str(n) for n in s["nodes"] or []]} for s in sites],
-        "fused": sum(s["status"] == "fused" for s in sites),
+        "sites": sorted(rows, key=lambda r: (order.get(r["status"], 4), -(r["gain"] or 0.0))),
+        "fused": sum(r["status"] == FUSED for r in rows),
+        "saved_us": _figure(summary.get("gain_us")),
+        "target": target,
         "patch_file": engine.files["patch"].name if "patch" in engine.files else "",
     }
+
+
+def _figure(value: Any, unit: float = 1.0) -> float | None:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+    return value / unit if known else None
+
+
+def _next(analysis: Analysis) -> dict[str, Any]:
+    """What to fuse next: sites that `patch` has judged already are in its own table, with its reasons."""
+    judged = {str(s.get("name")) for s in (analysis.engine.patch or {}).get("sites", []) if isinstance(s, dict)}
+    ranked = analysis.candidates
+    left = None if ranked is None else [c for c in ranked if c.node not in judged]
+    command = ""
+    if analysis.model is not None and not analysis.engine.fused_nodes:
+        words = ("cutefuse", "patch", analysis.model, "--profile", analysis.engine.folder, "--min-gain", "5us")
+        command = " ".join(shlex.quote(str(word)) for word in words)
+    return {
+        "candidates": left, "judged": len(ranked or []) - len(left or []), "command": command,
+        "on_cpu": analysis.engine.on_cpu,
+    }  # fmt: skip
 
 
 def _movement(analysis: Analysis) -> dict[str, Any]:
@@ -323,9 +375,9 @@ def _memory(engine: Engine) -> dict[str, Any]:
     alive = memory_profile(engine)
     weights = sorted(((weight_bytes(la), la.index) for la in engine.layers), reverse=True)
     return {
-        "memory": charts.area(alive, [la.name for la in engine.layers], "memory of activations"),
+        "memory": charts.area(alive, [la.title for la in engine.layers], "memory of activations"),
         "peak_memory": charts.bytes_text(max(alive, default=0.0)),
-        "weights": charts.bytes_text(sum(w for w, _ in weights)),
+        "weights": charts.bytes_text(total) if (total := sum(w for w, _ in weights)) else "",
         "engine_size": charts.bytes_text(engine.size_bytes) if engine.size_bytes else "",
         "weight_rows": [{"i": i, "bytes": w, "text": charts.bytes_text(w)} for w, i in weights[:8] if w],
     }

@@ -31,6 +31,9 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
         {
             "label": r.label,
             "times": r.times_us,
+            "mb": [b / 1e6 for b in r.copy_bytes],
+            "copies": r.copies,
+            "saved_mb": r.saved_bytes / 1e6,
             "saved": r.saved_us,
             "speedup": r.speedup,
             "change": r.change,
@@ -42,14 +45,15 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
         }
         for r in comparison.rows[:_LIMIT]
     ]
+    first_sections = [("kinds", "Time"), ("aligned", "Layers")] if comparison.timed else [("moved", "Copies")]
     render(
         "compare.html.j2",
         path,
         {"kinds": KINDS},
-        title=" → ".join(middle(e.name, 40) for e in engines),
+        title=" → ".join(middle(name, 48) for name in comparison.titles),
         brand="comparison",
         subtitle=device(engines[-1]),
-        sections=[("kinds", "Time"), ("aligned", "Layers"), ("files", "Sources")],
+        sections=[*first_sections, ("files", "Sources")],
         tiles=_compare_tiles(comparison),
         engines=views,
         widest=max([e.total_us for e in engines] + [1e-9]),
@@ -60,6 +64,9 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
         rows=rows,
         change=engines[-1].total_us - engines[0].total_us,
         caution=comparison.caution,
+        timed=comparison.timed,
+        moved=comparison.moved,
+        most_mb=max([m.copy_bytes / 1e6 for m in comparison.moved] + [1e-9]),
         more=max(len(comparison.rows) - _LIMIT, 0),
         files=[(f"{e.name}: {k.replace('_', ' ')}", p.name) for e in engines for k, p in e.files.items()],
     )
@@ -76,19 +83,27 @@ def _compare_tiles(comparison: Comparison) -> list[dict[str, str]]:
         if e.latency_ms:
             source = str(e.files.get("timing", ""))
             tiles.append(tile(f"median latency, {middle(e.name, 30)}", f"{e.latency_ms:.4g}", "ms", source))
+    mixed = ", not of fusing alone" if comparison.unlike else ""
     speed = comparison.latency_speedup
     if speed:
         tone = _tone(comparison, speed)
-        tiles.append(tile("speed-up of an inference", f"{speed:.3g}", "×", "median latencies", tone))
+        tiles.append(tile(f"speed-up of an inference{mixed}", f"{speed:.3g}", "×", "median latencies", tone))
     if first.total_us and last.total_us:
         ratio = first.total_us / last.total_us
         tone = _tone(comparison, ratio)
         tiles.append(
-            tile("speed-up of the layers' sum", f"{ratio:.3g}", "×", f"{last.time_field} of the profiles", tone)
+            tile(f"speed-up of the layers' sum{mixed}", f"{ratio:.3g}", "×", f"{last.time_field} of the profiles", tone)
         )
     tiles.append(tile("layers", f"{len(first.layers)} → {len(last.layers)}"))
+    if comparison.copies_text:
+        a, b = comparison.moved[0], comparison.moved[-1]
+        tone = "good" if b.copy_bytes < a.copy_bytes else "bad" if b.copy_bytes > a.copy_bytes else ""
+        tone = "" if comparison.unlike else tone
+        tiles.append(tile("copies", f"{a.copies} → {b.copies}"))
+        size = f"{a.copy_bytes / 1e6:.1f} → {b.copy_bytes / 1e6:.1f}"
+        tiles.append(tile("read and written by copies", size, "MB", "shapes of the tensors", tone))
     fused = sum("plugin" in r.change for r in comparison.rows)
-    if fused:
+    if fused and not comparison.unlike:
         tiles.append(tile("groups fused into plugins", str(fused), tone="good"))
     return tiles
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from onnx import NodeProto
 
 from cutefuse import kernels
-from cutefuse.engine.kinds import copy_origin
+from cutefuse.engine.kinds import copy_origin, model_tensor
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import load_model
@@ -172,6 +172,7 @@ class _Times:
             layer for layer in self.engine.layers
             if layer.kind == "copy" and (
                 label(concat) in layer.onnx
+                or merged in {model_tensor(t.name) for t in layer.outputs if t.name != merged}  # Myelin's: a part of it
                 or layer.name.removesuffix(" copy") in sources
                 and (is_concat_copy(layer) or merged in {t.name for t in layer.outputs})
             )

@@ -18,6 +18,7 @@ from cutefuse.engine.kinds import kind_of, node_names, precision_of
 from cutefuse.engine.plugins import speaks_of
 from cutefuse.engine.tensors import Tensor, tensor_of
 from cutefuse.errors import CutefuseError
+from cutefuse.report import bodies
 from cutefuse.report.sources import find_engines, read_json, stem_of
 
 __all__ = ["Engine", "Layer", "find_engines", "read_engine"]
@@ -44,6 +45,7 @@ class Layer:
     mean_us: float | None = None
     percent: float | None = None
     onnx: list[str] = field(default_factory=list)
+    title: str = ""  # its name, or that of the fused node whose body it computes
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -52,8 +54,9 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """A short name: the last ONNX node for long fused names, else the name itself."""
-        return self.name if len(self.name) <= 60 else f"{self.name[:28]} … {self.name[-28:]}"
+        """A short title: long fused names show their ends."""
+        text = self.title or self.name
+        return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"
 
 
 @dataclass
@@ -124,12 +127,25 @@ class Engine:
 _INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body that ONNX Runtime has inlined
 
 
+_LARGEST = 1e30  # of any figure of an engine, in any unit
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if _is_number(value) and abs(value) != float("inf") else None
+    """A number that figures can be made of: 0 for one that is next to nothing, None for a text or one beyond all."""
+    if not _is_number(value) or abs(value) > _LARGEST:
+        return None
+    return float(value) if abs(value) >= 1 / _LARGEST else 0.0
+
+
+def _numbers(table: dict[str, Any]) -> dict[str, Any]:
+    """A table without what is neither a number nor a list of numbers, whose places have meanings."""
+    lists = {k: [_finite(v) for v in values] for k, values in table.items() if isinstance(values, list)}
+    single = {k: _finite(v) for k, v in table.items() if not isinstance(v, list)}
+    return {k: v for k, v in {**lists, **single}.items() if v is not None and not (isinstance(v, list) and None in v)}
 
 
 # ------------------------------------------------------------------------------------------------- reading one engine
@@ -294,7 +310,7 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
     def row(part: dict[str, Any], key: str) -> list[Any]:
         return part[key] if isinstance(part.get(key), list) else []
 
-    engine.performance = table(profile, "performance_summary")
+    engine.performance = _numbers(table(profile, "performance_summary"))
     engine.device = table(profile, "device_information") or table(build, "device_information")
     engine.inference = table(profile, "inference_options")
     engine.build = {**table(build, "model_options"), **table(build, "build_options")}
@@ -308,10 +324,12 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
 
 
 def _add_origins(engine: Engine) -> None:
-    sites: dict[str, list[str]] = {}
-    for site in (engine.patch or {}).get("sites", []):
-        if isinstance(site, dict) and site.get("status") == "fused" and isinstance(site.get("nodes"), list):
-            sites[str(site.get("name"))] = [str(n) for n in site["nodes"]]
+    """Say which ONNX nodes each layer computes: those that it names, and all that a fused node among them replaced."""
+    nodes, made_by = bodies.replaced((engine.patch or {}).get("sites", []))
+    inside = bodies.owners(engine.layers, made_by)
     for layer in engine.layers:
         own = node_names(layer.name, layer.raw)
-        layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *sites.get(o, []))))
+        if layer.index in inside and all(map(bodies.is_inside, own)):
+            own = [inside[layer.index]]
+        layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *nodes.get(o, []))))
+        layer.title = bodies.title(layer, own)

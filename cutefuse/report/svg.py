@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 
 from cutefuse.engine.kinds import KINDS
 from cutefuse.engine.tensors import Tensor
 from cutefuse.report.graph import Edge
+from cutefuse.report.labels import Labels
 from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
+from cutefuse.report.moves import layer_bytes
 from cutefuse.report.reader import Engine, Layer
+from cutefuse.table import time_text
 
 # Colours of a file that stands alone; pages define the same variables for light and dark.
 _STYLE = """
-svg{--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plugin:#12805c;--k-conv:#2f6fde;--k-gemm:#6a4fd8;
---k-attention:#a33fb5;--k-norm:#0f8b9e;--k-pointwise:#b7860b;--k-pool:#5b7f95;--k-foreign:#8b5e3c;--k-copy:#d9480f;
+svg{--bg:#f7f8fa;--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plugin:#12805c;--k-conv:#2f6fde;--k-gemm:#6a4fd8;
+--k-attention:#a33fb5;--k-softmax:#c2458a;--k-norm:#0f8b9e;--k-pointwise:#b7860b;--k-pool:#5b7f95;--k-foreign:#8b5e3c;--k-copy:#d9480f;
 --k-noop:#b4bcc8;--k-other:#7d8796;--heat:217,72,15;font-family:system-ui,sans-serif;background:#f7f8fa}
 """
 GRAPH_STYLE = """
 .g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{stroke:none}.g-n text{fill:var(--ink);font-size:12px}
 .g-n .g-t{fill:var(--mute);font-size:11px}.g-r{text-anchor:end}
 .g-e{fill:none;stroke:var(--mute);stroke-opacity:.6;stroke-width:1.4}
-.g-FP32,.g-TF32{stroke:var(--k-copy)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
-.g-l,.g-io{fill:var(--mute);font-size:10px}.g-io{fill:var(--k-plugin);font-weight:600}
+.g-FP32,.g-TF32{stroke:var(--k-pool)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
+.g-l,.g-io{fill:var(--mute);font-size:10px;paint-order:stroke;stroke:var(--bg);stroke-width:3px}.g-io{fill:var(--k-plugin);font-weight:600}
 """ + "".join(f".g-n .k-{kind}{{fill:var(--k-{kind});stroke:none}}" for kind in KINDS)
 
 
@@ -44,7 +46,7 @@ def edge_label(tensor: Tensor) -> str:
 
 
 def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool) -> str:
-    """The engine graph: nodes shaded by their share of the time, edges coloured by type and labelled with format."""
+    """The engine graph: nodes shaded by their time, edges coloured by type and labelled with format."""
     width, height = number(drawing.width), number(drawing.height)
     size = f' width="{width}" height="{height}"' if standalone else ""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"{size} id="graph" role="img"'
@@ -59,16 +61,18 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
     )
     # Titles and edge labels would only make a huge graph heavier: the page shows a clicked layer's tensors anyway.
     rich = len(engine.layers) <= _RICH_LIMIT
-    labels: list[str] = []
     for edge, points in zip(edges, drawing.paths, strict=True):
         if len(points) > 1:
             parts.append(_edge(edge, points, rich))
-            if rich:
-                labels.append(_edge_text(edge, points[-1][0], points[-1][1] - 6))
-    most = max((layer.time_us or 0.0 for layer in engine.layers), default=0.0) or 1.0
-    for layer in engine.layers:
-        parts.append(_node(layer, drawing, (layer.time_us or 0.0) / most, rich))
-    return "".join(parts + labels + _ends(edges, drawing)) + "</svg>"
+    # Shade and note tell the time; of an engine without times, the bytes that a layer reads and writes.
+    timed = engine.profiled
+    weights = [(layer.time_us or 0.0) if timed else layer_bytes(layer) / 1e6 for layer in engine.layers]
+    most = max(weights, default=0.0) or 1.0
+    for layer, weight in zip(engine.layers, weights, strict=True):
+        known = layer.time_us is not None if timed else weight > 0
+        note = (time_text(weight) if timed else f"{weight:.1f} MB") if known else ""
+        parts.append(_node(layer, drawing, weight / most, note, rich))
+    return "".join(parts + _labels(edges, drawing, rich)) + "</svg>"
 
 
 def _edge(edge: Edge, points: list[tuple[float, float]], rich: bool) -> str:
@@ -78,49 +82,48 @@ def _edge(edge: Edge, points: list[tuple[float, float]], rich: bool) -> str:
     return f"{path}><title>{text(edge.tensor.name)}: {edge.tensor.shape_text} {text(edge.tensor.text)}</title></path>"
 
 
-def _edge_text(edge: Edge, x: float, y: float) -> str:
-    shape = edge.tensor.shape_text if len(edge.tensor.dims) <= 5 else ""
-    label = f"{edge_label(edge.tensor)} {shape}".strip()
-    return f'<text class="g-l" x="{number(x + 7)}" y="{number(y)}">{text(label)}</text>'
-
-
-def _ends(edges: list[Edge], drawing: Drawing) -> list[str]:
-    """Inputs and outputs of the engine, written above and below the layers that take and make them; an input of a layer
-    that other edges reach stands left of these, whose own labels are right of them."""
+def _labels(edges: list[Edge], drawing: Drawing, rich: bool) -> list[str]:
+    """Inputs and outputs of the engine above and below the layers that take and make them, and under each layer the
+    types, layouts and sizes of the tensors that it hands on. One that finds no free place is left to the tooltip."""
+    labels = Labels(drawing.width)
     out: list[str] = []
-    reached: dict[int, float] = {}
-    for edge, points in zip(edges, drawing.paths, strict=True):
-        if edge.target >= 0 and len(points) > 1:
-            reached[edge.target] = min(points[-1][0], reached.get(edge.target, math.inf))
-    seen: set[int] = set()
+
+    def place(kind: str, content: str, x: float, y: float, up: bool = False) -> None:
+        if label := labels.place(content, x, y, up=up):
+            anchor = ' text-anchor="end"' if label.ends else ""
+            at = f'x="{number(label.x)}" y="{number(label.y)}"'
+            out.append(f'<text class="{kind}" {at}{anchor}>{text(content)}</text>')
+
+    ends: dict[tuple[int, bool], list[Tensor]] = {}
     for edge in edges:
-        node = edge.target if edge.source < 0 else edge.source
-        if (edge.source >= 0 and edge.target >= 0) or node in seen:
-            continue
-        seen.add(node)
-        above = edge.source < 0
-        y = drawing.y[node] + (-8 if above else NODE_HEIGHT + 15)
-        label = (
-            f"{'▾' if above else '▴'} {_fit(edge.tensor.name, 24)} {edge_label(edge.tensor)} {edge.tensor.shape_text}"
-        )
-        beside = above and node in reached and reached[node] > 7 + 6 * len(label)  # where it fits into the drawing
-        at = f'x="{number(reached[node] - 7)}" text-anchor="end"' if beside else f'x="{number(drawing.x[node] + 8)}"'
-        out.append(f'<text class="g-io" {at} y="{number(y)}">{text(label)}</text>')
+        if edge.source < 0 or edge.target < 0:
+            ends.setdefault((max(edge.source, edge.target), edge.source < 0), []).append(edge.tensor)
+    for (node, above), tensors in ends.items():
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        told = " ".join(filter(None, (_fit(tensors[0].name, 20), edge_label(tensors[0]), tensors[0].shape_text)))
+        y = drawing.y[node] + (-8 if above else NODE_HEIGHT + 12)
+        place("g-io", f"{'▾' if above else '▴'} {told}{more}", drawing.x[node] + NODE_WIDTH / 2, y, above)
+    seen: set[tuple[int, str]] = set()
+    for edge, points in zip(edges, drawing.paths, strict=True) if rich else ():
+        shape = edge.tensor.shape_text if len(edge.tensor.dims) <= 5 else ""
+        content = _fit(f"{edge_label(edge.tensor)} {shape}".strip(), 34)
+        if len(points) > 1 and content and (edge.source, content) not in seen:
+            seen.add((edge.source, content))
+            place("g-l", content, points[0][0], drawing.y[edge.source] + NODE_HEIGHT + 12)
     return out
 
 
-def _node(layer: Layer, drawing: Drawing, share: float, rich: bool) -> str:
+def _node(layer: Layer, drawing: Drawing, share: float, note: str, rich: bool) -> str:
     left, top = number(drawing.x[layer.index]), number(drawing.y[layer.index])
     # The first part of a fused name, the end of a path, the layer that a copy serves.
-    own = layer.name.split(" + ")[0].rpartition("CopyNode for ")[2]
+    own = layer.title.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 25 else f"…{own[-24:]}"
-    note = f"{layer.time_us:.1f} µs" if layer.time_us is not None else ""
     heat = (
         f'<use href="#gb" class="g-h" style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>'
         if share > 0.01
         else ""
     )
-    title = f"<title>{text(layer.name)}</title>" if rich else ""
+    title = f"<title>{text(layer.title)}</title>" if rich else ""
     kind = _fit(str(layer.raw.get("ParameterType") or layer.type), 20)
     return (
         f'<g class="g-n" data-i="{layer.index}" transform="translate({left} {top})">{title}<use href="#gb"/>{heat}'

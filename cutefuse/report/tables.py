@@ -11,6 +11,7 @@ from typing import Any
 from cutefuse import table
 from cutefuse.engine.kinds import KINDS
 from cutefuse.errors import CutefuseError
+from cutefuse.report.alike import types
 from cutefuse.report.compare import Comparison
 from cutefuse.report.cost import Cost, Placement, layer_cost, place
 from cutefuse.report.findings import Finding, findings
@@ -30,16 +31,17 @@ class Analysis:
     places: list[Placement | None]
     findings: list[Finding]
     candidates: list[Candidate] | None
+    model: Path | None  # that the candidates are of
     rows: list[dict[str, Any]]
 
     @property
     def roof_percent(self) -> float | None:
-        """Floor time over measured time of all layers that could be placed."""
+        """Floor time over measured time of all layers that could be placed; None where most of the time could not."""
         placed = [
             (p.floor_us, la.time_us) for la, p in zip(self.engine.layers, self.places, strict=True) if p and la.time_us
         ]
         measured = sum(t for _, t in placed if t)
-        return 100 * sum(f for f, _ in placed) / measured if measured else None
+        return 100 * sum(f for f, _ in placed) / measured if measured > max(self.engine.total_us / 2, 0) else None
 
 
 def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) -> Analysis:
@@ -56,7 +58,7 @@ def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) 
         except CutefuseError as error:
             engine.notes.append(f"No ranking of what to fuse next: {error}.")
     rows = [_row(engine, i, costs[i], places[i]) for i in range(len(engine.layers))]
-    return Analysis(engine, peaks, costs, places, findings(engine, costs, places), ranked, rows)
+    return Analysis(engine, peaks, costs, places, findings(engine, costs, places), ranked, onnx_path, rows)
 
 
 def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
     if engine.latency_ms:
         lines[0] += f", median latency {engine.latency_ms:.4g} ms"
     if engine.profiled:
-        lines[0] += f", {engine.total_us:.1f} µs in layers"
+        lines[0] += f", {table.time_text(engine.total_us)} in layers"
         heaviest = [row for row in sorted(analysis.rows, key=lambda r: -(r["us"] or 0.0))[:limit] if row["us"]]
         cells = [
             (f"{row['us']:.1f}", f"{row['pct']:.1f}", row["kind"], row["precision"], engine.layers[row["i"]].label)
@@ -135,9 +137,8 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
     elif sums := moved(engine).text:
         lines[0] += f", {sums}"
-    lines += [
-        f"{f.severity:>7}: {f.title}" + (f" ({f.cost_us:.1f} µs)" if f.cost_us else "") for f in analysis.findings[:6]
-    ]
+    for f in analysis.findings[:6]:
+        lines.append(f"{f.severity:>7}: {f.title}" + (f" ({table.time_text(f.cost_us)})" if f.cost_us else ""))
     return "\n".join(lines)
 
 
@@ -147,7 +148,16 @@ def compare_csv(comparison: Comparison) -> str:
     writer = csv.writer(out)
     names = [e.name for e in comparison.engines]
     writer.writerow(
-        ["layers", *(f"time_us {n}" for n in names), "saved_us", "speedup", "change", *(f"names {n}" for n in names)]
+        [
+            "layers",
+            *(f"time_us {n}" for n in names),
+            "saved_us",
+            "speedup",
+            "change",
+            *(f"names {n}" for n in names),
+            *(f"copies {n}" for n in names),
+            *(f"copy_bytes {n}" for n in names),
+        ]  # fmt: skip
     )
     for row in comparison.rows:
         members = [
@@ -161,6 +171,8 @@ def compare_csv(comparison: Comparison) -> str:
                 row.speedup or "",
                 row.change,
                 *members,
+                *row.copies,
+                *row.copy_bytes,
             ]
         )
     return out.getvalue()
@@ -171,8 +183,12 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "schema": 1, "engines": [e.name for e in comparison.engines], "speedup": comparison.latency_speedup,
         "latency_ms": [e.latency_ms for e in comparison.engines], "caution": comparison.caution,
+        "unlike": comparison.unlike, "types": [types(e) for e in comparison.engines],
         "layers_us": [e.total_us for e in comparison.engines], "time_us_by_kind": comparison.by_kind,
-        "rows": [{"layers": r.label, "times_us": r.times_us, "saved_us": r.saved_us, "speedup": r.speedup,
+        "copies": [m.copies for m in comparison.moved], "copy_bytes": [m.copy_bytes for m in comparison.moved],
+        "all_bytes": [m.all_bytes for m in comparison.moved],
+        "rows": [{"layers": r.label, "copies": r.copies, "copy_bytes": r.copy_bytes, "times_us": r.times_us,
+                  "saved_us": r.saved_us, "speedup": r.speedup,
                   "change": r.change} for r in comparison.rows],
     }  # fmt: skip
 
@@ -180,10 +196,19 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
 def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     """The comparison in a few lines."""
     first, last = comparison.engines[0], comparison.engines[-1]
-    lines = [f"{first.name} → {last.name}"]
+    lines = [f"{comparison.titles[0]} → {comparison.titles[-1]}"]
     if comparison.latency_speedup:
         lines[0] += f": {first.latency_ms:.4g} → {last.latency_ms:.4g} ms, {comparison.latency_speedup:.2f}×"
-    lines += [comparison.caution] if comparison.caution else []
+        lines[0] += ", not of fusing alone" if comparison.unlike else ""
+    lines += filter(None, (comparison.caution, comparison.copies_text))
+    if not comparison.timed:
+        moved_cells = [
+            (*(f"{row.copy_bytes[i] / 1e6:.1f}" for i in (0, -1)), f"{-row.saved_bytes / 1e6:+.1f}",
+             row.label + (f"  [{row.change}]" if row.change else ""))
+            for row in comparison.rows[:limit]
+        ]  # fmt: skip
+        heads = ("first MB", "last MB", "change", "what the copies at these layers move")
+        return "\n".join([*lines, *table.aligned(heads, moved_cells, numbers=(0, 1, 2))])
     cells = [
         (*("-" if t is None else f"{t:.1f}" for t in (row.times_us[0], row.times_us[-1])), f"{row.saved_us:+.1f}",
          row.label + (f"  [{row.change}]" if row.change else ""))

@@ -16,6 +16,7 @@ from typing import Any
 from cutefuse.engine.kinds import node_names
 from cutefuse.engine.noise import spread
 from cutefuse.engine.optimize import Worth
+from cutefuse.report.bodies import replaced
 from cutefuse.report.compare import adopt, is_helper
 from cutefuse.report.graph import neighbours
 from cutefuse.report.reader import Engine
@@ -57,6 +58,7 @@ def worths(plain: Engine, patched: Engine, sites: Sequence[Mapping[str, Any]]) -
     """
     nodes = {str(s["name"]): [str(n) for n in s["nodes"]] for s in sites if s["status"] in (FUSED, MERGED)}
     fused = {str(s["name"]) for s in sites if s["status"] == FUSED}
+    nodes |= {site: own for site, own in replaced(sites)[0].items() if site in fused}
     owners: dict[str, set[str]] = defaultdict(set)
     for site, names in nodes.items():
         owners[_SITE + site].add(site)

@@ -12,7 +12,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json, write_text
 from cutefuse.progress import spinner
 from cutefuse.report import svg, tables
-from cutefuse.report.compare import compare
+from cutefuse.report.compare import Comparison, compare
 from cutefuse.report.graph import edges
 from cutefuse.report.layout import layout
 from cutefuse.report.rank import peaks_of
@@ -71,26 +71,40 @@ def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: objec
 
 def write_compare(sources: list[Path], output: Path, quiet: bool = False) -> Path:
     """Compare engines (folders or graph JSON files, the baseline first) in one page, with CSV and JSON beside it."""
-    from cutefuse.report.pages import write_compare_page
+    write_comparison(compared(sources, output), output, quiet)
+    return output
 
+
+def compared(sources: list[Path], output: Path) -> Comparison:
+    """The engines of these folders or graph JSON files side by side, the baseline first.
+
+    Raises CutefuseError for one engine, files that are no engine, and an `output` that cannot be a page.
+    """
     if len(sources) < 2:
         raise CutefuseError("one engine was given; a comparison needs two or more folders or *.graph.json files")
     if output.suffix in (".csv", ".json"):
         raise CutefuseError(f"{output} is to be the page, beside which .csv and .json are written; name it *.html")
     engines = [read_engine(_only(source)) for source in sources]
     for engine, source in zip(engines, sources, strict=True):
-        if not engine.profiled:
-            raise CutefuseError(f"{source} holds no layer times (*.profile.json); profile that engine first")
+        if not engine.profiled and any(e.profiled for e in engines):
+            raise CutefuseError(
+                f"{source} holds no layer times (*.profile.json), the others do; profile that engine as well"
+            )
         if sum(e.name == engine.name for e in engines) > 1:
             engine.name = f"{source.name if source.is_dir() else source.parent.name}/{engine.name}"
-    comparison = compare(engines)
+    return compare(engines)
+
+
+def write_comparison(comparison: Comparison, output: Path, quiet: bool = False) -> None:
+    """Write the page of a comparison, with CSV and JSON beside it."""
+    from cutefuse.report.pages import write_compare_page
+
     make_folder(output.parent)
     write_text(output.with_suffix(".csv"), tables.compare_csv(comparison))
     write_json(output.with_suffix(".json"), tables.compare_json(comparison))
     write_compare_page(comparison, output)
     if not quiet:
         print(tables.compare_terminal(comparison))
-    return output
 
 
 def _only(source: Path) -> dict[str, Path]:

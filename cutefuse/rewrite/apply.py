@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, su
 from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
 from cutefuse.ops.function import node_attributes
-from cutefuse.rewrite.functions import add_bodies
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Constant, Joined, Operand, Quantized, tensors_of
 from cutefuse.sites.quantisers import CUSTOM_DOMAIN
@@ -96,15 +95,14 @@ def _computes_operands(graph: Graph, node: NodeProto) -> bool:
     return rank is not None and len(rank) <= 1 and node.op_type in SIZE_OPERATORS and node.domain in ("", "ai.onnx")
 
 
-def apply_sites(
-    graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, with_functions: bool, origin: str
-) -> None:
-    """Put the fused nodes of all sites with status FUSED into `graph.model` and remove what the plan lists.
+def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, origin: str) -> None:
+    """Put the fused nodes of all sites with status FUSED into `graph.model`, their function bodies not yet, and remove
+    what the plan lists.
 
     Names, order, shapes, metadata and everything unrelated stay as they are. `origin` goes into the model's metadata.
     """
     model, proto = graph.model, graph.proto
-    names = _Names(graph, doomed)
+    names = Names(graph, doomed.dead)
     position = {id(n): i for i, n in enumerate(graph.nodes)}
     constants = _Constants(names, writer)
     casts, prepared = _Casts(names), _Makers(names)
@@ -141,11 +139,10 @@ def apply_sites(
     _remove(proto.value_info, lambda v: v.name in made)
     _correct_types(model, sites)
     proto.value_info.extend(_types(graph, [o for s in sites if s.status == FUSED and s.match for o in s.match.outputs]))
+    proto.value_info.extend(casts.described(graph))
     _remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
     if DOMAIN not in {o.domain for o in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    if with_functions:
-        add_bodies(model, graph, new_calls(sites))
     metadata = {"cutefuse.version": cutefuse.__version__, "cutefuse.input_sha256": origin}
     for key, value in metadata.items():
         if all(p.key != key for p in model.metadata_props):
@@ -210,11 +207,11 @@ def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_ve
     return node
 
 
-class _Names:
+class Names:
     """Fresh names for nodes and tensors that clash with nothing in the model, subgraphs included."""
 
-    def __init__(self, graph: Graph, doomed: Plan) -> None:
-        self._nodes = {n.name for n in graph.nodes if id(n) not in doomed.dead}
+    def __init__(self, graph: Graph, gone: Collection[int] = ()) -> None:
+        self._nodes = {n.name for n in graph.nodes if id(n) not in gone}
         self._tensors = {v.name for v in (*graph.proto.input, *graph.proto.output)} | set(graph.initializers)
         pending = [graph.proto]
         while pending:
@@ -244,7 +241,7 @@ def fresh(base: str, taken: set[str]) -> str:
 class _Constants:
     """New initializers; equal contents are stored once, as shared weights were before."""
 
-    def __init__(self, names: _Names, writer: Writer) -> None:
+    def __init__(self, names: Names, writer: Writer) -> None:
         self.tensors: list[onnx.TensorProto] = []
         self._names, self._writer = names, writer
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -265,7 +262,7 @@ class _Constants:
 class _Makers:
     """QuantizeLinear and Concat nodes in front of fused nodes; sites that want the same operand share one."""
 
-    def __init__(self, names: _Names) -> None:
+    def __init__(self, names: Names) -> None:
         self._names = names
         self._known: dict[Quantized | Joined, str] = {}
         self._new: list[NodeProto] = []
@@ -307,7 +304,7 @@ class _Makers:
 class _Casts:
     """Fused nodes with the Casts that a site in another type than its graph needs; neighbours share them."""
 
-    def __init__(self, names: _Names) -> None:
+    def __init__(self, names: Names) -> None:
         self.up: dict[int, NodeProto] = {}  # back to the graph's type; superfluous when only our sites read the result
         self._names = names
         self._lowered: dict[tuple[str, str], str] = {}
@@ -331,6 +328,14 @@ class _Casts:
             after.append(self._cast(low, name, site.cast_from))
         self.up.update((id(n), n) for n in after)
         return [*before, _fused_node(site, low_inputs, low_outputs, ir_version), *after]
+
+    def described(self, graph: Graph) -> list[onnx.ValueInfoProto]:
+        """Types and sizes of the lowered tensors, which nothing infers behind a fused node."""
+        known = [(low, dtype, graph.dims(name)) for (name, dtype), low in self._lowered.items()]
+        return [
+            helper.make_tensor_value_info(low, ELEM_TYPES[dtype], [d if d >= 0 else None for d in dims])
+            for low, dtype, dims in known if dims is not None
+        ]  # fmt: skip
 
     def _cast(self, source: str, target: str, dtype: str) -> NodeProto:
         name = self._names.of_node(f"{source}/to_{dtype}")

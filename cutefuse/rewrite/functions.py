@@ -14,13 +14,15 @@ from cutefuse.ops.function import body_for, complete, fused_nodes, graph_call
 MIN_BODY_IR = 8  # local functions
 
 
-def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call]) -> None:
+def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], turned: bool = False) -> None:
     """Give the model the body of every op_type that a new fused node has, and the IR version that knows functions.
 
-    `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before.
-    A body that other nodes of its op_type had already is written again, so that it serves all of them.
+    `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before,
+    whose layout changed where they were `turned`. A body that other nodes of its op_type had already is written again,
+    so that it serves all of them.
     """
     calls: dict[str, list[Call]] = {call.op_type: [] for call in new.values()}
+    calls |= {f.name: [] for f in model.functions if turned and f.domain == DOMAIN}
     for node in fused_nodes(model):
         if node.op_type in calls:
             call = new.get(node.name) or graph_call(node, graph)

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,28 +21,33 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.clean import tidy
 from cutefuse.graph.faults import met
 from cutefuse.graph.read import Graph, op_counts
+from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.graph.store import (
     EXTERNAL_LIMIT,
     check_apart,
+    check_written,
     data_path,
     load_model,
     sha256_of,
+    size_of,
     uses_external_data,
     writer,
 )
 from cutefuse.ops import operators
-from cutefuse.output import check_named, write_text
-from cutefuse.rewrite import tanh_silu
-from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, plan
+from cutefuse.ops.layouts import NAMES, NHWC, TENSORRT, TORCH, layout_of, rule_of
+from cutefuse.output import check_named, real, write_text
+from cutefuse.rewrite import islands, tanh_silu
+from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
+from cutefuse.rewrite.functions import add_bodies
 from cutefuse.rewrite.idle import idle, names_at
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.rewrite.prove import prove
 from cutefuse.sites.causes import by_cause
 from cutefuse.sites.choose import Policy, Saving, choose
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, TORCH, Engine, engine_of
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.device import judge_device, suit_device
+from cutefuse.sites.engines import TANH_SILU, Engine, engine_of
 from cutefuse.sites.find import (
     EXCLUDED,
     FUSED,
@@ -106,12 +111,19 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     if not options.dry_run:
         check_apart(model, source, output, data_path(output), report_path(output))
     before, external = op_counts(model.graph), uses_external_data(model)
+    layout = layout_of(options.layout, options.engine, options.sm)
+    turned = bool(islands.layouts(model) - {layout})  # of the fused nodes that are there already
+    islands.lift(model, source.parent)
+    islands.mark(model, layout)  # `islands.lay` makes it true, once more is fused
     model, conversion = _converted(model, source, options)
     converted: onnx.ModelProto | None = None
-    if conversion and conversion["scope"] == "model" and options.verify and not options.dry_run:
+    whole = conversion is not None and conversion["scope"] == "model" and conversion["changed"]
+    if whole and options.verify and not options.dry_run:
         converted = onnx.ModelProto()
         converted.CopyFrom(model)
-    graph, sites, cleaning = _found(model, source.parent, options)
+    assumed, still_open = batch_of_one(model, options.shapes), open_inputs(model)
+    sizes = {**assumed, **options.shapes}
+    graph, sites, cleaning = _found(model, source.parent, options, sizes, layout)
     judge_device(sites, options.sm)
     forms = {form for s in sites if s.match for form in s.match.takes}
     _select(sites, options)
@@ -131,8 +143,9 @@ def patch(source: Path, output: Path, options: Options) -> Result:
         for site, tile in zip(fused, options.tiles([site.sized_call for site in fused]), strict=True):
             site.tile = tile
     unused = [*options.idle, *idle(graph, sites, forms, conversion, options, _fuses_tanh(model_of.engine))]
-    report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed)
-    writes = bool(fused or rewritten) and not options.dry_run
+    report = _report(source, output, options, model_of, conversion, unused, cleaning, silus, doomed, layout)
+    report["assumed_shapes"], report["open_inputs"] = assumed, {n: d for n, d in still_open.items() if n not in sizes}
+    writes = bool(fused or rewritten or turned) and not options.dry_run
 
     def complete() -> str:
         report["sites"] = [s.as_json() for s in sites]
@@ -143,12 +156,33 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     written = None
     if writes:
         written = _write(
-            source, output, graph, sites, doomed, rewritten, external, options, report, converted, complete
+            source,
+            output,
+            graph,
+            sites,
+            doomed,
+            rewritten,
+            external,
+            options,
+            report,
+            converted,
+            bool(turned),
+            complete,
         )
     else:
         complete()
     failed = report["verify"] is not None and not report["verify"]["passed"]
-    return Result(sites, report, written, 1 if failed else 0 if fused or rewritten else 3)
+    return Result(sites, report, written, 1 if failed else 0 if fused or rewritten or turned else 3)
+
+
+def plain_model(source: Path, options: Options) -> onnx.ModelProto:
+    """The model with nothing fused, in the type that the options ask for: what a patched one is compared with.
+
+    Raises CutefuseError for a model that cannot be read or converted.
+    """
+    model = load_model(source)
+    islands.lift(model, source.parent)
+    return _converted(model, source, options)[0]
 
 
 def _check(source: Path, output: Path, options: Options) -> None:
@@ -156,7 +190,7 @@ def _check(source: Path, output: Path, options: Options) -> None:
     if reason := kernels.reject_device(options.sm):
         raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
     check_named(output)
-    if output.resolve() == source.resolve():
+    if real(output) == real(source):
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     if (other := _reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
         raise CutefuseError(f"{report_path(output)} is the report of {other}; choose another -o, or move that report")
@@ -176,14 +210,17 @@ def _converted(model: onnx.ModelProto, source: Path, options: Options) -> tuple[
     return (_lowered(model, source, options, conversion) if scope == "model" else model), conversion
 
 
-def _found(model: onnx.ModelProto, folder: Path, options: Options) -> tuple[Graph, list[Site], dict[str, Any]]:
+def _found(
+    model: onnx.ModelProto, folder: Path, options: Options, sizes: Mapping[str, Sequence[int]], layout: int
+) -> tuple[Graph, list[Site], dict[str, Any]]:
     """The model's graph, its candidates, and what cleaning a copy of it took away; with --clean that goes for good."""
     alone = options.engine == TORCH  # whose convolutions do not even add their bias
-    cleaned, sites = find_sites(model, folder, options.shapes, alone)
-    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note}
+    cleaned, sites = find_sites(model, folder, sizes, alone, layout)
+    cleaning = {"folded": sorted(cleaned.folded), "no_ops": sorted(cleaned.no_ops), "left": cleaned.note,
+                "stale_sizes": cleaned.stale}  # fmt: skip
     if options.clean:
         tidy(model, cleaned)
-        cleaned, sites = find_sites(model, folder, options.shapes, alone)
+        cleaned, sites = find_sites(model, folder, sizes, alone, layout)
     return cleaned.whole, sites, cleaning
 
 
@@ -198,6 +235,7 @@ def _lower_sites(graph: Graph, sites: list[Site], options: Options, conversion: 
 def _report(
     source: Path, output: Path, options: Options, model_of: Model, conversion: dict[str, Any] | None,
     unused: list[str], cleaning: dict[str, Any], silus: Sequence[tanh_silu.Silu], doomed: Plan,
+    layout: int,
 ) -> dict[str, Any]:  # fmt: skip
     """patch.json before anything is written: without its sites, its verdict and its summary."""
     graph, engine, device = model_of.graph, model_of.engine, model_of.device
@@ -208,6 +246,7 @@ def _report(
         "output": {"path": str(output)},
         "opset": graph.opset,
         "sm": options.sm,
+        "layout": {"name": NAMES[layout], "asked": options.layout, "why": rule_of(options.engine, options.sm).why},
         "conversion": conversion,
         "unused_options": unused,
         "clean": {"written": options.clean, **cleaning},
@@ -234,25 +273,31 @@ def _report(
 def _write(
     source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, silus: Sequence[tanh_silu.Silu],
     external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
-    complete: Callable[[], str],
+    turned: bool, complete: Callable[[], str],
 ) -> Path | None:  # fmt: skip
     """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
-    packed = _packed_bytes(sites) if model.ByteSize() > 1 << 30 else 0
-    external = external or model.ByteSize() + packed > EXTERNAL_LIMIT
-    with writer(output, external) as out:
+    packed = _packed_bytes(sites) if size_of(model) > 1 << 30 else 0
+    external = external or size_of(model) + packed > EXTERNAL_LIMIT
+    with writer(output, external, source) as out:
         if any(s.status == FUSED for s in sites):
-            apply_sites(graph, sites, doomed, out, options.functions, report["input"]["sha256"])
+            apply_sites(graph, sites, doomed, out, report["input"]["sha256"])
         tanh_silu.write(model, silus)
-        out.save(model, source.parent)
+        if report["layout"]["name"] == NAMES[NHWC]:
+            islands.lay(model, source.parent)
+        if options.functions:
+            add_bodies(model, graph, new_calls(sites), turned)
+        written = out.save(model)
+        if options.dtype:
+            check_written(written, source)
         if options.verify:
             report["verify"] = prove(
                 source, graph, out.folder, sites, converted, options.functions, options.shapes, options.seed,
                 [s.dtype for s in silus],
             )  # fmt: skip
             if not report["verify"]["passed"]:
-                write_text(report_path(output), complete())
+                write_text(report_path(output), complete(), [source])
                 return None
         out.text(report_path(output), complete())
         out.commit()
@@ -286,7 +331,8 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options, conversion:
 
 def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
     engine = engine_of(options.engine, options.trt_version, options.sm)
-    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims)
+    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims,
+                 options.compiled)  # fmt: skip
 
 
 def _fuses_tanh(engine: Engine) -> bool:
@@ -325,6 +371,8 @@ def _select(sites: Sequence[Site], options: Options) -> None:
             continue
         if reason := _excluded(site, options):
             site.refuse(EXCLUDED, reason)
+        elif reason := options.outweighed.get(site.name, ""):
+            site.refuse(LEFT_OUT, reason)
 
 
 def _excluded(site: Site, options: Options) -> str:

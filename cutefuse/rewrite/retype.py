@@ -5,7 +5,7 @@ The whole model goes through ONNX Runtime's converter; single sites are retyped 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,16 +14,15 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto
-from onnx.inliner import inline_selected_functions
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.read import nodes_of
+from cutefuse.graph.read import nodes_of, subgraphs
 from cutefuse.graph.scopes import names_of
-from cutefuse.graph.shapes import fault
-from cutefuse.graph.store import load_weights
-from cutefuse.rewrite.apply import in_order
+from cutefuse.graph.shapes import fault, settle_types
+from cutefuse.graph.store import check_convertible, inlined, load_weights
+from cutefuse.rewrite.apply import fresh, in_order
 from cutefuse.rewrite.overflow import Overflow, name_and_lift, overflows
 from cutefuse.sites.find import FUSED, Site
 from cutefuse.sites.match import Constant, Match
@@ -42,6 +41,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     """
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
+    check_convertible(model)
     load_weights(model, folder)
     sound = not fault(model)
     model = _prepared(model)
@@ -60,13 +60,14 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     except Exception as error:  # the converter asserts and raises whatever it meets
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CutefuseError(
-            f"ONNX Runtime's float16 converter fails on this model ({reason}); convert it first"
+            f"ONNX Runtime's float16 converter fails on this model ({reason}); use --scope sites, or convert it first"
         ) from None
     nodes = in_order(list(converted.graph.node))  # the converter appends its Casts at the end
     del converted.graph.node[:]
     converted.graph.node.extend(nodes)
     for place, output in passed_on:
         converted.graph.output.insert(place, output)
+    settle_types(converted)  # the converter notes float16 for results that stay in float32, as a norm's statistics
     if sound and (wrong := fault(converted)):
         raise CutefuseError(
             f"ONNX Runtime's float16 converter makes an invalid model of this one ({wrong}); name nodes with "
@@ -76,17 +77,46 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
 
 
 def _prepared(model: ModelProto) -> ModelProto:
-    """The model with what the converter overlooks in a form that it knows: nodes inside local functions, and float32
-    constants that are no tensors."""
+    """The model with what the converter overlooks in a form that it knows: nodes inside local functions, float32
+    constants that are no tensors, and equal names in two bodies, such as the branches of an If."""
     local = [(f.domain, f.name) for f in model.functions if f.domain != DOMAIN]
     if local:
-        model = inline_selected_functions(model, local, exclude=False)
+        model = inlined(model, local)
+    _tell_apart(model.graph, _own_names(model.graph))
     for node in nodes_of(model.graph):
         for a in node.attribute if node.op_type == "Constant" else ():
             if a.name in ("value_float", "value_floats"):
                 value = np.float32(a.f) if a.name == "value_float" else np.array(a.floats, np.float32)
                 a.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(np.asarray(value))))
     return model
+
+
+def _own_names(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that a graph itself defines."""
+    made = {o for n in graph.node for o in n.output if o}
+    return made | {t.name for t in graph.initializer} | {v.name for v in graph.input}
+
+
+def _tell_apart(graph: onnx.GraphProto, taken: set[str]) -> None:
+    """Give every tensor of a body a name that no other body has; `taken` are those that are in use."""
+    for body in (b for n in graph.node for b in subgraphs(n)):
+        own = _own_names(body)
+        renamed = {name: fresh(name, taken) for name in sorted(own & taken)}
+        taken |= own
+        if renamed:
+            _rename(body, renamed)
+        _tell_apart(body, taken)
+
+
+def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Rename tensors in a body and in the bodies within it, which see them."""
+    for item in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        item.name = renamed.get(item.name, item.name)
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+        for body in subgraphs(node):
+            _rename(body, renamed)
 
 
 def _inputs_taken_from_outputs(model: ModelProto) -> list[tuple[int, onnx.ValueInfoProto]]:

@@ -12,17 +12,17 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
-from onnx.inliner import inline_selected_functions
 
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
 from cutefuse.graph.read import Graph, read_tensor, run_node
 from cutefuse.graph.shapes import inferred
-from cutefuse.graph.store import Writer, check_apart, data_path, load_model, uses_external_data, writer
+from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
 from cutefuse.ops.function import body_for, fused_nodes, graph_call
-from cutefuse.output import check_named
+from cutefuse.output import check_named, real
 from cutefuse.rewrite.apply import fresh
 from cutefuse.rewrite.functions import MIN_BODY_IR, remove_bodies
+from cutefuse.rewrite.islands import lift
 
 
 def default_output(source: Path) -> Path:
@@ -37,18 +37,23 @@ def unpatch(source: Path, output: Path) -> int:
     Raises NothingToPatch when it holds no fused node, CutefuseError when it cannot be read or written.
     """
     check_named(output)
-    if output.resolve() == source.resolve():
+    if real(output) == real(source):
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     model = load_model(source)
     check_apart(model, source, output, data_path(output))
-    fused = fused_nodes(model)
-    if not fused:
+    if not fused_nodes(model):
         raise NothingToPatch(f"{source} holds no fused node; nothing was written")
+    lift(model, source.parent)
+    fused = fused_nodes(model)
     graph = Graph(model, source.parent, inferred(model))
     sites = {n.name or n.output[0]: list(n.output) for n in fused}
     names = _own_bodies(graph, fused)
     kept = {o for n in model.graph.node for o in n.output}
-    plain = inline_selected_functions(model, [(DOMAIN, n) for n in names], exclude=False)
+    theirs = [f for f in model.functions if f.domain != DOMAIN]  # which may call each other in a circle
+    for function in theirs:
+        model.functions.remove(function)
+    plain = inlined(model, [(DOMAIN, n) for n in names])
+    plain.functions.extend(theirs)
     for unused in [f for f in plain.functions if f.domain == DOMAIN]:
         plain.functions.remove(unused)
     for i in reversed(range(len(plain.opset_import))):
@@ -57,10 +62,10 @@ def unpatch(source: Path, output: Path) -> int:
     for i in reversed(range(len(plain.metadata_props))):
         if plain.metadata_props[i].key.startswith("cutefuse."):
             del plain.metadata_props[i]
-    with writer(output, uses_external_data(plain)) as out:
+    with writer(output, uses_external_data(plain), source) as out:
         _fold(plain, source.parent, kept, out)
         _rename(plain, sites)
-        out.save(plain, source.parent)
+        out.save(plain)
         out.commit()
     return len(fused)
 

@@ -242,5 +242,5 @@ def peaks_from(data: Any, where: str) -> Peaks:
         if not rates or not all(v > 0 and math.isfinite(v) for v in (bandwidth_gbs, *rates.values())):
             raise ValueError("rates must be positive and finite")
         return Peaks(str(data.get("device", where)), bandwidth_gbs, rates, str(data.get("source", where)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CutefuseError(f"{where} holds no peaks ({error}); it needs device, bandwidth_gbs and tflops") from None

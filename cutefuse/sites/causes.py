@@ -25,6 +25,8 @@ CAUSES = (
     ("the last axis is normalised over", "norm over another axis"),
     ("quantised site", "quantisation that TensorRT fuses itself or that is not symmetric"),
     ("computed at run time", "filter computed at run time"),
+    ("is made of constants", "filter that is not folded"),
+    ("sparse initializer", "filter that is stored sparsely"),
     ("callers may replace it", "filter that callers may replace"),
     ("Concat joins axis", "Concat along another axis"),
     ("can be fused; split the Concat", "Concat of too many tensors"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cutefuse.graph.read import Graph
+from cutefuse.ops.layouts import RTX
 from cutefuse.sites.choose_engine import wiring
 from cutefuse.sites.choose_model import Model, Pricer
 from cutefuse.sites.choose_network import network_us
@@ -44,7 +45,8 @@ Pricing = Callable[[Graph, Sequence[Site]], Sequence[Price]]  # one price for ea
 @dataclass(frozen=True)
 class Policy:
     """all_sites: take every legal site, prices are told only. min_gain_us: the least gain; None for the default, which
-    also grows with the cost of the site, and takes sites of unknown gain. price: figures to trust before the model."""
+    also grows with the cost of the site. A site of unknown gain is taken only for a least gain of 0. price: figures to
+    trust before the model."""
 
     all_sites: bool = False
     min_gain_us: float | None = None
@@ -91,6 +93,7 @@ def choose(
             if not start.dropped:
                 site = start.site
                 site.status, site.reason, site.gain_us, site.basis = start.status, start.reason, None, ""
+                site.gain_parts = {}
                 if start.match is not None:
                     site.take(start.match)
         settle(sites, apart)
@@ -159,13 +162,16 @@ class _Round:
 
     def _least_us(self, site: Site) -> float:
         assert site.match is not None
-        return self.policy.least_us(self.model.own(site, site.match).before_us)
+        own = self.model.own(site, site.match)
+        # Where both kernels count as equally fast, what is not known of their times is not in the gain.
+        return self.policy.least_us(0.0 if self.model.engine.name == RTX else own.before_us)
 
     def _excess(self, site: Site) -> float:
-        """How far its gain is above the threshold; a gain that is not known is far below where one was asked for."""
-        gain = self.gains[id(site)]
+        """How far its gain is above the threshold; a gain that is not known is far below, unless --min-gain asks for
+        nothing."""
+        gain, least = self.gains[id(site)], self.policy.min_gain_us
         if math.isnan(gain):
-            return -math.inf if (self.policy.min_gain_us or 0.0) > 0 else math.inf
+            return -math.inf if least is None or least > 0 else math.inf
         return gain - self._least_us(site)
 
     def _smaller(self, site: Site) -> None:
@@ -229,21 +235,25 @@ class _Round:
         return groups
 
     def _drop(self, group: Sequence[Site]) -> None:
-        before = self.wiring
+        before, parts = self.wiring, self.pricer.parts(group, self.wiring)
         for site in group:
             assert site.match is not None
             gain, known = self.gains[id(site)], self.notes.get(id(site), "")
-            why = known if id(site) in self.pricer.given else self.model.note(site, site.match, self.wiring)
+            measured = id(site) in self.pricer.given
             site.basis = self.bases.get(id(site), MODEL)
             if math.isnan(gain):
                 why = known or self.model.own(site, site.match).why or "the sizes around it are not known"
-                site.refuse(LEFT_OUT, f"what it would save is not known: {why}; without --min-gain it is fused")
+                site.refuse(LEFT_OUT, f"what it would save is not known: {why}; --all fuses it")
                 site.basis = ""
             else:
-                site.gain_us = round(gain, 3)
+                site.gain_us, site.gain_parts = round(gain, 3), parts if len(group) == 1 else {}
                 least = self.policy.min_gain_us
                 asked = "" if least is None else f", less than --min-gain {least:g} us"
-                site.refuse(LEFT_OUT, f"{saves(gain)}{asked}" + (f" ({why})" if why else ""))
+                words = [known, "" if measured else self.model.note(site, site.match, self.wiring)]
+                words += [] if measured and len(group) == 1 else [self.model.sum_in_words(parts)]
+                shared = f" as its share of {len(group)} sites that need each other" if len(group) > 1 else ""
+                why = "; ".join(filter(None, words))
+                site.refuse(LEFT_OUT, f"{saves(gain)}{asked}{shared}" + (f" ({why})" if why else ""))
             self.changed[id(site)] = None
             self.wiring = self.wiring.unfused(site.match)
         gone = {id(s) for s in group}
@@ -270,6 +280,7 @@ class _Round:
             gain = self.gains[id(site)]
             if not math.isnan(gain):
                 site.gain_us, site.basis = round(gain, 3), self.bases.get(id(site), MODEL)
+                site.gain_parts = self.pricer.parts([site], self.wiring)
         known = [s for s in self.sites if s.gain_us is not None]
         total = self.pricer.gain_us(known, self.wiring) if known else 0.0
         plain_us = network_us(self.model, self.sites, self.wiring) + total

@@ -7,22 +7,17 @@ that lies in another Concat already), "because of stomping hazard", and "does no
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
 
-from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, attribute
+from cutefuse.ops.layouts import RTX, TENSORRT, TORCH
+from cutefuse.sites.engines import Engine
 from cutefuse.sites.match import Match, tensors_of
 
-TENSORRT, TORCH = ENGINES = ("tensorrt", "torch")
-NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
-OLDEST = (10, 0)
-TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
-ORIN = 87  # TensorRT 10 was seen to compute Conv and SiLU in one layer there, and in two elsewhere
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
 ELEMENTWISE = (
@@ -32,66 +27,9 @@ ELEMENTWISE = (
 VECTOR = 8  # channels to which our pixels are padded
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
+MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
+_PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
 _SEEN_THROUGH = ("Identity", "Dropout")
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The engine whose time is predicted: `tensorrt`, or `torch`, which is torch.compile with cuDNN's convolutions."""
-
-    name: str = TENSORRT
-    version: tuple[int, int] = NEWEST
-    sm: int = 0
-    assumed: bool = False  # nobody named the version
-
-    @property
-    def title(self) -> str:
-        if self.name == TORCH:
-            return "PyTorch (torch.compile)"
-        return f"TensorRT {self.version[0]}.{self.version[1]}"
-
-    def inside(self, activation: str) -> bool:
-        """Whether the convolution's own kernel computes the activation.
-
-        TensorRT's catalogue of fusions has Conv with ReLU and Clip. From 11 on it also takes tanh, and so SiLU in its
-        tanh form, which `--tanh-silu` writes; this is what a fused SiLU has to beat there.
-        """
-        if self.name == TORCH:
-            return False  # Triton computes bias and activation in one kernel after cuDNN's
-        inside = {"", "Relu", "Clip"}
-        if self.version >= TANH_SILU:
-            inside |= {"Tanh", "Silu"}
-        elif self.sm == ORIN:
-            inside |= {"Silu"}
-        return activation in inside
-
-    @property
-    def merges_pointwise(self) -> bool:
-        """Whether 1x1 convolutions of the same tensor become one."""
-        return self.name == TENSORRT
-
-    @property
-    def reads_ranges(self) -> bool:
-        """Whether a convolution reads channels of a wider tensor where they lie; cuDNN's wants them dense."""
-        return self.name == TENSORRT
-
-
-def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
-    """The engine of a name and a TensorRT version such as 10.3 or 11.
-
-    Raises CutefuseError for another name, a version that is none, and a TensorRT version for PyTorch.
-    """
-    if name not in ENGINES:
-        raise CutefuseError(f"there is no engine '{name}'; choose one of {', '.join(ENGINES)}")
-    if not version:
-        return Engine(name, sm=sm, assumed=name == TENSORRT)
-    if name != TENSORRT:
-        raise CutefuseError(f"--trt-version {version} does not go with --engine {name}; leave one of them out")
-    found = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)*", version)
-    own = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
-    if own < OLDEST:
-        raise CutefuseError(f"'{version}' is no TensorRT that takes these plugins; give 10.0 or newer, as 10.3 or 11.2")
-    return Engine(name, own, sm, assumed=False)
 
 
 @dataclass(frozen=True)
@@ -204,7 +142,24 @@ class Wiring:
             why = "it is there twice" if tensor in seen else self._why(tensor, concat)
             seen.add(tensor)
             result.append(Input(tensor, why))
+        if self.engine.name == RTX and (why := self._copied_whole(concat, result)):
+            return [Input(i.tensor, i.copied or why) for i in result]
         return result
+
+    def _copied_whole(self, concat: NodeProto, inputs: Sequence[Input]) -> str:
+        """Why Myelin copies the inputs of a Concat that their makers could write in place; "" where it does not."""
+        if first := next((i.copied for i in inputs if i.copied), ""):
+            return f"Myelin copies all inputs where one is {first}"
+        reader = self.graph.only_user(concat.output[0])
+        return "a matrix product of Myelin reads the Concat" if reader and self._is_product(reader) else ""
+
+    def _is_product(self, node: NodeProto) -> bool:
+        """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
+        tensors of another form than its convolutions."""
+        if node.op_type != "Conv" or not self.alive(node) or not _is_pointwise(self.graph, node):
+            return False
+        filters = (self.graph.dims(node.input[1]) or (0,))[0]
+        return filters >= _PRODUCT_FILTERS
 
     def _why(self, tensor: str, concat: NodeProto) -> str:
         graph = self.graph
@@ -228,15 +183,17 @@ class Wiring:
 
     def absorbed(self, tensor: str) -> bool:
         """Whether Triton computes the elementwise nodes that make a tensor, or its nearest enlargement, in the kernels
-        of the Concats that alone read it, in each of them anew."""
+        of the Concats that alone read it, in each of them anew. Myelin does so with enlargements between pixels."""
         own = self.source(tensor)
         node = self.graph.producer(own)
-        if self.engine.name != TORCH or own in self.made or node is None or self.graph.escapes(own):
+        if self.engine.name == TENSORRT or own in self.made or node is None or self.graph.escapes(own):
             return False
         readers = self.graph.users(own)
         joined = bool(readers) and all(
             r.op_type == "Concat" and self.alive(r) and not self.in_planes(r) for r in readers
         )
+        if self.engine.name == RTX:
+            return joined and node.op_type in ENLARGED and is_between(node)
         nearest = node.op_type in ENLARGED and not is_between(node)
         return joined and (nearest or node.op_type == "Conv" or node.op_type in ELEMENTWISE)
 
@@ -265,10 +222,33 @@ class Wiring:
         return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
 
     def is_widened(self, tensor: str) -> bool:
-        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels."""
+        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and
+        what lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
+        if self.engine.name == RTX:
+            return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
         dims = self.graph.dims(tensor)
         narrow = dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
         return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
+
+    def _in_nchw(self, tensor: str) -> bool:
+        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what
+        follows, and convolutions that are matrix products, are made in NCHW. So are the inputs, which
+        a convolution of its own would copy too, unless a Concat does or others read them as well."""
+        node = self.graph.producer(self.source(tensor))
+        while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
+            node = self.graph.producer(self.source(node.input[0]))
+        if node is None:
+            joined = any(not self.alive(c) for c in self.concats_of(tensor))
+            return joined or any(map(self.alive, self.graph.users(tensor)))
+        if node.op_type == "Conv":
+            return self._is_product(node)
+        return node.op_type == "ConvTranspose" or (node.op_type in ENLARGED and is_between(node))
+
+    def copies_range(self, node: NodeProto) -> bool:
+        """Whether a range of channels that stays is a kernel: Myelin copies it for every reader but a Concat."""
+        readers = [u for o in node.output for u in self.graph.users(o) if self.alive(u) and u.op_type != "Concat"]
+        fused = any(self.read[o] or self.graph.escapes(o) for o in node.output)
+        return self.engine.name == RTX and node.op_type in RANGES and self.alive(node) and bool(readers or fused)
 
     def _is_stored(self, tensor: str, concat: NodeProto) -> bool:
         node = self.graph.producer(tensor)

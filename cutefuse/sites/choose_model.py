@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,29 +13,31 @@ from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.ops.conv_form import AFTER
+from cutefuse.ops.layouts import RTX, TENSORRT, TORCH
 from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
-from cutefuse.sites.choose_engine import (
-    ELEMENTWISE,
-    ENLARGED,
-    RANGES,
-    TANH_SILU,
-    TENSORRT,
-    TORCH,
-    Engine,
-    Wiring,
-    is_between,
-    shortcut_fault,
-)
+from cutefuse.sites.choose_engine import ELEMENTWISE, ENLARGED, MEANS, RANGES, Wiring, is_between, shortcut_fault
+from cutefuse.sites.compiled import Record
+from cutefuse.sites.engines import TANH_SILU, Engine
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Joined, Match, tensors_of
 
-# Forward row norms against torch.compile, geometric means of docs/measured.md ("Row norms"), for the bytes they move.
-# Inside a network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
+# Forward row norms against torch.compile, geometric means on an H200, for the bytes they move. Inside a
+# network Triton's kernel takes as long as a pass, and ours so much longer: a norm of 4.8 MB 3.9 us for 2.4.
 _NORM_RATIOS = {False: 0.83, True: 0.74}
 _NORM_US = 1.5
 # How much longer Triton takes over a Concat that it also normalises: 116 of DenseNet-121, one image and eight. Of more
 # than a few inputs it joins some beforehand.
 _NORMALISED_US = 1.6
+LEAST_SAID_US = 0.05  # what a figure with one digit can show
+# A part of a gain -> what takes less time, or more, where the site is fused.
+_PARTS = {
+    "measured": "measured, the site takes",
+    "merged": "1x1 convolutions in one kernel take",
+    "neighbours": "copies and passes beside it take",
+    "widened": "making the image's pixels wide enough takes",
+    "late_start": "a late start behind a kernel that is not ours takes",
+    "casts": "Casts take",
+}
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -56,10 +58,13 @@ UNSIZED = "its sizes are not known"
 
 
 class Model:
-    """Prices matches for one engine on one GPU. NaN stands for what is not known."""
+    """Prices matches for one engine on one GPU. NaN stands for what is not known.
 
-    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any) -> None:
-        self.graph, self.engine, self.device, self._sizes = graph, engine, device, sizes
+    record: what the engine's compiler made of the graph with nothing fused; without it rules say what it would make.
+    """
+
+    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any, record: Record | None = None) -> None:
+        self.graph, self.engine, self.device, self._sizes, self.record = graph, engine, device, sizes, record
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
@@ -73,7 +78,7 @@ class Model:
             if call is None:
                 found = Own(math.nan, math.nan, UNSIZED)
             elif kind["kind"] == "norm":
-                found = self._norm(site, call, kind["layer"])
+                found = self._norm(site, match, call)
             elif kind["quantised"] and self.engine.name == TORCH:
                 found = Own(math.nan, math.nan, f"no time of {self.engine.title}'s quantised convolutions is recorded")
             else:
@@ -81,11 +86,19 @@ class Model:
             self._own[id(match)] = match, found
         return self._own[id(match)][1]
 
-    def _norm(self, site: Site, call: Call, layer: bool) -> Own:
-        if self.engine.name != TORCH:
-            return Own(math.nan, math.nan, f"no time of {self.engine.title}'s norms is recorded; --profile tells")
+    def _norm(self, site: Site, match: Match, call: Call) -> Own:
+        facts = kernels.facts(call.op_type)
         size = site.op.cost(call).bytes_moved
         pass_us = self.device.pass_us(size)
+        if self.engine.name == RTX:  # one kernel there too, and a tensor beside ours is copied
+            return Own(self._kernels_us(match) if self.record else pass_us, pass_us + self.device.move_us(size))
+        if self.engine.name != TORCH:
+            # No time of TensorRT's norms is recorded. A norm there is taken for one pass over memory, and the Add
+            # before it for another: only without that pass can our kernel be the faster one.
+            y = math.prod(call.outputs[0].dims) * ELEMENT_BYTES[call.outputs[0].dtype]
+            before_us = self.device.pass_us(2 * y) + self.device.pass_us(3 * y) if facts["residual"] else pass_us
+            return Own(before_us, pass_us + _NORM_US)
+        layer = bool(facts["layer"])
         return Own(pass_us + self.device.move_us(size) * (1 / _NORM_RATIOS[layer] - 1), pass_us + _NORM_US)
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
@@ -122,9 +135,29 @@ class Model:
         after_us = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
+        if self.engine.name == RTX:  # nobody has timed Myelin's kernels: they count as fast as ours, copies decide
+            normalised_us = self._normalised_us(match, call) if facts["pre_activated"] else 0.0
+            around_us = self._kernels_us(match) if self.record else normalised_us
+            return Own(after_us + around_us, after_us + self._joined_us(match, call))
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
+
+    def _kernels_us(self, match: Match) -> float:
+        """Time of the recorded kernels that compute nodes of a match beside its convolution. What they move there is
+        counted by `node_us`."""
+        assert self.record is not None
+        shares = self.record.of(label(n) for n in match.nodes)
+        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if not k.is_copy)
+
+    def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
+        """Time of the recorded kernels that move for a node; None where nothing is recorded, or where a fused node
+        makes one of its inputs, so that the compiler may decide otherwise."""
+        changed = any(wiring.source(t) in wiring.made for t in node.input)
+        if self.record is None or changed or label(node) not in self.record.known:
+            return None
+        shares = self.record.of([label(node)])
+        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if k.is_copy)
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost: a kernel of their own, or only what it writes
@@ -199,10 +232,19 @@ class Model:
         node that no other kernel takes in."""
         if not wiring.alive(node) or not node.input or not node.output:  # a damaged node costs nothing
             return 0.0
+        recorded_us = self._recorded_us(node, wiring)
+        if recorded_us is not None:
+            return recorded_us
         if node.op_type == "Concat" and self.engine.name == TORCH:
             return self._concat_us(node, wiring)
         if node.op_type == "Concat":
             return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
+        if node.op_type in MEANS:  # Myelin takes them of NCHW alone where a fused node stands before
+            turned = self.engine.name == RTX and wiring.source(node.input[0]) in wiring.made
+            return self.device.pass_us(2 * self.size_of(node.input[0])) if turned else 0.0
+        if node.op_type in RANGES:
+            wanted = sum(self.size_of(o) for o in node.output if o and self.graph.users(o))
+            return self.device.pass_us(2 * wanted) if wiring.copies_range(node) else 0.0
         if node.op_type in ENLARGED:
             if wiring.absorbed(node.output[0]):
                 return 0.0
@@ -238,16 +280,18 @@ class Model:
         for match in matches:
             for tensor in filter(None, match.outputs):
                 near = [*wiring.concats_of(tensor), *self.graph.users(tensor)]
-                found |= {id(n): n for n in near if n.op_type == "Concat" or n.op_type in ELEMENTWISE}
+                found |= {id(n): n for n in near if n.op_type in ("Concat", *ELEMENTWISE, *MEANS)}
         return {i: n for i, n in found.items() if i not in own}
 
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
-        own = [n for m in matches for n in m.nodes if n.op_type == "Concat" or n.op_type in ENLARGED]
+        own = [n for m in matches for n in m.nodes if n.op_type in ("Concat", *ENLARGED, *RANGES)]
         found = {id(n): n for n in own}
         for node in own:
-            found |= {id(n): n for t in node.input for n in wiring.concats_of(t)}
+            found |= {
+                id(n): n for t in node.input for n in (wiring.concats_of(t) if node.op_type not in RANGES else ())
+            }
             before = [self.graph.producer(t) for t in node.input]
             found |= {id(n): n for n in before if n is not None and n.op_type in ENLARGED}
         for match in matches:
@@ -280,7 +324,8 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------------- in words
     def note(self, site: Site, match: Match, wiring: Wiring) -> str:
-        """Why a site saves what it saves. `wiring`: the graph with this site fused."""
+        """What the engine does around a site, and what fusing it would do to its neighbours. `wiring`: the graph with
+        this site fused."""
         plain = wiring.unfused(match)
         parts = []
         for concat in (n for n in match.nodes if n.op_type == "Concat"):
@@ -303,12 +348,21 @@ class Model:
             f"{n.op_type} '{label(n)}' would copy its output" if n.op_type == "Concat"
             else f"{n.op_type} '{label(n)}' would become a kernel of its own" for n in costs
         ]  # fmt: skip
-        own, group = self.own(site, match), plain.siblings(match.nodes[0])
-        if own.convolution_us and len(group) > 1:
+        group = plain.siblings(match.nodes[0])
+        if self.own(site, match).convolution_us and len(group) > 1:
             parts.append(f"{self.engine.title} merges {len(group)} 1x1 convolutions of this tensor")
-        if not math.isnan(own.after_us):
-            parts.append(f"its kernels take {own.before_us:.1f} us, ours {own.after_us:.1f} us")
         return "; ".join(parts)
+
+    def sum_in_words(self, parts: Mapping[str, float]) -> str:
+        """Where a gain comes from, part by part, so that a reader can add it up."""
+        said = []
+        if "engine_kernels" in parts:
+            said.append(f"the engine's kernels take {parts['engine_kernels']:.1f} us, "
+                        f"ours {-parts['our_kernels']:.1f} us")  # fmt: skip
+        for part, words in _PARTS.items():
+            if abs(us := parts.get(part, 0.0)) >= LEAST_SAID_US:
+                said.append(f"{words} {abs(us):.1f} us {'less' if us > 0 else 'more'}")
+        return "; ".join(said)
 
 
 def _is_bare(node: NodeProto | None) -> bool:
@@ -326,30 +380,41 @@ class Pricer:
 
     def gain_us(self, sites: Sequence[Site], wiring: Wiring) -> float:
         """What these sites save together, while all others stay as they are; NaN where that is not known."""
+        return sum(self.parts(sites, wiring).values())
+
+    def parts(self, sites: Sequence[Site], wiring: Wiring) -> dict[str, float]:
+        """The same, part by part, in microseconds; what a part costs is negative. `measured` is what was given of sites
+        that were timed, the rest is the model's."""
         matches = [s.match for s in sites if s.match]
         plain = wiring
         for match in matches:
             plain = plain.unfused(match)
-        modelled = [s.match for s in sites if s.match and id(s) not in self.given]
-        near = self.model.readers(matches, wiring)
-        near |= self.model.inside(modelled, plain) | self.model.laid_out(plain, wiring)
-        gain = sum(self.given[id(s)] for s in sites if id(s) in self.given)
+        modelled = [s for s in sites if s.match and id(s) not in self.given]
+        parts: dict[str, float] = {}
+        if len(modelled) < len(matches):
+            parts["measured"] = sum(self.given[id(s)] for s in sites if id(s) in self.given)
+        shared = 0.0
         merged: dict[str, NodeProto] = {}  # tensor -> a 1x1 convolution of it
-        for site in sites:
-            if id(site) not in self.given and site.match:
-                own, conv = self.model.own(site, site.match), site.match.nodes[0]
-                gain += own.before_us - own.after_us
-                if own.convolution_us and len(plain.siblings(conv)) > 1:
-                    gain -= own.convolution_us
-                    merged[conv.input[0]] = conv
-        for conv in merged.values():
-            gain += self.model.merged_us(conv, plain) - self.model.merged_us(conv, wiring)
-        gain += sum(self.model.node_us(n, plain) - self.model.node_us(n, wiring) for n in near.values())
+        for site in modelled:
+            assert site.match is not None
+            own, conv = self.model.own(site, site.match), site.match.nodes[0]
+            parts["engine_kernels"] = parts.get("engine_kernels", 0.0) + own.before_us
+            parts["our_kernels"] = parts.get("our_kernels", 0.0) - own.after_us
+            if own.convolution_us and len(plain.siblings(conv)) > 1:
+                shared -= own.convolution_us
+                merged[conv.input[0]] = conv
+        model = self.model
+        parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
+        near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
+        near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
+        parts["neighbours"] = sum(model.node_us(n, plain) - model.node_us(n, wiring) for n in near.values())
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}
-        gain += sum(self.model.widened_us(t, plain) - self.model.widened_us(t, wiring) for t in sorted(read))
-        ends = {t for m in modelled for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
-        gain += sum(self.model.late_us(t, plain) - self.model.late_us(t, wiring) for t in sorted(ends))
+        read |= {o for m in convs for o in m.outputs if o and self.model.engine.name == RTX}
+        parts["widened"] = sum(model.widened_us(t, plain) - model.widened_us(t, wiring) for t in sorted(read))
+        ends = {t for m in chosen for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
+        parts["late_start"] = sum(model.late_us(t, plain) - model.late_us(t, wiring) for t in sorted(ends))
         low = [s.match for s in sites if s.cast_from and s.match]
         casts = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
-        return gain + sum(self.model.cast_us(t, plain) - self.model.cast_us(t, wiring) for t in sorted(casts))
+        parts["casts"] = sum(model.cast_us(t, plain) - model.cast_us(t, wiring) for t in sorted(casts))
+        return {part: us for part, us in parts.items() if us}

@@ -1,7 +1,8 @@
 """The time of a whole network in an engine, so that a gain can be told as a share of it.
 
 Both come from one model. What is common to all kernels of a run, such as the clock and how busy the memory is, changes
-both alike and so cancels in the share. Only torch.compile's networks are on record; other engines have no figure.
+both alike and so cancels in the share. Only torch.compile's networks are on record; TensorRT's are told by its rules
+and the same times.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 from onnx import NodeProto
 
 from cutefuse.graph.read import attribute
+from cutefuse.ops.layouts import TORCH
 from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, convolution_us
-from cutefuse.sites.choose_engine import CONVOLUTIONS, ELEMENTWISE, POOLS, TORCH, Wiring
+from cutefuse.sites.choose_engine import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import tensors_of
@@ -30,18 +32,16 @@ _PRODUCTS = ("MatMul", "Gemm")
 
 def network_us(model: Model, fused: Sequence[Site], wiring: Wiring) -> float:
     """Microseconds of the network with these sites fused, `wiring` being its graph; NaN where that is not known."""
-    if model.engine.name != TORCH:
-        return math.nan
     matches = [s.match for s in fused if s.match]
     total = sum(model.own(s, s.match).after_us for s in fused if s.match)
-    total += sum(model.node_us(n, wiring) + _own_us(model, n) for n in model.graph.nodes if wiring.alive(n))
+    total += sum(model.node_us(n, wiring) + _own_us(model, n, wiring) for n in model.graph.nodes if wiring.alive(n))
     read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
     total += sum(model.widened_us(t, wiring) for t in sorted(read))
     ends = read | {o for m in matches for o in m.outputs if o}
     return total + sum(model.late_us(t, wiring) + model.cast_us(t, wiring) for t in sorted(ends))
 
 
-def _own_us(model: Model, node: NodeProto) -> float:
+def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
     """What `Model.node_us` leaves out, since no site changes it: convolutions and products with what follows them, and
     passes over memory."""
     if node.op_type in _PASSES and node.output:
@@ -54,7 +54,7 @@ def _own_us(model: Model, node: NodeProto) -> float:
         return 0.0
     if len(node.input) < 2 or not node.output:  # damaged
         return math.nan
-    dtype = model.graph.dtype(node.input[0]) or "float32"
+    dtype = _computed_in(model, node)
     x, w, y = (model.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
     if not x or not w or not y or min(*x, *w, *y) < 1 or dtype not in ELEMENT_BYTES:
         return math.nan
@@ -62,10 +62,17 @@ def _own_us(model: Model, node: NodeProto) -> float:
         inner = x[0] if attribute(node, "transA", 0) else x[-1]
         rows = math.prod(y[:-1])
         return convolution_us(Convolution(1, inner, rows, 1, y[-1], rows, 1, 1, dtype), model.device)
-    return _convolution_us(model, node, dtype) if len(x) == len(w) == len(y) == 4 else math.nan
+    return _convolution_us(model, node, dtype, wiring) if len(x) == len(w) == len(y) == 4 else math.nan
 
 
-def _convolution_us(model: Model, node: NodeProto, dtype: str) -> float:
+def _computed_in(model: Model, node: NodeProto) -> str:
+    """The type that a convolution or a product multiplies: behind a DequantizeLinear the quantised one."""
+    maker = model.graph.producer(node.input[0])
+    quantised = maker is not None and maker.op_type.endswith("DequantizeLinear")
+    return model.graph.dtype(maker.input[0] if quantised and maker is not None else node.input[0]) or "float32"
+
+
+def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -> float:
     x, w, y = (model.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
     size, taps = model.size_of(node.output[0]), w[2] * w[3]
     if attribute(node, "group", 1) != 1:
@@ -74,5 +81,12 @@ def _convolution_us(model: Model, node: NodeProto, dtype: str) -> float:
         us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[0], y[2], y[3], taps, dtype), model.device)
     else:  # a product of each pixel with all taps
         us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype), model.device)
-    followed = any(u.op_type in ELEMENTWISE for u in model.graph.users(node.output[0]))
-    return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or followed else 0.0)
+    after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]
+    if model.engine.name == TORCH:
+        return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or after else 0.0)
+    group = wiring.siblings(node)
+    if node.op_type == "Conv" and len(group) > 1:  # one kernel for all of them
+        us = model.merged_us(node, wiring) / len(group)
+    silu = {"Sigmoid", "Mul"} == set(after)
+    outside = [op for op in after if op not in ("Add", "Sum", "BatchNormalization") and not model.engine.inside(op)]
+    return us + (model.device.pass_us(2 * size) if outside and not (silu and model.engine.inside("Silu")) else 0.0)

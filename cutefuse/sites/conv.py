@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from cutefuse.kernels import Call
 from cutefuse.ops import concat_conv, conv_form, conv_math
 from cutefuse.ops.conv_call import ELEMENT_BYTES, make_call, sources_of
 from cutefuse.ops.conv_form import Form, Source, most_outputs, most_sources
+from cutefuse.ops.layouts import HWC8
 from cutefuse.sites import conv_facts, views
 from cutefuse.sites.chain import Chain, chains_after
 from cutefuse.sites.conv_facts import Front
@@ -31,14 +32,23 @@ from cutefuse.sites.views import Operand
 RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
 
 
-def match(graph: Graph, node: NodeProto, alone: bool = False) -> Match | Refusal | None:
+@dataclass(frozen=True)
+class _Wanted:
+    """What the caller takes. alone: a Conv is a site with nothing but its bias and affine steps too."""
+
+    alone: bool = False
+    layout: int = HWC8
+
+
+def match(graph: Graph, node: NodeProto, alone: bool = False, layout: int = HWC8) -> Match | Refusal | None:
     """The site around a Conv: the match that fuses most, or why there is none.
 
-    alone: a Conv is a site with nothing but its bias and affine steps too.
+    alone: a Conv is a site with nothing but its bias and affine steps too. layout: of the node that it becomes.
     """
+    wanted = _Wanted(alone, layout)
     before = pre_activation(graph, node)
-    own = _pre_activated(graph, node, before) if before else ""
-    found = _match_plain(graph, node, alone)
+    own = _pre_activated(graph, node, before, layout) if before else ""
+    found = _match_plain(graph, node, wanted)
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
     plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
@@ -47,7 +57,7 @@ def match(graph: Graph, node: NodeProto, alone: bool = False) -> Match | Refusal
     return plain
 
 
-def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation) -> list[Match] | str:
+def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout: int) -> list[Match] | str:
     """The matches that take in what stands before a Conv, the largest first; or why there is none."""
     reason, matches = "", list[Match]()
     for front in fronts(graph, before):
@@ -64,7 +74,7 @@ def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation) -> list
             continue
         sources = [s for _, s in operands]
         form = Form(len(sources), chain.suffix, pre_activated=True)
-        call = make_call(form, sources, facts.weight_dims[:1], facts.geometry, facts.dtype, chain.params)
+        call = make_call(form, sources, facts.weight_dims[:1], facts.geometry, facts.dtype, chain.params, layout)
         if fault := kernels.reject(call):
             reason = reason or fault
             continue
@@ -84,18 +94,18 @@ def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation) -> list
     return matches or reason
 
 
-def _match_plain(graph: Graph, node: NodeProto, alone: bool) -> Match | Refusal | None:
+def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refusal | None:
     """The site of a Conv that multiplies what it reads as it is."""
     found: Match | Refusal | None = None
     # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
     for flatten_to in (most_sources(), 0):
         front = conv_facts.find_concat(graph, node, flatten_to)
-        found = _match(graph, node, front, alone) if isinstance(front, conv_facts.Front) else front
+        found = _match(graph, node, front, wanted) if isinstance(front, conv_facts.Front) else front
         if not isinstance(found, Match) or not kernels.reject(found.call):
             break
     if isinstance(found, Match) and not kernels.reject(found.call):
         return found
-    behind = _match(graph, node, conv_facts.one_source(graph, node), alone)
+    behind = _match(graph, node, conv_facts.one_source(graph, node), wanted)
     if found is None:
         return _near(graph, node, behind)
     if not isinstance(behind, Match) or kernels.reject(behind.call):
@@ -121,7 +131,7 @@ def noted(found: Match, note: str) -> Match:
     return replace(found, notes=(*found.notes, note), otherwise=smaller)
 
 
-def _match(graph: Graph, node: NodeProto, site: Front, alone: bool) -> Match | Refusal | None:
+def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match | Refusal | None:
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = conv_facts.read(graph, node, site)
@@ -135,7 +145,7 @@ def _match(graph: Graph, node: NodeProto, site: Front, alone: bool) -> Match | R
     def rejected(operands: Sequence[Operand]) -> str | None:
         if len(operands) > most_sources():
             return f"Concat joins {len(operands)} tensors, at most {most_sources()} can be fused; split the Concat"
-        return kernels.reject(_call(facts, operands, chains[-1]))
+        return kernels.reject(_call(facts, operands, chains[-1], None, wanted.layout))
 
     taken: dict[tuple[str, ...], tuple[Operand, ...]] = {}  # best first, each with other tensors as sources
     in_place = any(o is not p for o, p in zip(seen, plain, strict=True))
@@ -143,8 +153,10 @@ def _match(graph: Graph, node: NodeProto, site: Front, alone: bool) -> Match | R
         operands = views.choose(graph, plain, rejected, kinds)
         taken.setdefault(tuple(o.tensor for o in operands), operands)
     options = [
-        (operands, chain) for operands in taken.values() if len(operands) <= most_sources() for chain in chains
-        if alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
+        (operands, chain, added)
+        for operands in taken.values() if len(operands) <= most_sources()
+        for chain in chains for added in _residuals(graph, chain, facts, operands)
+        if wanted.alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
@@ -152,7 +164,10 @@ def _match(graph: Graph, node: NodeProto, site: Front, alone: bool) -> Match | R
     folded = conv_facts.Folded(graph, facts, chains[0].steps)
     if fault := folded.reject():
         return Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
-    built = [_built(graph, node, site, facts, folded, operands, chain) for operands, chain in options]
+    built = [
+        _built(graph, node, site, facts, folded, operands, chain, added, wanted.layout)
+        for operands, chain, added in options
+    ]
     legal = [m for m in built if not kernels.reject(m.call)] or built[-1:]
     found = legal[-1]
     for bigger in reversed(legal[:-1]):
@@ -160,29 +175,48 @@ def _match(graph: Graph, node: NodeProto, site: Front, alone: bool) -> Match | R
     return found
 
 
-def _call(facts: conv_facts.Facts, operands: Sequence[Operand], chain: Chain) -> Call:
+def _residuals(
+    graph: Graph, chain: Chain, facts: conv_facts.Facts, operands: Sequence[Operand]
+) -> list[Operand | None]:
+    """What holds the residual of a chain: the wider tensor that it is a channel range of, where it is one, and the
+    residual itself; None for a chain without."""
+    if not chain.residual:
+        return [None]
+    dims = _call(facts, operands, chain, None, HWC8).outputs[0].dims
+    whole = Operand(chain.residual, Source(tuple(dims), dims[1]))
+    seen = views.see_through(graph, whole, (views.RANGES,))
+    return [whole] if seen.tensor == whole.tensor else [seen, whole]
+
+
+def _call(
+    facts: conv_facts.Facts, operands: Sequence[Operand], chain: Chain, added: Operand | None, layout: int
+) -> Call:
     sources = [o.source for o in operands]
-    form = Form(len(sources), chain.suffix, any(s.is_view for s in sources), 1, chain.when)
-    return make_call(form, sources, facts.weight_dims[:1], facts.geometry, facts.dtype, chain.params)
+    residual = added.source if added else None
+    view = any(s.is_view for s in (*sources, *([residual] if residual else [])))
+    form = Form(len(sources), chain.suffix, view, 1, chain.when)
+    outputs = facts.weight_dims[:1]
+    return make_call(form, sources, outputs, facts.geometry, facts.dtype, chain.params, layout, residual)
 
 
 def _built(
     graph: Graph, conv: NodeProto, site: Front, facts: conv_facts.Facts, folded: conv_facts.Folded,
-    operands: Sequence[Operand], chain: Chain,
+    operands: Sequence[Operand], chain: Chain, added: Operand | None, layout: int,
 ) -> Match:  # fmt: skip
-    call = _call(facts, operands, chain)
+    call = _call(facts, operands, chain, added, layout)
     inputs: list[str | Constant] = [o.tensor for o in operands]
     inputs += _filter_and_bias(folded, [o.source for o in operands], call)
-    inputs += [chain.residual] if chain.residual else []
-    between = {id(n): n for o in operands for n in o.nodes}
+    inputs += [added.tensor] if added else []
+    read = (*operands, *([added] if added else []))
+    between = {id(n): n for o in read for n in o.nodes}
     element_bytes = ELEMENT_BYTES[facts.dtype]
-    saved = views.traffic(graph, operands, element_bytes)
+    saved = views.traffic(graph, read, element_bytes)
     saved |= conv_facts.traffic(graph, site, facts, element_bytes)
     saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), element_bytes)} if chain.stored else {}
-    takes = views.kinds_of(operands) | ({RESIDUAL} if chain.residual else set())
+    takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
     if not site.concats:
         takes |= {SINGLE} if takes or not chain.is_empty else {SINGLE, ALONE}
-    notes = [n for o in operands for n in o.notes] + ([chain.note] if chain.note else [])
+    notes = [n for o in read for n in o.notes] + ([chain.note] if chain.note else [])
     return Match(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
         takes, notes=tuple(dict.fromkeys(notes)),
@@ -230,7 +264,8 @@ def _merged(matches: Sequence[Match]) -> Match | None:
     geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
     params = {name: attrs[name][0] for name in ("alpha", "lo", "hi")}
     filters = [m.call.outputs[0].dims[1] for m in matches]
-    call = make_call(form, sources_of(first.call), filters, geometry, first.call.inputs[0].dtype, params)
+    layout = attrs["layout"][0]
+    call = make_call(form, sources_of(first.call), filters, geometry, first.call.inputs[0].dtype, params, layout)
     if kernels.reject(call):
         return None
     constants = [
@@ -253,20 +288,22 @@ def _stacked(parts: Sequence[MatchOperand]) -> np.ndarray:
 class ConvSites(Finder):
     """Convolutions in float32, float16 and bfloat16, over a Concat or with another neighbour that costs time.
 
-    alone: those without any too, for an engine whose convolutions do not even add their bias.
+    alone: those without any too, for an engine whose convolutions do not even add their bias. layout: of the nodes.
     """
 
     op = concat_conv.OPERATOR
     anchors = frozenset({"Conv", "ConvTranspose"})
     own_tiles_first = True
 
-    def __init__(self, alone: bool = False) -> None:
-        self.alone = alone
+    def __init__(self, alone: bool = False, layout: int = HWC8) -> None:
+        self.alone, self.layout = alone, layout
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         if node.domain not in ("", "ai.onnx") or len(node.input) < 2 or is_quantised(graph, node):
             return None
-        return transposed(graph, node) if node.op_type == "ConvTranspose" else match(graph, node, self.alone)
+        if node.op_type == "ConvTranspose":
+            return transposed(graph, node)
+        return match(graph, node, self.alone, self.layout)
 
     def merge_key(self, match: Match) -> Hashable | None:
         return merge_key(match)

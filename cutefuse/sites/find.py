@@ -15,10 +15,11 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.clean import Cleaned, clean, unchanged
-from cutefuse.graph.read import Graph, label, subgraphs
+from cutefuse.graph.read import Graph, label, nodes_of, subgraphs
 from cutefuse.graph.shapes import check_shapes
 from cutefuse.kernels import Call
 from cutefuse.ops.function import fused_nodes, graph_call
+from cutefuse.ops.layouts import HWC8
 from cutefuse.ops.op import Cost, FusedOp
 from cutefuse.sites import conv, norm, quant
 from cutefuse.sites.match import Finder, Match, Operand, Refusal, filled, tensors_of
@@ -27,8 +28,12 @@ FUSED, REFUSED, EXCLUDED, MERGED, LEFT_OUT = "fused", "refused", "excluded", "me
 CAST_LIKE_OPSET = 15
 OWN_BODY = frozenset({"bfloat16", "float8_e4m3fn"})  # types that no other one shares a body with
 BODY_OPSET = 11  # from here on a body serves calls of every geometry
-FINDERS: tuple[Finder, ...] = (conv.ConvSites(), quant.QuantSites(), norm.NormSites())
-ALSO_ALONE: tuple[Finder, ...] = (conv.ConvSites(alone=True), *FINDERS[1:])
+
+
+def finders(alone: bool = False, layout: int = HWC8) -> tuple[Finder, ...]:
+    """One finder for each operator. `alone`: convolutions without any neighbour are sites too. `layout`: of the nodes
+    that convolutions become."""
+    return conv.ConvSites(alone, layout), quant.QuantSites(layout), norm.NormSites()
 
 
 @dataclass
@@ -45,6 +50,7 @@ class Site:
     bytes_saved: int | None = 0  # None where sizes are not known
     sizes: Callable[[str], tuple[int, ...] | None] = lambda tensor: None  # of tensors, on inputs of the given sizes
     gain_us: float | None = None  # what fusing it should save while the other sites stay as they are; None: not known
+    gain_parts: dict[str, float] = field(default_factory=dict)  # what gain_us is the sum of
     basis: str = ""  # of gain_us: "profile", "tuned" or "model"
     tile: int = 0  # id of the tile that was chosen here, which the node asks for; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
@@ -124,26 +130,28 @@ class Site:
             "bytes_moved": cost.bytes_moved if cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,
             "gain_us": self.gain_us,
+            "gain_parts": {part: round(us, 3) for part, us in self.gain_parts.items()},
             "tile": self.tile,
             "basis": self.basis,
         }
 
 
 def find_sites(
-    model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]] | None = None, alone: bool = False
-) -> tuple[Cleaned, list[Site]]:
+    model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int]] | None = None, alone: bool = False,
+    layout: int = HWC8,
+) -> tuple[Cleaned, list[Site]]:  # fmt: skip
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
     They are found in a cleaned copy of the graph; their nodes are those of the model, its no-ops between them included.
-    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone`:
-    convolutions without any neighbour are candidates too.
+    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone`
+    and `layout`: see `finders`.
 
     Raises CutefuseError for a broken graph: a tensor defined twice, a cycle; and for shapes that contradict the model.
     """
     check_shapes(model, shapes or {})
     cleaned = clean(model, folder)
     order = {id(n): i for i, n in enumerate(cleaned.whole.nodes)}
-    sites = list(_scan(cleaned, order, ALSO_ALONE if alone else FINDERS))
+    sites = list(_scan(cleaned, order, finders(alone, layout)))
     if shapes:
         sized = cleaned.sized(shapes)
         for site in sites:
@@ -154,20 +162,21 @@ def find_sites(
     for title, body in _nested(model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
-            found = list(_scan(unchanged(Graph(inner, folder)), {}, FINDERS))
+            found = list(_scan(unchanged(Graph(inner, folder)), {}, finders()))
         except CutefuseError:  # a body that shadows names is legal ONNX; it is skipped
             continue
         for site in found:
             site.match = None
-            site.refuse(REFUSED, f"inside {title}; only the main graph is rewritten, inline it first")
+            site.refuse(REFUSED, f"inside {title}")
             sites.append(site)
     return cleaned, sites
 
 
 def _scan(cleaned: Cleaned, order: dict[int, int], finders: Sequence[Finder]) -> Iterator[Site]:
     graph = cleaned.graph
+    alive = graph.reaching_outputs()
     for node in graph.nodes:
-        for finder in finders:
+        for finder in finders if id(node) in alive else ():
             found = finder.match(graph, node) if node.op_type in finder.anchors else None
             if found is None:
                 continue
@@ -204,13 +213,32 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     def bodies(nodes: Iterable[NodeProto]) -> Iterator[tuple[str, onnx.GraphProto]]:
         for node in nodes:
             for body in subgraphs(node):
-                yield f"the body of {node.op_type} '{label(node)}'", body
+                yield f"the body of {node.op_type} '{label(node)}'; only the main graph is rewritten", body
                 yield from bodies(body.node)
 
     yield from bodies(model.graph.node)
     for function in model.functions:
         if function.domain != DOMAIN:
-            yield f"the local function '{function.name}'", onnx.GraphProto(node=function.node)
+            yield (
+                f"the local function '{function.name}'; only the main graph is rewritten, inline it first",
+                _body_of(function),
+            )
+
+
+def _body_of(function: onnx.FunctionProto) -> onnx.GraphProto:
+    """The nodes of a local function as a graph. What a caller gives as an attribute has the function's own default, or
+    the operator's."""
+    given = {a.name: a for a in function.attribute_proto}
+    body = onnx.GraphProto(node=function.node)
+    for node in nodes_of(body):
+        for i in reversed(range(len(node.attribute))):
+            name, own = node.attribute[i].ref_attr_name, node.attribute[i].name
+            if name in given:
+                node.attribute[i].CopyFrom(given[name])
+                node.attribute[i].name = own
+            elif name:
+                del node.attribute[i]
+    return body
 
 
 def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:

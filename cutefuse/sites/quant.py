@@ -13,6 +13,7 @@ from cutefuse.graph.numbers import INT8, Number
 from cutefuse.graph.read import Graph, label
 from cutefuse.ops import conv_math, quant_concat_conv, quant_math
 from cutefuse.ops.conv_form import most_sources
+from cutefuse.ops.layouts import HWC8
 from cutefuse.ops.quant_concat_conv import make_call, plain_of
 from cutefuse.sites import quant_facts
 from cutefuse.sites.chain import Chain, chains_after
@@ -38,6 +39,9 @@ class QuantSites(Finder):
     op = quant_concat_conv.OPERATOR
     anchors = frozenset({"Conv"})
 
+    def __init__(self, layout: int = HWC8) -> None:
+        self.layout = layout
+
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         site = quant_facts.find(graph, node, most_sources(quantised=True))
         if site is None or isinstance(site, Refusal):
@@ -55,7 +59,9 @@ class QuantSites(Finder):
             return Refusal(
                 f"quantised site: the Conv gives {dtype}; only {', '.join(self.op.dtypes)} can be fused", nodes
             )
-        return _first_legal([_match(site, tail, end, factor, bias) for end in _ends(graph, tail, dtype, site)])
+        return _first_legal(
+            [_match(site, tail, end, factor, bias, self.layout) for end in _ends(graph, tail, dtype, site)]
+        )
 
 
 def _ends(graph: Graph, tail: Chain, dtype: str, site: QuantSite) -> list[_End]:
@@ -70,7 +76,7 @@ def _ends(graph: Graph, tail: Chain, dtype: str, site: QuantSite) -> list[_End]:
     return found
 
 
-def _match(site: QuantSite, tail: Chain, end: _End, factor: np.ndarray, bias: np.ndarray) -> Match:
+def _match(site: QuantSite, tail: Chain, end: _End, factor: np.ndarray, bias: np.ndarray, layout: int) -> Match:
     """The site up to one end. `factor` and `bias` [K] are the filter's scales and the bias with what follows."""
     K, order = site.weight.dims[0], quant_math.order_of(site.scales)
     dims, scales = [site.dims[i] for i in order], [site.scales[i] for i in order]
@@ -79,7 +85,7 @@ def _match(site: QuantSite, tail: Chain, end: _End, factor: np.ndarray, bias: np
     def filters() -> np.ndarray:
         return quant_math.in_order(site.weight.make(), [d[1] for d in site.dims], order)
 
-    plain = plain_of(dims, K, site.geometry, tail.suffix, tail.params)
+    plain = plain_of(dims, K, site.geometry, tail.suffix, tail.params, layout)
     bound = quant_math.sum_bound(filters(), channels, scales) if site.weight.number is INT8 else 0
     call = make_call(plain, scales, end.dtype, end.scale, site.weight.number, bound)
     constants = (

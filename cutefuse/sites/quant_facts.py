@@ -249,8 +249,10 @@ def _weight(graph: Graph, conv: NodeProto) -> Weight:
             raise NotFused("the filter is quantised and dequantised with different scales; repair the model")
         tensor, rounded = quantiser.input[0], False
     if not graph.is_constant(tensor):
-        raise NotFused(f"the filter '{tensor}' is computed at run time; only constants can be packed")
-    value = None if tensor in graph.initializers else graph.constant(tensor)
+        raise NotFused(f"the filter '{tensor}' {graph.not_constant(tensor)}; only constants can be packed")
+    value = None if rounded and tensor in graph.initializers else graph.constant(tensor)
+    if value is not None and np.isnan(value.astype(np.float32)).any():
+        raise NotFused("the filter holds NaN, of which a quantiser may make any number; repair the model")
     dims = graph.dims(tensor) if value is None else value.shape
     if dims is None or len(dims) != 4:
         raise NotFused(f"the filter has dimensions {dims}; only 2-D convolutions (KCRS) can be fused")
@@ -275,5 +277,6 @@ def _bias(graph: Graph, conv: NodeProto, K: int) -> np.ndarray:
         tensor, scale = node.input[0], np.asarray(given, np.float64).reshape(-1)
     value = graph.constant(tensor)
     if value is None or value.shape != (K,) or scale.size not in (1, K):
-        raise NotFused(f"the bias '{tensor}' is no constant vector of {K}; only constants can be fused")
+        why = graph.not_constant(tensor) if value is None else f"is no vector of {K}"
+        raise NotFused(f"the bias '{tensor}' {why}; only constant vectors of {K} can be fused")
     return value.astype(np.float64) * scale

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, helper
 
 from cutefuse.graph.numbers import FLOAT8, NUMBERS, Number
-from cutefuse.graph.read import ELEM_TYPES, TYPE_NAMES, Graph, attribute
+from cutefuse.graph.read import RUN_TIME, TYPE_NAMES, Graph, attribute
 
 FLOATS = ("float32", "float16", "bfloat16")
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
@@ -90,17 +90,22 @@ def linear(graph: Graph, node: NodeProto, what: str) -> Linear:
     """The scale of a Q or DQ node. Raises NotFused when it is not symmetric with a constant scale, or makes another
     number type than the kernels take."""
     custom = node.domain == CUSTOM_DOMAIN
-    if len(node.input) < 2 or (scale := graph.constant(node.input[1])) is None:
-        raise NotFused(f"the scale of {what} is computed at run time; only constant scales can be fused")
-    zero = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-    if len(node.input) > 2 and node.input[2] and zero is None:
-        raise NotFused(f"the zero point of {what} is computed at run time; only constant zeros can be fused")
-    kind = FLOAT8.name if custom else zero.dtype.name if zero is not None else _stored_type(graph, node)
-    number = NUMBERS.get(kind or "")
-    if number is None:
+    if len(node.input) < 2:
+        raise NotFused(f"the quantiser of {what} has no scale; repair the model")
+    zero_point = node.input[2] if len(node.input) > 2 else ""
+    scale, zero = graph.constant(node.input[1]), graph.constant(zero_point) if zero_point else None
+    no_scale = "" if scale is not None else graph.not_constant(node.input[1])
+    kind = FLOAT8.name if custom else graph.type_word(zero_point) if zero_point else _stored_type(graph, node)
+    number, block = NUMBERS.get(kind), attribute(node, "block_size", 0)
+    if (number is None or block) and no_scale != RUN_TIME:
+        how = f"to {kind} in blocks of {block}; one scale a channel is the finest" if block else f"to {kind}"
         raise NotFused(
-            f"{what} is quantised to {kind}; only {' and '.join(NUMBERS)} can be fused, quantise symmetrically to one"
+            f"{what} is quantised {how}; only {' and '.join(NUMBERS)} can be fused, quantise symmetrically to one"
         )
+    if scale is None or number is None:
+        raise NotFused(f"the scale of {what} {no_scale}; only constant scales can be fused")
+    if zero_point and zero is None:
+        raise NotFused(f"the zero point of {what} {graph.not_constant(zero_point)}; only constant zeros can be fused")
     points = np.ravel(np.zeros(1) if zero is None else zero).astype(np.float64)
     if np.any(points != 0):
         raise NotFused(
@@ -109,10 +114,6 @@ def linear(graph: Graph, node: NodeProto, what: str) -> Linear:
         )
     if not attribute(node, "saturate", 1):
         raise NotFused(f"{what} is quantised without saturation; the kernels saturate, quantise with saturate=1")
-    if attribute(node, "block_size", 0):
-        raise NotFused(
-            f"{what} is quantised in blocks of {attribute(node, 'block_size')}; one scale a channel is the finest"
-        )
     values = np.asarray(scale, np.float64)
     if not np.all(np.isfinite(values) & (values > 0)):
         raise NotFused(f"{what} has a scale that is not positive; repair the model")
@@ -134,18 +135,13 @@ def dequantised(graph: Graph, node: NodeProto, between: Sequence[NodeProto], wha
     return found
 
 
-def _stored_type(graph: Graph, node: NodeProto) -> str | None:
+def _stored_type(graph: Graph, node: NodeProto) -> str:
     """The number type of a Q or DQ node without a zero point."""
     if node.op_type == DEQUANTIZE:
-        return _dtype(graph, node.input[0])
+        value = graph.constant(node.input[0]) if graph.dtype(node.input[0]) is None else None
+        return graph.type_word(node.input[0]) if value is None else value.dtype.name
     named = attribute(node, "output_dtype", 0)
-    return next((name for name, number in ELEM_TYPES.items() if number == named), "uint8")
-
-
-def _dtype(graph: Graph, tensor: str) -> str | None:
-    found = graph.dtype(tensor)
-    value = graph.constant(tensor) if found is None else None
-    return value.dtype.name if value is not None else found
+    return str(helper.tensor_dtype_to_np_dtype(named).name) if named else "uint8"
 
 
 @dataclass(frozen=True)

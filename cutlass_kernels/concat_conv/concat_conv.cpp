@@ -67,7 +67,7 @@ constexpr auto kConfigTable = configs_of(kTiles, kSm90Tiles);
 char const *check_outputs(Checks const &checks) {
   Problem &p = checks.p;
   AttrValue const &given = checks.call.attrs[kOutputChannels];
-  int const vector = 16 / size_of(p.type);
+  int const vector = p.dense ? 1 : 16 / size_of(p.type);
   std::int64_t sum = 0;
   bool legal = given.count == p.outputs;
   for (int j = 0; legal && j < p.outputs; ++j) {
@@ -117,19 +117,20 @@ char const *check_views(Checks const &checks) {
       (attr == kUpsample ? p.upsample : p.start)[i] = static_cast<int>(value);
     }
   }
+  int const step = p.dense ? 1 : 16 / size_of(p.type);  // of the channels at which a range may start
   std::int64_t const first = checks.call.attrs[kResidualStart].ints[0];
   bool const ranged = view && p.residual != Residual::kNone;
-  if (first < 0 || first > kInt32Max / 2 || (first > 0 && !ranged) || first * size_of(p.type) % 16 != 0) {
+  if (first < 0 || first > kInt32Max / 2 || (first > 0 && !ranged) || first % step != 0) {
     return sentence(
         "concat_conv: residual_start is %lld; 0 is allowed, and for CuteView op_types with a residual every multiple "
         "of %d",
-        (long long)first, 16 / size_of(p.type));
+        (long long)first, step);
   }
   p.residual_start = static_cast<int>(first);
   for (int i = 0; i < p.sources; ++i) {
-    if (std::int64_t(p.start[i]) * size_of(p.type) % 16 == 0) continue;
+    if (p.start[i] % step == 0) continue;
     return sentence("concat_conv: source %d starts at channel %d; a range must start at a multiple of %d %s channels",
-                    i, p.start[i], 16 / size_of(p.type), name_of(p.type));
+                    i, p.start[i], step, name_of(p.type));
   }
   return nullptr;
 }

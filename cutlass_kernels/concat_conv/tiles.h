@@ -27,6 +27,12 @@ inline constexpr Tile kTiles[] = {
     make_tile(19, "sm80_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {10.5, 0.9}, kAnyChannels | kFewChannels),
     make_tile(42, "sm80_32x64x64_w8_s4", k16Bit, {32, 64, 64, 4}, {1, 4, 2}, 2, {3.8, 1.25}, kAlsoPreActivated),
     make_tile(43, "sm80_128x64x64_w8_s3", k16Bit, {128, 64, 64, 3}, {2, 2, 2}, 1, {6.4, 2.5}, kAlsoPreActivated),
+    make_tile(47, "sm80_any_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {9.0, 2.5},
+              kAnyChannels | kCopiesElements),
+    make_tile(48, "sm80_any_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {13.5, 0.9},
+              kAnyChannels | kFewChannels | kCopiesElements),
+    make_tile(49, "sm80_up_any_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {9.0, 3.0},
+              kAnyChannels | kEnlargedSources | kCopiesElements),
     make_tile(21, "sm80_tf32_128x128x16_s4", k32Bit, {128, 128, 16, 4}, {2, 2}, 2, {30.3, 6.5}),
     make_tile(22, "sm80_tf32_128x64x32_s3", k32Bit, {128, 64, 32, 3}, {2, 2}, 2, {21, 4.5},
               kAnyChannels | kAlsoPreActivated),
@@ -113,15 +119,5 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
 constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},   {101, 113},
                                 {103, 113}, {104, 113}, {106, 105}, {107, 105}, {123, 122}, {125, 124}, {159, 152}};
-
-// Only float32 pixels may be no whole number of vectors, so only its tiles copy smaller pieces.
-constexpr bool copies_whole_pieces() {
-  for (Tile const &tile : kTiles) {
-    bool const small = tile.type_bytes == 4 && (tile.copy_bytes == 4 || tile.copy_bytes == 8);
-    if (!small && tile.copy_bytes != 16) return false;
-  }
-  return true;
-}
-static_assert(copies_whole_pieces());
 
 }  // namespace cutefuse::concat_conv

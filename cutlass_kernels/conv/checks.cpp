@@ -20,7 +20,7 @@ constexpr Limit kLimits[] = {{kChannels, 1, 1 << 28},
                              {kDilations, 1, 1024}};
 
 // Every pixel stride is a multiple of this many elements.
-int vector_of(Type type) { return type == Type::kFloat32 ? 1 : 16 / size_of(type); }
+int vector_of(Problem const &p, Type type) { return p.dense || type == Type::kFloat32 ? 1 : 16 / size_of(type); }
 
 // Elements of a pixel whose tensor names no stride.
 std::int64_t pixel_elements(Problem const &p, Type type, std::int64_t channels) {
@@ -78,7 +78,7 @@ char const *check_channels(Op const &op, Call const &call, Problem &p, int i) {
                     view ? "they must be positive and lie inside" : "they must be equal and positive");
   }
   std::int64_t const width = view && known(x.dims[1]) ? x.dims[1] : last;
-  int const vector = vector_of(p.type);
+  int const vector = vector_of(p, p.type);
   if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : pixel_elements(p, p.type, width);
   if (p.ldx[i] < last || p.ldx[i] % vector != 0 || p.ldx[i] > (1 << 28) ||
       (x.ld != 0 && p.layout == Layout::kBlocks32)) {
@@ -217,10 +217,11 @@ char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *v
   std::int64_t channels = 0;
   for (int i = 0; i < p.sources; ++i) {
     channels += p.C[i];
-    if (p.C[i] % vector == 0) continue;
+    if (p.C[i] % vector == 0 && p.ldx[i] % vector == 0) continue;
     return sentence(
-        "%s: source %d of a pre-activation has %d channels; %s takes multiples of %d; leave the normalisation outside",
-        op.name, i, p.C[i], name_of(p.type), vector);
+        "%s: source %d of a pre-activation has %d channels in pixels of %lld elements; %s takes multiples of %d; leave "
+        "the normalisation outside",
+        op.name, i, p.C[i], (long long)p.ldx[i], name_of(p.type), vector);
   }
   char const *const reason = check_vector(op, "pre-activation's scale", p.type, channels, vectors[0]);
   return reason != nullptr ? reason : check_vector(op, "pre-activation's shift", p.type, channels, vectors[1]);
@@ -237,10 +238,10 @@ char const *Checks::pixels(char const *what, Tensor const &y, Type type, int cha
   }
   std::int64_t const width = view && y.dims[1] > start + channels ? y.dims[1] : start + channels;
   *ld = y.ld != 0 ? y.ld : pixel_elements(p, type, width);
-  bool const whole = *ld >= pixel_elements(p, type, width) && *ld % vector_of(type) == 0 && *ld <= (1 << 28);
+  bool const whole = *ld >= pixel_elements(p, type, width) && *ld % vector_of(p, type) == 0 && *ld <= (1 << 28);
   if (blocks ? y.ld != 0 : !whole) {
-    return sentence("%s: %s pixels of %lld elements cannot hold %d channels in whole 16-byte vectors; pad the channels",
-                    op.name, what, (long long)*ld, channels);
+    return sentence("%s: %s pixels of %lld elements cannot hold %lld channels%s; pad the channels", op.name, what,
+                    (long long)*ld, (long long)width, p.dense ? "" : " in whole 16-byte vectors");
   }
   std::int64_t const expected[4] = {p.N, view ? width : channels, p.P, p.Q};
   for (int d = 0; d < 4; ++d) {

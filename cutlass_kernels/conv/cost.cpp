@@ -4,6 +4,7 @@
 
 #include "architecture.h"
 #include "conv/checks.h"
+#include "device.h"
 
 namespace cutefuse::conv {
 namespace {
@@ -13,17 +14,18 @@ bool whole_vectors(Problem const &p) {
   return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
 }
 
-// The largest copy of at most 16 bytes that divides every source's pixels and channels; 16 where pixels are whole
-// vectors, since a tail of channels is then masked.
+// The largest copy of at most 16 bytes that divides every source's pixels, first channel and channels; 16 where ranges
+// are whole vectors apart, since a tail of channels is then masked.
 int copy_bytes(Problem const &p) {
   std::int64_t strides = 16, sizes = 16;
   for (int i = 0; i < p.sources; ++i) {
-    strides |= p.ldx[i] * size_of(p.type), sizes |= (p.ldx[i] | p.C[i]) * size_of(p.type);
+    std::int64_t const stride = (p.ldx[i] | p.start[i]) * size_of(p.type);
+    strides |= stride, sizes |= stride | p.C[i] * size_of(p.type);
   }
   return strides % 16 == 0 ? 16 : int(sizes & -sizes);
 }
 
-// One source, every pixel of which is one vector, under several taps.
+// One source, every pixel of which is at most one vector, under several taps.
 bool has_few_channels(Problem const &p) {
   return p.sources == 1 && p.C[0] * size_of(p.type) <= 16 && p.R * p.S > 1 && p.layout == Layout::kChannelsLast;
 }
@@ -67,14 +69,19 @@ Target::Target(Call const &call)
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
+  bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
+  if (sized && output_tiles(tile, p) > kMostBlocks) return "images of more than 2^31 blocks";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (tile.few_channels && !has_few_channels(p)) return "more than a vector of channels, or one tap";
   char const *const taps = tile.halo_rows > 0 ? obstacle_to_taps(tile, p) : nullptr;
-  if (taps != nullptr || p.type == Type::kInt8) return taps != nullptr ? taps : obstacle_to_sums(tile, p);
-  if (!tile.any_channels && !whole_vectors(p)) return "channels that are no multiples of a vector";
+  if (taps != nullptr) return taps;
+  // Lanes behind a source's int8 channels are multiplied by zeros of the packed filter.
+  bool const masks = tile.any_channels || p.type == Type::kInt8;
+  if (!masks && !whole_vectors(p)) return "channels that are no multiples of a vector";
   bool const fits = tile.copy_bytes <= copy_bytes(p) && (tile.copy_bytes == 16) == (copy_bytes(p) == 16);
-  return fits ? nullptr : "pixels of this stride";
+  if (!fits) return "pixels of this stride";
+  return p.type == Type::kInt8 ? obstacle_to_sums(tile, p) : nullptr;
 }
 
 bool runs(Tile const &tile, Problem const &p, std::int32_t sm) {

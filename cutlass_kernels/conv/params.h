@@ -52,9 +52,8 @@ CUTEFUSE_HOST_DEVICE int split_ld(Problem const &p) { return ceil_div(p.K, 8) * 
 
 // Channels of the output that exist in memory, pad lanes included.
 CUTEFUSE_HOST_DEVICE int stored_channels(Problem const &p) {
-  int const step = size_of(p.output_type) != 1         ? size_of(p.output_type) == 2 ? 8 : 1
-                   : p.layout == Layout::kChannelsLast ? 16
-                                                       : kLayoutBlock;
+  bool const blocks = size_of(p.output_type) == 1 && p.layout != Layout::kChannelsLast;
+  int const step = p.dense ? 1 : blocks ? kLayoutBlock : int(padded_channels(p.output_type, 1));
   return ceil_div(p.K, step) * step;
 }
 
@@ -66,8 +65,9 @@ enum TypeSize { k8Bit = 1, k16Bit = 2, k32Bit = 4 };
 enum TileOption : unsigned {
   kAnyChannels = 1 << 0,        // Ampere: Tile::any_channels
   kEnlargedSources = 1 << 1,    // Ampere: Tile::upsamples
-  kCopies4Bytes = 1 << 2,       // Ampere: Tile::copy_bytes, which are 16 without these two
+  kCopies4Bytes = 1 << 2,       // Ampere: Tile::copy_bytes, which are 16 without these three
   kCopies8Bytes = 1 << 3,       // Ampere
+  kCopiesElements = 1 << 12,    // Ampere: down to a single element of 8 or 16 bits
   kSharedTaps = 1 << 4,         // Ampere: Tile::halo_rows
   kSumsInRegisters = 1 << 5,    // Ampere: Tile::sums
   kSumsInShared = 1 << 6,       // Ampere
@@ -83,7 +83,7 @@ enum class Group {
   kPlain,               // Ampere: every tap loads its own pixels
   kTaps,                // Ampere: the taps of a filter row share their pixels
   kEnlarged,            // Ampere: enlarged sources
-  kPieces,              // Ampere: copies of 4 or 8 bytes, for pixels of any stride
+  kPieces,              // Ampere: copies of fewer than 16 bytes, for pixels of any stride
   kSums,                // Ampere: kPlain with float32 sums of earlier sources
   kTapsSums,            // Ampere: kTaps with float32 sums of earlier sources
   kHopper,              // Hopper: all tiles but the small ones

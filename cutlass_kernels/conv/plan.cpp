@@ -34,6 +34,8 @@ Find *find_kernels([[maybe_unused]] Op const &op, [[maybe_unused]] Type type, [[
   return nullptr;
 }
 
+bool is_sized(Problem const &p) { return p.N > 0 && p.P > 0 && p.Q > 0; }
+
 // All but the addresses.
 Params make_params(Problem const &p) {
   Params params{};
@@ -110,6 +112,13 @@ char const *reject(Family const &family, Call const &call) {
 std::int64_t workspace_bytes(Family const &family, Call const &call) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return -1;
+  if (call.sm == 0 && is_sized(p)) {
+    // A compiler without a GPU times no tiles: the one that is asked for or ranked first will run.
+    std::int32_t id = asked_tile(family.op, call.attrs);
+    if (id == 0) configs(family, call, &id, 1);
+    Tile const *const tile = find_id(family.tiles, id);
+    return tile == nullptr ? 0 : split_bytes(p, splits_of(*tile, p, Target(call)));
+  }
   Problem wide = p;
   wide.Q = -1;  // of any width, and below on any device: the bytes must do for larger images and other GPUs too
   std::int64_t bytes = 0;
@@ -130,7 +139,7 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
     double cost;
   };
   std::vector<Candidate> legal;
-  bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
+  bool const sized = is_sized(p);
   bool const on_hopper = call.sm != 0 && offers(call.sm, kWgmma);
   bool const hopper_first = on_hopper && !(sized && (is_upsampled(p) || p.type == Type::kFloat32));
   Target const target(call);

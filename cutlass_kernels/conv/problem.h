@@ -122,9 +122,9 @@ inline bool one_sum_fits(Problem const &p) {
 }
 
 // Whether the pixels hold these channels alone. The lanes up to a whole vector are then padding and are written as
-// zeros; in wider pixels they are other channels and must not be written.
-CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Type type, OutputRange const &range) {
-  return range.ld == padded_channels(type, range.last - range.first);
+// zeros; in wider pixels they are other channels and must not be written. Dense pixels have no such lanes.
+CUTEFUSE_HOST_DEVICE bool owns_pad_lanes(Problem const &p, OutputRange const &range) {
+  return !p.dense && range.ld == padded_channels(p.output_type, range.last - range.first);
 }
 
 // source_coordinate(at, upsample_multiplier(factor)) is at / factor in one multiplication, for 0 <= at < 2^15: the row

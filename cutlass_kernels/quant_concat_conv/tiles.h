@@ -11,12 +11,13 @@ using namespace conv;
 
 // A tile of float8, which every GPU from 8.9 on multiplies by mma.sync. Its sums go on in float32 beside those of the
 // tensor cores, and it masks tails of channels, whose pad lanes may be NaN.
-constexpr Tile float8_tile(int id, char const *name, TileSize size, TileWarps warps, int blocks_per_sm, TileCost cost) {
+constexpr Tile float8_tile(int id, char const *name, TileSize size, TileWarps warps, int blocks_per_sm, TileCost cost,
+                           unsigned options = 0) {
   // On an H200 mma.sync of float8 is two of float16 behind a conversion of the operands. `cost` is therefore that of
   // the float16 tile of the same size, or half of that of twice the size; what the conversion adds is an estimate.
   constexpr double kConversion = 1.1;
   cost.channel_ns = kConversion * cost.channel_ns;
-  Tile tile = make_tile(id, name, k8Bit, size, warps, blocks_per_sm, cost, kAnyChannels | kSumsInRegisters);
+  Tile tile = make_tile(id, name, k8Bit, size, warps, blocks_per_sm, cost, options | kAnyChannels | kSumsInRegisters);
   tile.min_sm = 89, tile.float8 = true;
   return tile;
 }
@@ -37,10 +38,13 @@ inline constexpr Tile kTiles[] = {
     make_tile(19, "s8_drain_rows_128x64_s3", k8Bit, {128, 64, 64, 3}, {2, 2}, 2, {235 / 64., 2.75},
               kSharedTaps | kSumsInRegisters),
     make_tile(41, "s8_drain_32x64_s6", k8Bit, {32, 64, 64, 6}, {1, 4}, 4, {144 / 64., 1.75}, kSumsInRegisters),
+    make_tile(42, "s8_any_64x64_s4", k8Bit, {64, 64, 64, 4}, {2, 2}, 3, {8.0, 2.5},
+              kAnyChannels | kSumsInRegisters | kCopiesElements),
     float8_tile(31, "f8_128x128_w8_s4", {128, 128, 64, 4}, {2, 4}, 1, {18.1 / 2, 4.5}),
     float8_tile(32, "f8_128x64_s4", {128, 64, 64, 4}, {2, 2}, 2, {8.8, 4.0}),
     float8_tile(33, "f8_64x64_s5", {64, 64, 64, 5}, {2, 2}, 2, {4.8, 2.5}),
     float8_tile(34, "f8_128x32_s4", {128, 32, 64, 4}, {4, 1}, 3, {5.0, 2.5}),
+    float8_tile(35, "f8_any_64x64_s4", {64, 64, 64, 4}, {2, 2}, 2, {10.0, 2.5}, kCopiesElements),
 };
 
 inline constexpr Sm90Tile kSm90Tiles[] = {

@@ -135,7 +135,7 @@ def write(patterns: Sequence[str], packages: Path | None, folder: Path) -> None:
     """Write the ONNX files of networks into a folder, and say which could not be exported."""
     chosen = [w for w in wanted() if not w[2] and fits(w, patterns)]
     if not chosen:
-        raise CutefuseError(f"no network is called {', '.join(patterns)}; docs/models.md lists them, as timm/resnet50d")
+        raise CutefuseError(f"no network is called {', '.join(patterns)}; models/packages/__init__.py names them")
     folder.mkdir(parents=True, exist_ok=True)
     with installed(packages):
         for package, name, _ in chosen:
@@ -165,9 +165,7 @@ def run(patterns: Sequence[str], packages: Path | None, lines: Path, page_path: 
                 gc.collect()
     order = {w: i for i, w in enumerate(wanted())}
     done = sorted((line for line in done if key(line) in order), key=lambda line: order[key(line)])
-    left = sorted(order.keys() - set(map(key, done)), key=order.__getitem__)
-    missing = [f"{name} ({package}{', dynamo' if dynamo else ''})" for package, name, dynamo in left]
-    write_text(page_path, whole(page_path.read_text(encoding="utf-8"), done, missing))
+    write_text(page_path, whole(page_path.read_text(encoding="utf-8"), done))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,21 +8,21 @@ from typing import Any
 
 Line = dict[str, Any]
 START, END = "<!-- packages: python -m models.packages -->\n", "<!-- /packages -->\n"
+MOST = 3  # causes that a row names
 WRONG, TRACEBACK, WHOLE, NOT_EXPORTED = "outputs that differ", "tracebacks", "refused as a whole", "not exported"
 
 HEADER = """## Networks of published packages
 
 Written by `python -m models.packages`, which fetches the packages by pip for that command alone and exports their
 networks as users do, for one image, float32, at the size that they are deployed with (diffusion networks and video
-smaller, language models with two layers). Weights are random.
+smaller, language models with two layers). Weights are random. `models/packages/__init__.py` names the networks.
 
-- sites: what `cutefuse patch` does by itself, for TensorRT's newest version on an H200: fused / left out, since the
-  model of the engine says that they would not pay
-- `--all`: candidates / fused nodes / merged with a neighbour on the same sources / refused; the last three add up to
-  the first
-- error: as above, of every output and of every site that `--all` fuses
+- `patch`: the sites that it takes by itself / leaves out, for TensorRT's newest version on an H200, since by the model
+  of the engine they would not pay
+- `--all`: candidates / fused nodes / merged with a neighbour on the same sources / refused
+- error: as above, the largest of the package, over every output and every site that `--all` fuses
 """
-HEADINGS = ("network", "exporter", "input", "nodes", "sites", "`--all`", "refused because of", "error")
+HEADINGS = ("package", "exports", "`patch`", "`--all`", "most refused because of", "error")
 
 
 def tail(text: str) -> str:
@@ -31,25 +31,17 @@ def tail(text: str) -> str:
     return found + rest if found else ""
 
 
-def whole(text: str, lines: Sequence[Line], left: Sequence[str] = ()) -> str:
-    """The page with this part written anew, at its end; `left`: exports that the command knows and did not measure."""
-    own = text.partition(START)[0].rstrip() + "\n\n"
-    above = sum(row.startswith("| ") and "float" in row for row in own.splitlines())
-    missing = f"\nKnown to the command and not measured: {', '.join(left)}.\n" if left else ""
-    return own + part(lines, above).removesuffix(END) + missing + END
+def whole(text: str, lines: Sequence[Line]) -> str:
+    """The page with this part written anew, at its end."""
+    return text.partition(START)[0].rstrip() + "\n\n" + part(lines)
 
 
-def part(lines: Sequence[Line], above: int = 0) -> str:
-    """The part itself: what all exports say together, then a table for each package; `above`: rows of the page's first
-    table."""
-    rows = ""
+def part(lines: Sequence[Line]) -> str:
+    """The part itself: what all exports say together, then a line for each package."""
+    table = f"\n| {' | '.join(HEADINGS)} |\n|{' --- |' * len(HEADINGS)}\n"
     for package in dict.fromkeys(line["package"] for line in lines):
-        version = next(line["version"] for line in lines if line["package"] == package)
-        rows += (
-            f"\n### {package.replace('_', '-')} {version}\n\n| {' | '.join(HEADINGS)} |\n|{' --- |' * len(HEADINGS)}\n"
-        )
-        rows += "".join(row(line) for line in lines if line["package"] == package and failure(line) != NOT_EXPORTED)
-    return START + HEADER + summary(lines, above) + rows + END
+        table += row([line for line in lines if line["package"] == package])
+    return START + HEADER + summary(lines) + table + END
 
 
 def failure(line: Line) -> str:
@@ -63,51 +55,65 @@ def failure(line: Line) -> str:
     return WRONG if "differs" in line["error"] else ""
 
 
-def row(line: Line) -> str:
-    """One export."""
-    shape = " ".join("x".join(map(str, dims)) for dims in line["inputs"])
-    start = [line["name"], "dynamo" if line["dynamo"] else "tracing", shape]
-    if failure(line) in (TRACEBACK, WHOLE):
-        cells = [*start, "", "", "", line.get("traceback") or line["refused_whole"], ""]
-    else:
-        because = ", ".join(f"{count} {cause}" for cause, count in line["refused_by"].items())
-        everything = f"{line['candidates']} / {line['fused']} / {line['merged']} / {line['refused']}"
-        cells = [*start, f"{line['nodes_before']} -> {line['nodes_after']}", f"{line['taken']} / {line['left_out']}",
-                 everything, because or why_none(line), line["error"]]  # fmt: skip
+def row(lines: Sequence[Line]) -> str:
+    """One package."""
+    done = patched(lines)
+    total = totals(done)
+    causes = causes_of(done).most_common(MOST)
+    errors = [line["error"] for line in done if line["error"] != "-"]
+    cells = [
+        f"{lines[0]['package'].replace('_', '-')} {lines[0]['version']}",
+        str(sum(failure(line) != NOT_EXPORTED for line in lines)),
+        f"{total['taken']}/{total['left_out']}",
+        "/".join(str(total[key]) for key in ("candidates", "fused", "merged", "refused")),
+        ", ".join(f"{count} {cause}" for cause, count in causes) or "-",
+        max(errors, key=lambda e: float("inf") if "differs" in e else float(e), default="-"),
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 
-def why_none(line: Line) -> str:
-    """Why a network has no candidate at all; "-" where it has some."""
-    if line["candidates"]:
-        return "-"
-    convs, norms = (sum(n for op, n in line["ops"].items() if key in op) for key in ("Conv", "Normalization"))
-    if not convs and not norms:
-        return "no convolution, no norm"
-    return f"no candidate: {convs} convolutions and {norms} norms, none with an activation, a Concat or a sum beside it"
+def patched(lines: Sequence[Line]) -> list[Line]:
+    """Those that were patched, whether or not their outputs are right."""
+    return [line for line in lines if failure(line) in ("", WRONG)]
 
 
-def summary(lines: Sequence[Line], above: int) -> str:
-    """Sums over all exports, and what was not exported."""
-    failures = Counter(map(failure, lines))
-    patched = [line for line in lines if failure(line) in ("", WRONG)]
+def totals(lines: Sequence[Line]) -> Counter[str]:
+    """Sums of the counts."""
     total = Counter[str]()
-    for line in patched:
+    for line in lines:
         total.update({key: line[key] for key in ("candidates", "fused", "merged", "refused", "taken", "left_out")})
+    return total
+
+
+def causes_of(lines: Sequence[Line]) -> Counter[str]:
+    """cause -> how many refusals have it."""
+    return sum((Counter(line["refused_by"]) for line in lines), Counter[str]())
+
+
+def summary(lines: Sequence[Line]) -> str:
+    """Sums over all exports, every failure, and what was not exported."""
+    failures = Counter(map(failure, lines))
+    done = patched(lines)
+    total = totals(done)
     bad = ", ".join(f"{failures[kind]} {kind}" for kind in (WRONG, TRACEBACK, WHOLE))
-    exports = len(lines) - failures[NOT_EXPORTED]
     text = (
-        f"\n**{exports} exports, {exports + above} with those above: {bad}.** {total['candidates']} candidates; "
-        f"`--all` fuses {total['fused']}, merges {total['merged']} and refuses {total['refused']}; by itself "
-        f"`patch` fuses {total['taken']} and leaves out {total['left_out']}.\n"
+        f"\n**{len(lines) - failures[NOT_EXPORTED]} exports: {bad}.** {total['candidates']} candidates; `--all` fuses "
+        f"{total['fused']}, merges {total['merged']} and refuses {total['refused']}; by itself `patch` fuses "
+        f"{total['taken']} and leaves out {total['left_out']}.\n"
     )
-    causes: Counter[str] = Counter()
-    for line in patched:
-        causes.update(line["refused_by"])
-    if causes:
+    if causes := causes_of(done):
         text += "\nRefused: " + ", ".join(f"{count} {cause}" for cause, count in causes.most_common()) + ".\n"
-    gone = [line for line in lines if failure(line) == NOT_EXPORTED]
-    if gone:
-        text += "\nNot exported, by PyTorch's or the package's own refusal:\n\n"
-        text += "".join(f"- {g['package']} {g['name']}: {g['not_exported']}\n" for g in gone)
+    if found := [line for line in lines if failure(line)]:
+        text += "\n" + "".join(f"- {failure(line)}: {named(line)}{said(line)}\n" for line in found)
     return text
+
+
+def named(line: Line) -> str:
+    """Which export it is."""
+    return f"{line['package']} {line['name']}{' (dynamo)' if line['dynamo'] else ''}"
+
+
+def said(line: Line) -> str:
+    """The words of a failure, if it has any."""
+    words = next((line[key] for key in ("not_exported", "traceback", "refused_whole") if key in line), "")
+    return f": {words}" if words else ""

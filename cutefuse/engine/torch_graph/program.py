@@ -20,6 +20,7 @@ from cutefuse.engine.torch_graph.fused import DOMAIN, GIVEN, GUESS, FusedNode, b
 from cutefuse.engine.torch_graph.node import TABLE, Node, Run, UnsupportedError, dtype_of
 from cutefuse.engine.torch_graph.shapes import tensor_of
 from cutefuse.errors import CutefuseError
+from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.torch.pixels import is_narrow
 
 _STANDARD = ("", "ai.onnx")
@@ -276,6 +277,11 @@ class _Loader:
         """The kernel call of a node of our domain; None, with a note, where the library refuses it."""
         inputs = [v for v in given if v is not None]
         outputs = self._shapes_of(proto, given, opsets)
+        nhwc = attrs.get(LAYOUT, HWC8) == NHWC
+        if nhwc:  # dense NHWC is channels-last memory, so that the node and its readers see one tensor in two ways
+            inputs = [self._turned(v, TO_NCHW, name) for v in inputs]
+            outputs = [t.permute(TO_NCHW) for t in outputs]
+            attrs = attrs | {LAYOUT: HWC8}
         node = FusedNode(name, proto.op_type, attrs, [v.tensor for v in inputs], outputs)
         reason = node.reject()
         if reason is not None:
@@ -284,7 +290,16 @@ class _Loader:
         if node.images:
             inputs = [self._widened(v) for v in inputs]
             node.inputs = [v.tensor for v in inputs]
-        return self._step(node, inputs, node.results(), name, proto.op_type, attrs, [name])
+        made = self._step(node, inputs, node.results(), name, proto.op_type, attrs, [name])
+        return [self._turned(v, TO_NHWC, name) for v in made] if nhwc else made
+
+    def _turned(self, value: Value, perm: tuple[int, ...], name: str) -> Value:
+        """An image with its axes in another order, as a view; other tensors as they are."""
+        if value.tensor.dim() != len(perm):
+            return value
+        attrs = {"perm": list(perm)}
+        (turned,) = self._operator(Node(name, "Transpose", 1, attrs, [value.tensor], 1), [value], name, [])
+        return turned
 
     def _widened(self, value: Value) -> Value:
         """An image as the kernels can read it where it lies: one copy for all nodes that read it."""

@@ -36,10 +36,31 @@ __device__ __forceinline__ void g2s_word(void *shared, void const *global, bool 
                                                   *static_cast<uint32_t *>(shared), exists);
 }
 
-// Copies 16 bytes in pieces of `piece` bytes: 16, 8 or, if kSmallest is 4, 4. Only the first `bytes` of the chunk
-// exist, a whole number of pieces; the others become zeros. No branch, since it would separate the mma.
+// Copies the `bytes` of a 16-byte chunk that exist, a piece at a time through registers, and zeros for the others:
+// cp.async copies no fewer than four bytes.
+template <class Piece>
+__device__ __forceinline__ void g2s_through_registers(void *shared, void const *global, int bytes) {
+  constexpr int kPieces = 4 / sizeof(Piece);  // of a word
+  Piece const *const from = static_cast<Piece const *>(global);
+  uint32_t word[4] = {};
+  CUTE_UNROLL
+  for (int i = 0; i < 4 * kPieces; ++i) {
+    uint32_t const piece = i * int(sizeof(Piece)) < bytes ? from[i] : 0;
+    word[i / kPieces] |= piece << i % kPieces * 8 * sizeof(Piece);
+  }
+  *static_cast<uint4 *>(shared) = {word[0], word[1], word[2], word[3]};
+}
+
+// Copies 16 bytes in pieces of `piece` bytes: 16, 8, 4 or fewer, down to kSmallest. Only the first `bytes` of the chunk
+// exist, a whole number of pieces; the others become zeros. No branch down to pieces of 4, since it would separate the
+// mma.
 template <int kSmallest>
 __device__ __forceinline__ void g2s_pieces(void *shared, void const *global, int bytes, int piece) {
+  if constexpr (kSmallest < 4) {
+    if (piece >= 4) return g2s_pieces<4>(shared, global, bytes, piece);
+    if (kSmallest == 2 || piece == 2) return g2s_through_registers<uint16_t>(shared, global, bytes);
+    return g2s_through_registers<uint8_t>(shared, global, bytes);
+  }
   uint32_t const to = cast_smem_ptr_to_uint(shared);
   asm volatile(
       "{.reg .pred p, q, w, h; .reg .b32 a, b, c;\n"
@@ -110,6 +131,12 @@ struct FilterRows {
     g2s_unless(&to_w(0, i, 0), at, without & 1u << i);
   }
 };
+
+// The largest piece of at most 16 bytes that divides a source's pixels, first channel and channels.
+__device__ __forceinline__ int piece_of(Problem const &p, int source, int pixel_bytes, int element_bytes) {
+  int const sizes = (p.C[source] | p.start[source]) * element_bytes | pixel_bytes;
+  return min(16, sizes & -sizes);
+}
 
 // The address of a channel of a source at its pixel 0, and the bytes from pixel to pixel.
 struct SourceStart {

@@ -18,7 +18,7 @@ struct FewChannelsLoader {
   FilterRows<Traits> filters;
   int tap;             // of this thread's chunk
   char const *from_x;  // pixel 0 of the source, moved by the tap
-  int const pixel_bytes, bytes;
+  int const pixel_bytes, bytes, piece;
   uint32_t tap_bits;  // the bits of rows.outside that must be clear for this tap
   uint32_t closed;    // all ones where there is no such tap, else zeros
 
@@ -29,7 +29,8 @@ struct FewChannelsLoader {
         filters(all, place, 0),
         tap(place.thread % Traits::kChunks),
         pixel_bytes(int(all.problem.ldx[0] * kBytes)),
-        bytes(all.problem.C[0] * kBytes) {
+        bytes(all.problem.C[0] * kBytes),
+        piece(piece_of(all.problem, 0, pixel_bytes, kBytes)) {
     filters.from += tap * (kChannelBlock - Traits::kVector) * kBytes;  // from the chunk's place to the tap's
     enter_tap();
   }
@@ -53,7 +54,13 @@ struct FewChannelsLoader {
   __device__ __forceinline__ void copy(int, int i, int stage, ToX const &to_x, ToW const &to_w) const {
     if (i < kRowsX) {
       bool const exists = ((rows.outside[i] & tap_bits) | closed) == 0;
-      g2s(&to_x(0, i, 0, stage), address_of(from_x, rows.at(i), pixel_bytes), exists ? bytes : 0);
+      void *const to = &to_x(0, i, 0, stage);
+      char const *const from = address_of(from_x, rows.at(i), pixel_bytes);
+      if constexpr (Traits::kTile.copy_bytes < 16) {
+        g2s_pieces<Traits::kTile.copy_bytes>(to, from, exists ? bytes : 0, piece);
+      } else {
+        g2s(to, from, exists ? bytes : 0);
+      }
     } else {
       filters.copy(params, i - kRowsX, 0, filters.absent | closed, to_w(_, _, _, stage));
     }

@@ -153,10 +153,7 @@ struct TapLoader {
     } else {
       step_x = params.side_by_side ? kK * kBytes : params.taps == 1 ? 0 : p.dilation_w * pixel_bytes;
     }
-    if constexpr (Traits::kTile.copy_bytes < 16) {
-      int const sizes = (p.C[block.source] * kBytes) | pixel_bytes;
-      piece = min(16, sizes & -sizes);
-    }
+    if constexpr (Traits::kTile.copy_bytes < 16) piece = piece_of(p, block.source, pixel_bytes, kBytes);
     enter_block();
   }
 

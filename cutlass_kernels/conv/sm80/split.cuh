@@ -63,7 +63,18 @@ __global__ void __launch_bounds__(kFinishThreads) conv_finish(Params const __gri
     constexpr int kVector = 16 / sizeof(Output);
     CUTE_UNROLL
     for (int i = 0; i < kFinishChannels; i += kVector) {
-      if (k + i < p.K) Target<Output>(params, k + i).store(m, &y[i]);
+      if (k + i >= p.K) continue;
+      Target<Output> const target(params, k + i);
+      if (target.whole) {
+        *reinterpret_cast<uint4 *>(target.y + m * target.ld) = *reinterpret_cast<uint4 const *>(&y[i]);
+        continue;
+      }
+      CUTE_UNROLL
+      for (int v = i; v < i + kVector; ++v) {
+        if (k + v >= p.K) continue;
+        Target<Output> const one(params, k + v);
+        one.y[m * one.ld] = y[v];
+      }
     }
   }
 }

@@ -56,69 +56,68 @@ struct Clamp {
   }
 };
 
-// Where the 16-byte vector of channels from k on goes: the output that holds it, which may be a range of wider pixels.
+// Where channel k of the K goes: the output that holds it, which may be a range of wider pixels.
 template <class Output>
 struct Target {
   static constexpr int kVector = 16 / sizeof(Output);
-  Output *y;  // these channels at pixel 0
+  Output *y;  // this channel at pixel 0
   int64_t ld;
-  int channels;        // of the vector, that exist
-  bool whole, padded;  // the vector may be written at once; it holds pad lanes, which become zeros
+  int channels;        // of the output, from this one on
+  bool whole, padded;  // the 16-byte vector from here on may be written at once; it holds pad lanes, which become zeros
 
   __device__ __forceinline__ Target(Params const &params, int k) {
     Problem const &p = params.problem;
     int j = 0;
     while (j + 1 < p.outputs && k >= p.ranges[j].last) ++j;
     OutputRange const &range = p.ranges[j];
-    y = static_cast<Output *>(params.ys[j]) + (k - range.first);
+    int const at = k - range.first, width = range.last - range.first;
+    y = static_cast<Output *>(params.ys[j]) + at;
     ld = range.ld, channels = range.last - k;
-    // float32 pixels have any stride and no pad lanes; pad lanes of 16-bit types are written where they hold no other
+    // Pixels of float32 and dense ones have no pad lanes; those of others are written where they hold no other
     // channels.
     padded = channels < kVector;
     whole =
-        padded ? sizeof(Output) == 2 && ld == ceil_div(range.last - range.first, kVector) * kVector : ld % kVector == 0;
-  }
-
-  __device__ __forceinline__ void store(int64_t m, Output const *from) const {
-    Output *const to = y + m * ld;
-    if (whole) {
-      *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 const *>(from);
-    } else if (sizeof(Output) == 4 && ld % 2 == 0) {
-      for (int v = 0; v < kVector && v < channels; v += 2) {
-        if (v + 1 < channels) {
-          *reinterpret_cast<uint2 *>(to + v) = *reinterpret_cast<uint2 const *>(from + v);
-        } else {
-          to[v] = from[v];
-        }
-      }
-    } else {
-      for (int v = 0; v < kVector && v < channels; ++v) to[v] = from[v];
-    }
+        padded ? sizeof(Output) == 2 && !p.dense && ld == ceil_div(width, kVector) * kVector : (ld | at) % kVector == 0;
   }
 };
 
+// Calls f(row, n) for each pixel of the tile that exists and the column n of this thread: neighbouring lanes have
+// neighbouring channels, which may lie anywhere.
+template <class Traits, int kAtOnce, class F>
+__device__ __forceinline__ void each_of_column(Params const &params, Place const &place, F const &f) {
+  constexpr int kN = Traits::kN, kRows = Traits::kThreads / kN;
+  static_assert(Traits::kThreads % kN == 0 && Traits::kM % kRows == 0);
+  int const n = place.thread % kN, first = place.thread / kN;
+  int const rows = min(Traits::kM, params.problem.N * params.problem.P * params.problem.Q - place.m0);
+#pragma unroll kAtOnce
+  for (int row = first; row < rows; row += kRows) f(row, n);
+}
+
 // Fetches the residual of a block's outputs into the place where they will be staged, and waits for it.
 template <class Traits, class Staging>
-__device__ __forceinline__ void load_residual(Params const &params, Staging const &sY, int m0, int n0) {
+__device__ __forceinline__ void load_residual(Params const &params, Staging const &sY, Place const &place) {
   Problem const &p = params.problem;
   using Output = typename Traits::Output;
-  int const n = threadIdx.x % Traits::kChunksY * Traits::kVector, k = n0 + n;
-  bool const whole = p.ldz % Traits::kVector == 0;
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kM; i += Traits::kRowsY) {
-    int const row = i + threadIdx.x / Traits::kChunksY, m = m0 + row;
-    int const left = m < p.N * p.P * p.Q ? p.K - k : 0;
-    Output const *const from = static_cast<Output const *>(params.z) + (left > 0 ? m * p.ldz + k : 0);
-    if (whole) {
-      g2s(&sY(row, n), from, left > 0 ? 16 : 0);
-    } else {
-      CUTE_UNROLL
-      for (int word = 0; word < 4; ++word) {  // these pixels start at any multiple of 4 bytes
-        bool const exists = left * int(sizeof(Output)) > 4 * word;
-        g2s_word(reinterpret_cast<uint32_t *>(&sY(row, n)) + word,
-                 reinterpret_cast<uint32_t const *>(from) + (exists ? word : 0), exists);
-      }
+  Output const *const z = static_cast<Output const *>(params.z);
+  if ((p.ldz | p.residual_start) % Traits::kVector == 0) {
+    int const n = place.thread % Traits::kChunksY * Traits::kVector, k = place.n0 + n;
+#pragma unroll 4
+    for (int i = 0; i < Traits::kM; i += Traits::kRowsY) {
+      int const row = i + place.thread / Traits::kChunksY, m = place.m0 + row;
+      bool const exists = m < p.N * p.P * p.Q && k < p.K;
+      g2s(&sY(row, n), z + (exists ? m * p.ldz + k : 0), exists ? 16 : 0);
     }
+  } else {
+    constexpr int kAtOnce = sizeof(Output) == 4 ? 1 : 4;  // what cp.async copies needs no register to arrive in
+    each_of_column<Traits, kAtOnce>(params, place, [&](int row, int n) {
+      bool const exists = place.n0 + n < p.K;
+      Output const *const from = z + (exists ? (place.m0 + row) * p.ldz + place.n0 + n : 0);
+      if constexpr (sizeof(Output) == 4) {
+        g2s_word(&sY(row, n), from, exists);
+      } else {
+        sY(row, n) = exists ? *from : Output(0);
+      }
+    });
   }
   cp_async_fence();
   cp_async_wait<0>();
@@ -181,7 +180,7 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
       acc(i) += float(z.v[0]), acc(i + 1) += float(z.v[1]);
     }
   };
-  if (p.residual != Residual::kNone) load_residual<Traits>(params, sY, place.m0, place.n0);
+  if (p.residual != Residual::kNone) load_residual<Traits>(params, sY, place);
   if (finishes) {
     if (p.residual == Residual::kBefore) add_residual();
     Clamp<Output> const clamp(p);
@@ -195,24 +194,30 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
   }
   __syncthreads();
 
-  int const n = place.thread % Traits::kChunksY * kVector, k = place.n0 + n;
-  int const first_row = place.thread / Traits::kChunksY, first_m = place.m0 + first_row, rows_left = pixels - first_m;
-  if (k >= p.K) return;
-  Target<Output> const target(params, k);
-  if (target.whole && !target.padded) {
-    Output *to = target.y + int64_t(first_m) * target.ld;
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kM; i += Traits::kRowsY, to += Traits::kRowsY * target.ld) {
-      if (i < rows_left) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 *>(&sY(i + first_row, n));
+  Place const out = Place::of<Traits>(params);  // again: nothing below may be computed while registers hold the sums
+  int const n = out.thread % Traits::kChunksY * kVector, k = out.n0 + n;
+  int const first_row = out.thread / Traits::kChunksY, first_m = out.m0 + first_row, rows_left = pixels - first_m;
+  if (k < p.K) {
+    Target<Output> const target(params, k);
+    if (target.whole) {
+      CUTE_NO_UNROLL
+      for (int i = 0; i < Traits::kM && target.padded; i += Traits::kRowsY) {
+        for (int v = target.channels; v < kVector; ++v) sY(i + first_row, n + v) = Output(0);
+      }
+      Output *to = target.y + int64_t(first_m) * target.ld;
+      constexpr int kRows = Traits::kM / Traits::kRowsY, kAtOnce = kRows > 16 ? 8 : kRows;  // more would need registers
+#pragma unroll kAtOnce
+      for (int i = 0; i < Traits::kM; i += Traits::kRowsY, to += Traits::kRowsY * target.ld) {
+        if (i < rows_left) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 *>(&sY(i + first_row, n));
+      }
     }
-    return;
   }
-  CUTE_NO_UNROLL
-  for (int i = 0; i < Traits::kM && i < rows_left; i += Traits::kRowsY) {
-    Output *const from = &sY(i + first_row, n);
-    for (int v = target.channels; v < kVector; ++v) from[v] = Output(0);
-    target.store(first_m + i, from);
-  }
+  // Channels that no whole vector holds.
+  int const alone = out.n0 + out.thread % Traits::kN;
+  if (alone >= p.K || Target<Output>(params, alone / kVector * kVector).whole) return;
+  Target<Output> const target(params, alone);
+  Output *const to = target.y + int64_t(out.m0) * target.ld;
+  each_of_column<Traits, 4>(params, out, [&](int row, int column) { to[row * target.ld] = sY(row, column); });
 }
 
 }  // namespace cutefuse::conv

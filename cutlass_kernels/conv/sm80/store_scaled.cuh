@@ -219,7 +219,8 @@ __device__ __forceinline__ void store_scaled(Params const &params, unsigned char
     Round<Output> const round(p);
     Lanes<Output> const lanes(exist);
     bool const linear = sizeof(Output) > 1 || p.layout == cutefuse::Layout::kChannelsLast;
-    bool const whole = sizeof(Output) < 4 || (exist >= kFinished && p.ldy % kFinished == 0);
+    int const stored = stored_channels(p) - k;  // pad lanes included
+    bool const whole = stored >= kFinished && p.ldy % kFinished == 0;
     Output *to = linear ? static_cast<Output *>(params.y) + first * p.ldy + k : nullptr;
     CUTE_NO_UNROLL
     for (int i = 0; i < kM; i += kBatch * kRowsY) {
@@ -241,7 +242,7 @@ __device__ __forceinline__ void store_scaled(Params const &params, unsigned char
         } else {
           CUTE_UNROLL
           for (int v = 0; v < kFinished; ++v) {
-            if (v < exist) at[v] = z.v[v];
+            if (v < stored) at[v] = z.v[v];
           }
         }
       }

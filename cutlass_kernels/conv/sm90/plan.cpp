@@ -245,8 +245,10 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
   k.b = static_cast<float const *>(*next++);
   bool const direct = p.type == Type::kFloat32;  // outputs and shortcut have no maps
   if (p.residual != Residual::kNone) {
-    k.shortcut = *next++;
-    if (!direct) point(k.z, k.shortcut, 0);
+    std::int64_t const start = std::int64_t(p.residual_start) * size_of(p.type);
+    k.shortcut = static_cast<char const *>(*next) + start;
+    if (!direct) point(k.z, *next, start);
+    ++next;
   }
   if (p.pre_activated) k.pre_scale = next[0], k.pre_shift = next[1];
   for (int i = 0; i < p.outputs; ++i) {

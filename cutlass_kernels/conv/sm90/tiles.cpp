@@ -133,7 +133,9 @@ bool can_store(Sm90Tile const &tile, Problem const &p) {
   if (tile.type_bytes == 1 && p.output_type != Type::kFloat16 && !narrow) return false;
   for (int i = 0; i < p.outputs; ++i) {
     OutputRange const range = output_range(p, i);
-    if ((range.last - range.first) % 8 != 0 && !owns_pad_lanes(p.output_type, range)) return false;
+    int const vector = 16 / size_of(p.output_type);
+    if (range.first % 8 != 0 || range.ld % vector != 0) return false;
+    if ((range.last - range.first) % 8 != 0 && !owns_pad_lanes(p, range)) return false;
   }
   return true;
 }

@@ -328,12 +328,13 @@ constexpr bool is_pointwise(Problem const &p) {
   return p.R * p.S == 1 && p.stride_h * p.stride_w == 1 && p.pad_top + p.pad_left + p.pad_bottom + p.pad_right == 0;
 }
 
-// TMA moves from pixel to pixel by multiples of 16 bytes. Only float32 has others.
+// TMA starts at multiples of 16 bytes and moves from pixel to pixel by such. Only float32 and dense pixels have others.
 inline bool has_strides_for_tma(Problem const &p) {
   for (int i = 0; i < p.sources; ++i) {
-    if (p.ldx[i] * size_of(p.type) % 16 != 0) return false;
+    if ((p.ldx[i] | p.start[i]) * size_of(p.type) % 16 != 0) return false;
   }
-  return true;
+  bool const loads_residual = p.residual != Residual::kNone && p.type != Type::kFloat32;
+  return !loads_residual || (p.ldz | p.residual_start) * size_of(p.type) % 16 == 0;
 }
 
 // The part of a problem that a tile of its type cannot run, worded to follow "cannot run"; null: it runs all. Mostly

@@ -1,0 +1,52 @@
+"""The rules of `choose_engine` held against the compiler where both speak: which Concats a plain network copies.
+
+The rules for classic TensorRT come from public build logs, the oracle is Myelin. Where the two differ, DIFFER
+says why; a difference that is not listed here makes a rule wrong, or a compiler new.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cutefuse.engine import rtx
+from cutefuse.graph.read import label
+from cutefuse.graph.store import load_model
+from cutefuse.ops.layouts import RTX, TENSORRT
+from cutefuse.report.oracle import record_of
+from cutefuse.sites.choose_engine import wiring
+from cutefuse.sites.engines import engine_of
+from cutefuse.sites.find import find_sites
+from models.__main__ import main as write_models
+
+NETWORKS = ("yolov8n", "unet", "googlenet", "densenet121", "squeezenet1_1")
+INCEPTIONS = {f"/inception{name}/Concat" for name in ("3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a")}
+BLOCKS = {f"/features/denseblock{i}/Concat" for i in (1, 2, 3, 4)}
+# (engine of the rules, network) -> (copied by the rules alone, copied by the compiler alone)
+DIFFER = {
+    # Classic TensorRT merges the 1x1 convolutions of a module, whose outputs cannot be moved; Myelin does not merge.
+    (TENSORRT, "googlenet"): (INCEPTIONS, set[str]()),
+    # Its last module is joined on the way to the mean over the image.
+    (RTX, "googlenet"): (set[str](), {"/inception5b/Concat"}),
+    # The whole block is written in place for the rules; Myelin joins it on the way to the normalisation behind it.
+    (TENSORRT, "densenet121"): (set[str](), BLOCKS),
+    (RTX, "densenet121"): (set[str](), BLOCKS),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(rtx.available() is not None, reason="TensorRT for RTX is not installed")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_rules_and_compiler_copy_the_same_concats(network: str, tmp_path: Path) -> None:
+    assert write_models(["--small", "--dtype", "float16", "--out", str(tmp_path), "--", network]) == 0
+    (path,) = tmp_path.glob("*.onnx")
+    record = record_of(rtx.compile_model(path))
+    graph = find_sites(load_model(path), tmp_path)[0].whole
+    concats = [n for n in graph.nodes if n.op_type == "Concat" and len(graph.dims(n.output[0]) or ()) == 4]
+    assert concats
+    compiled = {label(n) for n in concats if any(k.is_copy for k in record.of([label(n)]))}
+    for engine in (TENSORRT, RTX):
+        plain = wiring(graph, engine_of(engine, "", 89))
+        ruled = {label(n) for n in concats if any(i.copied for i in plain.inputs_of(n))}
+        assert (ruled - compiled, compiled - ruled) == DIFFER.get((engine, network), (set(), set())), engine
