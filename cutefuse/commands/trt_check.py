@@ -1,4 +1,4 @@
-"""`cutefuse trt-check`: what only a machine with TensorRT, or a GPU that TensorRT for RTX runs on, can show, as one report
+"""`cutefuse trt-check`: what only a machine with TensorRT, or a GPU that TensorRT for RTX runs on, can show, in one file
 to attach to an issue.
 
 It loads the plugin library in every way that TensorRT offers, builds models plain and patched, compares what
