@@ -1,5 +1,5 @@
-"""`cutefuse trt-check`: what only a machine with TensorRT, or a GPU that TensorRT for RTX runs on, can show, in one file
-to attach to an issue.
+"""`cutefuse trt-check`: what only a machine with TensorRT, or a GPU that TensorRT for RTX runs on, can show, in one
+file to attach to an issue.
 
 It loads the plugin library in every way that TensorRT offers, builds models plain and patched, compares what
 both engines compute with ONNX Runtime, and times them. Writes trt_check.json and trt_check.md.
