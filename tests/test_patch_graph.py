@@ -172,7 +172,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
 
 
 def test_the_pages_example_runs(model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]) -> None:
-    example = next(b for b in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "graphsurgeon" in b)
+    (example,) = (e for e in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "patch_graph" in e)
     exec(compile(example, "docs/patch.md", "exec"), {})
     assert "26 sites fused: {" in capsys.readouterr().out
     written = onnx.load("model.cutefuse.onnx")

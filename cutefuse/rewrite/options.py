@@ -8,7 +8,7 @@ from typing import Any
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.layouts import AUTO, CHOICES, TENSORRT
+from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.sites.choose import Pricing
 from cutefuse.sites.compiled import Record
 
@@ -66,6 +66,7 @@ class Options:
         if self.scope:
             _among("scope", self.scope, SCOPES)
         _among("layout", self.layout, CHOICES)
+        _among("engine", self.engine, ENGINES)
 
 
 _WORDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
