@@ -23,7 +23,7 @@ from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
-from cutefuse.ops.layouts import AUTO, CHOICES
+from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report import oracle
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
@@ -31,7 +31,7 @@ from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
+from cutefuse.sites.engines import NEWEST
 from cutefuse.sites.find import Site
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -62,20 +62,20 @@ def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
     fused = [(s.name, s.match, _gain(graph, s.match)) for s in sites if s.match]
     return [
-        Probe(name, t, _inner(match, t), _alike(match), gain if t == match.outputs[0] else None)
+        Probe(name, t, _inner(match, t), *_alike(match), gain if t == match.outputs[0] else None)
         for name, match, gain in fused
         for t in match.outputs
         if t
     ]
 
 
-def _alike(match: Match) -> tuple[str, ...]:
-    """The tensors that the fused node takes for as large as its result: what it adds, unless it adds a channel range of
-    a wider tensor."""
+def _alike(match: Match) -> tuple[tuple[str, ...], bool]:
+    """The tensors that the fused node takes for as large as its result: what it adds; whether that may have more
+    channels, of which it reads a range."""
     facts = kernels.facts(match.call.op_type)
-    if not facts["residual"] or facts["view"] and match.call.inputs[-1].dims[1] != match.call.outputs[0].dims[1]:
-        return ()
-    return tuple(i for i in (match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]) if isinstance(i, str))
+    added = () if not facts["residual"] else match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]
+    ranged = facts["kind"] != "norm" and match.call.inputs[-1].dims[1:2] != match.call.outputs[0].dims[1:2]
+    return tuple(i for i in added if isinstance(i, str)), ranged
 
 
 def _gain(graph: Graph, match: Match) -> np.ndarray | None:
