@@ -153,7 +153,7 @@ char const *allow_shared(Launch const &) { return nullptr; }
 #endif
 
 char const *prepare(Launch const &launch, bool here) {
-  if (launch.blocks > 0x7fffffff) return "it takes more than the 2^31 blocks of one launch; split the batch";
+  if (launch.blocks > kMostBlocks) return "it takes more than the 2^31 blocks of one launch; split the batch";
   return here ? allow_shared(launch) : nullptr;
 }
 

@@ -39,6 +39,8 @@ struct Kernel {
   std::int32_t shared_bytes = 0;  // dynamic
 };
 
+constexpr std::int64_t kMostBlocks = 0x7fffffff;  // of one launch
+
 struct Launch {
   Kernel kernel;
   std::int64_t blocks = 0;

@@ -50,19 +50,16 @@ def step(title: str, *command: str | Path, quiet: bool = True) -> None:
 
 def accepted_plugins(model: Path, report: dict[str, Any]) -> str:
     """Drive every fused node of a patched model through the plugin host; 'n of m'."""
-    import onnx
-
+    from cutefuse.graph.read import Graph
     from cutefuse.host import Host, Input
 
-    graph = onnx.load(str(model), load_external_data=False).graph
-    names = {t.name: onnx.helper.tensor_dtype_to_np_dtype(t.data_type).name for t in graph.initializer}
-    nodes = {n.output[0]: n for n in graph.node if n.domain == "cutefuse"}
+    graph = Graph(onnx.load(str(model), load_external_data=False), model.parent)
+    nodes = {node.name: node for node in graph.nodes if node.domain == "cutefuse"}
     sites = [s for s in report["sites"] if s["status"] == "fused"]
     host, accepted = Host(), 0
     for site in sites:
-        node = nodes[site["outputs"][0]]
-        shapes = zip(node.input, site["shapes"]["inputs"], strict=True)
-        inputs = [Input(dims, names.get(name, site["dtype"])) for name, dims in shapes]
+        node = nodes[site["name"]]
+        inputs = [Input(graph.dims(name) or (), graph.dtype(name) or site["dtype"]) for name in node.input]
         findings = [f for f in host.build(node, inputs).findings if f.kind != "warning"]
         accepted += not findings
     return f"{accepted} of {len(sites)}"

@@ -52,10 +52,8 @@ REFERRING = {
               helper.make_node("Conv", ["x", "f"], ["o"], name="inner")], {"axis": 1}),
     "alpha": ([FILTER, helper.make_node("Conv", ["i", "f"], ["x"], name="inner"),
                refer(helper.make_node("LeakyRelu", ["x"], ["o"]), "alpha", FLOAT)], {"alpha": 0.5}),
-    "epsilon": (
-        [SCALE, refer(helper.make_node("LayerNormalization", ["i", "s"], ["o"], name="inner"), "epsilon", FLOAT)],
-        {"epsilon": 0.5},
-    ),
+    "epsilon": ([SCALE, refer(helper.make_node("LayerNormalization", ["i", "s"], ["o"], name="inner"), "epsilon",
+                              FLOAT)], {"epsilon": 0.5}),
 }  # fmt: skip
 
 

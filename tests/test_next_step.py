@@ -66,6 +66,10 @@ def test_patch_leads_to_build_and_process_and_these_to_compare(
 
 def test_a_model_that_was_not_patched_is_ranked_and_patched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     next_step.after_process(Path("m.onnx"), Path("out"))
+    assert said(capsys) == ["cutefuse patch m.onnx --verify"]  # without times there is nothing to rank by
+    (folder / "out").mkdir()
+    (folder / "out" / "m.onnx.engine.profile.json").touch()
+    next_step.after_process(Path("m.onnx"), Path("out"))
     assert said(capsys) == ["cutefuse rank out m.onnx", "cutefuse patch m.onnx --verify"]
 
 

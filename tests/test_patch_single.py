@@ -87,9 +87,12 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_form_of_an_activation_is_fused_with_and_without_a_concat(name: str, front: str, tmp_path: Path) -> None:
     body, suffix = ACTIVATIONS[name]
-    result, patched = run_patch(model_of((ALONE if front == "alone" else JOINED) + body), tmp_path)
+    says_something = name != "Max above Min"  # else nothing is proven, see test_verify_nothing.py
+    model = model_of((ALONE if front == "alone" else JOINED) + body)
+    result, patched = run_patch(model, tmp_path, verify=says_something)
     assert fused_types(patched) == [f"CuteConcatConv{1 if front == 'alone' else 2}{suffix}"]
-    assert [n.domain for n in patched.graph.node] == ["cutefuse"] and result.report["verify"]["passed"]
+    assert [n.domain for n in patched.graph.node] == ["cutefuse"]
+    assert not says_something or result.report["verify"]["passed"]
     (site,) = result.report["sites"]
     assert site["takes"] == (["single"] if front == "alone" else []) and "Concat" not in "".join(site["notes"])
     onnx.checker.check_model(patched, full_check=True)
@@ -389,7 +392,7 @@ def test_parallel_convolutions_of_one_tensor_become_one(tmp_path: Path) -> None:
     assert fused_types(patched) == ["CuteConcatConv1x2Relu"] and result.report["verify"]["passed"]
 
 
-def test_inside_a_body_of_control_flow_it_is_told_to_be_inlined(tmp_path: Path) -> None:
+def test_inside_a_body_of_control_flow_it_is_told_so(tmp_path: Path) -> None:
     model = model_of(
         "i = Constant<value = bool {1}>() "
         "y = If(i) <then_branch = t () => (float[n,12,9,7] p) { q = Conv<pads=[1,1,1,1]>(b, w, k) p = Relu(q) }, "
@@ -397,4 +400,4 @@ def test_inside_a_body_of_control_flow_it_is_told_to_be_inlined(tmp_path: Path) 
     )
     result, _ = run_patch(model, tmp_path)
     (site,) = result.report["sites"]
-    assert site["status"] == "refused" and "inline it first" in site["reason"]
+    assert site["status"] == "refused" and "body of If" in site["reason"] and "inline" not in site["reason"]

@@ -82,3 +82,25 @@ def test_every_tile_that_is_not_legal_has_its_reason_and_every_legal_one_none() 
                 assert ("cannot run this call" in str(failure.value)) == older, failure.value
                 refused += 1
     assert refused > 500
+
+
+def huge(rows: int, columns: int) -> Call:
+    x = Tensor((rows, columns), "float16")
+    return Call("CuteRMSNorm", [x, Tensor((columns,), "float16")], [x], {})
+
+
+@pytest.mark.parametrize("sm", [80, 89])
+@pytest.mark.parametrize(
+    "call",
+    [
+        conv_call(problems.Problem(n, 256, 256, (8,), k, R=1, S=1))
+        for n in (1 << 20, 1 << 21, 1 << 22) for k in (8, 64, 512)
+    ]
+    + [huge(rows, columns) for rows in (1 << 30, (1 << 31) - 1, 1 << 31, 1 << 33) for columns in (8, 64, 2048)],
+)  # fmt: skip
+def test_every_tile_that_is_listed_can_be_planned(call: Call, sm: int) -> None:
+    """Also where a launch of some tiles would take more blocks than one can."""
+    if kernels.reject(call):
+        return
+    for tile in kernels.configs(on(call, sm, 108)):
+        kernels.Plan(on(call, sm, 108, config=tile))

@@ -15,6 +15,7 @@ from trtexec_stub import STUB
 
 from cutefuse.commands.process import main
 from cutefuse.engine import onnxruntime
+from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError
 from cutefuse.report.reader import find_engines, read_engine
 
@@ -252,8 +253,23 @@ def test_the_script_runs_from_anywhere(tmp_path: Path) -> None:
 def test_without_a_folder_files_go_beside_the_model(no_trtexec: None, tmp_path: Path) -> None:
     """A word with '=' in the place of the folder is an option."""
     model = make_model(tmp_path / "m.onnx")
-    assert main([str(model), "iterations=1", "duration=0.01", "warmUp=1", "shapes=x:1x3x16x16"]) == 0
+    words = ["iterations=1", "duration=0.01", "warmUp=1", "shapes=x:1x3x16x16", "--backend", "onnxruntime"]
+    assert main([str(model), *words]) == 0
     assert "m.onnx.engine.report.html" in written(tmp_path / "m.out")
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.out"}
     assert main([str(tmp_path / "m.out")]) == 0  # a folder of engine JSON: the report is written again
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.out"}
+
+
+def test_an_engine_that_is_built_and_not_run_takes_no_times_of_one_before(
+    no_trtexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = make_model(tmp_path / "m.onnx"), tmp_path / "out"
+    words = ["shapes=x:1x3x16x16", "iterations=1", "duration=0.01", "warmUp=1"]
+    assert main([str(model), str(out), "--backend", "onnxruntime", *words]) == 0
+    assert read_engine(find_engines(out)[0]).profiled
+    monkeypatch.setattr("cutefuse.engine.build.choose_backend", lambda *_, **__: "rtx")
+    monkeypatch.setattr("cutefuse.engine.build.build", lambda *_, **__: Artifacts.of(model, out))
+    monkeypatch.setattr("cutefuse.engine.rtx.cannot_run", lambda: "no GPU is here")
+    assert main([str(model), str(out)]) == 0
+    assert not read_engine(find_engines(out)[0]).profiled

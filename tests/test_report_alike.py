@@ -96,3 +96,15 @@ def test_compare_names_the_commands_of_a_fair_comparison(tmp_path: Path, capsys:
     steps = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
     assert [s.split()[2 if "-m" not in s else 4] for s in steps] == ["unpatch", "process", "compare"]
     assert "net.plain.onnx" in steps[1] and str(after) in steps[2]
+
+
+def test_what_unpatch_wrote_is_aligned_with_the_fused_node(tmp_path: Path) -> None:
+    """`unpatch` calls the Concat of a site by the site's name, since the model no longer tells its own."""
+    concat = {"Name": "/up/Conv/Concat", "LayerType": "Concat", "ParameterType": "Concatenation",
+              "Metadata": "[ONNX Layer: /up/Conv/Concat]", "Inputs": ef.PLUGIN["Inputs"][:2],
+              "Outputs": [ef.tensor("cat", [1, 128, 64, 64])]}  # fmt: skip
+    before, after = pair(tmp_path, ef.PLAIN, **LOWERED)
+    ef.write_engine(before, "net.onnx", [*ef.PLAIN[:3], concat, *ef.PLAIN[5:]], [6.0, 11.0, 21.0, 20.0, 40.0, 7.0], 0.1)
+    rows = compare([read_engine(find_engines(folder)[0]) for folder in (before, after)]).rows
+    assert rows[0].times_us == [pytest.approx(60.0), pytest.approx(32.0)]
+    assert not [r for r in rows if "only in" in r.change]

@@ -1,4 +1,4 @@
-"""What a run writes comes into place as one: beside other runs, after a kill at any time, as private as its source."""
+"""What a run writes comes into place as one: beside other runs, after a kill, as private as its source."""
 
 from __future__ import annotations
 

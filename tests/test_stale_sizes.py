@@ -1,4 +1,4 @@
-"""Noted sizes that the inputs contradict are not believed; sizes behind operators that onnx leaves out are found."""
+"""Sizes that a model notes and its inputs contradict are not believed; sizes go through GroupNormalization."""
 
 from __future__ import annotations
 

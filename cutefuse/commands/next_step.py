@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx import TensorProto
-
 from cutefuse.engine import rtx
 from cutefuse.engine.files import Artifacts
 from cutefuse.engine.plugins import read_model
@@ -23,7 +21,6 @@ from cutefuse.errors import CutefuseError
 from cutefuse.report.alike import lowered, unlike
 from cutefuse.report.reader import Engine
 
-_LOWER = {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN}
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
 _SCRIPTS = {"patch": "patch_onnx.py", "build": "build_engine.sh", "process": "process_engine.py",
             "compare": "compare_engines.py", "optimize": "optimize_onnx.py"}  # fmt: skip
@@ -41,7 +38,12 @@ def typed(command: str, *words: str | Path) -> str:
         start = ["python", "-m", "cutefuse", command]
     else:
         start = ["cutefuse", command]
-    return " ".join(shlex.quote(str(word)) for word in (*start, *words))
+    return " ".join(shlex.quote(_word(word)) for word in (*start, *words))
+
+
+def _word(word: str | Path) -> str:
+    """A word of a command; a path whose name begins like an option is written so that it is none."""
+    return f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
 
 
 def say(command: str, *words: str | Path, why: str = "") -> None:
@@ -88,11 +90,11 @@ def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None
             say("rank", outdir, source, why="what fusing would save")
         say("patch", source, *(("--dtype", "fp16") if _is_float32(source) else ()), "--verify")
         return
-    kind = _backend(outdir, source)
+    kind = backend_of(Artifacts.of(source, outdir).engine)
     found = (p.parent for p in outdir.resolve().parent.glob(f"*/{glob.escape(plain.name)}.engine.graph.json"))
-    beside = next((folder for folder in found if _backend(folder, plain) == kind), None)
+    beside = next((folder for folder in found if backend_of(Artifacts.of(plain, folder).engine) == kind), None)
     if beside is not None:
-        say("compare", os.path.relpath(beside), outdir, why="what was fused, where the time moved")
+        say("compare", Path(os.path.relpath(beside)), outdir, why="what was fused, where the time moved")
         return
     if not plain.is_file() and converted(report):
         say("unpatch", source, "-o", plain, why=f"the model in {converted(report)} with nothing fused: like with like")
@@ -162,14 +164,3 @@ def _is_float32(model: Path) -> bool:
     except CutefuseError:
         return False
     return not facts.low_precision and not facts.quantized
-
-
-def _backend(folder: Path, model: Path) -> str:
-    """What built the engine of a model in a folder, as its metadata have it."""
-    for kind in ("build", "profile"):
-        try:
-            path = folder / f"{model.name}.engine.{kind}.metadata.json"
-            return str(json.loads(path.read_text(encoding="utf-8")).get("backend") or "")
-        except (OSError, ValueError, AttributeError):
-            continue
-    return ""

@@ -77,6 +77,8 @@ def process(
         untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
         if steps.profile and untimed:
             print(f"not profiled: {untimed}")
+            for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
+                old.unlink(missing_ok=True)  # of an engine that was here before
         elif steps.profile:
             engine.profile(files.engine if is_model else source, outdir, options, kind, *common)
     model = source if source.suffix in _ONNX else None

@@ -29,7 +29,9 @@ def main(argv: list[str] | None = None) -> int:
         with json_alone(args.json) as show:
             count = unpatch(args.model, output)
             show({"output": output, "fused_nodes": count})
-            print(f"{count} fused nodes turned back into standard operators; wrote {output}")
+            print(
+                f"{count} fused {'node' if count == 1 else 'nodes'} turned back into standard operators; wrote {output}"
+            )
         return 0
 
     return run_command(command)

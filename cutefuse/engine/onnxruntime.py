@@ -91,9 +91,9 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
             raise
         except Exception as error:  # ONNX Runtime's exceptions are built at run time and share no public base
             text = " ".join(str(error).split())[:400]
-            raise CutefuseError(
-                f"ONNX Runtime cannot run {model} ({text}); check the model, or give --shapes="
-            ) from None
+            lacks = "NOT_IMPLEMENTED" in text
+            remedy = "it lacks that on the CPU, use another engine" if lacks else "check the model, or give --shapes="
+            raise CutefuseError(f"ONNX Runtime cannot run {model} ({text}); {remedy}") from None
         layers, times = _layers(model, scratch / "optimised.onnx", events)
     write_json(files.graph, {"Layers": layers, "Bindings": _bindings(model)})
     write_json(files.profile, profile_records(times))

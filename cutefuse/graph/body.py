@@ -21,6 +21,9 @@ PLUGIN_VERSION = "1"
 TILE = "tile"  # the attribute by which a node asks for one tile alone: how it runs, and nothing of what it computes
 FORMAL = "__cutefuse_"  # prefix of every name inside a body: old TensorRT parsers mix them up with outer tensors
 
+# TensorRT's parser gives the layer of such a node the node's own name, and refuses a name that a layer has already, so
+# bodies must not share them. Nor can it take one body for two nodes that has one; a network like that needs the plugin.
+QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
 LAST = np.iinfo(np.int64).max  # the end of a Slice that goes on to the last element
 
 
@@ -150,6 +153,8 @@ class Body:
         for node in self.nodes:
             for names in (node.input, node.output):
                 names[:] = [renamed.get(n, n) for n in names]
+            if node.op_type in QUANTISERS:
+                node.name = f"{op_type}_{node.output[0].removeprefix(FORMAL)}"
         return function_proto(op_type, inputs, formals, self.nodes, self.opset, attrs)
 
 

@@ -198,6 +198,19 @@ class Graph:
         users = {id(n): n for n in self.users(tensor)}
         return next(iter(users.values())) if len(users) == 1 and not self.escapes(tensor) else None
 
+    def reaching_outputs(self) -> set[int]:
+        """The ids of the nodes whose results go into an output of the graph; of all nodes where it has no output."""
+        if not self.outputs:
+            return {id(n) for n in self.nodes}
+        found: set[int] = set()
+        pending = list(self.outputs)
+        while pending:
+            node = self.producer(pending.pop())
+            if node is not None and id(node) not in found:
+                found.add(id(node))
+                pending += reads_of(node)
+        return found
+
     def depends(self, tensor: str, on: str) -> bool:
         """Whether the tensor is computed from another one, or is that one."""
         pending, seen = [tensor], set[str]()

@@ -87,8 +87,8 @@ def believed(
         return list(model.graph.value_info), outputs, ""
     sizes = [_size_words(t) for t in (stale.type.tensor_type, found[stale.name])]
     why = (
-        f"the model notes '{stale.name}' as {sizes[0]}, its inputs make it {sizes[1]}; no noted size is believed, "
-        "infer the shapes of the model anew"
+        f"the model notes '{stale.name}' as {sizes[0]}, its inputs make it {sizes[1]}; no noted size is "
+        "believed, infer the shapes of the model anew"
     )
     return [_without_sizes(v) for v in model.graph.value_info], [_without_sizes(v) for v in outputs], why
 

@@ -23,6 +23,7 @@ from cutefuse.graph.staging import hidden, place
 from cutefuse.output import as_private, check_replaceable, real
 
 EXTERNAL_LIMIT = 1_800_000_000  # bytes; a protobuf message must stay below 2^31
+CONVERTER_LIMIT = EXTERNAL_LIMIT  # of ONNX Runtime's converter of types, which holds a model as one message
 INLINE_BYTES = 1024  # smaller tensors stay in the file, so that shape inference sees shape constants
 ALIGNMENT = 4096  # of tensors in a data file, so that runtimes can map them
 CHUNK = 16 << 20
@@ -102,7 +103,7 @@ def size_of(model: ModelProto) -> int:
 def check_convertible(model: ModelProto) -> None:
     """Raise CutefuseError for a model that no whole-model conversion can take; reads no weights."""
     whole = sum(bytes_of(t) for t in tensors(model.graph) if external_fields(t)) + size_of(model)
-    if whole > EXTERNAL_LIMIT:
+    if whole > CONVERTER_LIMIT:
         raise CutefuseError(
             f"the model holds {whole / 1e9:.1f} GB, and ONNX Runtime's float16 converter takes less than 2; use "
             "--scope sites, which converts what is fused alone"

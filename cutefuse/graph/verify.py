@@ -80,12 +80,14 @@ def _named(dtype: str) -> np.dtype:
 @dataclass(frozen=True)
 class Probe:
     """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on.
-    `gain`: a norm's factors of the channels. `alike`: tensors that must be of its sizes."""
+    `gain`: a norm's factors of the channels. `alike`: tensors that must be of its sizes; `wider`:
+    but for their channels, of which a range is read."""
 
     site: str
     tensor: str
     inner: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
+    wider: bool = False
     gain: np.ndarray | None = field(default=None, compare=False)
 
 
@@ -132,8 +134,7 @@ def verify(
         expected, feeds, tried = _truth(plain, model, shapes, seed, [n in fused for n in outputs])
         report: dict[str, Any] = {
             "seed": tried[-1], "seeds_tried": tried, "backend": runner.backend,
-            "inputs": {k: list(v.shape) for k, v in feeds.items()},
-            "tolerance": tolerance, "fused_sites": len(sites),
+            "inputs": {k: list(v.shape) for k, v in feeds.items()}, "tolerance": tolerance, "fused_sites": len(sites),
             "unprobed": [{"name": s, "why": unprobed[s]} for s in sites if s in unprobed], "outputs": [], "sites": [],
         }  # fmt: skip
         if converted is not None:
@@ -214,11 +215,18 @@ def _of_other_sizes(
     sizes = {n: np.shape(v) for n, v in feeds.items()} | dict(zip(made, map(np.shape, inner(made)), strict=True))
     found = {}
     for p in probes:
-        other = next((t for t in p.alike if t in sizes and sizes[t] != sizes.get(p.tensor, sizes[t])), None)
+        compared = {
+            t: _but_channels(size) if p.wider else size for t, size in sizes.items() if t in (p.tensor, *p.alike)
+        }
+        other = next((t for t in p.alike if t in compared and compared[t] != compared.get(p.tensor, compared[t])), None)
         if other is not None:
             own, its = ("x".join(map(str, sizes[t])) for t in (p.tensor, other))
             found[p.tensor] = f"'{other}' is {its} and '{p.tensor}' {own}, which the fused node takes for equal"
     return found
+
+
+def _but_channels(size: tuple[int, ...]) -> tuple[int, ...]:
+    return (*size[:1], *size[2:])
 
 
 def _run_converted(runner: Runner, feeds: Mapping[str, np.ndarray]) -> list[Any]:

@@ -87,9 +87,11 @@ class QuantConcatConv(FusedOp):
         xs = [conv_body.to_nchw(body, x) for x in xs]
         if form.sources + 1 in positive:
             filters = body.add("DequantizeLinear", conv_body.unpack(body, w, form.sources), w_scale, axis=0)
-        else:  # a folded BatchNormalization may have made a scale negative, and TensorRT's parser refuses such a node
-            column = body.add("Reshape", w_scale, body.constant([-1, 1]))
-            scaled = body.add("Mul", self._in_float32(body, w, number), column)
+        else:
+            # A folded BatchNormalization may have made a scale negative, and TensorRT's parser refuses such a node. But
+            # its builder takes quantised constants through these nodes alone.
+            numbers = body.add("DequantizeLinear", w, body.constant(1, "float32"), zero)
+            scaled = body.add("Mul", numbers, body.add("Reshape", w_scale, body.constant([-1, 1])))
             filters = conv_body.unpack(body, scaled, form.sources)
         y = conv_body.convolve(body, body.add("Concat", *xs, axis=1) if form.sources > 1 else xs[0], filters, b)
         y = conv_body.from_nchw(body, conv_body.activate(body, form.suffix, y, "float32"))
@@ -98,14 +100,6 @@ class QuantConcatConv(FusedOp):
         else:
             y = body.add("Cast", y, refs={"to": "output_type"})
         return body.finish(op_type, [*formals, w, w_scale, b], [y], ATTRS)
-
-    @staticmethod
-    def _in_float32(body: Body, w: str, number: Number) -> str:
-        """The numbers of a filter without its scales."""
-        if number is INT8:
-            return body.add("Cast", w, to=ELEM_TYPES["float32"])
-        # TensorRT takes float8 through quantisers alone.
-        return body.add("DequantizeLinear", w, body.constant(1, "float32"))
 
     @staticmethod
     def _scale(body: Body, source: int) -> str:

@@ -109,12 +109,15 @@ class Comparison:
 def compare(engines: list[Engine]) -> Comparison:
     """Align the layers of several engines through the ONNX nodes that they compute."""
     union = Union()
+    fused = {name for engine in engines for name in engine.fused_nodes}
     owners: list[dict[int, str]] = []
     for number, engine in enumerate(engines):
         keys = {layer.index: layer.onnx for layer in engine.layers if layer.onnx and not is_helper(layer)}
         for index, names in keys.items():
             for name in names:
-                union.join(f"layer {number} {index}", f"node {name}")
+                site = name.rpartition("/")[0]  # `unpatch` names the nodes of a fused node so
+                of_site = [f"node {site}"] if site in fused else []
+                union.join(f"layer {number} {index}", f"node {name}", *of_site)
         owners.append(adopt(engine, {index: f"layer {number} {index}" for index in keys}))
     groups: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in engines])
     first: dict[str, tuple[int, int]] = {}

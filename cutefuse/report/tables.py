@@ -41,7 +41,7 @@ class Analysis:
             (p.floor_us, la.time_us) for la, p in zip(self.engine.layers, self.places, strict=True) if p and la.time_us
         ]
         measured = sum(t for _, t in placed if t)
-        return 100 * sum(f for f, _ in placed) / measured if measured > self.engine.total_us / 2 else None
+        return 100 * sum(f for f, _ in placed) / measured if measured > max(self.engine.total_us / 2, 0) else None
 
 
 def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) -> Analysis:

@@ -62,20 +62,20 @@ def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
     fused = [(s.name, s.match, _gain(graph, s.match)) for s in sites if s.match]
     return [
-        Probe(name, t, _inner(match, t), _alike(match), gain if t == match.outputs[0] else None)
+        Probe(name, t, _inner(match, t), *_alike(match), gain if t == match.outputs[0] else None)
         for name, match, gain in fused
         for t in match.outputs
         if t
     ]
 
 
-def _alike(match: Match) -> tuple[str, ...]:
-    """The tensors that the fused node takes for as large as its result: what it adds, unless it adds a channel range of
-    a wider tensor."""
+def _alike(match: Match) -> tuple[tuple[str, ...], bool]:
+    """The tensors that the fused node takes for as large as its result: what it adds; whether that may have more
+    channels, of which it reads a range."""
     facts = kernels.facts(match.call.op_type)
-    if not facts["residual"] or facts["view"] and match.call.inputs[-1].dims[1] != match.call.outputs[0].dims[1]:
-        return ()
-    return tuple(i for i in (match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]) if isinstance(i, str))
+    added = () if not facts["residual"] else match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]
+    ranged = facts["kind"] != "norm" and match.call.inputs[-1].dims[1:2] != match.call.outputs[0].dims[1:2]
+    return tuple(i for i in added if isinstance(i, str)), ranged
 
 
 def _gain(graph: Graph, match: Match) -> np.ndarray | None:
@@ -145,7 +145,7 @@ def _unproven(proof: Mapping[str, Any], silent: Sequence[dict[str, Any]]) -> lis
 
 def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     """Sentences about a verification that passed; `dtype` is what the model was converted to, if it was."""
-    inputs, compared, fused = len(proof.get("seeds", [proof["seed"]])), len(proof["sites"]), proof["fused_sites"]
+    inputs, compared, fused = len(proof.get("seeds_tried", [0])), len(proof["sites"]), proof["fused_sites"]
     on = f"{inputs} random {'input' if inputs == 1 else 'inputs'} (seed {proof['seed']})"
     sites_text = f"{compared} of {fused} fused {'site' if fused == 1 else 'sites'}"
     allowed = f"({proof['tolerance']:g} is allowed)"

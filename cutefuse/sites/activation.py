@@ -53,6 +53,8 @@ def near_miss(graph: Graph, tensor: str) -> str:
         return f"Swish '{label(node)}' stays: its alpha is {alpha:g}; only alpha=1, which is SiLU, can be fused"
     if graph.is_op(node, *_OTHERS) and node.input[0] == tensor:
         return f"{node.op_type} '{label(node)}' stays: {FUSED} can be fused"
+    if graph.is_op(node, "BatchNormalization") and attribute(node, "training_mode", 0):
+        return f"BatchNormalization '{label(node)}' stays: it is in training mode; export the model for inference"
     if graph.is_op(node, "InstanceNormalization", "GroupNormalization") and node.input[0] == tensor:
         return f"{node.op_type} '{label(node)}' stays: it depends on the image; only a BatchNormalization can be fused"
     return _slope(graph, tensor) or _written_out(graph, tensor)

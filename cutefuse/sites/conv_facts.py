@@ -245,16 +245,13 @@ def source_dims(graph: Graph, site: Front, C: int) -> tuple[tuple[int, int, int,
         found = f"{site.word}s have" if len(channels) > 1 else f"{site.word} has"
         return f"the {found} {'+'.join(map(str, channels))} channels, the filter takes {C}; repair the model"
     rows = [d for d in (*known, whole) if d is not None and len(d) == 4]
+    # A Concat along channels needs equal N, H, W, so one source's size is every source's size.
+    shared = [next((r[i] for r in rows if r[i] >= 0), -1) for i in range(4)]
     dims = []
     for c, own in zip(channels, known, strict=True):
-        # A Concat along channels needs equal N, H, W, so one source's size is every source's size.
-        n, h, w = (_first_known([own[i] if own else -1, *(r[i] for r in rows)]) for i in (0, 2, 3))
+        n, h, w = (own[i] if own and own[i] >= 0 else shared[i] for i in (0, 2, 3))
         dims.append((n, c, h, w))
     return tuple(dims)
-
-
-def _first_known(sizes: Sequence[int]) -> int:
-    return next((s for s in sizes if s >= 0), -1)
 
 
 def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -> Geometry | str:

@@ -167,15 +167,16 @@ def find_sites(
             continue
         for site in found:
             site.match = None
-            site.refuse(REFUSED, f"inside {title}; only the main graph is rewritten, inline it first")
+            site.refuse(REFUSED, f"inside {title}")
             sites.append(site)
     return cleaned, sites
 
 
 def _scan(cleaned: Cleaned, order: dict[int, int], finders: Sequence[Finder]) -> Iterator[Site]:
     graph = cleaned.graph
+    alive = graph.reaching_outputs()
     for node in graph.nodes:
-        for finder in finders:
+        for finder in finders if id(node) in alive else ():
             found = finder.match(graph, node) if node.op_type in finder.anchors else None
             if found is None:
                 continue
@@ -212,13 +213,16 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     def bodies(nodes: Iterable[NodeProto]) -> Iterator[tuple[str, onnx.GraphProto]]:
         for node in nodes:
             for body in subgraphs(node):
-                yield f"the body of {node.op_type} '{label(node)}'", body
+                yield f"the body of {node.op_type} '{label(node)}'; only the main graph is rewritten", body
                 yield from bodies(body.node)
 
     yield from bodies(model.graph.node)
     for function in model.functions:
         if function.domain != DOMAIN:
-            yield f"the local function '{function.name}'", _body_of(function)
+            yield (
+                f"the local function '{function.name}'; only the main graph is rewritten, inline it first",
+                _body_of(function),
+            )
 
 
 def _body_of(function: onnx.FunctionProto) -> onnx.GraphProto:

@@ -4,6 +4,7 @@
 
 #include "architecture.h"
 #include "conv/checks.h"
+#include "device.h"
 
 namespace cutefuse::conv {
 namespace {
@@ -68,6 +69,8 @@ Target::Target(Call const &call)
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
+  bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
+  if (sized && output_tiles(tile, p) > kMostBlocks) return "images of more than 2^31 blocks";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (tile.few_channels && !has_few_channels(p)) return "more than a vector of channels, or one tap";

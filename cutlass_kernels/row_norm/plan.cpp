@@ -3,6 +3,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "device.h"
 #include "row_norm/tiles.h"
 
 namespace cutefuse::row_norm {
@@ -272,7 +273,9 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   Tile const *legal[std::size(kTiles)];
   int count = 0;
   for (Tile const &tile : kTiles) {
-    if (offers(call.sm, tile.needs) && forward_grid(tile, sm_count, &params).threads > 0) legal[count++] = &tile;
+    if (!offers(call.sm, tile.needs)) continue;
+    Grid const grid = forward_grid(tile, sm_count, &params);
+    if (grid.threads > 0 && grid.blocks <= kMostBlocks) legal[count++] = &tile;
   }
   // After the first choice: registers before shared memory before two reads, more vectors before fewer.
   int const first = favourite(p, sm_count);
