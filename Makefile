@@ -46,6 +46,7 @@ demo: $(VENV)/.ready
 
 test: setup lint
 	build/test_problem
+	$(BIN)/python scripts/lean_tensorrt.py
 	$(BIN)/python -m pytest -q -m "not torch"
 	$(BIN)/python scripts/torch_tests.py "$(TORCH)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 import models
 from cutefuse.commands import trt_check
 from cutefuse.commands.trt_check import FAILED, PASSED, SKIPPED, Check, attempt, main, markdown, worst_error
+from cutefuse.engine import rtx
+from cutefuse.engine.files import Artifacts
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow  # builds and profiles several engines
@@ -175,3 +178,56 @@ def test_a_model_without_a_site_is_one_sentence(tmp_path: Path, stub: Path, caps
     onnx.save(onnx.helper.make_model(graph), tmp_path / "relu.onnx")
     assert main([str(tmp_path / "relu.onnx"), "-o", str(tmp_path / "report")]) == 2
     assert "relu.onnx could not be patched (exit code 3)" in capsys.readouterr().err
+
+
+# ---- TensorRT for RTX: built by NVIDIA's compiler, run by a stand-in ----
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with TensorRT for RTX and a card of its own, and no TensorRT; engines run in ONNX Runtime."""
+    if reason := rtx.available():
+        pytest.skip(reason)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(trt_check.trtexec, "find", lambda: None)
+    monkeypatch.setattr(trt_check.importlib.util, "find_spec", lambda n: None if n == "tensorrt" else found(n))
+    monkeypatch.setattr(trt_check.rtx, "cannot_run", lambda: None)
+
+    def profile(path: Path, outdir: Path, options: list[str], backend: str) -> None:
+        assert backend == "rtx"
+        Artifacts(path).timing.write_text(json.dumps([{"computeMs": 0.5 if ".cutefuse." in path.name else 1.0}] * 5))
+
+    def infer(files: Artifacts, feed: dict, plugins: list[Path]) -> dict[str, np.ndarray]:
+        import onnxruntime as ort
+
+        model = files.engine.parent / files.engine.name.removesuffix(".engine")
+        model = model if model.is_file() else files.engine.parent.parent / model.name
+        session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+        names = [o.name for o in session.get_outputs()]
+        return dict(zip(names, session.run(None, feed), strict=True))
+
+    monkeypatch.setattr(trt_check.engine, "profile", profile)
+    monkeypatch.setattr(trt_check, "_infer_with_python", infer)
+
+
+def test_tensorrt_for_rtx_is_built_compared_and_its_copies_counted(tmp_path: Path, card: None) -> None:
+    code, checks = run(tmp_path)
+    (model,) = [c for c in checks if c["name"] == "bevfusion_fuser"]
+    assert model["status"] == PASSED, model["text"]
+    assert next(c["status"] for c in checks if c["name"] == "Python load_library") == PASSED
+    numbers = model["numbers"]
+    assert numbers["speedup"] == pytest.approx(2.0) and numbers["patched_error"] < 1e-3
+    assert numbers["patched_copied_mb"] <= numbers["plain_copied_mb"] and "copies" in model["text"]
+    assert code == 0
+    facts = json.loads((tmp_path / "report/trt_check.json").read_text())["facts"]
+    assert facts[rtx.NAME].startswith("1.")
+
+
+def test_a_machine_without_a_card_is_told_which_ones_it_takes(
+    tmp_path: Path, card: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()
+    if rtx.cannot_run() is None or trt_check.trtexec.find() or importlib.util.find_spec("tensorrt"):
+        pytest.skip("this machine can run one")
+    assert main(["model.onnx", "-o", str(tmp_path / "report")]) == 2
+    assert "8.9" in capsys.readouterr().err and not (tmp_path / "report").exists()

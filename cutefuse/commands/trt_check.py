@@ -1,4 +1,5 @@
-"""`cutefuse trt-check`: what only a machine with TensorRT can show, as one report to attach to an issue.
+"""`cutefuse trt-check`: what only a machine with TensorRT, or a GPU that TensorRT for RTX runs on, can show, in one file
+to attach to an issue.
 
 It loads the plugin library in every way that TensorRT offers, builds models plain and patched, compares what
 both engines compute with ONNX Runtime, and times them. Writes trt_check.json and trt_check.md.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -27,10 +29,12 @@ import cutefuse
 from cutefuse import kernels, plugin_path
 from cutefuse.engine import build as engine
 from cutefuse.engine import rtx, trtexec
+from cutefuse.engine.compiled import read_layers
 from cutefuse.engine.device import local_sm
 from cutefuse.engine.files import Artifacts
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import memory
+from cutefuse.ops.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
 from cutefuse.sites.find import FUSED
 
@@ -51,6 +55,18 @@ ctypes.CDLL(sys.argv[1])
 found = trt.get_plugin_registry().get_creator(sys.argv[2], "1", "cutefuse")
 assert found is not None, f"{sys.argv[2]} is not in the registry"
 """
+
+
+def backend_here() -> str:
+    """The back end that is checked: TensorRT where it is, or TensorRT for RTX where a GPU of its own is.
+
+    Raises CutefuseError where neither is.
+    """
+    if trtexec.find() or importlib.util.find_spec("tensorrt"):
+        return engine.choose_backend("auto")
+    if reason := rtx.cannot_run():
+        raise CutefuseError(f"no TensorRT was found on this machine; install it and put trtexec on PATH. {reason}")
+    return RTX
 
 
 @dataclass
@@ -106,6 +122,8 @@ def facts() -> dict[str, str]:
     tool = trtexec.find()
     if tool:
         found["trtexec"] = f"{tool} (TensorRT {trtexec.inspect(tool).version_text})"
+    if importlib.util.find_spec(rtx.BINDINGS):
+        found[rtx.NAME] = importlib.metadata.version("tensorrt-rtx-cu13-bindings")
     if importlib.util.find_spec("tensorrt"):
         script = "import tensorrt; print(tensorrt.__version__)"
         found["tensorrt (Python)"] = run_text([sys.executable, "-c", script]).strip()
@@ -128,6 +146,10 @@ def loading_checks(smallest: Path) -> list[Check]:
         ):
             command = [sys.executable, "-c", script, library, PROBE]
             checks.append(attempt(name, functools.partial(_quietly, command)))
+    elif backend_here() == RTX:
+        script = LOAD_LIBRARY.replace("tensorrt as", f"{rtx.BINDINGS} as")
+        command = [sys.executable, "-c", script, str(plugin_path()), PROBE]
+        checks.append(attempt("Python load_library", functools.partial(_quietly, command)))
     else:
         checks.append(Check("Python load_library", SKIPPED, "the Python package tensorrt is not installed"))
     tool = trtexec.find()
@@ -167,7 +189,8 @@ def patched_twin(plain: Path, outdir: Path) -> tuple[Path, str]:
     from cutefuse.rewrite.patch import Options, patch
 
     patched = outdir / f"{plain.name.removesuffix('.onnx')}.cutefuse.onnx"
-    result = patch(plain, patched, Options(all_sites=True, verify=True, sm=local_sm()))
+    kind = engine_of_backend(backend_here())
+    result = patch(plain, patched, Options(all_sites=True, verify=True, sm=local_sm(), engine=kind))
     if result.exit_code:
         raise CutefuseError(f"{plain.name} could not be patched (exit code {result.exit_code}); see its patch.json")
     return patched, next(s.match.call.outputs[0].dtype for s in result.sites if s.status == FUSED and s.match)
@@ -178,7 +201,7 @@ def infer(
 ) -> dict[str, np.ndarray]:
     """Outputs of an engine, through trtexec or, where that is missing, TensorRT's Python API."""
     tool = trtexec.find()
-    if not tool:
+    if not tool:  # of TensorRT for RTX there is none
         return _infer_with_python(files, feed, plugins)
     words = []
     for name, array in feed.items():
@@ -202,8 +225,7 @@ def infer(
 
 
 def _infer_with_python(files: Artifacts, feed: Mapping[str, np.ndarray], plugins: list[Path]) -> dict[str, np.ndarray]:
-    import tensorrt as trt
-
+    trt = rtx.module() if backend_here() == RTX else importlib.import_module("tensorrt")
     runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
     for path in plugins:
         runtime.get_plugin_registry().load_library(str(path))
@@ -240,6 +262,7 @@ def model_check(plain: Path, outdir: Path) -> Check:
 
         from cutefuse.engine.onnxruntime import seeded_inputs
 
+        backend = backend_here()
         patched, dtype = patched_twin(plain, outdir)
         session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])
         feed = seeded_inputs(session, {})
@@ -248,8 +271,10 @@ def model_check(plain: Path, outdir: Path) -> Check:
         options = shapes if any(not isinstance(d, int) for i in session.get_inputs() for d in i.shape) else []
         numbers: dict[str, float] = {}
         for kind, model, plugins in (("plain", plain, []), ("patched", patched, [plugin_path()])):
-            files = engine.build(model, outdir, options)
-            engine.profile(files.engine, outdir, options)
+            files = engine.build(model, outdir, options, backend)
+            engine.profile(files.engine, outdir, options, backend)
+            copies = [la for la in read_layers(json.loads(files.graph.read_text(encoding="utf-8"))) if la.is_copy]
+            numbers |= {f"{kind}_copies": len(copies), f"{kind}_copied_mb": sum(la.bytes_moved for la in copies) / 1e6}
             times = json.loads(files.timing.read_text(encoding="utf-8"))
             numbers[f"{kind}_us"] = 1000 * statistics.median(t["computeMs"] for t in times)
             numbers[f"{kind}_error"] = worst_error(truth, infer(files, feed, plugins, options, outdir))
@@ -262,6 +287,8 @@ def model_check(plain: Path, outdir: Path) -> Check:
             )
         return (
             f"{numbers['plain_us']:.1f} us plain, {numbers['patched_us']:.1f} us patched ({numbers['speedup']:.2f}x), "
+            f"copies {numbers['plain_copies']:.0f} ({numbers['plain_copied_mb']:.1f} MB) plain, "
+            f"{numbers['patched_copies']:.0f} ({numbers['patched_copied_mb']:.1f} MB) patched, "
             f"error {numbers['plain_error']:.2g} plain, {numbers['patched_error']:.2g} patched"
         ), numbers
 
@@ -310,8 +337,7 @@ def check(models: Sequence[Path], outdir: Path) -> dict[str, Any]:
 
     Raises CutefuseError without TensorRT.
     """
-    if engine.choose_backend("auto") == "rtx":
-        rtx.module()  # says so where no GPU can run its engines
+    backend_here()  # before anything is written
     make_folder(outdir)
     found = facts()
     checks = loading_checks(patched_twin(models[0], outdir)[0])
@@ -322,7 +348,7 @@ def check(models: Sequence[Path], outdir: Path) -> dict[str, Any]:
     write_json(outdir / "trt_check.json", report)
     text = markdown(found, checks)
     write_text(outdir / "trt_check.md", text)
-    print(f"\n{text}\nattach {outdir / 'trt_check.md'} and {outdir / 'trt_check.json'} to an issue")
+    print(f"\n{text}\nattach {outdir / 'trt_check.json'} to an issue; it holds all of this")
     return report
 
 
