@@ -17,8 +17,9 @@ from cutefuse.graph.read import Graph
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Policy
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import Engine, Wiring, wiring
+from cutefuse.sites.choose_engine import Wiring, wiring
 from cutefuse.sites.choose_model import Model, Pricer
+from cutefuse.sites.engines import Engine
 from cutefuse.sites.find import Site, find_sites
 
 INPUTS = {"a": "1,64,128,128", "b": "1,64,128,128"}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cutefuse.errors import CutefuseError
-from cutefuse.sites.choose_engine import NEWEST, Engine, Wiring, engine_of, wiring
+from cutefuse.sites.choose_engine import Wiring, wiring
+from cutefuse.sites.engines import NEWEST, Engine, engine_of
 from cutefuse.sites.find import find_sites
 from cutefuse.sites.match import Match
 

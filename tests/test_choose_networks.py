@@ -17,8 +17,8 @@ import onnx
 import pytest
 
 import models
+from cutefuse.ops.layouts import TORCH
 from cutefuse.rewrite.patch import Options, patch
-from cutefuse.sites.choose_engine import TORCH
 
 RECORDED = Path(__file__).parent / "recorded/networks_h200.csv"
 CLOSE = 0.05

@@ -16,9 +16,10 @@ from test_sm90 import SAME, call
 import models
 from cutefuse import kernels
 from cutefuse.graph.read import Graph
+from cutefuse.ops.layouts import TORCH
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import TORCH, Engine
 from cutefuse.sites.choose_model import Model
+from cutefuse.sites.engines import Engine
 
 KEPT = {"engine": TORCH, "sm": 90, "gpu": "H200", "dry_run": True}
 

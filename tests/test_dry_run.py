@@ -11,7 +11,7 @@ from graphs import graph
 
 from cutefuse.commands import patch, process
 from cutefuse.commands.build import main
-from cutefuse.sites.choose_engine import NEWEST
+from cutefuse.sites.engines import NEWEST
 
 VERSION = ".".join(map(str, NEWEST))
 

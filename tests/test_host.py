@@ -56,6 +56,7 @@ def test_a_good_plugin_has_no_findings(load: Callable[..., Host]) -> None:
     assert plugin.report["output_max"] == [[16, 8, 2, 2]]
     [combination] = plugin.report["combinations"]
     assert combination["tactics"] == [1, 2] and combination["workspace_bytes"] == 1024
+    assert plugin.report["compiled"] == combination
 
 
 def test_a_soak_ends_at_a_plugin_that_cannot_run(load: Callable[..., Host]) -> None:
@@ -67,6 +68,7 @@ def test_a_soak_ends_at_a_plugin_that_cannot_run(load: Callable[..., Host]) -> N
 def test_a_weakly_typed_network_tries_the_16_bit_types_too(load: Callable[..., Host]) -> None:
     plugin = load().build(("Broken", {"fault": ""}), [INPUT], strongly_typed=False).check()
     assert [c["types"] for c in plugin.report["combinations"]] == [[t, t] for t in ("float32", "float16", "bfloat16")]
+    assert not plugin.report["compiled"]["usable"]  # Myelin takes strongly typed networks alone
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,11 @@ def test_a_weakly_typed_network_tries_the_16_bit_types_too(load: Callable[..., H
         "shared_state": "violation clone: the clone's fields change when its original is deleted",
         "runtime_null": "violation createPlugin (runtime): it returns null for the fields that the plugin serialised",
         "runtime_forgets": "violation createPlugin (runtime): a deserialised plugin serialises other fields",
+        "types_change": "violation getOutputDataTypes: asked again, it gives other types",
+        "shapes_change": "violation getOutputShapes: asked again, it gives other shapes",
+        "fields_change": "violation getFieldsToSerialize: asked again, it gives other fields",
+        "refuses_minus_one": "failure configurePlugin: it returns 4 for sizes of -1, which Myelin gives",
+        "format_of_no_myelin": "warning supportsFormatCombination: tensor 0 has no format that Myelin asks for",
         "attach_null": "violation attachToContext: it returns null",
         "attach_self": "violation attachToContext: it does not return a new object for each context",
         "attach_forgets": "violation attachToContext: the attached object serialises other fields",

@@ -83,6 +83,10 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
         "p = Slice(y, s0, s1) q = Slice(y, s0, s1, s2) u = Add(p, q)",
         {"s0": np.int32([0, 0, 1, 1]), "s1": np.int32([9, 16, 7, 5]), "s2": np.int32([0, -3, 2, -1])},
     ),
+    "rows as one axis": (
+        "f = Reshape(y, flat) e = Reshape(f, whole) u = Sigmoid(e)",
+        {"flat": np.int64([0, 16, -1]), "whole": np.int64([2, 16, 8, 6])},
+    ),
     "quantisers": (
         "i = QuantizeLinear(y, s, o) u = DequantizeLinear(i, s, o)", {"s": np.float32(0.05), "o": np.int8(0)},
     ),
@@ -107,7 +111,9 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "a softmax": ("u = Softmax<axis=1>(y)", {}, ["u", "y.nhwc"]),
     "a factor that is computed in three axes": ("m = ReduceMean<axes=[0], keepdims=0>(b) u = Mul(y, m)", {},
                                                 ["u", "y.nhwc"]),
-    "a mean": ("m = GlobalAveragePool(y) g = Sigmoid(m) u = Mul(y, g)", {}, ["m", "y.nhwc"]),
+    "a mean": ("m = GlobalAveragePool(y) g = Sigmoid(m) u = Mul(y, g)", {}, ["g", "y.nhwc"]),
+    "rows that fall apart": ("h = Reshape(y, s) u = Reshape(h, r)",
+                             {"s": np.int64([2, 32, 24]), "r": np.int64([2, 16, 8, 6])}, ["u", "y.nhwc"]),
     "a Transpose of the model's own": ("t = Transpose<perm=[0,2,3,1]>(y) u = Transpose<perm=[0,3,1,2]>(t)", {},
                                        ["t", "u", "y", "y.nhwc"]),
 }  # fmt: skip
@@ -118,6 +124,18 @@ def test_what_does_care_stays_and_keeps_its_names(name: str, tmp_path: Path) -> 
     between, values, transposed = OUTSIDE[name]
     patched = laid(f"{SITE} {between} {NEXT}", tmp_path, **values)
     assert shores(patched) == sorted([*transposed, "a", "b", "z.nhwc"])
+
+
+def test_products_of_pixels_read_the_rows_of_an_island(tmp_path: Path) -> None:
+    """Attention over pixels: the model's own Transposes lie beside ours, and engines take both for none."""
+    body = f"{SITE} f = Reshape(y, flat) t = Transpose<perm=[0,2,1]>(f) s = MatMul(t, f) p = Softmax<axis=-1>(s) "
+    body += f"m = MatMul(p, t) n = Transpose<perm=[0,2,1]>(m) u = Reshape(n, whole) {NEXT}"
+    values = {"flat": np.int64([2, 16, 48]), "whole": np.int64([0, 16, 8, 6])}
+    patched = laid(body, tmp_path, **values)
+    assert shores(patched) == sorted(["a", "b", "f", "f.nhwc", "m", "n", "z.nhwc"])
+    assert unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "plain.onnx") == 2
+    plain = onnx.load(str(tmp_path / "plain.onnx"))
+    assert shores(plain) == ["f", "m"] and verify(tmp_path / "model.onnx", plain, tmp_path, 1e-5, {})["passed"]
 
 
 def test_a_tensor_has_one_transpose_for_all_its_readers(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from cutefuse.graph.read import label
 from cutefuse.graph.store import load_model
 from cutefuse.ops.layouts import RTX, TENSORRT
 from cutefuse.report.oracle import record_of
-from cutefuse.sites.choose_engine import engine_of, wiring
+from cutefuse.sites.choose_engine import wiring
+from cutefuse.sites.engines import engine_of
 from cutefuse.sites.find import find_sites
 from models.__main__ import main as write_models
 

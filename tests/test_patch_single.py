@@ -87,9 +87,12 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_form_of_an_activation_is_fused_with_and_without_a_concat(name: str, front: str, tmp_path: Path) -> None:
     body, suffix = ACTIVATIONS[name]
-    result, patched = run_patch(model_of((ALONE if front == "alone" else JOINED) + body), tmp_path)
+    says_something = name != "Max above Min"  # else nothing is proven, see test_verify_nothing.py
+    model = model_of((ALONE if front == "alone" else JOINED) + body)
+    result, patched = run_patch(model, tmp_path, verify=says_something)
     assert fused_types(patched) == [f"CuteConcatConv{1 if front == 'alone' else 2}{suffix}"]
-    assert [n.domain for n in patched.graph.node] == ["cutefuse"] and result.report["verify"]["passed"]
+    assert [n.domain for n in patched.graph.node] == ["cutefuse"]
+    assert not says_something or result.report["verify"]["passed"]
     (site,) = result.report["sites"]
     assert site["takes"] == (["single"] if front == "alone" else []) and "Concat" not in "".join(site["notes"])
     onnx.checker.check_model(patched, full_check=True)

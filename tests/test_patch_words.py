@@ -279,7 +279,14 @@ def sparse(path: Path, operator: str = "sparse.Conv3d") -> Path:
     return path
 
 
-LOWERED = [[], ["--dtype", "fp16"], ["--dtype", "fp16", "--scope", "sites"], ["--dtype", "bf16"], ["--no-functions"]]
+LOWERED = [
+    [],
+    ["--dtype", "fp16"],
+    ["--dtype", "fp16", "--scope", "sites"],
+    ["--dtype", "bf16"],
+    ["--no-functions"],
+    ["--layout", "nhwc"],
+]
 
 
 @pytest.mark.parametrize("options", LOWERED, ids=" ".join)

@@ -111,6 +111,22 @@ def test_every_larger_image_fits_what_the_smallest_was_told() -> None:
                 assert kernels.Plan(replace(larger, config=tile, _keep=[])).workspace_bytes <= told
 
 
+def test_a_builder_without_a_device_is_told_what_the_tile_that_is_ranked_first_asks_for() -> None:
+    """Compilers that see no GPU time no tiles; the most that any tile on any GPU could use would be 14 MB a node."""
+    divided = 0
+    for base in calls(40, 5):
+        unknown = replace(base, sm=0, sm_count=0, _keep=[])
+        first, told = kernels.configs(unknown)[0], kernels.workspace_bytes(unknown)
+        parts = told // max(1, sums_bytes(base, 2) // 2)
+        assert told == sums_bytes(base, max(1, parts)) and parts <= 16
+        for device in ((80, 108), (80, 56), (89, 128)):
+            if kernels.reject_device(device[0]) is None:
+                assert kernels.Plan(on(base, *device, config=first, workspace_bytes=told)).workspace_bytes <= told
+        divided += told > 0
+    assert divided > 5
+    assert kernels.workspace_bytes(on(conv_call(problems.Problem(1, 80, 80, (64,), 64, **SAME)), 0, 0)) == 0
+
+
 def test_without_a_workspace_nothing_is_divided_and_a_byte_less_means_a_part_less() -> None:
     layer = on(conv_call(problems.Problem(1, 20, 20, (512,), 512, **SAME)), 80, 108)
     free = kernels.Plan(layer)

@@ -120,6 +120,7 @@ def test_views_residuals_and_several_outputs_live_through_builder_and_runtime(
     pixel = "kHWC" if dtype == "float32" else "kHWC8"
     plain = ["kLINEAR", "kLINEAR", *[pixel] * (len(residual) + len(filters))]
     assert combination["formats"] == [pixel] * len(sources) + plain and combination["tactics"]
+    assert plugin.report["compiled"] == combination
     context = plugin.context(tactic=combination["tactics"][0])
     tripled = [(3, c, h, w) for _, c, h, w in sources] + [i.dims for i in inputs[len(sources) :][:2]]
     context.set_shapes(tripled + [(3, c, 20, 12) for c in residual])

@@ -14,8 +14,8 @@ import pytest
 from cutefuse.commands.patch import main
 from cutefuse.rewrite import tanh_silu
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import Engine
 from cutefuse.sites.choose_model import Model
+from cutefuse.sites.engines import Engine
 from cutefuse.sites.find import find_sites
 
 SILU = "c = Conv(a, w) s = Sigmoid(c) y = Mul(c, s)"

@@ -72,7 +72,7 @@ def test_one_node_is_no_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("layer", ["TrainStation", "kTrainStation", "trainStation1"])
 def test_a_train_station_is_no_compiled_region(layer: str) -> None:
-    assert kind_of(layer, {}, "[trainStation2]") == "other"
+    assert kind_of(layer, {}, "[trainStation2]") == "noop"
     assert kind_of("myelin", {}, "{ForeignNode[a...b]}") == "foreign"
 
 

@@ -34,11 +34,12 @@ def wrong_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
 
 
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
 @pytest.mark.parametrize("body", [STEPS, CHAIN])
 def test_a_step_that_a_quantiser_takes_elsewhere_is_no_fault_of_the_patch(
-    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    body: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, patched = run_patch(stepping_model(body), tmp_path)
+    result, patched = run_patch(stepping_model(body), tmp_path, layout=layout)
     proof: dict[str, Any] = result.report["verify"]
     assert patched is not None and proof["passed"]
     assert proof["end_to_end"][0]["max_rel_error"] > proof["outputs"][0]["tolerance"] > 0
@@ -52,27 +53,32 @@ def test_a_model_without_steps_is_judged_end_to_end(tmp_path: Path) -> None:
     assert result.report["verify"]["passed"] and "end_to_end" not in result.report["verify"]
 
 
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
 @pytest.mark.parametrize("body", [STEPS, CHAIN, BLOCK + "y = Relu(n)"])
-def test_a_wrong_site_fails_on_its_own_inputs_too(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_site_fails_on_its_own_inputs_too(
+    body: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong_packing(monkeypatch)
-    result, patched = run_patch(stepping_model(body), tmp_path)
+    result, patched = run_patch(stepping_model(body), tmp_path, layout=layout)
     proof = result.report["verify"]
     assert result.exit_code == 1 and patched is None
     assert not proof["passed"] and proof["first_wrong_site"] == "Conv_1" and "end_to_end" not in proof
 
 
-def test_a_wrong_site_behind_a_step_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+def test_a_wrong_site_behind_a_step_is_found(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = conv_facts.pack
     monkeypatch.setattr(conv_facts, "pack", lambda w, c: right(w if len(w) == 12 else w + np.float16(0.01), c))
-    result, patched = run_patch(stepping_model(CHAIN), tmp_path)
+    result, patched = run_patch(stepping_model(CHAIN), tmp_path, layout=layout)
     assert result.exit_code == 1 and patched is None and "end_to_end" not in result.report["verify"]
 
 
-def test_a_change_outside_of_every_site_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+def test_a_change_outside_of_every_site_fails(layout: str, tmp_path: Path) -> None:
     from cutefuse.graph.verify import Probe, verify
 
     model = stepping_model(STEPS)
-    _, patched = run_patch(model, tmp_path)
+    _, patched = run_patch(model, tmp_path, layout=layout)
     assert patched is not None
     scale = next(t for t in patched.graph.initializer if t.name == "s")
     scale.CopyFrom(onnx.numpy_helper.from_array(np.float16(0.375), "s"))
@@ -96,25 +102,29 @@ def test_int8_values_may_be_a_step_apart_and_no_more() -> None:
 
 
 # Twenty-six convolutions one after the other, each in float16 between tensors of a float32 graph.
-LOW = {"dtype": "float16", "scope": "sites"}
+LOW: dict[str, Any] = {"dtype": "float16", "scope": "sites"}
 
 
-def test_a_chain_of_lowered_sites_is_judged_site_by_site(tmp_path: Path) -> None:
-    result, patched = run_patch(models.build("squeezenet1_1", small=True, batch=1), tmp_path, **LOW)
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+def test_a_chain_of_lowered_sites_is_judged_site_by_site(layout: str, tmp_path: Path) -> None:
+    result, patched = run_patch(models.build("squeezenet1_1", small=True, batch=1), tmp_path, **LOW, layout=layout)
     proof = result.report["verify"]
     assert patched is not None and proof["passed"] and len(proof["sites"]) == 26
     largest = max(o["max_rel_error"] for o in proof["end_to_end"])
     assert largest > proof["tolerance"] > max(s["max_rel_error"] for s in proof["sites"])
 
 
-def test_a_wrong_site_in_a_chain_of_lowered_sites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+def test_a_wrong_site_in_a_chain_of_lowered_sites_is_found(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = models.build("squeezenet1_1", small=True, batch=1)
     filters = [tuple(t.dims) for t in model.graph.initializer if len(t.dims) == 4]
     assert filters.count(filters[-1]) == 1, "one filter alone is wrong"
     right = conv_facts.pack
     wrong = np.float32(1.02)
     monkeypatch.setattr(conv_facts, "pack", lambda w, c: right(w * wrong if w.shape == filters[-1] else w, c))
-    result, patched = run_patch(model, tmp_path, **LOW)
+    result, patched = run_patch(model, tmp_path, **LOW, layout=layout)
     proof = result.report["verify"]
     assert patched is None and not proof["passed"] and "end_to_end" not in proof
 

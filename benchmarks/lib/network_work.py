@@ -101,8 +101,8 @@ VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {
 
 
 def _patched(plain: Path, output: Path, sm: int, **options: Any) -> Variant:
+    from cutefuse.ops.layouts import TORCH
     from cutefuse.rewrite.patch import Options, patch
-    from cutefuse.sites.choose_engine import TORCH
     from cutefuse.sites.find import FUSED
 
     result = patch(plain, output, Options(sm=sm, engine=TORCH, **options))

@@ -17,7 +17,7 @@ from cutefuse.engine.plugins import read_model
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.ops.layouts import engine_of_backend, strange
 from cutefuse.output import add_json, check_named, json_alone, whole_number
-from cutefuse.sites.choose_engine import NEWEST
+from cutefuse.sites.engines import NEWEST
 
 
 def end_on_sigterm() -> None:

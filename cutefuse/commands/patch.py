@@ -17,21 +17,21 @@ from pathlib import Path
 from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
 from cutefuse.commands.doctor import local_gpu
-from cutefuse.commands.patch_words import behind_patch, gpus_beside, show
+from cutefuse.commands.patch_words import behind_patch, show
 from cutefuse.engine.device import local_sm
 from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
-from cutefuse.ops.layouts import AUTO, CHOICES
+from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report import oracle
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
-from cutefuse.rewrite.outlook import foresee
+from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import ENGINES, NEWEST, TENSORRT
+from cutefuse.sites.engines import NEWEST
 from cutefuse.sites.find import Site
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -205,6 +205,9 @@ def _idle(args: argparse.Namespace) -> list[str]:
     found = ["--rival does nothing without --tune"] if args.rival and not args.tune else []
     if timed := "--profile" if args.profile else "--tune" if args.tune else "":
         given = [option for option, value in (("--gpu", args.gpu), ("--trt-version", args.trt_version)) if value]
+        found += (
+            [f"further --gpu are not compared with {timed}, whose times are one GPU's"] if len(args.gpu) > 1 else []
+        )
         found += [f"{option} prices only what {timed} has not timed: what stands beside the sites" for option in given]
     return found
 
@@ -233,8 +236,9 @@ def main(argv: list[str] | None = None) -> int:
             output = args.output or default_output(args.model)
             asks = oracle.is_for(options) and not args.no_compile and not options.price
             result = (oracle.judged if asks else patch)(args.model, output, options)
-            beside = gpus_beside(args.gpu, result.report["prediction"]["gpu_assumed"] and args.sm is None)
-            outlooks = foresee(args.model, options, result, [g for g in beside if not kernels.reject_device(sm_of(g))])
+            assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
+            usual = [g for g in USUAL if assumed and not kernels.reject_device(sm_of(g))]
+            outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named=len(args.gpu) > 1)
             result.report["prediction"]["targets"] = [asdict(o) for o in outlooks]
             show_json(result.report)
         if not args.json:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from cutefuse import table
 from cutefuse.commands import next_step
-from cutefuse.rewrite.outlook import USUAL, Outlook, is_float32
+from cutefuse.rewrite.outlook import Outlook, is_float32
 from cutefuse.rewrite.patch import Result, report_path
 from cutefuse.rewrite.prove import failure, words
 from cutefuse.sites.causes import cause_of, sentence
@@ -27,7 +26,7 @@ MOST_SITES = 10  # that the table shows
 MOST_GROUPS = 6  # of reasons, with an example each
 COLUMNS = 80
 PROBLEM = 34  # characters of a problem, "32+32+32->64 1x1 @160x160 Silu"
-REASON = 110  # characters of an example's reason
+REASON = 240  # characters of an example's reason
 
 
 def show(
@@ -162,7 +161,7 @@ def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequenc
     if low and not low.fused:
         return []
     command = next_step.typed("patch", *typed, "--dtype", "fp16")
-    told = f" would fuse {low.fused} sites, {_saved(low)} saved" if low else " fuses more"
+    told = f" would fuse {low.fused} sites, {_saved(low)} saved" if low else ", in which more sites pay"
     return [f"the model is float32; float16{told}: {command}"]
 
 
@@ -176,18 +175,19 @@ def _best(sites: Sequence[dict[str, Any]]) -> list[str]:
     best = fused[:MOST_SITES]
     cut = _common([s["name"] for s in best])
     problems = [_shortened(s["title"] or s["operator"], PROBLEM) for s in best]
-    room = COLUMNS - 2 - 8 - 2 - 8 - 2 - max(map(len, problems)) - 2
+    figures = [(_us(s["gain_us"]), table.scaled(s["bytes_saved"], 1e6)) for s in best]
+    room = COLUMNS - 2 * 4 - sum(max(map(len, column)) for column in (*zip(*figures, strict=True), problems))
     rows = [
-        [_us(s["gain_us"]), table.scaled(s["bytes_saved"], 1e6), problem, _shortened(s["name"][len(cut) :], room)]
-        for s, problem in zip(best, problems, strict=True)
+        [*own, problem, _shortened(s["name"][len(cut) :], room)]
+        for s, own, problem in zip(best, figures, problems, strict=True)
     ]
     which = (
         "the fused sites" if len(fused) == len(best) else f"the {len(best)} of {len(fused)} fused sites that save most"
     )
     types = sorted({s["dtype"] for s in fused})
     begin = f"; names begin with {cut}" if cut else ""
-    title = f"{which} ({', '.join(types)}{begin}; --verbose lists all)"
-    return [title, *("  " + line for line in table.aligned(["us saved", "MB saved", "problem", "site"], rows, (0, 1)))]
+    title = f"{which}: us and MB saved ({', '.join(types)}{begin}; --verbose lists all)"
+    return [title, *("  " + line for line in table.aligned(["us", "MB", "problem", "site"], rows, (0, 1)))]
 
 
 def _us(gain_us: float | None) -> str:
@@ -249,7 +249,7 @@ def _shortened(text: str, most: int, end: bool = False) -> str:
         return text
     if end:
         return text[: most - 3].rstrip() + "..."
-    tail = (most - 3) * 2 // 3
+    tail = (most - 2) // 2
     return text[: most - 3 - tail] + "..." + text[-tail:]
 
 
@@ -323,13 +323,7 @@ def _nothing(report: dict[str, Any], outlooks: Sequence[Outlook]) -> str:
     return "no site would pay; nothing was written (--all fuses every legal site)"
 
 
-def gpus_beside(named: Sequence[str], assumed: bool) -> Sequence[str]:
-    """The GPUs whose figures stand beside the target's: those named after the first, else the usual ones where nothing
-    names the target."""
-    return named[1:] or (USUAL if assumed else ())
-
-
 def behind_patch(argv: Sequence[str] | None) -> list[str]:
     """The words of the command line behind `patch`."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return words[1:] if words[:1] == ["patch"] and Path(words[0]).suffix == "" else words
+    return words[1:] if argv is None and words[:1] == ["patch"] else words

@@ -84,8 +84,6 @@ def kind_of(layer_type: str, raw: dict[str, Any], name: str) -> str:
     text = f"{layer_type} {raw.get('ParameterType', '')}".lower()
     if "noop" in text:
         return "noop"
-    if "trainstation" in text:  # bookkeeping of sizes that depend on data, no kernel
-        return "other"
     if words := kernel_words(name):
         return _kernel_kind(layer_type, words)
     if name.startswith("_gemm_mha"):

@@ -10,7 +10,7 @@ from onnx import NodeProto, helper
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import facts
-from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC
+from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.sites.quantisers import kind_of
 
 RANK = 4
@@ -41,8 +41,15 @@ def is_nhwc(node: NodeProto) -> bool:
     return fused_ports(node) is not None and attribute(node, LAYOUT, HWC8) == NHWC
 
 
-def ports(graph: Graph, node: NodeProto) -> list[int] | None:
-    """The inputs that are images, where the node can be written for another order of their axes; None where not."""
+def turned_axes(perm: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The order of axes that images get: `perm`, and channels past pixels where the rows are one axis."""
+    return tuple(perm) if rank == RANK else (0, 2, 1)
+
+
+def ports(graph: Graph, node: NodeProto, perm: Sequence[int] = TO_NHWC) -> list[int] | None:
+    """The inputs that are images, where the node can be written for the order `perm` of their axes; None where not."""
+    if graph.is_op(node, "Reshape"):
+        return [0] if _flattens(graph, node, perm) else None
     if any(len(graph.dims(o) or ()) != RANK for o in node.output if o):
         return None
     if kind_of(node, graph):
@@ -63,8 +70,13 @@ def ports(graph: Graph, node: NodeProto) -> list[int] | None:
 
 def turn(graph: Graph, node: NodeProto, perm: Sequence[int], store: Store) -> None:
     """Write a node, whose `ports` are not None, for images whose axes were put into the order `perm`."""
-    images = ports(graph, node)
+    images = ports(graph, node, perm)
     assert images is not None
+    if node.op_type == "Reshape":
+        batch, *sizes = graph.dims(node.output[0]) or ()
+        order = turned_axes(perm, 1 + len(sizes))[1:]
+        node.input[1] = store(node.input[1], np.array([max(batch, -1), *(sizes[a - 1] for a in order)], np.int64))
+        return
     if kind_of(node, graph):
         if graph.dims(node.input[1]) not in ((), (1,)):
             _set(node, "axis", _moved(attribute(node, "axis", 1), perm))
@@ -78,6 +90,17 @@ def turn(graph: Graph, node: NodeProto, perm: Sequence[int], store: Store) -> No
             if value is not None and value.size > 1:
                 spread = value.reshape((1,) * (RANK - value.ndim) + value.shape)
                 node.input[i] = store(name, np.ascontiguousarray(spread.transpose(perm)))
+
+
+def _flattens(graph: Graph, node: NodeProto, perm: Sequence[int]) -> bool:
+    """Whether a Reshape makes one axis of the rows and columns of an image, or two of one, and does nothing else."""
+    ends = [graph.dims(t) or () for t in (node.input[0], node.output[0])]
+    if sorted(map(len, ends)) != [3, RANK] or min(d for dims in ends for d in dims[1:]) < 1:
+        return False
+    flat, image = sorted(ends, key=len)
+    if tuple(perm) == TO_NCHW:  # they are NHWC still
+        return flat[2] == image[3] and flat[1] == image[1] * image[2]
+    return flat[1] == image[1] and flat[2] == image[2] * image[3]
 
 
 def _turn_slice(graph: Graph, node: NodeProto, perm: Sequence[int], store: Store) -> None:

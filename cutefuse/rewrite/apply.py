@@ -139,6 +139,7 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
     _remove(proto.value_info, lambda v: v.name in made)
     _correct_types(model, sites)
     proto.value_info.extend(_types(graph, [o for s in sites if s.status == FUSED and s.match for o in s.match.outputs]))
+    proto.value_info.extend(casts.described(graph))
     _remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
     if DOMAIN not in {o.domain for o in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
@@ -327,6 +328,14 @@ class _Casts:
             after.append(self._cast(low, name, site.cast_from))
         self.up.update((id(n), n) for n in after)
         return [*before, _fused_node(site, low_inputs, low_outputs, ir_version), *after]
+
+    def described(self, graph: Graph) -> list[onnx.ValueInfoProto]:
+        """Types and sizes of the lowered tensors, which nothing infers behind a fused node."""
+        known = [(low, dtype, graph.dims(name)) for (name, dtype), low in self._lowered.items()]
+        return [
+            helper.make_tensor_value_info(low, ELEM_TYPES[dtype], [d if d >= 0 else None for d in dims])
+            for low, dtype, dims in known if dims is not None
+        ]  # fmt: skip
 
     def _cast(self, source: str, target: str, dtype: str) -> NodeProto:
         name = self._names.of_node(f"{source}/to_{dtype}")

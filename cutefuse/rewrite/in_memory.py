@@ -45,6 +45,7 @@ class Choices(TypedDict, total=False):
     clean: bool
     engine: str
     trt_version: str
+    layout: str
     tanh_silu: bool
 
 

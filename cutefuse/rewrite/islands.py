@@ -26,16 +26,15 @@ from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
-from cutefuse.rewrite.agnostic import fused_ports, is_nhwc, is_pointwise, ports, turn
+from cutefuse.rewrite.agnostic import RANK, fused_ports, is_nhwc, is_pointwise, ports, turn, turned_axes
 from cutefuse.rewrite.apply import Names, in_order
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
 SUFFIX = ".nhwc"
 _REPAIR = "the model was changed after it was patched; patch the original again"
+FLAT = 3  # rank of an image whose rows are one axis
 _FREE = 1e-6  # the price of a Transpose that is a view: fewer are better where nothing else tells
-_SPATIAL = frozenset(
-    "Conv ConvTranspose MaxPool AveragePool GlobalMaxPool GlobalAveragePool Resize Upsample BatchNormalization".split()
-)
+_SPATIAL = frozenset("Conv ConvTranspose MaxPool AveragePool Resize Upsample BatchNormalization".split())
 
 
 def layouts(model: ModelProto) -> set[int]:
@@ -60,7 +59,7 @@ def lay(model: ModelProto, folder: Path) -> None:
     for node in graph.nodes:
         if fused_ports(node) is not None:
             _set_layout(node, HWC8)
-            if reason := kernels.reject(_call(graph, node, NHWC)):
+            if reason := _refused(graph, node, NHWC):
                 raise CutefuseError(f"'{label(node)}' cannot be turned to NHWC ({reason}); unpatch the model first")
             island.add(node)
     inside = _Sea(graph).agnostic_inside()
@@ -71,8 +70,8 @@ def lay(model: ModelProto, folder: Path) -> None:
     nodes, dry = list[NodeProto](), _read_outside(graph, island)
 
     def shore(tensor: str, source: str, target: str, perm: Sequence[int], word: str) -> None:
-        name = island.names.of_node(f"{tensor}/to_{word}")
-        nodes.append(helper.make_node("Transpose", [source], [target], name=name, perm=perm))
+        name, order = island.names.of_node(f"{tensor}/to_{word}"), turned_axes(perm, len(graph.dims(tensor) or ()))
+        nodes.append(helper.make_node("Transpose", [source], [target], name=name, perm=order))
 
     made = {o for n in graph.nodes if id(n) in island for o in n.output}
     for node in in_order(graph.nodes):
@@ -110,7 +109,7 @@ def lift(model: ModelProto, folder: Path) -> int:
         for tensor in island.tensors_of(node):
             for other in filter(None, (graph.producer(tensor), *graph.users(tensor))):
                 entry = other.op_type == "Transpose" and tensor in other.output
-                if _is_shore(other, TO_NHWC if entry else TO_NCHW):
+                if _is_shore(graph, other, TO_NHWC if entry else TO_NCHW):
                     shores.add(id(other))
                     outer |= {tensor: other.input[0]} if entry else {}
                     exits.setdefault(tensor, []).extend([] if entry else other.output)
@@ -138,16 +137,22 @@ def lift(model: ModelProto, folder: Path) -> int:
     return count
 
 
-def _call(graph: Graph, node: NodeProto, layout: int) -> kernels.Call:
-    """The call of a fused convolution over NCHW tensors, for the judge."""
+def _refused(graph: Graph, node: NodeProto, layout: int) -> str | None:
+    """Why the kernels cannot run a fused convolution, whose tensors are NCHW so far, in a layout; None where they can,
+    and where types are not known."""
     call, images = graph_call(node, graph), fused_ports(node) or []
     inputs = [replace(t, layout=CHANNELS_LAST) if i in images else t for i, t in enumerate(call.inputs)]
     outputs = [Tensor(graph.dims(o) or (), graph.dtype(o) or "", CHANNELS_LAST) for o in node.output]
-    return kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [layout]})
+    if any(not t.dtype for t in (*inputs, *outputs)):
+        return None
+    return kernels.reject(kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [layout]}))
 
 
-def _is_shore(node: NodeProto, perm: Sequence[int]) -> bool:
-    return node.op_type == "Transpose" and tuple(attribute(node, "perm", ())) == tuple(perm)
+def _is_shore(graph: Graph, node: NodeProto, perm: Sequence[int]) -> bool:
+    if node.op_type != "Transpose":
+        return False
+    own = tuple(attribute(node, "perm", ()))
+    return own == turned_axes(perm, len(own)) and len(own) == len(graph.dims(node.input[0]) or own)
 
 
 def _read_outside(graph: Graph, island: _Island) -> set[str]:
@@ -176,7 +181,7 @@ class _Island:
 
     def add(self, node: NodeProto) -> None:
         own = fused_ports(node)
-        found = ports(self.graph, node) if own is None else own
+        found = ports(self.graph, node, self._perm) if own is None else own
         if found is None:
             raise CutefuseError(f"'{label(node)}' reads or makes an NHWC tensor and cannot be turned; {_REPAIR}")
         self.images[id(node)] = found
@@ -220,7 +225,7 @@ class _Island:
         for tensor, origin in origins.items():
             dtype, sizes = graph.dtype(origin), graph.partial_symbols(origin)
             if dtype is not None and sizes is not None and tensor not in known:
-                turned = (sizes[axis] for axis in self._perm)
+                turned = (sizes[axis] for axis in turned_axes(self._perm, len(sizes)))
                 told = [s if isinstance(s, int) or s in symbols else None for s in turned]
                 proto.value_info.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], told))
 
@@ -258,8 +263,9 @@ class _Sea:
 
         for tensor, reader_ids in self._images():
             maker = self.graph.producer(tensor)
-            own = SINK if maker is None else self._place(maker)
-            wet = {self._place(r) for r in reader_ids}
+            flat = len(self.graph.dims(tensor) or ()) == FLAT
+            own = SINK if maker is None else self._place(maker, flat)
+            wet = {self._place(r, flat) for r in reader_ids}
             price = self._bytes(tensor) + _FREE
             if own is None:  # a view is all that its readers in NHWC need
                 for reader in wet - {None}:
@@ -280,13 +286,18 @@ class _Sea:
         """Every tensor that can be turned, with the nodes that read it as an image or in any other way."""
         names = {o for n in self.graph.nodes for o in n.output if o} | self.graph.inputs
         for name in sorted(names):
-            if len(self.graph.dims(name) or ()) == 4:
+            around = [self.graph.producer(name), *self.graph.users(name)]
+            flat = any(n is not None and id(n) in self._agnostic for n in around)
+            if (rank := len(self.graph.dims(name) or ())) == RANK or (rank == FLAT and flat):
                 yield name, self.graph.users(name)
 
-    def _place(self, node: NodeProto) -> Hashable | None:
-        """A node in the graph that is cut; None for one beside which a Transpose is a view."""
+    def _place(self, node: NodeProto, flat: bool) -> Hashable | None:
+        """A node in the graph that is cut; None for one beside which a Transpose is a view. `flat`: of an image whose
+        rows are one axis."""
         if id(node) in self._fused:
             return SOURCE
+        if flat and (node.op_type == "MatMul" or tuple(attribute(node, "perm", ())) == (0, 2, 1)):
+            return None
         if node.op_type in _SPATIAL or id(node) in self._hosted:
             return None
         return id(node) if id(node) in self._agnostic else SINK

@@ -8,9 +8,8 @@ from typing import Any
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.layouts import AUTO, CHOICES
+from cutefuse.ops.layouts import AUTO, CHOICES, TENSORRT
 from cutefuse.sites.choose import Pricing
-from cutefuse.sites.choose_engine import TENSORRT
 from cutefuse.sites.compiled import Record
 
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}

@@ -34,7 +34,7 @@ from cutefuse.graph.store import (
     writer,
 )
 from cutefuse.ops import operators
-from cutefuse.ops.layouts import NAMES, NHWC, layout_of, rule_of
+from cutefuse.ops.layouts import NAMES, NHWC, TENSORRT, TORCH, layout_of, rule_of
 from cutefuse.output import check_named, real, write_text
 from cutefuse.rewrite import islands, tanh_silu
 from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
@@ -45,9 +45,9 @@ from cutefuse.rewrite.prove import prove
 from cutefuse.sites.causes import by_cause
 from cutefuse.sites.choose import Policy, Saving, choose
 from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import TANH_SILU, TENSORRT, TORCH, Engine, engine_of
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.device import judge_device, suit_device
+from cutefuse.sites.engines import TANH_SILU, Engine, engine_of
 from cutefuse.sites.find import (
     EXCLUDED,
     FUSED,

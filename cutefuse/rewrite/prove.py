@@ -145,7 +145,7 @@ def _unproven(proof: Mapping[str, Any], silent: Sequence[dict[str, Any]]) -> lis
 
 def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     """Sentences about a verification that passed; `dtype` is what the model was converted to, if it was."""
-    inputs, compared, fused = len(proof.get("seeds", [proof["seed"]])), len(proof["sites"]), proof["fused_sites"]
+    inputs, compared, fused = len(proof.get("seeds_tried", [0])), len(proof["sites"]), proof["fused_sites"]
     on = f"{inputs} random {'input' if inputs == 1 else 'inputs'} (seed {proof['seed']})"
     sites_text = f"{compared} of {fused} fused {'site' if fused == 1 else 'sites'}"
     allowed = f"({proof['tolerance']:g} is allowed)"

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from cutefuse.errors import VerificationError
-from cutefuse.graph.read import ELEM_TYPES, Graph
+from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.graph.store import load_weights
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.sites.find import Site
@@ -56,18 +58,20 @@ def _proven(
     probes: Sequence[Probe], tolerance: float, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """What `verify` says about one site. Raises VerificationError where it cannot be run."""
-    assert site.match is not None
     ends = _ends(graph, site)
     outputs = [p.tensor for p in probes]
-    # Between two sites that compute in a lower type the patched graph has no tensor of the graph's type.
-    makers = {o: n for n in patched[0].graph.node for o in n.output}
-    low = {makers[t].input[0]: t for t in ends if t in makers and makers[t].op_type == "Cast"}
-    to = ELEM_TYPES[site.match.call.inputs[0].dtype]
-    lowered = {name: helper.make_node("Cast", [t], [name], to=to) for name, t in low.items()} if site.cast_from else {}
     with tempfile.TemporaryDirectory(prefix="cutefuse_") as folder:
         path = Path(folder) / "site.onnx"
         onnx.save(_part(*unfused, ends, outputs, {}), str(path))
-        return verify(path, _part(*patched, ends, outputs, lowered), path.parent, tolerance, {}, seed, probes)
+        return verify(
+            path,
+            _part(*patched, ends, outputs, _undone(patched[0], ends, site)),
+            path.parent,
+            tolerance,
+            {},
+            seed,
+            probes,
+        )
 
 
 def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:
@@ -82,6 +86,27 @@ def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:
             dims = site.sizes(name) or graph.dims(name) or tensor.dims
             ends[name] = helper.make_tensor_value_info(name, ELEM_TYPES[dtype], [d if d >= 0 else None for d in dims])
     return ends
+
+
+def _undone(model: ModelProto, ends: Mapping[str, ValueInfoProto], site: Site) -> dict[str, NodeProto]:
+    """Nodes that make from `ends` what the fused nodes before them make: between two sites in another type or layout
+    than the graph's, the patched graph has no tensor of the graph's."""
+    assert site.match is not None
+    made = {o: n for n in model.graph.node for o in n.output}
+    low, found = ELEM_TYPES[site.match.call.inputs[0].dtype], dict[str, NodeProto]()
+    for name in ends:
+        steps, source = list[NodeProto](), name
+        while (node := made.get(source)) is not None and node.op_type in ("Cast", "Transpose"):
+            steps.append(node)
+            source = node.input[0]
+        if node is None or node.domain != DOMAIN:
+            continue
+        for step in steps:  # the last one first
+            back: dict[str, Any] = {"to": low}
+            if step.op_type == "Transpose":
+                back = {"perm": [int(i) for i in np.argsort(attribute(step, "perm", ()))]}
+            found[step.input[0]] = helper.make_node(step.op_type, [step.output[0]], [step.input[0]], **back)
+    return found
 
 
 def _part(

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cutefuse.graph.read import Graph
-from cutefuse.sites.choose_engine import RTX, wiring
+from cutefuse.ops.layouts import RTX
+from cutefuse.sites.choose_engine import wiring
 from cutefuse.sites.choose_model import Model, Pricer
 from cutefuse.sites.choose_network import network_us
 from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED, Site

@@ -13,21 +13,11 @@ from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.ops.conv_form import AFTER
+from cutefuse.ops.layouts import RTX, TENSORRT, TORCH
 from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
-from cutefuse.sites.choose_engine import (
-    ELEMENTWISE,
-    ENLARGED,
-    RANGES,
-    RTX,
-    TANH_SILU,
-    TENSORRT,
-    TORCH,
-    Engine,
-    Wiring,
-    is_between,
-    shortcut_fault,
-)
+from cutefuse.sites.choose_engine import ELEMENTWISE, ENLARGED, MEANS, RANGES, Wiring, is_between, shortcut_fault
 from cutefuse.sites.compiled import Record
+from cutefuse.sites.engines import TANH_SILU, Engine
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import Joined, Match, tensors_of
 
@@ -249,6 +239,9 @@ class Model:
             return self._concat_us(node, wiring)
         if node.op_type == "Concat":
             return sum(self.device.pass_us(2 * self.size_of(i.tensor)) for i in wiring.inputs_of(node) if i.copied)
+        if node.op_type in MEANS:  # Myelin takes them of NCHW alone where a fused node stands before
+            turned = self.engine.name == RTX and wiring.source(node.input[0]) in wiring.made
+            return self.device.pass_us(2 * self.size_of(node.input[0])) if turned else 0.0
         if node.op_type in RANGES:
             wanted = sum(self.size_of(o) for o in node.output if o and self.graph.users(o))
             return self.device.pass_us(2 * wanted) if wiring.copies_range(node) else 0.0
@@ -287,7 +280,7 @@ class Model:
         for match in matches:
             for tensor in filter(None, match.outputs):
                 near = [*wiring.concats_of(tensor), *self.graph.users(tensor)]
-                found |= {id(n): n for n in near if n.op_type == "Concat" or n.op_type in ELEMENTWISE}
+                found |= {id(n): n for n in near if n.op_type in ("Concat", *ELEMENTWISE, *MEANS)}
         return {i: n for i, n in found.items() if i not in own}
 
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:

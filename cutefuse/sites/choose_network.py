@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from onnx import NodeProto
 
 from cutefuse.graph.read import attribute
+from cutefuse.ops.layouts import TORCH
 from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, convolution_us
-from cutefuse.sites.choose_engine import CONVOLUTIONS, ELEMENTWISE, POOLS, TORCH, Wiring
+from cutefuse.sites.choose_engine import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.find import Site
 from cutefuse.sites.match import tensors_of

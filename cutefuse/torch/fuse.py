@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.graph.store import outside
+from cutefuse.ops.layouts import TORCH
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import patch
-from cutefuse.sites.choose_engine import TORCH
 from cutefuse.sites.find import FUSED, MERGED, Site
 from cutefuse.sites.match import Constant, Joined
 from cutefuse.torch.norms import layer_norm, rms_norm
@@ -74,8 +75,9 @@ def fuse(
     module = _exported(model, args, kwargs, dynamic_shapes)
     skeleton = Skeleton(module)
     device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    unpriced = bool(open_inputs(skeleton.model)) and not batch_of_one(skeleton.model, {})  # nothing else can choose
     options = Options(
-        engine=TORCH, sm=_sm(device), functions=False, dry_run=True, all_sites=all_sites, include=include,
+        engine=TORCH, sm=_sm(device), functions=False, dry_run=True, all_sites=all_sites or unpriced, include=include,
         exclude=exclude, without=without, include_op=("concat_conv",),
     )  # fmt: skip
     sites = _sites(skeleton.model, options)

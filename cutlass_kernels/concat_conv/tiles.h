@@ -29,7 +29,7 @@ inline constexpr Tile kTiles[] = {
     make_tile(43, "sm80_128x64x64_w8_s3", k16Bit, {128, 64, 64, 3}, {2, 2, 2}, 1, {6.4, 2.5}, kAlsoPreActivated),
     make_tile(47, "sm80_any_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {9.0, 2.5},
               kAnyChannels | kCopiesElements),
-    make_tile(48, "sm80_any_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {12.0, 0.9},
+    make_tile(48, "sm80_any_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {13.5, 0.9},
               kAnyChannels | kFewChannels | kCopiesElements),
     make_tile(49, "sm80_up_any_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {9.0, 3.0},
               kAnyChannels | kEnlargedSources | kCopiesElements),

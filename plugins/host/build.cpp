@@ -41,6 +41,7 @@ void Build::run() {
     return;
   }
   for (Combination &combination : combinations_) configure(combination);
+  if (strongly_typed_) compile();  // Myelin takes no other networks
 }
 
 bool Build::create() {
@@ -252,6 +253,7 @@ std::string Build::json() const {
                        {"output_opt", json::list(output_opt_, dims)},
                        {"output_max", json::list(output_max_, dims)},
                        {"combinations", json::list(combinations_, combination)},
+                       {"compiled", combination(compiled_)},
                        {"timing_cache_id", json::quote(timing_cache_id_)},
                        {"metadata", json::quote(metadata_)},
                        {"serialized", json::list(serialised_, [](Field const &f) { return json_of(f); })},

@@ -122,6 +122,27 @@ static Fields settled(Fields fields) {
   return fields;
 }
 
+bool Build::offered_tactics(nvinfer1::IPluginV3OneBuild *build, std::vector<std::int32_t> *tactics) {
+  std::int32_t const count = build->getNbTactics();
+  if (count < 0 || count > kMostTactics) {
+    report_.violation("getNbTactics", "it returns " + std::to_string(count));
+    return false;
+  }
+  tactics->assign(static_cast<std::size_t>(count) + 1, kCanary);
+  if (std::int32_t const code = count > 0 ? build->getValidTactics(tactics->data(), count) : 0; code != 0) {
+    report_.failure("getValidTactics", "it returns " + std::to_string(code));
+    return false;
+  }
+  if (tactics->back() != kCanary) report_.violation("getValidTactics", "it writes past the end of the array");
+  tactics->pop_back();
+  for (std::int32_t tactic : *tactics) {
+    if (tactic > 0 && std::count(tactics->begin(), tactics->end(), tactic) == 1) continue;
+    report_.violation("getValidTactics",
+                      "tactic " + std::to_string(tactic) + " is not distinct and positive; 0 is the default tactic");
+  }
+  return true;
+}
+
 void Build::configure(Combination &combination) {
   // Each candidate is configured on a clone of its own, so that they do not disturb each other.
   std::unique_ptr<IPluginV3> const copy(plugin_->clone());
@@ -145,23 +166,7 @@ void Build::configure(Combination &combination) {
                     "the fields change with configurePlugin, so the engine depends on what was "
                     "configured last; shapes belong into onShapeChange");
   }
-  std::int32_t const count = faces.build->getNbTactics();
-  if (count < 0 || count > kMostTactics) {
-    return report_.violation("getNbTactics", "it returns " + std::to_string(count));
-  }
-  std::vector<std::int32_t> tactics(static_cast<std::size_t>(count) + 1, kCanary);
-  code = count > 0 ? faces.build->getValidTactics(tactics.data(), count) : 0;
-  if (code != 0) return report_.failure("getValidTactics", "it returns " + std::to_string(code));
-  if (tactics.back() != kCanary) report_.violation("getValidTactics", "it writes past the end of the array");
-  tactics.pop_back();
-  for (std::size_t i = 0; i < tactics.size(); ++i) {
-    bool const again = std::count(tactics.begin(), tactics.end(), tactics[i]) != 1;
-    if (tactics[i] <= 0 || again) {
-      report_.violation("getValidTactics", "tactic " + std::to_string(tactics[i]) +
-                                               " is not distinct and positive; 0 is the default tactic");
-    }
-  }
-  combination.tactics = tactics;
+  if (!offered_tactics(faces.build, &combination.tactics)) return;
   combination.workspace_bytes = faces.build->getWorkspaceSize(in, inputs(), out, outputs_);
   std::vector<DynamicPluginTensorDesc> small = all;
   for (auto &tensor : small) tensor.max = tensor.desc.dims = tensor.opt;

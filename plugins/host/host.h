@@ -144,6 +144,9 @@ class Build {
   void try_formats(std::int32_t pos);
   bool accepts(std::int32_t pos);
   void configure(Combination &combination);
+  bool offered_tactics(nvinfer1::IPluginV3OneBuild *build, std::vector<std::int32_t> *tactics);
+  bool ask_again(nvinfer1::IPluginV3OneBuild *build);
+  void compile();
   void try_shape(Combination const &combination);
   void check_runtime(Combination const &combination);
   nvinfer1::DynamicPluginTensorDesc desc(std::int32_t tensor) const;
@@ -164,6 +167,7 @@ class Build {
   std::vector<nvinfer1::DynamicPluginTensorDesc> trial_;
   std::int32_t limit_ = 0;
   std::vector<Combination> combinations_;
+  Combination compiled_;  // what a builder that compiles the whole network gets
   Fields serialised_;
   std::string timing_cache_id_, metadata_;
   mutable Report report_;

@@ -55,12 +55,15 @@ class Broken final : public IPluginV3, public IPluginV3OneCore, public IPluginV3
   std::int32_t configurePlugin(DynamicPluginTensorDesc const *in, std::int32_t, DynamicPluginTensorDesc const *,
                                std::int32_t) noexcept override {
     if (is("timing_id_changes")) id_ += " configured";
+    configured_ = true;
+    if (is("refuses_minus_one") && in[0].desc.dims.d[0] < 0) return 4;
     if (is("serialises_shapes")) state_ = static_cast<std::int32_t>(in[0].max.d[0]);
     return is("configure_fails") ? 7 : 0;
   }
   std::int32_t getOutputDataTypes(DataType *out, std::int32_t, DataType const *in,
                                   std::int32_t) const noexcept override {
     out[0] = is("bool_output") ? DataType::kBOOL : is("unknown_output") ? static_cast<DataType>(77) : in[0];
+    if (is("types_change") && ++shared_state > 1) out[0] = DataType::kHALF;
     return is("types_fail") ? 1 : 0;
   }
   std::int32_t getOutputShapes(DimsExprs const *in, std::int32_t, DimsExprs const *, std::int32_t, DimsExprs *out,
@@ -76,6 +79,7 @@ class Broken final : public IPluginV3, public IPluginV3OneCore, public IPluginV3
     if (is("negative_size")) {
       out[0].d[0] = builder.operation(DimensionOperation::kSUB, *in[0].d[0], *builder.constant(1000));
     }
+    if (is("shapes_change") && ++shared_state > 1) out[0].d[1] = builder.constant(4);
     if (is("unknown_operation")) {
       builder.operation(static_cast<DimensionOperation>(99), *in[0].d[0], *builder.constant(1));
     }
@@ -84,6 +88,7 @@ class Broken final : public IPluginV3, public IPluginV3OneCore, public IPluginV3
   bool supportsFormatCombination(std::int32_t pos, DynamicPluginTensorDesc const *tensors, std::int32_t,
                                  std::int32_t) noexcept override {
     if (is("no_format")) return false;
+    if (is("format_of_no_myelin")) return tensors[pos].desc.format == TensorFormat::kDHWC;
     if (is("looks_ahead") && pos == 0 && tensors[1].desc.format != TensorFormat::kLINEAR) return false;
     if (is("many_formats")) return true;
     return tensors[pos].desc.format == TensorFormat::kLINEAR && tensors[pos].desc.type == tensors[0].desc.type;
@@ -126,6 +131,7 @@ class Broken final : public IPluginV3, public IPluginV3OneCore, public IPluginV3
   }
   PluginFieldCollection const *getFieldsToSerialize() noexcept override {
     if (is("fields_null")) return nullptr;
+    if (is("fields_change") && configured_) ++state_;
     if (!is("clone_shares_memory")) fill();
     collection_ = {static_cast<std::int32_t>(fields_.size()), fields_.data()};
     return &collection_;
@@ -147,6 +153,7 @@ class Broken final : public IPluginV3, public IPluginV3OneCore, public IPluginV3
   void const *given_;
   std::string id_ = "id";
   std::int32_t state_ = 0;
+  bool configured_ = false;
   std::vector<PluginField> fields_;
   PluginFieldCollection collection_{};
 };

@@ -73,10 +73,11 @@ struct Target {
     int const at = k - range.first, width = range.last - range.first;
     y = static_cast<Output *>(params.ys[j]) + at;
     ld = range.ld, channels = range.last - k;
-    // Pixels of float32 and dense ones have no pad lanes; those of others are written where they hold no other channels.
+    // Pixels of float32 and dense ones have no pad lanes; those of others are written where they hold no other
+    // channels.
     padded = channels < kVector;
-    whole = padded ? sizeof(Output) == 2 && !p.dense && ld == ceil_div(width, kVector) * kVector
-                   : (ld | at) % kVector == 0;
+    whole =
+        padded ? sizeof(Output) == 2 && !p.dense && ld == ceil_div(width, kVector) * kVector : (ld | at) % kVector == 0;
   }
 };
 
@@ -100,7 +101,7 @@ __device__ __forceinline__ void load_residual(Params const &params, Staging cons
   Output const *const z = static_cast<Output const *>(params.z);
   if ((p.ldz | p.residual_start) % Traits::kVector == 0) {
     int const n = place.thread % Traits::kChunksY * Traits::kVector, k = place.n0 + n;
-    CUTE_UNROLL
+#pragma unroll 4
     for (int i = 0; i < Traits::kM; i += Traits::kRowsY) {
       int const row = i + place.thread / Traits::kChunksY, m = place.m0 + row;
       bool const exists = m < p.N * p.P * p.Q && k < p.K;
@@ -193,8 +194,9 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
   }
   __syncthreads();
 
-  int const n = place.thread % Traits::kChunksY * kVector, k = place.n0 + n;
-  int const first_row = place.thread / Traits::kChunksY, first_m = place.m0 + first_row, rows_left = pixels - first_m;
+  Place const out = Place::of<Traits>(params);  // again: nothing below may be computed while registers hold the sums
+  int const n = out.thread % Traits::kChunksY * kVector, k = out.n0 + n;
+  int const first_row = out.thread / Traits::kChunksY, first_m = out.m0 + first_row, rows_left = pixels - first_m;
   if (k < p.K) {
     Target<Output> const target(params, k);
     if (target.whole) {
@@ -203,18 +205,19 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
         for (int v = target.channels; v < kVector; ++v) sY(i + first_row, n + v) = Output(0);
       }
       Output *to = target.y + int64_t(first_m) * target.ld;
-      CUTE_UNROLL
+      constexpr int kRows = Traits::kM / Traits::kRowsY, kAtOnce = kRows > 16 ? 8 : kRows;  // more would need registers
+#pragma unroll kAtOnce
       for (int i = 0; i < Traits::kM; i += Traits::kRowsY, to += Traits::kRowsY * target.ld) {
         if (i < rows_left) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 *>(&sY(i + first_row, n));
       }
     }
   }
   // Channels that no whole vector holds.
-  int const alone = place.n0 + place.thread % Traits::kN;
+  int const alone = out.n0 + out.thread % Traits::kN;
   if (alone >= p.K || Target<Output>(params, alone / kVector * kVector).whole) return;
   Target<Output> const target(params, alone);
-  Output *const to = target.y + int64_t(place.m0) * target.ld;
-  each_of_column<Traits, 4>(params, place, [&](int row, int column) { to[row * target.ld] = sY(row, column); });
+  Output *const to = target.y + int64_t(out.m0) * target.ld;
+  each_of_column<Traits, 4>(params, out, [&](int row, int column) { to[row * target.ld] = sY(row, column); });
 }
 
 }  // namespace cutefuse::conv
