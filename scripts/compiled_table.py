@@ -33,7 +33,7 @@ PAGE = ROOT / "docs" / "compiled.md"
 NAMES = [*models.NETWORKS, "hrnet_head"]
 BLOCK = re.compile(r"(<!-- compiled: (?P<options>.*?) -->\n).*?(<!-- /compiled -->)", re.S)
 HEADS = ("network", "SM", "plain: copies", "MB", "of all", "patched: copies", "MB", "of all", "plugins",
-         "engine MB, plain and patched", "built in s", "peak MiB")  # fmt: skip
+         "engine MB", "built in s", "peak MiB")  # fmt: skip
 PATCH = "--engine rtx --sm 89"
 NOTHING_TO_PATCH = 3
 
@@ -91,7 +91,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         return [str(side["copies"]), f"{side['copy_bytes'] / 1e6:.1f}", f"{side['all_bytes'] / 1e6:.0f}"]
 
     def both(key: str, unit: float, form: str) -> str:
-        return ", ".join(format(side[key] / unit, form) for side in (plain, patched))
+        return "→".join(format(side[key] / unit, form) for side in (plain, patched))
 
     return [
         row["name"], str(row["sm"]), *moved(plain), *moved(patched), str(patched["plugins"]),
@@ -114,8 +114,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 def write(data: dict[str, Any]) -> None:
     """Put the table between the markers of the page."""
-    lines = ["| " + " | ".join(HEADS) + " |", "|---|" + "---:|" * (len(HEADS) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in table(data["rows"])]
+    lines = [f"|{'|'.join(row)}|" for row in (HEADS, ["---", *["---:"] * (len(HEADS) - 1)], *table(data["rows"]))]
     made = f"TensorRT for RTX {data['version']}, `cutefuse patch {shlex.join(data['patch'])}`, cutefuse {data['tool']}."
     text, count = BLOCK.subn(
         lambda found: found[1].replace(found["options"], data["command"]) + "\n".join([made, "", *lines, found[3]]),

@@ -171,8 +171,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
     return made
 
 
-def test_the_pages_example_runs(model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+def test_the_pages_examples_run(model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]) -> None:
+    in_a_program, example = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    exec(compile(in_a_program, "docs/patch.md", "exec"), {})
+    assert "sites fused, predicted" in capsys.readouterr().out
     exec(compile(example, "docs/patch.md", "exec"), {})
     assert "26 sites fused: {" in capsys.readouterr().out
     written = onnx.load("model.cutefuse.onnx")

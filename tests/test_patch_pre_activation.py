@@ -38,7 +38,7 @@ FUSED = {
     "normalisation behind": (
         CAT + BN + "t = Relu(n) x = Conv(t, p) q = Mul(x, after) y = HardSwish(q)", "CutePreConcatConv2HardSwish",
     ),
-    "one tensor": ("n = Mul(a, a) m = Mul(n, half) t = Relu(m) y = Conv(t, e)", "CutePreConcatConv1"),
+    "one tensor": ("n = Add(a, a) m = Mul(n, half) t = Relu(m) y = Conv(t, e)", "CutePreConcatConv1"),
     "nested": (
         "d = Concat<axis=1>(a, a) c = Concat<axis=1>(d, a) z = Neg(d) " + BN + "t = Relu(n) y = Conv(t, p)",
         "CutePreConcatConv3",

@@ -66,7 +66,8 @@ def test_the_nodes_carry_the_contract_of_the_plugin(source: Path) -> None:
     assert attrs == {
         "channels": [8, 16], "kernel_shape": [3, 3], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1],
         "packed_sizes": [576, 576], "alpha": np.float32(0.01), "lo": np.float32(-3.402823466e38),
-        "hi": np.float32(3.402823466e38), "channel_starts": [0], "upsample": [1], "output_channels": [0], "tile": 0,
+        "hi": np.float32(3.402823466e38), "channel_starts": [0], "upsample": [1], "output_channels": [0],
+        "residual_start": 0, "layout": 0, "tile": 0,
         "plugin_version": b"1", "plugin_namespace": b"cutefuse",
     }  # fmt: skip
     assert node.doc_string == "cutefuse: Concat_0, Conv_1, Relu_2"

@@ -236,7 +236,7 @@ def test_what_the_conversion_changes_is_no_fault_of_the_fusion(
     assert converted["i"]["mismatch_share"] > 0.1, "float16 alone picks other places"
     assert all(r["passed"] for r in (*proof["outputs"], *proof["sites"]))
     out = capsys.readouterr().out
-    assert "the conversion to float16 itself changes the outputs by up to" in out and "2 of 2 fused sites" in out
+    assert "the conversion to float16 itself changes the outputs" in out and "2 of 2 fused sites" in out
 
 
 def test_a_wrong_site_is_found_behind_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +342,9 @@ def test_a_site_with_two_results_is_one_site(tmp_path: Path, capsys: pytest.Capt
     assert len(proof["sites"]) == proof["fused_sites"] == 1 and proof["sites"][0]["tensor"] in ("y1", "y2")
     show(result, verbose=False)
     out = capsys.readouterr().out
-    assert "2 outputs and 1 of 1 fused site;" in out
+    assert "2 outputs" in out and "1 of 1 fused site compared" in out
 
 
 def test_the_sizes_of_the_inputs_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = patched_by(graph(TWO, VALUES), tmp_path, "--all", "--input-shape", "a:3x8x9x7")
-    assert code == 0 and "on a 3x8x9x7, b 3x16x9x7: 1 output and 2 of 2 fused sites" in capsys.readouterr().out
+    assert code == 0 and "on a 3x8x9x7, b 3x16x9x7, 1 random input" in capsys.readouterr().out

@@ -125,7 +125,7 @@ def _copy(
     graph.output.extend(outputs)
     graph.value_info.extend(infos)
     graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    gone = values | no_ops.keys()
+    gone, sources = values | no_ops.keys(), _sources(no_ops)
     for node in model.graph.node:
         made = set(filter(None, node.output))
         if made and made <= gone:
@@ -133,15 +133,21 @@ def _copy(
         graph.node.append(node)
         own = graph.node[-1]
         for i, name in enumerate(own.input):
-            if name in no_ops:
-                own.input[i] = _source(name, no_ops)
+            if name in sources:
+                own.input[i] = sources[name]
     return copy
 
 
-def _source(tensor: str, no_ops: Mapping[str, str]) -> str:
-    while tensor in no_ops:
-        tensor = no_ops[tensor]
-    return tensor
+def _sources(no_ops: Mapping[str, str]) -> dict[str, str]:
+    """Output of each node without effect -> the tensor that has the same value and comes from another node."""
+    found: dict[str, str] = {}
+    for name in no_ops:
+        chain = []
+        while name in no_ops and name not in found:
+            chain.append(name)
+            name = no_ops[name]
+        found |= dict.fromkeys(chain, found.get(name, name))
+    return found
 
 
 def _has_no_effect(graph: Graph, node: NodeProto) -> bool:
@@ -179,12 +185,13 @@ def _pads_nothing(graph: Graph, node: NodeProto) -> bool:
 def tidy(model: ModelProto, cleaned: Cleaned) -> None:
     """Write the cleaning into the model itself: constants folded, no-ops taken out, with what only they read."""
     graph, values = cleaned.whole, cleaned.folded
+    sources = _sources(cleaned.no_ops)
     nodes = []
     for node in graph.nodes:
         made = set(filter(None, node.output))
         if not made or not made <= values.keys() | cleaned.no_ops.keys():
             nodes.append(node)
-            node.input[:] = [_source(name, cleaned.no_ops) for name in node.input]
+            node.input[:] = [sources.get(name, name) for name in node.input]
     read = {name for n in nodes for name in reads_of(n)} | graph.outputs
     dropped = {name for n in graph.nodes for name in n.input} - read
     nodes = [n for n in nodes if n.op_type != "Constant" or n.output[0] not in dropped]

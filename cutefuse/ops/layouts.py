@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from cutefuse.errors import CutefuseError
+
 TENSORRT, RTX, TORCH = ENGINES = ("tensorrt", "rtx", "torch")
 LAYOUT = "layout"  # the attribute of a fused convolution, and its values:
 HWC8, NHWC = 0, 1
@@ -45,7 +47,12 @@ RULES = (
 
 
 def rule_of(engine: str, sm: int) -> Rule:
-    """The rule of an engine on a GPU; `sm` 0 stands for any GPU, of which most are older than Blackwell."""
+    """The rule of an engine on a GPU; `sm` 0 stands for any GPU, of which most are older than Blackwell.
+
+    Raises CutefuseError for a name that is no engine's.
+    """
+    if engine not in ENGINES:
+        raise CutefuseError(f"there is no engine '{engine}'; choose one of {', '.join(ENGINES)}")
     return next(r for r in reversed(RULES) if r.engine == engine and r.sm <= sm)
 
 

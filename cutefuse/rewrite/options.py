@@ -8,7 +8,7 @@ from typing import Any
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.layouts import AUTO, CHOICES, TENSORRT
+from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.sites.choose import Pricing
 from cutefuse.sites.compiled import Record
 
@@ -46,7 +46,7 @@ class Options:
     keep_float32: Sequence[str] = ()
     only: frozenset[str] | None = None  # names of sites; None for all that the filters leave
     all_sites: bool = False  # every legal site, whatever it saves
-    engine: str = TENSORRT  # whose time is predicted: one of choose_engine.ENGINES
+    engine: str = TENSORRT  # whose time is predicted: one of layouts.ENGINES
     trt_version: str = ""  # as 10.3; "" for the newest that is known
     tanh_silu: bool = False  # write the SiLUs that stay outside in the form that TensorRT 11 fuses
     compiled: Record | None = None  # what the engine's compiler makes of the model with nothing fused
@@ -66,6 +66,7 @@ class Options:
         if self.scope:
             _among("scope", self.scope, SCOPES)
         _among("layout", self.layout, CHOICES)
+        _among("engine", self.engine, ENGINES)
 
 
 _WORDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {

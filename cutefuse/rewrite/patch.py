@@ -186,7 +186,9 @@ def plain_model(source: Path, options: Options) -> onnx.ModelProto:
 
 
 def _check(source: Path, output: Path, options: Options) -> None:
-    """Refuse what needs no look into the model: a GPU without kernels, and paths that would overwrite something."""
+    """Refuse what needs no look into the model: an engine or GPU that there is not, and paths that would overwrite
+    something."""
+    engine_of(options.engine, options.trt_version, options.sm)
     if reason := kernels.reject_device(options.sm):
         raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
     check_named(output)

@@ -60,6 +60,7 @@ class Wiring:
     awaited: Mapping[str, int] = field(default_factory=Counter)
     gone: Set[int] = frozenset()
     convolutions: Sequence[NodeProto] = ()
+    _sources: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def fused(self, match: Match) -> Wiring:
         """The same graph with one more match fused."""
@@ -261,11 +262,16 @@ class Wiring:
 
     def source(self, tensor: str) -> str:
         """The tensor behind nodes without effect."""
-        node = self.graph.producer(tensor)
-        while node is not None and node.op_type in _SEEN_THROUGH and node.input and tensor not in self.made:
-            tensor = node.input[0]
+        passed = []
+        while (found := self._sources.get(tensor)) is None:
             node = self.graph.producer(tensor)
-        return tensor
+            passed.append(tensor)
+            if node is None or node.op_type not in _SEEN_THROUGH or not node.input or tensor in self.made:
+                found = tensor
+                break
+            tensor = node.input[0]
+        self._sources.update(dict.fromkeys(passed, found))
+        return found
 
     def _claimed(self, tensor: str, concat: NodeProto) -> bool:
         """Whether another Concat that stays takes the tensor; engines begin with the last one."""
@@ -275,11 +281,13 @@ class Wiring:
     def concats_of(self, tensor: str) -> list[NodeProto]:
         """The Concats that read a tensor, those behind nodes without effect included."""
         found: dict[int, NodeProto] = {}
-        for node in self.graph.users(tensor):
-            if node.op_type == "Concat":
-                found[id(node)] = node
-            elif node.op_type in _SEEN_THROUGH:
-                found |= {id(n): n for t in node.output[:1] for n in self.concats_of(t)}
+        pending = [tensor]
+        while pending:
+            for node in self.graph.users(pending.pop()):
+                if node.op_type == "Concat":
+                    found[id(node)] = node
+                elif node.op_type in _SEEN_THROUGH:
+                    pending += node.output[:1]
         return list(found.values())
 
     def convolution_behind(self, tensor: str) -> NodeProto | None:

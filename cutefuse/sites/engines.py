@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.layouts import ENGINES, RTX, TENSORRT, TORCH
+from cutefuse.ops.layouts import RTX, TENSORRT, TORCH, rule_of
 
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 OLDEST = (10, 0)
@@ -65,8 +65,7 @@ def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
 
     Raises CutefuseError for another name, a version that is none, and a TensorRT version for PyTorch.
     """
-    if name not in ENGINES:
-        raise CutefuseError(f"there is no engine '{name}'; choose one of {', '.join(ENGINES)}")
+    rule_of(name, sm)
     if not version:
         return Engine(name, sm=sm, assumed=name == TENSORRT)
     if name != TENSORRT:
