@@ -194,7 +194,9 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
   }
   __syncthreads();
 
-  Place const out = Place::of<Traits>(params);  // again: nothing below may be computed while registers hold the sums
+  // Read again for 4-byte outputs, so that nothing below is computed while registers hold the sums; the wide 16-bit
+  // tiles would spill by that.
+  Place const out = sizeof(Output) == 4 ? Place::of<Traits>(params) : place;
   int const n = out.thread % Traits::kChunksY * kVector, k = out.n0 + n;
   int const first_row = out.thread / Traits::kChunksY, first_m = out.m0 + first_row, rows_left = pixels - first_m;
   if (k < p.K) {
