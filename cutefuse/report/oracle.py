@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from cutefuse.sites.find import FUSED
 BESIDE = ("conv", "gemm", "attention", "plugin", "noop")  # kinds of layers that a fused node does not replace
 VIEWS = ("Transpose", "Identity", "Cast", "Reshape")  # what stands between a copy and the fused node beside it
 NEAREST = {100: 120, 103: 120, 110: 121}  # GPUs whose engines it does not build -> the next ones of their family
+MOST_TRIALS = 6  # of patching and compiling
 _WORTH_BYTES = 16 * 1024  # a smaller difference of copies is no reason
 
 
@@ -56,30 +57,47 @@ def judged(source: Path, output: Path, options: Options) -> Result:
         note = f"{error}; rules predicted what {rtx.NAME} would copy"
         return _recorded(source, patch(source, output, options), {"note": note})
     record = record_of(plain)
-    left, patched = _left_out(source, options, record, plain, sm)
-    result = patch(source, output, replace(options, compiled=record, outweighed=left))
-    totals = {"plain": _totals(plain), "patched": _totals(patched) if patched else None}
-    return _recorded(source, result, {"note": "", "sm": sm, "left_out": left, **totals})
+    best = _left_out(source, options, record, plain, sm)
+    result = patch(source, output, replace(options, compiled=record, outweighed=best.left))
+    totals = {"plain": _totals(plain), "patched": _totals(best.compiled) if best.compiled else None}
+    return _recorded(source, result, {"note": "", "sm": sm, "left_out": best.left, **totals})
 
 
-def _left_out(
-    source: Path, options: Options, record: Record, plain: CompiledGraph, sm: int
-) -> tuple[dict[str, str], CompiledGraph | None]:
-    """The sites whose copies outweigh what they remove, each with the reason, found by patching aside and compiling
-    until there are no more; and what is compiled without them. A site that goes moves a shore, so others may follow.
-    """
-    left: dict[str, str] = {}
+@dataclass(frozen=True)
+class _Trial:
+    """A patch with some sites left out: what it fused, and what was compiled of it; None where it fused nothing."""
+
+    left: dict[str, str]
+    copy_bytes: int
+    compiled: CompiledGraph | None
+    outweighed: dict[str, str]
+
+
+def _left_out(source: Path, options: Options, record: Record, plain: CompiledGraph, sm: int) -> _Trial:
+    """The trial that copies least. Sites whose copies outweigh what they remove are left out together, or else one by
+    one, as long as fewer bytes are copied: what one of them removes may go only beside another one."""
     asked = replace(options, compiled=record, verify=False, dry_run=False)
-    with tempfile.TemporaryDirectory(prefix="cutefuse-patched-") as folder:
-        while True:
+
+    def trial(left: dict[str, str]) -> _Trial:
+        with tempfile.TemporaryDirectory(prefix="cutefuse-patched-") as folder:
             result = patch(source, Path(folder) / source.name, replace(asked, outweighed=left))
             if result.output is None:
-                return left, None
-            patched = rtx.compile_model(result.output, sm, options.shapes, [plugin_path()])
-            found = {} if options.all_sites else outweighed(result, record, plain, patched)
-            if not found:
-                return left, patched
-            left |= found
+                return _Trial(left, plain.copy_bytes, None, {})
+            compiled = rtx.compile_model(result.output, sm, options.shapes, [plugin_path()])
+            found = {} if options.all_sites else outweighed(result, record, plain, compiled)
+            return _Trial(left, compiled.copy_bytes, compiled, found)
+
+    best, tries = trial({}), 1
+    while best.outweighed:
+        batches = [best.outweighed, *({name: why} for name, why in best.outweighed.items() if len(best.outweighed) > 1)]
+        for batch in batches[: MOST_TRIALS - tries]:
+            now, tries = trial(best.left | batch), tries + 1
+            if now.copy_bytes < best.copy_bytes:
+                best = now
+                break
+        else:
+            break
+    return best
 
 
 def _recorded(source: Path, result: Result, compiled: dict[str, Any]) -> Result:
