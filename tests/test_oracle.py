@@ -149,7 +149,8 @@ def test_rules_decide_where_the_compiler_refuses_the_model(tmp_path: Path, monke
 def test_the_command_tells_what_the_compiler_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(written(decoder(), tmp_path))
     assert main([source, "--engine", "rtx", "--sm", "89"]) == 0
-    assert "compiled for 8.9: plain" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "compiled for 8.9: plain" in out and "--backend rtx --sm 89" in out
     assert main([source, "--engine", "rtx", "--sm", "89", "--no-compile"]) == 0
     assert "compiled" not in capsys.readouterr().out
     assert "compiled" not in json.loads((tmp_path / "m.patch.json").read_text())

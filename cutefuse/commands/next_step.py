@@ -53,9 +53,14 @@ def say(command: str, *words: str | Path, why: str = "") -> None:
 
 def after_patch(model: Path) -> None:
     """`model`: the patched model that was written."""
-    say("build", model, why="an engine of TensorRT")
+    report = _report(model, model.parent)
+    compiled = (report or {}).get("compiled") or {}
+    if compiled.get("sm"):
+        say("build", model, "--backend", "rtx", "--sm", str(compiled["sm"]), why=f"an engine of {rtx.NAME}")
+    else:
+        say("build", model, why="an engine of TensorRT")
     say("process", model, model.with_suffix(".out"), why="build, profile and report, with any engine that is here")
-    if converted(_report(model, model.parent)):
+    if converted(report):
         say("unpatch", model, why=f"{undone(model).name}: as converted, nothing fused; compare with this one")
 
 

@@ -243,8 +243,6 @@ def main(argv: list[str] | None = None) -> int:
             show_json(result.report)
         if not args.json:
             show(result, args.verbose, outlooks, behind_patch(argv))
-            if told := oracle.sentence(result.report):
-                print(told)
             if tuner:
                 print(_tuned(tuner))
         return result.exit_code

@@ -12,6 +12,7 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands import next_step
+from cutefuse.report import oracle
 from cutefuse.rewrite.outlook import Outlook, is_float32
 from cutefuse.rewrite.patch import Result, report_path
 from cutefuse.rewrite.prove import failure, words
@@ -38,7 +39,8 @@ def show(
     lines = [_target(report["prediction"], report["sm"]), *_targets(outlooks), _counts(report["summary"])]
     if report["summary"]["refused_by"]:
         lines.append(sentence(report["summary"]["refused_by"]))
-    lines += [*_prediction(report), *_sizes(report), *_float16(report, outlooks, typed)]
+    lines += [*_prediction(report), *filter(None, [oracle.sentence(report)]), *_sizes(report)]
+    lines += _float16(report, outlooks, typed)
     print("\n".join(lines))
     if verbose:
         _everything(report)
