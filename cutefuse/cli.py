@@ -6,6 +6,7 @@ import importlib
 import sys
 
 import cutefuse
+from cutefuse.errors import drop_output
 
 # command -> (module, help). Each module has main(argv: list[str] | None) -> int.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -75,7 +76,17 @@ FIRST_STEPS = """a first time, each command naming the next:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script: dispatches to the command's own main."""
-    args = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return 0
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         print("usage: cutefuse <command> [options]\n\ncommands:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,11 @@ class NothingToPatch(CutefuseError):
     exit_code = 3
 
 
+def drop_output() -> None:
+    """Send nowhere what stdout still holds: its reader, as `head`, has left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run_command(command: Callable[[], int | None]) -> int:
     """Run the body of a command line: a CutefuseError becomes one line on stderr and an exit code.
 
@@ -46,7 +52,7 @@ def run_command(command: Callable[[], int | None]) -> int:
         print("error: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        drop_output()
         return 0
     except OSError as error:  # a full disk or a name that is too long, wherever it is met
         where = f"{error.filename}: " if error.filename else ""

@@ -141,3 +141,12 @@ def test_one_version_stands_everywhere(capsys: pytest.CaptureFixture[str]) -> No
     for file in ("CMakeLists.txt", "pyproject.toml"):
         text = (ROOT / file).read_text()
         assert "cutefuse/__init__.py" in text and version not in text
+
+
+@pytest.mark.parametrize("args", [["--help"], ["patch", "--help"], ["roofline"], ["patch", "--help", "-o", "x"]])
+def test_a_reader_that_leaves_ends_a_command_in_silence(args: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "cutefuse", *args], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode == 0 and done.stderr == ""
