@@ -239,6 +239,38 @@ def test_pytorch_copies_images_of_odd_pixels_for_fused_nodes(channels: int, engi
     assert plain.fused(site.match).is_widened("a") == widened and not plain.is_widened("a")
 
 
+RTX = Engine("rtx")
+
+
+@pytest.mark.parametrize(
+    ("after", "in_nchw"),
+    [("t = Relu(d)", False), ("t = Add(d, s)", False), ("t = Sigmoid(d)", False), ("t = LeakyRelu(d)", True),
+     ("t = BatchNormalization(d, g, g, g, g)", True), ("t = Mul(d, h)", True)],
+)  # fmt: skip
+def test_rtx_copies_a_deconvolution_for_fused_nodes_where_a_kernel_of_its_own_follows(after: str, in_nchw: bool) -> None:
+    body = (
+        "s = Conv<pads=[1,1,1,1]>(a, w1) d = ConvTranspose<strides=[2,2]>(b, w2) "
+        + f"{after} c = Concat<axis=1>(s, t) v = Conv<pads=[1,1,1,1]>(c, w3) y = Relu(v)"
+    )
+    values = graphs.weights(w1=(8, 8, 3, 3), w2=(8, 8, 2, 2), w3=(8, 16, 3, 3), g=(8,), h=(1, 8, 1, 1))
+    model = graphs.graph(body, values, inputs={"a": "1,8,8,8", "b": "1,8,4,4"})
+    cleaned, sites = find_sites(model, Path())
+    (match,) = [s.match for s in sites if s.match and "y" in s.match.outputs]
+    assert wiring(cleaned.whole, RTX).fused(match).is_widened("t") == in_nchw
+
+
+@pytest.mark.parametrize(("reader", "pooled"), [("MaxPool<kernel_shape=[2,2]>", True), ("Relu", False)])
+def test_rtx_copies_the_skip_of_a_unet_and_nothing_else_of_its_concat(reader: str, pooled: bool) -> None:
+    body = (
+        "s = Conv<pads=[1,1,1,1]>(a, w1) " + f"z = {reader}(s) "
+        + "u = Conv<pads=[1,1,1,1]>(b, w1) c = Concat<axis=1>(s, u) y = Conv<pads=[1,1,1,1]>(c, w3)"
+    )  # fmt: skip
+    model = graphs.graph(body, graphs.weights(w1=(8, 8, 3, 3), w3=(8, 16, 3, 3)),
+                         inputs={"a": "1,8,8,8", "b": "1,8,8,8"}, outputs=("y", "z"))  # fmt: skip
+    skip, other = verdicts(wiring(find_sites(model, Path())[0].whole, RTX), "c")
+    assert ("pooling" in skip) == pooled and other == ""
+
+
 def test_pytorch_merges_no_convolutions() -> None:
     wires = inception(TORCH)
     first = wires.graph.producer("b1c")

@@ -29,6 +29,7 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
 MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
+_INSIDE_DECONVOLUTION = {"Relu", "Sigmoid", "Add"}  # what Myelin was seen to compute in a ConvTranspose's kernel
 _SEEN_THROUGH = ("Identity", "Dropout")
 
 
@@ -143,8 +144,9 @@ class Wiring:
             why = "it is there twice" if tensor in seen else self._why(tensor, concat)
             seen.add(tensor)
             result.append(Input(tensor, why))
-        if self.engine.name == RTX and (why := self._copied_whole(concat, result)):
-            return [Input(i.tensor, i.copied or why) for i in result]
+        if self.engine.name == RTX:
+            why = self._copied_whole(concat, result)
+            return [Input(i.tensor, i.copied or why or self._pooled(i.tensor)) for i in result]
         return result
 
     def _copied_whole(self, concat: NodeProto, inputs: Sequence[Input]) -> str:
@@ -153,6 +155,11 @@ class Wiring:
             return f"Myelin copies all inputs where one is {first}"
         reader = self.graph.only_user(concat.output[0])
         return "a matrix product of Myelin reads the Concat" if reader and self._is_product(reader) else ""
+
+    def _pooled(self, tensor: str) -> str:
+        """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does."""
+        pooled = any(u.op_type in POOLS and self.alive(u) for u in self.graph.users(self.source(tensor)))
+        return "a tensor that a pooling reads too" if pooled else ""
 
     def _is_product(self, node: NodeProto) -> bool:
         """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
@@ -232,18 +239,21 @@ class Wiring:
         return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
 
     def _in_nchw(self, tensor: str) -> bool:
-        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions with what
-        follows, and convolutions that are matrix products, are made in NCHW. So are the inputs, which
-        a convolution of its own would copy too, unless a Concat does or others read them as well."""
+        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions that no part of
+        their kernel ends, as a BatchNormalization, and convolutions that are matrix products, are made in NCHW. So are
+        the inputs, which a convolution of its own would copy too, unless a Concat does or others read them as well."""
         node = self.graph.producer(self.source(tensor))
+        after = set()
         while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
+            after.add(node.op_type)
             node = self.graph.producer(self.source(node.input[0]))
         if node is None:
             joined = any(not self.alive(c) for c in self.concats_of(tensor))
             return joined or any(map(self.alive, self.graph.users(tensor)))
         if node.op_type == "Conv":
             return self._is_product(node)
-        return node.op_type == "ConvTranspose" or (node.op_type in ENLARGED and is_between(node))
+        apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
+        return apart or (node.op_type in ENLARGED and is_between(node))
 
     def copies_range(self, node: NodeProto) -> bool:
         """Whether a range of channels that stays is a kernel: Myelin copies it for every reader but a Concat."""

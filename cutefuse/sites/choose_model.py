@@ -34,7 +34,7 @@ _PARTS = {
     "measured": "measured, the site takes",
     "merged": "1x1 convolutions in one kernel take",
     "neighbours": "copies and passes beside it take",
-    "widened": "making the image's pixels wide enough takes",
+    "widened": "copying what it reads to a layout of ours takes",
     "late_start": "a late start behind a kernel that is not ours takes",
     "casts": "Casts take",
 }
@@ -315,7 +315,7 @@ class Model:
         return self.device.pass_us(1.5 * self.size_of(tensor)) if wiring.is_cast(tensor) else 0.0
 
     def widened_us(self, tensor: str, wiring: Wiring) -> float:
-        """Time in which an image gets the pixels that fused nodes can read."""
+        """Time in which a tensor is copied to the layout that fused nodes read."""
         return self.device.copy_us(2 * self.size_of(tensor)) if wiring.is_widened(tensor) else 0.0
 
     def late_us(self, tensor: str, wiring: Wiring) -> float:
