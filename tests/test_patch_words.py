@@ -132,6 +132,7 @@ def test_what_was_measured_for_one_gpu_is_not_foretold_for_others(unet: Path) ->
     ("options", "words"),
     [
         (["--gpu", "H200"], ["TensorRT", "H200", "cuDNN", "never checked in TensorRT"]),
+        (["--gpu", "RTX 4090", "--engine", "rtx", "--no-compile"], ["never checked in TensorRT for RTX"]),
         (["--gpu", "H100 NVL"], ["scaled to H100 NVL", "peak rates"]),
         (["--gpu", "H200", "--engine", "torch"], ["PyTorch", "cuDNN"]),
     ],

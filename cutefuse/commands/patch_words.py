@@ -137,7 +137,7 @@ def _prediction(report: dict[str, Any]) -> list[str]:
 def _fitted(about: dict[str, Any]) -> str:
     """What the time model was fitted to, how it was carried to another GPU, and where it was never checked."""
     scaled = "" if about["gpu"] == FITTED_GPU else f", scaled to {about['gpu']} by its peak rates"
-    unchecked = "" if "torch" in about["engine"] else f", never checked in {about['engine'].rpartition(' ')[0]}"
+    unchecked = "" if "torch" in about["engine"] else f", never checked in {about['engine'].rstrip('0123456789. ')}"
     return f": kernel times fitted to {FITTED_TO}{scaled}{unchecked}"
 
 
