@@ -259,13 +259,15 @@ def test_rtx_copies_a_deconvolution_for_fused_nodes_where_a_kernel_of_its_own_fo
     assert wiring(cleaned.whole, RTX).fused(match).is_widened("t") == in_nchw
 
 
+@pytest.mark.parametrize("between", ["", "t = Pad(s, nothing) ", "t = Identity(s) ", "t = Slice(s, nothing, all) "])
 @pytest.mark.parametrize(("reader", "pooled"), [("MaxPool<kernel_shape=[2,2]>", True), ("Relu", False)])
-def test_rtx_copies_the_skip_of_a_unet_and_nothing_else_of_its_concat(reader: str, pooled: bool) -> None:
+def test_rtx_copies_the_skip_of_a_unet_and_nothing_else_of_its_concat(reader: str, pooled: bool, between: str) -> None:
     body = (
-        "s = Conv<pads=[1,1,1,1]>(a, w1) " + f"z = {reader}(s) "
-        + "u = Conv<pads=[1,1,1,1]>(b, w1) c = Concat<axis=1>(s, u) y = Conv<pads=[1,1,1,1]>(c, w3)"
-    )  # fmt: skip
-    model = graphs.graph(body, graphs.weights(w1=(8, 8, 3, 3), w3=(8, 16, 3, 3)),
+        f"s = Conv<pads=[1,1,1,1]>(a, w1) z = {reader}(s) {between}u = Conv<pads=[1,1,1,1]>(b, w1) "
+        + f"c = Concat<axis=1>({'t' if between else 's'}, u) y = Conv<pads=[1,1,1,1]>(c, w3)"
+    )
+    bounds = {"nothing": np.zeros(8 if "Pad" in between else 4, np.int64), "all": np.full(4, 1 << 40)}
+    model = graphs.graph(body, graphs.weights(w1=(8, 8, 3, 3), w3=(8, 16, 3, 3)) | bounds,
                          inputs={"a": "1,8,8,8", "b": "1,8,8,8"}, outputs=("y", "z"))  # fmt: skip
     skip, other = verdicts(wiring(find_sites(model, Path())[0].whole, RTX), "c")
     assert ("pooling" in skip) == pooled and other == ""

@@ -96,7 +96,7 @@ def clean(model: ModelProto, folder: Path) -> Cleaned:
         graph.evaluated = frozenset(folded)
         whole.learn(shapes, folded)
         new, note = fold(graph, kept=graph.outputs)
-        useless = {n.output[0]: n.input[0] for n in graph.nodes if n.output and _has_no_effect(graph, n)}
+        useless = {n.output[0]: n.input[0] for n in graph.nodes if n.output and has_no_effect(graph, n)}
         new = {name: value for name, value in new.items() if name not in useless}
         if not new and not useless:
             break
@@ -150,7 +150,7 @@ def _sources(no_ops: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _has_no_effect(graph: Graph, node: NodeProto) -> bool:
+def has_no_effect(graph: Graph, node: NodeProto) -> bool:
     """Whether the node's output is its first input, whatever that holds, and only nodes of the graph itself read it."""
     if not graph.is_op(node, *NO_OPS) or len(node.output) != 1 or graph.escapes(node.output[0]):
         return False

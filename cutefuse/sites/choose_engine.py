@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
 
+from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.ops.layouts import RTX, TENSORRT, TORCH
 from cutefuse.sites.engines import Engine
@@ -276,12 +277,16 @@ class Wiring:
         while (found := self._sources.get(tensor)) is None:
             node = self.graph.producer(tensor)
             passed.append(tensor)
-            if node is None or node.op_type not in _SEEN_THROUGH or not node.input or tensor in self.made:
+            if node is None or tensor in self.made or not self._is_passed(node):
                 found = tensor
                 break
             tensor = node.input[0]
         self._sources.update(dict.fromkeys(passed, found))
         return found
+
+    def _is_passed(self, node: NodeProto) -> bool:
+        """Whether an engine takes a node's output for its input, as that of a Pad by nothing."""
+        return bool(node.input) and (node.op_type in _SEEN_THROUGH or has_no_effect(self.graph, node))
 
     def _claimed(self, tensor: str, concat: NodeProto) -> bool:
         """Whether another Concat that stays takes the tensor; engines begin with the last one."""
@@ -296,7 +301,7 @@ class Wiring:
             for node in self.graph.users(pending.pop()):
                 if node.op_type == "Concat":
                     found[id(node)] = node
-                elif node.op_type in _SEEN_THROUGH:
+                elif self._is_passed(node):
                     pending += node.output[:1]
         return list(found.values())
 
