@@ -15,6 +15,7 @@ from test_sm90 import SAME, call
 
 import models
 from cutefuse import kernels
+from cutefuse.graph.clean import clean
 from cutefuse.graph.read import Graph
 from cutefuse.ops.layouts import TORCH
 from cutefuse.sites.choose_cost import device_of
@@ -123,6 +124,14 @@ def test_a_cast_without_sizes_has_those_of_its_input() -> None:
     prices = Model(read, Engine("torch"), device_of(90), read.dims)
     assert prices.dims("y") == (1, 32, 40, 40) and prices.dims("z") == ()
     assert math.isnan(prices.size_of("z"))
+
+
+def test_a_pad_by_nothing_that_is_computed_is_as_large_as_what_it_pads() -> None:
+    body = "n = Shape(a) z = Sub(n, n) p = Concat<axis=0>(z, z) t = Pad(a, p) y = Relu(t)"
+    model = graph(body, {}, inputs={"a": "1,8,4,4"})
+    whole = clean(model, Path()).whole
+    prices = Model(whole, Engine("rtx"), device_of(89), whole.dims)
+    assert prices.size_of("t") == prices.size_of("a") > 0
 
 
 @pytest.mark.parametrize(("activation", "seen"), [("Silu", True), ("Sigmoid", True), ("Relu", False), ("Clip", False)])

@@ -10,6 +10,7 @@ from typing import Any
 from onnx import NodeProto
 
 from cutefuse import kernels
+from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.ops.conv_form import AFTER
@@ -221,11 +222,13 @@ class Model:
         return math.prod(dims) * ELEMENT_BYTES.get(self.graph.dtype(tensor) or "", 2)
 
     def _known(self, tensor: str) -> tuple[int, ...] | None:
-        """The sizes of a tensor. Those of a Cast are its input's: converters to float16 leave its own out."""
+        """The sizes of a tensor. Those of a Cast and of a node without effect are its input's: converters to float16
+        leave its own out, and shape inference passes over a Pad by what is computed."""
         dims, node = self._sizes(tensor) or self.graph.dims(tensor), self.graph.producer(tensor)
         if dims is not None and all(d >= 0 for d in dims):
             return tuple(dims)
-        return self._known(node.input[0]) if node is not None and node.op_type == "Cast" else None
+        same = node is not None and (node.op_type == "Cast" or has_no_effect(self.graph, node))
+        return self._known(node.input[0]) if node is not None and same else None
 
     def node_us(self, node: NodeProto, wiring: Wiring) -> float:
         """What a node that stays costs beside the convolutions: a Concat's copies, an enlargement, an elementwise
