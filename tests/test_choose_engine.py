@@ -247,7 +247,7 @@ RTX = Engine("rtx")
     [("t = Relu(d)", False), ("t = Add(d, s)", False), ("t = Sigmoid(d)", False), ("t = LeakyRelu(d)", True),
      ("t = BatchNormalization(d, g, g, g, g)", True), ("t = Mul(d, h)", True)],
 )  # fmt: skip
-def test_rtx_copies_a_deconvolution_for_fused_nodes_where_a_kernel_of_its_own_follows(after: str, in_nchw: bool) -> None:
+def test_rtx_copies_a_deconvolution_for_fused_nodes_where_a_kernel_follows(after: str, in_nchw: bool) -> None:
     body = (
         "s = Conv<pads=[1,1,1,1]>(a, w1) d = ConvTranspose<strides=[2,2]>(b, w2) "
         + f"{after} c = Concat<axis=1>(s, t) v = Conv<pads=[1,1,1,1]>(c, w3) y = Relu(v)"
