@@ -17,6 +17,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.verify import verify
 from cutefuse.ops.layouts import HWC8, NHWC, RTX, TENSORRT, TORCH, strange
 from cutefuse.rewrite import islands
+from cutefuse.rewrite import unpatch as rewriting
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 from cutefuse.rewrite.unpatch import unpatch
 
@@ -279,3 +280,18 @@ def test_doctor_and_build_say_what_a_layout_costs(
 def test_doctor_says_nothing_of_the_layout_of_a_plain_model(tmp_path: Path) -> None:
     onnx.save(graph(SITE, VALUES, inputs=INPUTS), str(tmp_path / "m.onnx"))
     assert doctor.check_layout(tmp_path / "m.onnx") == []
+
+
+def test_turning_back_infers_no_sizes_from_bodies_of_another_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read as NHWC, three channels are fewer rows than a filter has, and onnx ends the process over a negative size."""
+    _, patched = run_patch(graph(f"{SITE} u = Sigmoid(y) {NEXT}", VALUES, outputs=("z",), inputs=INPUTS), tmp_path,
+                           layout="nhwc")  # fmt: skip
+    assert patched is not None and islands.layouts(patched) == {NHWC}
+    onnx.save(patched, str(tmp_path / "p.onnx"))
+    seen = []
+    infer = rewriting.inferred
+    monkeypatch.setattr(rewriting, "inferred", lambda m: seen.append({f.name for f in m.functions}) or infer(m))
+    unpatch(tmp_path / "p.onnx", tmp_path / "u.onnx")
+    assert seen and not seen[0] & {n.op_type for n in patched.graph.node if n.domain == "cutefuse"}
