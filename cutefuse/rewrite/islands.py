@@ -28,6 +28,7 @@ from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.rewrite.agnostic import RANK, fused_ports, is_nhwc, is_pointwise, ports, turn, turned_axes
 from cutefuse.rewrite.apply import Names, in_order
+from cutefuse.rewrite.functions import fit_bodies
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
 SUFFIX = ".nhwc"
@@ -88,6 +89,7 @@ def lay(model: ModelProto, folder: Path) -> None:
             if tensor in dry or graph.escapes(tensor):
                 shore(tensor, inner[tensor], tensor, TO_NCHW, "nchw")
     island.write(nodes, {new: old for old, new in inner.items()})
+    fit_bodies(model, folder)
 
 
 def lift(model: ModelProto, folder: Path) -> int:
@@ -134,6 +136,8 @@ def lift(model: ModelProto, folder: Path) -> int:
             node.input[:] = [outer.get(i, i) for i in node.input]
             nodes.append(node)
     island.write(nodes, {outer[t]: t for t in island.tensors})
+    if count:
+        fit_bodies(model, folder)
     return count
 
 
