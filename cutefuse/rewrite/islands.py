@@ -98,6 +98,8 @@ def lift(model: ModelProto, folder: Path) -> int:
 
     Raises CutefuseError where an NHWC tensor is read or made by a node that cannot be turned.
     """
+    if not any(map(is_nhwc, model.graph.node)):
+        return 0
     graph = Graph(model, folder, inferred(model))
     island = _Island(graph, TO_NCHW, HWC8)
     waiting = [n for n in graph.nodes if is_nhwc(n)]
@@ -136,8 +138,7 @@ def lift(model: ModelProto, folder: Path) -> int:
             node.input[:] = [outer.get(i, i) for i in node.input]
             nodes.append(node)
     island.write(nodes, {outer[t]: t for t in island.tensors})
-    if count:
-        fit_bodies(model, folder)
+    fit_bodies(model, folder)
     return count
 
 

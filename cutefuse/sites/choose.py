@@ -142,7 +142,9 @@ class _Round:
         self.near = _neighbours(sites, model)
         self.gains: dict[int, float] = {}
         self.place = {id(s): i for i, s in enumerate(sites)}
-        self.losers: list[tuple[float, int, int]] = []  # a heap of (excess, place, id of a site), old figures among them
+        self.losers: list[
+            tuple[float, int, int]
+        ] = []  # heap of (excess, place, id of a site), old ones too
         self._reprice(self.sites)
 
     # ---------------------------------------------------------------------------------------------------- decisions
