@@ -16,7 +16,7 @@ from typing import Protocol
 
 from cutefuse.graph.read import Graph
 from cutefuse.ops.layouts import RTX
-from cutefuse.sites.choose_engine import wiring
+from cutefuse.sites.choose_engine import Wiring, wiring
 from cutefuse.sites.choose_model import Model, Pricer
 from cutefuse.sites.choose_network import network_us
 from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED, Site
@@ -141,10 +141,9 @@ class _Round:
         self.wiring = wiring(model.graph, model.engine).fused(*(s.match for s in sites if s.match))
         self.near = _neighbours(sites, model)
         self.gains: dict[int, float] = {}
+        self.parts: dict[int, tuple[Wiring, dict[str, float]]] = {}  # of the gains, in which wiring
         self.place = {id(s): i for i, s in enumerate(sites)}
-        self.losers: list[
-            tuple[float, int, int]
-        ] = []  # heap of (excess, place, id of a site), old ones too
+        self.losers: list[tuple[float, int, int]] = []  # heap of (excess, place, id of a site), old ones too
         self._reprice(self.sites)
 
     # ---------------------------------------------------------------------------------------------------- decisions
@@ -275,7 +274,8 @@ class _Round:
     def _reprice(self, keys: Iterable[int]) -> None:
         """Price the sites of these ids that are there anew."""
         for site in [self.sites[i] for i in keys if i in self.sites]:
-            self.gains[id(site)] = self.pricer.gain_us([site], self.wiring)
+            self.parts[id(site)] = self.wiring, (parts := self.pricer.parts([site], self.wiring))
+            self.gains[id(site)] = sum(parts.values())
             self._rank(site)
 
     def _rank(self, site: Site) -> None:
@@ -290,7 +290,8 @@ class _Round:
             gain = self.gains[id(site)]
             if not math.isnan(gain):
                 site.gain_us, site.basis = round(gain, 3), self.bases.get(id(site), MODEL)
-                site.gain_parts = self.pricer.parts([site], self.wiring)
+                beside, parts = self.parts[id(site)]
+                site.gain_parts = parts if beside is self.wiring else self.pricer.parts([site], self.wiring)
         known = [s for s in sites if s.gain_us is not None]
         total = self.pricer.gain_us(known, self.wiring) if known else 0.0
         plain_us = network_us(self.model, sites, self.wiring) + total
