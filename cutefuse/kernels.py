@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from cutefuse import load_library, plugin_path
 from cutefuse.errors import CutefuseError
@@ -18,6 +18,8 @@ from cutefuse.errors import CutefuseError
 MAX_RANK = 8
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "int32": 4, "float8_e4m3fn": 5}
 LINEAR, CHANNELS_LAST, BLOCKS32 = 0, 1, 2
+_MEMORY = 1 << 14  # answers that are kept of one question
+_T = TypeVar("_T")
 
 
 class KernelError(CutefuseError):
@@ -213,6 +215,27 @@ def _lower(call: Call) -> tuple[int, _Call]:
     return op_id, raw
 
 
+def _asked_once(ask: Callable[[Call], _T]) -> Callable[[Call], _T]:
+    """A question about calls that is answered from memory where it was asked of an equal call: a network has many
+    layers alike, and writing a call down for the library takes longer than its answer."""
+    known: dict[Hashable, _T] = {}
+
+    @functools.wraps(ask)
+    def answer(call: Call) -> _T:
+        tensors = tuple((tuple(t.dims), t.dtype, t.layout, t.ld) for t in (*call.inputs, *call.outputs))
+        attrs = tuple((n, tuple(v) if isinstance(v, Sequence) else v) for n, v in call.attrs.items())
+        sizes = (len(call.inputs), call.workspace_bytes, call.config, call.sm, call.sm_count)
+        key = (call.op_type, tensors, attrs, sizes)
+        if key not in known:
+            if len(known) >= _MEMORY:
+                known.clear()
+            known[key] = ask(call)
+        return known[key]
+
+    return answer
+
+
+@_asked_once
 def reject(call: Call) -> str | None:
     """None when the operator can run the call, else its reason. Needs no GPU; dims of -1 are unknown."""
     op_id, raw = _lower(call)
@@ -232,12 +255,18 @@ def workspace_bytes(call: Call) -> int:
 
 def configs(call: Call) -> list[int]:
     """Ids of the legal tiles, best guess first; empty when the call is rejected."""
+    return list(_configs(call))
+
+
+@_asked_once
+def _configs(call: Call) -> list[int]:
     op_id, raw = _lower(call)
     ids = (ctypes.c_int32 * 256)()
     count = library().cutefuse_configs(op_id, ctypes.byref(raw), ids, len(ids))
     return list(ids[:count])
 
 
+@_asked_once
 def predicted_us(call: Call) -> float | None:
     """Microseconds that the call should take inside a network with its tile, or the best guess; needs no GPU.
 

@@ -14,6 +14,8 @@ from onnx import ModelProto, helper
 from cutefuse import cli
 from cutefuse.commands import build, doctor
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.read import Graph
+from cutefuse.graph.shapes import inferred
 from cutefuse.graph.verify import verify
 from cutefuse.ops.layouts import HWC8, NHWC, RTX, TENSORRT, TORCH, strange
 from cutefuse.rewrite import islands
@@ -203,6 +205,18 @@ def test_a_patched_model_turns_as_a_whole(first: str, then: str, tmp_path: Path)
     assert len([n for n in whole.graph.node if n.domain == "cutefuse"]) == 2
     assert bool(shores(whole)) == (then == "nhwc")
     assert verify(tmp_path / "model.onnx", whole, folder, 1e-5, {})["passed"]
+
+
+@pytest.mark.parametrize("output", ["y", "u"])
+def test_a_lifted_model_has_bodies_of_its_own_layout(output: str, tmp_path: Path) -> None:
+    """Else inference takes the sizes of what it makes from a body of the other layout."""
+    body = f"{SITE} {NEXT.replace('(u, w2)', '(y, w2)').replace('z =', 'u =')} z = Conv(u, w2b)"
+    model = graph(body, VALUES | weights(w2b=(16, 16, 1, 1)), outputs=(output, "z"), inputs=INPUTS)
+    _, patched = run_patch(model, tmp_path, layout="nhwc")
+    assert patched is not None and islands.lift(patched, tmp_path) >= 2
+    known = Graph(patched, tmp_path, inferred(patched))
+    assert known.dims(output) == known.dims("z") == (2, 16, 8, 6)
+    assert verify(tmp_path / "model.onnx", patched, tmp_path, 1e-5, {})["passed"]
 
 
 def test_turning_alone_is_worth_writing(tmp_path: Path) -> None:

@@ -117,6 +117,11 @@ def test_random_graphs_compute_the_same_in_both_layouts(seed: int, count: int) -
     check(seed, count)
 
 
+def test_what_unpatching_writes_does_not_depend_on_the_layout() -> None:
+    """A fused node's source is an output of the model, whose sizes the file does not tell."""
+    check(10_766, 20)
+
+
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32), st.integers(2, 24))

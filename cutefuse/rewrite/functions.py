@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from onnx import ModelProto
 
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph
+from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import Call
 from cutefuse.ops.function import body_for, complete, fused_nodes, graph_call
 
 MIN_BODY_IR = 8  # local functions
 
 
-def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], turned: bool = False) -> None:
-    """Give the model the body of every op_type that a new fused node has, and the IR version that knows functions.
+def fit_bodies(model: ModelProto, folder: Path) -> None:
+    """Write the bodies that fused nodes have again, since the nodes were turned to another layout: inference would
+    believe a body of the other one."""
+    used = {n.op_type for n in fused_nodes(model)}
+    if op_types := [f.name for f in model.functions if f.domain == DOMAIN and f.name in used]:
+        remove_bodies(model, op_types)
+        add_bodies(model, Graph(model, folder, inferred(model)), {}, op_types)
 
-    `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before,
-    whose layout changed where they were `turned`. A body that other nodes of its op_type had already is written again,
-    so that it serves all of them.
+
+def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], op_types: Iterable[str] = ()) -> None:
+    """Give the model the body of every op_type that a new fused node has and of further `op_types`, and the IR version
+    that knows functions.
+
+    `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before.
+    A body that other nodes of its op_type had already is written again, so that it serves all of them.
     """
-    calls: dict[str, list[Call]] = {call.op_type: [] for call in new.values()}
-    calls |= {f.name: [] for f in model.functions if turned and f.domain == DOMAIN}
+    calls: dict[str, list[Call]] = {op_type: [] for op_type in (*(c.op_type for c in new.values()), *op_types)}
     for node in fused_nodes(model):
         if node.op_type in calls:
             call = new.get(node.name) or graph_call(node, graph)

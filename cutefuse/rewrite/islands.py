@@ -28,6 +28,7 @@ from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.rewrite.agnostic import RANK, fused_ports, is_nhwc, is_pointwise, ports, turn, turned_axes
 from cutefuse.rewrite.apply import Names, in_order
+from cutefuse.rewrite.functions import fit_bodies
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
 SUFFIX = ".nhwc"
@@ -88,6 +89,7 @@ def lay(model: ModelProto, folder: Path) -> None:
             if tensor in dry or graph.escapes(tensor):
                 shore(tensor, inner[tensor], tensor, TO_NCHW, "nchw")
     island.write(nodes, {new: old for old, new in inner.items()})
+    fit_bodies(model, folder)
 
 
 def lift(model: ModelProto, folder: Path) -> int:
@@ -96,6 +98,8 @@ def lift(model: ModelProto, folder: Path) -> int:
 
     Raises CutefuseError where an NHWC tensor is read or made by a node that cannot be turned.
     """
+    if not any(map(is_nhwc, model.graph.node)):
+        return 0
     graph = Graph(model, folder, inferred(model))
     island = _Island(graph, TO_NCHW, HWC8)
     waiting = [n for n in graph.nodes if is_nhwc(n)]
@@ -134,6 +138,7 @@ def lift(model: ModelProto, folder: Path) -> int:
             node.input[:] = [outer.get(i, i) for i in node.input]
             nodes.append(node)
     island.write(nodes, {outer[t]: t for t in island.tensors})
+    fit_bodies(model, folder)
     return count
 
 

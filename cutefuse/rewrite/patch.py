@@ -166,7 +166,6 @@ def patch(source: Path, output: Path, options: Options) -> Result:
             options,
             report,
             converted,
-            bool(turned),
             complete,
         )
     else:
@@ -275,7 +274,7 @@ def _report(
 def _write(
     source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, silus: Sequence[tanh_silu.Silu],
     external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
-    turned: bool, complete: Callable[[], str],
+    complete: Callable[[], str],
 ) -> Path | None:  # fmt: skip
     """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
     model = graph.model
@@ -289,7 +288,7 @@ def _write(
         if report["layout"]["name"] == NAMES[NHWC]:
             islands.lay(model, source.parent)
         if options.functions:
-            add_bodies(model, graph, new_calls(sites), turned)
+            add_bodies(model, graph, new_calls(sites))
         written = out.save(model)
         if options.dtype:
             check_written(written, source)

@@ -51,9 +51,9 @@ class Chain:
         return not self.suffix and not self.residual
 
 
-def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) -> list[Chain]:
+def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None) -> list[Chain]:
     """The longest chain after the tensor whose inner tensors have no other reader, possibly empty. Where it has a
-    residual, also the chain without it. Without the tensor's shape no residual is looked for."""
+    residual, also the chain without it. `shape` tells the tensor's; without it no residual is looked for."""
     steps: list[Affine] = []
     while step := affine_after(graph, tensor, channels):
         steps.append(step)
@@ -79,10 +79,10 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Shape = ()) ->
         else:
             whole = replace(whole, stored=plain.stored or act.output)
         return [whole, plain]
-    return [plain if plain.note else replace(plain, note=other_sum(graph, act.output, shape))]
+    return [plain if plain.note else replace(plain, note=other_sum(graph, act.output) if shape else "")]
 
 
-def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, str] | None:
+def residual_after(graph: Graph, tensor: str, shape: Callable[[], Shape] | None) -> tuple[NodeProto, str] | None:
     """(Add, its other operand) where an Add, or a Sum of two, with a tensor of the same shape is the only reader.
 
     The other operand cannot depend on the tensor, because nothing but this Add reads the tensor.
@@ -93,8 +93,8 @@ def residual_after(graph: Graph, tensor: str, shape: Shape) -> tuple[NodeProto, 
     other = next(name for name in node.input if name != tensor)
     if not other or not shape or graph.partial_symbols(other) is None or graph.is_constant(other):
         return None
-    sizes = shape_of(graph, other)
-    same = len(sizes) == len(shape) and all(s & known for s, known in zip(sizes, shape, strict=True))
+    sizes, own = shape_of(graph, other), shape()
+    same = len(sizes) == len(own) and all(s & known for s, known in zip(sizes, own, strict=True))
     return (node, other) if same else None
 
 

@@ -8,14 +8,15 @@ is matched and judged anew; what went stays away, so this ends.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cutefuse.graph.read import Graph
 from cutefuse.ops.layouts import RTX
-from cutefuse.sites.choose_engine import wiring
+from cutefuse.sites.choose_engine import Wiring, wiring
 from cutefuse.sites.choose_model import Model, Pricer
 from cutefuse.sites.choose_network import network_us
 from cutefuse.sites.find import FUSED, LEFT_OUT, MERGED, Site
@@ -125,7 +126,7 @@ class _Round:
 
     def __init__(self, model: Model, sites: Sequence[Site], policy: Policy) -> None:
         self.model, self.policy = model, policy
-        self.sites = list(sites)
+        self.sites = {id(s): s for s in sites}
         self.notes: dict[int, str] = {}
         self.bases: dict[int, str] = {}
         self.changed: dict[int, Match | None] = {}  # id of a site -> a smaller match, or None where it goes
@@ -137,28 +138,35 @@ class _Round:
                     given[id(site)] = price.gain_us
                     self.bases[id(site)] = getattr(price, "basis", "") or "profile"
         self.pricer = Pricer(model, given)
-        self.wiring = wiring(model.graph, model.engine)
-        for site in self.sites:
-            assert site.match is not None
-            self.wiring = self.wiring.fused(site.match)
-        self.near = _neighbours(self.sites, model)
+        self.wiring = wiring(model.graph, model.engine).fused(*(s.match for s in sites if s.match))
+        self.near = _neighbours(sites, model)
         self.gains: dict[int, float] = {}
-        self._reprice_all()
+        self.parts: dict[int, tuple[Wiring, dict[str, float]]] = {}  # of the gains, in which wiring
+        self.place = {id(s): i for i, s in enumerate(sites)}
+        self.losers: list[tuple[float, int, int]] = []  # heap of (excess, place, id of a site), old ones too
+        self._reprice(self.sites)
 
     # ---------------------------------------------------------------------------------------------------- decisions
     def decide(self) -> bool:
         """Take smaller matches where they pay more, and drop sites; whether anything changed."""
-        for site in self.sites:
+        for site in self.sites.values():
             self._smaller(site)
         while self.sites:
-            losers = [s for s in self.sites if self._excess(s) < 0]
-            if losers:
-                self._drop([min(losers, key=self._excess)])
+            if loser := self._loser():
+                self._drop([loser])
             elif group := self._losing_group():
                 self._drop(group)
             else:
                 break
         return bool(self.changed)
+
+    def _loser(self) -> Site | None:
+        """The site that is furthest below the threshold, the first of several; None where none is below."""
+        while self.losers:
+            excess, _, key = heapq.heappop(self.losers)
+            if (site := self.sites.get(key)) and excess == self._excess(site):
+                return site
+        return None
 
     def _least_us(self, site: Site) -> float:
         assert site.match is not None
@@ -190,14 +198,15 @@ class _Round:
         if best is not largest:
             self.changed[id(site)] = best
             self.wiring = plain.fused(best)
-            self._reprice([site])
+            self._rank(site)
+            self._reprice(self.near[id(site)])
 
     def _losing_group(self) -> list[Site]:
         """Sites that pay only beside each other and not together: those with a Concat in common, and those that pay for
         the layout of others alone, which save less than each of them should; and all that touch each other, which save
         nothing."""
         concats: dict[int, list[Site]] = {}
-        for site in self.sites:
+        for site in self.sites.values():
             for node in site.nodes:
                 if node.op_type == "Concat":
                     concats.setdefault(id(node), []).append(site)
@@ -215,7 +224,7 @@ class _Round:
     def _held(self) -> list[Site]:
         """The sites that would not pay if torch.compile laid out the rest of the network the same without them."""
         found: list[Site] = []
-        for site in self.sites if self.model.between else []:
+        for site in self.sites.values() if self.model.between else []:
             assert site.match is not None
             layout_us = self.model.layout_us(self.wiring.unfused(site.match), self.wiring)
             if layout_us and self._excess(site) < layout_us:
@@ -224,7 +233,7 @@ class _Round:
 
     def _touching(self) -> list[list[Site]]:
         """The sites in groups, none of which has a neighbour in another one."""
-        left, groups = {id(s): s for s in self.sites}, []
+        left, groups = dict(self.sites), []
         while left:
             waiting, group = [next(iter(left))], []
             while waiting:
@@ -256,34 +265,36 @@ class _Round:
                 site.refuse(LEFT_OUT, f"{saves(gain)}{asked}{shared}" + (f" ({why})" if why else ""))
             self.changed[id(site)] = None
             self.wiring = self.wiring.unfused(site.match)
-        gone = {id(s) for s in group}
-        self.sites = [s for s in self.sites if id(s) not in gone]
-        if self.model.laid_out(self.wiring, before):  # that concerns all convolutions behind
-            self._reprice_all()
-        else:
-            self._reprice(group)
+        for site in group:
+            del self.sites[id(site)]
+        # How the graph is laid out concerns all convolutions behind.
+        apart = not self.model.laid_out(self.wiring, before)
+        self._reprice({i for s in group for i in self.near[id(s)]} if apart else self.sites)
 
-    def _reprice_all(self) -> None:
-        self.gains |= {id(s): self.pricer.gain_us([s], self.wiring) for s in self.sites}
+    def _reprice(self, keys: Iterable[int]) -> None:
+        """Price the sites of these ids that are there anew."""
+        for site in [self.sites[i] for i in keys if i in self.sites]:
+            self.parts[id(site)] = self.wiring, (parts := self.pricer.parts([site], self.wiring))
+            self.gains[id(site)] = sum(parts.values())
+            self._rank(site)
 
-    def _reprice(self, around: Sequence[Site]) -> None:
-        near = {i for s in around for i in self.near[id(s)]}
-        for site in self.sites:
-            if id(site) in near:
-                self.gains[id(site)] = self.pricer.gain_us([site], self.wiring)
+    def _rank(self, site: Site) -> None:
+        if (excess := self._excess(site)) < 0:
+            heapq.heappush(self.losers, (excess, self.place[id(site)], id(site)))
 
     # ------------------------------------------------------------------------------------------------------- results
     def finish(self) -> Saving:
         """Write the gains into the sites that are fused; what they save together."""
-        for site in self.sites:
-            assert site.match is not None
+        sites = list(self.sites.values())
+        for site in sites:
             gain = self.gains[id(site)]
             if not math.isnan(gain):
                 site.gain_us, site.basis = round(gain, 3), self.bases.get(id(site), MODEL)
-                site.gain_parts = self.pricer.parts([site], self.wiring)
-        known = [s for s in self.sites if s.gain_us is not None]
+                beside, parts = self.parts[id(site)]
+                site.gain_parts = parts if beside is self.wiring else self.pricer.parts([site], self.wiring)
+        known = [s for s in sites if s.gain_us is not None]
         total = self.pricer.gain_us(known, self.wiring) if known else 0.0
-        plain_us = network_us(self.model, self.sites, self.wiring) + total
+        plain_us = network_us(self.model, sites, self.wiring) + total
         return Saving(*(None if math.isnan(us) else round(us, 3) for us in (total, plain_us)))
 
 

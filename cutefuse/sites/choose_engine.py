@@ -7,8 +7,7 @@ that lies in another Concat already), "because of stomping hazard", and "does no
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
@@ -18,6 +17,7 @@ from cutefuse.graph.read import Graph, attribute
 from cutefuse.ops.layouts import RTX, TENSORRT, TORCH
 from cutefuse.sites.engines import Engine
 from cutefuse.sites.match import Match, tensors_of
+from cutefuse.sites.tally import Tally
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -32,6 +32,7 @@ MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
 _INSIDE_DECONVOLUTION = {"Relu", "Sigmoid", "Add"}  # what Myelin was seen to compute in a ConvTranspose's kernel
 _SEEN_THROUGH = ("Identity", "Dropout")
+_TALLIES = ("made", "read", "low_made", "low_read", "awaited", "gone")
 
 
 @dataclass(frozen=True)
@@ -55,54 +56,60 @@ class Wiring:
     graph: Graph
     engine: Engine
     position: Mapping[int, int]
-    made: Set[str] = frozenset()
-    read: Mapping[str, int] = field(default_factory=Counter)
-    low_made: Set[str] = frozenset()
-    low_read: Mapping[str, int] = field(default_factory=Counter)
-    awaited: Mapping[str, int] = field(default_factory=Counter)
-    gone: Set[int] = frozenset()
+    made: Tally = field(default_factory=Tally)
+    read: Tally = field(default_factory=Tally)
+    low_made: Tally = field(default_factory=Tally)
+    low_read: Tally = field(default_factory=Tally)
+    awaited: Tally = field(default_factory=Tally)
+    gone: Tally = field(default_factory=Tally)
     convolutions: Sequence[NodeProto] = ()
-    _sources: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
+    _sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
-    def fused(self, match: Match) -> Wiring:
-        """The same graph with one more match fused."""
-        made = self.made | {o for o in match.outputs if o}
-        read, gone = Counter(self.read), set(self.gone)
-        read.update(_operands(match))
-        low_read = Counter(self.low_read)
-        low_read.update(self._low_operands(match))
-        low_made = self.low_made | self._low_outputs(match)
-        awaited = Counter(self.awaited)
-        awaited.update(self._last_operand(match))
-        waiting = sorted(match.nodes, key=lambda n: -self.position[id(n)])
-        while True:  # one pass takes all where the nodes are in order
-            found = [n for n in waiting if id(n) not in gone and not self._needed(n, made, read, gone)]
-            gone |= {id(n) for n in found}
-            if not found:
-                return replace(
-                    self, made=made, read=read, gone=gone, low_made=low_made, low_read=low_read, awaited=awaited
-                )
+    def fused(self, *matches: Match) -> Wiring:
+        """The same graph with more matches fused, one after the other."""
+        result = self._copy()
+        for match in matches:
+            result = result._beside(match)
+            result.awaited.add(result._last_operand(match))
+            result.made.put([o for o in match.outputs if o], 1)
+            result.read.add(_operands(match))
+            result.low_made.put(result._low_outputs(match), 1)
+            result.low_read.add(result._low_operands(match))
+            waiting = sorted(match.nodes, key=lambda n: -self.position[id(n)])
+            while found := [n for n in waiting if id(n) not in result.gone and not result._needed(n)]:
+                result.gone.put(map(id, found), 1)  # one pass takes all where the nodes are in order
+        return result
 
-    def unfused(self, match: Match) -> Wiring:
-        """The same graph without a match: all its nodes come back, since its outputs need them."""
-        read = Counter(self.read)
-        read.subtract(_operands(match))
-        low_read = Counter(self.low_read)
-        low_read.subtract(self._low_operands(match))
-        awaited = Counter(self.awaited)
-        awaited.subtract(self._last_operand(match))
-        return replace(
-            self, made=self.made - set(match.outputs), read=read, gone=self.gone - {id(n) for n in match.nodes},
-            low_made=self.low_made - set(match.outputs), low_read=low_read, awaited=awaited,
-        )  # fmt: skip
+    def unfused(self, *matches: Match) -> Wiring:
+        """The same graph without some matches: all their nodes come back, since their outputs need them."""
+        result = self._copy()
+        for match in matches:
+            result = result._beside(match)
+            result.awaited.add(result._last_operand(match), -1)
+            result.made.put(match.outputs, 0)
+            result.read.add(_operands(match), -1)
+            result.low_made.put(match.outputs, 0)
+            result.low_read.add(result._low_operands(match), -1)
+            result.gone.put(map(id, match.nodes), 0)
+        return result
+
+    def _copy(self) -> Wiring:
+        tallies = {name: getattr(self, name).copy() for name in _TALLIES}
+        return replace(self, **tallies)
+
+    def _beside(self, match: Match) -> Wiring:
+        """This wiring, with what it knows of sources only where a match changes none of them."""
+        makers = [self.graph.producer(o) for o in match.outputs if o]
+        changed = any(n is not None and n.op_type in _SEEN_THROUGH for n in makers)
+        return replace(self, _sources={}) if changed else self
 
     def _low_operands(self, match: Match) -> list[str]:
         pairs = zip(match.inputs, match.call.inputs, strict=True)
         return [i for i, t in pairs if isinstance(i, str) and self.graph.dtype(i) not in (None, t.dtype)]
 
-    def _low_outputs(self, match: Match) -> set[str]:
+    def _low_outputs(self, match: Match) -> list[str]:
         pairs = zip(match.outputs, match.call.outputs, strict=True)
-        return {o for o, t in pairs if o and self.graph.dtype(o) not in (None, t.dtype)}
+        return [o for o, t in pairs if o and self.graph.dtype(o) not in (None, t.dtype)]
 
     def _last_operand(self, match: Match) -> list[str]:
         """The tensor that a fused convolution reads and that is made last; none of a norm."""
@@ -123,11 +130,11 @@ class Wiring:
             return bool(readers) or self.graph.escapes(tensor) or self.read[tensor] > self.low_read[tensor]
         return self.low_read[tensor] > 0
 
-    def _needed(self, node: NodeProto, made: Set[str], read: Mapping[str, int], gone: Set[int]) -> bool:
+    def _needed(self, node: NodeProto) -> bool:
         """Whether something that stays reads an output which no fused node makes."""
         graph = self.graph
         return any(
-            o and o not in made and (graph.escapes(o) or read[o] or any(id(u) not in gone for u in graph.users(o)))
+            o and o not in self.made and (graph.escapes(o) or self.read[o] or any(map(self.alive, graph.users(o))))
             for o in node.output
         )
 

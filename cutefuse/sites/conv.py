@@ -140,7 +140,8 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
     seen = [views.see_through(graph, p) for p in plain]
     images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
-    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape_of(graph, node.output[0], images))
+    shape = partial(shape_of, graph, node.output[0], images)
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape)
 
     def rejected(operands: Sequence[Operand]) -> str | None:
         if len(operands) > most_sources():

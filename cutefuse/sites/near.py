@@ -60,11 +60,10 @@ def _stands(concat: NodeProto, nodes: Sequence[NodeProto]) -> str:
     return f"{where}; only a Conv that reads the Concat itself is fused with it"
 
 
-def other_sum(graph: Graph, tensor: str, output: Sequence[object]) -> str:
-    """Why the sum after a convolution is no residual of it; "" where there is none but a bias. `output`: what is known
-    of the sizes of its result."""
+def other_sum(graph: Graph, tensor: str) -> str:
+    """Why the sum after a convolution is no residual of it; "" where there is none but a bias."""
     node = graph.only_user(tensor)
-    if not graph.is_op(node, "Add", "Sum") or list(node.input).count(tensor) != 1 or not output:
+    if not graph.is_op(node, "Add", "Sum") or list(node.input).count(tensor) != 1:
         return ""
     others = [name for name in node.input if name != tensor]
     if any(graph.is_constant(name) for name in others):

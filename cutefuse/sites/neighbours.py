@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, attribute
@@ -24,7 +26,8 @@ def has_neighbour(graph: Graph, conv: NodeProto) -> bool:
     if len(weight) > 1 and conv.op_type == "ConvTranspose":
         filters = weight[1] * attribute(conv, "group", 1)
     front = conv_facts.one_source(graph, conv)
-    chain = chains_after(graph, conv.output[0], filters, shape_of(graph, conv.output[0], front.sources))[0]
+    shape = partial(shape_of, graph, conv.output[0], front.sources)
+    chain = chains_after(graph, conv.output[0], filters, shape)[0]
     if not chain.is_empty or chain.note:
         return True
     (tensor,) = front.sources
