@@ -77,7 +77,7 @@ def test_a_site_leaves_and_joins_a_wiring_at_the_same_cost_in_any_network(
         plain.fused(matches[1])
         taken.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert taken[1] < 3 * taken[0]
+    assert taken[1] < 6 * taken[0]  # 54 times with copies of all that is fused
 
 
 @pytest.mark.parametrize("seed", range(8))
