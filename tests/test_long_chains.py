@@ -37,7 +37,8 @@ def chain(count: int, op_types: tuple[str, ...]) -> onnx.ModelProto:
         kind = op_types[i % len(op_types)]
         read = {"Conv": [last, "w"], "Concat": [last, before]}.get(kind, [last])
         before = last if kind == "Concat" else before
-        nodes.append(helper.make_node(kind, read, [f"t{i}"], f"n{i}", **({"axis": 1} if kind == "Concat" else {})))
+        nodes.append(helper.make_node(kind, read, [f"t{i}"], f"n{i}"))
+        nodes[-1].attribute.extend([helper.make_attribute("axis", 1)] if kind == "Concat" else [])
         last = f"t{i}"
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, [1, 16, 8, 8]) for n in ("a", last)]
     made = helper.make_graph(nodes, "chain", infos[:1], infos[1:], stored if "Conv" in op_types else [])
