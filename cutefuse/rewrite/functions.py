@@ -17,8 +17,8 @@ MIN_BODY_IR = 8  # local functions
 
 
 def fit_bodies(model: ModelProto, folder: Path) -> None:
-    """Write the bodies that fused nodes have again, since the nodes were turned to another layout: inference would
-    believe a body of the other one."""
+    """Write the bodies that fused nodes have again, since the nodes were turned to another layout: sizes that follow
+    from a body of the other one would be wrong, and a negative one ends the process inside onnx."""
     used = {n.op_type for n in fused_nodes(model)}
     if op_types := [f.name for f in model.functions if f.domain == DOMAIN and f.name in used]:
         remove_bodies(model, op_types)

@@ -20,7 +20,6 @@ from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
 from cutefuse.ops.function import body_for, fused_nodes, graph_call
 from cutefuse.output import check_named, real
-from cutefuse.rewrite.agnostic import is_nhwc
 from cutefuse.rewrite.apply import fresh
 from cutefuse.rewrite.functions import MIN_BODY_IR, remove_bodies
 from cutefuse.rewrite.islands import lift
@@ -44,10 +43,7 @@ def unpatch(source: Path, output: Path) -> int:
     check_apart(model, source, output, data_path(output))
     if not fused_nodes(model):
         raise NothingToPatch(f"{source} holds no fused node; nothing was written")
-    stale = {n.op_type for n in fused_nodes(model) if is_nhwc(n)}
     lift(model, source.parent)
-    # Made for NHWC: sizes that follow from them would be wrong, and a negative one ends the process inside onnx.
-    remove_bodies(model, stale)
     fused = fused_nodes(model)
     graph = Graph(model, source.parent, inferred(model))
     sites = {n.name or n.output[0]: list(n.output) for n in fused}
