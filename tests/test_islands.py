@@ -306,6 +306,6 @@ def test_turning_back_infers_no_sizes_from_bodies_of_another_layout(
     onnx.save(patched, str(tmp_path / "p.onnx"))
     seen = []
     infer = rewriting.inferred
-    monkeypatch.setattr(rewriting, "inferred", lambda m: seen.append({f.name for f in m.functions}) or infer(m))
+    monkeypatch.setattr(rewriting, "inferred", lambda m: seen.extend(m.functions) or infer(m))
     unpatch(tmp_path / "p.onnx", tmp_path / "u.onnx")
-    assert seen and not seen[0] & {n.op_type for n in patched.graph.node if n.domain == "cutefuse"}
+    assert patched.functions and not [f.name for f in seen if f in patched.functions]
