@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -247,7 +248,11 @@ def main(argv: list[str] | None = None) -> int:
                 print(_tuned(tuner))
         return result.exit_code
 
-    return run_command(command)
+    gc.disable()  # a model's nodes live to the end: looking for garbage among them takes a third of a long run
+    try:
+        return run_command(command)
+    finally:
+        gc.enable()
 
 
 if __name__ == "__main__":
