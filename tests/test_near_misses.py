@@ -128,7 +128,7 @@ def test_a_norm_over_pixels_is_told_behind_a_convolution_and_alone(tmp_path: Pat
 
 
 def test_a_sum_of_two_is_a_residual(tmp_path: Path) -> None:
-    body = "x = Conv(b, z) r = Neg(x) n = Conv(b, z) s = Sum(r, n) y = Relu(s)"
+    body = "x = Conv(b, z) r = Abs(x) n = Conv(b, z) s = Sum(r, n) y = Relu(s)"
     result, patched = run_patch(make(body, inputs={"b": "n,16,9,7"}), tmp_path)
     assert fused_types(patched) == ["CuteConcatConv1AddRelu"] and result.report["verify"]["passed"]
     assert "Sum" not in {n.op_type for n in patched.graph.node if not n.domain}

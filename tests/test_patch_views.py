@@ -67,9 +67,10 @@ def test_unknown_modes_repeat_nothing() -> None:
 
 def test_sizes_of_a_fused_tensor_stay_known(tmp_path: Path) -> None:
     tail = "s = Shape(z) p = Slice(s, zero, two) t = Shape(v) h = Slice(t, two, four) q = Concat<axis=0>(p, h) "
-    body = CONV.format("a, b").replace("y =", "v =") + tail + " y = Resize(z, , , q)"
+    body = CONV.format("a, b").replace("y =", "v =") + tail + " y = Resize(z, , , q) e = Neg(v)"
     values = {"zero": np.int64([0]), "two": np.int64([2]), "four": np.int64([4])} | weights(w=FILTER, k=(12,))
-    result, patched = run_patch(graph(body, values, inputs=INPUTS | {"z": "n,4,3,3"}), tmp_path, all_sites=True)
+    made = graph(body, values, inputs=INPUTS | {"z": "n,4,3,3"}, outputs=("y", "e"))
+    result, patched = run_patch(made, tmp_path, all_sites=True)
     assert fused_types(patched) == ["CuteConcatConv2Relu"] and result.report["verify"]["passed"]
     (info,) = patched.graph.value_info  # type: ignore[union-attr]
     sizes = [d.dim_value or d.dim_param for d in info.type.tensor_type.shape.dim]

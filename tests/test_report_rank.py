@@ -40,7 +40,8 @@ def net(path: Path, second_reader: bool = False, shared: bool = False) -> Path:
         nodes.append(helper.make_node("Conv", ["cat", "w_up"], ["z"], name="/twin/Conv"))
     dims = {"stem": (64, 8, 3, 3), "side": (64, 64, 3, 3), "up": (64, 128, 3, 3), "head": (2, 64, 1, 1)}
     weights = [numpy_helper.from_array(np.zeros(d, np.float32), f"w_{name}") for name, d in dims.items()]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights)), str(path))
+    ends = [y, helper.make_tensor_value_info("z", TensorProto.FLOAT, None)] if shared else [y]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], ends, weights)), str(path))
     return path
 
 

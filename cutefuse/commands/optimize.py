@@ -21,6 +21,7 @@ from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_op
 from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch import shape_argument, tuner_of
 from cutefuse.commands.patch_words import show
+from cutefuse.engine import rtx
 from cutefuse.engine.bench import BEST
 from cutefuse.engine.build import BUILDERS, choose_backend
 from cutefuse.engine.device import local_sm
@@ -153,6 +154,8 @@ def main(argv: list[str] | None = None) -> int:
             kind = "torch" if args.backend == "torch" else ""
             with contextlib.suppress(CutefuseError):  # no engine here: the predictions are TensorRT's
                 kind = choose_backend(args.backend)
+            if args.backend == "auto" and kind == "rtx" and rtx.cannot_run():
+                kind = ""  # it builds here, but times nothing
             with json_alone(args.json) as tell:
                 shapes = engine_shapes(args.model, options.shapes, kind)
                 tried = first_choice(replace(options, dry_run=True, shapes=shapes, dtype=dtype), kind)
