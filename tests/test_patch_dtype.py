@@ -38,7 +38,7 @@ def stored(model: onnx.ModelProto, suffix: str) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*sorted(models.PARTS), "raft_update", "yolov8n"])
 def test_a_whole_model_in_float16_keeps_its_interface_and_its_results(name: str, tmp_path: Path) -> None:
-    code, report, patched = run(tmp_path, models.build(name, "float32", True), "--dtype", "fp16", "--verify")
+    code, report, patched = run(tmp_path, models.build(name, "float32", True), "--all", "--dtype", "fp16", "--verify")
     assert code == 0 and report["verify"]["passed"], report.get("verify")
     assert report["conversion"]["dtype"] == "float16" and report["conversion"]["scope"] == "model"
     assert {s["dtype"] for s in report["sites"] if s["status"] == "fused"} == {"float16"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -248,11 +247,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(_tuned(tuner))
         return result.exit_code
 
-    gc.disable()  # a model's nodes live to the end: looking for garbage among them takes a third of a long run
-    try:
-        return run_command(command)
-    finally:
-        gc.enable()
+    return run_command(command)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def believed(
     """
     noted = [v for v in (*model.graph.value_info, *model.graph.output) if v.type.tensor_type.HasField("shape")]
     outputs = list(model.graph.output)
-    if not noted:
+    if not noted or not _is_sound(model.graph, stored):
         return list(model.graph.value_info), outputs, ""
     skeleton = _skeleton(model, stored)
     del skeleton.graph.value_info[:]
@@ -91,6 +91,18 @@ def believed(
         "believed, infer the shapes of the model anew"
     )
     return [_without_sizes(v) for v in model.graph.value_info], [_without_sizes(v) for v in outputs], why
+
+
+def _is_sound(graph: onnx.GraphProto, stored: Mapping[str, TensorProto]) -> bool:
+    """Whether every node reads what was made before it, and makes what nothing else does: inference of a damaged graph
+    may fill the memory."""
+    made = {*stored, *(i.name for i in graph.input), *(t.values.name for t in graph.sparse_initializer)}
+    for node in graph.node:
+        outputs = [o for o in node.output if o]
+        if not made.issuperset(filter(None, node.input)) or not made.isdisjoint(outputs):
+            return False
+        made.update(outputs)
+    return True
 
 
 _OPEN = "\0open"
