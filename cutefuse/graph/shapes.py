@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence, Set
+import resource
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -78,8 +81,9 @@ def believed(
     for info in skeleton.graph.output:
         info.type.tensor_type.ClearField("shape")
     try:
-        graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception:  # more than 2 GB of constants inside nodes: nothing can be compared
+        with _within(_ROOM):
+            graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    except Exception:  # more than 2 GB of constants inside nodes, or a damaged model: nothing can be compared
         return list(model.graph.value_info), outputs, ""
     found = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}
     stale = next((v for v in noted if v.name in found and _contradicts(v.type.tensor_type, found[v.name], own)), None)
@@ -103,6 +107,22 @@ def _is_sound(graph: onnx.GraphProto, stored: Mapping[str, TensorProto]) -> bool
             return False
         made.update(outputs)
     return True
+
+
+_ROOM = 1 << 30  # bytes that inference may take; that of a damaged model would fill the memory
+
+
+@contextlib.contextmanager
+def _within(room_bytes: int) -> Iterator[None]:
+    """Let the process grow by so many bytes and no more; what needs more raises MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + room_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 _OPEN = "\0open"
