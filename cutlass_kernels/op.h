@@ -47,8 +47,8 @@ struct AttrSpec {
 constexpr AttrSpec kTileAttr = {"tile", AttrKind::kInts, 1, 1, 1, 0.0};
 
 // How the activations of a convolution's node lie. 0: logical NCHW tensors whose pixels are padded to whole vectors
-// (TensorRT's kHWC8 and its like). 1: NHWC tensors whose pixels are dense, which TensorRT sees as kLINEAR. The tensors of
-// a Call have logical NCHW dims either way.
+// (TensorRT's kHWC8 and its like). 1: NHWC tensors whose pixels are dense, which TensorRT sees as kLINEAR. The tensors
+// of a Call have logical NCHW dims either way.
 constexpr AttrSpec kLayoutAttr = {"layout", AttrKind::kInts, 1, 1, 1, 0.0};
 
 struct AttrValue {

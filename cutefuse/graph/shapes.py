@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import resource
-from collections.abc import Iterator, Mapping, Sequence, Set
-from pathlib import Path
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import onnx
@@ -67,7 +64,7 @@ def believed(
     """
     noted = [v for v in (*model.graph.value_info, *model.graph.output) if v.type.tensor_type.HasField("shape")]
     outputs = list(model.graph.output)
-    if not noted or not _is_sound(model.graph, stored):
+    if not noted:
         return list(model.graph.value_info), outputs, ""
     skeleton = _skeleton(model, stored)
     del skeleton.graph.value_info[:]
@@ -81,8 +78,7 @@ def believed(
     for info in skeleton.graph.output:
         info.type.tensor_type.ClearField("shape")
     try:
-        with _within(_ROOM):
-            graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
+        graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
     except Exception:  # more than 2 GB of constants inside nodes, or a damaged model: nothing can be compared
         return list(model.graph.value_info), outputs, ""
     found = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}
@@ -95,34 +91,6 @@ def believed(
         "believed, infer the shapes of the model anew"
     )
     return [_without_sizes(v) for v in model.graph.value_info], [_without_sizes(v) for v in outputs], why
-
-
-def _is_sound(graph: onnx.GraphProto, stored: Mapping[str, TensorProto]) -> bool:
-    """Whether every node reads what was made before it, and makes what nothing else does: inference of a damaged graph
-    may fill the memory."""
-    made = {*stored, *(i.name for i in graph.input), *(t.values.name for t in graph.sparse_initializer)}
-    for node in graph.node:
-        outputs = [o for o in node.output if o]
-        if not made.issuperset(filter(None, node.input)) or not made.isdisjoint(outputs):
-            return False
-        made.update(outputs)
-    return True
-
-
-_ROOM = 1 << 30  # bytes that inference may take; that of a damaged model would fill the memory
-
-
-@contextlib.contextmanager
-def _within(room_bytes: int) -> Iterator[None]:
-    """Let the process grow by so many bytes and no more; what needs more raises MemoryError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + room_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 _OPEN = "\0open"

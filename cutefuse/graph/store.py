@@ -27,6 +27,7 @@ CONVERTER_LIMIT = EXTERNAL_LIMIT  # of ONNX Runtime's converter of types, which 
 INLINE_BYTES = 1024  # smaller tensors stay in the file, so that shape inference sees shape constants
 ALIGNMENT = 4096  # of tensors in a data file, so that runtimes can map them
 CHUNK = 16 << 20
+AXIS_LIMIT = 1 << 31
 
 
 def load_model(path: Path) -> ModelProto:
@@ -46,7 +47,20 @@ def load_model(path: Path) -> ModelProto:
         raise CutefuseError(f"{path} holds no ONNX graph with nodes; give an ONNX model")
     if broken := next((t for t in _texts(model.graph) if isinstance(t, bytes)), None):
         raise CutefuseError(f"{path} holds the name {broken!r}, which is no UTF-8 text; the file is damaged")
+    _check_sizes(model.graph, path)
     return model
+
+
+def _check_sizes(graph: onnx.GraphProto, path: Path) -> None:
+    """Raise CutefuseError for a size that nothing can hold: shape inference would fill the memory with it."""
+    sizes = [(t.name, list(t.dims)) for t in tensors(graph)]
+    sizes += [(i.name, [d.dim_value for d in i.type.tensor_type.shape.dim]) for i in graph.input]
+    for name, dims in sizes:
+        if too_large := next((d for d in dims if d >= AXIS_LIMIT), None):
+            raise CutefuseError(
+                f"{path} gives '{name}' an axis of {too_large}, and no runtime takes {AXIS_LIMIT} or more; the file is "
+                "damaged"
+            )
 
 
 def _texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:

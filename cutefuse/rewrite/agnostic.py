@@ -14,6 +14,7 @@ from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.sites.quantisers import kind_of
 
 RANK = 4
+FLAT = 3  # rank of an image whose rows are one axis
 _POINTWISE = frozenset(
     "Add Sub Mul Div Max Min Sum Mean Pow PRelu Relu LeakyRelu Clip Sigmoid HardSigmoid HardSwish Swish Tanh Elu Selu "
     "Celu Gelu Softplus Softsign Mish Erf Exp Log Sqrt Abs Neg Reciprocal Floor Ceil Round Cast Identity".split()
@@ -43,7 +44,7 @@ def is_nhwc(node: NodeProto) -> bool:
 
 def turned_axes(perm: Sequence[int], rank: int) -> tuple[int, ...]:
     """The order of axes that images get: `perm`, and channels past pixels where the rows are one axis."""
-    return tuple(perm) if rank == RANK else (0, 2, 1)
+    return (0, 2, 1) if rank == FLAT else tuple(perm)
 
 
 def ports(graph: Graph, node: NodeProto, perm: Sequence[int] = TO_NHWC) -> list[int] | None:

@@ -26,14 +26,13 @@ from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.ops.function import fused_nodes, graph_call
 from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
-from cutefuse.rewrite.agnostic import RANK, fused_ports, is_nhwc, is_pointwise, ports, turn, turned_axes
+from cutefuse.rewrite.agnostic import FLAT, RANK, fused_ports, is_nhwc, is_pointwise, ports, turn, turned_axes
 from cutefuse.rewrite.apply import Names, in_order
 from cutefuse.rewrite.functions import fit_bodies
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
 SUFFIX = ".nhwc"
 _REPAIR = "the model was changed after it was patched; patch the original again"
-FLAT = 3  # rank of an image whose rows are one axis
 _FREE = 1e-6  # the price of a Transpose that is a view: fewer are better where nothing else tells
 _SPATIAL = frozenset("Conv ConvTranspose MaxPool AveragePool Resize Upsample BatchNormalization".split())
 
@@ -229,7 +228,8 @@ class _Island:
         symbols = {d.dim_param for v in proto.input for d in v.type.tensor_type.shape.dim if d.dim_param}
         for tensor, origin in origins.items():
             dtype, sizes = graph.dtype(origin), graph.partial_symbols(origin)
-            if dtype is not None and sizes is not None and tensor not in known:
+            is_image = sizes is not None and len(sizes) in (FLAT, RANK)  # which inference of a damaged model may deny
+            if dtype is not None and sizes is not None and is_image and tensor not in known:
                 turned = (sizes[axis] for axis in turned_axes(self._perm, len(sizes)))
                 told = [s if isinstance(s, int) or s in symbols else None for s in turned]
                 proto.value_info.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], told))
