@@ -137,7 +137,7 @@ def run(argv: list[str] | None) -> int:
         rows = table_rows.read(args.source)
     else:
         if args.device != "cpu":
-            from cutefuse.engine.device import local_sm
+            from cutefuse.engines.cuda_memory import local_sm
 
             if not local_sm():
                 raise CutefuseError("no CUDA device was found; measure on a GPU, or tabulate old rows with --from")

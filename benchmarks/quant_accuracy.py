@@ -17,8 +17,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutefuse.ops import concat_conv, quant_concat_conv  # noqa: E402
-from cutefuse.ops.conv_math import Geometry, pack  # noqa: E402
+from cutefuse.operators import (
+    concat_conv,  # noqa: E402
+    quant_concat_conv,  # noqa: E402
+)
+from cutefuse.operators.conv_math import Geometry, pack  # noqa: E402
 
 CHANNELS, FILTERS, SIZE = (64, 64), 64, 24
 

@@ -35,7 +35,7 @@ def instance_of(problem: Any, kind: str, dtype: str, seed: int, as_listed: bool)
     import problems
     import quant_problems
 
-    from cutefuse.ops import quant_math
+    from cutefuse.operators import quant_math
 
     if kind == "f16":
         instance = problems.instantiate(problem, "float16", seed)

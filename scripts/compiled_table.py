@@ -24,7 +24,8 @@ import onnx  # noqa: E402
 
 import cutefuse  # noqa: E402
 import models  # noqa: E402
-from cutefuse.engine import plugins, rtx  # noqa: E402
+from cutefuse.engines import plugins  # noqa: E402
+from cutefuse.engines.tensorrt import rtx  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 from cutefuse.output import write_json, write_text  # noqa: E402
 from cutefuse.table import aligned  # noqa: E402

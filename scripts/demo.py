@@ -22,11 +22,11 @@ import onnx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from cutefuse.engine import rtx  # noqa: E402
-from cutefuse.engine.build import choose_backend  # noqa: E402
+from cutefuse.engines.build import choose_backend  # noqa: E402
+from cutefuse.engines.tensorrt import rtx  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
-from cutefuse.report.moves import moved  # noqa: E402
-from cutefuse.report.reader import find_engines, read_engine  # noqa: E402
+from cutefuse.report.read.moves import moved  # noqa: E402
+from cutefuse.report.read.reader import find_engines, read_engine  # noqa: E402
 from cutefuse.table import scaled  # noqa: E402
 from models import one_image  # noqa: E402
 

@@ -12,7 +12,7 @@ import onnx  # noqa: E402
 import models  # noqa: E402
 from cutefuse.commands.trt_check import backend_here, check, exit_code  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
-from cutefuse.ops.layouts import RTX  # noqa: E402
+from cutefuse.operators.layouts import RTX  # noqa: E402
 from cutefuse.output import make_folder  # noqa: E402
 
 DTYPES = ("float32", "float16")

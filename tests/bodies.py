@@ -15,8 +15,8 @@ import onnx
 from onnx import FunctionProto, NodeProto, helper, numpy_helper
 
 from cutefuse.kernels import Call, Tensor
-from cutefuse.ops.layouts import NHWC, TO_NHWC
-from cutefuse.ops.op import FusedOp
+from cutefuse.operators.layouts import NHWC, TO_NHWC
+from cutefuse.operators.op import FusedOp
 
 # Attributes in which the parser (onnx-tensorrt 10.1 and 10.10) resolves `ref_attr_name`: those that an importer reads
 # through OnnxAttrs::get. getKernelParams reads kernel_shape, strides and dilations with OnnxAttrs::at, and sees 1.

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from cutefuse.engine.inputs import resolve, seeded
+from cutefuse.engines.inputs import resolve, seeded
 
 Outputs = dict[str, np.ndarray]
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -71,7 +71,7 @@ def _widen_nodes(nodes: Iterable[NodeProto], kept: set[str], to: int) -> None:
 
 def feed_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """The inputs that an engine of the model starts with."""
-    from cutefuse.engine.torch_gpu import input_specs
+    from cutefuse.engines.pytorch.run import input_specs
 
     specs = input_specs(model)
     return seeded(specs, resolve(specs, {}))
@@ -96,7 +96,7 @@ def in_tf32(model: onnx.ModelProto, feed: Mapping[str, np.ndarray] | None = None
 def _run(
     model: onnx.ModelProto, feed: Mapping[str, np.ndarray] | None, rounded: Callable[[Any], Any] | None
 ) -> Outputs:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     engine = TorchEngine.build(widened(model), device="cpu")
     if rounded is not None:

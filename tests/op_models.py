@@ -15,10 +15,10 @@ from cutefuse.graph.body import FORMAL
 from cutefuse.graph.numbers import FLOAT8, NUMBERS, Number
 from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import Call, Tensor
-from cutefuse.ops import operators
-from cutefuse.ops.conv_call import HWC8
-from cutefuse.ops.function import body_for, node_attributes
-from cutefuse.ops.op import Case, FusedOp
+from cutefuse.operators import operators
+from cutefuse.operators.conv_call import HWC8
+from cutefuse.operators.function import body_for, node_attributes
+from cutefuse.operators.op import Case, FusedOp
 
 IMAGES = ("x", "z", "residual")  # formal inputs of bodies that are activations begin so: x, x0, z, residual
 SCALE = np.float32(0.5)

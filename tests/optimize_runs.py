@@ -14,8 +14,8 @@ from graphs import TWO, graph
 from trtexec_stub import STUB
 
 from cutefuse.commands.optimize import main
-from cutefuse.engine import bench_tensorrt
-from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.optimize import bench_tensorrt
+from cutefuse.report.read.reader import find_engines, read_engine
 
 # us of the nodes of TWO: the first site saves 70, the second loses 45.
 COSTS = {"Concat_0": 40.0, "Conv_1": 60.0, "Relu_2": 10.0, "Concat_3": 5.0, "Conv_4": 50.0, "Tanh_5": 5.0,

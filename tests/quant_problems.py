@@ -11,7 +11,7 @@ import gpu
 import problems
 
 from cutefuse import kernels
-from cutefuse.ops import quant_math
+from cutefuse.operators import quant_math
 
 LAYOUTS = {"kHWC16": kernels.CHANNELS_LAST, "kCHW32": kernels.BLOCKS32}
 TYPE_NUMBERS = {"float32": 1, "float16": 10, "bfloat16": 16, "int8": 1, gpu.FLOAT8: 1}

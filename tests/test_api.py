@@ -14,9 +14,9 @@ from graphs import TWO, fused_types, graph, weights
 
 import cutefuse
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.match.conv import read as conv_facts
 from cutefuse.rewrite.in_memory import Choices
 from cutefuse.rewrite.options import Options
-from cutefuse.sites import conv_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXED = {"a": "1,8,9,7", "b": "1,16,9,7"}

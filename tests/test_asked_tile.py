@@ -12,7 +12,7 @@ from cutefuse import kernels
 from cutefuse.host import RUNTIME, Field, Host, HostError, Input, Plugin, field_of
 from cutefuse.host.abi import dynamic_desc
 from cutefuse.kernels import Call
-from cutefuse.ops import operators
+from cutefuse.operators import operators
 
 DTYPES = {"concat_conv": "float16", "quant_concat_conv": "float16", "row_norm": "bfloat16"}
 CALLS = {op.stem: op.call(op.cases()[0], DTYPES[op.stem]) for op in operators()}

@@ -274,7 +274,7 @@ class TestArguments:
     def test_without_a_gpu_it_says_so(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("cutefuse.engine.device.local_sm", lambda: 0)
+        monkeypatch.setattr("cutefuse.engines.cuda_memory.local_sm", lambda: 0)
         assert networks.main([]) == 2 and "no CUDA device was found" in capsys.readouterr().err
 
 
@@ -345,7 +345,7 @@ class TestNetwork:
         }  # fmt: skip
 
     def test_a_network_whose_plain_engines_fail_says_why(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from cutefuse.engine.torch_gpu import TorchEngine
+        from cutefuse.engines.pytorch.run import TorchEngine
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise RuntimeError("CUDA out of memory\nmore")

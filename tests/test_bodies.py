@@ -15,8 +15,8 @@ from onnx import helper
 
 from cutefuse.graph.verify import verify
 from cutefuse.kernels import Call
-from cutefuse.ops import operators
-from cutefuse.ops.function import body_for
+from cutefuse.operators import operators
+from cutefuse.operators.function import body_for
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 

@@ -14,13 +14,13 @@ import pytest
 import models
 from cutefuse.commands.patch import main
 from cutefuse.graph.read import Graph
+from cutefuse.match.find import Site, find_sites
 from cutefuse.rewrite.patch import Options, Result, patch
-from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Policy
-from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_engine import Wiring, wiring
-from cutefuse.sites.choose_model import Model, Pricer
-from cutefuse.sites.engines import Engine
-from cutefuse.sites.find import Site, find_sites
+from cutefuse.select.engines import Engine
+from cutefuse.select.gain import Model, Pricer
+from cutefuse.select.policy import LEAST_SHARE, LEAST_US, Policy
+from cutefuse.select.times import device_of
+from cutefuse.select.wiring import Wiring, wiring
 
 INPUTS = {"a": "1,64,128,128", "b": "1,64,128,128"}
 PAIR = "c = Concat<axis=1>(a, b) x1 = Conv(c, w) y1 = Relu(x1) x2 = Conv(c, w) y2 = Tanh(x2)"  # one Concat, two sites
@@ -214,7 +214,7 @@ def test_sites_that_pay_only_beside_each_other_go_together(tmp_path: Path, monke
         def parts(self, sites: Sequence[Site], wires: Wiring) -> dict[str, float]:
             return {"neighbours": self.gain_us(sites, wires)}
 
-    monkeypatch.setattr("cutefuse.sites.choose.Pricer", Beside)
+    monkeypatch.setattr("cutefuse.select.policy.Pricer", Beside)
     together = 0.4
     assert set(statuses(run(CHAIN, tmp_path, dry_run=True)).values()) == {"fused"}
     together = -1.0

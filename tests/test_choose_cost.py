@@ -15,10 +15,10 @@ import pytest
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.kernels import Call
-from cutefuse.ops.conv_call import make_call
-from cutefuse.ops.conv_form import Form, Source
-from cutefuse.ops.conv_math import Geometry
-from cutefuse.sites.choose_cost import Convolution, convolution_us, device_of, fused_us
+from cutefuse.operators.conv_call import make_call
+from cutefuse.operators.conv_form import Form, Source
+from cutefuse.operators.conv_math import Geometry
+from cutefuse.select.times import Convolution, convolution_us, device_of, fused_us
 
 RECORDED = Path(__file__).resolve().parent / "recorded"
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from cutefuse.errors import CutefuseError
-from cutefuse.sites.choose_engine import Wiring, wiring
-from cutefuse.sites.engines import NEWEST, Engine, engine_of
-from cutefuse.sites.find import find_sites
-from cutefuse.sites.match import Match
+from cutefuse.match.answer import Match
+from cutefuse.match.find import find_sites
+from cutefuse.select.engines import NEWEST, Engine, engine_of
+from cutefuse.select.wiring import Wiring, wiring
 
 TRT = Engine("tensorrt", (10, 3))
 TORCH = Engine("torch")

@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 import models
-from cutefuse.ops.layouts import TORCH
+from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.patch import Options, patch
 
 RECORDED = Path(__file__).parent / "recorded/networks_h200.csv"

@@ -17,10 +17,10 @@ import models
 from cutefuse import kernels
 from cutefuse.graph.clean import clean
 from cutefuse.graph.read import Graph
-from cutefuse.ops.layouts import TORCH
-from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_model import Model
-from cutefuse.sites.engines import Engine
+from cutefuse.operators.layouts import TORCH
+from cutefuse.select.engines import Engine
+from cutefuse.select.gain import Model
+from cutefuse.select.times import device_of
 
 KEPT = {"engine": TORCH, "sm": 90, "gpu": "H200", "dry_run": True}
 

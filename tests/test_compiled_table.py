@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cutefuse.engine import rtx
+from cutefuse.engines.tensorrt import rtx
 from scripts import compiled_table
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cutefuse.commands import profile_kernels
-from cutefuse.commands.kernel_profile import contention
-from cutefuse.commands.kernel_profile.contention import Load, Times, measure, records
 from cutefuse.errors import CutefuseError
+from cutefuse.profilers.kernels import contention
+from cutefuse.profilers.kernels.contention import Load, Times, measure, records
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_an_engine_without_what_runs_it_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.engine").write_bytes(b"ftrt")
-    monkeypatch.setattr("cutefuse.commands.kernel_profile.engines.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("cutefuse.profilers.kernels.engines.importlib.util.find_spec", lambda name: None)
     assert profile_kernels.main(["--beside", "process:copy", "--engine", str(tmp_path / "x.engine")]) == 2
     assert "is timed beside a load by its Python package" in capsys.readouterr().err
 

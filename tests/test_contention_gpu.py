@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutefuse.commands.kernel_profile.contention import Load, event_sampler, measure
+from cutefuse.profilers.kernels.contention import Load, event_sampler, measure
 
 pytestmark = pytest.mark.gpu
 

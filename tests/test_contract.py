@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cutefuse import kernels
-from cutefuse.ops import operators
-from cutefuse.ops.op import Case, FusedOp
-from cutefuse.sites.find import finders
+from cutefuse.match.find import finders
+from cutefuse.operators import operators
+from cutefuse.operators.op import Case, FusedOp
 
 ROOT = Path(__file__).parent.parent
 OPS = {op.stem: op for op in operators()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cutefuse.engine import device
+from cutefuse.engines import cuda_memory as device
 from cutefuse.errors import CutefuseError
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cutefuse import kernels
-from cutefuse.engine.device import PyCuda, open_device
+from cutefuse.engines.cuda_memory import PyCuda, open_device
 from cutefuse.errors import CutefuseError
 from cutefuse.kernels import Call, Launcher, Tensor
-from cutefuse.ops import operators
+from cutefuse.operators import operators
 
 pytestmark = pytest.mark.gpu
 ROWS, COLUMNS, EPSILON = 37, 1000, 1e-5

@@ -11,7 +11,7 @@ from graphs import graph
 
 from cutefuse.commands import patch, process
 from cutefuse.commands.build import main
-from cutefuse.sites.engines import NEWEST
+from cutefuse.select.engines import NEWEST
 
 VERSION = ".".join(map(str, NEWEST))
 
@@ -19,7 +19,7 @@ VERSION = ".".join(map(str, NEWEST))
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A model, where neither trtexec nor TensorRT's or PyTorch's package is to be found."""
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     onnx.save(graph("y = Relu(a)", {}, inputs={"a": "2"}, rank=1), str(tmp_path / "m.onnx"))
     return str(tmp_path / "m.onnx")
@@ -52,7 +52,7 @@ def test_a_real_build_and_another_backend_assume_nothing(
 
 
 def test_an_installed_trtexec_is_asked(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: "/no/such/trtexec")
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: "/no/such/trtexec")
     assert main([model, "--dry-run"]) == 2
 
 

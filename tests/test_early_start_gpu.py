@@ -9,7 +9,7 @@ import problems
 import pytest
 
 from cutefuse import kernels
-from cutefuse.engine.device import local_sm
+from cutefuse.engines.cuda_memory import local_sm
 
 pytestmark = pytest.mark.gpu
 FULL, PROGRAMMATIC = 0, 1  # CUgraphDependencyType

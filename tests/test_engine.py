@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 from trtexec_stub import STUB
 
 from cutefuse.commands.build import main
-from cutefuse.engine import build as engine
-from cutefuse.engine import plugins, trtexec
-from cutefuse.engine.files import (
+from cutefuse.engines import build as engine
+from cutefuse.engines import plugins
+from cutefuse.engines.artifacts import (
     Artifacts,
     concat_notes,
     log_sections,
@@ -26,6 +26,7 @@ from cutefuse.engine.files import (
     tensorrt_version,
     whole_or_nothing,
 )
+from cutefuse.engines.tensorrt import trtexec
 from cutefuse.errors import CutefuseError, VerificationError
 
 ROOT = Path(__file__).resolve().parents[1]

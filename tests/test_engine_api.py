@@ -15,9 +15,10 @@ from onnx import TensorProto
 from test_engine import make_model
 
 from cutefuse.commands.build import main
-from cutefuse.engine import build as engine
-from cutefuse.engine import device, tensorrt_api
-from cutefuse.engine.inputs import parse_shapes
+from cutefuse.engines import build as engine
+from cutefuse.engines import cuda_memory as device
+from cutefuse.engines.inputs import parse_shapes
+from cutefuse.engines.tensorrt import api as tensorrt_api
 from cutefuse.errors import CutefuseError
 
 
@@ -48,7 +49,7 @@ def tensorrt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.setattr(
         engine.importlib.util, "find_spec", lambda name: SimpleNamespace() if name == "tensorrt" else None
     )
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
     monkeypatch.setattr(tensorrt_api, "open_device", Clock)
     (tmp_path / "libcutefuse.so").write_bytes(b"")
     monkeypatch.setenv("CUTEFUSE_LIBRARY_DIR", str(tmp_path))

@@ -15,8 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_engine_api import Clock
 
-from cutefuse.engine import build as engine
-from cutefuse.engine import rtx, tensorrt_api
+from cutefuse.engines import build as engine
+from cutefuse.engines.tensorrt import api as tensorrt_api
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
 
 REASON = rtx.available()
@@ -104,7 +105,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without trtexec, TensorRT and a GPU."""
     found = importlib.util.find_spec
     monkeypatch.delenv("TRTEXEC", raising=False)
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n in ("tensorrt", "torch") else found(n))
     monkeypatch.setattr(rtx, "local_sm", lambda: 0)
     monkeypatch.setattr(engine, "torch_sees_gpu", lambda: False)
@@ -201,7 +202,7 @@ def test_options_that_cannot_be_met_are_one_sentence(
 def test_a_target_is_refused_by_the_other_back_ends(
     tmp_path: Path, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: "/opt/trtexec")
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: "/opt/trtexec")
     assert cli("build", write_model(tmp_path / "m.onnx"), tmp_path / "out", "--sm", "89") == 2
     assert "--backend rtx" in capsys.readouterr().err
 

@@ -15,9 +15,9 @@ from graphs import FILTER, bn_weights, graph, run_patch, weights
 
 from cutefuse.commands.build import main as build
 from cutefuse.commands.process import main as process
-from cutefuse.engine import build as engine
+from cutefuse.engines import build as engine
 from cutefuse.errors import CutefuseError
-from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.report.read.reader import find_engines, read_engine
 
 pytestmark = pytest.mark.torch
 QUICK = ["--iterations=2", "--duration=0.02", "--warmUp=1"]
@@ -135,7 +135,7 @@ def test_a_dry_run_loads_nothing(model: Path, capsys: pytest.CaptureFixture[str]
 # --------------------------------------------------------------------------------------------------- the default
 @pytest.fixture
 def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
     monkeypatch.setitem(sys.modules, "tensorrt", None)
 
 
@@ -167,7 +167,7 @@ def test_without_a_gpu_nothing_builds_by_itself(no_tensorrt: None, monkeypatch: 
 
 # ------------------------------------------------------------------------------------------------ times of engines
 def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.engine.torch_gpu import time_interleaved_us
+    from cutefuse.engines.pytorch.run import time_interleaved_us
 
     order: list[tuple[str, int]] = []
 
@@ -185,7 +185,7 @@ def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_times_itself_and_its_layers() -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     made = TorchEngine.build(network(), device="cpu")
     assert made.time_us(rounds=3, sample_ms=1) > 0
@@ -199,7 +199,7 @@ def test_what_inductors_patterns_fail_on_compiles_without_them(failures: int, mo
     from torch._dynamo.exc import BackendCompilerFailed
     from torch._inductor import config, utils
 
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     class Mismatch(BackendCompilerFailed):
         def __init__(self) -> None:
@@ -229,7 +229,7 @@ def test_what_inductors_patterns_fail_on_compiles_without_them(failures: int, mo
 
 @pytest.mark.slow
 def test_a_compiled_program_computes_the_same() -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     entered = []
 
@@ -248,8 +248,8 @@ def test_a_compiled_program_computes_the_same() -> None:
 
 def with_fused_kernel(monkeypatch: pytest.MonkeyPatch, fused: Any) -> Any:
     """An engine after its check of merged steps, where `fused(result)` stands for cuDNN's fused kernel."""
-    from cutefuse.engine.torch_gpu import TorchEngine
-    from cutefuse.engine.torch_graph.convolution import ConvolutionRelu
+    from cutefuse.engines.pytorch.onnx_ops.convolution import ConvolutionRelu
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     made, real = TorchEngine.build(network(), device="cpu"), ConvolutionRelu.__call__
     monkeypatch.setattr(
@@ -275,7 +275,7 @@ def test_a_convolution_and_its_activation_part_where_the_fused_kernel_does_not_d
 
 
 def test_a_network_that_makes_nan_by_itself_stays_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     model = network()
     bias = next(i for i in model.graph.initializer if i.name == "k")
@@ -286,7 +286,7 @@ def test_a_network_that_makes_nan_by_itself_stays_merged(monkeypatch: pytest.Mon
 
 
 def test_a_step_that_is_not_merged_and_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     made = TorchEngine.build(network(), device="cpu")
     made.program.steps[0].run = refuse
@@ -299,7 +299,7 @@ def test_an_engine_frees_its_memory_when_it_is_dropped() -> None:
     import gc
     import weakref
 
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     made = TorchEngine.build(network(), device="cpu")
     weights_of = [weakref.ref(t) for t in made.constants.values()]

@@ -34,7 +34,7 @@ def patched(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def build(model: Any, mode: str = "cudnn", device: str = "cuda", **options: Any) -> Any:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     return TorchEngine.build(model, mode, device, **options)
 
@@ -113,7 +113,7 @@ def test_a_graph_replay_reads_new_inputs(unet: tuple[onnx.ModelProto, onnx.Model
 def test_no_image_is_copied_between_fused_nodes(
     unet: tuple[onnx.ModelProto, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.engine.torch_graph.fused import FusedNode
+    from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
 
     engine, copied = build(unet[1]), []
     real = FusedNode._operand
@@ -163,7 +163,7 @@ def test_the_times_of_layers_come_from_graph_replays(unet: tuple[onnx.ModelProto
 
 
 def test_engines_are_timed_in_turns(unet: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
-    from cutefuse.engine.torch_gpu import time_interleaved_us
+    from cutefuse.engines.pytorch.run import time_interleaved_us
 
     rows = time_interleaved_us([build(m) for m in unet], rounds=5, sample_ms=1)
     assert [len(r) for r in rows] == [5, 5] and all(1 < t < 1e4 for r in rows for t in r)
@@ -193,8 +193,8 @@ def untimed(self: Any, call: Any) -> dict[int, float]:
 def test_tiles_are_timed_once_for_both_modes(
     unet: tuple[onnx.ModelProto, onnx.ModelProto], limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.engine import tile_timer
-    from cutefuse.engine.tile_order import LEAST_GAIN, SWITCH_US
+    from cutefuse.engines.pytorch import tile_times as tile_timer
+    from cutefuse.timing.order import LEAST_GAIN, SWITCH_US
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
     first = build(unet[1])
@@ -216,7 +216,7 @@ def test_tiles_are_timed_once_for_both_modes(
 def test_nothing_is_timed_where_the_guess_is_asked_for(
     unet: tuple[onnx.ModelProto, onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.engine.tile_timer import TileTimer
+    from cutefuse.engines.pytorch.tile_times import TileTimer
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
     monkeypatch.setattr(TileTimer, "tiles_us", untimed)
@@ -247,7 +247,7 @@ def test_timing_the_tiles_of_a_whole_network_takes_less_than_five_seconds(
 ) -> None:
     import time
 
-    from cutefuse.engine import torch_gpu
+    from cutefuse.engines.pytorch import run as torch_gpu
 
     seconds, real = [], torch_gpu.choose_tiles
 
@@ -339,10 +339,10 @@ def test_process_takes_the_gpu_by_default_and_the_report_has_its_roof(
     unet: tuple[onnx.ModelProto, onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cutefuse.commands.process import main
-    from cutefuse.engine import build as engine
-    from cutefuse.report.reader import find_engines, read_engine
+    from cutefuse.engines import build as engine
+    from cutefuse.report.read.reader import find_engines, read_engine
 
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
     found = engine.importlib.util.find_spec
     monkeypatch.setattr(engine.importlib.util, "find_spec", lambda n: None if n == "tensorrt" else found(n))
     onnx.save(unet[1], str(tmp_path / "m.onnx"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cutefuse import kernels
-from cutefuse.ops.conv_form import Form, form_of, forms
+from cutefuse.operators.conv_form import Form, form_of, forms
 
 OPS = {op["name"]: op for op in kernels.describe()["ops"]}
 

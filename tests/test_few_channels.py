@@ -12,8 +12,8 @@ from test_sm90 import call, library_or_skip
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.ops import conv_call, conv_math
-from cutefuse.ops.conv_form import Form, Source
+from cutefuse.operators import conv_call, conv_math
+from cutefuse.operators.conv_form import Form, Source
 
 TILE = 19
 SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}

@@ -17,7 +17,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.verify import verify
-from cutefuse.ops.layouts import HWC8, NHWC, RTX, TENSORRT, TORCH, strange
+from cutefuse.operators.layouts import HWC8, NHWC, RTX, TENSORRT, TORCH, strange
 from cutefuse.rewrite import islands
 from cutefuse.rewrite import unpatch as rewriting
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutefuse.graph.verify import verify
-from cutefuse.ops.layouts import NHWC
+from cutefuse.operators.layouts import NHWC
 from cutefuse.rewrite import islands
 from cutefuse.rewrite.unpatch import unpatch
 

@@ -16,8 +16,8 @@ from benchmarks.ladder import __main__ as ladder
 from benchmarks.ladder import ncu, steps
 from benchmarks.ladder.problem import EPSILON, truth
 from benchmarks.ladder.steps import STEPS, bytes_moved
-from cutefuse.commands.kernel_profile.metrics import DURATION, Kernel
 from cutefuse.errors import CutefuseError
+from cutefuse.profilers.kernels.metrics import DURATION, Kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = steps.SOURCE.read_text()

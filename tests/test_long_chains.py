@@ -18,11 +18,11 @@ from onnx import TensorProto, helper
 
 from cutefuse.graph.read import Graph
 from cutefuse.graph.shapes import inferred
-from cutefuse.ops.layouts import TENSORRT
-from cutefuse.sites.choose_engine import wiring
-from cutefuse.sites.engines import engine_of
-from cutefuse.sites.find import find_sites
-from cutefuse.sites.tally import Tally
+from cutefuse.match.find import find_sites
+from cutefuse.operators.layouts import TENSORRT
+from cutefuse.select.engines import engine_of
+from cutefuse.select.tally import Tally
+from cutefuse.select.wiring import wiring
 
 FUSED = ("Conv", "Relu")
 JOINED = ("Concat", "Conv", "Relu")

@@ -11,7 +11,7 @@ import pytest
 from graphs import bn_weights, fused_types, graph, run_patch, weights
 
 from cutefuse.commands.patch import main
-from cutefuse.sites.causes import CAUSES, OTHER, by_cause, cause_of, sentence
+from cutefuse.match.explain import CAUSES, OTHER, by_cause, cause_of, sentence
 
 CAT = "c = Concat<axis=1>(a, b) "
 BN = "BatchNormalization(c, gamma, beta, mean, var) "

@@ -11,10 +11,11 @@ import onnx
 import pytest
 
 import models
-from cutefuse.engine import onnxruntime, onnxruntime_nodes
+from cutefuse.engines.onnxruntime import nodes as onnxruntime_nodes
+from cutefuse.engines.onnxruntime import run as onnxruntime
 from cutefuse.graph.body import DOMAIN
-from cutefuse.report.compare import compare
-from cutefuse.report.reader import Engine, find_engines, read_engine
+from cutefuse.report.analyse.compare import compare
+from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.rewrite.patch import Options, patch
 
 QUICK = ["--iterations=1", "--duration=0", "--warmUp=0"]

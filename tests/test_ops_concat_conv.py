@@ -20,13 +20,13 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.runner import Runner
 from cutefuse.kernels import Tensor
-from cutefuse.ops.concat_conv import OPERATOR
-from cutefuse.ops.conv_call import make_call
-from cutefuse.ops.conv_form import Form, Source, form_of
-from cutefuse.ops.conv_math import Geometry, pack, packed_sizes, unpacked
-from cutefuse.ops.function import body_for, call_of, node_attributes
-from cutefuse.ops.layouts import HWC8, NHWC
-from cutefuse.ops.op import Case
+from cutefuse.operators.concat_conv import OPERATOR
+from cutefuse.operators.conv_call import make_call
+from cutefuse.operators.conv_form import Form, Source, form_of
+from cutefuse.operators.conv_math import Geometry, pack, packed_sizes, unpacked
+from cutefuse.operators.function import body_for, call_of, node_attributes
+from cutefuse.operators.layouts import HWC8, NHWC
+from cutefuse.operators.op import Case
 
 CASES = {c.name: c for c in OPERATOR.cases() if "float32" in c.dtypes}
 

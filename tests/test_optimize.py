@@ -18,10 +18,10 @@ import pytest
 from graphs import graph
 from optimize_runs import BAD, COSTS, good, good_name, names, record, run
 
-from cutefuse.engine import bench
-from cutefuse.engine import build as engine
-from cutefuse.report.optimize import Request, engine_shapes, optimize
-from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.engines import build as engine
+from cutefuse.optimize import bench
+from cutefuse.optimize.run import Request, engine_shapes, optimize
+from cutefuse.report.read.reader import find_engines, read_engine
 from cutefuse.rewrite.patch import Options
 
 pytest_plugins = ("optimize_runs",)
@@ -273,7 +273,7 @@ def test_a_signal_leaves_the_last_good_engine(model: Path, stub: Path, sign: int
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script begins with it ignored
 from cutefuse.commands.optimize import main
-from cutefuse.engine import build
+from cutefuse.engines import build
 real, count = build.build, [0]
 def slow(*args, **more):
     count[0] += 1

@@ -14,9 +14,11 @@ import pytest
 from optimize_runs import BAD, COSTS, good, record, run
 
 from cutefuse.commands.optimize import seconds
-from cutefuse.engine import bench, device, tensorrt_api
-from cutefuse.engine import build as engine
+from cutefuse.engines import build as engine
+from cutefuse.engines import cuda_memory as device
+from cutefuse.engines.tensorrt import api as tensorrt_api
 from cutefuse.errors import CutefuseError
+from cutefuse.optimize import bench
 
 pytest_plugins = ("optimize_runs",)
 
@@ -49,7 +51,7 @@ def api(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         engine.importlib.util, "find_spec", lambda n: SimpleNamespace() if n == "tensorrt" else found(n)
     )
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
     monkeypatch.setattr(tensorrt_api, "open_device", Clock)
 
 

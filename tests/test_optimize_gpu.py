@@ -14,8 +14,8 @@ import pytest
 
 import models
 from cutefuse.commands.optimize import main
-from cutefuse.engine.noise import compare, interleave
-from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.report.read.reader import find_engines, read_engine
+from cutefuse.timing.noise import compare, interleave
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -27,7 +27,7 @@ def optimize(model: onnx.ModelProto, folder: Path, *words: str) -> tuple[int, di
 
 
 def test_a_unet_gets_faster_and_its_best_engine_opens_again(tmp_path: Path) -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     code, data = optimize(models.build("unet", "float16"), tmp_path, "--verify")
     assert code == 0 and data["builds"] <= 4 and data["verdict"]["high"] < 1

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cutefuse.engine.optimize import LOSES, PAYS, UNCLEAR, UNKNOWN, Graph, Limits, Loop, Outcome, Worth
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.optimize.loop import LOSES, PAYS, UNCLEAR, UNKNOWN, Graph, Limits, Loop, Outcome, Worth
 
 PLAIN_US = 1000.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cutefuse.engine.noise import LEAST_GAIN, compare, interleave, spread
 from cutefuse.errors import CutefuseError
+from cutefuse.timing.noise import LEAST_GAIN, compare, interleave, spread
 
 
 def test_the_interval_is_that_of_the_sign_test() -> None:

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from cutefuse.commands.optimize import main
 from cutefuse.commands.process import main as process
 from cutefuse.errors import CutefuseError
-from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.report.read.reader import find_engines, read_engine
 
 pytestmark = pytest.mark.torch
 QUICK = ["--iterations=2", "--duration=0.02", "--warmUp=1", "--sm", "0"]
@@ -35,7 +35,7 @@ def run(model: Path, *words: str) -> int:
 
 def fixed_times(monkeypatch: pytest.MonkeyPatch, patched_us: float) -> None:
     """Times that do not depend on this machine: 100 us for a plain engine."""
-    from cutefuse.engine.bench_torch import TorchBench
+    from cutefuse.optimize.bench_torch import TorchBench
 
     def race(self: Any, engines: Sequence[Any]) -> list[list[float]]:
         assert all(e.runner is not None for e in engines)
@@ -70,7 +70,7 @@ def test_a_slower_one_is_not(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_outputs_that_differ_end_it_before_anything_is_handed_over(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     fixed_times(monkeypatch, 80.0)
     real = TorchEngine.__call__
@@ -91,7 +91,7 @@ def test_outputs_that_differ_end_it_before_anything_is_handed_over(
 def test_a_mode_that_cannot_take_the_model_is_left_out_with_a_note(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     def refuse(self: Any) -> None:
         raise CutefuseError("torch.compile cannot take the model")
@@ -122,7 +122,7 @@ def test_both_modes_really_run(model: Path) -> None:
 
 # -------------------------------------------------------------------------------------- what the comparison lets pass
 def engine_of(bias: float = 0.0, body: str = BODY) -> Any:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     model = graph(body, weights(w=FILTER, k=(12,)))
     stored = next(i for i in model.graph.initializer if i.name == "k")
@@ -132,13 +132,13 @@ def engine_of(bias: float = 0.0, body: str = BODY) -> Any:
 
 @pytest.mark.parametrize("bias, wrong", [(0.0, 0), (1e-5, 0), (0.5, 1), (float("nan"), 1)])
 def test_outputs_may_differ_by_rounding_alone(bias: float, wrong: int) -> None:
-    from cutefuse.engine.bench_torch import differences
+    from cutefuse.optimize.bench_torch import differences
 
     assert len(differences(engine_of(), engine_of(bias))) == wrong
 
 
 def test_a_network_that_amplifies_rounding_is_judged_by_its_own_amplification() -> None:
-    from cutefuse.engine.bench_torch import differences
+    from cutefuse.optimize.bench_torch import differences
 
     steep = BODY.replace("y = Relu(d)", "e = Mul(d, d) f = Mul(e, e) g = Mul(f, f) h = Mul(g, g) y = Mul(h, h)")
     chaotic = steep.replace("y = Mul(h, h)", "y = Sin(h)")  # an angle of many turns

@@ -8,9 +8,9 @@ from typing import Any
 import engine_files as ef
 import pytest
 
-from cutefuse.engine.optimize import LOSES, PAYS, UNCLEAR, UNKNOWN, Worth
-from cutefuse.report.reader import Engine, find_engines, read_engine
-from cutefuse.report.worth import LEAST_NOISE_US, USUAL_NOISE, worths
+from cutefuse.optimize.loop import LOSES, PAYS, UNCLEAR, UNKNOWN, Worth
+from cutefuse.optimize.worth import LEAST_NOISE_US, USUAL_NOISE, worths
+from cutefuse.report.read.reader import Engine, find_engines, read_engine
 
 
 def engine(folder: Path, name: str, layers: list[Any], times_us: list[float]) -> Engine:

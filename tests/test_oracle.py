@@ -11,11 +11,11 @@ import pytest
 from onnx import numpy_helper, parser
 
 from cutefuse.commands.patch import main
-from cutefuse.engine import rtx
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
-from cutefuse.report import oracle
+from cutefuse.optimize import oracle
 from cutefuse.rewrite.patch import Options
-from cutefuse.sites.compiled import Kernel, Record, removed_bytes
+from cutefuse.select.compiled import Kernel, Record, removed_bytes
 
 needs_rtx = pytest.mark.skipif(rtx.available() is not None, reason="TensorRT for RTX is not installed")
 RTX = Options(engine="rtx", sm=89)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from cutefuse.engine import rtx
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.graph.read import label
 from cutefuse.graph.store import load_model
-from cutefuse.ops.layouts import RTX, TENSORRT
-from cutefuse.report.oracle import record_of
-from cutefuse.sites.choose_engine import wiring
-from cutefuse.sites.engines import engine_of
-from cutefuse.sites.find import find_sites
+from cutefuse.match.find import find_sites
+from cutefuse.operators.layouts import RTX, TENSORRT
+from cutefuse.optimize.oracle import record_of
+from cutefuse.select.engines import engine_of
+from cutefuse.select.wiring import wiring
 from models.__main__ import main as write_models
 
 NETWORKS = ("yolov8n", "unet", "googlenet", "densenet121", "squeezenet1_1")

@@ -15,11 +15,11 @@ from bodies import given_dims
 from op_models import calls_of_all, model_of_calls
 
 from cutefuse import kernels, plugin_path
-from cutefuse.engine import rtx
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.numbers import FLOAT8, INT8, Number
 from cutefuse.kernels import Call
-from cutefuse.ops.conv_call import HWC8, NHWC
+from cutefuse.operators.conv_call import HWC8, NHWC
 
 REASON = rtx.available()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from graphs import bn_weights, fused_types, graph, run_patch, weights
 
-from cutefuse.ops.layouts import TENSORRT, TORCH
+from cutefuse.operators.layouts import TENSORRT, TORCH
 
 CONV = "x = Conv<pads=[1,1,1,1]>(b, w, k) "
 VALUES = weights(w=(12, 16, 3, 3), v=(16, 12, 1, 1), k=(12,), vec=(12, 1, 1), slope=()) | bn_weights()

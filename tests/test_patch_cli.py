@@ -220,7 +220,7 @@ def test_min_gain_skips_sites_that_the_profile_calls_cheap(source: Path, tmp_pat
 def test_a_wrong_packing_fails_verification_and_leaves_no_model(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cutefuse.sites import conv_facts
+    from cutefuse.match.conv import read as conv_facts
 
     right = conv_facts.pack
     monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
@@ -307,10 +307,10 @@ def test_a_library_of_another_system_is_one_sentence(
 def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excluded(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.ops.concat_conv import ConcatConv
+    from cutefuse.match import find
+    from cutefuse.match.conv.build import ConvSites
+    from cutefuse.operators.concat_conv import ConcatConv
     from cutefuse.rewrite import patch as pipeline
-    from cutefuse.sites import find
-    from cutefuse.sites.conv import ConvSites
 
     class RivalOp(ConcatConv):
         stem = "rival"

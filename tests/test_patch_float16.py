@@ -160,7 +160,7 @@ def test_a_rounding_in_front_of_a_site_is_no_fault_of_the_site(tmp_path: Path) -
 
 
 def test_a_wrong_norm_behind_a_rounding_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.ops import row_norm
+    from cutefuse.operators import row_norm
 
     values = {**weights(dtype="float16", g=(64,), h=(64,)), "small": np.float16(0.05)}
     body = "s = Mul(a, small) v = Sigmoid(s) y = LayerNormalization(v, g, h)"

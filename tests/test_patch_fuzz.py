@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from cutefuse.errors import CutefuseError, VerificationError
-from cutefuse.ops.layouts import NAMES
+from cutefuse.operators.layouts import NAMES
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 

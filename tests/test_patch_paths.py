@@ -13,9 +13,9 @@ import pytest
 from graphs import graph
 
 from cutefuse.cli import main
-from cutefuse.engine import plugins
+from cutefuse.engines import plugins
 from cutefuse.graph.store import Writer
-from cutefuse.report.sources import find_engines
+from cutefuse.report.read.sources import find_engines
 
 BODY = "c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(d)"
 

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from graphs import bn_weights, fused_types, graph, run_patch, weights
 
-from cutefuse.ops.conv_form import Source
+from cutefuse.match.answer import Joined
+from cutefuse.match.conv.read import Facts, Front
+from cutefuse.match.pre_activation import GROUPS, grouped
+from cutefuse.operators.conv_form import Source
 from cutefuse.rewrite.unpatch import unpatch
-from cutefuse.sites.conv_facts import Facts, Front
-from cutefuse.sites.match import Joined
-from cutefuse.sites.pre_activation import GROUPS, grouped
 
 CAT = "c = Concat<axis=1>(a, b) "
 BN = "n = BatchNormalization(c, gamma, beta, mean, var) "

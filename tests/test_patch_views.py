@@ -13,9 +13,9 @@ from onnx import helper
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.runner import Runner
 from cutefuse.graph.verify import verify
+from cutefuse.match.before import repeats_pixels
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
-from cutefuse.sites.views import repeats_pixels
 
 SMALL = {"a": "n,8,4,3", "b": "n,16,8,6"}
 CONV = "c = Concat<axis=1>({}) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"

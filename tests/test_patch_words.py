@@ -17,10 +17,10 @@ from onnx import numpy_helper, parser
 import models
 from cutefuse.commands import patch_words
 from cutefuse.commands.patch import main
+from cutefuse.match.conv import read as conv_facts
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import Options, patch
-from cutefuse.sites import conv_facts
-from cutefuse.sites.choose_cost import device_of
+from cutefuse.select.times import device_of
 
 LONE_NORM = "y = LayerNormalization<axis=-1>(a, w)"
 ADDED_NORM = "s = Add(a, b) y = LayerNormalization<axis=-1>(s, w)"

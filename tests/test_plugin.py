@@ -28,8 +28,8 @@ from plugin_nodes import (
 from cutefuse import kernels, plugin_path
 from cutefuse.host import RUNTIME, Field, Host, HostError, Input
 from cutefuse.host.abi import CDims, dynamic_desc
-from cutefuse.ops import operators
-from cutefuse.ops.op import Case, FusedOp
+from cutefuse.operators import operators
+from cutefuse.operators.op import Case, FusedOp
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 from plugin_nodes import as_node, has_layouts, in_layout
 
 from cutefuse.host import Host, HostError, Input, Plugin, memory, reference_ops
-from cutefuse.ops import operators
-from cutefuse.ops.op import Case as OpCase
-from cutefuse.ops.op import FusedOp
+from cutefuse.operators import operators
+from cutefuse.operators.op import Case as OpCase
+from cutefuse.operators.op import FusedOp
 
 pytestmark = pytest.mark.gpu
 

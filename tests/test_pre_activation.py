@@ -11,8 +11,8 @@ import pytest
 from cutefuse import kernels
 from cutefuse.host import Host, HostError, Input
 from cutefuse.kernels import Call, Tensor
-from cutefuse.ops import concat_conv, conv_call, conv_math
-from cutefuse.ops.conv_form import Form, Source
+from cutefuse.operators import concat_conv, conv_call, conv_math
+from cutefuse.operators.conv_form import Form, Source
 
 OPERATOR = concat_conv.OPERATOR
 

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from trtexec_stub import STUB
 
 from cutefuse.commands.process import main
-from cutefuse.engine import onnxruntime
-from cutefuse.engine.files import Artifacts
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.onnxruntime import run as onnxruntime
 from cutefuse.errors import CutefuseError
-from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.report.read.reader import find_engines, read_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data" / "engines"
@@ -36,8 +36,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_trtexec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRTEXEC", raising=False)
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
-    monkeypatch.setattr("cutefuse.engine.rtx.available", lambda: "it is not installed")
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.rtx.available", lambda: "it is not installed")
 
 
 def make_model(path: Path, function: bool = False) -> Path:
@@ -268,8 +268,8 @@ def test_an_engine_that_is_built_and_not_run_takes_no_times_of_one_before(
     words = ["shapes=x:1x3x16x16", "iterations=1", "duration=0.01", "warmUp=1"]
     assert main([str(model), str(out), "--backend", "onnxruntime", *words]) == 0
     assert read_engine(find_engines(out)[0]).profiled
-    monkeypatch.setattr("cutefuse.engine.build.choose_backend", lambda *_, **__: "rtx")
-    monkeypatch.setattr("cutefuse.engine.build.build", lambda *_, **__: Artifacts.of(model, out))
-    monkeypatch.setattr("cutefuse.engine.rtx.cannot_run", lambda: "no GPU is here")
+    monkeypatch.setattr("cutefuse.engines.build.choose_backend", lambda *_, **__: "rtx")
+    monkeypatch.setattr("cutefuse.engines.build.build", lambda *_, **__: Artifacts.of(model, out))
+    monkeypatch.setattr("cutefuse.engines.tensorrt.rtx.cannot_run", lambda: "no GPU is here")
     assert main([str(model), str(out)]) == 0
     assert not read_engine(find_engines(out)[0]).profiled

@@ -13,10 +13,10 @@ import engine_files
 import pytest
 from trtexec_stub import STUB
 
-from cutefuse.commands.kernel_profile import engines, layers, ncu, nsys
-from cutefuse.commands.kernel_profile.metrics import TIME, Kernel
 from cutefuse.commands.profile_kernels import main
 from cutefuse.errors import CutefuseError
+from cutefuse.profilers.kernels import engines, layers, ncu, nsys
+from cutefuse.profilers.kernels.metrics import TIME, Kernel
 
 CONV, SIDE, UP, HEAD = (
     "/stem/Conv + /stem/Relu", "/side/Conv + /side/Relu", "/up/Conv + /up/Relu", "/head/Conv",
@@ -182,7 +182,7 @@ def test_a_missing_engine_and_a_missing_trtexec_are_one_sentence(
     assert main(["--engine", str(tmp_path / "no.engine")]) == 2
     assert "no.engine cannot be read" in capsys.readouterr().err
     monkeypatch.delenv("TRTEXEC")
-    monkeypatch.setattr("cutefuse.engine.trtexec.find", lambda: None)
+    monkeypatch.setattr("cutefuse.engines.tensorrt.trtexec.find", lambda: None)
     assert main(["--engine", str(engine)]) == 2
     assert "trtexec was not found" in capsys.readouterr().err
     assert main(["--engine", str(engine), "--dry-run", "--trt-version", "new"]) == 2

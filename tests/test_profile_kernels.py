@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cutefuse.commands.kernel_profile import ncu as nsight
-from cutefuse.commands.kernel_profile.cases import Problem, case_call
-from cutefuse.commands.kernel_profile.metrics import METRICS, PANELS
-from cutefuse.commands.kernel_profile.ncu import Filter, Run, command_line, kernels_of, read_csv
 from cutefuse.commands.profile_kernels import main
 from cutefuse.errors import CutefuseError
+from cutefuse.profilers.kernels import ncu as nsight
+from cutefuse.profilers.kernels.cases import Problem, case_call
+from cutefuse.profilers.kernels.metrics import METRICS, PANELS
+from cutefuse.profilers.kernels.ncu import Filter, Run, command_line, kernels_of, read_csv
 
 RECORDED = Path(__file__).parent / "recorded"
 HEAD = ["ID", "Process ID", "Kernel Name", *(m.names[0] for m in METRICS)]
@@ -134,7 +134,7 @@ def test_without_ncu_one_sentence(
 
 
 def test_every_case_of_every_operator_can_be_driven(capsys: pytest.CaptureFixture[str]) -> None:
-    from cutefuse.ops import operators
+    from cutefuse.operators import operators
 
     for op in operators():
         case = op.cases()[0].name

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cutefuse.commands.profile_torch import main
-from cutefuse.commands.torch_profile.inputs import Given, load, parse_inputs
 from cutefuse.errors import CutefuseError
+from cutefuse.profilers.torch.inputs import Given, load, parse_inputs
 
 NET = """
 import torch

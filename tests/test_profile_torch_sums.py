@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cutefuse.commands.profile_torch import replaced, shown
-from cutefuse.commands.torch_profile.events import BACKWARD, REGION, Event, backward_of, events_of
-from cutefuse.commands.torch_profile.spots import hot_spots
-from cutefuse.commands.torch_profile.sums import by_class, by_operator, by_region, compared, total
+from cutefuse.profilers.torch.events import BACKWARD, REGION, Event, backward_of, events_of
+from cutefuse.profilers.torch.spots import hot_spots
+from cutefuse.profilers.torch.sums import by_class, by_operator, by_region, compared, total
 
 
 def event(

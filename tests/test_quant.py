@@ -14,11 +14,11 @@ from onnx import helper, numpy_helper
 from cutefuse.graph.numbers import FLOAT8, INT8, Number
 from cutefuse.graph.runner import Runner
 from cutefuse.graph.verify import verify
-from cutefuse.ops.function import body_for
-from cutefuse.ops.layouts import HWC8, NHWC
-from cutefuse.ops.quant_concat_conv import OPERATOR
+from cutefuse.match.quant.read import Weight
+from cutefuse.operators.function import body_for
+from cutefuse.operators.layouts import HWC8, NHWC
+from cutefuse.operators.quant_concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch
-from cutefuse.sites.quant_facts import Weight
 
 CASES = {c.name: c for c in OPERATOR.cases()}
 SINGLE = ("alpha", "lo", "hi", "output_scale", "output_type", "sum_bound", "layout")  # attributes of one value

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, parser
 
 from cutefuse import kernels
 from cutefuse.cli import main
-from cutefuse.engine import onnxruntime
+from cutefuse.engines.onnxruntime import run as onnxruntime
 from cutefuse.graph.closeness import compare
 from cutefuse.graph.numbers import FLOAT8, INT8
 from cutefuse.graph.read import Graph
@@ -26,8 +26,8 @@ from cutefuse.graph.runner import Runner
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.verify import Probe, seeded_inputs, verify
 from cutefuse.host import Host, Input
-from cutefuse.ops.function import body_for, graph_call
-from cutefuse.ops.quant_concat_conv import OPERATOR
+from cutefuse.operators.function import body_for, graph_call
+from cutefuse.operators.quant_concat_conv import OPERATOR
 
 E4M3 = ml_dtypes.float8_e4m3fn
 RNG = np.random.default_rng(3)

@@ -178,7 +178,7 @@ def test_the_plugin_is_right_in_both_formats(name: str) -> None:
     import numpy as np
 
     from cutefuse.host import Host, Input, memory
-    from cutefuse.ops.quant_concat_conv import OPERATOR
+    from cutefuse.operators.quant_concat_conv import OPERATOR
 
     case = next(c for c in OPERATOR.cases() if c.name == name)
     call = OPERATOR.call(case, "float32")

@@ -14,7 +14,7 @@ from test_quant import CONST
 
 from cutefuse import kernels
 from cutefuse.graph.numbers import FLOAT8
-from cutefuse.ops import conv_math, quant_math
+from cutefuse.operators import conv_math, quant_math
 
 CHANNELS = (5, 3, 9, 1)
 

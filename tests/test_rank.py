@@ -14,9 +14,9 @@ import pytest
 
 from cutefuse.commands.patch import main as patch_main
 from cutefuse.commands.rank import main as rank_main
-from cutefuse.report.rank import Candidate, candidates, engine_of, engine_peaks
+from cutefuse.match.find import FUSED, find_sites
+from cutefuse.report.analyse.rank import Candidate, candidates, engine_of, engine_peaks
 from cutefuse.report.write import write
-from cutefuse.sites.find import FUSED, find_sites
 
 RMS = "q = Mul(x, x) m = ReduceMean<axes=[-1]>(q) v = Add(m, eps) r = Sqrt(v) n = Div(x, r) y = Mul(n, g)"
 RMS_VALUES = {"eps": np.float32([1e-5]), "g": np.ones(4096, np.float32)}

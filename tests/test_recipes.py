@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_typed import terminal  # noqa: F401  the fixture: an environment with the command
 
-from cutefuse.engine.device import local_sm
+from cutefuse.engines.cuda_memory import local_sm
 from scripts.write_recipes import BLOCK, PAGE, shown, typed
 
 

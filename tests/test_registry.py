@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from cutefuse import kernels, plugin_path
-from cutefuse.ops import operators
-from cutefuse.ops.conv_call import NHWC
-from cutefuse.ops.function import node_attributes
+from cutefuse.operators import operators
+from cutefuse.operators.conv_call import NHWC
+from cutefuse.operators.function import node_attributes
 
 pytestmark = pytest.mark.slow
 

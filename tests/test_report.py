@@ -18,12 +18,12 @@ import pytest
 
 from cutefuse.commands.compare import main as compare_main
 from cutefuse.commands.report import main
-from cutefuse.report.compare import compare
-from cutefuse.report.findings import Finding
-from cutefuse.report.graph import edges, memory_profile
-from cutefuse.report.layout import NODE_HEIGHT, NODE_WIDTH, layout
-from cutefuse.report.reader import find_engines, read_engine
-from cutefuse.report.tables import analyse
+from cutefuse.report.analyse.compare import compare
+from cutefuse.report.analyse.findings import Finding
+from cutefuse.report.analyse.tables import analyse
+from cutefuse.report.draw.layout import NODE_HEIGHT, NODE_WIDTH, layout
+from cutefuse.report.read.graph import edges, memory_profile
+from cutefuse.report.read.reader import find_engines, read_engine
 from cutefuse.report.write import write, write_compare
 from cutefuse.roofline.peaks import by_device
 

@@ -10,9 +10,9 @@ import engine_files as ef
 import pytest
 
 from cutefuse.commands.compare import main
-from cutefuse.report.compare import compare
-from cutefuse.report.reader import find_engines, read_engine
-from cutefuse.report.tables import compare_terminal
+from cutefuse.report.analyse.compare import compare
+from cutefuse.report.analyse.tables import compare_terminal
+from cutefuse.report.read.reader import find_engines, read_engine
 
 
 def in_float32(layer: dict[str, Any]) -> dict[str, Any]:

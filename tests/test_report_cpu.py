@@ -11,11 +11,11 @@ import engine_files as ef
 import pytest
 from test_report_rank import net
 
-from cutefuse.engine.kinds import is_row_norm
-from cutefuse.report.compare import compare
-from cutefuse.report.findings import Finding, findings
-from cutefuse.report.reader import Engine, find_engines, read_engine
-from cutefuse.report.tables import analyse, compare_terminal
+from cutefuse.engines.kinds import is_row_norm
+from cutefuse.report.analyse.compare import compare
+from cutefuse.report.analyse.findings import Finding, findings
+from cutefuse.report.analyse.tables import analyse, compare_terminal
+from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.report.write import write, write_compare
 from cutefuse.roofline.peaks import by_name
 from cutefuse.table import time_text

@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_rtx_log import BLOCKED, NCHW, line, log_of, tensor
 
-from cutefuse.engine.rtx_log import layer_information
+from cutefuse.engines.tensorrt.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
-from cutefuse.report.compare import compare
-from cutefuse.report.moves import moved, moves
-from cutefuse.report.rank import candidates
-from cutefuse.report.reader import Engine, find_engines, read_engine
+from cutefuse.report.analyse.compare import compare
+from cutefuse.report.analyse.rank import candidates
+from cutefuse.report.read.moves import moved, moves
+from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.report.write import write, write_compare
 
 X, SMALL = "1,16,8,8", 2 * 16 * 64  # a tensor and its bytes

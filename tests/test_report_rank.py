@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from cutefuse.commands.rank import main as rank_main
 from cutefuse.errors import CutefuseError
-from cutefuse.report.rank import gains
+from cutefuse.report.analyse.rank import gains
 from cutefuse.report.write import write
 
 DATA = Path(__file__).parent / "data" / "engines"

@@ -10,8 +10,8 @@ import pytest
 
 from cutefuse.commands.roofline import main
 from cutefuse.errors import CutefuseError
-from cutefuse.report.cost import Cost, layer_cost, place
-from cutefuse.report.reader import find_engines, read_engine
+from cutefuse.report.read.cost import Cost, layer_cost, place
+from cutefuse.report.read.reader import find_engines, read_engine
 from cutefuse.roofline.intensity import crossing
 from cutefuse.roofline.layers import common_layers, conv, conv_from, layer_view, matmul, matmul_from
 from cutefuse.roofline.llm import MODELS, Transformer, llm_view, transformer_from

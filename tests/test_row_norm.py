@@ -20,8 +20,8 @@ from cutefuse import kernels
 from cutefuse.graph.runner import Runner
 from cutefuse.host import Host, Input
 from cutefuse.kernels import Call, Tensor
-from cutefuse.ops.op import Case
-from cutefuse.ops.row_norm import OPERATOR
+from cutefuse.operators.op import Case
+from cutefuse.operators.row_norm import OPERATOR
 
 C = 24  # columns of the little graphs
 PARAMETERS = {

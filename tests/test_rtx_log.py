@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cutefuse.engine.compiled import CompiledLayer, read_layers
-from cutefuse.engine.kinds import copy_origin, kind_of, model_tensor, node_names
-from cutefuse.engine.rtx_log import layer_information, layer_of
+from cutefuse.engines.compiled import CompiledLayer, read_layers
+from cutefuse.engines.kinds import copy_origin, kind_of, model_tensor, node_names
+from cutefuse.engines.tensorrt.rtx_log import layer_information, layer_of
 
 NCHW, NHWC = ("[3,2,1,0]", "(Linear) Row major linear format"), ("[3,0,2,1]", "(NHWC) Channel major format")
 BLOCKED = ("[4,1,0,3,2]", "(Arbitrary) Format with stride order = [4,1,0,3,2]")

@@ -12,7 +12,7 @@ import pytest
 from graphs import fused_types, graph, run_patch, weights
 
 from cutefuse.graph.read import Graph
-from cutefuse.sites.sizes import shape_of
+from cutefuse.match.sizes import shape_of
 
 VALUES = weights(w=(8, 8, 3, 3), v=(8, 8, 1, 1), five=(8, 8, 5, 5), squeeze=(4, 8, 1, 1), excite=(8, 4, 1, 1)) | {
     "six": np.float32(6), "zero": np.float32(0), "each": np.ones((8, 1, 1), np.float32),

@@ -15,8 +15,8 @@ from test_sm90 import ENLARGING, hopper_library
 from test_sm90_small import MULTIPROCESSORS, hopper_gpu
 
 from cutefuse import kernels
-from cutefuse.ops import conv_call, conv_math
-from cutefuse.ops.conv_form import Form, Source
+from cutefuse.operators import conv_call, conv_math
+from cutefuse.operators.conv_form import Form, Source
 
 __all__ = ["hopper_gpu", "hopper_library"]
 

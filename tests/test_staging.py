@@ -143,7 +143,7 @@ def test_the_next_run_removes_what_killed_runs_left_and_no_folder_of_a_living_on
 
 
 def test_process_removes_what_a_killed_run_left(tmp_path: Path) -> None:
-    from cutefuse.engine.onnxruntime import profile
+    from cutefuse.engines.onnxruntime.run import profile
 
     left = tmp_path / "out" / ".ort-abcdefgh"
     left.mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_outputs_are_as_private_as_the_source(mode: int, external: bool, tmp_pat
 def test_a_failed_proof_writes_a_report_as_private_as_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.sites import conv_facts
+    from cutefuse.match.conv import read as conv_facts
 
     source = model(tmp_path, "m", 1)
     source.chmod(0o600)

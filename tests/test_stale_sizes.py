@@ -11,7 +11,7 @@ from graphs import fused_types, graph, run_patch, weights
 from onnx import TensorProto, helper
 
 from cutefuse.graph.shapes import inferred
-from cutefuse.sites import chain
+from cutefuse.match import after as chain
 
 BODY = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w) g = Sigmoid(x) z = Mul(x, g) y = Add(z, one)"
 INPUTS = {"a": "1,8,9,7", "b": "1,16,9,7", "one": "1,12,9,7"}

@@ -12,11 +12,11 @@ import onnx
 import pytest
 
 from cutefuse.commands.patch import main
+from cutefuse.match.find import find_sites
 from cutefuse.rewrite import tanh_silu
-from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_model import Model
-from cutefuse.sites.engines import Engine
-from cutefuse.sites.find import find_sites
+from cutefuse.select.engines import Engine
+from cutefuse.select.gain import Model
+from cutefuse.select.times import device_of
 
 SILU = "c = Conv(a, w) s = Sigmoid(c) y = Mul(c, s)"
 VALUES = graphs.weights(w=(8, 8, 1, 1))

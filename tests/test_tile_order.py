@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from cutefuse import kernels
-from cutefuse.engine.tile_order import LEAST_GAIN, SWITCH_US, Kernel, cheapest_path, in_order
-from cutefuse.engine.tune import Tiles
+from cutefuse.timing.calls import Tiles
+from cutefuse.timing.order import LEAST_GAIN, SWITCH_US, Kernel, cheapest_path, in_order
 
 
 def kernel(tile: int, dtype: str = "float16") -> Kernel:

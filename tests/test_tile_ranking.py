@@ -19,8 +19,8 @@ import quant_problems
 
 from cutefuse import kernels
 from cutefuse.graph.numbers import FLOAT8, INT8
-from cutefuse.ops import conv_call, conv_math, quant_concat_conv, quant_math
-from cutefuse.ops.conv_form import Form, Source
+from cutefuse.operators import conv_call, conv_math, quant_concat_conv, quant_math
+from cutefuse.operators.conv_form import Form, Source
 
 ROOT = Path(__file__).resolve().parent.parent
 NEAR = 1.1

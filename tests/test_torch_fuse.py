@@ -190,7 +190,7 @@ def test_onnx_gets_the_plugins_nodes_and_the_same_numbers(tmp_path: Path) -> Non
     import onnx
 
     from cutefuse.commands.patch import Options, patch
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     made, args = model()
     result = fused(copy.deepcopy(made), args, norms=False)

@@ -13,7 +13,7 @@ import pytest
 from graphs import FILTER, graph, run_patch, weights
 
 import models
-from cutefuse.engine.inputs import resolve, seeded
+from cutefuse.engines.inputs import resolve, seeded
 from cutefuse.graph.numbers import INT8, NUMBERS, Number
 
 pytestmark = pytest.mark.torch
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 def on_cpu(model: onnx.ModelProto) -> Any:
     """An engine that runs the bodies."""
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     return TorchEngine.build(model, device="cpu")
 
@@ -32,8 +32,8 @@ def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     import torch
 
     from cutefuse import kernels
-    from cutefuse.engine.torch_graph.fused import FusedNode
-    from cutefuse.ops import operators
+    from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
+    from cutefuse.operators import operators
 
     called: list[str] = []
 
@@ -58,9 +58,9 @@ def kernel_program(model: onnx.ModelProto) -> tuple[Any, Any, list[Any]]:
     """(program with kernel calls, its function on the CPU, seeded inputs)."""
     import torch
 
-    from cutefuse.engine.torch_gpu import input_specs
-    from cutefuse.engine.torch_graph.merge import merge
-    from cutefuse.engine.torch_graph.program import load
+    from cutefuse.engines.pytorch.onnx_ops.merge import merge
+    from cutefuse.engines.pytorch.onnx_ops.program import load
+    from cutefuse.engines.pytorch.run import input_specs
 
     dims = resolve(input_specs(model), {})
     program = load(model, dims, fused=True)
@@ -119,10 +119,10 @@ def test_quantised_nodes_are_kernel_calls(
 
 
 def test_a_kernel_call_is_a_plugin_layer_with_its_arithmetic(reference_kernels: list[str], tmp_path: Path) -> None:
-    from cutefuse.engine.torch_files import describe
-    from cutefuse.engine.torch_layers import Layer
-    from cutefuse.report.cost import layer_cost
-    from cutefuse.report.reader import read_engine
+    from cutefuse.engines.pytorch.files import describe
+    from cutefuse.engines.pytorch.layers import Layer
+    from cutefuse.report.read.cost import layer_cost
+    from cutefuse.report.read.reader import read_engine
 
     body = "c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(d)"
     _, patched = run_patch(graph(body, inputs={"a": "1,8,9,7", "b": "1,16,9,7"}), tmp_path)
@@ -147,7 +147,7 @@ def test_the_tiles_of_a_node_run_on_the_pixels_that_it_makes(
 ) -> None:
     """Three float32 channels lie in pixels of four: tiles for dense pixels of three cannot read those."""
     from cutefuse import kernels
-    from cutefuse.engine.torch_graph import fused
+    from cutefuse.engines.pytorch.onnx_ops import fused
 
     body = "d = Conv<pads=[1,1,1,1]>(a, w, k) y = Sigmoid(d)"
     values = weights(w=(12, 3, 3, 3), k=(12,))
@@ -233,7 +233,7 @@ def test_what_makes_an_image_lays_it_out_when_torch_compiles(
     """An InstanceNorm leaves its image in NCHW order: without `fusible` our operator copies it, by a kernel more."""
     import torch
 
-    from cutefuse.engine.torch_graph.fused import FusedNode
+    from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
     from cutefuse.torch.pixels import pixel_stride
 
     body = "n = InstanceNormalization(a, s, t) d = Conv<pads=[1,1,1,1]>(n, w, k) y = Relu(d)"
@@ -256,8 +256,8 @@ def test_what_makes_an_image_lays_it_out_when_torch_compiles(
 
 
 def test_a_layer_of_several_steps_shows_what_goes_in_and_out() -> None:
-    from cutefuse.engine.torch_files import describe
-    from cutefuse.engine.torch_layers import Layer
+    from cutefuse.engines.pytorch.files import describe
+    from cutefuse.engines.pytorch.layers import Layer
 
     program, _, _ = kernel_program(graph("s = Neg(a) t = Exp(s) u = Add(t, b) y = Mul(u, s)", {}, inputs={
         "a": "2,3", "b": "2,3"}, rank=2))  # fmt: skip
@@ -292,7 +292,7 @@ def test_a_compiled_program_calls_the_kernels(reference_kernels: list[str], tmp_
     import torch
     from torch._inductor.utils import run_and_get_code
 
-    from cutefuse.engine.torch_layers import kernel_sources
+    from cutefuse.engines.pytorch.layers import kernel_sources
 
     body = """c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k) s = Sigmoid(d) m = Mul(d, s)
               h = Concat<axis=1>(m, a) e = Conv(h, v) t = Tanh(e) y = Mul(t, two)"""

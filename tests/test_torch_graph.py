@@ -13,14 +13,14 @@ from graphs import FILTER, bn_weights, graph, run_patch, weights
 from onnx import TensorProto, helper, numpy_helper
 
 import models
-from cutefuse.engine.inputs import resolve, seeded
+from cutefuse.engines.inputs import resolve, seeded
 from cutefuse.errors import CutefuseError
 
 pytestmark = pytest.mark.torch
 
 
 def engine_of(model: Any, **options: Any) -> Any:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     return TorchEngine.build(model, device="cpu", **options)
 
@@ -36,7 +36,7 @@ def in_onnx_runtime(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict
 
 def error_of(model: onnx.ModelProto, engine: Any = None, shapes: dict[str, tuple[int, ...]] | None = None) -> float:
     """Largest difference to ONNX Runtime, over the largest output."""
-    from cutefuse.engine.torch_gpu import input_specs
+    from cutefuse.engines.pytorch.run import input_specs
 
     engine = engine or engine_of(model, shapes=shapes)
     feed = seeded(input_specs(model), resolve(input_specs(model), shapes or {}))
@@ -219,9 +219,9 @@ def test_what_others_read_or_cudnn_has_not_stays_apart(
 
 
 def test_a_compiler_gets_convolutions_and_activations_apart() -> None:
-    from cutefuse.engine.torch_gpu import input_specs
-    from cutefuse.engine.torch_graph.merge import merge
-    from cutefuse.engine.torch_graph.program import load
+    from cutefuse.engines.pytorch.onnx_ops.merge import merge
+    from cutefuse.engines.pytorch.onnx_ops.program import load
+    from cutefuse.engines.pytorch.run import input_specs
 
     model = graph(f"{CONV} y = Relu(c)", inputs=SMALL)
     program = load(model, resolve(input_specs(model), {}), fused=False)
@@ -313,7 +313,7 @@ def test_an_input_that_is_no_tensor_is_refused() -> None:
     ],
 )
 def test_an_engine_that_cannot_be_had_is_refused(options: dict[str, str], words: str) -> None:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     with pytest.raises(CutefuseError, match=words):
         TorchEngine.build(graph("y = Relu(a)", {}, inputs={"a": "2"}, rank=1), **{"device": "cpu", **options})

@@ -60,7 +60,7 @@ def truth(case: OpCase, model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> 
 
 
 def run(model: onnx.ModelProto, feed: dict[str, Any]) -> dict[str, Any]:
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     engine = TorchEngine.build(model, device="cpu", shapes={k: v.shape for k, v in feed.items()})
     made = engine(feed)
@@ -82,7 +82,7 @@ def test_an_operator_computes_what_onnx_runtime_computes(case: OpCase) -> None:
 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
-    from cutefuse.engine.torch_graph.program import TABLE
+    from cutefuse.engines.pytorch.onnx_ops.program import TABLE
 
     assert {case.op_type for case in CASES} | REFUSED == set(TABLE)
 
@@ -111,7 +111,7 @@ def test_an_operator_keeps_a_type_of_16_bits(op_type: str, dtype: str) -> None:
 
 
 def refusal(case: OpCase) -> str:
-    from cutefuse.engine.torch_graph.node import UnsupportedError
+    from cutefuse.engines.pytorch.onnx_ops.node import UnsupportedError
 
     model, feed = model_of(case)
     with pytest.raises(UnsupportedError) as found:
@@ -176,8 +176,8 @@ def test_a_model_that_breaks_a_rule_is_refused_in_a_sentence(
 ) -> None:
     """Built without shape inference, which would refuse some of them before us."""
     case = OpCase(op_type, opset, inputs, attrs, outputs=2 if op_type in ("Split", "TopK") else 1)
-    from cutefuse.engine.torch_gpu import TorchEngine
-    from cutefuse.engine.torch_graph.node import UnsupportedError
+    from cutefuse.engines.pytorch.onnx_ops.node import UnsupportedError
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     names = ["" if i is None else f"x{n}" for n, i in enumerate(inputs)]
     graph_inputs = [
@@ -212,8 +212,8 @@ def test_a_large_window_is_pooled_axis_by_axis_where_it_is_compiled(
     import torch
     import torch.nn.functional as F
 
-    from cutefuse.engine.torch_graph import pooling
-    from cutefuse.engine.torch_graph.node import Node
+    from cutefuse.engines.pytorch.onnx_ops import pooling
+    from cutefuse.engines.pytorch.onnx_ops.node import Node
 
     count = [0]
     pool = F.max_pool2d

@@ -27,7 +27,7 @@ def kernel(name: str, correlation: int, ts: float, dur: float) -> dict[str, Any]
 
 
 def test_a_kernel_belongs_to_the_step_whose_region_holds_its_launch() -> None:
-    from cutefuse.engine.torch_layers import read_trace
+    from cutefuse.engines.pytorch.layers import read_trace
 
     found = read_trace(trace(
         kernel("b", 2, 90, 5), kernel("a", 1, 50, 3), kernel("c", 3, 99, 1), kernel("d", 4, 120, 1),
@@ -41,7 +41,7 @@ def test_a_kernel_belongs_to_the_step_whose_region_holds_its_launch() -> None:
 
 def test_kernels_that_overlap_share_the_time_they_took_together() -> None:
     """A dependent kernel is launched early, beside the one it waits for: c ends last, d inside of b adds nothing."""
-    from cutefuse.engine.torch_layers import read_trace
+    from cutefuse.engines.pytorch.layers import read_trace
 
     found = read_trace(trace(
         kernel("a", 1, 10, 10), kernel("b", 2, 12, 14), kernel("d", 4, 20, 2), kernel("c", 3, 22, 7),
@@ -52,25 +52,25 @@ def test_kernels_that_overlap_share_the_time_they_took_together() -> None:
 
 
 def test_an_empty_trace_has_no_kernels() -> None:
-    from cutefuse.engine.torch_layers import read_trace, replays
+    from cutefuse.engines.pytorch.layers import read_trace, replays
 
     assert replays(read_trace({})) == []
 
 
 def steps_of(*names: str) -> list[Any]:
-    from cutefuse.engine.torch_graph.program import Step
+    from cutefuse.engines.pytorch.onnx_ops.program import Step
 
     return [Step(abs, [f"t{i}"], [f"t{i + 1}"], n, "Relu", {}, [n]) for i, n in enumerate(names)]
 
 
 def kernels(*rows: tuple[str, float, int | None], launch: int = 1) -> list[Any]:
-    from cutefuse.engine.torch_layers import Kernel
+    from cutefuse.engines.pytorch.layers import Kernel
 
     return [Kernel(name, i, time, launch, step) for i, (name, time, step) in enumerate(rows)]
 
 
 def test_steps_take_their_times_from_the_replays() -> None:
-    from cutefuse.engine.torch_layers import replays, step_layers
+    from cutefuse.engines.pytorch.layers import replays, step_layers
 
     by_step = kernels(("k", 9, 0), ("fill", 9, 1), ("m", 9, 1))
     runs = replays([*kernels(("k", 2, None), ("fill", 1, None), ("m", 3, None), launch=5),
@@ -100,7 +100,7 @@ class Runner:
 
 
 def test_inductors_code_says_what_each_launch_computes() -> None:
-    from cutefuse.engine.torch_layers import KernelSource, kernel_sources
+    from cutefuse.engines.pytorch.layers import KernelSource, kernel_sources
 
     assert kernel_sources(CODE) == [
         KernelSource("", ("t1",)), KernelSource("triton_poi_fused_add_relu_0", ("t2", "t3")),
@@ -123,13 +123,13 @@ def test_inductors_code_says_what_each_launch_computes() -> None:
     ids=["one each", "several of a call", "a call without a kernel", "other code", "no triton", "nothing"],
 )  # fmt: skip
 def test_kernels_are_laid_beside_the_launches(names: list[str], want: list[int | None]) -> None:
-    from cutefuse.engine.torch_layers import align, kernel_sources
+    from cutefuse.engines.pytorch.layers import align, kernel_sources
 
     assert align(names, kernel_sources(CODE)) == want
 
 
 def test_kernels_between_two_of_triton_are_shared_among_the_calls_there() -> None:
-    from cutefuse.engine.torch_layers import KernelSource, align
+    from cutefuse.engines.pytorch.layers import KernelSource, align
 
     sources = [KernelSource(""), KernelSource(""), KernelSource("triton_0"), KernelSource("")]
     assert align(["c", "d", "triton_0", "e", "f"], sources) == [0, 1, 2, 3, 3]
@@ -138,7 +138,7 @@ def test_kernels_between_two_of_triton_are_shared_among_the_calls_there() -> Non
 
 def test_a_fused_node_ends_with_its_kernel() -> None:
     """Copies and fills before the first one are its own, not the next one's; a library's calls share the rest."""
-    from cutefuse.engine.torch_layers import KernelSource, align
+    from cutefuse.engines.pytorch.layers import KernelSource, align
 
     ours = "void cutefuse::conv::conv_sm90_im2col"
     fused = [KernelSource("", (), 7), KernelSource("", (), 8), KernelSource("")]
@@ -150,7 +150,7 @@ def test_a_fused_node_ends_with_its_kernel() -> None:
 
 
 def test_a_compiled_layer_knows_its_steps() -> None:
-    from cutefuse.engine.torch_layers import compiled_layers, kernel_sources
+    from cutefuse.engines.pytorch.layers import compiled_layers, kernel_sources
 
     names = ["cudnn", "triton_poi_fused_add_relu_0", "ours", "triton_poi_fused_relu_1"]
     runs = [kernels(*((n, 1.0 + i, None) for n in names)) for i in range(2)]
@@ -166,7 +166,7 @@ def test_a_compiled_layer_knows_its_steps() -> None:
 
 def test_a_compiled_layer_has_what_no_earlier_one_computed() -> None:
     """Inductor's comments list all that leads to a kernel: the second convolution's, the first one and its SiLU too."""
-    from cutefuse.engine.torch_layers import KernelSource, compiled_layers
+    from cutefuse.engines.pytorch.layers import KernelSource, compiled_layers
 
     sources = [
         KernelSource("", ("t1",)), KernelSource("triton_0", ("t1", "t2")), KernelSource("", ("t1", "t2", "t3")),

@@ -191,7 +191,7 @@ def test_threads_have_plans_of_their_own(stub: Any) -> None:
 
 def conv_args(*channels: int, K: int = 16, side: int = 6, dtype: str = "float16") -> tuple[Any, ...]:
     """Inputs of a packed convolution 3x3 with padding 1, its attributes, and the unpacked filter."""
-    from cutefuse.ops.conv_form import Form
+    from cutefuse.operators.conv_form import Form
     from cutefuse.torch.conv import pack
 
     kind = getattr(torch, dtype)

@@ -15,9 +15,9 @@ import pytest
 from graphs import graph, run_patch
 
 from cutefuse import kernels
-from cutefuse.engine.tune import TileTuner
-from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError
+from cutefuse.timing.cache import TuneCache
+from cutefuse.timing.calls import TileTuner
 
 pytestmark = pytest.mark.torch
 # Two sites of one call, and one of another whose tiles are guessed in the same order, since a change of tile costs.
@@ -54,9 +54,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
 @pytest.fixture
 def load(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """Makes the program of three kernel calls, on an H200."""
-    from cutefuse.engine.inputs import resolve
-    from cutefuse.engine.torch_gpu import input_specs
-    from cutefuse.engine.torch_graph import fused, program
+    from cutefuse.engines.inputs import resolve
+    from cutefuse.engines.pytorch.onnx_ops import fused, program
+    from cutefuse.engines.pytorch.run import input_specs
 
     monkeypatch.setattr(fused, "_sm", lambda: 90)
     monkeypatch.setattr(fused, "_sm_count", lambda: 132)
@@ -78,7 +78,7 @@ def choose(
     program: Any, tuner: TileTuner | None, tiles: Mapping[str, int] | str = "timed", quiet: Any = None
 ) -> list[int]:
     """The place of each node's tile among its guesses, 0 for the first."""
-    from cutefuse.engine.torch_tiles import choose_tiles
+    from cutefuse.engines.pytorch.tiles import choose_tiles
 
     names = {node.name for node in program.fused}
     choose_tiles(program, tiles, names, quiet or contextlib.nullcontext, tuner)
@@ -288,7 +288,7 @@ def gpu_timer(monkeypatch: pytest.MonkeyPatch, fails: int) -> Any:
     with this number has no kernel."""
     import torch
 
-    from cutefuse.engine import tile_timer
+    from cutefuse.engines.pytorch import tile_times as tile_timer
 
     class Repeated:
         def __init__(self, work: Any, effort: Any) -> None:
@@ -323,7 +323,7 @@ class TestWorkspace:
 
 class TestBound:
     def test_the_fastest_hopper_tile_of_every_stored_shape_is_among_the_guesses_that_are_timed(self) -> None:
-        from cutefuse.engine.tile_timer import QUICK
+        from cutefuse.engines.pytorch.tile_times import QUICK
 
         stored: dict[str, dict[int, float]] = {}
         rows = Path(__file__).parent.parent / "benchmarks" / "results" / "concat_conv_h200.json"
@@ -348,10 +348,10 @@ class TestFiles:
     def test_a_layer_and_a_comparison_show_the_tile(
         self, load: Callable[[], Any], cache: TuneCache, tmp_path: Path
     ) -> None:
-        from cutefuse.engine.torch_files import describe
-        from cutefuse.engine.torch_layers import Layer
-        from cutefuse.report.compare import compare
-        from cutefuse.report.reader import read_engine
+        from cutefuse.engines.pytorch.files import describe
+        from cutefuse.engines.pytorch.layers import Layer
+        from cutefuse.report.analyse.compare import compare
+        from cutefuse.report.read.reader import read_engine
 
         engines, names = [], []
         for tiles, kernel in (("guess", "k1"), ("timed", "k2")):
@@ -372,7 +372,7 @@ class TestFiles:
         assert compare(engines).rows[0].change == f"tile {names[0]} became {names[1]}"
 
     def test_the_command_switches_it_off_and_tiles_of_the_report_stay(self, tmp_path: Path) -> None:
-        from cutefuse.engine.torch_files import _tiles, options_of
+        from cutefuse.engines.pytorch.files import _tiles, options_of
 
         assert options_of(["--mode=compile"]).tiles == "timed" and options_of(["--tiles=guess"]).tiles == "guess"
         with pytest.raises(CutefuseError, match="--tiles=all is unknown; choose one of timed, guess"):

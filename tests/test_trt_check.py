@@ -15,8 +15,8 @@ import pytest
 import models
 from cutefuse.commands import trt_check
 from cutefuse.commands.trt_check import FAILED, PASSED, SKIPPED, Check, attempt, main, markdown, worst_error
-from cutefuse.engine import rtx
-from cutefuse.engine.files import Artifacts
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.tensorrt import rtx
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow  # builds and profiles several engines

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from cutefuse.commands import next_step
 from cutefuse.commands.unpatch import main as unpatch
-from cutefuse.engine.kinds import kind_of
+from cutefuse.engines.kinds import kind_of
 
 BODY = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w) y = Relu(x)"
 VALUES = weights(w=(12, 24, 3, 3))

@@ -16,13 +16,13 @@ from graphs import graph, weights
 
 from cutefuse import kernels
 from cutefuse.commands.patch import main
-from cutefuse.engine import plugins
-from cutefuse.engine.tune import Tuner, call_key, model_key
-from cutefuse.engine.tune_cache import TuneCache, cache_path
+from cutefuse.engines import plugins
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.cut import cut
-from cutefuse.report.tuned import TunedPrice, best_tiles, pricing
-from cutefuse.sites.find import Site, find_sites
+from cutefuse.match.find import Site, find_sites
+from cutefuse.optimize.site_times import TunedPrice, best_tiles, pricing
+from cutefuse.timing.cache import TuneCache, cache_path
+from cutefuse.timing.calls import Tuner, call_key, model_key
 
 SIZED = {"a": "1,8,9,7", "b": "1,16,9,7"}
 SITE = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"
@@ -296,7 +296,7 @@ class TestPricing:
 @pytest.mark.parametrize("name", ["yolov8n", "smp_unet", "googlenet"])
 def test_what_the_sites_of_a_network_replace_runs_alone(name: str, cache: TuneCache) -> None:
     import models
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     class OnCpu(FakeTimer):
         def model_us(self, model: onnx.ModelProto, mode: str) -> float:
@@ -316,7 +316,7 @@ class TestCommand:
         return tmp_path / "model.onnx"
 
     def with_timer(self, monkeypatch: pytest.MonkeyPatch, timer: Any) -> Any:
-        monkeypatch.setattr("cutefuse.engine.tune_timer.gpu_timer", lambda: timer)
+        monkeypatch.setattr("cutefuse.engines.pytorch.graph_times.gpu_timer", lambda: timer)
         return timer
 
     def test_the_report_carries_gain_and_tile_and_the_next_run_times_nothing(
@@ -379,7 +379,7 @@ class TestTilesOfAReport:
     def test_a_tile_that_cannot_run_is_left_with_a_note(self, tmp_path: Path) -> None:
         from types import SimpleNamespace
 
-        from cutefuse.engine.torch_graph.program import Program
+        from cutefuse.engines.pytorch.onnx_ops.program import Program
 
         program = Program({}, {}, [], {}, {}, {})
         nodes = [SimpleNamespace(name=n, tiles=lambda: [3, 5], config=0) for n in ("x", "y")]

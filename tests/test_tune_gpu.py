@@ -14,7 +14,7 @@ import pytest
 from graphs import graph, weights
 
 import models
-from cutefuse.sites.find import find_sites
+from cutefuse.match.find import find_sites
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 BODY = "c = Concat<axis=1>(a, b) d = Conv<pads=[1,1,1,1]>(c, w, k) s = Sigmoid(d) y = Mul(d, s)"
@@ -23,7 +23,7 @@ SIZES = {"a": "1,64,80,80", "b": "1,64,80,80"}
 
 @pytest.fixture
 def timer() -> Any:
-    from cutefuse.engine.tune_timer import gpu_timer
+    from cutefuse.engines.pytorch.graph_times import gpu_timer
 
     return gpu_timer()
 
@@ -33,7 +33,7 @@ def site_model() -> onnx.ModelProto:
 
 
 def test_the_quick_times_of_a_build_agree_with_the_thorough_ones(timer: Any) -> None:
-    from cutefuse.engine.tile_timer import QUICK, TileTimer
+    from cutefuse.engines.pytorch.tile_times import QUICK, TileTimer
 
     call = find_sites(site_model(), Path())[1][0].sized_call
     quick, thorough = TileTimer(QUICK).tiles_us(call), timer.tiles_us(call)
@@ -46,7 +46,7 @@ def test_a_replay_takes_as_long_as_the_effort_says() -> None:
     """Launches from the host are no part of the estimate: small work is repeated often."""
     import torch
 
-    from cutefuse.engine.tile_timer import QUICK, Repeated
+    from cutefuse.engines.pytorch.tile_times import QUICK, Repeated
 
     small, large = (torch.empty(size, dtype=torch.float16, device="cuda") for size in (1 << 10, 1 << 26))
     assert Repeated(lambda: small.fill_(1), QUICK).copies == QUICK.most_copies
@@ -87,8 +87,8 @@ def test_a_tuned_network_runs_its_tiles_and_computes_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cutefuse.commands.patch import main
-    from cutefuse.engine import plugins
-    from cutefuse.engine.torch_gpu import TorchEngine
+    from cutefuse.engines import plugins
+    from cutefuse.engines.pytorch.run import TorchEngine
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     onnx.save(models.build("unet", "float16", small=True, batch=1), str(tmp_path / "m.onnx"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cutefuse.cli import COMMANDS
-from cutefuse.engine.build import choose_backend
+from cutefuse.engines.build import choose_backend
 from cutefuse.errors import CutefuseError
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from graphs import bn_weights, graph, run_patch, weights
 import models
 from cutefuse.commands.patch_words import show
 from cutefuse.graph.closeness import compare
-from cutefuse.sites import conv_facts
+from cutefuse.match.conv import read as conv_facts
 
 # Folding the BatchNormalization rounds the weights anew; the quantiser behind it makes whole steps of that.
 BLOCK = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w) n = BatchNormalization(x, gamma, beta, mean, var) "

@@ -18,8 +18,8 @@ from cutefuse.commands.patch_words import show
 from cutefuse.graph import verify
 from cutefuse.graph.closeness import Judge, compare
 from cutefuse.graph.exact import in_float64
-from cutefuse.ops import conv_body
-from cutefuse.sites import conv_facts
+from cutefuse.match.conv import read as conv_facts
+from cutefuse.operators import conv_body
 
 SITE = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"
 TWO = (

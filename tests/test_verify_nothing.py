@@ -126,7 +126,7 @@ def test_a_sequence_is_compared_tensor_by_tensor(tmp_path: Path, monkeypatch: py
 
 
 def test_a_wrong_sequence_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.sites import conv_facts
+    from cutefuse.match.conv import read as conv_facts
 
     right = conv_facts.pack
     monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))

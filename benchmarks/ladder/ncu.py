@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.ladder.steps import NORMS, label, norm_of
-from cutefuse.commands.kernel_profile import ncu
-from cutefuse.commands.kernel_profile.metrics import Kernel, side_by_side
 from cutefuse.errors import CutefuseError
+from cutefuse.profilers.kernels import ncu
+from cutefuse.profilers.kernels.metrics import Kernel, side_by_side
 
 RANGE = "ladder "  # of NVTX, around one step
 

@@ -63,7 +63,7 @@ def fitted(
 ) -> Rows:
     """One row for each fused site: its call, `ours_us` and `plain_us` in each mode, and the layers that it replaced.
 
-    sites: of `cutefuse.sites.find`, fused. plain, patched: mode -> layers. tiles: fused node -> name of its tile.
+    sites: of `cutefuse.match.find`, fused. plain, patched: mode -> layers. tiles: fused node -> name of its tile.
     """
     rows = []
     for site in sites:

@@ -68,10 +68,10 @@ def take_all(plain: Path, output: Path, sm: int) -> Variant:
 
 def take_tuned(plain: Path, output: Path, sm: int) -> Variant:
     """What `cutefuse patch --tune` does; the times are kept beside the model, for this run alone."""
-    from cutefuse.engine.tune import Tuner
-    from cutefuse.engine.tune_cache import TuneCache
-    from cutefuse.engine.tune_timer import gpu_timer
-    from cutefuse.report.tuned import best_tiles, pricing
+    from cutefuse.engines.pytorch.graph_times import gpu_timer
+    from cutefuse.optimize.site_times import best_tiles, pricing
+    from cutefuse.timing.cache import TuneCache
+    from cutefuse.timing.calls import Tuner
 
     tuner = Tuner(gpu_timer(), TuneCache(plain.with_name("tune.json")))
     found = _patched(plain, output, sm, price=pricing(tuner), tiles=partial(best_tiles, tuner))
@@ -80,7 +80,7 @@ def take_tuned(plain: Path, output: Path, sm: int) -> Variant:
 
 def take_optimized(plain: Path, output: Path, sm: int) -> Variant:
     """What `cutefuse optimize --backend torch` keeps: the plain network where nothing paid."""
-    from cutefuse.report.optimize import KEPT, Request, optimize
+    from cutefuse.optimize.run import KEPT, Request, optimize
     from cutefuse.rewrite.patch import Options
 
     begin = time.monotonic()
@@ -101,9 +101,9 @@ VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {
 
 
 def _patched(plain: Path, output: Path, sm: int, **options: Any) -> Variant:
-    from cutefuse.ops.layouts import TORCH
+    from cutefuse.match.find import FUSED
+    from cutefuse.operators.layouts import TORCH
     from cutefuse.rewrite.patch import Options, patch
-    from cutefuse.sites.find import FUSED
 
     result = patch(plain, output, Options(sm=sm, engine=TORCH, **options))
     return Variant(result.report, [s for s in result.sites if s.status == FUSED], result.output)
@@ -114,8 +114,8 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     import onnx
     import torch
 
-    from cutefuse.engine.torch_gpu import TorchEngine, time_interleaved_us
-    from cutefuse.engine.torch_share import share_gpu
+    from cutefuse.engines.pytorch.lock import share_gpu
+    from cutefuse.engines.pytorch.run import TorchEngine, time_interleaved_us
 
     torch.set_num_threads(1)
     share_gpu(talk.quiet)

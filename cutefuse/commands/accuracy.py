@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cutefuse
-from cutefuse.engine.inputs import parse_shapes
+from cutefuse.engines.inputs import parse_shapes
 from cutefuse.errors import CutefuseError, VerificationError, run_command
 from cutefuse.graph.store import load_model
 from cutefuse.output import add_json, json_alone, whole_number

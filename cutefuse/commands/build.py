@@ -10,14 +10,14 @@ import threading
 from pathlib import Path
 
 from cutefuse.commands import next_step
-from cutefuse.engine import rtx, trtexec
-from cutefuse.engine.build import BUILDERS, build, choose_backend
-from cutefuse.engine.device import local_sm
-from cutefuse.engine.plugins import read_model
+from cutefuse.engines.build import BUILDERS, build, choose_backend
+from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.plugins import read_model
+from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.ops.layouts import engine_of_backend, strange
+from cutefuse.operators.layouts import engine_of_backend, strange
 from cutefuse.output import add_json, check_named, json_alone, whole_number
-from cutefuse.sites.engines import NEWEST
+from cutefuse.select.engines import NEWEST
 
 
 def end_on_sigterm() -> None:

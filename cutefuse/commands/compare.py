@@ -8,7 +8,7 @@ from pathlib import Path
 from cutefuse.commands import next_step
 from cutefuse.errors import run_command
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.sources import read_json
+from cutefuse.report.read.sources import read_json
 from cutefuse.report.write import compared, write_comparison
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import cutefuse
 from cutefuse import kernels
-from cutefuse.engine import rtx, trtexec
-from cutefuse.engine.device import capability, local_sm
-from cutefuse.engine.plugins import read_model
+from cutefuse.engines.cuda_memory import capability, local_sm
+from cutefuse.engines.plugins import read_model
+from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph import faults
 from cutefuse.graph.read import Graph
 from cutefuse.graph.store import load_model
-from cutefuse.ops.layouts import RTX, TENSORRT, strange
+from cutefuse.operators.layouts import RTX, TENSORRT, strange
 from cutefuse.output import add_json, json_alone
 from cutefuse.roofline.peaks import by_name
 

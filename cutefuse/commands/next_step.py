@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engine import rtx
-from cutefuse.engine.files import Artifacts
-from cutefuse.engine.plugins import read_model
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.plugins import read_model
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
-from cutefuse.report.alike import lowered, unlike
-from cutefuse.report.reader import Engine
+from cutefuse.report.read.alike import lowered, unlike
+from cutefuse.report.read.reader import Engine
 
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
 _SCRIPTS = {"patch": "patch_onnx.py", "build": "build_engine.sh", "process": "process_engine.py",

@@ -21,17 +21,17 @@ from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_op
 from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch import shape_argument, tuner_of
 from cutefuse.commands.patch_words import show
-from cutefuse.engine import rtx
-from cutefuse.engine.bench import BEST
-from cutefuse.engine.build import BUILDERS, choose_backend
-from cutefuse.engine.device import local_sm
-from cutefuse.engine.noise import HOW
-from cutefuse.engine.optimize import Limits, Outcome
+from cutefuse.engines.build import BUILDERS, choose_backend
+from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, run_command
+from cutefuse.optimize.bench import BEST
+from cutefuse.optimize.loop import Limits, Outcome
+from cutefuse.optimize.run import DROPPED, KEPT, RECORD, Request, engine_shapes, first_choice, optimize, pages
+from cutefuse.optimize.site_times import best_tiles, pricing
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.optimize import DROPPED, KEPT, RECORD, Request, engine_shapes, first_choice, optimize, pages
-from cutefuse.report.tuned import best_tiles, pricing
 from cutefuse.rewrite.patch import TAKES, Options, patch
+from cutefuse.timing.noise import HOW
 
 NOTHING_PAYS = 3
 

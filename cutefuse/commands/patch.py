@@ -18,21 +18,21 @@ from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
 from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch_words import behind_patch, show
-from cutefuse.engine.device import local_sm
-from cutefuse.engine.tune import RIVALS, Tuner
-from cutefuse.engine.tune_cache import TuneCache
+from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
-from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
+from cutefuse.match.find import Site
+from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
+from cutefuse.optimize import oracle
+from cutefuse.optimize.site_times import NAMES, best_tiles, pricing
 from cutefuse.output import add_json, json_alone, whole_number
-from cutefuse.report import oracle
-from cutefuse.report.tuned import NAMES, best_tiles, pricing
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
-from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
-from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.engines import NEWEST
-from cutefuse.sites.find import Site
+from cutefuse.select.engines import NEWEST
+from cutefuse.select.policy import LEAST_SHARE, LEAST_US, Pricing
+from cutefuse.select.times import device_of
+from cutefuse.timing.cache import TuneCache
+from cutefuse.timing.calls import RIVALS, Tuner
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -142,7 +142,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def tuner_of(rival: str) -> Tuner:
     """Times sites against cuDNN, torch.compile or the better of them, with the times that are kept on this machine."""
-    from cutefuse.engine.tune_timer import gpu_timer
+    from cutefuse.engines.pytorch.graph_times import gpu_timer
 
     return Tuner(gpu_timer(), TuneCache(), rival)
 
@@ -163,7 +163,7 @@ def _pricing(model: Path, profile: Path | None) -> Pricing | None:
     if profile is None:
         return None
 
-    from cutefuse.report import rank
+    from cutefuse.report.analyse import rank
 
     read = functools.cache(rank.profile_of)
 

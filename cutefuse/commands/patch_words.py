@@ -12,13 +12,13 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands import next_step
-from cutefuse.report import oracle
+from cutefuse.match.explain import cause_of, sentence
+from cutefuse.match.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED
+from cutefuse.optimize import oracle
 from cutefuse.rewrite.outlook import Outlook, is_float32
 from cutefuse.rewrite.patch import Result, report_path
 from cutefuse.rewrite.prove import failure, words
-from cutefuse.sites.causes import cause_of, sentence
-from cutefuse.sites.choose_cost import FITTED_GPU, FITTED_TO
-from cutefuse.sites.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED
+from cutefuse.select.times import FITTED_GPU, FITTED_TO
 
 BASES = {"profile": "your profile", "tuned": "times taken on this GPU", "model": "the time model"}
 LIMITS = {"float16": "float16 ends at 65504", "bfloat16": "bfloat16 ends at 3.39e38"}

@@ -19,9 +19,9 @@ from cutefuse.commands.build import (
     target_options,
     trtexec_options,
 )
-from cutefuse.engine import build as engine
-from cutefuse.engine import rtx
-from cutefuse.engine.files import Artifacts
+from cutefuse.engines import build as engine
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder
 
@@ -88,7 +88,8 @@ def process(
 def _with_onnxruntime(
     model: Path, outdir: Path, options: list[str], steps: Steps, backend: str, print_only: bool
 ) -> None:
-    from cutefuse.engine import onnxruntime, plugins
+    from cutefuse.engines import plugins
+    from cutefuse.engines.onnxruntime import run as onnxruntime
 
     facts = plugins.read_model(model)
     if backend == "auto":

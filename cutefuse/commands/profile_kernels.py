@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutefuse.commands.kernel_profile import contention, engines, ncu, nsys
-from cutefuse.commands.kernel_profile.cases import Problem, case_call, drive_command, known_cases, launcher, list_cases
-from cutefuse.commands.kernel_profile.contention import Load
-from cutefuse.commands.kernel_profile.layers import figures, print_layers, sort
-from cutefuse.commands.kernel_profile.metrics import BRIEF, Kernel, side_by_side
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder, write_json
-from cutefuse.report.rank import peaks_of
+from cutefuse.profilers.kernels import contention, engines, ncu, nsys
+from cutefuse.profilers.kernels.cases import Problem, case_call, drive_command, known_cases, launcher, list_cases
+from cutefuse.profilers.kernels.contention import Load
+from cutefuse.profilers.kernels.layers import figures, print_layers, sort
+from cutefuse.profilers.kernels.metrics import BRIEF, Kernel, side_by_side
+from cutefuse.report.analyse.rank import peaks_of
 
 
 @dataclass

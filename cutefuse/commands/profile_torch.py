@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutefuse.commands.torch_profile import sums, tables
-from cutefuse.commands.torch_profile.events import Event, on_device
-from cutefuse.commands.torch_profile.inputs import load, parse_inputs, prepare
-from cutefuse.commands.torch_profile.measure import measure
-from cutefuse.commands.torch_profile.spots import hot_spots
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder, write_json
+from cutefuse.profilers.torch import sums, tables
+from cutefuse.profilers.torch.events import Event, on_device
+from cutefuse.profilers.torch.inputs import load, parse_inputs, prepare
+from cutefuse.profilers.torch.measure import measure
+from cutefuse.profilers.torch.spots import hot_spots
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cutefuse import table
 from cutefuse.errors import run_command
 from cutefuse.output import json_alone, write_json
-from cutefuse.report.rank import candidates, engine_of, engine_peaks
+from cutefuse.report.analyse.rank import candidates, engine_of, engine_peaks
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, write_json
-from cutefuse.report.pages import write_llm_page
+from cutefuse.report.draw.pages import write_llm_page
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.layers import Layer, common_layers, conv_from, layer_view, matmul_from
 from cutefuse.roofline.llm import MODELS, llm_view, transformer_from

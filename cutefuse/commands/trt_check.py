@@ -27,16 +27,16 @@ import numpy as np
 
 import cutefuse
 from cutefuse import kernels, plugin_path
-from cutefuse.engine import build as engine
-from cutefuse.engine import rtx, trtexec
-from cutefuse.engine.compiled import read_layers
-from cutefuse.engine.device import local_sm
-from cutefuse.engine.files import Artifacts
+from cutefuse.engines import build as engine
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.compiled import read_layers
+from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import memory
-from cutefuse.ops.layouts import RTX, engine_of_backend
+from cutefuse.match.find import FUSED
+from cutefuse.operators.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
-from cutefuse.sites.find import FUSED
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 PROBE = "CuteConcatConv2Relu"
@@ -260,7 +260,7 @@ def model_check(plain: Path, outdir: Path) -> Check:
     def body() -> tuple[str, dict[str, float]]:
         import onnxruntime
 
-        from cutefuse.engine.onnxruntime import seeded_inputs
+        from cutefuse.engines.onnxruntime.run import seeded_inputs
 
         backend = backend_here()
         patched, dtype = patched_twin(plain, outdir)

@@ -1,7 +1,4 @@
-"""A plugin host: drives any V3 plugin library the way TensorRT's builder and runtime do, without TensorRT.
-
-May import the base alone.
-"""
+"""A plugin host: drives any V3 plugin library the way TensorRT's builder and runtime do, without TensorRT."""
 
 from cutefuse.host.host import RUNTIME, Field, Host, HostError, Input, Plugin, Raw, field_of, reference_ops
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json, write_text
 from cutefuse.progress import spinner
-from cutefuse.report import svg, tables
-from cutefuse.report.compare import Comparison, compare
-from cutefuse.report.graph import edges
-from cutefuse.report.layout import layout
-from cutefuse.report.rank import peaks_of
-from cutefuse.report.reader import Engine, find_engines, read_engine
+from cutefuse.report.analyse import tables
+from cutefuse.report.analyse.compare import Comparison, compare
+from cutefuse.report.analyse.rank import peaks_of
+from cutefuse.report.draw import svg
+from cutefuse.report.draw.layout import layout
+from cutefuse.report.read.graph import edges
+from cutefuse.report.read.reader import Engine, find_engines, read_engine
 
 
 def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str = "auto", quiet: bool = False) -> Path:
@@ -51,7 +52,7 @@ def _model_of(engine: Engine) -> Path | None:
 
 
 def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: object, quiet: bool) -> Path:
-    from cutefuse.report.page import write_engine_page
+    from cutefuse.report.draw.page import write_engine_page
     from cutefuse.roofline.peaks import Peaks
 
     analysis = tables.analyse(engine, roof if isinstance(roof, Peaks) else None, onnx_path)
@@ -97,7 +98,7 @@ def compared(sources: list[Path], output: Path) -> Comparison:
 
 def write_comparison(comparison: Comparison, output: Path, quiet: bool = False) -> None:
     """Write the page of a comparison, with CSV and JSON beside it."""
-    from cutefuse.report.pages import write_compare_page
+    from cutefuse.report.draw.pages import write_compare_page
 
     make_folder(output.parent)
     write_text(output.with_suffix(".csv"), tables.compare_csv(comparison))

@@ -10,8 +10,8 @@ from onnx import NodeProto, helper
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import facts
-from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
-from cutefuse.sites.quantisers import kind_of
+from cutefuse.match.qdq import kind_of
+from cutefuse.operators.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 
 RANK = 4
 FLAT = 3  # rank of an image whose rows are one axis

@@ -20,10 +20,10 @@ from cutefuse.graph.numbers import NUMBERS
 from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, subgraphs
 from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
-from cutefuse.ops.function import node_attributes
-from cutefuse.sites.find import FUSED, Site
-from cutefuse.sites.match import Constant, Joined, Operand, Quantized, tensors_of
-from cutefuse.sites.quantisers import CUSTOM_DOMAIN
+from cutefuse.match.answer import Constant, Joined, Operand, Quantized, tensors_of
+from cutefuse.match.find import FUSED, Site
+from cutefuse.match.qdq import CUSTOM_DOMAIN
+from cutefuse.operators.function import node_attributes
 
 SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
 

@@ -11,7 +11,7 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import Call
-from cutefuse.ops.function import body_for, complete, fused_nodes, graph_call
+from cutefuse.operators.function import body_for, complete, fused_nodes, graph_call
 
 MIN_BODY_IR = 8  # local functions
 

@@ -10,8 +10,8 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph
 from cutefuse.graph.scopes import names_of
+from cutefuse.match.find import FUSED, LEFT_OUT, Site
 from cutefuse.rewrite.options import Options
-from cutefuse.sites.find import FUSED, LEFT_OUT, Site
 
 FORMS = {
     "single": "reads a single tensor",

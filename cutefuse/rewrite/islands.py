@@ -24,8 +24,8 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
-from cutefuse.ops.function import fused_nodes, graph_call
-from cutefuse.ops.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
+from cutefuse.operators.function import fused_nodes, graph_call
+from cutefuse.operators.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.rewrite.agnostic import FLAT, RANK, fused_ports, is_nhwc, is_pointwise, ports, turn, turned_axes
 from cutefuse.rewrite.apply import Names, in_order
 from cutefuse.rewrite.functions import fit_bodies

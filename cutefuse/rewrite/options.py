@@ -8,9 +8,9 @@ from typing import Any
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
-from cutefuse.sites.choose import Pricing
-from cutefuse.sites.compiled import Record
+from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
+from cutefuse.select.compiled import Record
+from cutefuse.select.policy import Pricing
 
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 SCOPES = ("model", "sites")
@@ -37,7 +37,7 @@ class Options:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dry_run: bool = False
     price: Pricing | None = None  # what was measured of each site, trusted before the model
-    min_gain_us: float | None = None  # the least gain of a site; None: see cutefuse.sites.choose.Policy
+    min_gain_us: float | None = None  # the least gain of a site; None: see cutefuse.select.policy.Policy
     # the tiles of calls in the order of the graph; 0 where none is known
     tiles: Callable[[Sequence[kernels.Call | None]], list[int]] | None = None
     dtype: str = ""  # float16 or bfloat16: lower the precision before fusing

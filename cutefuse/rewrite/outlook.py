@@ -14,7 +14,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.store import load_model
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import Result, patch
-from cutefuse.sites.choose_cost import device_of
+from cutefuse.select.times import device_of
 
 # One of each family beside the target that is assumed: TensorRT's usual GPUs in servers, workstations and robots.
 USUAL = ("A100 SXM4 80GB", "RTX 4090", "Jetson AGX Orin 64GB")

@@ -33,22 +33,9 @@ from cutefuse.graph.store import (
     uses_external_data,
     writer,
 )
-from cutefuse.ops import operators
-from cutefuse.ops.layouts import NAMES, NHWC, TENSORRT, TORCH, layout_of, rule_of
-from cutefuse.output import check_named, real, write_text
-from cutefuse.rewrite import islands, tanh_silu
-from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
-from cutefuse.rewrite.functions import add_bodies
-from cutefuse.rewrite.idle import idle, names_at
-from cutefuse.rewrite.options import TAKES, Options
-from cutefuse.rewrite.prove import prove
-from cutefuse.sites.causes import by_cause
-from cutefuse.sites.choose import Policy, Saving, choose
-from cutefuse.sites.choose_cost import device_of
-from cutefuse.sites.choose_model import Model
-from cutefuse.sites.device import judge_device, suit_device
-from cutefuse.sites.engines import TANH_SILU, Engine, engine_of
-from cutefuse.sites.find import (
+from cutefuse.match.answer import Constant, Joined, Quantized
+from cutefuse.match.explain import by_cause
+from cutefuse.match.find import (
     EXCLUDED,
     FUSED,
     LEFT_OUT,
@@ -60,7 +47,20 @@ from cutefuse.sites.find import (
     find_sites,
     merge_parallel,
 )
-from cutefuse.sites.match import Constant, Joined, Quantized
+from cutefuse.match.gpu_support import judge_device, suit_device
+from cutefuse.operators import operators
+from cutefuse.operators.layouts import NAMES, NHWC, TENSORRT, TORCH, layout_of, rule_of
+from cutefuse.output import check_named, real, write_text
+from cutefuse.rewrite import islands, tanh_silu
+from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
+from cutefuse.rewrite.functions import add_bodies
+from cutefuse.rewrite.idle import idle, names_at
+from cutefuse.rewrite.options import TAKES, Options
+from cutefuse.rewrite.prove import prove
+from cutefuse.select.engines import TANH_SILU, Engine, engine_of
+from cutefuse.select.gain import Model
+from cutefuse.select.policy import Policy, Saving, choose
+from cutefuse.select.times import device_of
 
 __all__ = ["TAKES", "Options", "Result", "default_output", "patch", "report_path"]
 SCHEMA = 1

@@ -15,15 +15,15 @@ from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.runner import LacksOperator
 from cutefuse.graph.store import load_model
 from cutefuse.graph.verify import Probe, verify
-from cutefuse.ops import concat_conv
-from cutefuse.ops.layouts import TO_NCHW
+from cutefuse.match.answer import Constant, Match
+from cutefuse.match.find import FUSED, Site
+from cutefuse.operators import concat_conv
+from cutefuse.operators.layouts import TO_NCHW
 from cutefuse.progress import spinner
 from cutefuse.rewrite.agnostic import is_nhwc
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.rewrite.prove_parts import prove_parts
-from cutefuse.sites.find import FUSED, Site
-from cutefuse.sites.match import Constant, Match
 
 LISTED = 4  # inputs or sites that a line names before it says how many more there are
 

@@ -16,8 +16,8 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.graph.store import load_weights
 from cutefuse.graph.verify import Probe, verify
-from cutefuse.sites.find import Site
-from cutefuse.sites.match import tensors_of
+from cutefuse.match.answer import tensors_of
+from cutefuse.match.find import Site
 
 
 def prove_parts(

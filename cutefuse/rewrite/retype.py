@@ -22,10 +22,10 @@ from cutefuse.graph.read import nodes_of, subgraphs
 from cutefuse.graph.scopes import names_of
 from cutefuse.graph.shapes import fault, settle_types
 from cutefuse.graph.store import check_convertible, inlined, load_weights
+from cutefuse.match.answer import Constant, Match
+from cutefuse.match.find import FUSED, Site
 from cutefuse.rewrite.apply import fresh, in_order
 from cutefuse.rewrite.overflow import Overflow, name_and_lift, overflows
-from cutefuse.sites.find import FUSED, Site
-from cutefuse.sites.match import Constant, Match
 
 BFLOAT16_OPSET = 13  # of its Cast
 HALF_SCALES_OPSET = 19  # of QuantizeLinear and DequantizeLinear with float16 scales

@@ -18,7 +18,7 @@ from cutefuse.graph.body import DOMAIN, FORMAL
 from cutefuse.graph.read import Graph, read_tensor, run_node
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
-from cutefuse.ops.function import body_for, fused_nodes, graph_call
+from cutefuse.operators.function import body_for, fused_nodes, graph_call
 from cutefuse.output import check_named, real
 from cutefuse.rewrite.apply import fresh
 from cutefuse.rewrite.functions import MIN_BODY_IR, remove_bodies

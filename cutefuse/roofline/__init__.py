@@ -1,4 +1,1 @@
-"""Peak rates of devices, arithmetic intensity, and language models under the roof.
-
-May import the base alone.
-"""
+"""Peak rates of devices, arithmetic intensity, and language models under the roof."""

@@ -13,8 +13,6 @@ formulas run in PyTorch. All operators have fake kernels and autograd, and torch
 break.
 
 On a GPU the calls go through a small extension, which the user's own compiler builds once.
-
-May import the base, the C interface, graph/, ops/, sites/ and rewrite/.
 """
 
 from __future__ import annotations

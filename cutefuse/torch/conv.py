@@ -11,9 +11,9 @@ from torch import Tensor
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.ops import conv_math
-from cutefuse.ops.conv_call import FLOAT_MAX
-from cutefuse.ops.conv_form import Form
+from cutefuse.operators import conv_math
+from cutefuse.operators.conv_call import FLOAT_MAX
+from cutefuse.operators.conv_form import Form
 from cutefuse.torch.launch import NAMES, enqueue, runs_in_library
 from cutefuse.torch.pixels import as_pixels, empty_pixels, fusible
 

@@ -22,11 +22,11 @@ from torch import Tensor, fx, nn
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.graph.store import outside
-from cutefuse.ops.layouts import TORCH
+from cutefuse.match.answer import Constant, Joined
+from cutefuse.match.find import FUSED, MERGED, Site
+from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import patch
-from cutefuse.sites.find import FUSED, MERGED, Site
-from cutefuse.sites.match import Constant, Joined
 from cutefuse.torch.norms import layer_norm, rms_norm
 from cutefuse.torch.packed import PackedConv
 from cutefuse.torch.replace import NormReport, replace_norms

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
-from cutefuse.ops import conv_math
-from cutefuse.ops.conv_form import AFTER, BEFORE, Form, form_of
-from cutefuse.ops.function import node_attributes
+from cutefuse.operators import conv_math
+from cutefuse.operators.conv_form import AFTER, BEFORE, Form, form_of
+from cutefuse.operators.function import node_attributes
 from cutefuse.torch import compiled
 from cutefuse.torch.compiled import loaded
 from cutefuse.torch.conv import activate

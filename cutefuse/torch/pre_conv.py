@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.conv_call import FLOAT_MAX
+from cutefuse.operators.conv_call import FLOAT_MAX
 from cutefuse.torch.conv import ACTIVATIONS, compute, empty_output, gradients
 from cutefuse.torch.launch import runs_in_library
 from cutefuse.torch.pixels import fusible

@@ -1,0 +1,249 @@
+"""Build and profile engines: trtexec, TensorRT's Python API, TensorRT for RTX, PyTorch, or ONNX Runtime.
+
+Every function is path -> path and writes the files that trtexec and NVIDIA's engine explorer write (see `files`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from cutefuse.engines import plugins
+from cutefuse.engines.artifacts import Artifacts, build_metadata, profile_metadata, whole_or_nothing
+from cutefuse.engines.compiled import CompiledGraph
+from cutefuse.engines.tensorrt import rtx, trtexec
+from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.output import make_folder, write_json
+
+BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "rtx", "onnxruntime")
+BUILDERS = BACKENDS[:-1]  # ONNX Runtime has no engine file
+NO_TENSORRT = (
+    "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
+    "(a container or .deb has trtexec; `pip install tensorrt` has the Python package; TensorRT for RTX, "
+    "`pip install 'cutefuse[rtx]'`, builds without a GPU)"
+)
+
+
+def choose_backend(backend: str, allow_onnxruntime: bool = False) -> str:
+    """The engine that `auto` means on this machine. Raises CutefuseError when the wanted one is missing."""
+    if backend == "onnxruntime" and not allow_onnxruntime:
+        raise CutefuseError(
+            "onnxruntime builds no engine file; use `cutefuse process --backend onnxruntime` to profile with it"
+        )
+    if backend in ("auto", "trtexec") and trtexec.find():
+        return "trtexec"
+    if backend == "trtexec":
+        raise CutefuseError("trtexec was not found; put it on PATH or set $TRTEXEC, or use another --backend")
+    if backend in ("auto", "tensorrt") and importlib.util.find_spec("tensorrt"):
+        return "tensorrt"
+    if backend == "tensorrt":
+        raise CutefuseError(
+            "the Python package tensorrt is not installed; run `pip install tensorrt`, or use another --backend"
+        )
+    if backend == "torch" and not importlib.util.find_spec("torch"):
+        raise CutefuseError("PyTorch is not installed; run `pip install torch`, or use another --backend")
+    if backend == "torch" or (backend == "auto" and torch_sees_gpu()):
+        return "torch"
+    reason = rtx.available() if backend in ("auto", "rtx") else ""
+    if reason is None:
+        return "rtx"
+    if backend == "rtx":
+        raise CutefuseError(str(reason))
+    if allow_onnxruntime and importlib.util.find_spec("onnxruntime"):
+        return "onnxruntime"
+    raise CutefuseError(
+        NO_TENSORRT + (", or `pip install onnxruntime` to profile on the CPU" if allow_onnxruntime else "")
+    )
+
+
+def torch_sees_gpu() -> bool:
+    """Whether PyTorch is here and finds a GPU. It is imported only where there is a driver: that takes seconds."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    if not importlib.util.find_spec("torch"):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def build(
+    model: Path,
+    outdir: Path,
+    options: list[str] | None = None,
+    backend: str = "auto",
+    use_plugins: bool = True,
+    timeout_s: float | None = None,
+    dry_run: bool = False,
+    assume_version: str | None = None,
+) -> Artifacts:
+    """Build an engine from an ONNX model and count its plugin layers against the patch report.
+
+    Args:
+        model: ONNX file. outdir: folder for engine, graph JSON, log, metadata and timing cache; made when missing.
+        options: further trtexec options, with their dashes.
+        use_plugins: pass the plugin library when the model has fused nodes; False builds their function bodies.
+        timeout_s: seconds until trtexec is ended. dry_run: print the command, write nothing.
+        assume_version: TensorRT version of a dry run on a machine without trtexec.
+    Raises: CutefuseError (exit 2); VerificationError (exit 1) when fewer fused nodes run as plugins than were patched.
+    """
+    facts = plugins.read_model(model)
+    sites = plugins.fused_sites(model, facts) if use_plugins else {}
+    given = [o.partition("=")[2] for o in options or [] if o.startswith(("--dynamicPlugins=", "--staticPlugins="))]
+    files = Artifacts.of(model, outdir)
+    kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
+    if kind == "torch":
+        if dry_run:
+            print(f"# PyTorch would load {model} and write {files.engine}; there is no command to print")
+            return files
+        from cutefuse.engines.pytorch import files as torch_files
+
+        return torch_files.build(model, outdir, options or [], use_plugins)
+    libraries = [] if given else plugins.libraries(bool(sites))
+    if kind == "rtx":
+        if dry_run:
+            print(f"# {rtx.NAME} would build {files.engine} from {model}; there is no command to print")
+            return files
+        words = [o for o in options or [] if not o.startswith("--dynamicPlugins=")]
+        make_folder(outdir)
+        with whole_or_nothing(files.engine, files.graph, files.build_metadata):
+            print(compiled_text(rtx.build(model, files, words, libraries or [Path(p) for p in given], timeout_s)))
+            _report_plugins(files, sites)
+        plugins.keep_report(model, outdir)
+        return files
+    if kind == "tensorrt":
+        import cutefuse.engines.tensorrt.api as tensorrt_api
+
+        if dry_run:
+            print(f"# TensorRT's Python API would build {files.engine} from {model}; there is no command to print")
+            return files
+        make_folder(outdir)
+        with whole_or_nothing(files.engine, files.graph, files.build_metadata):
+            tensorrt_api.build(model, files, options or [], libraries or [Path(p) for p in given], facts.low_precision)
+            _report_plugins(files, sites)
+        plugins.keep_report(model, outdir)
+        return files
+    tool = _trtexec(assume_version if dry_run else None)
+    plugins.check_version(facts, sites, tool.version)
+    command = trtexec.build_command(tool, model, files, options or [], libraries, facts.low_precision)
+    print(trtexec.quote(command))
+    if dry_run:
+        return files
+    make_folder(outdir)
+    with whole_or_nothing(files.engine, files.graph, files.build_metadata):
+        log = _run(tool, command, files.build_log, timeout_s, "building", files.engine)
+        _require(files.engine, files.build_log)
+        write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
+        _report_plugins(files, sites)
+    plugins.keep_report(model, outdir)
+    return files
+
+
+def profile(
+    engine: Path,
+    outdir: Path,
+    options: list[str] | None = None,
+    backend: str = "auto",
+    use_plugins: bool = True,
+    timeout_s: float | None = None,
+    dry_run: bool = False,
+    assume_version: str | None = None,
+) -> Artifacts:
+    """Time an engine file as a whole and layer by layer: profile, timing, graph and metadata JSON in `outdir`.
+
+    Args:
+        engine: the file that `build` wrote; of PyTorch also the ONNX model. outdir: made when missing.
+        use_plugins: load the plugin library where it is built.
+        options, timeout_s, dry_run, assume_version: as of `build`.
+    Raises: CutefuseError (exit 2) for an engine that is missing, or that cannot be run here.
+    """
+    if not dry_run and not engine.is_file():
+        raise CutefuseError(f"engine {engine} does not exist; build it first with `cutefuse build`")
+    files = Artifacts(outdir / engine.name)
+    libraries = plugins.library_if_built() if use_plugins else []
+    kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
+    if kind == "torch":
+        if dry_run:
+            print(f"# PyTorch would profile {engine} into {outdir}; there is no command to print")
+            return files
+        from cutefuse.engines.pytorch import files as torch_files
+
+        return torch_files.profile(engine, outdir, options or [], use_plugins)
+    outputs = (files.profile, files.timing, files.profile_metadata)
+    if kind == "rtx":
+        if dry_run:
+            print(f"# {rtx.NAME} would profile {engine}; there is no command to print")
+            return files
+        make_folder(outdir)
+        with whole_or_nothing(*outputs):
+            rtx.profile(engine, files, options or [], libraries)
+        return files
+    if kind == "tensorrt":
+        import cutefuse.engines.tensorrt.api as tensorrt_api
+
+        if dry_run:
+            print(f"# TensorRT's Python API would profile {engine}; there is no command to print")
+            return files
+        make_folder(outdir)
+        with whole_or_nothing(*outputs):
+            tensorrt_api.profile(engine, files, options or [], libraries)
+        return files
+    tool = _trtexec(assume_version if dry_run else None)
+    command = trtexec.profile_command(tool, engine, files, options or [], libraries)
+    print(trtexec.quote(command))
+    if dry_run:
+        return files
+    make_folder(outdir)
+    with whole_or_nothing(*outputs, files.graph):
+        log = _run(tool, command, files.profile_log, timeout_s, "profiling", engine)
+        _require(files.profile, files.profile_log)
+        write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
+    return files
+
+
+def compiled_text(graph: CompiledGraph) -> str:
+    """What the compiler made of a model, in one line."""
+    return (
+        f"{rtx.NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers, {len(graph.copies)} of "
+        f"them copies, which move {graph.copy_bytes / 1e6:.1f} of {graph.all_bytes / 1e6:.1f} MB; "
+        f"built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
+    )
+
+
+def _trtexec(assume_version: str | None) -> trtexec.Trtexec:
+    """The trtexec of this machine, or one of the version that a dry run assumes."""
+    return trtexec.assumed(assume_version) if assume_version else trtexec.inspect(trtexec.find() or "trtexec")
+
+
+def _run(
+    tool: trtexec.Trtexec, command: list[str], log: Path, timeout_s: float | None, doing: str, engine: Path
+) -> str:
+    return trtexec.run(command, log, timeout_s, f"{doing} {engine.name} with TensorRT {tool.version_text}")
+
+
+def load_json(path: Path) -> Any:
+    """JSON as TensorRT writes it: raw control characters inside strings are allowed."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
+    except (OSError, ValueError) as error:
+        raise CutefuseError(f"{path} cannot be read as JSON ({error}); build or profile the engine again") from None
+
+
+def _require(path: Path, log: Path) -> None:
+    if not path.is_file():
+        raise CutefuseError(f"trtexec ended well but wrote no {path.name}; see {log}")
+
+
+def _report_plugins(files: Artifacts, sites: dict[str, str]) -> None:
+    if not sites:
+        return
+    if not files.graph.is_file():
+        raise VerificationError(
+            f"no layer information was written to {files.graph}, so plugin layers cannot be counted"
+        )
+    print(plugins.verify_plugins(load_json(files.graph), sites))

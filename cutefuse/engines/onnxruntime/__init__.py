@@ -1,0 +1,1 @@
+"""ONNX Runtime as an engine, for machines without TensorRT or a GPU."""

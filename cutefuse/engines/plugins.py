@@ -1,0 +1,208 @@
+"""Which models need the plugin library, and whether an engine really runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cutefuse
+from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.operators.layouts import HWC8, LAYOUT, NAMES, NHWC
+from cutefuse.output import write_json
+
+DOMAIN = "cutefuse"
+TILE = "tile"  # as in graph.body, which imports onnx
+PLUGINS_FIRST = (10, 7, 0)  # from this TensorRT on a plugin comes before a function body of the same name
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts about an ONNX model that the engine step needs, read without external weights."""
+
+    fused_nodes: dict[str, str]  # node name -> op_type of the nodes in our domain
+    low_precision: bool  # float16 or bfloat16 weights, inputs or outputs
+    quantized: bool
+    bodies: frozenset[str]  # op_types of our domain that the model carries a function body for
+    tiles: dict[str, int]  # node name -> the tile that it asks for, of those that ask for one
+    layouts: frozenset[str] = frozenset()  # of ops.layouts.NAMES, those of the fused convolutions
+
+
+def read_model(path: Path) -> ModelFacts:
+    """Facts of an ONNX file. Raises CutefuseError for a file that is missing or no ONNX model."""
+    import onnx
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError:
+        raise CutefuseError(f"{path} does not exist; give an ONNX model") from None
+    except Exception as error:  # protobuf's DecodeError has no stable home
+        raise CutefuseError(f"{path} cannot be read as an ONNX model ({error}); give a valid .onnx file") from None
+    if not model.graph.node:
+        raise CutefuseError(f"{path} holds no ONNX graph; give a valid .onnx file")
+    half = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    types = {v.type.tensor_type.elem_type for v in values} | {i.data_type for i in model.graph.initializer}
+    fused = {n.name: n.op_type for n in model.graph.node if n.domain == DOMAIN}
+    asked = {n.name: a.i for n in model.graph.node if n.domain == DOMAIN for a in n.attribute if a.name == TILE and a.i}
+    bodies = frozenset(f.name for f in model.functions if f.domain == DOMAIN)
+    quantized = any(n.op_type == "DequantizeLinear" for n in model.graph.node)
+    convolutions = [n for n in model.graph.node if n.domain == DOMAIN and "Conv" in n.op_type]
+    numbers = {next((a.i for a in n.attribute if a.name == LAYOUT), HWC8) for n in convolutions}
+    layouts = frozenset(NAMES[i] for i in numbers if i in (HWC8, NHWC))
+    return ModelFacts(fused, bool(types & half), quantized, bodies, asked, layouts)
+
+
+def patch_report(model: Path) -> dict[str, Any] | None:
+    """The rewriter's report beside a patched model, `<model>.patch.json`; None when there is none."""
+    path = report_path(model)
+    if path is None:
+        return None
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(report.get("sites"), list):
+            raise ValueError("it has no list 'sites'")
+    except (ValueError, AttributeError, OSError) as error:
+        raise CutefuseError(f"{path} is no patch report ({error}); run `cutefuse patch` again") from None
+    return dict(report)
+
+
+def report_path(model: Path) -> Path | None:
+    """Where the patch report of a model lies: `m.patch.json` for `m.onnx` and for `m.cutefuse.onnx`."""
+    stem = model.name.removesuffix(".onnx")
+    for name in (f"{stem}.patch.json", f"{stem.removesuffix('.cutefuse')}.patch.json"):
+        if model.with_name(name).is_file():
+            return model.with_name(name)
+    return None
+
+
+def keep_report(model: Path, outdir: Path) -> None:
+    """Put a copy of the model's patch report beside the engine's files, where the engine report looks for it."""
+    report = patch_report(model)
+    if report is not None and speaks_of(report, model.name):
+        write_json(outdir / f"{model.name.removesuffix('.onnx')}.patch.json", report)
+
+
+def speaks_of(report: dict[str, Any], *names: str) -> bool:
+    """Whether a patch report describes one of these model files; one that names no output describes any."""
+    output = report.get("output")
+    path = output.get("path") if isinstance(output, dict) else output
+    return not path or Path(str(path)).name in names
+
+
+def tuned_tiles(model: Path) -> dict[str, int]:
+    """Name of a fused node -> id of the tile that `cutefuse patch --tune` found fastest, from the patch report."""
+    report = patch_report(model)
+    if report is None or not speaks_of(report, model.name):
+        return {}
+    return {
+        str(site["name"]): int(site["tile"])
+        for site in report["sites"]
+        if isinstance(site, dict)
+        and site.get("status") == "fused"
+        and isinstance(site.get("tile"), int)
+        and site["tile"]
+    }
+
+
+def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
+    """Name -> op_type of each fused node that the engine must run as a plugin.
+
+    The patch report decides when it describes this file; without a report the model's own nodes decide.
+    """
+    report = patch_report(model)
+    if report is None or not speaks_of(report, model.name):
+        return facts.fused_nodes
+    return {
+        str(site["name"]): str(site.get("op_type", ""))
+        for site in report["sites"]
+        if isinstance(site, dict) and site.get("status") == "fused" and site.get("name")
+    }
+
+
+def libraries(fused: bool) -> list[Path]:
+    """The plugin library, when it is needed: passed to trtexec only for models with fused nodes."""
+    return [cutefuse.plugin_path()] if fused else []
+
+
+def library_if_built() -> list[Path]:
+    """The plugin library for an engine file, which does not say whether it needs one."""
+    try:
+        return [cutefuse.plugin_path()]
+    except CutefuseError:
+        return []
+
+
+def plugin_layers(graph: Any) -> list[dict[str, Any]]:
+    """The layers of an inspector JSON that TensorRT runs as plugins; to Myelin each is a `custom_layer`."""
+    layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
+    named = [layer for layer in layers if isinstance(layer, dict)]
+    keys = ("LayerType", "ParameterType", "PluginType", "PluginName")
+    return [layer for layer in named if any(re.search("plugin|custom_layer", str(layer.get(k, "")).lower()) or
+            (k.startswith("Plugin") and layer.get(k)) for k in keys)]  # fmt: skip
+
+
+def count_plugins(graph: Any, sites: dict[str, str]) -> tuple[int, list[str]]:
+    """How many of the fused nodes run as plugin layers, and the names of those that do not.
+
+    A layer is matched by the node's name first (TensorRT keeps it, or lists it in the metadata), then by op_type.
+    """
+    layers = plugin_layers(graph)
+    texts = [f"{layer.get('Name', '')}\n{layer.get('Metadata', '')}" for layer in layers]
+    free = set(range(len(layers)))
+    missing: list[str] = []
+    for name in sorted(sites, key=len, reverse=True):
+        hit = next((i for i in sorted(free) if layers[i].get("Name") == name or name in _tokens(texts[i])), None)
+        if hit is None:
+            missing.append(name)
+        else:
+            free.discard(hit)
+    still = []
+    for name in missing:
+        kind = sites[name]
+        hit = next((i for i in sorted(free) if kind and kind in json.dumps(layers[i])), None)
+        if hit is None:
+            still.append(name)
+        else:
+            free.discard(hit)
+    return len(sites) - len(still), sorted(still)
+
+
+def _tokens(text: str) -> set[str]:
+    found = set(text.split("\n"))
+    for part in text.replace("\x1e", "\n").replace("\x1f", "\n").replace("]", "\n").split("\n"):
+        found.add(part.rpartition("[ONNX Layer: ")[2].strip())
+    return found
+
+
+def check_version(facts: ModelFacts, sites: dict[str, str], version: tuple[int, int, int]) -> None:
+    """Raise CutefuseError where TensorRT would build function bodies although the plugin library is there."""
+    hidden = sorted(set(sites.values()) & facts.bodies)
+    if hidden and version < PLUGINS_FIRST:
+        raise CutefuseError(
+            f"TensorRT {'.'.join(map(str, version))} builds the function body of {hidden[0]} instead of its plugin; "
+            "patch the model with --no-functions, take TensorRT 10.7 or newer, or build with --no-plugins"
+        )
+
+
+def verify_plugins(graph: Any, sites: dict[str, str]) -> str:
+    """'N of M fused nodes run as plugins'; raises VerificationError when N < M."""
+    if not sites:
+        return ""
+    layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
+    if layers and all(isinstance(layer, str) for layer in layers):
+        raise VerificationError(
+            "the layer information holds names only, so plugin layers cannot be counted; "
+            "build with --profilingVerbosity=detailed"
+        )
+    count, missing = count_plugins(graph, sites)
+    text = f"{count} of {len(sites)} fused nodes run as plugins"
+    if missing:
+        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise VerificationError(
+            f"{text}; TensorRT built the function bodies of {names} instead: the plugin library is missing (give it "
+            "with --dynamicPlugins), or TensorRT is 10.6 or older and prefers bodies (patch with --no-functions)"
+        )
+    return text

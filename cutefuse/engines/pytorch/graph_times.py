@@ -1,0 +1,50 @@
+"""Times on the GPU of this machine through PyTorch: those of tiles, and of small graphs of standard operators."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import onnx
+
+from cutefuse import kernels
+from cutefuse.engines.pytorch.lock import shared
+from cutefuse.engines.pytorch.tile_times import Repeated, TileTimer, in_turns
+from cutefuse.errors import CutefuseError
+
+
+def gpu_timer() -> GpuTimer:
+    """The timer of this machine's first GPU. Raises CutefuseError, in one sentence, where there is none."""
+    try:
+        import torch
+    except ImportError:
+        raise CutefuseError(
+            "tuning takes times on a GPU through PyTorch, which is not installed; pip install cutefuse[torch], or "
+            "leave --tune out"
+        ) from None
+    if not torch.cuda.is_available():
+        raise CutefuseError(
+            "tuning takes times on a GPU, and PyTorch sees none here; run it on the machine that will run the model, "
+            "or leave --tune out"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    if reason := kernels.reject_device(10 * major + minor):
+        raise CutefuseError(f"{reason}; leave --tune out")
+    return GpuTimer()
+
+
+class GpuTimer(TileTimer):
+    """See `cutefuse.timing.calls.Timer`."""
+
+    @cached_property
+    def plain_machine(self) -> str:
+        import torch
+
+        return f"{self.gpu}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+
+    def model_us(self, model: onnx.ModelProto, mode: str) -> float:
+        from cutefuse.engines.pytorch.run import TorchEngine
+
+        engine = TorchEngine.build(model, mode, self.device)
+        # Its own graph holds one inference, whose launch from the host would be most of the time.
+        with shared()():
+            return in_turns({0: Repeated(engine.run_outside_graph, self.effort)}, self.effort.rounds)[0]

@@ -1,0 +1,199 @@
+"""Elementwise operators: arithmetic, comparison, logic, activation functions, types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cutefuse.engines.pytorch.onnx_ops.node import Node, Run, broadcastable, dtype_of, operator
+
+
+def _divide(a: Any, b: Any) -> Tensor:
+    whole = isinstance(a, Tensor) and not a.is_floating_point()
+    return torch.div(a, b, rounding_mode="trunc") if whole else torch.true_divide(a, b)
+
+
+_BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": _divide,
+    "Equal": torch.eq, "Less": torch.lt, "LessOrEqual": torch.le, "Greater": torch.gt, "GreaterOrEqual": torch.ge,
+    # Of booleans bitwise and logical are one, and only bitwise takes the value of a known operand.
+    "And": torch.bitwise_and, "Or": torch.bitwise_or, "Xor": torch.bitwise_xor,
+    "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+}  # fmt: skip
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "Abs": torch.abs, "Neg": torch.neg, "Sqrt": torch.sqrt, "Exp": torch.exp, "Log": torch.log, "Ceil": torch.ceil,
+    "Floor": torch.floor, "Round": torch.round, "Sign": torch.sign, "Reciprocal": torch.reciprocal, "Erf": torch.erf,
+    "Sin": torch.sin, "Cos": torch.cos, "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan,
+    "Sinh": torch.sinh, "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
+    "Not": torch.logical_not, "BitwiseNot": torch.bitwise_not, "IsNaN": torch.isnan,
+    "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Softplus": F.softplus, "Softsign": F.softsign,
+    "HardSwish": F.hardswish, "Mish": F.mish,
+}  # fmt: skip
+
+
+def _scalar(node: Node, index: int, other: int) -> int | float | bool | None:
+    """The value of a known operand of one element that changes neither shape nor type of the other operand."""
+    found, against = node.tensor(index), node.tensor(other)
+    if found.device.type == "meta" or found.numel() != 1 or found.dim() > against.dim():
+        return None
+    return found.item() if found.dtype == against.dtype else None
+
+
+@operator(*_BINARY)
+def binary(node: Node) -> Run:
+    function, kind = _BINARY[node.op_type], node.op_type
+    a, b = node.tensor(0), node.tensor(1)
+    if node.opset < 7 and not broadcastable(b.shape, a.shape):
+        axis = node.axis(node.attr("axis", a.dim() - b.dim()), a.dim())
+        tail = (1,) * (a.dim() - axis - b.dim())
+        return lambda x, y: function(x, y.reshape(y.shape + tail))
+    whole = not a.is_floating_point()  # the value of an integer stays an integer: 7 / 2 is 3
+    right, left = _scalar(node, 1, 0), _scalar(node, 0, 1)
+    if right is not None and not (kind == "Div" and whole):
+        return lambda x, _y: function(x, right)
+    if left is not None and kind in ("Add", "Mul"):
+        return lambda _x, y: function(y, left)
+    return lambda x, y: function(x, y)
+
+
+@operator("Pow")
+def power(node: Node) -> Run:
+    dtype, exponent = node.tensor(0).dtype, node.tensor(1)
+    if exponent.device.type != "meta" and exponent.numel() == 1 and exponent.dim() <= node.rank(0):
+        value = exponent.item()
+        return lambda x, _e: torch.pow(x, value).to(dtype)
+    return lambda x, e: torch.pow(x, e).to(dtype)
+
+
+@operator("Mod")
+def modulo(node: Node) -> Run:
+    return torch.fmod if node.attr("fmod", 0) else torch.remainder
+
+
+@operator(*_UNARY)
+def unary(node: Node) -> Run:
+    return _UNARY[node.op_type]
+
+
+@operator("Identity", "Dropout")
+def identity(node: Node) -> Run:
+    if node.outputs > 1:
+        return lambda x, *_: (x, torch.ones_like(x, dtype=torch.bool))
+    return lambda x, *_: x
+
+
+@operator("IsInf")
+def is_infinite(node: Node) -> Run:
+    low, high = node.attr("detect_negative", 1), node.attr("detect_positive", 1)
+    if low and high:
+        return torch.isinf
+    return torch.isneginf if low else torch.isposinf if high else lambda x: torch.zeros_like(x, dtype=torch.bool)
+
+
+@operator("Where")
+def where(node: Node) -> Run:
+    return torch.where
+
+
+@operator("Sum", "Min", "Max", "Mean")
+def variadic(node: Node) -> Run:
+    function = {"Min": torch.minimum, "Max": torch.maximum}.get(node.op_type, torch.add)
+    count = len(node.inputs) if node.op_type == "Mean" else 1
+
+    def run(*xs: Tensor) -> Tensor:
+        total = xs[0]
+        for x in xs[1:]:
+            total = function(total, x)
+        return total / count if count > 1 else total
+
+    return run
+
+
+@operator("Cast", "CastLike")
+def cast(node: Node) -> Run:
+    if node.op_type == "CastLike":
+        dtype = node.tensor(1).dtype
+    else:
+        dtype = dtype_of(node.attr("to", 0), f"the target of Cast '{node.name}'")
+    if node.tensor(0).is_floating_point() and dtype == torch.uint8:
+        return lambda x, *_: x.to(torch.int32).to(dtype)  # out of range wraps as in NumPy, instead of being undefined
+    return lambda x, *_: x.to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------- activations
+@operator("LeakyRelu")
+def leaky_relu(node: Node) -> Run:
+    alpha = node.attr("alpha", 0.01)
+    return lambda x: F.leaky_relu(x, alpha)
+
+
+@operator("PRelu")
+def prelu(node: Node) -> Run:
+    return lambda x, slope: torch.where(x < 0, x * slope, x)
+
+
+@operator("Elu", "Celu")
+def elu(node: Node) -> Run:
+    alpha, function = node.attr("alpha", 1.0), F.elu if node.op_type == "Elu" else F.celu
+    return lambda x: function(x, alpha)
+
+
+@operator("Selu")
+def selu(node: Node) -> Run:
+    alpha, gamma = node.attr("alpha", 1.67326319217681884765625), node.attr("gamma", 1.05070102214813232421875)
+    return lambda x: gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
+
+
+@operator("HardSigmoid")
+def hard_sigmoid(node: Node) -> Run:
+    alpha, beta = node.attr("alpha", 0.2), node.attr("beta", 0.5)
+    return lambda x: (x * alpha + beta).clamp(0, 1)
+
+
+@operator("ThresholdedRelu")
+def thresholded_relu(node: Node) -> Run:
+    alpha = node.attr("alpha", 1.0)
+    return lambda x: torch.where(x > alpha, x, 0)
+
+
+@operator("Shrink")
+def shrink(node: Node) -> Run:
+    lambd, bias = node.attr("lambd", 0.5), node.attr("bias", 0.0)
+    return lambda x: torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0))
+
+
+@operator("Gelu")
+def gelu(node: Node) -> Run:
+    kind = node.attr("approximate", "none")
+    return lambda x: F.gelu(x, approximate=kind)
+
+
+@operator("Swish")
+def swish(node: Node) -> Run:
+    alpha = node.attr("alpha", 1.0)
+    return F.silu if alpha == 1.0 else lambda x: x * torch.sigmoid(alpha * x)
+
+
+@operator("Clip")
+def clip(node: Node) -> Run:
+    if node.opset < 11:
+        bounds: list[Any] = [node.attr("min", None), node.attr("max", None)]
+        known = True
+    else:
+        known = all(not node.has(i) or node.tensor(i).device.type != "meta" for i in (1, 2))
+        bounds = [node.known(i).item() if known and node.has(i) else None for i in (1, 2)]
+    if not known:
+
+        def run(x: Tensor, lo: Tensor | None = None, hi: Tensor | None = None) -> Tensor:
+            x = x if lo is None else torch.maximum(x, lo)
+            return x if hi is None else torch.minimum(x, hi)
+
+        return run
+    lo, hi = bounds
+    if lo is None and hi is None:
+        return lambda x, *_: x
+    return lambda x, *_: torch.clamp(x, lo, hi)

@@ -1,0 +1,198 @@
+"""Times of a call's tiles on the GPU of this machine, through PyTorch.
+
+Work is repeated inside one CUDA graph over the same operands, so that it finds them in the L2 cache, as inside of a
+network, and no launch from the host is part of the time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import cutefuse
+from cutefuse import kernels
+from cutefuse.engines.pytorch.lock import shared
+from cutefuse.errors import CutefuseError
+from cutefuse.kernels import Call
+
+NEAR = 1.15  # tiles within this of the best are timed again, in turns
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a time may cost. `tiles`: how many of the kernels' guesses are timed, 0 for every legal tile. `graph_us`:
+    what one replay should take at most. `first_rounds`: of all tiles; `rounds`: of those near the best."""
+
+    tiles: int
+    graph_us: float
+    least_copies: int
+    most_copies: int
+    first_rounds: int
+    rounds: int
+
+
+THOROUGH = Effort(0, 1500.0, 16, 200, 3, 11)
+# For an engine that is being built: a few milliseconds a tile. Of the 21 shapes whose Hopper tiles were all timed
+# (benchmarks/results/concat_conv_h200.json) each has its fastest one among the first six guesses.
+QUICK = Effort(8, 250.0, 4, 40, 3, 7)
+_AHEAD_CYCLES = 1_500_000  # of the GPU's clock: most of a millisecond
+
+
+class TileTimer:
+    """See `cutefuse.timing.calls.TileTimer`. The GPU is PyTorch's current one."""
+
+    device = "cuda"
+
+    def __init__(self, effort: Effort = THOROUGH) -> None:
+        self.effort = effort
+        self.most_tiles = effort.tiles
+        self.notes: list[str] = []
+
+    @cached_property
+    def gpu(self) -> str:
+        """Name of the GPU and version of its driver."""
+        import torch
+
+        return f"{torch.cuda.get_device_name()}, driver {_driver() or 'unknown'}"
+
+    @cached_property
+    def tiles_machine(self) -> str:
+        return f"{self.gpu}, cutefuse {cutefuse.__version__} {_digest(cutefuse.plugin_path())}"
+
+    def tiles_us(self, call: Call) -> dict[int, float]:
+        """The legal tiles that the effort allows; those near the best once more, in turns."""
+        import torch
+
+        from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
+
+        given, made = [_meta(t) for t in call.inputs], [_meta(t) for t in call.outputs]
+
+        def node(tile: int = 0) -> FusedNode:
+            found = FusedNode("tuned", call.op_type, dict(call.attrs), given, made)
+            found.config = tile
+            return found
+
+        first = node()
+        xs = [first.operand(_operand(t)) for t in call.inputs]  # no copy is part of the time
+        size = max(first.workspace_bytes(), 0)
+        workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
+        with shared()():
+            graphs: dict[int, Repeated] = {}
+            reasons = []
+            for tile in first.tiles()[: self.effort.tiles or None]:
+                own = node(tile)
+                own.workspace = workspace
+                try:
+                    graphs[tile] = Repeated(partial(own.launch, xs), self.effort)
+                except (CutefuseError, RuntimeError) as error:
+                    reasons.append(f"tile {own.tile_name} of {call.op_type} was not timed: {_first_line(error)}")
+            if not graphs:
+                reason = first.reject() or next(iter(reasons), "it has no tile")
+                raise CutefuseError(f"{call.op_type} cannot be timed here: {reason}")
+            self.notes += reasons
+            times = in_turns(graphs, self.effort.first_rounds)
+            least = min(times.values())
+            near = {tile: g for tile, g in graphs.items() if times[tile] <= NEAR * least}
+            times |= in_turns(near, self.effort.rounds)
+        return {tile: times[tile] for tile in graphs}
+
+
+class Repeated:
+    """Work that is repeated inside of a CUDA graph, for as long as the effort says or less."""
+
+    def __init__(self, work: Callable[[], Any], effort: Effort) -> None:
+        import torch
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+            # The host enqueues while the GPU waits; work of very many launches seems longer, and gets fewer copies.
+            torch.cuda._sleep(_AHEAD_CYCLES)
+            once_us = max(_between(side, lambda: [work() for _ in range(4)]) / 4, 0.1)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self.copies = min(max(round(effort.graph_us / once_us), effort.least_copies), effort.most_copies)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for _ in range(self.copies):
+                work()
+        self.sample_us()  # the first replay uploads the graph
+
+    def sample_us(self) -> float:
+        """The time of one piece of work, the mean over one replay."""
+        import torch
+
+        self._graph.replay()  # the GPU is busy while the host enqueues what is timed
+        return _between(torch.cuda.current_stream(), self._graph.replay) / self.copies
+
+
+def _between(stream: Any, work: Callable[[], Any]) -> float:
+    """Microseconds of the GPU for what `work` enqueues."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1000
+
+
+def in_turns(graphs: Mapping[int, Repeated], rounds: int) -> dict[int, float]:
+    """The median time of each over rounds in which all are replayed in turn."""
+    times: dict[int, list[float]] = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            times[name].append(graph.sample_us())
+    return {name: statistics.median(own) for name, own in times.items()}
+
+
+@functools.cache
+def _driver() -> str:
+    """The version of the driver, "" where it does not tell."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+@functools.cache
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0][:300]
+
+
+def _dtype(tensor: kernels.Tensor) -> Any:
+    import torch
+
+    return getattr(torch, tensor.dtype)
+
+
+def _meta(tensor: kernels.Tensor) -> Any:
+    import torch
+
+    return torch.empty(tensor.dims, dtype=_dtype(tensor), device="meta")
+
+
+def _operand(tensor: kernels.Tensor) -> Any:
+    """Values like those of a network: a kernel over zeros draws less power and runs at a higher clock."""
+    import torch
+
+    from cutefuse.engines.pytorch.onnx_ops.program import image_like
+
+    made = image_like(list(tensor.dims), _dtype(tensor), "cuda")
+    if made.is_floating_point():
+        return made.normal_(0, 1 if made.dim() == 4 else 0.05)
+    return made.copy_(torch.randint(-100, 100, tensor.dims, device="cuda"))

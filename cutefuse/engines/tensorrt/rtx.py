@@ -1,0 +1,216 @@
+"""TensorRT for RTX: NVIDIA's compiler, installed by pip, which builds engines on machines without a GPU.
+
+Building runs in a process of its own (`rtx_worker`): the library takes one logger a process, and ends the process on
+some faults. A record of the compiled layers comes out of its log, since no engine can be inspected without a GPU.
+Running needs a GPU of `CAPABILITIES`, and makes the same calls as TensorRT's Python API; that part has not run yet.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cutefuse.engines.artifacts import Artifacts, concat_notes
+from cutefuse.engines.compiled import CompiledGraph, read_layers
+from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.tensorrt import api as tensorrt_api
+from cutefuse.engines.tensorrt import trtexec
+from cutefuse.engines.tensorrt.rtx_log import layer_information
+from cutefuse.errors import CutefuseError
+from cutefuse.output import write_json
+from cutefuse.roofline.peaks import by_name
+
+NAME = "TensorRT for RTX"
+CAPABILITIES = (75, 80, 86, 89, 120, 121)  # compute capability * 10
+DEFAULT_SM = 89
+_KNOWN = ", ".join(f"{sm / 10:.1f}" for sm in CAPABILITIES)
+LIBRARIES, BINDINGS = "tensorrt_rtx_libs", "tensorrt_rtx_bindings"
+TARGET = "--sm"  # ours, among trtexec's options: the compute capability * 10 to build for
+_LIBRARY = "libtensorrt_rtx.so"  # by this name the ONNX parser opens what lies in the package as libtensorrt_rtx.so.1
+
+
+def available() -> str | None:
+    """Why TensorRT for RTX cannot build here, in one sentence; None where it can."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"{NAME} comes for x86-64 Linux, and this is {platform.machine()} {sys.platform}; use another --backend"
+    missing = [name for name in (LIBRARIES, BINDINGS) if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{NAME} is not installed ({missing[0]} is missing); run `pip install 'cutefuse[rtx]'`"
+    return None
+
+
+def version() -> str:
+    """Of the package that is installed; "" where none is."""
+    try:
+        return importlib.metadata.version("tensorrt-rtx-cu13-bindings")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def check_sm(sm: int) -> int:
+    """A compute capability (times 10) that can be built for. Raises CutefuseError for any other."""
+    if sm not in CAPABILITIES:
+        raise CutefuseError(
+            f"{NAME} builds for compute capability {_KNOWN}, not for {sm / 10:.1f}; choose one of them with --sm or "
+            "--gpu, or use another --backend"
+        )
+    return sm
+
+
+def target_of(gpu: str) -> int:
+    """Compute capability (times 10) of a GPU by its name. Raises CutefuseError for a GPU that is not known."""
+    peaks = by_name(gpu)
+    if peaks is None or not peaks.capability:
+        raise CutefuseError(f"the compute capability of a GPU '{gpu}' is not known; give --sm, such as --sm 89")
+    return round(10 * float(peaks.capability))
+
+
+def default_sm() -> int:
+    """What is built for unless the user says so: this machine's GPU where it can be, else an Ada one."""
+    own = local_sm()
+    return own if own in CAPABILITIES else DEFAULT_SM
+
+
+def compile_model(
+    model_path: Path | str,
+    sm: int = DEFAULT_SM,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    libraries: Sequence[Path] = (),
+    timeout_s: float | None = None,
+) -> CompiledGraph:
+    """Compile an ONNX model and keep nothing but the record of its layers.
+
+    Args:
+        sm: compute capability * 10, one of CAPABILITIES. libraries: plugin libraries to load first.
+        shapes: sizes of dynamic inputs by name; a dynamic axis of any other input is built for 1.
+        timeout_s: seconds until the compiler is ended.
+    Raises: CutefuseError where it is not installed, or where the parser or the builder refuses the model.
+    """
+    fixed = ",".join(f"{name}:{'x'.join(map(str, dims)) or 'scalar'}" for name, dims in (shapes or {}).items())
+    words = [f"{TARGET}={sm}", *([f"--shapes={fixed}"] if fixed else [])]
+    with tempfile.TemporaryDirectory(prefix="cutefuse-rtx-") as folder:
+        log = Path(folder) / "build.log"
+        try:
+            return _compile(Path(model_path), log, None, words, libraries, timeout_s, "")[0]
+        except CutefuseError as error:  # its log goes with the folder
+            raise type(error)(str(error).replace(f"; the whole log is {log}", "")) from None
+
+
+def build(
+    model: Path, files: Artifacts, words: Sequence[str], libraries: Sequence[Path], timeout_s: float | None = None
+) -> CompiledGraph:
+    """Build an engine file; writes engine, log, layer information in trtexec's schema, and metadata."""
+    graph, information, version = _compile(
+        model, files.build_log, files.engine, words, libraries, timeout_s, f"building {files.engine.name} with {NAME}"
+    )
+    write_json(files.graph, information)
+    metadata = {
+        "model_options": {"Format": "ONNX", "Model": str(model)},
+        "build_options": {
+            "Precision": "strongly typed", "Target": f"compute capability {graph.sm / 10:.1f}",
+            "Build time (s)": round(graph.seconds, 2), "Peak memory (MiB)": round(graph.peak_mib),
+        },
+        "device_information": {},
+        "backend": "rtx",
+        "tensorrt_version": version,
+        "concats": concat_notes(files.build_log.read_text(encoding="utf-8", errors="replace")),
+    }  # fmt: skip
+    write_json(files.build_metadata, metadata)
+    return graph
+
+
+def _compile(
+    model: Path, log: Path, engine: Path | None, words: Sequence[str], libraries: Sequence[Path],
+    timeout_s: float | None, title: str,
+) -> tuple[CompiledGraph, dict[str, Any], str]:  # fmt: skip
+    """The compiled graph, the layer information that it came from, and the version of the compiler."""
+    if reason := available():
+        raise CutefuseError(reason)
+    options = options_of(words)
+    if not model.is_file():
+        raise CutefuseError(f"{model} does not exist; give an ONNX model")
+    with tempfile.TemporaryDirectory(prefix="cutefuse-rtx-") as scratch:
+        request, answer = Path(scratch) / "request.json", Path(scratch) / "answer.json"
+        work = {
+            "model": str(model.resolve()), "engine": str(engine.resolve()) if engine else None, "options": options,
+            "libraries": [str(Path(path).resolve()) for path in libraries], "answer": str(answer),
+        }  # fmt: skip
+        request.write_text(json.dumps(work), encoding="utf-8")
+        command = [sys.executable, "-m", "cutefuse.engines.tensorrt.rtx_worker", str(request)]
+        text = trtexec.run(command, log, timeout_s, title, NAME, cwd=scratch, env=_environment(Path(scratch)))
+        try:
+            result = json.loads(answer.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise CutefuseError(f"{NAME} ended without a result; the whole log is {log}") from None
+    if "error" in result:
+        raise CutefuseError(f"{result['error']}; the whole log is {log}")
+    information = layer_information(text)
+    if not information["Layers"]:
+        raise CutefuseError(f"{NAME} {result['version']} wrote no layers into its log; the whole log is {log}")
+    bindings = [(t["Name"], t["IOMode"].lower()) for t in information["I/O Tensors"]]
+    graph = CompiledGraph(
+        read_layers(information),
+        tuple(name for name, mode in bindings if mode == "input"),
+        tuple(name for name, mode in bindings if mode == "output"),
+        result["engine_bytes"], result["seconds"], result["peak_mib"], tuple(result["warnings"]),
+        int(options[TARGET]),
+    )  # fmt: skip
+    return graph, information, result["version"]
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """trtexec's options that apply here, and `--sm` in any case. Raises CutefuseError for any other."""
+    target = [word.partition("=")[2] for word in words if word.startswith(f"{TARGET}=")]
+    rest = [word for word in words if not word.startswith(f"{TARGET}=")]
+    options = tensorrt_api.options_of(rest)
+    tensorrt_api.refuse_precisions(options, NAME)
+    if target and not target[-1].isdecimal():
+        raise CutefuseError(f"{TARGET}={target[-1]} is no compute capability; write {TARGET}=89 for 8.9")
+    return {**options, TARGET: str(check_sm(int(target[-1]) if target else default_sm()))}
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What the worker needs: our package, those of this process, and the library under the name that is asked for."""
+    spec = importlib.util.find_spec(LIBRARIES)
+    places = list(spec.submodule_search_locations or []) if spec else []
+    found = next((p for place in places for p in sorted(Path(place).glob(f"{_LIBRARY}*"))), None)
+    if found is None:
+        raise CutefuseError(f"the package {LIBRARIES} holds no {_LIBRARY}; install it again")
+    (folder / _LIBRARY).symlink_to(found)
+    ours = str(Path(__file__).resolve().parents[2])
+    modules = [ours, *(p for p in sys.path if p and p != ours and os.path.isabs(p))]
+    libraries = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(modules), "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+
+
+def cannot_run() -> str | None:
+    """Why engines cannot be timed here, in one sentence; None where they can."""
+    if reason := available():
+        return reason
+    sm = local_sm()
+    if sm in CAPABILITIES:
+        return None
+    here = f"this one has {sm / 10:.1f}" if sm else "none is here"
+    return f"{NAME} builds engines anywhere, but times them on a GPU of compute capability {_KNOWN} alone, and {here}"
+
+
+def module() -> Any:
+    """The Python package that runs engines. Raises CutefuseError where `cannot_run`."""
+    if reason := cannot_run():
+        raise CutefuseError(f"{reason}; take such a machine, or another --backend")
+    return importlib.import_module(BINDINGS)
+
+
+def profile(engine: Path, files: Artifacts, words: Sequence[str], libraries: Sequence[Path]) -> None:
+    """Time an engine as a whole and layer by layer; writes profile, timing, graph, log and metadata."""
+    trt = module()
+    rest = [word for word in words if not word.startswith(f"{TARGET}=")]
+    tensorrt_api.profile(engine, files, rest, list(libraries), trt)

@@ -1,0 +1,157 @@
+"""What follows a convolution: affine steps, an activation and a residual, each exact or not used at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph, attribute
+from cutefuse.match.activation import Activation, activation_after, near_miss
+from cutefuse.match.explain import other_sum
+from cutefuse.match.sizes import Shape, shape_of
+from cutefuse.operators.conv_form import AFTER, BEFORE
+
+JOINED = ("", "Relu", "Clip")  # activations that engines fuse with their convolutions
+
+
+@dataclass(frozen=True)
+class Affine:
+    """One step y = x * scale + shift per channel (float64 vectors of K, made when asked for)."""
+
+    node: NodeProto
+    output: str
+    make: Callable[[], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What follows a convolution and can be fused with it: affine steps, then at most one activation, and a tensor that
+    is added `when` BEFORE or AFTER the activation ("" for none).
+
+    stored: the tensor that engines write and read again, because the kernel after it is not part of their convolution;
+    "" for none. note: what looks like a part of the chain and stays outside, and why.
+    """
+
+    steps: tuple[Affine, ...]
+    suffix: str
+    params: dict[str, float]
+    nodes: tuple[NodeProto, ...]
+    output: str
+    residual: str = ""
+    when: str = ""
+    stored: str = ""
+    note: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the convolution stands alone: no activation, no residual."""
+        return not self.suffix and not self.residual
+
+
+def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None) -> list[Chain]:
+    """The longest chain after the tensor whose inner tensors have no other reader, possibly empty. Where it has a
+    residual, also the chain without it. `shape` tells the tensor's; without it no residual is looked for."""
+    steps: list[Affine] = []
+    while step := affine_after(graph, tensor, channels):
+        steps.append(step)
+        tensor = step.output
+    nodes = tuple(s.node for s in steps)
+    act = activation_after(graph, tensor) or Activation("", (), tensor, {})
+    plain = Chain(
+        tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output,
+        stored="" if act.suffix in JOINED else tensor, note=near_miss(graph, tensor),
+    )  # fmt: skip
+    if added := residual_after(graph, act.output, shape):
+        add, other = added
+        when = AFTER if act.suffix else BEFORE
+        stored = plain.stored or (act.output if when == AFTER else "")
+        whole = replace(
+            plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when, stored=stored
+        )
+        if when == BEFORE and (last := activation_after(graph, whole.output)):
+            whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
+                            output=last.output, stored="" if last.suffix in JOINED else whole.output)  # fmt: skip
+        elif when == BEFORE:
+            whole = replace(whole, note=near_miss(graph, whole.output))
+        else:
+            whole = replace(whole, stored=plain.stored or act.output)
+        return [whole, plain]
+    return [plain if plain.note else replace(plain, note=other_sum(graph, act.output) if shape else "")]
+
+
+def residual_after(graph: Graph, tensor: str, shape: Callable[[], Shape] | None) -> tuple[NodeProto, str] | None:
+    """(Add, its other operand) where an Add, or a Sum of two, with a tensor of the same shape is the only reader.
+
+    The other operand cannot depend on the tensor, because nothing but this Add reads the tensor.
+    """
+    node = graph.only_user(tensor)
+    if not graph.is_op(node, "Add", "Sum") or len(node.input) != 2 or list(node.input).count(tensor) != 1:
+        return None
+    other = next(name for name in node.input if name != tensor)
+    if not other or not shape or graph.partial_symbols(other) is None or graph.is_constant(other):
+        return None
+    sizes, own = shape_of(graph, other), shape()
+    same = len(sizes) == len(own) and all(s & known for s, known in zip(sizes, own, strict=True))
+    return (node, other) if same else None
+
+
+def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:
+    """The BatchNormalization, Mul or Add with constants that is the only reader of the tensor."""
+    return affine_of(graph, graph.only_user(tensor), tensor, channels)
+
+
+def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) -> Affine | None:
+    """The affine step that a node makes of the tensor; None for one that is no such step."""
+    if graph.is_op(node, "BatchNormalization"):
+        return _batch_norm(graph, node, tensor, channels)
+    if graph.is_op(node, "Mul", "Add") and list(node.input).count(tensor) == 1:
+        other = next(name for name in node.input if name != tensor)
+        dims = _channel_dims(graph, other, channels)
+        if dims is None:
+            return None
+
+        def make() -> tuple[np.ndarray, np.ndarray]:
+            vector = np.broadcast_to(_float64(graph, other).reshape(-1), (channels,))
+            return (vector, np.zeros(channels)) if node.op_type == "Mul" else (np.ones(channels), vector)
+
+        return Affine(node, node.output[0], make)
+    return None
+
+
+def _batch_norm(graph: Graph, node: NodeProto, tensor: str, channels: int) -> Affine | None:
+    inference = not attribute(node, "training_mode", 0) and attribute(node, "spatial", 1) == 1
+    modern = graph.opset >= 7  # older opsets mark training by is_test
+    extra_outputs = any(node.output[1:])
+    params = list(node.input[1:])
+    if not inference or not modern or extra_outputs or node.input[0] != tensor or len(params) != 4:
+        return None
+    values = [graph.constant(p) for p in params]
+    if any(v is None or v.shape != (channels,) for v in values):
+        return None
+    epsilon = float(np.float32(attribute(node, "epsilon", 1e-5)))
+
+    def make() -> tuple[np.ndarray, np.ndarray]:
+        gamma, beta, mean, var = (_float64(graph, p) for p in params)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scale = gamma / np.sqrt(var + epsilon)
+            return scale, beta - mean * scale
+
+    return Affine(node, node.output[0], make)
+
+
+def _float64(graph: Graph, tensor: str) -> np.ndarray:
+    value = graph.constant(tensor)
+    assert value is not None, "callers ask is_constant first"
+    return np.asarray(value, dtype=np.float64)
+
+
+def _channel_dims(graph: Graph, tensor: str, channels: int) -> tuple[int, ...] | None:
+    value = graph.constant(tensor)
+    if value is None or value.size not in (1, channels):
+        return None
+    # [K,1,1] and [1,K,1,1] broadcast along channels; a plain [K] would broadcast along W.
+    right = (1,) * (4 - value.ndim) + value.shape if value.ndim <= 4 else ()
+    return value.shape if right in ((1, channels, 1, 1), (1, 1, 1, 1)) else None

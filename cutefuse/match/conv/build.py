@@ -1,0 +1,314 @@
+"""Turns a Conv and its neighbours into calls of the operator: the one that fuses most, then smaller ones."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse import kernels
+from cutefuse.graph.read import Graph
+from cutefuse.kernels import Call
+from cutefuse.match import before as views
+from cutefuse.match.after import Chain, chains_after
+from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.match.answer import Operand as MatchOperand
+from cutefuse.match.before import Operand
+from cutefuse.match.conv import read as conv_facts
+from cutefuse.match.conv.read import Front
+from cutefuse.match.explain import behind_concat
+from cutefuse.match.neighbours import has_neighbour, transposed
+from cutefuse.match.pre_activation import PreActivation, fronts, grouped, pre_activation
+from cutefuse.match.quant.read import is_quantised
+from cutefuse.match.sizes import shape_of
+from cutefuse.operators import concat_conv, conv_form, conv_math
+from cutefuse.operators.conv_call import ELEMENT_BYTES, make_call, sources_of
+from cutefuse.operators.conv_form import Form, Source, most_outputs, most_sources
+from cutefuse.operators.layouts import HWC8
+
+RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the caller takes. alone: a Conv is a site with nothing but its bias and affine steps too."""
+
+    alone: bool = False
+    layout: int = HWC8
+
+
+def match(graph: Graph, node: NodeProto, alone: bool = False, layout: int = HWC8) -> Match | Refusal | None:
+    """The site around a Conv: the match that fuses most, or why there is none.
+
+    alone: a Conv is a site with nothing but its bias and affine steps too. layout: of the node that it becomes.
+    """
+    wanted = _Wanted(alone, layout)
+    before = pre_activation(graph, node)
+    own = _pre_activated(graph, node, before, layout) if before else ""
+    found = _match_plain(graph, node, wanted)
+    if isinstance(own, str):
+        return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
+    plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
+    for smaller in reversed(own):
+        plain = replace(smaller, otherwise=plain)
+    return plain
+
+
+def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout: int) -> list[Match] | str:
+    """The matches that take in what stands before a Conv, the largest first; or why there is none."""
+    reason, matches = "", list[Match]()
+    for front in fronts(graph, before):
+        facts = conv_facts.read(graph, node, front)
+        if isinstance(facts, Refusal):
+            reason = reason or facts.reason
+            continue
+        operands = grouped(facts, front, most_sources())
+        chain = chains_after(graph, node.output[0], facts.weight_dims[0])[0]
+        folded = conv_facts.Folded(graph, facts, chain.steps)
+        fault = before.reject(facts.dtype) or folded.reject()
+        if operands is None or fault:
+            reason = reason or fault or f"Concat joins {len(front.sources)} tensors; their Concat stays"
+            continue
+        sources = [s for _, s in operands]
+        form = Form(len(sources), chain.suffix, pre_activated=True)
+        call = make_call(form, sources, facts.weight_dims[:1], facts.geometry, facts.dtype, chain.params, layout)
+        if fault := kernels.reject(call):
+            reason = reason or fault
+            continue
+        size = ELEMENT_BYTES[facts.dtype]
+        saved = conv_facts.traffic(graph, front, facts, size)
+        read = (facts.sources[0][0], facts.weight_dims[1], *facts.sources[0][2:])
+        saved |= {n.output[0]: Traffic(read, size) for n in before.nodes if n.op_type != "Identity"}
+        saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), size)} if chain.stored else {}
+        inputs = (
+            *(o for o, _ in operands), *_filter_and_bias(folded, sources, call),
+            *before.constants(facts.weight_dims[1], facts.dtype),
+        )  # fmt: skip
+        takes = frozenset({PRE_ACTIVATION} | (set() if front.concats else {SINGLE}))
+        notes = (chain.note,) if chain.note else ()
+        nodes = (node, *front.nodes, *chain.nodes)
+        matches.append(Match(call, nodes, inputs, (chain.output,), saved, takes, notes=notes))
+    return matches or reason
+
+
+def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refusal | None:
+    """The site of a Conv that multiplies what it reads as it is."""
+    found: Match | Refusal | None = None
+    # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
+    for flatten_to in (most_sources(), 0):
+        front = conv_facts.find_concat(graph, node, flatten_to)
+        found = _match(graph, node, front, wanted) if isinstance(front, conv_facts.Front) else front
+        if not isinstance(found, Match) or not kernels.reject(found.call):
+            break
+    if isinstance(found, Match) and not kernels.reject(found.call):
+        return found
+    behind = _match(graph, node, conv_facts.one_source(graph, node), wanted)
+    if found is None:
+        return _near(graph, node, behind)
+    if not isinstance(behind, Match) or kernels.reject(behind.call):
+        return found
+    # What cannot be fused with its Concat may still be fused behind it.
+    reason = found.reason if isinstance(found, Refusal) else kernels.reject(found.call)
+    return noted(behind, f"'{node.input[0]}' is read as it is: {reason}")
+
+
+def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
+    """The site of a Conv without a Concat right before it; with one further off, that is said."""
+    if isinstance(behind, Refusal):
+        return behind
+    why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
+    if behind is None:
+        return Refusal(why, (node,)) if why else None
+    return noted(behind, why) if why else behind
+
+
+def noted(found: Match, note: str) -> Match:
+    """A match and all its smaller ones with one more note."""
+    smaller = noted(found.otherwise, note) if found.otherwise else None
+    return replace(found, notes=(*found.notes, note), otherwise=smaller)
+
+
+def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match | Refusal | None:
+    if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
+        return refusal if site.concats or has_neighbour(graph, node) else None
+    facts = conv_facts.read(graph, node, site)
+    if isinstance(facts, Refusal):
+        return facts if site.concats or has_neighbour(graph, node) else None
+    plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
+    seen = [views.see_through(graph, p) for p in plain]
+    images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
+    shape = partial(shape_of, graph, node.output[0], images)
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape)
+
+    def rejected(operands: Sequence[Operand]) -> str | None:
+        if len(operands) > most_sources():
+            return f"Concat joins {len(operands)} tensors, at most {most_sources()} can be fused; split the Concat"
+        return kernels.reject(_call(facts, operands, chains[-1], None, wanted.layout))
+
+    taken: dict[tuple[str, ...], tuple[Operand, ...]] = {}  # best first, each with other tensors as sources
+    in_place = any(o is not p for o, p in zip(seen, plain, strict=True))
+    for kinds in (views.KINDS, (views.RANGES,), (views.UPSAMPLE,), ()) if in_place else ((),):
+        operands = views.choose(graph, plain, rejected, kinds)
+        taken.setdefault(tuple(o.tensor for o in operands), operands)
+    options = [
+        (operands, chain, added)
+        for operands in taken.values() if len(operands) <= most_sources()
+        for chain in chains for added in _residuals(graph, chain, facts, operands)
+        if wanted.alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
+    ]  # fmt: skip
+    if not options:
+        reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
+        return Refusal(reason, (node, *site.nodes)) if reason else None
+    folded = conv_facts.Folded(graph, facts, chains[0].steps)
+    if fault := folded.reject():
+        return Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
+    built = [
+        _built(graph, node, site, facts, folded, operands, chain, added, wanted.layout)
+        for operands, chain, added in options
+    ]
+    legal = [m for m in built if not kernels.reject(m.call)] or built[-1:]
+    found = legal[-1]
+    for bigger in reversed(legal[:-1]):
+        found = replace(bigger, otherwise=found)
+    return found
+
+
+def _residuals(
+    graph: Graph, chain: Chain, facts: conv_facts.Facts, operands: Sequence[Operand]
+) -> list[Operand | None]:
+    """What holds the residual of a chain: the wider tensor that it is a channel range of, where it is one, and the
+    residual itself; None for a chain without."""
+    if not chain.residual:
+        return [None]
+    dims = _call(facts, operands, chain, None, HWC8).outputs[0].dims
+    whole = Operand(chain.residual, Source(tuple(dims), dims[1]))
+    seen = views.see_through(graph, whole, (views.RANGES,))
+    return [whole] if seen.tensor == whole.tensor else [seen, whole]
+
+
+def _call(
+    facts: conv_facts.Facts, operands: Sequence[Operand], chain: Chain, added: Operand | None, layout: int
+) -> Call:
+    sources = [o.source for o in operands]
+    residual = added.source if added else None
+    view = any(s.is_view for s in (*sources, *([residual] if residual else [])))
+    form = Form(len(sources), chain.suffix, view, 1, chain.when)
+    outputs = facts.weight_dims[:1]
+    return make_call(form, sources, outputs, facts.geometry, facts.dtype, chain.params, layout, residual)
+
+
+def _built(
+    graph: Graph, conv: NodeProto, site: Front, facts: conv_facts.Facts, folded: conv_facts.Folded,
+    operands: Sequence[Operand], chain: Chain, added: Operand | None, layout: int,
+) -> Match:  # fmt: skip
+    call = _call(facts, operands, chain, added, layout)
+    inputs: list[str | Constant] = [o.tensor for o in operands]
+    inputs += _filter_and_bias(folded, [o.source for o in operands], call)
+    inputs += [added.tensor] if added else []
+    read = (*operands, *([added] if added else []))
+    between = {id(n): n for o in read for n in o.nodes}
+    element_bytes = ELEMENT_BYTES[facts.dtype]
+    saved = views.traffic(graph, read, element_bytes)
+    saved |= conv_facts.traffic(graph, site, facts, element_bytes)
+    saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), element_bytes)} if chain.stored else {}
+    takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
+    if not site.concats:
+        takes |= {SINGLE} if takes or not chain.is_empty else {SINGLE, ALONE}
+    notes = [n for o in read for n in o.notes] + ([chain.note] if chain.note else [])
+    return Match(
+        call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
+        takes, notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _filter_and_bias(folded: conv_facts.Folded, sources: Sequence[Source], call: Call) -> list[Constant]:
+    w, b = call.inputs[len(sources) : len(sources) + 2]
+    packed = partial(folded.packed, [s.channels for s in sources])
+    return [
+        Constant("packed_weight", tuple(w.dims), w.dtype, packed, typed=True),
+        Constant("bias", tuple(b.dims), b.dtype, folded.bias),
+    ]
+
+
+def merge_key(found: Match) -> Hashable | None:
+    """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
+    form = conv_form.form_of(found.call.op_type)
+    if form.residual or form.outputs > 1 or form.pre_activated:
+        return None
+    attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
+    return found.call.op_type, found.inputs[: form.sources], attrs, found.call.inputs[0].dtype
+
+
+def merge(matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
+    """(positions, match) of convolutions of equal key that become one; the others stay single."""
+    # Vectors must not straddle two outputs: filters in whole vectors come first, and one other may be the last.
+    waiting = sorted(range(len(matches)), key=lambda i: matches[i].call.outputs[0].dims[1] % 8 != 0)
+    done = []
+    while len(waiting) > 1:
+        for count in range(min(most_outputs(), len(waiting)), 1, -1):
+            if merged := _merged([matches[i] for i in waiting[:count]]):
+                done.append((waiting[:count], merged))
+                waiting = waiting[count:]
+                break
+        else:
+            waiting = waiting[1:]
+    return done
+
+
+def _merged(matches: Sequence[Match]) -> Match | None:
+    first = matches[0]
+    form = replace(conv_form.form_of(first.call.op_type), outputs=len(matches))
+    attrs: dict[str, Any] = dict(first.call.attrs)
+    geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+    params = {name: attrs[name][0] for name in ("alpha", "lo", "hi")}
+    filters = [m.call.outputs[0].dims[1] for m in matches]
+    layout = attrs["layout"][0]
+    call = make_call(form, sources_of(first.call), filters, geometry, first.call.inputs[0].dtype, params, layout)
+    if kernels.reject(call):
+        return None
+    constants = [
+        replace(own, dims=tuple(tensor.dims), make=partial(_stacked, [m.inputs[i] for m in matches]))
+        for i, (own, tensor) in enumerate(zip(first.inputs, call.inputs, strict=True)) if isinstance(own, Constant)
+    ]  # fmt: skip
+    nodes = {id(n): n for m in matches for n in m.nodes}
+    saved = {name: size for m in matches for name, size in m.traffic.items()}
+    return Match(
+        call, tuple(nodes.values()), (*first.inputs[: form.sources], *constants),
+        tuple(m.outputs[0] for m in matches), saved, first.takes | {PARALLEL},
+        notes=tuple(dict.fromkeys(n for m in matches for n in m.notes)),
+    )  # fmt: skip
+
+
+def _stacked(parts: Sequence[MatchOperand]) -> np.ndarray:
+    return np.concatenate([p.make() for p in parts if isinstance(p, Constant)], axis=0)
+
+
+class ConvSites(Finder):
+    """Convolutions in float32, float16 and bfloat16, over a Concat or with another neighbour that costs time.
+
+    alone: those without any too, for an engine whose convolutions do not even add their bias. layout: of the nodes.
+    """
+
+    op = concat_conv.OPERATOR
+    anchors = frozenset({"Conv", "ConvTranspose"})
+    own_tiles_first = True
+
+    def __init__(self, alone: bool = False, layout: int = HWC8) -> None:
+        self.alone, self.layout = alone, layout
+
+    def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
+        if node.domain not in ("", "ai.onnx") or len(node.input) < 2 or is_quantised(graph, node):
+            return None
+        if node.op_type == "ConvTranspose":
+            return transposed(graph, node)
+        return match(graph, node, self.alone, self.layout)
+
+    def merge_key(self, match: Match) -> Hashable | None:
+        return merge_key(match)
+
+    def merge(self, matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
+        return merge(matches)

@@ -1,0 +1,342 @@
+"""Reads a Conv and what stands in front of it: every fact that the fused operator needs, or why it cannot be fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
+from cutefuse.match.after import Affine
+from cutefuse.match.answer import Refusal, Traffic
+from cutefuse.match.qdq import dequantises, kind_of
+from cutefuse.operators.conv_math import Geometry, pack
+
+DTYPES = ("float32", "float16", "bfloat16")
+EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
+LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
+MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has more
+
+
+@dataclass(frozen=True)
+class Front:
+    """The tensors that a Conv reads, concatenated in this order; the nodes between them and the Conv; which of those
+    are Concats: none where the Conv reads one tensor as it is."""
+
+    sources: tuple[str, ...]
+    nodes: tuple[NodeProto, ...]
+    concats: tuple[NodeProto, ...]
+
+    @property
+    def word(self) -> str:
+        """What to call a tensor that the Conv reads."""
+        return "source" if self.concats else "input"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the convolution computes: sources and input are N,C,H,W with -1 for unknown sizes."""
+
+    dtype: str
+    weight: str
+    weight_dims: tuple[int, int, int, int]
+    bias: str
+    sources: tuple[tuple[int, int, int, int], ...]
+    geometry: Geometry
+
+
+def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refusal | None:
+    """The Concat that feeds a Conv, seen through Identity and inference Dropout.
+
+    Nested Concats are flattened while there are at most `flatten_to` sources; 0 leaves them.
+    """
+    between, tensor = pass_through(graph, conv.input[0])
+    concat = graph.producer(tensor)
+    quantised = dequantises(concat, graph)
+    while concat is not None and kind_of(concat, graph):
+        concat = graph.producer(concat.input[0])
+    if concat is None or concat.op_type != "Concat" or concat.domain not in ("", "ai.onnx"):
+        return None
+    nodes = (conv, *between, concat)
+    if refusal := broken(graph, conv, nodes) or broken(graph, concat, nodes):
+        return refusal
+    if quantised:
+        return Refusal("quantised site: Q/DQ nodes stand between Concat and Conv, TensorRT fuses those itself", nodes)
+    if not _joins_channels(graph, concat):
+        axis = attribute(concat, "axis", 1)
+        return Refusal(f"Concat joins axis {axis}; only the channel axis (1 or -3) can be fused into a Conv", nodes)
+    sources, inner = _flatten(graph, concat, flatten_to)
+    return Front(tuple(sources), (*between, concat, *inner), (concat, *inner))
+
+
+def one_source(graph: Graph, conv: NodeProto) -> Front:
+    """The one tensor that a Conv reads, seen through Identity and inference Dropout."""
+    between, tensor = pass_through(graph, conv.input[0])
+    return Front((tensor,), tuple(between), ())
+
+
+def broken(graph: Graph, node: NodeProto, nodes: tuple[NodeProto, ...]) -> Refusal | None:
+    """The refusal of a site that holds a node against the standard."""
+    fault = graph.fault(node)
+    return (
+        Refusal(f"node '{label(node)}' breaks the ONNX standard ({fault}); repair the model", nodes) if fault else None
+    )
+
+
+def pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
+    """Identity and inference Dropout nodes that make a tensor, last first, and the tensor behind them."""
+    nodes: list[NodeProto] = []
+    while len(nodes) < MAX_DEPTH:
+        node = graph.producer(tensor)
+        if graph.is_op(node, "Dropout") and tensor == node.output[0]:
+            training = node.input[2] if len(node.input) > 2 else ""
+            off = not training or (graph.constant(training) is not None and not np.any(graph.constant(training)))
+            unused_mask = len(node.output) < 2 or not (graph.users(node.output[1]) or graph.escapes(node.output[1]))
+            if not off or not unused_mask or graph.opset < 7:
+                break
+        elif not graph.is_op(node, "Identity"):
+            break
+        nodes.append(node)
+        tensor = node.input[0]
+    return nodes, tensor
+
+
+def flattened(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
+    """The tensors that nested Concats join, while they are at most `limit`, and the inner Concats that were opened."""
+    return _opened(graph, concat, limit, limit, lambda sources, name: True)
+
+
+def _joins_channels(graph: Graph, concat: NodeProto | None) -> bool:
+    return graph.is_op(concat, "Concat") and attribute(concat, "axis", 1) in (1, -3)
+
+
+def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
+    """Replace a source that is a Concat, read by convolutions alone, by its own sources, while they stay few enough."""
+
+    def may_open(sources: list[str], name: str) -> bool:
+        return sources.count(name) == 1 and _only_convolved(graph, name)
+
+    return _opened(graph, concat, limit, MAX_DEPTH, may_open)
+
+
+def _opened(
+    graph: Graph, concat: NodeProto, limit: int, depth: int, may_open: Callable[[list[str], str], bool]
+) -> tuple[list[str], list[NodeProto]]:
+    """The sources of a Concat after up to `depth` inner ones were opened, while they are at most `limit`, and these."""
+    sources, nodes = list(concat.input), list[NodeProto]()
+    while len(nodes) < depth:
+        for i, name in enumerate(sources):
+            inner = graph.producer(name)
+            if inner is None or not _joins_channels(graph, inner) or len(sources) - 1 + len(inner.input) > limit:
+                continue
+            if may_open(sources, name):
+                sources[i : i + 1] = inner.input
+                nodes.append(inner)
+                break
+        else:
+            break
+    return sources, nodes
+
+
+def _only_convolved(graph: Graph, joined: str) -> bool:
+    """Whether a joined tensor goes when all convolutions behind it are fused: nothing else reads it, directly or
+    through further Concats."""
+    pending, seen = [joined], {joined}
+    while pending:
+        tensor = pending.pop()
+        if graph.escapes(tensor):
+            return False
+        for node in graph.users(tensor):
+            if _joins_channels(graph, node):
+                pending += {node.output[0]} - seen
+                seen.add(node.output[0])
+            elif not graph.is_op(node, "Conv") or list(node.input).index(tensor) != 0 or not _is_plain(graph, node):
+                return False
+    return True
+
+
+def _is_plain(graph: Graph, conv: NodeProto) -> bool:
+    """Whether nothing is known against fusing a Conv before all its facts are read."""
+    return attribute(conv, "group", 1) == 1 and graph.is_constant(conv.input[1])
+
+
+def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
+    """Joined tensor -> what it costs to write and to read it."""
+    batch, _, height, width = facts.sources[0]
+    joined = [c.output[0] for c in site.concats]
+    # The outer one, which comes first, has the channels of the filter.
+    channels = {t: (graph.dims(t) or (0, -1))[1] if i else facts.weight_dims[1] for i, t in enumerate(joined)}
+    return {t: Traffic((batch, count, height, width), element_bytes) for t, count in channels.items()}
+
+
+def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
+    """Every fact about the convolution, or the first reason why it cannot be fused."""
+    nodes = (conv, *site.nodes)
+
+    def no(reason: str) -> Refusal:
+        return Refusal(reason, nodes)
+
+    weight, bias = conv.input[1], conv.input[2] if len(conv.input) > 2 else ""
+    for what, name in (("filter", weight), ("bias", bias)):
+        if name and (reason := _not_constant(graph, what, name)):
+            return no(reason)
+    weight_dims, dtype = _constant_type(graph, weight)
+    if len(weight_dims) != 4:
+        return no(f"the filter has rank {len(weight_dims)}; only 2-D convolutions (rank 4, KCRS) can be fused")
+    if dtype not in DTYPES:
+        return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(DTYPES)} can be fused, convert the model")
+    K, C, R, S = weight_dims
+    if (group := attribute(conv, "group", 1)) != 1:
+        return no(f"the Conv has {group} groups; only group=1 can be fused")
+    if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
+        return no(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the filter's {R}x{S}; repair the model")
+    if bias and _constant_type(graph, bias) != ((K,), dtype):
+        return no(f"the bias is not a {dtype} vector of the filter's {K} outputs; repair the model")
+    sources = source_dims(graph, site, C)
+    if isinstance(sources, str):
+        return no(sources)
+    for name in site.sources:
+        if (own := graph.dtype(name)) not in (None, dtype):
+            return no(f"{site.word} '{name}' is {own}, the filter is {dtype}; types must agree, repair the model")
+    geometry = geometry_of(conv, (R, S), sources[0][2:])
+    if isinstance(geometry, str):
+        return no(geometry)
+    return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry)
+
+
+def _constant_type(graph: Graph, tensor: str) -> tuple[tuple[int, ...], str | None]:
+    if tensor in graph.initializers:
+        return graph.dims(tensor) or (), graph.dtype(tensor)
+    value = graph.constant(tensor)
+    if value is None:
+        return (), None
+    return value.shape, value.dtype.name if value.dtype.name in ELEM_TYPES else None
+
+
+def _not_constant(graph: Graph, what: str, tensor: str) -> str | None:
+    if tensor in graph.overridable:
+        return f"the {what} '{tensor}' is also a graph input, so callers may replace it; take it off the graph's inputs"
+    if dequantises(graph.producer(tensor), graph):
+        return f"quantised site: the {what} is dequantised in the graph, TensorRT fuses that itself"
+    if not graph.is_constant(tensor) or (tensor not in graph.initializers and graph.constant(tensor) is None):
+        return f"the {what} '{tensor}' {graph.not_constant(tensor)}; only constants can be packed"
+    return None
+
+
+def source_dims(graph: Graph, site: Front, C: int) -> tuple[tuple[int, int, int, int], ...] | str:
+    """N,C,H,W of each source, -1 for unknown sizes; or why they do not suit a filter of C channels."""
+    known = [graph.dims(name) for name in site.sources]
+    whole = graph.dims(site.concats[0].output[0]) if site.concats else None
+    for name, d in zip(site.sources, known, strict=True):
+        if d is not None and len(d) != 4:
+            return f"{site.word} '{name}' has rank {len(d)}; only 2-D convolutions (rank 4, NCHW) can be fused"
+        if d is not None and 0 in d:  # runtimes skip an empty operand of Concat even where its other sizes disagree
+            remedy = "take it out of the Concat" if site.concats else "give the model larger inputs"
+            return f"{site.word} '{name}' is empty ({'x'.join(map(str, d))}); {remedy}"
+    channels = [d[1] if d else -1 for d in known]
+    if channels.count(-1) == 1:  # its channels are the filter's, less those of the others
+        channels[channels.index(-1)] = C - sum(c for c in channels if c >= 0)
+    if -1 in channels:
+        name = site.sources[channels.index(-1)]
+        return f"the channel count of source '{name}' is unknown; give the model's inputs static channel counts"
+    if sum(channels) != C:
+        found = f"{site.word}s have" if len(channels) > 1 else f"{site.word} has"
+        return f"the {found} {'+'.join(map(str, channels))} channels, the filter takes {C}; repair the model"
+    rows = [d for d in (*known, whole) if d is not None and len(d) == 4]
+    # A Concat along channels needs equal N, H, W, so one source's size is every source's size.
+    shared = [next((r[i] for r in rows if r[i] >= 0), -1) for i in range(4)]
+    dims = []
+    for c, own in zip(channels, known, strict=True):
+        n, h, w = (own[i] if own and own[i] >= 0 else shared[i] for i in (0, 2, 3))
+        dims.append((n, c, h, w))
+    return tuple(dims)
+
+
+def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -> Geometry | str:
+    """The convolution's geometry on images of `size` (H, W); or why it has none."""
+    strides = tuple(attribute(conv, "strides", (1, 1)))
+    dilations = tuple(attribute(conv, "dilations", (1, 1)))
+    pads = tuple(attribute(conv, "pads", (0, 0, 0, 0)))
+    if (len(strides), len(dilations), len(pads)) != (2, 2, 4):
+        return (
+            f"strides {strides}, dilations {dilations} or pads {pads} do not suit a 2-D convolution; repair the model"
+        )
+    auto_pad = attribute(conv, "auto_pad", "NOTSET")
+    if auto_pad == "VALID":
+        pads = (0, 0, 0, 0)
+    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        begins, ends = [], []
+        for i in range(2):
+            extent = dilations[i] * (kernel[i] - 1) + 1
+            if strides[i] == 1:
+                total = extent - 1  # the same for every size
+            elif strides[i] < 1 or size[i] < 0:
+                return (
+                    f"auto_pad={auto_pad} with stride {strides[i]} needs a static input size; export with explicit pads"
+                )
+            else:
+                total = max((-(-size[i] // strides[i]) - 1) * strides[i] + extent - size[i], 0)
+            small, large = total // 2, total - total // 2
+            begins.append(small if auto_pad == "SAME_UPPER" else large)
+            ends.append(large if auto_pad == "SAME_UPPER" else small)
+        pads = (*begins, *ends)
+    elif auto_pad != "NOTSET":
+        return f"auto_pad={auto_pad} is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER; repair the model"
+    return Geometry(kernel, strides, (pads[0], pads[1], pads[2], pads[3]), dilations)
+
+
+class Folded:
+    """The filter and bias with the affine steps after the convolution folded in; evaluated when asked, never kept."""
+
+    def __init__(self, graph: Graph, facts: Facts, steps: Sequence[Affine]) -> None:
+        self._graph, self._facts, self._steps = graph, facts, steps
+
+    def _scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
+        K = self._facts.weight_dims[0]
+        scale, shift = np.ones(K), np.zeros(K)
+        if self._facts.bias:
+            shift = np.asarray(self._graph.constant(self._facts.bias), dtype=np.float64)
+        for step in self._steps:
+            factor, offset = step.make()
+            scale, shift = scale * factor, shift * factor + offset
+        return scale, shift
+
+    def _filter(self, scale: np.ndarray) -> np.ndarray:
+        w = np.asarray(self._graph.constant(self._facts.weight))
+        return w.astype(np.float32) * scale.astype(np.float32)[:, None, None, None] if self._steps else w
+
+    def reject(self) -> str | None:
+        """Why folding would not give the same function; None when it does. Reads no weights when nothing is folded."""
+        if not self._steps:
+            return None
+        with np.errstate(all="ignore"):
+            scale, shift = self._scale_and_shift()
+            if not (np.isfinite(scale).all() and np.isfinite(shift.astype(np.float32)).all()):
+                return "the normalisation's constants give NaN or infinity; repair the model"
+            exact = self._filter(scale)
+            rounded = exact.astype(self._numpy_type()).astype(np.float64)
+            error = np.abs(rounded - exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
+            largest = np.abs(exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
+        allowed = 2 * EPSILONS.get(self._facts.dtype, 2.0**-23)
+        if not np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)):  # false for NaN
+            return (
+                f"folding the normalisation into a {self._facts.dtype} filter overflows or loses precision; "
+                "keep this Conv in float32"
+            )
+        return None
+
+    def _numpy_type(self) -> np.dtype[np.generic]:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16 if self._facts.dtype == "bfloat16" else self._facts.dtype)
+
+    def packed(self, channels: Sequence[int]) -> np.ndarray:
+        """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
+        scale, _ = self._scale_and_shift()
+        return pack(self._filter(scale).astype(self._numpy_type()), channels)
+
+    def bias(self) -> np.ndarray:
+        """The bias vector [K] in float32, zeros when the convolution has none."""
+        return self._scale_and_shift()[1].astype(np.float32)

@@ -1,0 +1,149 @@
+"""Why a place is not fused, in words: what stands between a convolution and a neighbour that it could be fused with,
+and refusals by cause for the summary that ends a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph, attribute, label
+
+MAX_DEPTH = 8  # nodes between a Concat and a Conv; a BatchNormalization in three steps and a SiLU are five
+_ELEMENTWISE = ("Mul", "Add", "Sub", "Div")
+_BETWEEN = (
+    "BatchNormalization", "InstanceNormalization", "Relu", "LeakyRelu", "PRelu", "Elu", "Clip", "Sigmoid", "Tanh",
+    "HardSwish", "Swish", "Gelu", "Resize", "Upsample", "Reshape", "Transpose", "Split", "Slice", "Gather", "Pad",
+    "Cast", "Identity", "Dropout", "LRN", *_ELEMENTWISE,
+)  # fmt: skip
+_SHUFFLE = ("Reshape", "Transpose", "Reshape")
+
+
+def behind_concat(graph: Graph, tensor: str, taken: Sequence[NodeProto] = ()) -> str:
+    """Why a Concat in front of what a convolution reads is not fused with it; "" where there is none, or where a match
+    takes in all that stands between."""
+    nodes: list[NodeProto] = []
+    while len(nodes) <= MAX_DEPTH:
+        node = graph.producer(tensor)
+        if graph.is_op(node, "Concat") and attribute(node, "axis", 1) in (1, -3):
+            inside = {id(n) for n in taken}
+            return "" if all(id(n) in inside for n in nodes) else _stands(node, nodes)
+        tensor = _through(graph, node)
+        if node is None or not tensor:
+            return ""
+        nodes.insert(0, node)
+    return ""
+
+
+def _through(graph: Graph, node: NodeProto | None) -> str:
+    """The one tensor from which a node makes its output; "" where there are more, or it is no node to see through."""
+    if not graph.is_op(node, *_BETWEEN):
+        return ""
+    if node.op_type not in _ELEMENTWISE:
+        return node.input[0]
+    moving = {t for t in node.input if t and not graph.is_constant(t)}
+    if len(moving) == 2 and node.op_type == "Mul":  # x * sigmoid(x)
+        for gate in moving:
+            maker = graph.producer(gate)
+            if graph.is_op(maker, "Sigmoid", "HardSigmoid") and maker.input[0] in moving - {gate}:
+                moving = moving - {gate}
+                break
+    return moving.pop() if len(moving) == 1 else ""
+
+
+def _stands(concat: NodeProto, nodes: Sequence[NodeProto]) -> str:
+    types = list(dict.fromkeys(n.op_type for n in nodes if n.op_type != "Identity"))
+    if tuple(n.op_type for n in nodes[:3]) == _SHUFFLE:
+        words, many = "a channel shuffle (Reshape, Transpose, Reshape)", False
+    else:
+        words, many = " and ".join(filter(None, (", ".join(types[:-1]), types[-1]))), len(types) > 1
+    where = f"{words} {'stand' if many else 'stands'} between this Conv and Concat '{label(concat)}'"
+    return f"{where}; only a Conv that reads the Concat itself is fused with it"
+
+
+def other_sum(graph: Graph, tensor: str) -> str:
+    """Why the sum after a convolution is no residual of it; "" where there is none but a bias."""
+    node = graph.only_user(tensor)
+    if not graph.is_op(node, "Add", "Sum") or list(node.input).count(tensor) != 1:
+        return ""
+    others = [name for name in node.input if name != tensor]
+    if any(graph.is_constant(name) for name in others):
+        return ""
+    if len(others) != 1:
+        return (
+            f"{node.op_type} '{label(node)}' stays: it adds {len(others) + 1} tensors; only a sum of two can be fused"
+        )
+    sizes, own = graph.partial_symbols(others[0]), graph.partial_symbols(tensor)
+    found = f"'{others[0]}' is {_words(sizes)}, the Conv's output {_words(own)}"
+    found += "; only a tensor that is known to have the same sizes can be fused"
+    return f"{node.op_type} '{label(node)}' stays: {found}"
+
+
+def _words(sizes: Sequence[int | str] | None) -> str:
+    return "of unknown rank" if sizes is None else "x".join(str(s) or "?" for s in sizes) or "one number"
+
+
+OTHER = "other reasons"
+CAUSES = (
+    ("inside the ", "in control flow or a local function"),
+    ("ConvTranspose", "ConvTranspose"),
+    (" groups; only group=1", "groups"),
+    ("only 2-D convolutions", "not 2-D"),
+    ("channel shuffle", "channel shuffle behind the Concat"),
+    ("this Conv and Concat", "operators between Concat and Conv"),
+    ("only nearest by a whole factor", "Resize that is not nearest"),
+    ("Resize '", "Resize by other factors or coordinates"),
+    ("Upsample '", "Resize by other factors or coordinates"),
+    ("known to have the same sizes", "sum with another or unknown size"),
+    ("only a sum of two", "sum with another or unknown size"),
+    ("HardSwish and SiLU can be fused", "activation of another kind"),
+    ("only alpha=1", "activation of another kind"),
+    ("only a BatchNormalization can be fused", "norm over pixels"),
+    ("goes over the pixels", "norm over pixels"),
+    ("the last axis is normalised over", "norm over another axis"),
+    ("quantised site", "quantisation that TensorRT fuses itself or that is not symmetric"),
+    ("computed at run time", "filter computed at run time"),
+    ("is made of constants", "filter that is not folded"),
+    ("sparse initializer", "filter that is stored sparsely"),
+    ("callers may replace it", "filter that callers may replace"),
+    ("Concat joins axis", "Concat along another axis"),
+    ("can be fused; split the Concat", "Concat of too many tensors"),
+    ("is fused into the site", "taken by another site"),
+    ("it overlaps with", "taken by another site"),
+    ("one body cannot", "function bodies of an old opset"),
+    ("is older than", "function bodies of an old opset"),
+    ("--no-functions", "function bodies of an old opset"),
+    (" is unknown", "unknown sizes"),
+    ("needs a static input size", "unknown sizes"),
+    ("loses precision", "BatchNormalization that cannot be folded"),
+    ("convert the model", "types"),
+    ("both must be one of", "types"),
+    ("stash_type", "types"),
+    ("all parameters of one type", "parameters of another size or type"),
+    ("takes multiples of", "channels in no whole vectors"),
+    ("gives its statistics", "statistics of a norm that are read"),
+    ("repair ", "broken models"),
+    ("does not multiply float8", "no kernels for this GPU"),
+    ("older than 8.9 and without float8", "no kernels for this GPU"),
+    ("skip this fusion", "beyond the kernels"),
+    ("concat_conv: ", "beyond the kernels"),  # what the library says of a call
+    ("row_norm: ", "beyond the kernels"),
+)
+
+
+def cause_of(reason: str) -> str:
+    """The cause of a refusal in a few words."""
+    return next((cause for words, cause in CAUSES if words in reason), OTHER)
+
+
+def by_cause(reasons: Iterable[str]) -> dict[str, int]:
+    """cause -> how many refusals have it, most first, other reasons last."""
+    found = Counter(map(cause_of, reasons))
+    return dict(sorted(found.items(), key=lambda item: (item[0] == OTHER, -item[1], item[0])))
+
+
+def sentence(causes: Mapping[str, int]) -> str:
+    """ "12 refused: 7 groups, 3 ConvTranspose, 2 unknown sizes"; "" for none."""
+    parts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
+    return f"{sum(causes.values())} refused: {parts}" if causes else ""

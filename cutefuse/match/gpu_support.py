@@ -1,0 +1,46 @@
+"""What the GPU that will run the model has kernels for; elsewhere sites take a smaller match, or stay outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cutefuse import kernels
+from cutefuse.match.find import FUSED, REFUSED, Site
+
+
+def judge_device(sites: Sequence[Site], sm: int) -> None:
+    """Take a smaller match, or refuse the site, where the kernels of a compute capability (times 10) cannot run it.
+
+    For any GPU (0) the site gets a note where only some have kernels for its number type.
+    """
+    for site in (s for s in sites if s.status == FUSED):
+        while site.match and (reason := kernels.reject(replace(site.match.call, sm=sm, _keep=[]))):
+            if not site.fall_back(reason):
+                site.refuse(REFUSED, reason)
+                break
+        else:
+            if sm == 0 and site.match and (note := _only_on(site.match.call)):
+                site.take(replace(site.match, notes=(*site.match.notes, note)))
+
+
+def _only_on(call: kernels.Call) -> str:
+    """Which GPUs alone have tiles for the number type of a call; "" where every GPU has one."""
+    dtype = call.inputs[0].dtype
+    tiles = [c for c in kernels.operator_of(call.op_type)["configs"] if dtype in c["types"]]
+    if not tiles or not all(c["needs"] for c in tiles):
+        return ""
+    return f"{dtype} has kernels for {kernels.gpus_of(tiles[0])}; --sm names the GPU that will run the model"
+
+
+def suit_device(sites: Sequence[Site], sm: int) -> None:
+    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not."""
+    for site in (s for s in sites if s.status == FUSED and s.finder.own_tiles_first):
+        smaller = site.match
+        while smaller is not None and not kernels.made_for(smaller.call, sm):
+            smaller = smaller.otherwise
+        if smaller is None or smaller is site.match or site.match is None:
+            continue
+        left = ", ".join(sorted(site.match.takes - smaller.takes))
+        note = f"{left} left outside: compute capability {sm // 10}.{sm % 10} has faster kernels without; see --sm"
+        site.take(replace(smaller, notes=(*smaller.notes, note)))

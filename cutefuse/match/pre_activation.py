@@ -1,0 +1,120 @@
+"""What stands before a convolution: affine steps with constants and ReLU over each input channel, and the tensors that
+a Concat in front of them joins, older ones in groups where they are more than the operator takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph, attribute
+from cutefuse.match.after import Affine, affine_of
+from cutefuse.match.answer import Constant, Joined
+from cutefuse.match.conv.read import Facts, Front, flattened, pass_through
+from cutefuse.operators.conv_form import Source
+
+MAX_STEPS = 4  # BatchNormalization, and the Mul and Add that exporters add to it or write in its place
+# Each layer of a dense block joins all tensors before it. Groups of fixed sizes from the first tensor on are the same
+# in all its layers, so that a group is joined once: (sizes, largest Concat that becomes at most 8 operands by them).
+GROUPS = (((7,), 26), ((16, 4), 62))
+
+
+@dataclass(frozen=True)
+class PreActivation:
+    """ReLU of affine steps of `tensor`, and what a Conv reads of it; `nodes` from the Conv on backwards."""
+
+    tensor: str
+    nodes: tuple[NodeProto, ...]
+    steps: tuple[Affine, ...]  # in the order of computation
+
+    def vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Scale and shift of every channel, float64."""
+        scale, shift = np.ones(1), np.zeros(1)
+        with np.errstate(all="ignore"):
+            for step in self.steps:
+                factor, offset = step.make()
+                scale, shift = scale * factor, shift * factor + offset
+        return scale, shift
+
+    def reject(self, dtype: str) -> str | None:
+        """Why scale and shift cannot be stored in a type; None where they can."""
+        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+        with np.errstate(all="ignore"):
+            if all(np.isfinite(v.astype(kind).astype(np.float64)).all() for v in self.vectors()):
+                return None
+        return f"the normalisation before this Conv has constants that {dtype} cannot hold; keep it in float32"
+
+    def constants(self, channels: int, dtype: str) -> list[Constant]:
+        """Scale and shift as operands of the fused node."""
+        make = (partial(self._vector, i, channels, dtype) for i in range(2))
+        return [
+            Constant(f"pre_{name}", (channels,), dtype, vector, typed=True)
+            for name, vector in zip(("scale", "shift"), make, strict=True)
+        ]
+
+    def _vector(self, index: int, channels: int, dtype: str) -> np.ndarray:
+        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+        return np.array(np.broadcast_to(self.vectors()[index], (channels,)).astype(kind))
+
+
+def pre_activation(graph: Graph, conv: NodeProto) -> PreActivation | None:
+    """The ReLU of affine steps that only this Conv reads; None where there is none, or where engines fold its steps
+    into a convolution before them."""
+    weight = graph.dims(conv.input[1])
+    between, tensor = pass_through(graph, conv.input[0])
+    relu = graph.producer(tensor)
+    if not graph.is_op(relu, "Relu") or not weight or len(weight) != 4 or attribute(conv, "group", 1) != 1:
+        return None
+    nodes, steps = [*between, relu], list[Affine]()
+    tensor = relu.input[0]
+    while len(steps) < MAX_STEPS and (node := graph.producer(tensor)) is not None:
+        moving = [t for t in node.input if t and not graph.is_constant(t)]
+        step = affine_of(graph, node, moving[0], weight[1]) if len(moving) == 1 else None
+        if step is None:
+            break
+        nodes.append(node)
+        steps.insert(0, step)
+        tensor = moving[0]
+    inner = [n.output[0] for n in nodes]
+    if not steps or any(graph.only_user(t) is None for t in inner):
+        return None
+    before = graph.producer(tensor)
+    if graph.is_op(before, "Conv", "ConvTranspose") and graph.only_user(tensor) is nodes[-1]:
+        return None
+    return PreActivation(tensor, tuple(nodes), tuple(steps))
+
+
+def fronts(graph: Graph, found: PreActivation) -> list[Front]:
+    """What the fused Conv may read: the tensors that Concats join, opened as far as possible, then the joined one."""
+    whole = Front((found.tensor,), found.nodes, ())
+    between, tensor = pass_through(graph, found.tensor)
+    concat = graph.producer(tensor)
+    if not graph.is_op(concat, "Concat") or attribute(concat, "axis", 1) not in (1, -3):
+        return [whole]
+    opened = [flattened(graph, concat, limit) for limit in (GROUPS[-1][1], 0)]
+    if opened[0][0] == opened[1][0]:
+        opened.pop()
+    nodes = (*found.nodes, *between, concat)
+    return [*(Front(tuple(sources), (*nodes, *inner), (concat, *inner)) for sources, inner in opened), whole]
+
+
+def grouped(facts: Facts, front: Front, most: int) -> list[tuple[str | Joined, Source]] | None:
+    """The operands of a call that takes at most `most`, older tensors joined where they are more; None for too many."""
+    pairs = list(zip(front.sources, facts.sources, strict=True))
+    sizes = next((sizes for sizes, limit in GROUPS if len(pairs) <= limit), ()) if len(pairs) > most else ()
+    operands, done = list[tuple[str | Joined, Source]](), 0
+    for size in sizes:
+        while len(pairs) - done >= size:
+            operands.append(_joined(pairs[done : done + size]))
+            done += size
+    operands += [(name, Source(d, d[1])) for name, d in pairs[done:]]
+    return operands if len(operands) <= most else None
+
+
+def _joined(pairs: Sequence[tuple[str, tuple[int, int, int, int]]]) -> tuple[Joined, Source]:
+    (n, _, h, w), channels = pairs[0][1], sum(d[1] for _, d in pairs)
+    return Joined(tuple(name for name, _ in pairs)), Source((n, channels, h, w), channels)

@@ -1,0 +1,282 @@
+"""Recognises quantised Concat -> Conv in Q/DQ graphs: which numbers and scales the convolution really works on.
+
+Only explicit, symmetric quantisation to int8 or float8 (e4m3) with constant scales is taken: one scale for a whole
+activation tensor, one for each output channel (or one in all) of the filter. Casts between float types may stand beside
+the Q and DQ nodes. Everything else is refused in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from cutefuse.graph.numbers import Number
+from cutefuse.graph.read import Graph, attribute, label
+from cutefuse.match.answer import Quantized, Refusal
+from cutefuse.match.conv import read as conv_facts
+from cutefuse.match.qdq import (
+    CUSTOM_DOMAIN,
+    DEQUANTIZE,
+    FLOATS,
+    QUANTIZE,
+    Linear,
+    NotFused,
+    before_cast,
+    cast_type,
+    casts,
+    dequantised,
+    dequantises,
+    kind_of,
+    linear,
+    quantises,
+    scalar,
+)
+from cutefuse.operators.conv_math import Geometry
+
+
+@dataclass(frozen=True)
+class QuantSite:
+    """Sources are quantised tensors of the graph, or float ones to be quantised, with a scale each; N,C,H,W dims.
+
+    All of them and the filter are of one number type, `weight.number`.
+    """
+
+    sources: tuple[str | Quantized, ...]
+    scales: tuple[float, ...]
+    dims: tuple[tuple[int, int, int, int], ...]
+    weight: Weight
+    bias: np.ndarray  # float64 [K]
+    geometry: Geometry
+    nodes: tuple[NodeProto, ...]  # the Conv first
+    concat: str
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A quantised filter: a constant behind a DequantizeLinear, or a float constant behind a pair of both."""
+
+    graph: Graph
+    tensor: str
+    dims: tuple[int, int, int, int]
+    scale: np.ndarray  # float64 [K], with which it is dequantised
+    step: np.ndarray  # float64 [K], with which it is quantised: the same, but for float16's rounding of either
+    rounded: bool  # the tensor is quantised already
+    number: Number
+    dtype: str  # of the filter that the Conv reads
+
+    def make(self) -> np.ndarray:
+        """The quantised filter [K, C, R, S]."""
+        value = self.graph.constant(self.tensor)
+        assert value is not None, "found to be constant when the site was read"
+        if self.rounded:
+            return value
+        return self.number.round(value.astype(np.float32) / self.step.astype(np.float32)[:, None, None, None])
+
+
+def find(graph: Graph, conv: NodeProto, max_sources: int) -> QuantSite | Refusal | None:
+    """The quantised site of a Conv; None when it is no Conv over a Concat, or neither side of it is quantised."""
+    shape = _walk(graph, conv)
+    if shape is None:
+        return None
+    concat, between = shape
+    nodes = (conv, *between, concat)
+    try:
+        return _read(graph, conv, concat, between, max_sources)
+    except NotFused as no:
+        return Refusal(f"quantised site: {no}", nodes)
+
+
+_MOST_BETWEEN = 5  # a pair of Q and DQ between Casts, and one node too many
+
+
+def _walk(graph: Graph, conv: NodeProto) -> tuple[NodeProto, tuple[NodeProto, ...]] | None:
+    """(Concat, the Q and DQ nodes and Casts between it and the Conv) of a quantised Conv, anchor's side first."""
+    if not graph.is_op(conv, "Conv") or len(conv.input) < 2:
+        return None
+    between: list[NodeProto] = []
+    node = graph.producer(conv.input[0])
+    while node is not None and (kind_of(node, graph) or casts(node, graph)) and len(between) < _MOST_BETWEEN:
+        between.append(node)
+        node = graph.producer(node.input[0])
+    if not graph.is_op(node, "Concat") or attribute(node, "axis", 1) not in (1, -3):
+        return None
+    quantised_filter = dequantises(graph.producer(before_cast(graph, conv.input[1])[1]), graph)
+    return (node, tuple(between)) if quantised_filter or any(kind_of(n, graph) for n in between) else None
+
+
+def is_quantised(graph: Graph, conv: NodeProto) -> bool:
+    """Whether the Conv over a Concat belongs to the quantised operator, fused there or refused."""
+    return _walk(graph, conv) is not None
+
+
+def _read(
+    graph: Graph, conv: NodeProto, concat: NodeProto, between: Sequence[NodeProto], max_sources: int
+) -> QuantSite:  # fmt: skip
+    if len(concat.input) > max_sources:
+        raise NotFused(
+            f"Concat joins {len(concat.input)} tensors, at most {max_sources} can be fused; split the Concat"
+        )
+    weight = _weight(graph, conv)
+    K, C, R, S = weight.dims
+    sources, scales, made = _sources(graph, concat, between, weight.number)
+    if (group := attribute(conv, "group", 1)) != 1:
+        raise NotFused(f"the Conv has {group} groups; only group=1 can be fused")
+    if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
+        raise NotFused(
+            f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the {R}x{S} filter; repair the model"
+        )
+    joined = conv_facts.Front(tuple(concat.input), (concat,), (concat,))
+    dims = conv_facts.source_dims(graph, joined, C)
+    if isinstance(dims, str):
+        raise NotFused(dims)
+    geometry = conv_facts.geometry_of(conv, (R, S), dims[0][2:])
+    if isinstance(geometry, str):
+        raise NotFused(geometry)
+    nodes = (conv, *between, concat, *made, *_makers(graph, conv))
+    return QuantSite(sources, scales, dims, weight, _bias(graph, conv, K), geometry, nodes, concat.output[0])
+
+
+def _makers(graph: Graph, conv: NodeProto) -> list[NodeProto]:
+    """Q and DQ nodes and Casts over the filter and the bias; they go when nothing else reads them."""
+    found = []
+    for tensor in conv.input[1:]:
+        node = graph.producer(tensor)
+        while node is not None and (kind_of(node, graph) or casts(node, graph)):
+            found.append(node)
+            node = graph.producer(node.input[0])
+    return found
+
+
+def _sources(
+    graph: Graph, concat: NodeProto, between: Sequence[NodeProto], number: Number
+) -> tuple[tuple[str | Quantized, ...], tuple[float, ...], list[NodeProto]]:
+    """Quantised sources, their scales, and the DQ nodes and Casts that go with them.
+
+    Three forms: DQ before each source; quantised sources under one DQ; float sources under one pair of Q and DQ, which
+    is the same as the pair before each source, since quantising treats every element alone.
+    """
+    pair = [n for n in between if kind_of(n, graph)]
+    if not pair:
+        return _own_scales(graph, concat, between, number)
+    name, count = f"the Concat '{label(concat)}'", len(concat.input)
+    kinds = [kind_of(n, graph) for n in pair]
+    first = between.index(pair[0])
+    down = _alike(dequantised(graph, pair[0], between[:first], name), number, name)
+    scale = scalar(down, name)
+    if kinds == [DEQUANTIZE]:
+        return tuple(concat.input), (scale,) * count, []
+    if kinds != [DEQUANTIZE, QUANTIZE]:
+        raise NotFused(f"{' and '.join(kinds)} stand between Conv and Concat; one pair of Q and DQ can be")
+    up = _alike(linear(graph, pair[1], name), number, name)
+    if not _nearly(scalar(up, name), scale):
+        raise NotFused(
+            f"{name} is quantised with scale {scalar(up, name):g} and dequantised with {scale:g}; repair the model"
+        )
+    before = between[between.index(pair[1]) + 1 :]
+    if len(before) > 1:
+        raise NotFused(f"{name} is cast {len(before)} times before it is quantised; only one Cast can be moved")
+    cast, custom = cast_type(before), pair[1].domain == CUSTOM_DOMAIN
+    sources, gone = list[str | Quantized](), list[NodeProto]()
+    for tensor in concat.input:
+        if graph.dtype(tensor) not in (None, *FLOATS):
+            raise NotFused(f"source '{tensor}' is {graph.dtype(tensor)}; only {', '.join(FLOATS)} can be quantised")
+        own = graph.producer(tensor)
+        # Rounding what already is a multiple of the scale gives it back.
+        if dequantises(own, graph) and not cast and _same(graph, own, up):
+            sources.append(own.input[0])
+            gone.append(own)
+        else:
+            sources.append(Quantized(tensor, up.tensor, up.zero_point, number.name, cast, custom))
+    return tuple(sources), (scale,) * count, gone
+
+
+def _own_scales(
+    graph: Graph, concat: NodeProto, behind: Sequence[NodeProto], number: Number
+) -> tuple[tuple[str | Quantized, ...], tuple[float, ...], list[NodeProto]]:
+    """As `_sources`, where each source has a DQ of its own; `behind` the Concat stand Casts at most."""
+    sources, scales, gone = list[str | Quantized](), list[float](), list[NodeProto]()
+    for tensor in concat.input:
+        between, inner = before_cast(graph, tensor)
+        node, what = graph.producer(inner), f"source '{tensor}'"
+        if not dequantises(node, graph):
+            dynamic = graph.is_op(node, "Mul", "Cast") and "; dynamic quantisation cannot be fused" or ""
+            raise NotFused(f"{what} is not dequantised, the filter is{dynamic}; quantise every source")
+        found = _alike(dequantised(graph, node, [*between, *behind], what), number, what)
+        sources.append(node.input[0])
+        scales.append(scalar(found, what))
+        gone += [*between, node]
+    return tuple(sources), tuple(scales), gone
+
+
+def _alike(found: Linear, number: Number, what: str) -> Linear:
+    """Raises NotFused for another number type than the filter's."""
+    if found.number is not number:
+        raise NotFused(
+            f"{what} is {found.number.name}, the filter {number.name}; sources and filter must be of one type"
+        )
+    return found
+
+
+def _nearly(a: object, b: object) -> bool:
+    """Whether two scales are one, of which float16 may have rounded either."""
+    return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2.0**-10, atol=0))
+
+
+def _same(graph: Graph, node: NodeProto, up: Linear) -> bool:
+    """Whether a DQ node has the number type and the scale of a Q node."""
+    try:
+        found = linear(graph, node, "a source")
+        return found.number is up.number and scalar(found, "a source") == scalar(up, "a source")
+    except NotFused:
+        return False
+
+
+def _weight(graph: Graph, conv: NodeProto) -> Weight:
+    between, tensor = before_cast(graph, conv.input[1])
+    node = graph.producer(tensor)
+    if not dequantises(node, graph):
+        raise NotFused("the filter is not quantised, the activations are; quantise it like them")
+    found = dequantised(graph, node, between, "the filter")
+    steps, tensor, rounded = found, node.input[0], True
+    quantiser = graph.producer(tensor)
+    if quantises(quantiser, graph):
+        steps = _alike(linear(graph, quantiser, "the filter"), found.number, "the filter before its DequantizeLinear")
+        different = steps.scale.shape != found.scale.shape or not _nearly(steps.scale, found.scale)
+        if different or (steps.scale.size > 1 and steps.axis != found.axis):
+            raise NotFused("the filter is quantised and dequantised with different scales; repair the model")
+        tensor, rounded = quantiser.input[0], False
+    if not graph.is_constant(tensor):
+        raise NotFused(f"the filter '{tensor}' {graph.not_constant(tensor)}; only constants can be packed")
+    value = None if rounded and tensor in graph.initializers else graph.constant(tensor)
+    if value is not None and np.isnan(value.astype(np.float32)).any():
+        raise NotFused("the filter holds NaN, of which a quantiser may make any number; repair the model")
+    dims = graph.dims(tensor) if value is None else value.shape
+    if dims is None or len(dims) != 4:
+        raise NotFused(f"the filter has dimensions {dims}; only 2-D convolutions (KCRS) can be fused")
+    if found.scale.size > 1 and (found.axis % 4 != 0 or found.scale.shape != (dims[0],)):
+        raise NotFused(f"the filter has {found.scale.size} scales along axis {found.axis}; one for each output channel "
+                       f"(axis 0) can be fused")  # fmt: skip
+    scale, step = (np.broadcast_to(f.scale.reshape(-1), (dims[0],)).astype(np.float64) for f in (found, steps))
+    dtype = cast_type(between) or graph.dtype(found.tensor) or "float32"
+    return Weight(graph, tensor, (dims[0], dims[1], dims[2], dims[3]), scale, step, rounded, found.number, dtype)
+
+
+def _bias(graph: Graph, conv: NodeProto, K: int) -> np.ndarray:
+    tensor = conv.input[2] if len(conv.input) > 2 else ""
+    if not tensor:
+        return np.zeros(K)
+    node, scale = graph.producer(tensor), np.ones(1)
+    if dequantises(node, graph):  # int32, usually with the product of both scales
+        given = graph.constant(node.input[1]) if len(node.input) > 1 else None
+        zero = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(1)
+        if given is None or zero is None or np.any(zero):
+            raise NotFused("the bias is dequantised with a scale or zero point that cannot be fused; store it as float")
+        tensor, scale = node.input[0], np.asarray(given, np.float64).reshape(-1)
+    value = graph.constant(tensor)
+    if value is None or value.shape != (K,) or scale.size not in (1, K):
+        why = graph.not_constant(tensor) if value is None else f"is no vector of {K}"
+        raise NotFused(f"the bias '{tensor}' {why}; only constant vectors of {K} can be fused")
+    return value.astype(np.float64) * scale

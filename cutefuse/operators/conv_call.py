@@ -1,0 +1,66 @@
+"""Calls of ConcatConv: from sources, filters and geometry to a call with every attribute written, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
+from cutefuse.operators import conv_form, conv_math
+from cutefuse.operators.conv_form import Form, Source
+from cutefuse.operators.layouts import HWC8, NHWC, TO_NCHW
+
+FLOAT_MAX = 3.402823466e38
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def make_call(
+    form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
+    params: dict[str, float], layout: int = HWC8, residual: Source | None = None,
+) -> Call:  # fmt: skip
+    """The call of these sources, `outputs` filters for each output, every attribute written.
+
+    Its tensors have logical NCHW dims in either layout: HWC8 (pixels padded to whole vectors) or NHWC (dense pixels).
+    `residual`: where the channels to add are found, of a View form; without it, in a tensor of their own.
+    """
+    channels = [s.channels for s in sources]
+    sizes = conv_math.packed_sizes(channels, geometry.kernel_shape)
+    size = conv_form.first_size(sources)
+    rows, columns = (geometry.output_size(i, size[i]) for i in range(2))
+    batch = next((s.dims[0] for s in sources if s.dims[0] >= 0), -1)
+    attrs: dict[str, Any] = {
+        "channels": channels, **geometry.attrs(), "packed_sizes": sizes,
+        "alpha": [0.01], "lo": [-FLOAT_MAX], "hi": [FLOAT_MAX], **{k: [v] for k, v in params.items()},
+        "channel_starts": [s.start for s in sources] if form.view else [0],
+        "upsample": [s.upsample for s in sources] if form.view else [1],
+        "output_channels": list(outputs) if form.outputs > 1 else [0],
+        "residual_start": [residual.start if residual else 0], "layout": [layout],
+    }  # fmt: skip
+    filters = sum(outputs)
+    inputs = [Tensor(s.dims, dtype, CHANNELS_LAST) for s in sources]
+    inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
+    inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if form.pre_activated else []
+    added = residual.dims if residual else (batch, filters, rows, columns)
+    inputs += [Tensor(added, dtype, CHANNELS_LAST)] if form.residual else []
+    results = [Tensor((batch, k, rows, columns), dtype, CHANNELS_LAST) for k in outputs]
+    return Call(form.op_type, inputs, results, attrs)
+
+
+def sources_of(call: Call) -> list[Source]:
+    """The sources of a call."""
+    attrs: dict[str, Any] = dict(call.attrs)
+    count = len(attrs["channels"])
+    starts, factors = (
+        list(attrs[name]) if len(attrs[name]) == count else [attrs[name][0]] * count
+        for name in ("channel_starts", "upsample")
+    )
+    rows = zip(call.inputs, attrs["channels"], starts, factors, strict=False)
+    return [Source(tuple(t.dims), c, start, factor) for t, c, start, factor in rows]
+
+
+def with_logical_dims(inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
+    """The inputs of a node as those of its call: of a convolution's in NHWC, the images get NCHW dims."""
+    if list(attrs.get("layout", ())) != [NHWC]:
+        return list(inputs)
+    return [replace(t, dims=tuple(t.dims[i] for i in TO_NCHW)) if len(t.dims) == 4 else t for t in inputs]

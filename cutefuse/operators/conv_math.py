@@ -1,0 +1,136 @@
+"""The arithmetic of ConcatConv in NumPy: geometry, packing, views, reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cutefuse.kernels import Call
+from cutefuse.operators.conv_form import AFTER, BEFORE, form_of
+
+CHANNEL_BLOCK = 64  # as kChannelBlock in cutlass_kernels/concat_conv/problem.h
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Filter size and how it moves; pads are top, left, bottom, right."""
+
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...] = (1, 1)
+    pads: tuple[int, ...] = (0, 0, 0, 0)
+    dilations: tuple[int, ...] = (1, 1)
+
+    def attrs(self) -> dict[str, list[int]]:
+        """As attributes of the node."""
+        return {
+            "kernel_shape": list(self.kernel_shape), "strides": list(self.strides),
+            "pads": list(self.pads), "dilations": list(self.dilations),
+        }  # fmt: skip
+
+    def output_size(self, axis: int, size: int) -> int:
+        """Output rows (axis 0) or columns (axis 1) for an input size; -1 for an unknown one."""
+        if size < 0 or self.strides[axis] < 1:
+            return -1
+        extent = self.dilations[axis] * (self.kernel_shape[axis] - 1) + 1
+        return max(0, (size + self.pads[axis] + self.pads[axis + 2] - extent) // self.strides[axis] + 1)
+
+
+def blocks(channels: int) -> int:
+    """Packed blocks of 64 channels that a source takes."""
+    return -(-channels // CHANNEL_BLOCK)
+
+
+def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int]) -> list[int]:
+    """Filter columns per source."""
+    return [blocks(c) * kernel_shape[0] * kernel_shape[1] * CHANNEL_BLOCK for c in channels]
+
+
+def pack(w: np.ndarray, channels: Sequence[int]) -> np.ndarray:
+    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], pads zero."""
+    K, _, R, S = w.shape
+    out = np.zeros((K, sum(packed_sizes(channels, (R, S)))), dtype=w.dtype)
+    first, column = 0, 0
+    for c in channels:
+        size = blocks(c) * R * S * CHANNEL_BLOCK
+        block = np.zeros((K, blocks(c) * CHANNEL_BLOCK, R, S), dtype=w.dtype)
+        block[:, :c] = w[:, first : first + c]
+        block = block.reshape(K, blocks(c), CHANNEL_BLOCK, R, S).transpose(0, 1, 3, 4, 2)
+        out[:, column : column + size] = block.reshape(K, size)
+        first, column = first + c, column + size
+    return out
+
+
+def unpacked(matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence[int]) -> np.ndarray:
+    """The inverse of `pack`."""
+    (K, _), (R, S) = matrix.shape, kernel_shape
+    parts = np.split(matrix, np.cumsum(packed_sizes(channels, kernel_shape))[:-1], axis=1)
+    shaped = [p.reshape(K, -1, R, S, CHANNEL_BLOCK).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
+    return np.concatenate([p[:, :c] for p, c in zip(shaped, channels, strict=True)], axis=1)
+
+
+def seen(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The sources as the convolution sees them: channel ranges taken, pixels repeated, channels pre-activated."""
+    form, attrs = form_of(call.op_type), dict[str, Any](call.attrs)
+    xs = list(operands[: form.sources])
+    if form.pre_activated:
+        scale, shift = operands[form.sources + 2 : form.sources + 4]
+        borders = np.cumsum(attrs["channels"])[:-1]
+        parts = zip(xs, np.split(scale, borders), np.split(shift, borders), strict=True)
+        return [np.maximum(x * s[:, None, None] + t[:, None, None], 0) for x, s, t in parts]
+    if not form.view:
+        return xs
+    ranges = zip(xs, attrs["channel_starts"], attrs["channels"], attrs["upsample"], strict=True)
+    return [x[:, start : start + c].repeat(u, axis=2).repeat(u, axis=3) for x, start, c, u in ranges]
+
+
+def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """conv2d(concat(sources), filter) + bias in float64 for all K filters: no residual, no activation."""
+    attrs: dict[str, Any] = dict(call.attrs)
+    sources = seen(call, operands)
+    packed, bias = operands[len(sources) : len(sources) + 2]
+    w = unpacked(packed, attrs["channels"], attrs["kernel_shape"])
+    top, left, bottom, right = attrs["pads"]
+    x = np.pad(np.concatenate(sources, axis=1), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    (sh, sw), (dh, dw) = attrs["strides"], attrs["dilations"]
+    n, _, p, q = call.outputs[0].dims
+    y = np.zeros((n, p, q, len(bias))) + bias
+    for r in range(w.shape[2]):
+        for s in range(w.shape[3]):
+            tap = x[:, :, r * dh : r * dh + (p - 1) * sh + 1 : sh, s * dw : s * dw + (q - 1) * sw + 1 : sw]
+            y += np.tensordot(tap, w[:, :, r, s], axes=(1, 1))
+    return y.transpose(0, 3, 1, 2)
+
+
+def finish(call: Call, y: np.ndarray, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs in float64 from what `convolve` gives: residual, activation, channel ranges."""
+    form = form_of(call.op_type)
+    y = y + added(call, operands) if form.residual == BEFORE else y
+    y = activation(call, form.suffix, y)
+    y = y + added(call, operands) if form.residual == AFTER else y
+    return split_channels(call, y)
+
+
+def added(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """The channels of the residual that are added to those of all outputs."""
+    start: Any = call.attrs["residual_start"]
+    return operands[-1][:, start[0] : start[0] + sum(t.dims[1] for t in call.outputs)]
+
+
+def split_channels(call: Call, y: np.ndarray) -> list[np.ndarray]:
+    """The K channels cut into those of each output."""
+    return np.split(y, np.cumsum([t.dims[1] for t in call.outputs])[:-1], axis=1)
+
+
+def activation(call: Call, suffix: str, y: np.ndarray) -> np.ndarray:
+    """The activation of an op_type's suffix in float64."""
+    attrs: dict[str, Any] = dict(call.attrs)
+    gate = 1 / (1 + np.exp(-np.clip(y, -700, 700)))
+    table = {
+        "": y, "Relu": np.maximum(y, 0), "LeakyRelu": np.where(y > 0, y, attrs["alpha"][0] * y),
+        "Clip": np.clip(y, attrs["lo"][0], attrs["hi"][0]), "Silu": y * gate,
+        "HardSwish": y * np.clip(y / 6 + 0.5, 0, 1), "Sigmoid": gate, "Tanh": np.tanh(y),
+    }  # fmt: skip
+    return table[suffix]

@@ -1,0 +1,95 @@
+"""Engines of TensorRT for `cutefuse optimize`: built and profiled by trtexec or by the Python API, timed in turns."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cutefuse.engines import build as engine
+from cutefuse.engines import plugins
+from cutefuse.engines.tensorrt import rtx, trtexec
+from cutefuse.optimize.bench import Built, Shelf
+from cutefuse.optimize.loop import Graph
+from cutefuse.progress import spinner
+from cutefuse.timing.noise import interleave
+
+TRTEXEC_ROUNDS = 7  # every sample is a process that loads the engine and runs it for half a second
+API_ROUNDS = 31
+_SAMPLE_US = 5000.0
+
+
+@dataclass
+class TensorRTBench:
+    """`kind`: trtexec; tensorrt, the Python API; rtx, TensorRT for RTX.
+
+    `options`: those of trtexec, for building and for running.
+    """
+
+    shelf: Shelf
+    kind: str
+    options: list[str]
+    timeout_s: float | None = None
+    modes: Sequence[str] = ("",)
+    _cache: Path | None = field(default=None, init=False)
+    _tool: trtexec.Trtexec | None = field(default=None, init=False)
+
+    def build(self, graph: Graph, modes: Sequence[str]) -> list[Built]:
+        """Build with the timing cache of the last build, so that layers that did not change keep their tactics."""
+        folder = self.shelf.folder(graph)
+        if self._cache is not None and self._cache.is_file():
+            shutil.copyfile(self._cache, folder / self._cache.name)
+        files = engine.build(graph.model, folder, self.options, self.kind, timeout_s=self.timeout_s)
+        engine.profile(files.engine, folder, self.options, self.kind, timeout_s=self.timeout_s)
+        self._cache = files.timing_cache
+        libraries = plugins.libraries(bool(graph.sites))
+        if self.kind == "trtexec":
+            return [Built(graph, "", files, partial(self._sample, files.engine, libraries))]
+        module = rtx.module() if self.kind == "rtx" else None
+        return [Built(graph, "", files, _Loaded(files.engine, self.options, libraries, module))]
+
+    def race(self, engines: Sequence[Built]) -> list[list[float]]:
+        names = ", ".join(e.graph.name for e in engines)
+        with spinner(f"timing {names} in turns"):
+            samplers: list[Callable[[], float]] = [e.runner for e in engines]
+            return interleave(samplers, TRTEXEC_ROUNDS if self.kind == "trtexec" else API_ROUNDS)
+
+    def check(self, plain: Built, patched: Built) -> None:
+        """The outputs of TensorRT's engines are compared by `cutefuse accuracy`, the graphs by the rewriter."""
+
+    def keep(self, engine: Built) -> None:
+        self.shelf.hand_over(engine)
+
+    def release(self, engine: Built) -> None:
+        if isinstance(engine.runner, _Loaded):
+            engine.runner.close()
+        engine.runner = None
+
+    def _sample(self, path: Path, libraries: list[Path]) -> float:
+        self._tool = self._tool or trtexec.inspect(trtexec.find() or "trtexec")
+        times = path.with_name("race.json")
+        command = trtexec.time_command(self._tool, path, times, self.options, libraries)
+        trtexec.run(command, path.with_name("race.log"), self.timeout_s, "")
+        return median(float(r["computeMs"]) for r in engine.load_json(times)) * 1000
+
+
+class _Loaded:
+    """An engine that stays loaded; a call takes one sample."""
+
+    def __init__(self, path: Path, options: list[str], libraries: list[Path], module: Any = None) -> None:
+        from cutefuse.engines.tensorrt.api import Session
+
+        self._session = Session(path, options, libraries, trt=module)
+        self._session.sample_us(3)
+        once_us = max(self._session.sample_us(3), 1.0)
+        self._runs = min(max(round(_SAMPLE_US / once_us), 1), 1000)
+
+    def __call__(self) -> float:
+        return self._session.sample_us(self._runs)
+
+    def close(self) -> None:
+        self._session.close()

@@ -1,0 +1,1 @@
+"""What the commands `profile-kernels` and `profile-torch` do."""

@@ -1,0 +1,212 @@
+"""Two or more engines of one model side by side: what was fused, what got faster, where the time moved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+from cutefuse.engines.kinds import KINDS
+from cutefuse.report.read.alike import lowered, types, unlike
+from cutefuse.report.read.graph import neighbours
+from cutefuse.report.read.moves import Moved, layer_bytes, moved
+from cutefuse.report.read.reader import Engine, Layer
+from cutefuse.report.read.union import Union
+
+T = TypeVar("T")
+
+
+@dataclass
+class Row:
+    """Layers of each engine that compute the same ONNX nodes; times in microseconds, None where an engine has none."""
+
+    label: str
+    layers: list[list[int]]
+    times_us: list[float | None]
+    change: str = ""
+    copies: list[int] = field(default_factory=list)
+    copy_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of the first engine over that of the last."""
+        first, last = self.times_us[0], self.times_us[-1]
+        return first / last if first and last else None
+
+    @property
+    def saved_us(self) -> float:
+        return (self.times_us[0] or 0.0) - (self.times_us[-1] or 0.0)
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the copies of the first engine move more than those of the last."""
+        return self.copy_bytes[0] - self.copy_bytes[-1]
+
+
+@dataclass
+class Comparison:
+    """Aligned rows, largest change first; `by_kind`: kind -> time of each engine in microseconds.
+
+    Where an engine has no times, rows are ordered by what copies move, and hold those that changed alone.
+    """
+
+    engines: list[Engine]
+    rows: list[Row]
+    by_kind: dict[str, list[float]]
+
+    @cached_property
+    def unlike(self) -> str:
+        """What besides fusing makes the first engine and the last differ; empty where nothing is known to."""
+        return unlike(self.engines[0], self.engines[-1])
+
+    @property
+    def caution(self) -> str:
+        """What the times must not be taken for; empty where they are what they seem."""
+        found = []
+        if self.unlike:
+            found.append(f"not like with like: {self.unlike}; no part of the difference is credited to fusing")
+        if names := ", ".join(e.name for e in self.engines if e.runs_bodies):
+            found.append(f"fused nodes of {names} run as function bodies on a CPU: no measure of the kernels on a GPU")
+        return "; ".join(found)
+
+    @property
+    def titles(self) -> list[str]:
+        """The engines' names, with the type that each computes in where they differ."""
+        if not self.unlike:
+            return [e.name for e in self.engines]
+        named = [lowered(e) or next(iter(types(e)), "") for e in self.engines]
+        return [f"{e.name} ({t})" if t else e.name for e, t in zip(self.engines, named, strict=True)]
+
+    @property
+    def timed(self) -> bool:
+        """Whether every engine was profiled."""
+        return all(engine.profiled for engine in self.engines)
+
+    @cached_property
+    def moved(self) -> list[Moved]:
+        """Copies of each engine."""
+        return [moved(engine) for engine in self.engines]
+
+    @property
+    def copies_text(self) -> str:
+        """What became of the copies from the first engine to the last; empty where neither has one."""
+        first, last = self.moved[0], self.moved[-1]
+        if not first.copies and not last.copies:
+            return ""
+        mb = [m.copy_bytes / 1e6 for m in (first, last)]
+        return (
+            f"copies: {first.copies} → {last.copies} ({last.copies - first.copies:+d}), {mb[0]:.1f} → {mb[1]:.1f} MB "
+            f"({mb[1] - mb[0]:+.1f})"
+        )
+
+    @property
+    def latency_speedup(self) -> float | None:
+        a, b = self.engines[0].latency_ms, self.engines[-1].latency_ms
+        return a / b if a and b else None
+
+
+def compare(engines: list[Engine]) -> Comparison:
+    """Align the layers of several engines through the ONNX nodes that they compute."""
+    union = Union()
+    fused = {name for engine in engines for name in engine.fused_nodes}
+    owners: list[dict[int, str]] = []
+    for number, engine in enumerate(engines):
+        keys = {layer.index: layer.onnx for layer in engine.layers if layer.onnx and not is_helper(layer)}
+        for index, names in keys.items():
+            for name in names:
+                site = name.rpartition("/")[0]  # `unpatch` names the nodes of a fused node so
+                of_site = [f"node {site}"] if site in fused else []
+                union.join(f"layer {number} {index}", f"node {name}", *of_site)
+        owners.append(adopt(engine, {index: f"layer {number} {index}" for index in keys}))
+    groups: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in engines])
+    first: dict[str, tuple[int, int]] = {}
+    for number, (engine, owner) in enumerate(zip(engines, owners, strict=True)):
+        for layer in engine.layers:
+            root = union.find(owner[layer.index]) if layer.index in owner else f"only {number} {layer.name}"
+            groups[root][number].append(layer.index)
+            first.setdefault(root, (number, layer.index))
+    rows = [_row(engines, groups[root]) for root in sorted(groups, key=lambda r: first[r])]
+    timed = all(e.profiled for e in engines)
+    rows = [r for r in rows if (any(r.times_us) if timed else r.saved_bytes or r.change)]
+    by_kind = {
+        kind: [sum(la.time_us or 0.0 for la in e.layers if la.kind == kind) for e in engines]
+        for kind in KINDS
+        if any(la.kind == kind and la.time_us for e in engines for la in e.layers)
+    }
+    return Comparison(engines, sorted(rows, key=lambda r: -abs(r.saved_us if timed else r.saved_bytes)), by_kind)
+
+
+def is_helper(layer: Layer) -> bool:
+    """A copy or no-op belongs to the layer that it serves, not to the tensor that its name mentions."""
+    return layer.kind in ("copy", "noop") and (not layer.raw.get("Metadata") or layer.name.endswith(" copy"))
+
+
+def adopt(engine: Engine, owner: dict[int, T]) -> dict[int, T]:
+    """Give each helper to the layer that it feeds, else to the one that feeds it."""
+    producers, consumers = neighbours(engine)
+    for near, order in ((consumers, reversed(engine.layers)), (producers, iter(engine.layers))):
+        for layer in order:
+            if layer.index not in owner:
+                hit = next((n for n in near[layer.index] if n in owner), None)
+                if hit is not None:
+                    owner[layer.index] = owner[hit]
+    return owner
+
+
+def _row(engines: list[Engine], layers: list[list[int]]) -> Row:
+    times: list[float | None] = []
+    for engine, own in zip(engines, layers, strict=True):
+        known = [t for i in own if (t := engine.layers[i].time_us) is not None]
+        times.append(sum(known) if known else None)
+    members = [(engine.layers[i]) for engine, own in zip(engines, layers, strict=True) for i in own]
+    heaviest = max(members, key=lambda la: (la.time_us or 0.0, la.kind not in ("copy", "noop")))
+    copies = [[la for i in own if (la := e.layers[i]).kind == "copy"] for e, own in zip(engines, layers, strict=True)]
+    sizes = [sum(map(layer_bytes, own)) for own in copies]
+    return Row(heaviest.label, layers, times, _change(engines, layers), list(map(len, copies)), sizes)
+
+
+def _change(engines: list[Engine], layers: list[list[int]]) -> str:
+    """A sentence about what became of the first engine's layers in the last one."""
+    a = [engines[0].layers[i] for i in layers[0] if engines[0].layers[i].kind != "noop"]
+    b = [engines[-1].layers[i] for i in layers[-1] if engines[-1].layers[i].kind != "noop"]
+    if not a or not b:
+        return "only in the first" if a else "only in the last" if b else ""
+    if any(la.kind == "plugin" for la in b) and not any(la.kind == "plugin" for la in a):
+        return (
+            f"{_words(a)} fused into a plugin"
+            + (f" and {_words([la for la in b if la.kind != 'plugin'])}" if len(b) > 1 else "")
+            + _lower(a, b)
+        )
+    if len(a) != len(b):
+        return f"{_words(a)} became {_words(b)}{_lower(a, b)}"
+    kinds = [(x.precision, y.precision) for x, y in zip(a, b, strict=True) if x.precision != y.precision]
+    if kinds:
+        return f"{kinds[0][0]} became {kinds[0][1]}"
+    tiles = [(x.tactic, y.tactic) for x, y in zip(a, b, strict=True) if x.kind == y.kind == "plugin"]
+    if tile := next(((x, y) for x, y in tiles if x != y and x and y), None):
+        return f"tile {tile[0]} became {tile[1]}"
+    if any(x.tactic != y.tactic for x, y in zip(a, b, strict=True)):
+        return "another tactic"
+    return ""
+
+
+def _lower(a: list[Layer], b: list[Layer]) -> str:
+    """The change of type between what computes before and after; empty where there is none."""
+    kinds = [next((la.precision for la in side if la.kind in ("conv", "gemm", "plugin")), "") for side in (a, b)]
+    return f"; {kinds[0]} became {kinds[1]}" if all(kinds) and kinds[0] != kinds[1] else ""
+
+
+def _words(layers: list[Layer]) -> str:
+    counts: dict[str, int] = defaultdict(int)
+    for layer in layers:
+        counts[
+            {"copy": "copy", "conv": "convolution", "gemm": "matrix product", "plugin": "plugin"}.get(
+                layer.kind, layer.kind
+            )
+        ] += 1
+    return " + ".join(f"{n} {_plural(k)}" if n > 1 else k for k, n in counts.items())
+
+
+def _plural(word: str) -> str:
+    return {"copy": "copies", "noop": "no-ops"}.get(word, word if word.endswith("s") else f"{word}s")

@@ -1,0 +1,217 @@
+"""One engine analysed: costs, roofline, findings, candidates; and the same figures as CSV, JSON and terminal table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutefuse import table
+from cutefuse.engines.kinds import KINDS
+from cutefuse.errors import CutefuseError
+from cutefuse.report.analyse.compare import Comparison
+from cutefuse.report.analyse.findings import Finding, findings
+from cutefuse.report.analyse.rank import Candidate, candidates
+from cutefuse.report.read.alike import types
+from cutefuse.report.read.cost import Cost, Placement, layer_cost, place
+from cutefuse.report.read.moves import moved, moves
+from cutefuse.report.read.reader import Engine
+from cutefuse.roofline.peaks import Peaks
+
+
+@dataclass
+class Analysis:
+    """Everything that the pages and tables show about one engine; `costs` and `places` go with `engine.layers`."""
+
+    engine: Engine
+    peaks: Peaks | None
+    costs: list[Cost]
+    places: list[Placement | None]
+    findings: list[Finding]
+    candidates: list[Candidate] | None
+    model: Path | None  # that the candidates are of
+    rows: list[dict[str, Any]]
+
+    @property
+    def roof_percent(self) -> float | None:
+        """Floor time over measured time of all layers that could be placed; None where most of the time could not."""
+        placed = [
+            (p.floor_us, la.time_us) for la, p in zip(self.engine.layers, self.places, strict=True) if p and la.time_us
+        ]
+        measured = sum(t for _, t in placed if t)
+        return 100 * sum(f for f, _ in placed) / measured if measured > max(self.engine.total_us / 2, 0) else None
+
+
+def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) -> Analysis:
+    """Analyse one engine. A model that does not belong to it is noted, not an error."""
+    costs = [layer_cost(engine, layer) for layer in engine.layers]
+    places = [
+        place(peaks, layer.precision, cost, layer.time_us) if peaks and layer.time_us else None
+        for layer, cost in zip(engine.layers, costs, strict=True)
+    ]
+    ranked = None
+    if onnx_path is not None and engine.profiled:
+        try:
+            ranked = candidates(engine, onnx_path, peaks)
+        except CutefuseError as error:
+            engine.notes.append(f"No ranking of what to fuse next: {error}.")
+    rows = [_row(engine, i, costs[i], places[i]) for i in range(len(engine.layers))]
+    return Analysis(engine, peaks, costs, places, findings(engine, costs, places), ranked, onnx_path, rows)
+
+
+def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) -> dict[str, Any]:
+    layer = engine.layers[index]
+    total = engine.total_us
+    out = layer.outputs[0] if layer.outputs else None
+    source = layer.inputs[0] if layer.inputs else None
+    formats = [f"{t.dtype} {t.layout}".strip() for t in (source, out) if t]
+    return {
+        "i": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
+        "us": layer.time_us, "mean": layer.mean_us,
+        "pct": 100 * layer.time_us / total if layer.time_us is not None and total else None,
+        "shape": out.shape_text if out else "", "format": " → ".join(dict.fromkeys(formats)), "tactic": layer.tactic,
+        "flops": cost.flops, "bytes": cost.size_bytes,
+        "gbs": cost.size_bytes / layer.time_us / 1e3 if cost.size_bytes and layer.time_us else None,
+        "tflops": cost.flops / layer.time_us / 1e6 if cost.flops and layer.time_us else None,
+        "roof": placement.percent_of_roof if placement else None, "bound": placement.bound if placement else "",
+        "floor": placement.floor_us if placement else None,
+    }  # fmt: skip
+
+
+_CSV = {
+    "i": "index", "name": "name", "type": "type", "kind": "kind", "precision": "precision", "us": "time_us",
+    "mean": "mean_us", "pct": "percent", "shape": "output_shape", "format": "format", "tactic": "tactic",
+    "flops": "flops", "bytes": "min_bytes", "gbs": "gb_per_s", "tflops": "tflop_per_s", "roof": "percent_of_roof",
+    "bound": "bound", "floor": "floor_us",
+}  # fmt: skip
+
+
+def layers_csv(analysis: Analysis) -> str:
+    """One row a layer."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow([*_CSV.values(), "onnx_nodes", "layer_source", "time_source"])
+    for row, layer in zip(analysis.rows, analysis.engine.layers, strict=True):
+        values = ["" if row[k] is None else row[k] for k in _CSV]
+        writer.writerow([*values, ";".join(layer.onnx), layer.sources.get("layer", ""), layer.sources.get("time", "")])
+    return out.getvalue()
+
+
+def report_json(analysis: Analysis) -> dict[str, Any]:
+    """The report as data: overview, shares, findings, candidates, layers."""
+    engine = analysis.engine
+    ranked = None
+    if analysis.candidates is not None:
+        ranked = [{**vars(c), "measured_us": c.measured_us} for c in analysis.candidates]
+    sums = moved(engine)
+    kinds = {k: sum(la.time_us or 0.0 for la in engine.layers if la.kind == k) for k in KINDS}
+    return {
+        "schema": 1, "name": engine.name, "backend": engine.backend, "tensorrt_version": engine.version or None,
+        "device": engine.device, "latency_ms": engine.latency_ms, "performance_summary": engine.performance,
+        "layers_total_us": engine.total_us, "layers": len(engine.layers), "engine_bytes": engine.size_bytes,
+        "percent_of_roof": analysis.roof_percent, "peaks": vars(analysis.peaks) if analysis.peaks else None,
+        "time_us_by_kind": {k: v for k, v in kinds.items() if v}, **vars(sums),
+        "moves": [vars(move) for move in moves(engine)],
+        "findings": [{**vars(f), "onnx": f.onnx(engine, 1000)} for f in analysis.findings],
+        "fuse_next": ranked,
+        "files": {k: p.name for k, p in engine.files.items()}, "notes": engine.notes,
+        "rows": [{_CSV[k]: v for k, v in row.items()} for row in analysis.rows],
+    }  # fmt: skip
+
+
+def terminal(analysis: Analysis, limit: int = 10) -> str:
+    """A few lines for the terminal: overview, heaviest layers, findings."""
+    engine = analysis.engine
+    lines = [f"{engine.name}: {len(engine.layers)} layers"]
+    if engine.latency_ms:
+        lines[0] += f", median latency {engine.latency_ms:.4g} ms"
+    if engine.profiled:
+        lines[0] += f", {table.time_text(engine.total_us)} in layers"
+        heaviest = [row for row in sorted(analysis.rows, key=lambda r: -(r["us"] or 0.0))[:limit] if row["us"]]
+        cells = [
+            (f"{row['us']:.1f}", f"{row['pct']:.1f}", row["kind"], row["precision"], engine.layers[row["i"]].label)
+            for row in heaviest
+        ]
+        lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
+    elif sums := moved(engine).text:
+        lines[0] += f", {sums}"
+    for f in analysis.findings[:6]:
+        lines.append(f"{f.severity:>7}: {f.title}" + (f" ({table.time_text(f.cost_us)})" if f.cost_us else ""))
+    return "\n".join(lines)
+
+
+def compare_csv(comparison: Comparison) -> str:
+    """One row a group of aligned layers."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    names = [e.name for e in comparison.engines]
+    writer.writerow(
+        [
+            "layers",
+            *(f"time_us {n}" for n in names),
+            "saved_us",
+            "speedup",
+            "change",
+            *(f"names {n}" for n in names),
+            *(f"copies {n}" for n in names),
+            *(f"copy_bytes {n}" for n in names),
+        ]  # fmt: skip
+    )
+    for row in comparison.rows:
+        members = [
+            ";".join(e.layers[i].name for i in own) for e, own in zip(comparison.engines, row.layers, strict=True)
+        ]
+        writer.writerow(
+            [
+                row.label,
+                *("" if t is None else t for t in row.times_us),
+                row.saved_us,
+                row.speedup or "",
+                row.change,
+                *members,
+                *row.copies,
+                *row.copy_bytes,
+            ]
+        )
+    return out.getvalue()
+
+
+def compare_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as data, times in microseconds; `speedup` is that of an inference, first over last."""
+    return {
+        "schema": 1, "engines": [e.name for e in comparison.engines], "speedup": comparison.latency_speedup,
+        "latency_ms": [e.latency_ms for e in comparison.engines], "caution": comparison.caution,
+        "unlike": comparison.unlike, "types": [types(e) for e in comparison.engines],
+        "layers_us": [e.total_us for e in comparison.engines], "time_us_by_kind": comparison.by_kind,
+        "copies": [m.copies for m in comparison.moved], "copy_bytes": [m.copy_bytes for m in comparison.moved],
+        "all_bytes": [m.all_bytes for m in comparison.moved],
+        "rows": [{"layers": r.label, "copies": r.copies, "copy_bytes": r.copy_bytes, "times_us": r.times_us,
+                  "saved_us": r.saved_us, "speedup": r.speedup,
+                  "change": r.change} for r in comparison.rows],
+    }  # fmt: skip
+
+
+def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
+    """The comparison in a few lines."""
+    first, last = comparison.engines[0], comparison.engines[-1]
+    lines = [f"{comparison.titles[0]} → {comparison.titles[-1]}"]
+    if comparison.latency_speedup:
+        lines[0] += f": {first.latency_ms:.4g} → {last.latency_ms:.4g} ms, {comparison.latency_speedup:.2f}×"
+        lines[0] += ", not of fusing alone" if comparison.unlike else ""
+    lines += filter(None, (comparison.caution, comparison.copies_text))
+    if not comparison.timed:
+        moved_cells = [
+            (*(f"{row.copy_bytes[i] / 1e6:.1f}" for i in (0, -1)), f"{-row.saved_bytes / 1e6:+.1f}",
+             row.label + (f"  [{row.change}]" if row.change else ""))
+            for row in comparison.rows[:limit]
+        ]  # fmt: skip
+        heads = ("first MB", "last MB", "change", "what the copies at these layers move")
+        return "\n".join([*lines, *table.aligned(heads, moved_cells, numbers=(0, 1, 2))])
+    cells = [
+        (*("-" if t is None else f"{t:.1f}" for t in (row.times_us[0], row.times_us[-1])), f"{row.saved_us:+.1f}",
+         row.label + (f"  [{row.change}]" if row.change else ""))
+        for row in comparison.rows[:limit]
+    ]  # fmt: skip
+    return "\n".join([*lines, *table.aligned(("first µs", "last µs", "saved", "layers"), cells, numbers=(0, 1, 2))])

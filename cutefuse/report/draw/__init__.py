@@ -1,0 +1,1 @@
+"""Pages and drawings: HTML, charts and the engine graph as SVG."""

@@ -1,0 +1,66 @@
+"""Whether two engines differ by more than what was fused: the type they compute in, what ran them, and on what."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from cutefuse.report.read.moves import layer_bytes
+from cutefuse.report.read.reader import Engine
+
+_COMPUTES = ("conv", "gemm", "plugin", "attention")
+_LEAST_SHARE = 0.25  # of a mixed engine's work: more of the other's type than this, and both are called mixed
+_SHORT = {"float16": "FP16", "bfloat16": "BF16"}
+_RUNNERS = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch", "rtx": "TensorRT for RTX"}
+
+
+def types(engine: Engine) -> dict[str, float]:
+    """The types of convolutions and products with their shares of the time, the most first; TF32 is a way to compute
+    FP32. Without times: shares of the bytes."""
+    found: dict[str, float] = defaultdict(float)
+    for layer in engine.layers:
+        if layer.kind in _COMPUTES and layer.precision:
+            weight = layer.time_us or 0.0 if engine.profiled else float(layer_bytes(layer))
+            found["FP32" if layer.precision == "TF32" else layer.precision] += weight
+    total = sum(found.values())
+    return {t: w / total for t, w in sorted(found.items(), key=lambda item: -item[1])} if total else {}
+
+
+def lowered(engine: Engine) -> str:
+    """The type that `patch --dtype` converted the engine's model to; empty where it did not."""
+    conversion = (engine.patch or {}).get("conversion")
+    changed = isinstance(conversion, dict) and conversion.get("changed")
+    dtype = str(conversion.get("dtype") or "") if isinstance(conversion, dict) and changed else ""
+    return _SHORT.get(dtype, dtype)
+
+
+def unlike(first: Engine, last: Engine) -> str:
+    """What besides fusing makes the engines differ, in words; empty where nothing is known to."""
+    a, b = types(first), types(last)
+    found = []
+    if a and b and next(iter(a)) != next(iter(b)):
+        one, other = next(iter(a)), next(iter(b))
+        if a.get(other, 0.0) < _LEAST_SHARE or b.get(one, 0.0) < _LEAST_SHARE:
+            found.append(f"the first computes in {one}, the last in {other}")
+    if not found and lowered(last) and not lowered(first) and first.name == _input_name(last):
+        found.append(
+            f"the last is of a model that `patch --dtype` converted to {lowered(last)}, the first of the model before"
+        )
+    if first.backend != last.backend:
+        found.append(f"the first is of {_runner(first)}, the last of {_runner(last)}")
+    else:
+        boards = [str(e.device.get("Selected Device", "")) for e in (first, last)]
+        if all(boards) and boards[0] != boards[1]:
+            found.append(f"the first ran on {boards[0]}, the last on {boards[1]}")
+    return "; ".join(found)
+
+
+def _runner(engine: Engine) -> str:
+    return _RUNNERS.get(engine.backend, "TensorRT")
+
+
+def _input_name(engine: Engine) -> str:
+    """The file name of the model that was patched into this one."""
+    given = (engine.patch or {}).get("input")
+    path = given.get("path") if isinstance(given, dict) else given
+    return Path(path).name if isinstance(path, str) else ""

@@ -1,0 +1,75 @@
+"""What a fused node stands for: the nodes that it replaced, and the layers that its function body became."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from cutefuse.engines.tensors import Tensor
+from cutefuse.graph.body import FORMAL
+from cutefuse.match.find import FUSED, MERGED
+
+_ANCHORS = ("conv", "norm")
+
+
+class Member(Protocol):
+    """What is asked of a layer."""
+
+    name: str
+    type: str
+    kind: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+def replaced(sites: Iterable[Any]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """By the sites of a patch report: the nodes that each fused node replaced, and the maker of each fused tensor.
+
+    A merged site is computed by the fused node that makes its outputs.
+    """
+    nodes: dict[str, list[str]] = {}
+    made_by: dict[str, str] = {}
+    known = [s for s in sites if isinstance(s, dict) and isinstance(s.get("nodes"), list)]
+    for status in (FUSED, MERGED):
+        for site in (s for s in known if s.get("status") == status):
+            made = site.get("outputs")
+            outputs = [str(o) for o in made] if isinstance(made, list) else []
+            name = (
+                next((made_by[o] for o in outputs if o in made_by), "") if status == MERGED else str(site.get("name"))
+            )
+            if status == FUSED:
+                made_by |= dict.fromkeys(outputs, name)
+            nodes.setdefault(name, []).extend(str(n) for n in site["nodes"])
+    return nodes, made_by
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name was made of one inside a body: it is the same in every call, and says nothing to a reader."""
+    return FORMAL in name
+
+
+def owners(layers: Sequence[Member], made_by: Mapping[str, str]) -> dict[int, str]:
+    """The fused node of each layer of a body, backwards from the tensors that fused nodes make (tensor -> node)."""
+    readers: dict[str, list[int]] = defaultdict(list)
+    for index, layer in enumerate(layers):
+        for tensor in layer.inputs:
+            readers[tensor.name].append(index)
+    found: dict[int, str] = {}
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        if not is_inside(layer.name):
+            continue
+        own = next((made_by[t.name] for t in layer.outputs if t.name in made_by), None)
+        behind = (found.get(i) for t in layer.outputs for i in readers[t.name] if i > index)
+        own = own or next(filter(None, behind), None)
+        if own is not None:
+            found[index] = own
+    return found
+
+
+def title(layer: Member, nodes: Sequence[str]) -> str:
+    """What pages call a layer: the name of its fused node where its own is one of the inside of a body."""
+    if not nodes or not is_inside(layer.name):
+        return layer.name
+    return nodes[0] if layer.kind in _ANCHORS else f"{nodes[0]}/{layer.type}"

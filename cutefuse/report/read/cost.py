@@ -1,0 +1,205 @@
+"""Arithmetic and least memory traffic of a layer, from shapes alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from cutefuse import kernels
+from cutefuse.engines.tensors import Tensor, dtype_of, tensor_of
+from cutefuse.report.read.reader import Engine, Layer
+from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.roofline.peaks import Peaks
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`flops`: multiplications and additions; `size_bytes`: every distinct tensor and weight once. None: unknown."""
+
+    flops: float | None
+    size_bytes: float | None
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOP per byte."""
+        return self.flops / self.size_bytes if self.flops and self.size_bytes else None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a layer lies under the roof."""
+
+    achieved_tflops: float
+    achieved_gbs: float
+    attainable_tflops: float
+    percent_of_roof: float
+    bound: str  # "memory" or "compute": which side of the ridge
+    floor_us: float
+
+
+def layer_cost(engine: Engine, layer: Layer) -> Cost:
+    """Cost of one layer from its shapes; a fused node without shapes has the FLOPs of the patch report."""
+    size = _bytes(layer)
+    try:
+        flops = _flops(layer)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        flops = None
+    if flops is None and layer.kind == "plugin":
+        flops = _reported_flops(engine, layer)
+    return Cost(flops, size)
+
+
+def place(peaks: Peaks, precision: str, cost: Cost, time_us: float) -> Placement | None:
+    """Position under the roof of a layer that took `time_us`; None when its cost or the peak is unknown."""
+    if not cost.size_bytes or cost.flops is None or time_us <= 0:
+        return None
+    floor_us = peaks.floor_us(precision, cost.flops, cost.size_bytes)
+    peak = peaks.rate(precision)
+    if not floor_us or peak is None:
+        return None
+    intensity = cost.flops / cost.size_bytes
+    attainable = min(peak, intensity * peaks.bandwidth_gbs / 1000)
+    bound = "compute" if cost.flops / peak / 1e6 >= cost.size_bytes / peaks.bandwidth_gbs / 1e3 else "memory"
+    return Placement(
+        cost.flops / time_us / 1e6,
+        cost.size_bytes / time_us / 1e3,
+        attainable,
+        100 * floor_us / time_us,
+        bound,
+        floor_us,
+    )
+
+
+def _reported_flops(engine: Engine, layer: Layer) -> float | None:
+    """FLOPs of the fused site; unusable where the rewriter did not know a dimension (it counts unknown ones as 1)."""
+    for site in (engine.patch or {}).get("sites", []):
+        if isinstance(site, dict) and site.get("status") == "fused" and site.get("name") in (layer.name, *layer.onnx):
+            flops, shapes = site.get("flops"), site.get("shapes")
+            known = "-1" not in str(shapes)
+            return float(flops) if known and isinstance(flops, (int, float)) else None
+    return None
+
+
+def weight_bytes(layer: Layer) -> float:
+    """Bytes of the layer's weights and bias: counts of elements, or in Myelin's records whole tensors."""
+    total = 0.0
+    for key in ("Weights", "Bias", "Constants"):
+        part = layer.raw.get(key)
+        for item in part if isinstance(part, list) else [part]:
+            if isinstance(item, dict) and "Dimensions" in item:
+                tensor = tensor_of(item)
+                total += (tensor.size_bytes or 0.0) if tensor else 0.0
+            elif (
+                isinstance(item, dict)
+                and isinstance(item.get("Count"), (int, float))
+                and item["Count"] == item["Count"]
+            ):
+                bits = DTYPE_BITS.get(dtype_of(str(item.get("Type", ""))), 32)
+                total += max(float(item["Count"]), 0.0) * bits / 8
+    return total
+
+
+def _bytes(layer: Layer) -> float | None:
+    tensors = {t.name or str(i): t for i, t in enumerate([*layer.inputs, *layer.outputs])}
+    sizes = [t.size_bytes for t in tensors.values()]
+    if not sizes or any(s is None for s in sizes):
+        return None
+    return sum(s for s in sizes if s is not None) + weight_bytes(layer)
+
+
+def _count(layer: Layer, key: str) -> float | None:
+    part = layer.raw.get(key)
+    value = part.get("Count") if isinstance(part, dict) else None
+    return float(value) if isinstance(value, (int, float)) and value == value and value > 0 else None
+
+
+def _ints(value: Any) -> list[int]:
+    return [int(v) for v in value if isinstance(v, (int, float))] if isinstance(value, list) else []
+
+
+def _volume(tensor: Tensor | None) -> float | None:
+    return None if tensor is None or tensor.elements is None else float(tensor.elements)
+
+
+def _flops(layer: Layer) -> float | None:
+    first = layer.inputs[0] if layer.inputs else None
+    out = layer.outputs[0] if layer.outputs else None
+    volume = _volume(out)
+    if layer.kind in ("copy", "noop"):
+        return 0.0
+    if volume is None or out is None:
+        return None
+    if layer.kind == "conv":
+        return _conv_flops(layer, first, out)
+    if layer.kind == "gemm":
+        return _gemm_flops(layer, out, volume)
+    if layer.kind == "plugin":
+        return _plugin_flops(layer, out)
+    if layer.kind == "pool":
+        window = _ints(layer.raw.get("WindowSize"))
+        if window:
+            return volume * math.prod(window)
+        ratio = (_volume(first) or volume) / volume if volume else 1
+        return volume * max(ratio, 1.0)
+    if layer.kind in ("norm", "attention", "softmax"):
+        return 5 * max(volume, _volume(first) or 0.0)
+    if layer.kind == "pointwise":
+        operations = layer.raw.get("NbOperations", layer.raw.get("Operations"))
+        return volume * (len(operations) if isinstance(operations, list) else max(len(layer.onnx), 1))
+    return None
+
+
+def _conv_flops(layer: Layer, first: Tensor | None, out: Tensor) -> float | None:
+    """2 * N * P * Q * K * (C / groups) * R * S; a transposed convolution counts by its input's positions."""
+    kernel, groups = _ints(layer.raw.get("Kernel")), layer.raw.get("Groups", 1)
+    transposed = "deconv" in f"{layer.type} {layer.raw.get('ParameterType', '')}".lower()
+    grid = first if transposed else out
+    if grid is None or len(grid.dims) < 3:
+        return None
+    positions = math.prod(grid.dims) / grid.dims[1] if grid.dims[1] else 0
+    weights = _count(layer, "Weights")
+    if weights is None:
+        if not kernel or first is None or len(first.dims) < 3:
+            return None
+        share = groups if isinstance(groups, int) and groups > 0 else 1
+        weights = first.dims[1] * out.dims[1] / share * math.prod(kernel)
+    return 2 * positions * weights
+
+
+def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
+    """2 * M * N * K. K = sqrt(|A| |B| / |O|) holds for any transposition, batched over equal leading dimensions."""
+    weights = _count(layer, "Weights")
+    if weights and out.dims and out.dims[-1]:
+        columns = out.dims[1] if len(out.dims) == 4 and out.dims[2:] == (1, 1) else out.dims[-1]
+        return 2 * volume * weights / columns
+    sizes = [t.elements for t in layer.inputs[:2]]
+    if len(sizes) < 2 or not sizes[0] or not sizes[1] or not volume:
+        return None
+    batch = math.prod(out.dims[:-2]) if len(out.dims) > 2 and len(layer.inputs[1].dims) > 2 else 1
+    return 2 * volume * math.sqrt(sizes[0] * sizes[1] / volume / max(batch, 1))
+
+
+def _plugin_flops(layer: Layer, out: Tensor) -> float | None:
+    """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest]; row norms by volume.
+
+    The sources of a view may be parts of wider tensors: for them the padded channels count.
+    """
+    text = f"{layer.name} {layer.raw.get('PluginType', '')} {layer.raw.get('ParameterType', '')}"
+    facts = kernels.facts_in(text)
+    if facts is None or facts["kind"] != "convolution":
+        volume = _volume(out)
+        return 5 * volume if volume and "Norm" in text else None
+    count = facts["sources"]
+    sources, rest = layer.inputs[:count], layer.inputs[count:]
+    if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in (*sources, *layer.outputs)):
+        return None
+    filters = sum(t.dims[1] for t in layer.outputs)
+    packed = next((t.elements for t in rest if t.elements and len(t.dims) == 2 and t.dims[0] == filters), None)
+    elements = [t.elements for t in layer.outputs]
+    channels = [t.dims[1] for t in sources]
+    padded = sum(-(-c // 64) * 64 for c in channels)
+    if not packed or not padded or None in elements:
+        return None
+    columns = packed / filters
+    return 2.0 * sum(e for e in elements if e) * (columns if facts["view"] else columns / padded * sum(channels))

@@ -1,0 +1,121 @@
+"""What an engine only moves: its copies with their bytes and the reason for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from cutefuse.engines.compiled import traffic_bytes
+from cutefuse.engines.kinds import KINDS, computing_words, copy_origin
+from cutefuse.report.read.cost import weight_bytes
+from cutefuse.report.read.graph import edges
+from cutefuse.report.read.reader import Engine, Layer
+
+
+@dataclass(frozen=True)
+class Move:
+    """One copy. `origin`: a word of `kinds.copy_origin`; `reason`: what it does, between which layers."""
+
+    index: int
+    origin: str
+    size_bytes: int  # read and written
+    reason: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """All copies of an engine, the bytes that they read and write, and those of all layers with their weights."""
+
+    copies: int
+    copy_bytes: int
+    all_bytes: int
+
+    @property
+    def text(self) -> str:
+        if not self.copy_bytes:
+            return f"{self.copies} copies"
+        return f"{self.copies} copies move {self.copy_bytes / 1e6:.1f} of {self.all_bytes / 1e6:.1f} MB"
+
+
+def moved(engine: Engine) -> Moved:
+    """The sums over all layers."""
+    copies = [layer for layer in engine.layers if layer.kind == "copy"]
+    everything = sum(layer_bytes(layer) + int(weight_bytes(layer)) for layer in engine.layers if layer.kind != "noop")
+    return Moved(len(copies), sum(map(layer_bytes, copies)), everything)
+
+
+def layer_bytes(layer: Layer) -> int:
+    """Bytes of the activations that a layer reads and writes; a no-op touches none."""
+    if layer.kind == "noop":
+        return 0
+    if layer.name.endswith(" copy"):  # of a concatenation: it writes its own part of the tensor that it names
+        return 2 * min(traffic_bytes(layer.inputs), traffic_bytes(layer.outputs))
+    return traffic_bytes((*layer.inputs, *layer.outputs))
+
+
+def moves(engine: Engine) -> list[Move]:
+    """Every copy, the largest first."""
+    sources: dict[int, list[str]] = {}
+    targets: dict[int, list[str]] = {}
+    for edge in edges(engine):
+        if edge.target >= 0 and engine.layers[edge.target].kind == "copy":
+            name = f"input {edge.tensor.name}" if edge.source < 0 else _called(engine.layers[edge.source])
+            sources.setdefault(edge.target, []).append(name)
+        if edge.source >= 0 and engine.layers[edge.source].kind == "copy":
+            name = f"output {edge.tensor.name}" if edge.target < 0 else _called(engine.layers[edge.target])
+            targets.setdefault(edge.source, []).append(name)
+    makers = Counter(t.name for layer in engine.layers for t in layer.outputs)
+    found = []
+    for layer in engine.layers:
+        if layer.kind == "copy":
+            around = _list(" from ", sources.get(layer.index)) + _list(" for ", targets.get(layer.index))
+            reason = _what(layer, makers) + around
+            found.append(Move(layer.index, _origin(layer, makers), layer_bytes(layer), reason))
+    return sorted(found, key=lambda move: -move.size_bytes)
+
+
+_SINGULAR = {
+    "conv": "convolution", "gemm": "matrix product", "pool": "pool", "plugin": "plugin", "norm": "normalisation",
+    "foreign": "region", "noop": "no-op",
+}  # fmt: skip
+
+
+def _called(layer: Layer) -> str:
+    if layer.kind == "copy":
+        return "another copy"
+    kind = _SINGULAR.get(layer.kind, KINDS[layer.kind])
+    return f"{kind} {layer.onnx[0] if layer.onnx else layer.label}"
+
+
+def _list(word: str, names: list[str] | None) -> str:
+    unique = list(dict.fromkeys(names or []))
+    return word + ", ".join(unique[:2]) + (f" and {len(unique) - 2} more" if len(unique) > 2 else "") if unique else ""
+
+
+def _origin(layer: Layer, makers: Counter[str]) -> str:
+    """As `copy_origin`; a tensor that several layers write is a concatenation, whose convolutions write in place."""
+    joint = any(makers[tensor.name] > 1 for tensor in layer.outputs)
+    return "concat" if joint else copy_origin(layer.name, layer.raw, layer.type)
+
+
+def _what(layer: Layer, makers: Counter[str]) -> str:
+    """What a copy does with its tensors, and what it computes on the way."""
+    before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
+    origin = _origin(layer, makers)
+    if origin == "concat":
+        count = len(layer.inputs)
+        text = f"lays {count} tensors side by side" if count > 1 else "writes a part of a joint tensor"
+    elif origin == "slice":
+        text = "takes a part"
+    elif before is None or after is None:
+        text = "moves"
+    elif before.dtype != after.dtype:
+        text = f"{before.dtype} becomes {after.dtype}"
+    elif before.layout != after.layout:
+        text = f"{before.layout} becomes {after.layout}"
+    elif before.dims != after.dims:
+        text = f"{before.shape_text} becomes {after.shape_text}"
+    else:
+        text = f"the same again in {after.layout}"
+    computed = computing_words(layer.name)
+    return f"{text}, computes {', '.join(computed)} on the way," if computed else text

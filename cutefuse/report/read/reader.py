@@ -1,0 +1,335 @@
+"""Engine JSON of TensorRT 8 to 11, trtexec, NVIDIA's engine explorer and our own backends, as plain data.
+
+Only the standard library. The reader tolerates careless writers: control characters and unescaped
+quotes in names, NaN, layers without outputs, object or list roots, layers that are only names. Anything that cannot
+be an engine raises CutefuseError with one sentence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cutefuse.engines.artifacts import build_metadata, profile_metadata
+from cutefuse.engines.kinds import kind_of, node_names, precision_of
+from cutefuse.engines.plugins import speaks_of
+from cutefuse.engines.tensors import Tensor, tensor_of
+from cutefuse.errors import CutefuseError
+from cutefuse.report.read import bodies
+from cutefuse.report.read.sources import find_engines, read_json, stem_of
+
+__all__ = ["Engine", "Layer", "find_engines", "read_engine"]
+
+
+@dataclass
+class Layer:
+    """One layer of an engine graph with its measured time.
+
+    `time_us` is the median of the profile, which no outlier rules; its mean where it has no median (`mean_us` is always
+    that), and None when the layer was not profiled (no-ops, constants).
+    `sources` names file and field of each figure, for tooltips.
+    """
+
+    index: int
+    name: str
+    type: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    raw: dict[str, Any]
+    kind: str = "other"
+    precision: str = ""
+    time_us: float | None = None
+    mean_us: float | None = None
+    percent: float | None = None
+    onnx: list[str] = field(default_factory=list)
+    title: str = ""  # its name, or that of the fused node whose body it computes
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tactic(self) -> str:
+        return str(self.raw.get("TacticName", ""))
+
+    @property
+    def label(self) -> str:
+        """A short title: long fused names show their ends."""
+        text = self.title or self.name
+        return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"
+
+
+@dataclass
+class Engine:
+    """Everything that is known about one engine."""
+
+    name: str
+    folder: Path
+    layers: list[Layer]
+    inputs: list[str]
+    outputs: list[str]
+    files: dict[str, Path]
+    performance: dict[str, Any] = field(default_factory=dict)
+    percentiles: list[float] = field(default_factory=list)
+    device: dict[str, Any] = field(default_factory=dict)
+    build: dict[str, Any] = field(default_factory=dict)
+    inference: dict[str, Any] = field(default_factory=dict)
+    latencies_ms: list[float] = field(default_factory=list)
+    concats: list[dict[str, str]] = field(default_factory=list)
+    patch: dict[str, Any] | None = None
+    peaks: dict[str, Any] | None = None
+    backend: str = "tensorrt"
+    version: str = ""
+    size_bytes: int | None = None
+    time_field: str = "averageMs"  # of the profile, from which the layers' times are
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def total_us(self) -> float:
+        """Sum of the layers' times. Larger than the latency: profiling adds an event per layer."""
+        return sum(layer.time_us or 0.0 for layer in self.layers)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether an embedded engine ran on the CPU, where fused nodes run their function bodies."""
+        return self.backend == "onnxruntime" or str(self.device.get("Selected Device", "")).startswith("CPU")
+
+    @property
+    def fused_nodes(self) -> set[str]:
+        """Names of the nodes that the patch report calls fused."""
+        sites = [s for s in (self.patch or {}).get("sites", []) if isinstance(s, dict)]
+        return {str(s["name"]) for s in sites if s.get("status") == "fused" and s.get("name")}
+
+    def in_body(self, layer: Layer) -> bool:
+        """Whether a layer computes a part of a fused node's function body, as engines on the CPU do."""
+        named = any(_INLINED in t.name for t in (*layer.inputs, *layer.outputs))
+        return self.on_cpu and (named or not self.fused_nodes.isdisjoint(layer.onnx))
+
+    @property
+    def runs_bodies(self) -> bool:
+        """Whether fused nodes run their function bodies, so that their times say nothing about the kernels."""
+        return any(map(self.in_body, self.layers))
+
+    @property
+    def profiled(self) -> bool:
+        return any(layer.time_us is not None for layer in self.layers)
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Median latency of one inference: timing file first, then the log's summary."""
+        if self.latencies_ms:
+            ordered = sorted(self.latencies_ms)
+            return ordered[len(ordered) // 2]
+        values = self.performance.get("Latency") or self.performance.get("GPU Compute Time")
+        return float(values[3]) if isinstance(values, list) and len(values) > 3 and _is_number(values[3]) else None
+
+
+_INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body that ONNX Runtime has inlined
+
+
+_LARGEST = 1e30  # of any figure of an engine, in any unit
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def _finite(value: Any) -> float | None:
+    """A number that figures can be made of: 0 for one that is next to nothing, None for a text or one beyond all."""
+    if not _is_number(value) or abs(value) > _LARGEST:
+        return None
+    return float(value) if abs(value) >= 1 / _LARGEST else 0.0
+
+
+def _numbers(table: dict[str, Any]) -> dict[str, Any]:
+    """A table without what is neither a number nor a list of numbers, whose places have meanings."""
+    lists = {k: [_finite(v) for v in values] for k, values in table.items() if isinstance(values, list)}
+    single = {k: _finite(v) for k, v in table.items() if not isinstance(v, list)}
+    return {k: v for k, v in {**lists, **single}.items() if v is not None and not (isinstance(v, list) and None in v)}
+
+
+# ------------------------------------------------------------------------------------------------- reading one engine
+def read_engine(files: dict[str, Path]) -> Engine:
+    """Read one engine from its files; only `graph` must be there."""
+    graph_file = files["graph"]
+    data = read_json(graph_file)
+    layers = _layers(data, graph_file.name)
+    inputs, outputs = _bindings(data, layers)
+    stem = stem_of(graph_file.name, "graph") or graph_file.stem
+    name = stem.removesuffix(".engine") or graph_file.parent.name
+    engine = Engine(name, graph_file.parent, layers, inputs, outputs, dict(files))
+    if layers and all(not layer.inputs and not layer.outputs for layer in layers):
+        engine.notes.append(
+            "the layer information holds names only; build with --profilingVerbosity=detailed for shapes"
+        )
+    if "profile" in files:
+        _add_profile(engine, read_json(files["profile"]), files["profile"].name)
+    if "timing" in files:
+        engine.latencies_ms = _latencies(read_json(files["timing"]))
+    _add_metadata(engine, files)
+    if "engine" in files:
+        engine.size_bytes = files["engine"].stat().st_size
+    if "patch" in files:
+        report = read_json(files["patch"])
+        # A plain model and its patched one may share a folder: the patch report describes the patched one alone.
+        if (
+            isinstance(report, dict)
+            and isinstance(report.get("sites"), list)
+            and speaks_of(report, f"{name}.onnx", name)
+        ):
+            engine.patch = report
+        else:
+            del engine.files["patch"]
+    _add_origins(engine)
+    return engine
+
+
+def _layers(data: Any, file: str) -> list[Layer]:
+    if isinstance(data, dict):
+        found = data.get("Layers", data.get("layers"))
+        path = "Layers"
+    else:
+        found, path = data, ""
+    if not isinstance(found, list):
+        raise CutefuseError(
+            f"{file} is no layer information of TensorRT (no list 'Layers'); give trtexec's --exportLayerInfo"
+        )
+    layers: list[Layer] = []
+    _collect(found, f"{file} › {path}", "", layers)
+    if not layers:
+        raise CutefuseError(f"{file} lists no layers; build the engine again with --profilingVerbosity=detailed")
+    return layers
+
+
+def _collect(found: list[Any], where: str, prefix: str, layers: list[Layer]) -> None:
+    """Flatten a list of layers; sub-graphs of conditionals and loops follow their owner."""
+    for position, item in enumerate(found):
+        source = f"{where}[{position}]"
+        if isinstance(item, str):
+            item = {"Name": item}
+        if not isinstance(item, dict) or not any(k in item for k in ("Name", "name", "LayerType", "Inputs", "Outputs")):
+            continue
+        name = str(item.get("Name", item.get("name", f"layer {len(layers)}")))
+        layer = Layer(
+            index=len(layers),
+            name=prefix + name,
+            type=str(item.get("LayerType", item.get("Type", ""))) or "unknown",
+            inputs=_tensors(item.get("Inputs")),
+            outputs=_tensors(item.get("Outputs")),
+            raw={k: v for k, v in item.items() if k not in ("Inputs", "Outputs")},
+            sources={"layer": source},
+        )
+        layer.kind = kind_of(layer.type, layer.raw, layer.name)
+        layer.precision = precision_of(layer.kind, layer.inputs, layer.outputs, layer.tactic)
+        layers.append(layer)
+        for key in ("Layers", "TrueBranch", "FalseBranch", "Body", "Branches"):
+            if isinstance(item.get(key), list):
+                layer.raw.pop(key, None)
+                _collect(item[key], f"{source}.{key}", f"{name}/", layers)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [t for t in map(tensor_of, value) if t] if isinstance(value, list) else []
+
+
+def _bindings(data: Any, layers: list[Layer]) -> tuple[list[str], list[str]]:
+    """Names of the engine's inputs and outputs, from TensorRT 11's list, the older one, or the graph itself."""
+    made = {t.name for layer in layers for t in layer.outputs}
+    used = {t.name for layer in layers for t in layer.inputs}
+    if isinstance(data, dict):
+        modern = data.get("I/O Tensors")
+        if isinstance(modern, list) and all(isinstance(t, dict) for t in modern):
+            names = [(str(t.get("Name", "")), str(t.get("IOMode", "")).lower()) for t in modern]
+            return [n for n, m in names if "input" in m], [n for n, m in names if "output" in m]
+        old = data.get("Bindings")
+        if isinstance(old, list) and old:
+            flat = [str(b.get("Name", "")) if isinstance(b, dict) else str(b) for b in old]
+            return [n for n in flat if n not in made], [n for n in flat if n in made]
+    return sorted(used - made), sorted(made - used)
+
+
+def _add_profile(engine: Engine, data: Any, file: str) -> None:
+    """Attach times. The k-th record of a name belongs to the k-th layer of that name."""
+    if not isinstance(data, list):
+        raise CutefuseError(f"{file} is no profile of trtexec (its root is no list); give a file of --exportProfile")
+    by_name: dict[str, list[Layer]] = defaultdict(list)
+    for layer in engine.layers:
+        by_name[layer.name].append(layer)
+    seen: Counter[str] = Counter()
+    unknown = 0
+    for position, record in enumerate(data):
+        if not isinstance(record, dict) or "name" not in record:
+            continue
+        name = str(record["name"])
+        same = by_name.get(name) or by_name.get(name.split(" [profile")[0], [])
+        if seen[name] < len(same):
+            layer = same[seen[name]]
+        else:
+            unknown += 1
+            layer = Layer(len(engine.layers), name, "unknown", [], [], {}, sources={"layer": f"{file} › [{position}]"})
+            layer.kind = kind_of("", {}, name)
+            engine.layers.append(layer)
+        seen[name] += 1
+        mean, median = (_finite(record.get(key)) for key in ("averageMs", "medianMs"))
+        field_name, time_ms = ("medianMs", median) if median else ("averageMs", mean)
+        layer.time_us = time_ms * 1000 if time_ms is not None else None
+        layer.mean_us = mean * 1000 if mean is not None else layer.time_us
+        layer.percent = _finite(record.get("percentage"))
+        layer.sources["time"] = f"{file} › [{position}].{field_name}"
+        engine.time_field = field_name
+    if unknown:
+        engine.notes.append(
+            f"{unknown} profiled layers are not in the layer information; were both made from one engine?"
+        )
+
+
+def _latencies(data: Any) -> list[float]:
+    records = data if isinstance(data, list) else []
+    values = [_finite(r.get("latencyMs", r.get("computeMs"))) for r in records if isinstance(r, dict)]
+    return [v for v in values if v is not None]
+
+
+def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
+    """Metadata files, and the logs themselves where no metadata was extracted from them."""
+    parts: list[dict[str, Any]] = []
+    for key, log, parse in (
+        ("build_metadata", "build_log", build_metadata),
+        ("profile_metadata", "profile_log", profile_metadata),
+    ):
+        data: Any = None
+        if key in files:
+            data = read_json(files[key])
+        elif log in files:
+            data = parse(files[log].read_text(encoding="utf-8", errors="replace"))
+        parts.append(data if isinstance(data, dict) else {})
+    build, profile = parts
+
+    def table(part: dict[str, Any], key: str) -> dict[str, Any]:
+        return part[key] if isinstance(part.get(key), dict) else {}
+
+    def row(part: dict[str, Any], key: str) -> list[Any]:
+        return part[key] if isinstance(part.get(key), list) else []
+
+    engine.performance = _numbers(table(profile, "performance_summary"))
+    engine.device = table(profile, "device_information") or table(build, "device_information")
+    engine.inference = table(profile, "inference_options")
+    engine.build = {**table(build, "model_options"), **table(build, "build_options")}
+    engine.concats = [n for n in row(build, "concats") if isinstance(n, dict)]
+    numbers = [_finite(p) for p in row(profile, "percentiles")]
+    engine.percentiles = [p for p in numbers if p is not None]
+    engine.backend = str(profile.get("backend") or build.get("backend") or "tensorrt")
+    engine.version = str(profile.get("tensorrt_version") or build.get("tensorrt_version") or "")
+    engine.peaks = profile.get("peaks") if isinstance(profile.get("peaks"), dict) else None
+    engine.notes += [str(w) for w in row(profile, "warnings")]
+
+
+def _add_origins(engine: Engine) -> None:
+    """Say which ONNX nodes each layer computes: those that it names, and all that a fused node among them replaced."""
+    nodes, made_by = bodies.replaced((engine.patch or {}).get("sites", []))
+    inside = bodies.owners(engine.layers, made_by)
+    for layer in engine.layers:
+        own = node_names(layer.name, layer.raw)
+        if layer.index in inside and all(map(bodies.is_inside, own)):
+            own = [inside[layer.index]]
+        layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *nodes.get(o, []))))
+        layer.title = bodies.title(layer, own)

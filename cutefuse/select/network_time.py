@@ -1,0 +1,92 @@
+"""The time of a whole network in an engine, so that a gain can be told as a share of it.
+
+Both come from one model. What is common to all kernels of a run, such as the clock and how busy the memory is, changes
+both alike and so cancels in the share. Only torch.compile's networks are on record; TensorRT's are told by its rules
+and the same times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from onnx import NodeProto
+
+from cutefuse.graph.read import attribute
+from cutefuse.match.answer import tensors_of
+from cutefuse.match.find import Site
+from cutefuse.operators.layouts import TORCH
+from cutefuse.select.gain import Model
+from cutefuse.select.times import ELEMENT_BYTES, Convolution, convolution_us
+from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring
+
+# Nodes that read their inputs and write their output once.
+_PASSES = (
+    *POOLS, "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax", "TopK",
+    "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
+    "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose", "Erf",
+)  # fmt: skip
+_OVER_IMAGES = ("InstanceNormalization", "GroupNormalization")
+_PRODUCTS = ("MatMul", "Gemm")
+
+
+def network_us(model: Model, fused: Sequence[Site], wiring: Wiring) -> float:
+    """Microseconds of the network with these sites fused, `wiring` being its graph; NaN where that is not known."""
+    matches = [s.match for s in fused if s.match]
+    total = sum(model.own(s, s.match).after_us for s in fused if s.match)
+    total += sum(model.node_us(n, wiring) + _own_us(model, n, wiring) for n in model.graph.nodes if wiring.alive(n))
+    read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
+    total += sum(model.widened_us(t, wiring) for t in sorted(read))
+    ends = read | {o for m in matches for o in m.outputs if o}
+    return total + sum(model.late_us(t, wiring) + model.cast_us(t, wiring) for t in sorted(ends))
+
+
+def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
+    """What `Model.node_us` leaves out, since no site changes it: convolutions and products with what follows them, and
+    passes over memory."""
+    if node.op_type in _PASSES and node.output:
+        read = [t for t in node.input if t and not model.graph.is_constant(t)]
+        if node.op_type in _OVER_IMAGES:  # Triton sums parts of an image, adds these up, and reads it once more
+            size = model.size_of(read[0])
+            return 2 * model.device.pass_us(size) + model.device.pass_us(2 * size)
+        return model.device.pass_us(sum(map(model.size_of, read)) + model.size_of(node.output[0]))
+    if node.op_type not in (*CONVOLUTIONS, *_PRODUCTS):
+        return 0.0
+    if len(node.input) < 2 or not node.output:  # damaged
+        return math.nan
+    dtype = _computed_in(model, node)
+    x, w, y = (model.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
+    if not x or not w or not y or min(*x, *w, *y) < 1 or dtype not in ELEMENT_BYTES:
+        return math.nan
+    if node.op_type in _PRODUCTS:
+        inner = x[0] if attribute(node, "transA", 0) else x[-1]
+        rows = math.prod(y[:-1])
+        return convolution_us(Convolution(1, inner, rows, 1, y[-1], rows, 1, 1, dtype), model.device)
+    return _convolution_us(model, node, dtype, wiring) if len(x) == len(w) == len(y) == 4 else math.nan
+
+
+def _computed_in(model: Model, node: NodeProto) -> str:
+    """The type that a convolution or a product multiplies: behind a DequantizeLinear the quantised one."""
+    maker = model.graph.producer(node.input[0])
+    quantised = maker is not None and maker.op_type.endswith("DequantizeLinear")
+    return model.graph.dtype(maker.input[0] if quantised and maker is not None else node.input[0]) or "float32"
+
+
+def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -> float:
+    x, w, y = (model.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
+    size, taps = model.size_of(node.output[0]), w[2] * w[3]
+    if attribute(node, "group", 1) != 1:
+        us = model.device.depthwise_us(size, taps)
+    elif node.op_type == "Conv":
+        us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[0], y[2], y[3], taps, dtype), model.device)
+    else:  # a product of each pixel with all taps
+        us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype), model.device)
+    after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]
+    if model.engine.name == TORCH:
+        return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or after else 0.0)
+    group = wiring.siblings(node)
+    if node.op_type == "Conv" and len(group) > 1:  # one kernel for all of them
+        us = model.merged_us(node, wiring) / len(group)
+    silu = {"Sigmoid", "Mul"} == set(after)
+    outside = [op for op in after if op not in ("Add", "Sum", "BatchNormalization") and not model.engine.inside(op)]
+    return us + (model.device.pass_us(2 * size) if outside and not (silu and model.engine.inside("Silu")) else 0.0)

@@ -1,0 +1,319 @@
+"""Which of the legal sites pay: decided over the graph, because a fused node changes what its neighbours cost.
+
+All legal sites start fused. The one that is furthest below the threshold goes, the others around it are priced again,
+and so on until none is left. Sites that share a Concat, which only goes when all of them are fused, are then judged
+together, and so are all sites that touch each other. A site that went may have kept another from its nodes, so the rest
+is matched and judged anew; what went stays away, so this ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cutefuse.graph.read import Graph
+from cutefuse.match.answer import Match
+from cutefuse.match.find import FUSED, LEFT_OUT, MERGED, Site
+from cutefuse.operators.layouts import RTX
+from cutefuse.select.gain import Model, Pricer
+from cutefuse.select.network_time import network_us
+from cutefuse.select.wiring import Wiring, wiring
+
+# A site is taken when it saves this much: the timing of one kernel repeats to about 0.3 us, and the model of a
+# convolution is off by 10 % of its time in the mean, in both kernels alike.
+LEAST_US = 0.3
+LEAST_SHARE = 0.03
+MODEL = "model"
+
+
+class Price(Protocol):
+    """What fusing a site would save by itself, in microseconds; None where that is not known, and then `note` says why.
+
+    A price may also have a `basis`: "profile" (also without it) or "tuned". What the fused output costs its readers is
+    added to it.
+    """
+
+    gain_us: float | None
+    note: str
+
+
+Pricing = Callable[[Graph, Sequence[Site]], Sequence[Price]]  # one price for each site
+
+
+@dataclass(frozen=True)
+class Policy:
+    """all_sites: take every legal site, prices are told only. min_gain_us: the least gain; None for the default, which
+    also grows with the cost of the site. A site of unknown gain is taken only for a least gain of 0. price: figures to
+    trust before the model."""
+
+    all_sites: bool = False
+    min_gain_us: float | None = None
+    price: Pricing | None = None
+
+    def least_us(self, before_us: float) -> float:
+        """The least gain of a site whose kernels take `before_us` in the engine (NaN: not known)."""
+        if self.min_gain_us is not None:
+            return self.min_gain_us
+        return LEAST_US if math.isnan(before_us) else max(LEAST_US, LEAST_SHARE * before_us)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What the fused sites save together, and the time of the whole network without them; None: not known."""
+
+    gain_us: float | None
+    plain_us: float | None
+
+
+@dataclass
+class _Start:
+    """A site as it was before any choice."""
+
+    site: Site
+    status: str
+    reason: str
+    match: Match | None
+    dropped: bool = False
+
+
+def choose(
+    model: Model, sites: Sequence[Site], policy: Policy, settle: Callable[[Sequence[Site], set[int]], None]
+) -> Saving:
+    """Decide which sites stay FUSED; fills in `gain_us` and `basis`. Returns what all of them save together.
+
+    `settle(sites, apart)` makes the fused sites legal beside each other: smaller matches, refusals, merges, the last
+    not for sites whose id is in `apart`. It is called again after sites were dropped.
+    """
+    starts = [_Start(s, s.status, s.reason, s.match) for s in sites]
+    apart: set[int] = set()
+    while True:
+        for start in starts:
+            if not start.dropped:
+                site = start.site
+                site.status, site.reason, site.gain_us, site.basis = start.status, start.reason, None, ""
+                site.gain_parts = {}
+                if start.match is not None:
+                    site.take(start.match)
+        settle(sites, apart)
+        round_ = _Round(model, [s for s in sites if s.status == FUSED and s.match], policy)
+        if policy.all_sites or not round_.decide():
+            return round_.finish()
+        for start in (s for s in starts if id(s.site) in round_.changed):
+            site = start.site
+            if round_.changed[id(site)] is not None:
+                start.match = round_.changed[id(site)]
+            elif site.match and len(site.match.outputs) > 1 and id(site) not in apart and _is_merged(site):
+                apart |= {id(s) for s in sites if s.status == MERGED and _shares(s, site)} | {id(site)}
+            else:
+                start.dropped = True
+
+
+def _is_merged(site: Site) -> bool:
+    return "parallel" in (site.match.takes if site.match else ())
+
+
+def _shares(other: Site, site: Site) -> bool:
+    """Whether a merged site's convolution is one of the nodes of the site that computes it."""
+    inside = {id(n) for n in site.nodes}
+    return other.match is not None and id(other.match.nodes[0]) in inside
+
+
+class _Round:
+    """One pass over the sites that are legal beside each other."""
+
+    def __init__(self, model: Model, sites: Sequence[Site], policy: Policy) -> None:
+        self.model, self.policy = model, policy
+        self.sites = {id(s): s for s in sites}
+        self.notes: dict[int, str] = {}
+        self.bases: dict[int, str] = {}
+        self.changed: dict[int, Match | None] = {}  # id of a site -> a smaller match, or None where it goes
+        given: dict[int, float] = {}
+        if policy.price and sites:
+            for site, price in zip(sites, policy.price(model.graph, sites), strict=True):
+                self.notes[id(site)] = price.note
+                if price.gain_us is not None and not math.isnan(price.gain_us):
+                    given[id(site)] = price.gain_us
+                    self.bases[id(site)] = getattr(price, "basis", "") or "profile"
+        self.pricer = Pricer(model, given)
+        self.wiring = wiring(model.graph, model.engine).fused(*(s.match for s in sites if s.match))
+        self.near = _neighbours(sites, model)
+        self.gains: dict[int, float] = {}
+        self.parts: dict[int, tuple[Wiring, dict[str, float]]] = {}  # of the gains, in which wiring
+        self.place = {id(s): i for i, s in enumerate(sites)}
+        self.losers: list[tuple[float, int, int]] = []  # heap of (excess, place, id of a site), old ones too
+        self._reprice(self.sites)
+
+    # ---------------------------------------------------------------------------------------------------- decisions
+    def decide(self) -> bool:
+        """Take smaller matches where they pay more, and drop sites; whether anything changed."""
+        for site in self.sites.values():
+            self._smaller(site)
+        while self.sites:
+            if loser := self._loser():
+                self._drop([loser])
+            elif group := self._losing_group():
+                self._drop(group)
+            else:
+                break
+        return bool(self.changed)
+
+    def _loser(self) -> Site | None:
+        """The site that is furthest below the threshold, the first of several; None where none is below."""
+        while self.losers:
+            excess, _, key = heapq.heappop(self.losers)
+            if (site := self.sites.get(key)) and excess == self._excess(site):
+                return site
+        return None
+
+    def _least_us(self, site: Site) -> float:
+        assert site.match is not None
+        own = self.model.own(site, site.match)
+        # Where both kernels count as equally fast, what is not known of their times is not in the gain.
+        return self.policy.least_us(0.0 if self.model.engine.name == RTX else own.before_us)
+
+    def _excess(self, site: Site) -> float:
+        """How far its gain is above the threshold; a gain that is not known is far below, unless --min-gain asks for
+        nothing."""
+        gain, least = self.gains[id(site)], self.policy.min_gain_us
+        if math.isnan(gain):
+            return -math.inf if least is None or least > 0 else math.inf
+        return gain - self._least_us(site)
+
+    def _smaller(self, site: Site) -> None:
+        """Try the smaller matches of a site, where the model alone prices it."""
+        best = site.match
+        if best is None or id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
+            return
+        plain, match, largest = self.wiring.unfused(best), best.otherwise, best
+        while match is not None:
+            site.match = match
+            gain = self.pricer.gain_us([site], plain.fused(match))
+            if gain > self.gains[id(site)] + LEAST_US:
+                self.gains[id(site)], best = gain, match
+            match = match.otherwise
+        site.take(best)
+        if best is not largest:
+            self.changed[id(site)] = best
+            self.wiring = plain.fused(best)
+            self._rank(site)
+            self._reprice(self.near[id(site)])
+
+    def _losing_group(self) -> list[Site]:
+        """Sites that pay only beside each other and not together: those with a Concat in common, and those that pay for
+        the layout of others alone, which save less than each of them should; and all that touch each other, which save
+        nothing."""
+        concats: dict[int, list[Site]] = {}
+        for site in self.sites.values():
+            for node in site.nodes:
+                if node.op_type == "Concat":
+                    concats.setdefault(id(node), []).append(site)
+        groups = [(group, math.inf) for group in (*concats.values(), self._held())]
+        groups += [(group, LEAST_US) for group in self._touching()]
+        for group, enough_us in groups:
+            if len(group) > 1:
+                gain = self.pricer.gain_us(group, self.wiring)
+                if gain < min(enough_us, sum(self._least_us(s) for s in group)):  # false for NaN
+                    for site in group:
+                        self.gains[id(site)] = gain / len(group)
+                    return group
+        return []
+
+    def _held(self) -> list[Site]:
+        """The sites that would not pay if torch.compile laid out the rest of the network the same without them."""
+        found: list[Site] = []
+        for site in self.sites.values() if self.model.between else []:
+            assert site.match is not None
+            layout_us = self.model.layout_us(self.wiring.unfused(site.match), self.wiring)
+            if layout_us and self._excess(site) < layout_us:
+                found.append(site)
+        return found
+
+    def _touching(self) -> list[list[Site]]:
+        """The sites in groups, none of which has a neighbour in another one."""
+        left, groups = dict(self.sites), []
+        while left:
+            waiting, group = [next(iter(left))], []
+            while waiting:
+                if site := left.pop(waiting.pop(), None):
+                    group.append(site)
+                    waiting += self.near[id(site)]
+            groups.append(group)
+        return groups
+
+    def _drop(self, group: Sequence[Site]) -> None:
+        before, parts = self.wiring, self.pricer.parts(group, self.wiring)
+        for site in group:
+            assert site.match is not None
+            gain, known = self.gains[id(site)], self.notes.get(id(site), "")
+            measured = id(site) in self.pricer.given
+            site.basis = self.bases.get(id(site), MODEL)
+            if math.isnan(gain):
+                why = known or self.model.own(site, site.match).why or "the sizes around it are not known"
+                site.refuse(LEFT_OUT, f"what it would save is not known: {why}; --all fuses it")
+                site.basis = ""
+            else:
+                site.gain_us, site.gain_parts = round(gain, 3), parts if len(group) == 1 else {}
+                least = self.policy.min_gain_us
+                asked = "" if least is None else f", less than --min-gain {least:g} us"
+                words = [known, "" if measured else self.model.note(site, site.match, self.wiring)]
+                words += [] if measured and len(group) == 1 else [self.model.sum_in_words(parts)]
+                shared = f" as its share of {len(group)} sites that need each other" if len(group) > 1 else ""
+                why = "; ".join(filter(None, words))
+                site.refuse(LEFT_OUT, f"{saves(gain)}{asked}{shared}" + (f" ({why})" if why else ""))
+            self.changed[id(site)] = None
+            self.wiring = self.wiring.unfused(site.match)
+        for site in group:
+            del self.sites[id(site)]
+        # How the graph is laid out concerns all convolutions behind.
+        apart = not self.model.laid_out(self.wiring, before)
+        self._reprice({i for s in group for i in self.near[id(s)]} if apart else self.sites)
+
+    def _reprice(self, keys: Iterable[int]) -> None:
+        """Price the sites of these ids that are there anew."""
+        for site in [self.sites[i] for i in keys if i in self.sites]:
+            self.parts[id(site)] = self.wiring, (parts := self.pricer.parts([site], self.wiring))
+            self.gains[id(site)] = sum(parts.values())
+            self._rank(site)
+
+    def _rank(self, site: Site) -> None:
+        if (excess := self._excess(site)) < 0:
+            heapq.heappush(self.losers, (excess, self.place[id(site)], id(site)))
+
+    # ------------------------------------------------------------------------------------------------------- results
+    def finish(self) -> Saving:
+        """Write the gains into the sites that are fused; what they save together."""
+        sites = list(self.sites.values())
+        for site in sites:
+            gain = self.gains[id(site)]
+            if not math.isnan(gain):
+                site.gain_us, site.basis = round(gain, 3), self.bases.get(id(site), MODEL)
+                beside, parts = self.parts[id(site)]
+                site.gain_parts = parts if beside is self.wiring else self.pricer.parts([site], self.wiring)
+        known = [s for s in sites if s.gain_us is not None]
+        total = self.pricer.gain_us(known, self.wiring) if known else 0.0
+        plain_us = network_us(self.model, sites, self.wiring) + total
+        return Saving(*(None if math.isnan(us) else round(us, 3) for us in (total, plain_us)))
+
+
+def saves(gain_us: float) -> str:
+    """'saves 1.2 us', 'costs 0.4 us'."""
+    return f"costs {-gain_us:.1f} us" if gain_us < -0.05 else f"saves {max(gain_us, 0.0):.1f} us"
+
+
+def _neighbours(sites: Sequence[Site], model: Model) -> dict[int, set[int]]:
+    """id of a site -> ids of those whose gain depends on it: they, or their readers, touch a tensor in common."""
+    by_tensor: dict[str, set[int]] = {}
+    touched: dict[int, set[str]] = {}
+    for site in sites:
+        assert site.match is not None
+        names = {t for n in site.nodes for t in (*n.input, *n.output)}
+        for output in site.match.outputs:
+            for reader in model.graph.users(output):
+                names |= {*reader.input, *reader.output}
+        touched[id(site)] = names = {t for t in names if t and not model.graph.is_constant(t)}
+        for name in names:
+            by_tensor.setdefault(name, set()).add(id(site))
+    return {i: {other for name in names for other in by_tensor[name]} - {i} for i, names in touched.items()}

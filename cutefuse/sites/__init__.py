@@ -1,4 +1,0 @@
-"""Finds the places of a graph that an operator can compute: what is there, what one call can fuse, and why not.
-
-May import the base, the C interface, graph/ and ops/.
-"""
