@@ -45,7 +45,7 @@ def judged(source: Path, output: Path, options: Options) -> Result:
     """Patch a model for an engine that Myelin compiles, with the compiler's own word on what pays.
 
     patch.json gets `compiled`: what it made of both models; or why it was not asked, where it is not installed or
-    refuses the model, and then the rules of `choose_engine` decide. Raises CutefuseError as `patch` does.
+    refuses the model, and then the rules of `wiring` decide. Raises CutefuseError as `patch` does.
     """
     sm = NEAREST.get(options.sm, options.sm or rtx.DEFAULT_SM)
     try:

@@ -1,7 +1,7 @@
 """What a compiler made of the graph with nothing fused: the kernels that only move or compute beside the convolutions.
 
 The graph that TensorRT compiles of a plain model is the list of what it does not fuse. Where there is one, it takes the
-place of the rules of `choose_engine` for everything that fused nodes have not changed.
+place of the rules of `wiring` for everything that fused nodes have not changed.
 """
 
 from __future__ import annotations

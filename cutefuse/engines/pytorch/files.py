@@ -1,4 +1,4 @@
-"""`engine.torch_gpu` from path to path: the files that trtexec and NVIDIA's engine explorer write.
+"""`engines.pytorch.run` from path to path: the files that trtexec and NVIDIA's engine explorer write.
 
 PyTorch has no engine file: `build` writes a small JSON file in its place, with the model's path and the options, and
 `profile` takes it as well as the model itself.

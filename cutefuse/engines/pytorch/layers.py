@@ -106,7 +106,7 @@ class Timed(Protocol):
 
     program: Program
     device: torch.device
-    settings: Any  # its `mode` is that of torch_gpu.Settings
+    settings: Any  # its `mode` is that of run.Settings
     kernel_sources: list[KernelSource]
 
     def run(self) -> tuple[torch.Tensor, ...]: ...

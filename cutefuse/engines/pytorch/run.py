@@ -112,7 +112,7 @@ class TorchEngine:
             shapes: input name -> shape for dynamic inputs. plugins: False runs the bodies of fused nodes.
             tiles: `timed` takes those of the kernels' first guesses that are fastest together, `guess` the first one
             untimed; or name of a fused node -> id of its tile, where nodes that are not named are timed. A tile that
-            cannot run the shapes at hand is left, with a note of the program. See `torch_tiles.choose_tiles`.
+            cannot run the shapes at hand is left, with a note of the program. See `tiles.choose_tiles`.
             quiet: makes a context that is held while tiles, cuDNN and Triton are tried on the GPU; that of
             `torch_share.share_gpu` where none is given.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.

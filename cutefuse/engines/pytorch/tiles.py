@@ -33,7 +33,7 @@ def choose_tiles(
     """Give every fused node of a program its tile.
 
     Distinct calls (op_type, shapes, types, attributes) are timed once: up to eight tiles in the order of the kernels'
-    guesses (`tile_timer.QUICK`, with the reason for that bound), warm, in turns, inside of CUDA graphs. The tiles are
+    guesses (`tile_times.QUICK`, with the reason for that bound), warm, in turns, inside of CUDA graphs. The tiles are
     then chosen for all nodes together, since a launch takes longer after that of another kernel (`tile_order`). Times
     are kept by GPU, driver and library, so that both modes of a network and the next build share them.
 

@@ -185,7 +185,7 @@ def _environment(folder: Path) -> dict[str, str]:
     if found is None:
         raise CutefuseError(f"the package {LIBRARIES} holds no {_LIBRARY}; install it again")
     (folder / _LIBRARY).symlink_to(found)
-    ours = str(Path(__file__).resolve().parents[2])
+    ours = str(Path(__file__).resolve().parents[3])
     modules = [ours, *(p for p in sys.path if p and p != ours and os.path.isabs(p))]
     libraries = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(modules), "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
