@@ -35,7 +35,7 @@ NAMES = [*models.NETWORKS, "hrnet_head"]
 BLOCK = re.compile(r"(<!-- compiled: (?P<options>.*?) -->\n).*?(<!-- /compiled -->)", re.S)
 HEADS = ("network", "SM", "plain: copies", "MB", "of all", "patched: copies", "MB", "of all", "plugins",
          "engine MB", "built in s", "peak MiB")  # fmt: skip
-PATCH = "--engine rtx --sm 89"
+PATCH = "--engine rtx"
 NOTHING_TO_PATCH = 3
 
 
@@ -67,16 +67,16 @@ def measure(given: str, sms: list[int], options: list[str], folder: Path) -> lis
             raise CutefuseError(f"there is no model '{given}'; give an ONNX file or one of {', '.join(models.names())}")
         plain = folder / f"{given}.onnx"
         onnx.save(models.build(given, "float16", batch=1), plain)
-    patched, name = folder / f"{plain.stem}.cutefuse.onnx", plain.stem
+    patched, rows = folder / f"{plain.stem}.cutefuse.onnx", list[dict[str, Any]]()
     try:
-        changed = patch(plain, patched, options)
-        rows = []
         for sm in sms:
-            before = facts(plain, sm)
-            rows.append({"name": name, "sm": sm, "plain": before, "patched": facts(patched, sm) if changed else before})
+            try:
+                changed, before = patch(plain, patched, [*options, "--sm", str(sm)]), facts(plain, sm)
+                sides = {"plain": before, "patched": facts(patched, sm) if changed else before}
+            except CutefuseError as error:
+                sides = {"error": str(error)}
+            rows.append({"name": plain.stem, "sm": sm, **sides})
         return rows
-    except CutefuseError as error:
-        return [{"name": name, "sm": sms[0], "error": str(error)}]
     finally:
         for path in folder.glob(f"{plain.stem}.*"):
             path.unlink()
@@ -100,23 +100,24 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def totals(rows: list[dict[str, Any]]) -> list[str]:
-    """A row of sums over all that was compiled."""
-    done = [row for row in rows if "error" not in row]
+def totals(rows: list[dict[str, Any]], sm: int) -> list[str]:
+    """A row of sums over all that was compiled for a compute capability."""
+    done = [row for row in rows if "error" not in row and row["sm"] == sm]
     keys = ("copies", "copy_bytes", "all_bytes", "plugins", "engine_bytes", "seconds")
     sums = {side: {key: sum(row[side][key] for row in done) for key in keys} for side in ("plain", "patched")}
     peaks = {side: {"peak_mib": max((row[side]["peak_mib"] for row in done), default=0)} for side in sums}
-    return cells({"name": "all", "sm": "", **{side: sums[side] | peaks[side] for side in sums}})
+    return cells({"name": "all", "sm": sm, **{side: sums[side] | peaks[side] for side in sums}})
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [*map(cells, rows), totals(rows)]
+    return [*map(cells, rows), *(totals(rows, sm) for sm in sorted({row["sm"] for row in rows}))]
 
 
 def write(data: dict[str, Any]) -> None:
     """Put the table between the markers of the page."""
     lines = [f"|{'|'.join(row)}|" for row in (HEADS, ["---", *["---:"] * (len(HEADS) - 1)], *table(data["rows"]))]
-    made = f"TensorRT for RTX {data['version']}, `cutefuse patch {shlex.join(data['patch'])}`, cutefuse {data['tool']}."
+    patched = f"`cutefuse patch {shlex.join(data['patch'])} --sm ...`"
+    made = f"TensorRT for RTX {data['version']}, {patched}, cutefuse {data['tool']}."
     text, count = BLOCK.subn(
         lambda found: found[1].replace(found["options"], data["command"]) + "\n".join([made, "", *lines, found[3]]),
         PAGE.read_text(encoding="utf-8"),
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", default=NAMES, metavar="MODEL",
                         help="ONNX files, and names of networks in float16 (all networks)")  # fmt: skip
     parser.add_argument("--sm", type=int, nargs="+", default=[rtx.DEFAULT_SM], help="compute capabilities (89)")
-    parser.add_argument("--patch", default=PATCH, metavar="OPTIONS", help=f"of `cutefuse patch` ({PATCH})")
+    parser.add_argument("--patch", default=PATCH, metavar="OPTIONS", help=f"of `cutefuse patch`, beside --sm ({PATCH})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="figures that --json wrote")
     parser.add_argument("--write", action="store_true", help="put the table into docs/compiled.md")

@@ -23,13 +23,14 @@ ROWS = [
     {"name": "a", "sm": 89, "plain": side(6, 3_000_000, 300), "patched": side(2, 1_000_000, 250)},
     {"name": "b", "sm": 89, "plain": side(4, 2_000_000, 200), "patched": side(4, 2_000_000, 400)},
     {"name": "c", "sm": 89, "error": "the parser refused it"},
+    {"name": "a", "sm": 120, "plain": side(8, 8_000_000, 300), "patched": side(6, 6_000_000, 500)},
 ]
 DATA = {"version": "1.7", "tool": "0.2", "patch": ["--sm", "89"], "command": "python table.py --write", "rows": ROWS}
 
 
-def test_sums_leave_out_what_failed_and_memory_is_the_largest() -> None:
-    found = compiled_table.totals(ROWS)
-    assert found[:9] == ["all", "", "10", "5.0", "50", "6", "3.0", "30", "3"]
+def test_sums_are_of_one_gpu_leave_out_what_failed_and_memory_is_the_largest() -> None:
+    found = compiled_table.totals(ROWS, 89)
+    assert found[:9] == ["all", "89", "10", "5.0", "50", "6", "3.0", "30", "3"]
     assert found[9:] == ["4.0→4.0", "3.0→3.0", "300→400"]
     assert compiled_table.cells(ROWS[2])[:3] == ["c", "89", "the parser refused it"]
 
@@ -44,6 +45,7 @@ def test_the_table_is_written_between_its_marks(tmp_path: Path, monkeypatch: pyt
         text = page.read_text()
         assert text.startswith("before\n<!-- compiled: python table.py --write -->\n") and text.endswith("after\n")
         assert "|a|89|6|3.0|" in text and "old" not in text and text.count("|b|") == 1
+        assert "|all|89|10|" in text and "|all|120|8|" in text
 
 
 def test_a_page_without_a_place_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
