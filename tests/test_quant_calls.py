@@ -120,7 +120,7 @@ def test_float8_runs_on_tiles_of_its_own_and_on_hoppers() -> None:
     one_scale = in_float8(good("CuteQConcatConv2ReluQ", input_scales=(0.1, 0.1)))
     assert set(kernels.configs(one_scale)) == FLOAT8 | HOPPER
     to_float32 = in_float8(good())
-    assert set(kernels.configs(to_type(to_float32, "float16", 10))) == FLOAT8 | HOPPER | {205}, "no 8-bit outputs of it"
+    assert set(kernels.configs(to_type(to_float32, "float16", 10))) == FLOAT8 | HOPPER
     for call in (to_float32, to_type(to_float32, "bfloat16", 16)):  # which Hopper's do not write
         assert set(kernels.configs(call)) == FLOAT8
     part = replace(to_float8, inputs=[*to_float8.inputs[:2], *good().inputs[2:]])

@@ -21,7 +21,6 @@ from cutefuse.errors import CutefuseError
 TILES = {
     102: "sm90_128x256_f2",
     105: "sm90_128x128",
-    108: "sm90_128x128_split",
     109: "sm90_128x64",
     110: "sm90_64x256",
     113: "sm90_128x200",
@@ -289,8 +288,8 @@ class TestOnHopper:
     def test_corner_sizes_match_float64(self, index: int, dtype: str) -> None:
         check(CORNERS[index], dtype, seed=index)
 
-    @pytest.mark.parametrize("config", [108, 141, 142])
-    def test_a_split_reduction_gives_the_same_bits_every_time(self, config: int) -> None:
+    @pytest.mark.parametrize("config", [141, 142, 154])
+    def test_a_divided_reduction_gives_the_same_bits_every_time(self, config: int) -> None:
         instance = problems.instantiate(problems.Problem(1, 20, 20, (512, 512), 256, **SAME), "float16")
         gpu_checks.assert_the_same_bits(instance, config)
 

@@ -52,7 +52,6 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     im2col_tile(201, "s8_sm90_128x256_f2", k8Bit, 128, 256, kMulticastPixels),
     im2col_tile(202, "s8_sm90_128x128", k8Bit, 128, 128),
     pingpong_tile(204, "s8_sm90_pp_64x256", k8Bit, 64, 256),
-    split_tile(205, "s8_sm90_128x128_split", k8Bit, 128, 128),
     halo_tile(211, "s8_sm90_halo_64x16x32", k8Bit, 64, {16, 32}),
     halo_tile(212, "s8_sm90_halo_128x8x32", k8Bit, 128, {8, 32}),
     halo_tile(213, "s8_sm90_halo_128x8x16", k8Bit, 128, {8, 16}),
@@ -78,6 +77,6 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
-constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}, {203, 246}, {221, 202}, {224, 213}};
+constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}, {203, 246}, {205, 202}, {221, 202}, {224, 213}};
 
 }  // namespace cutefuse::quant_concat_conv

@@ -215,9 +215,7 @@ double epilogue_clocks(Sm90Tile const &tile, Problem const &p, double waves) {
 }
 
 double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int splits) {
-  // Clocks of adding up the parts: kSplit's blocks fetch them from the cluster; kRows' push them, or exchange them
-  // inside a block.
-  constexpr double kSplit = 6100, kRows = 6500;
+  constexpr double kRows = 6500;  // clocks of adding up the parts, which blocks push, or exchange inside a block
   double const loop = loop_clocks(tile, p, splits);
   double const clusters = double(pixel_tiles(tile, p)) * ceil_div(filter_tiles(tile, p), tile.cluster_f);
   double const waves = std::ceil(clusters / std::max(1, sm_count / (tile.cluster_f * splits)));
@@ -227,7 +225,7 @@ double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int sp
     double const late = 1.3 * epilogue;
     return waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
   }
-  double const adding = tile.schedule == Sm90Schedule::kRows ? kRows : splits > 1 ? kSplit : 0;
+  double const adding = tile.schedule == Sm90Schedule::kRows ? kRows : 0;
   return waves * (loop + epilogue + adding);
 }
 

@@ -142,12 +142,12 @@ struct Rewriter {
   }
 };
 
-// Rewrites the k-tiles [k_begin, k_end) of each of this block's tiles, in the order in which the ring is filled; this
+// Rewrites the k-tiles of each of this block's tiles, in the order in which the ring is filled; this
 // is warp `rewriter`. Each team has stages of its own. A barrier's parity tells only two successive fillings of a stage
 // apart, so that a warp may wait for one only after it has seen the filling before; loads end in any order.
 template <class Traits>
 CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params const &params,
-                              ClusterPlace const &place, int rewriter, int k_begin, int k_end) {
+                              ClusterPlace const &place, int rewriter) {
   constexpr int kTeams = Traits::kRewriters / Traits::kTeam;
   static_assert(kTeams * Traits::kTeam == Traits::kRewriters && Traits::kStages % kTeams == 0);
   Problem const &p = params.problem;
@@ -155,8 +155,8 @@ CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     mine.begin_tile(params, place.first_pixel<Traits::kPixels>(tile, params));
-    Steps<Traits> at(p, cursor_at(params, k_begin));
-    for (int k = k_begin; k < k_end; ++k) {
+    Steps<Traits> at(p, cursor_at(params, 0));
+    for (int k = 0; k < params.k_tiles; ++k) {
       if (ring.stage % kTeams == rewriter / Traits::kTeam) {
         int const channels = p.C[at.source] - at.channel;
         mine.begin_tap(params, at);

@@ -222,8 +222,7 @@ CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const K = p.K, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldz;
   if (!tile.halo) {
-    cuuint32_t const rows = tile.schedule == Sm90Schedule::kSplit ? 16 : tile.pixels();
-    return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, rows});
+    return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, cuuint32_t(tile.pixels())});
   }
   if (tile.beside > 1) {
     return encode_tiled<4>(&k.z, p.type, {K, Q, P, N}, {pixel, Q * pixel, P * Q * pixel},

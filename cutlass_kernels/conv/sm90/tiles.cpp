@@ -203,7 +203,6 @@ char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   if (is_upsampled(p) && !tile.halo && !tile.enlarges) return "enlarged sources";
   if (tile.enlarges && !is_upsampled(p)) return "sources of full size";
   if (scaled && tile.schedule != Sm90Schedule::kSmall && !one_sum_fits(p)) return "sums beyond 32 bits";
-  if (scaled && tile.schedule == Sm90Schedule::kSplit && p.output_type != Type::kFloat16) return "8-bit outputs";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (tile.schedule == Sm90Schedule::kSmall && activated_channels(p) > kMaxActivated) {
     return "a pre-activation of this many channels";

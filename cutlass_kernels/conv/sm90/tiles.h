@@ -11,10 +11,10 @@ namespace cutefuse::conv {
 
 enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
-  kSplit,        // kCooperative, and the blocks of a cluster divide the reduction among them
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
-  kSmall,        // small.cuh: kSplit by small blocks, of which several share a multiprocessor
-  kRows,         // rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
+  kSmall,        // small.cuh: small blocks, of which several share a multiprocessor; those of a cluster may divide the
+                 // reduction among them
+  kRows,         // rows.cuh: such a cluster, and the pixels are whole rows of an image with their halo
 };
 
 // A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups; blocks of small
@@ -60,13 +60,6 @@ constexpr Sm90Tile im2col_tile(int id, char const *name, TypeSize type, int filt
   tile.pairs = (options & kBlockPairs) != 0;
   tile.plain = (options & kOnlyPreActivated) == 0;
   tile.pre_activates = (options & (kAlsoPreActivated | kOnlyPreActivated)) != 0;
-  return tile;
-}
-
-// The blocks of a cluster divide its reduction.
-constexpr Sm90Tile split_tile(int id, char const *name, TypeSize type, int filters, int pixels, unsigned options = 0) {
-  Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
-  tile.schedule = Sm90Schedule::kSplit;
   return tile;
 }
 
@@ -181,8 +174,7 @@ constexpr bool loads_in_order(bool small, int pixels) { return small && pixels <
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 
 constexpr bool divides_reduction(Sm90Tile const &tile) {
-  return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kSmall ||
-         tile.schedule == Sm90Schedule::kRows;
+  return tile.schedule == Sm90Schedule::kSmall || tile.schedule == Sm90Schedule::kRows;
 }
 
 // ---- small tiles ---------------------------------------------------------------------------------------------------
