@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import problems
 import pytest
+from test_kernels_forms import view
 from test_quant_calls import good
 from test_row_norm import ABSENT, training
 from test_sm90 import call as conv_call
@@ -188,6 +189,20 @@ def test_a_launcher_wants_the_size_of_its_workspace() -> None:
 def test_a_retired_tile_is_planned_as_its_heir(op_type: str, dead: int, heir: int) -> None:
     base = conv_call(problems.Problem(2, 40, 40, (64, 64), 256, **SAME)) if "Q" not in op_type else good()
     assert kernels.Plan(on(base, 80, 108, config=dead)).config == heir
+
+
+@pytest.mark.parametrize(("call", "sm", "dead"), [
+    (conv_call(problems.Problem(2, 40, 40, (64,), 256)), 80, 101),  # its heir is Hopper's
+    (view("float16"), 90, 141),  # over enlarged sources, as it took them; its heir takes none
+    (conv_call(problems.Problem(2, 40, 40, (60,), 256)), 80, 7),  # of channels that are no whole vectors
+])  # fmt: skip
+def test_a_retired_tile_whose_heir_cannot_run_the_call_is_planned_as_the_best_guess(
+    call: Call, sm: int, dead: int
+) -> None:
+    call = on(call, sm, 108)
+    heirs = {r["id"]: r["heir"] for r in kernels.operator_of(call.op_type)["retired"]}
+    assert heirs[dead] not in kernels.configs(call)
+    assert kernels.Plan(replace(call, config=dead, _keep=[])).config == kernels.configs(call)[0]
 
 
 def test_every_retired_tile_of_the_norms_is_planned_as_its_heir_where_that_is_legal() -> None:

@@ -42,10 +42,10 @@ CASES = {  # (images, height, width), channels, enlarged by, filters, taps, pre-
     "enlarged by 2, 3x3": ((1, 512, 512), (64, 64), (2, 1), 64, 3, False, {"sm90_halo_64x16x32"}),
     "odd channels": (
         (1, 46, 46), STAGE, (1,) * 3, 128, 7, False,
-        {"sm90_rows_64x224_split", "sm90_rows_64x192_split", "sm90_small_128x80", "sm90_small_144x128"}),
+        {"sm90_small_128x80", "sm90_small_144x128"}),
     "odd channels, 8 images": (
         (8, 46, 46), STAGE, (1,) * 3, 128, 7, False,
-        {"sm90_two_32x32x24", "sm90_halo_64x16x32", "sm90_rows_64x192_split"}),
+        {"sm90_two_32x32x24", "sm90_halo_64x16x32"}),
     "pre-activated, 14 pixels": (
         (1, 14, 14), (256, 32, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x16", "sm90_small_64x32"}),
     "pre-activated, 7 pixels": (
@@ -130,7 +130,7 @@ def test_first_guesses_of_random_layers_are_near_the_fastest() -> None:
         call = replace(conv_call.make_call(form, sources, [k], geometry, "float16", {}), sm=90, sm_count=132)
         names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
         first, known = names[kernels.configs(call)[0]], living(known)
-        if known.get(first, math.inf) > NEAR * min(known.values()):
+        if known and known.get(first, math.inf) > NEAR * min(known.values()):
             far.append((layer, first))
     assert len(times) == 150 and len(far) <= 9, far
 
@@ -221,15 +221,16 @@ def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> No
 
 
 def test_an_ampere_tile_takes_longer_over_sources_whose_last_k_tile_is_nearly_empty() -> None:
-    """Four sources of 80 channels under 5x5 filters: 26.0 us for 14.4 by tiles of rows (H200, 2026-11-27; SiLU)."""
+    """80 channels are one and a quarter of a k-tile, and take more than half as long again as one."""
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
-    geometry = conv_math.Geometry((5, 5), pads=(2,) * 4)
-    sources = [Source((4, 80, 26, 26), 80)] * 4
-    call = replace(conv_call.make_call(Form(4), sources, [64], geometry, "float16", {}), sm=90, sm_count=132)
-    ids = {c["name"]: c["id"] for c in kernels.operator_of(call.op_type)["configs"]}
-    ampere_us, rows_us = (
-        kernels.predicted_us(replace(call, config=ids[name])) or 0.0
-        for name in ("sm80_128x64x64_w8_s3", "sm90_rows_64x224_split")
-    )
-    assert ampere_us > 1.15 * rows_us > 0
+
+    def predicted_us(channels: int) -> float:
+        geometry = conv_math.Geometry((5, 5), pads=(2,) * 4)
+        sources = [Source((4, channels, 26, 26), channels)] * 4
+        call = conv_call.make_call(Form(4), sources, [64], geometry, "float16", {})
+        call = replace(call, sm=90, sm_count=132, config=43, workspace_bytes=0)  # 128x64x64_w8
+        return kernels.predicted_us(call) or 0.0
+
+    whole, over = predicted_us(64), predicted_us(80)
+    assert 1.7 * whole > over > 1.4 * whole > 0

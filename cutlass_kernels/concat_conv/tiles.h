@@ -85,9 +85,6 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, pixels for 32 filters
     beside_tile(167, "sm90_two_32x32x24", {32, 24}),
     beside_tile(168, "sm90_two_32x32x16", {32, 16}),
-    // id, name, pixels
-    rows_tile(141, "sm90_rows_64x224_split", 224),
-    rows_tile(142, "sm90_rows_64x192_split", 192),
     // id, name, type, filters, pixels, options
     small_tile(151, "sm90_small_64x16", k16Bit, 64, 16, kAlsoPreActivated),
     small_tile(152, "sm90_small_64x32", k16Bit, 64, 32, kAlsoPreActivated),
@@ -116,8 +113,8 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
-constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},
-                                {32, 33},   {101, 113}, {103, 113}, {104, 113}, {106, 105},
-                                {107, 105}, {108, 105}, {123, 122}, {125, 124}, {159, 152}};
+constexpr Retired kRetired[] = {{2, 13},    {3, 4},     {7, 10},    {9, 24},    {11, 13},   {32, 33},
+                                {101, 113}, {103, 113}, {104, 113}, {106, 105}, {107, 105}, {108, 105},
+                                {123, 122}, {125, 124}, {141, 157}, {142, 157}, {159, 152}};
 
 }  // namespace cutefuse::concat_conv

@@ -13,7 +13,7 @@ constexpr int kStoreColumns = 64;  // filters of a warpgroup, one staging row
 struct Sm90Output {
   int first_row, first, last;
   std::int64_t ld;
-  void *y;  // where threads store instead of TMA: float32, and blocks that divide a reduction
+  void *y;  // where threads store instead of TMA: float32, and small tiles
 };
 
 // A factor of sums: of float32, and of integers as whole + fraction / 2^32, whose product takes two instructions where
@@ -56,7 +56,7 @@ struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
   CUtensorMap w;                 // (column,filter)
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
-  CUtensorMap z;                 // the shortcut: axes as `out`, other boxes; for tiles of rows (filter,w,h,n)
+  CUtensorMap z;                 // the shortcut: axes as `out`, other boxes
   std::uint8_t cluster_f;
   std::uint8_t stages;           // of a small tile's ring
   std::uint8_t missing_filters;  // that the last tile of filters lacks

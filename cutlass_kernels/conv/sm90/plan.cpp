@@ -168,7 +168,7 @@ void find_room(Sm90Tile const &tile, Problem const &p, Kernel kernel, int sm_cou
       int const stages = small_stages(tile, p, true, blocks);
       kernel.shared_bytes = small_shared_bytes(tile, p, true, stages);
     }
-    for (int i = 2; i <= kMaxSplits && divides_reduction(tile); ++i) {
+    for (int i = 2; i <= kMaxSplits && small; ++i) {
       room[blocks][i] = clusters_at_once(kernel, i);
     }
   }
@@ -210,7 +210,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
   }
   launch.cluster = k.cluster_f * k.splits;
   // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
-  bool const persistent = !divides_reduction(tile);
+  bool const persistent = tile.schedule != Sm90Schedule::kSmall;
   int const at_once = std::max(1, call.sm_count / launch.cluster);
   launch.blocks = std::int64_t(persistent ? std::min(k.cluster_tiles, at_once) : k.cluster_tiles) * launch.cluster;
   if (CUresult const result = encode_maps(state.params, tile)) {

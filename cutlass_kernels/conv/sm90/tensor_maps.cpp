@@ -228,9 +228,8 @@ CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
     return encode_tiled<4>(&k.z, p.type, {K, Q, P, N}, {pixel, Q * pixel, P * Q * pixel},
                            {cuuint32_t(tile.filters), 16, 8, 1}, 2);
   }
-  bool const rows = tile.schedule == Sm90Schedule::kRows;
-  cuuint32_t const a = rows ? k.halo.pitch : 8, b = halves_channels(tile) ? k.halo.tile_b / 2 : k.halo.tile_b;
-  return encode_image(&k.z, p.type, {K, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, a, b, 1});
+  cuuint32_t const b = halves_channels(tile) ? k.halo.tile_b / 2 : k.halo.tile_b;
+  return encode_image(&k.z, p.type, {K, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, 8, b, 1});
 }
 
 }  // namespace
