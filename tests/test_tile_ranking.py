@@ -47,7 +47,8 @@ CASES = {  # (images, height, width), channels, enlarged by, filters, taps, pre-
         (8, 46, 46), STAGE, (1,) * 3, 128, 7, False,
         {"sm90_two_32x32x24", "sm90_halo_64x16x32"}),
     "pre-activated, 14 pixels": (
-        (1, 14, 14), (256, 32, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x16", "sm90_small_64x32"}),
+        (1, 14, 14), (256, 32, 32, 32), (1,) * 4, 128, 1, True,
+        {"sm90_small_64x16", "sm90_small_64x32", "sm90_small_64x64"}),
     "pre-activated, 7 pixels": (
         (1, 7, 7), (704, 224, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x16", "sm90_small_64x32"}),
 }  # fmt: skip

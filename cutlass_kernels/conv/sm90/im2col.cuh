@@ -148,9 +148,9 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
             load_joined<Traits, decltype(sources)::value>(shared, params, cursor, ring, filter, first, pixel, place);
           }
         };
-        if (Traits::kPreActivated || params.by_taps.divisor == 1) {
+        if (params.by_taps.divisor == 1) {
           load_rest(std::true_type{});
-        } else if constexpr (!Traits::kPreActivated) {
+        } else {
           load_rest(std::false_type{});
         }
       }

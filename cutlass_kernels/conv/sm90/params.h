@@ -37,11 +37,10 @@ struct PhasePlan {
   std::uint8_t enlarged;                   // sources
 };
 
-// What small tiles join (joined_from): of the last sources two, or two taps, share a k-tile.
+// What small tiles of 8-bit sources join (joined_from): of the last sources two, or two taps, share a k-tile.
 struct JoinPlan {
   int from;   // the first such source
   int begin;  // its first k-tile, or that of the lone block
-  int block;  // its block, among those of the packed filters
 };
 
 // Where a part of a reduction begins: its tap, and its block of channels among those of its source and of the packed
@@ -92,8 +91,8 @@ struct alignas(128) Sm90Params {
   Divider by_a, by_b;              // tiles_a, tiles_b
   Divider by_factor[kMaxSources];  // of each source's enlargement
   Rescale rescale[kMaxSources];    // of 8-bit sources: what the sums before each are multiplied by
-  // The filters of two joined sources, (column,filter,block), or of two taps, (column,filter,tap). Elsewhere as `w`,
-  // with as many rows as the last tile of filters has.
+  // The filters of two joined taps, (column,filter,tap). Elsewhere as `w`, with as many rows as the last tile of
+  // filters has.
   CUtensorMap w_second;
   RaisedRescale raised_rescale[kMaxSources];  // as rescale, if the sums are raised
 

@@ -17,7 +17,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kSmall = true, kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
-  static constexpr bool kJoins = kPre || kPairs;                       // or two sources, or two taps (JoinPlan)
+  static constexpr bool kJoins = kPairs;                               // or two sources, or two taps (JoinPlan)
   static constexpr bool kEnlarged = kEnlarged_;    // some sources are enlarged by two: see phases.cuh
   static constexpr bool kPixelRows = kPixelRows_;  // pixels are wgmma's rows, filters its columns
   static constexpr bool kDrains = Sm90Numbers<Element>::kScaled;

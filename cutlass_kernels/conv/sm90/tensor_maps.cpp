@@ -185,16 +185,6 @@ CUresult encode_tap_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const 
   return encode_tiled<3>(&map, p.type, {width, filters, columns / width}, {columns, width}, {kChannelBlock, rows, 2});
 }
 
-// The filters of two joined sources, the first and the second one's: (column of a block,filter,block).
-CUresult encode_joined_filters(Sm90Params &k, Sm90Tile const &tile) {
-  Problem const &p = k.problem;
-  cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
-  cuuint32_t const rows = tile.filters;
-  return encode_tiled<3>(&k.w_second, p.type, {block, filters, columns / block},
-                         {columns * size_of(p.type), block * size_of(p.type)},
-                         {cuuint32_t(joined_channels(tile)), rows, 2});
-}
-
 CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
   Problem const &p = k.problem;
   Sm90Output const &output = k.outputs[i];
@@ -247,7 +237,7 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   }
   bool const joins = k.joined.from < p.sources;
   if (result == CUDA_SUCCESS && (joins || k.lone_block >= 0)) {
-    result = p.pre_activated ? encode_joined_filters(k, tile) : encode_tap_pairs(k.w_second, k, tile);
+    result = encode_tap_pairs(k.w_second, k, tile);
   }
   if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);
