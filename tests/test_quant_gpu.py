@@ -46,7 +46,7 @@ def check(
     ids = kernels.configs(instance.call)
     assert set(ids) - HOPPER == expected_tiles(problem, one_scale)
     possible = possible_on_hopper(problem, output_type, layout)
-    assert possible & ({202, 204, 222, 242, 245, 246} | SMALL) <= set(ids) & HOPPER <= possible
+    assert possible & ({204, 245, 246} | SMALL) <= set(ids) & HOPPER <= possible
     gpu_checks.assert_every_tile_is_right(instance, ids)
 
 

@@ -11,6 +11,7 @@ import collections
 import csv
 import functools
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from cutefuse.ops import conv_call, conv_math, quant_concat_conv, quant_math
 from cutefuse.ops.conv_form import Form, Source
 
 ROOT = Path(__file__).resolve().parent.parent
-NEAR = 1.1
+NEAR, NOT_RECORDED = 1.1, 1.3  # of random layers tiles within 25 % were recorded
 HEAD, STAGE = (48, 96, 192, 384), (38, 19, 128)
 PATCHES = {"sm90_halo_tf32_64x16x32", "sm90_halo_tf32_128x8x16"}
 FLOAT32 = {  # as CASES
@@ -42,15 +43,15 @@ CASES = {  # (images, height, width), channels, enlarged by, filters, taps, pre-
     "enlarged by 2, 3x3": ((1, 512, 512), (64, 64), (2, 1), 64, 3, False, {"sm90_halo_64x16x32"}),
     "odd channels": (
         (1, 46, 46), STAGE, (1,) * 3, 128, 7, False,
-        {"sm90_small_128x80", "sm90_small_144x128"}),
+        {"sm90_small_128x80"}),
     "odd channels, 8 images": (
         (8, 46, 46), STAGE, (1,) * 3, 128, 7, False,
         {"sm90_two_32x32x24", "sm90_halo_64x16x32"}),
     "pre-activated, 14 pixels": (
         (1, 14, 14), (256, 32, 32, 32), (1,) * 4, 128, 1, True,
-        {"sm90_small_64x16", "sm90_small_64x32", "sm90_small_64x64"}),
+        {"sm90_small_64x32", "sm90_small_64x64"}),
     "pre-activated, 7 pixels": (
-        (1, 7, 7), (704, 224, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x16", "sm90_small_64x32"}),
+        (1, 7, 7), (704, 224, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x32"}),
 }  # fmt: skip
 
 
@@ -89,6 +90,24 @@ def recorded() -> dict[str, dict[str, float]]:
         for line in csv.DictReader(file):
             times[line["shape"]][line["tile"]] = float(line["time_us"])
     return times
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("tiles", "concat_conv"), ("random_layers", "concat_conv"), ("tiles_8bit", "quant_concat_conv"),
+     ("tiles_int8_ordered", "quant_concat_conv")],
+)  # fmt: skip
+def test_without_the_tiles_that_left_the_table_recorded_layers_lose_little(name: str, stem: str) -> None:
+    """1 % in the geometric mean of each recorded table, and 10 % of few single layers, all of them drawn at random."""
+    times: dict[tuple[str, ...], dict[str, float]] = collections.defaultdict(dict)
+    with (ROOT / f"tests/recorded/{name}_h200.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            *layer, tile, us = line.values()
+            times[tuple(layer)][tile] = float(us)
+    losses = [min(living(own, stem).values(), default=NOT_RECORDED * best) / best
+              for own in times.values() for best in [min(own.values())]]  # fmt: skip
+    assert len(losses) > 40 and statistics.geometric_mean(losses) < 1.01
+    assert sum(loss > NEAR for loss in losses) <= (5 if name == "random_layers" else 0)
 
 
 def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
@@ -206,14 +225,14 @@ def test_im2col_is_slow_over_pixels_whose_stride_is_no_multiple_of_32_bytes(taps
 
 
 def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> None:
-    """100 blocks, of which three fit on a multiprocessor, would crowd onto some of 132; 25 leave enough free."""
+    """52 blocks, of which two fit on a multiprocessor, would crowd onto some of 132; 13 leave enough free."""
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
 
     def predicted_us(filters: int, sm: int) -> float:
         source = Source((1, 64, 40, 40), 64)
         call = conv_call.make_call(Form(1), [source], [filters], conv_math.Geometry((1, 1)), "float16", {})
-        found = kernels.predicted_us(replace(call, sm=sm, sm_count=132, config=5))  # 64x64
+        found = kernels.predicted_us(replace(call, sm=sm, sm_count=132, config=4))  # 128x64
         assert found is not None
         return found
 

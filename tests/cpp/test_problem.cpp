@@ -225,7 +225,7 @@ void test_joined() {
     std::vector<int> channels;
     int taps_each_way, joined_from, k_tiles, lone_block;
   };
-  cc::Sm90Tile const &small = *cutefuse::find_id(qc::kSm90Tiles, 232), &large = *cutefuse::find_id(qc::kSm90Tiles, 241);
+  cc::Sm90Tile const &small = *cutefuse::find_id(qc::kSm90Tiles, 232), &large = *cutefuse::find_id(qc::kSm90Tiles, 246);
   for (Case const &c : std::vector<Case>{{{64}, 3, 0, 5, -1},
                                          {{64}, 1, 1, 1, -1},
                                          {{64}, 2, 0, 2, -1},
@@ -256,7 +256,7 @@ void test_divided() {
     std::vector<int> divided;
     int k_tiles;
   };
-  cc::Sm90Tile const &small = *cutefuse::find_id(qc::kSm90Tiles, 232), &large = *cutefuse::find_id(qc::kSm90Tiles, 241);
+  cc::Sm90Tile const &small = *cutefuse::find_id(qc::kSm90Tiles, 232), &large = *cutefuse::find_id(qc::kSm90Tiles, 246);
   for (Case const &c : std::vector<Case>{
            {{288}, 3, {256, 32}, 23},
            {{40, 320}, 3, {40, 256, 64}, 32},

@@ -88,7 +88,7 @@ constexpr Tile make_tile(int id, char const *name, TypeSize type, TileSize size,
   tile.m = size.m, tile.n = size.n, tile.k = size.k, tile.stages = size.stages;
   tile.warps_m = warps.m, tile.warps_n = warps.n, tile.teams = warps.teams, tile.blocks_per_sm = blocks_per_sm;
   tile.any_channels = has(kAnyChannels), tile.upsamples = has(kEnlargedSources);
-  tile.copy_bytes = has(kCopiesElements) ? type : has(kCopies4Bytes) ? 4 : has(kCopies8Bytes) ? 8 : 16;
+  tile.copy_bytes = has(kCopiesElements) ? type : has(kCopies4Bytes) ? 4 : 16;
   tile.channel_ns = cost.channel_ns, tile.block_us = cost.block_us;
   tile.halo_rows = has(kSharedTaps) ? halo_rows_of(type) : 0;
   tile.sums = has(kSumsInRegisters) ? Sums::kRegisters : has(kSumsInShared) ? Sums::kShared : Sums::kNone;
