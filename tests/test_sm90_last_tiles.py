@@ -7,7 +7,7 @@ from dataclasses import replace
 import gpu_checks
 import problems
 import pytest
-from test_sm90 import SAME, TILES, call, hopper_library, hopper_tiles
+from test_sm90 import SAME, call, hopper_library, hopper_tiles
 from test_sm90_small import MULTIPROCESSORS, hopper_gpu
 
 from cutefuse import kernels
