@@ -28,7 +28,7 @@ struct Tile {
   int m, n, k, stages, warps_m, warps_n, teams, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors; slower for it
   bool upsamples;     // takes enlarged sources, and no others: it divides for every pixel that it copies
-  // The smallest piece of a pixel that it copies: 16 bytes, or 8, 4, or one element. Tiles with smaller pieces take
+  // The smallest piece of a pixel that it copies: 16 bytes, or 4, or one element. Tiles with smaller pieces take
   // only pixels that are no whole number of vectors, and copy each source in the largest pieces that its pixels and
   // channels allow.
   int copy_bytes;

@@ -44,8 +44,8 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
-  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;   // elements of a stage's scale and shift
-  static constexpr int kRewriters = kPreActivated ? 3 : 0, kTeam = 3;  // the other warps of the producer
+  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
+  static constexpr int kRewriters = 3;                                // the other warps of the producer
   // A tile's shortcut takes the pixels' part of one more stage for every 64 filters.
   static constexpr bool kShortcut = !kPreActivated && !Sm90Numbers<Element>::kScaled && !kPingPong;
   static constexpr int kShortcutSlots = kShortcut ? kFilters / 64 : 0;
@@ -93,7 +93,7 @@ CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace 
   for (int i = 0; i < Traits::kStages; ++i) {
     TransactionBarrier::init(&shared.full[i], 1);
     Barrier::init(&shared.empty[i], Traits::kReaders * place.cluster_f);
-    if constexpr (Traits::kRewriters > 0) Barrier::init(&shared.ready[i], Traits::kTeam);
+    if constexpr (Traits::kPreActivated) Barrier::init(&shared.ready[i], Traits::kRewriters);
   }
   cutlass::arch::fence_barrier_init();
 }
@@ -234,7 +234,7 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
                            int first_row_w, int first_row_x) {
   auto scale = begin_sums(acc, params);
-  Steps<Traits> position(params.problem, first_cursor<Traits>(params, 0));
+  Steps<Traits> position(params.problem);
   issue_by_scale<Traits>(acc, ring, shared, params, release, [&](int begin, int end) {
     issue_k_tiles<Traits>(acc, ring, position, scale, shared, params, release, first_row_w, first_row_x, begin, end);
   });

@@ -19,10 +19,10 @@ CUTE_DEVICE auto part_cursor(Sm90Params const &params, int part, int k) {
     cursor.channels = p.C[start.source], cursor.taps_left -= tap;
     cursor.column = (start.packed * params.by_taps.divisor + tap) * kChannelBlock;
     return cursor;
-  } else if constexpr (Traits::kSmall && Traits::kPairs) {
-    return PairCursor(params, params.starts[part]);
+  } else if constexpr (Traits::kPairs) {
+    return PairCursor(params, Traits::kSmall ? params.starts[part] : PartStart{});
   } else {
-    return first_cursor<Traits>(params, k);
+    return cursor_at(params, k);
   }
 }
 

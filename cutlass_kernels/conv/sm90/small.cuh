@@ -33,7 +33,6 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kBlocks = small_blocks(kRows, kN, int(sizeof(Element))), kStages = kSmallStages;
   static constexpr int kReaders = kRows / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static_assert(!kPre || kReaders == 1);
-  static constexpr int kRewriters = 0;
   static constexpr int kUnits = kN / 8;  // a unit: 8 columns, finished by one block
   // Of a wide tile so many are finished by the same code, in turns; pre-activated ones have straight code.
   static constexpr int kUnitsInTurn = kPre || kUnits <= 8 ? kUnits
