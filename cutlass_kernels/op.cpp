@@ -109,6 +109,10 @@ char const *choose(Op const &op, Call &call) {
   std::int32_t const asked = call.config;
   call.config = living_config(op, asked);
   if (std::find(ids, ids + count, call.config) != ids + count) return nullptr;
+  if (call.config != asked && call.config != 0 && count > 0) {  // a retired tile ran calls that its heir does not
+    call.config = ids[0];
+    return nullptr;
+  }
   return refuse_tile(op, call, asked);
 }
 

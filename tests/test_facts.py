@@ -70,12 +70,12 @@ def test_a_retired_tile_is_in_no_table_and_its_heir_is(stem: str) -> None:
 
 def test_every_tile_says_how_it_works_and_what_it_takes() -> None:
     kinds = {stem: {c["kind"] for c in op["configs"]} for stem, op in OPS.items()}
-    assert kinds["concat_conv"] == {"plain", "taps", "enlarged", "im2col", "pingpong", "halo", "rows", "small"}
+    assert kinds["concat_conv"] == {"plain", "taps", "enlarged", "im2col", "pingpong", "halo", "small"}
     assert kinds["quant_concat_conv"] == {"plain", "rows", "im2col", "pingpong", "halo", "small"}
     assert kinds["row_norm"] == {"warp", "block", "cluster", "shared", "stream"} == kinds["row_norm_training"]
     for c in OPS["concat_conv"]["configs"]:
         assert c["types"] == (["float32"] if "tf32" in c["name"] else ["float16", "bfloat16"]), c
-        assert (c["min_sm"] == 90) == (c["kind"] in {"im2col", "pingpong", "halo", "rows", "small"}), c
+        assert (c["min_sm"] == 90) == (c["kind"] in {"im2col", "pingpong", "halo", "small"}), c
     for c in OPS["quant_concat_conv"]["configs"]:
         float8 = c["name"].startswith("f8_")
         assert c["types"] in ([["float8_e4m3fn"]] if float8 else [["int8"], ["int8", "float8_e4m3fn"]]), c

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import problems
 import pytest
+from test_kernels_forms import view
 from test_quant_calls import good
 from test_row_norm import ABSENT, training
 from test_sm90 import call as conv_call
@@ -140,7 +141,7 @@ def test_without_a_workspace_nothing_is_divided_and_a_byte_less_means_a_part_les
 
 
 def test_the_best_guess_knows_how_much_workspace_there_is() -> None:
-    layer = on(conv_call(problems.Problem(1, 10, 10, (1024,), 64, **SAME)), 80, 108)
+    layer = on(conv_call(problems.Problem(1, 28, 28, (1024,), 64, **SAME)), 80, 108)
     alone = kernels.configs(replace(layer, workspace_bytes=0, _keep=[]))
     assert sorted(alone) == sorted(kernels.configs(layer)) and alone != kernels.configs(layer)
     assert kernels.Plan(replace(layer, workspace_bytes=0, _keep=[])).config == alone[0]
@@ -184,10 +185,24 @@ def test_a_launcher_wants_the_size_of_its_workspace() -> None:
         kernels.Launcher(replace(good(), workspace=4096))
 
 
-@pytest.mark.parametrize(("op_type", "dead", "heir"), [("CuteConcatConv2", 11, 13), ("CuteQConcatConv2Relu", 11, 14)])
+@pytest.mark.parametrize(("op_type", "dead", "heir"), [("CuteConcatConv2", 11, 1), ("CuteQConcatConv2Relu", 11, 14)])
 def test_a_retired_tile_is_planned_as_its_heir(op_type: str, dead: int, heir: int) -> None:
     base = conv_call(problems.Problem(2, 40, 40, (64, 64), 256, **SAME)) if "Q" not in op_type else good()
     assert kernels.Plan(on(base, 80, 108, config=dead)).config == heir
+
+
+@pytest.mark.parametrize(("call", "sm", "dead"), [
+    (conv_call(problems.Problem(2, 40, 40, (64,), 256)), 80, 101),  # its heir is Hopper's
+    (view("float16"), 90, 141),  # over enlarged sources, as it took them; its heir takes none
+    (conv_call(problems.Problem(2, 40, 40, (60,), 256)), 80, 7),  # of channels that are no whole vectors
+])  # fmt: skip
+def test_a_retired_tile_whose_heir_cannot_run_the_call_is_planned_as_the_best_guess(
+    call: Call, sm: int, dead: int
+) -> None:
+    call = on(call, sm, 108)
+    heirs = {r["id"]: r["heir"] for r in kernels.operator_of(call.op_type)["retired"]}
+    assert heirs[dead] not in kernels.configs(call)
+    assert kernels.Plan(replace(call, config=dead, _keep=[])).config == kernels.configs(call)[0]
 
 
 def test_every_retired_tile_of_the_norms_is_planned_as_its_heir_where_that_is_legal() -> None:

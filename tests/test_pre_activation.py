@@ -43,7 +43,7 @@ def test_tiles_of_every_type_and_architecture_take_it(dtype: str, sm: int, taps:
     assert kernels.reject(call) is None
     plain = replace(call, op_type=Form(2, "Relu").op_type, inputs=call.inputs[:-2], _keep=[])
     ids, others = kernels.configs(call), kernels.configs(plain)
-    assert len(ids) >= 2 and set(ids) - {160} < set(others)  # 160 takes pre-activated sources alone
+    assert ids and set(ids) - {160} < set(others)  # 160 takes pre-activated sources alone
     hopper = [i for i in ids if i > 100]
     assert bool(hopper) == (sm == 90 and dtype != "float32") and ids[: len(hopper)] == hopper
 
@@ -55,7 +55,7 @@ def test_wide_images_keep_hoppers_tiles() -> None:
     assert {i for i in narrow if i > 100} <= wide
 
 
-@pytest.mark.parametrize(("channels", "small"), [((2048, 2048), {151, 152, 153, 154, 160}), ((2048, 2048, 8), set())])
+@pytest.mark.parametrize(("channels", "small"), [((2048, 2048), {152, 154, 160}), ((2048, 2048, 8), set())])
 def test_small_hopper_tiles_have_room_for_the_vectors_of_4096_channels(
     channels: tuple[int, ...], small: set[int]
 ) -> None:

@@ -44,10 +44,8 @@ def test_layers_of_densenet(side: int, channels: tuple[int, ...], batch: int, dt
     (448, *(32,) * 7),
 ])  # fmt: skip
 @pytest.mark.parametrize("geometry", [{}, SAME, {"R": 2, "S": 3, "strides": (2, 1), "pads": (0, 2, 1, 0)}])
-def test_narrow_sources_that_share_a_k_tile(
-    geometry: dict[str, tuple[int, ...]], channels: tuple[int, ...], dtype: str
-) -> None:
-    """The last sources of at most 32 channels, two by two; parts of a divided sum begin at any of them."""
+def test_narrow_sources(geometry: dict[str, tuple[int, ...]], channels: tuple[int, ...], dtype: str) -> None:
+    """Parts of a divided sum begin at any of them."""
     check(Problem(2, 9, 11, channels, 72, **geometry, activation="Relu"), dtype)  # type: ignore[arg-type]
 
 

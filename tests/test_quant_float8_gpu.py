@@ -35,7 +35,7 @@ def check(problem: problems.Problem, output_type: str, one_scale: bool, seed: in
     ids = kernels.configs(instance.call)
     whole = "int8" if output_type == gpu.FLOAT8 else output_type
     possible = possible_on_hopper(problem, whole, "kHWC16")
-    own = possible & ({202, 204, 222, 242, 245, 246} | SMALL)
+    own = possible & ({204, 245, 246} | SMALL)
     assert MMA | own <= set(ids) <= MMA | possible
     assert not possible or ids[0] in possible, "wgmma comes first where there is such a tile"
     gpu_checks.assert_every_tile_is_right(instance, ids)

@@ -101,15 +101,15 @@ def test_patch_orders_sources_by_scale_and_bounds_their_sums(a: str, b: str, ord
     assert attrs["sum_bound"] == quant_math.sum_bound(w, attrs["channels"], scales)
 
 
-def concat_of_four(sum_bound: int, dtype: str = "int8") -> kernels.Call:
+def concat_of_four(sum_bound: int, dtype: str = "int8", filters: int = 256) -> kernels.Call:
     """1x1 filters over four sources of 64 channels and as many scales, on large maps."""
     attrs = {"channels": (64,) * 4, "kernel_shape": (1, 1), "strides": (1, 1), "pads": (0,) * 4, "dilations": (1, 1),
              "packed_sizes": (64,) * 4, "input_scales": (1.0, 1.5, 2.0, 2.5), "output_type": 10,
              "sum_bound": sum_bound}  # fmt: skip
     sources = [kernels.Tensor((8, 64, 80, 80), dtype, kernels.CHANNELS_LAST) for _ in range(4)]
-    constants = [kernels.Tensor((256, 256), dtype, kernels.LINEAR)]
-    constants += [kernels.Tensor((256,), "float32", kernels.LINEAR)] * 2
-    y = kernels.Tensor((8, 256, 80, 80), "float16", kernels.CHANNELS_LAST)
+    constants = [kernels.Tensor((filters, 256), dtype, kernels.LINEAR)]
+    constants += [kernels.Tensor((filters,), "float32", kernels.LINEAR)] * 2
+    y = kernels.Tensor((8, filters, 80, 80), "float16", kernels.CHANNELS_LAST)
     return kernels.Call("CuteQConcatConv4Silu", [*sources, *constants], [y], attrs, sm=90, sm_count=132)
 
 
@@ -120,3 +120,10 @@ def test_bounded_sums_are_expected_to_take_less_time() -> None:
     assert times_us[1] < 0.97 * times_us[0] and times_us[2] == times_us[0] > 0
     float8_us = [kernels.predicted_us(concat_of_four(bound, FLOAT8.name)) for bound in (0, small)]
     assert float8_us[0] == float8_us[1]
+
+
+def test_sharing_pixels_needs_a_second_tile_of_filters() -> None:
+    if reason := kernels.reject_device(90):
+        pytest.skip(reason)
+    found = {filters: kernels.configs(concat_of_four(0, filters=filters)) for filters in (128, 136)}
+    assert 201 in found[136] and 201 not in found[128]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import collections
 import csv
+import functools
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from cutefuse.operators import conv_call, conv_math, quant_concat_conv, quant_ma
 from cutefuse.operators.conv_form import Form, Source
 
 ROOT = Path(__file__).resolve().parent.parent
-NEAR = 1.1
+NEAR, NOT_RECORDED = 1.1, 1.3  # of random layers tiles within 25 % were recorded
 HEAD, STAGE = (48, 96, 192, 384), (38, 19, 128)
 PATCHES = {"sm90_halo_tf32_64x16x32", "sm90_halo_tf32_128x8x16"}
 FLOAT32 = {  # as CASES
@@ -41,14 +43,15 @@ CASES = {  # (images, height, width), channels, enlarged by, filters, taps, pre-
     "enlarged by 2, 3x3": ((1, 512, 512), (64, 64), (2, 1), 64, 3, False, {"sm90_halo_64x16x32"}),
     "odd channels": (
         (1, 46, 46), STAGE, (1,) * 3, 128, 7, False,
-        {"sm90_rows_64x224_split", "sm90_rows_64x192_split", "sm90_small_128x80", "sm90_small_144x128"}),
+        {"sm90_small_128x80"}),
     "odd channels, 8 images": (
         (8, 46, 46), STAGE, (1,) * 3, 128, 7, False,
-        {"sm90_two_32x32x24", "sm90_halo_64x16x32", "sm90_rows_64x192_split"}),
+        {"sm90_two_32x32x24", "sm90_halo_64x16x32"}),
     "pre-activated, 14 pixels": (
-        (1, 14, 14), (256, 32, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x16", "sm90_small_64x32"}),
+        (1, 14, 14), (256, 32, 32, 32), (1,) * 4, 128, 1, True,
+        {"sm90_small_64x32", "sm90_small_64x64"}),
     "pre-activated, 7 pixels": (
-        (1, 7, 7), (704, 224, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x16", "sm90_small_64x32"}),
+        (1, 7, 7), (704, 224, 32, 32), (1,) * 4, 128, 1, True, {"sm90_small_64x32"}),
 }  # fmt: skip
 
 
@@ -69,6 +72,16 @@ def test_the_first_guess_is_near_the_fastest(name: str) -> None:
     assert names[kernels.configs(call)[0]] in near
 
 
+def living(times: dict[str, float], stem: str = "concat_conv") -> dict[str, float]:
+    """Of recorded times those of tiles that the table still has."""
+    return {name: us for name, us in times.items() if name in names_of(stem)}
+
+
+@functools.cache
+def names_of(stem: str) -> set[str]:
+    return {tile["name"] for op in kernels.describe()["ops"] if op["name"] == stem for tile in op["configs"]}
+
+
 def recorded() -> dict[str, dict[str, float]]:
     """Shape of a benchmark's set -> tile -> microseconds of an H200, 2026-11-27: conv_shapes from memory, small maps
     out of the L2 cache, every tile in one run (tests/recorded/tiles_h200.csv)."""
@@ -79,10 +92,28 @@ def recorded() -> dict[str, dict[str, float]]:
     return times
 
 
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("tiles", "concat_conv"), ("random_layers", "concat_conv"), ("tiles_8bit", "quant_concat_conv"),
+     ("tiles_int8_ordered", "quant_concat_conv")],
+)  # fmt: skip
+def test_without_the_tiles_that_left_the_table_recorded_layers_lose_little(name: str, stem: str) -> None:
+    """1 % in the geometric mean of each recorded table, and 10 % of few single layers, all of them drawn at random."""
+    times: dict[tuple[str, ...], dict[str, float]] = collections.defaultdict(dict)
+    with (ROOT / f"tests/recorded/{name}_h200.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            *layer, tile, us = line.values()
+            times[tuple(layer)][tile] = float(us)
+    losses = [min(living(own, stem).values(), default=NOT_RECORDED * best) / best
+              for own in times.values() for best in [min(own.values())]]  # fmt: skip
+    assert len(losses) > 40 and statistics.geometric_mean(losses) < 1.01
+    assert sum(loss > NEAR for loss in losses) <= (5 if name == "random_layers" else 0)
+
+
 def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
-    times, far = recorded(), []
+    times, far = recorded(), list[tuple[str, str]]()
     shapes = [p for name in ("conv", "latency", "single_source") for p in problems.benchmark_shapes(name)]
     for problem in shapes:
         n, h, w = problem.N, problem.H, problem.W
@@ -94,8 +125,9 @@ def test_first_guesses_of_the_benchmarks_are_near_the_fastest() -> None:
         call = replace(call, sm=90, sm_count=132)
         names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
         legal = [names[tile] for tile in kernels.configs(call)]
-        assert set(legal) == set(times[problem.name])
-        if times[problem.name][legal[0]] > NEAR * min(times[problem.name].values()):
+        own = living(times[problem.name])
+        assert set(legal) == set(own)
+        if own[legal[0]] > NEAR * min(own.values()):
             far.append((problem.name, legal[0]))
     assert len(far) <= 0.05 * len(shapes), far
 
@@ -117,8 +149,8 @@ def test_first_guesses_of_random_layers_are_near_the_fastest() -> None:
         form = Form(len(sources), {"none": "", "relu": "Relu", "silu": "Silu"}[layer[8]])
         call = replace(conv_call.make_call(form, sources, [k], geometry, "float16", {}), sm=90, sm_count=132)
         names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
-        first = names[kernels.configs(call)[0]]
-        if known.get(first, math.inf) > NEAR * min(known.values()):
+        first, known = names[kernels.configs(call)[0]], living(known)
+        if known and known.get(first, math.inf) > NEAR * min(known.values()):
             far.append((layer, first))
     assert len(times) == 150 and len(far) <= 9, far
 
@@ -142,6 +174,7 @@ def test_first_guesses_of_8_bit_shapes_are_near_the_fastest() -> None:
         call = replace(call, sm=90, sm_count=132)
         names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
         legal = [names[tile] for tile in kernels.configs(call)]
+        own = living(own, "quant_concat_conv")
         assert set(legal) == set(own)
         if own[legal[0]] > NEAR * min(own.values()):
             far.append((dtype, scales, shape, legal[0]))
@@ -169,7 +202,7 @@ def test_first_guesses_of_int8_sources_in_order_are_near_the_fastest() -> None:
         call = quant_concat_conv.make_call(plain, scales, "float16", None, INT8, int(bound))
         call = replace(call, sm=90, sm_count=132)
         names = {c["id"]: c["name"] for c in kernels.operator_of(call.op_type)["configs"]}
-        first = names[kernels.configs(call)[0]]
+        first, own = names[kernels.configs(call)[0]], living(own, "quant_concat_conv")
         if own[first] > NEAR * min(own.values()):
             far.append((shape, first))
     assert len(times) == 43 and len(far) <= 2, far
@@ -192,14 +225,14 @@ def test_im2col_is_slow_over_pixels_whose_stride_is_no_multiple_of_32_bytes(taps
 
 
 def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> None:
-    """100 blocks, of which three fit on a multiprocessor, would crowd onto some of 132; 25 leave enough free."""
+    """52 blocks, of which two fit on a multiprocessor, would crowd onto some of 132; 13 leave enough free."""
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
 
     def predicted_us(filters: int, sm: int) -> float:
         source = Source((1, 64, 40, 40), 64)
         call = conv_call.make_call(Form(1), [source], [filters], conv_math.Geometry((1, 1)), "float16", {})
-        found = kernels.predicted_us(replace(call, sm=sm, sm_count=132, config=5))  # 64x64
+        found = kernels.predicted_us(replace(call, sm=sm, sm_count=132, config=4))  # 128x64
         assert found is not None
         return found
 
@@ -208,15 +241,16 @@ def test_an_ampere_tile_starts_early_only_where_its_blocks_spread_evenly() -> No
 
 
 def test_an_ampere_tile_takes_longer_over_sources_whose_last_k_tile_is_nearly_empty() -> None:
-    """Four sources of 80 channels under 5x5 filters: 26.0 us for 14.4 by tiles of rows (H200, 2026-11-27; SiLU)."""
+    """80 channels are one and a quarter of a k-tile, and take more than half as long again as one."""
     if reason := kernels.reject_device(90):
         pytest.skip(reason)
-    geometry = conv_math.Geometry((5, 5), pads=(2,) * 4)
-    sources = [Source((4, 80, 26, 26), 80)] * 4
-    call = replace(conv_call.make_call(Form(4), sources, [64], geometry, "float16", {}), sm=90, sm_count=132)
-    ids = {c["name"]: c["id"] for c in kernels.operator_of(call.op_type)["configs"]}
-    ampere_us, rows_us = (
-        kernels.predicted_us(replace(call, config=ids[name])) or 0.0
-        for name in ("sm80_128x64x64_w8_s3", "sm90_rows_64x224_split")
-    )
-    assert ampere_us > 1.15 * rows_us > 0
+
+    def predicted_us(channels: int) -> float:
+        geometry = conv_math.Geometry((5, 5), pads=(2,) * 4)
+        sources = [Source((4, channels, 26, 26), channels)] * 4
+        call = conv_call.make_call(Form(4), sources, [64], geometry, "float16", {})
+        call = replace(call, sm=90, sm_count=132, config=43, workspace_bytes=0)  # 128x64x64_w8
+        return kernels.predicted_us(call) or 0.0
+
+    whole, over = predicted_us(64), predicted_us(80)
+    assert 1.7 * whole > over > 1.4 * whole > 0

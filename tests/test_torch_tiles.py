@@ -161,11 +161,11 @@ class TestChoice:
         self, load: Callable[[], Any], cache: TuneCache
     ) -> None:
         program, timer = load(), FakeTimer()
-        program.fused[0].attrs["tile"] = 22  # of float32
+        program.fused[0].attrs["tile"] = 23  # of float32
         assert choose(program, TileTuner(timer, cache)) == [2] * 3 and len(timer.calls) == 2
         assert program.fused[0].tile_from == "timed"
         name = program.fused[0].name
-        assert program.notes == [f"{name} asks for tile 22, which cannot run it here, and gets another"]
+        assert program.notes == [f"{name} asks for tile 23, which cannot run it here, and gets another"]
 
     def test_a_node_that_asks_for_what_is_no_tile_runs_its_body_with_the_reason(
         self, model: onnx.ModelProto, load: Callable[..., Any]

@@ -63,8 +63,8 @@ def saved(result: Result) -> onnx.ModelProto:
 
 
 def test_every_node_carries_the_tile_that_the_report_names(tmp_path: Path) -> None:
-    result, tiles = tuned(two(), tmp_path, [22, 24])
-    assert tiles == [22, 24] and result.report["verify"]["passed"]
+    result, tiles = tuned(two(), tmp_path, [23, 24])
+    assert tiles == [23, 24] and result.report["verify"]["passed"]
     report = json.loads((tmp_path / "model.patch.json").read_text())
     assert {s["name"]: s["tile"] for s in report["sites"]} == {n.name: asked(n) for n in fused(saved(result))}
     assert {f.type for n in fused(saved(result)) for f in n.attribute if f.name == "tile"} == {onnx.AttributeProto.INT}
@@ -93,9 +93,9 @@ def test_a_norm_and_an_int8_convolution_carry_theirs(tmp_path: Path) -> None:
 
 
 def test_one_body_serves_nodes_that_ask_and_that_do_not(tmp_path: Path) -> None:
-    result, tiles = tuned(two(), tmp_path, [22, 0])
+    result, tiles = tuned(two(), tmp_path, [23, 0])
     model = saved(result)
-    assert tiles == [22, 0] and len({n.op_type for n in fused(model)}) == len(model.functions) == 1
+    assert tiles == [23, 0] and len({n.op_type for n in fused(model)}) == len(model.functions) == 1
     onnx.checker.check_model(model, full_check=True)
     rng = np.random.default_rng(0)
     feed = {name: rng.standard_normal((1, c, 9, 7)).astype(np.float32) for name, c in (("a", 8), ("b", 16))}
@@ -108,7 +108,7 @@ def test_one_body_serves_nodes_that_ask_and_that_do_not(tmp_path: Path) -> None:
 
 def test_a_body_is_the_same_whatever_its_nodes_ask_for(tmp_path: Path) -> None:
     bodies = []
-    for i, tiles in enumerate(([0, 0], [22, 22], [22, 24])):
+    for i, tiles in enumerate(([0, 0], [23, 23], [23, 24])):
         (tmp_path / str(i)).mkdir()
         result, _ = tuned(two(), tmp_path / str(i), tiles)
         bodies.append([f.SerializeToString(deterministic=True) for f in saved(result).functions])
@@ -121,19 +121,19 @@ def test_a_body_is_the_same_whatever_its_nodes_ask_for(tmp_path: Path) -> None:
 
 
 def test_a_second_patch_leaves_the_tiles_of_the_first(tmp_path: Path) -> None:
-    first, tiles = tuned(two(), tmp_path, [22], include=["Conv_1"])
-    assert tiles == [22]
+    first, tiles = tuned(two(), tmp_path, [23], include=["Conv_1"])
+    assert tiles == [23]
     (tmp_path / "second").mkdir()
     result, tiles = tuned(saved(first), tmp_path / "second", [24])
-    assert tiles == [22, 24] and result.report["verify"]["passed"]
+    assert tiles == [23, 24] and result.report["verify"]["passed"]
     assert [(len(f.attribute_proto), f.name) for f in saved(result).functions] == [(1, "CuteConcatConv2Relu")]
     (tmp_path / "third").mkdir()
     plain, patched = run_patch(saved(first), tmp_path / "third")
-    assert patched is not None and [asked(n) for n in fused(patched)] == [22, 0] and plain.report["verify"]["passed"]
+    assert patched is not None and [asked(n) for n in fused(patched)] == [23, 0] and plain.report["verify"]["passed"]
 
 
 def test_unpatching_leaves_no_tile_behind(tmp_path: Path) -> None:
-    result, _ = tuned(two(), tmp_path, [22, 24])
+    result, _ = tuned(two(), tmp_path, [23, 24])
     assert result.output is not None and unpatch(result.output, tmp_path / "plain.onnx") == 2
     plain = onnx.load(str(tmp_path / "plain.onnx"))
     assert not plain.functions and "tile" not in {a.name for n in plain.graph.node for a in n.attribute}
@@ -142,16 +142,16 @@ def test_unpatching_leaves_no_tile_behind(tmp_path: Path) -> None:
 
 def test_graphsurgeon_keeps_the_tile(tmp_path: Path) -> None:
     gs = pytest.importorskip("onnx_graphsurgeon")
-    result, _ = tuned(two(), tmp_path, [22, 0])
+    result, _ = tuned(two(), tmp_path, [23, 0])
     again = gs.export_onnx(gs.import_onnx(saved(result)))
-    assert [asked(n) for n in fused(again)] == [22, 0]
+    assert [asked(n) for n in fused(again)] == [23, 0]
     feed = {"a": np.ones((1, 8, 9, 7), np.float32), "b": np.ones((1, 16, 9, 7), np.float32)}
     session = onnxruntime.InferenceSession(again.SerializeToString(), providers=["CPUExecutionProvider"])
     assert len(session.run(None, feed)) == 2
 
 
 def test_the_plugin_offers_what_the_node_asks_for(tmp_path: Path) -> None:
-    result, _ = tuned(two(), tmp_path, [22, 0])
+    result, _ = tuned(two(), tmp_path, [23, 0])
     model = saved(result)
     stored = {t.name: Input(tuple(t.dims), "float32") for t in model.graph.initializer}
     inputs = {"a": Input((1, 8, 9, 7), "float32"), "b": Input((1, 16, 9, 7), "float32")} | stored
@@ -159,16 +159,16 @@ def test_the_plugin_offers_what_the_node_asks_for(tmp_path: Path) -> None:
     for node in fused(model):
         plugin = Host().build(node, [inputs[name] for name in node.input]).check()
         tactics += [c["tactics"] for c in plugin.report["combinations"]]
-    assert tactics[0] == [22] and len(tactics[1]) > 4
+    assert tactics[0] == [23] and len(tactics[1]) > 4
 
 
 def test_the_call_of_a_node_costs_the_same_whatever_it_asks_for(tmp_path: Path) -> None:
     """So that the engine of a tuned model finds the times that the tuning kept."""
-    result, _ = tuned(two(), tmp_path, [22, 0])
+    result, _ = tuned(two(), tmp_path, [23, 0])
     model = saved(result)
     node = fused(model)[0]
     call = graph_call(node, Graph(model, tmp_path, model.graph))
-    assert call.attrs["tile"] == [22]
+    assert call.attrs["tile"] == [23]
     plain = kernels.Call(call.op_type, call.inputs, call.outputs, {k: v for k, v in call.attrs.items() if k != "tile"})
     assert call_key(call) == call_key(plain)
     other = kernels.Call(call.op_type, call.inputs, call.outputs, {**plain.attrs, "strides": [2, 1]})
@@ -176,8 +176,8 @@ def test_the_call_of_a_node_costs_the_same_whatever_it_asks_for(tmp_path: Path) 
 
 
 def test_an_engine_learns_which_nodes_ask_for_a_tile(tmp_path: Path) -> None:
-    result, _ = tuned(two(), tmp_path, [22, 0])
+    result, _ = tuned(two(), tmp_path, [23, 0])
     assert result.output is not None
     first, _ = (n.name for n in fused(saved(result)))
-    assert plugins.read_model(result.output).tiles == {first: 22} == plugins.tuned_tiles(result.output)
+    assert plugins.read_model(result.output).tiles == {first: 23} == plugins.tuned_tiles(result.output)
     assert plugins.read_model(tmp_path / "model.onnx").tiles == {}

@@ -65,8 +65,7 @@ enum TypeSize { k8Bit = 1, k16Bit = 2, k32Bit = 4 };
 enum TileOption : unsigned {
   kAnyChannels = 1 << 0,        // Ampere: Tile::any_channels
   kEnlargedSources = 1 << 1,    // Ampere: Tile::upsamples
-  kCopies4Bytes = 1 << 2,       // Ampere: Tile::copy_bytes, which are 16 without these three
-  kCopies8Bytes = 1 << 3,       // Ampere
+  kCopies4Bytes = 1 << 2,       // Ampere: Tile::copy_bytes, which are 16 without these two
   kCopiesElements = 1 << 12,    // Ampere: down to a single element of 8 or 16 bits
   kSharedTaps = 1 << 4,         // Ampere: Tile::halo_rows
   kSumsInRegisters = 1 << 5,    // Ampere: Tile::sums

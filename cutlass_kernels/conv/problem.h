@@ -197,9 +197,6 @@ struct KCursor {
       return;
     }
     r = s = 0, taps_left = p.R * p.S;
-    advance_block(p);
-  }
-  CUTEFUSE_HOST_DEVICE void advance_block(Problem const &p) {
     first += kChannelBlock;
     if (first < channels) return;
     first = 0;

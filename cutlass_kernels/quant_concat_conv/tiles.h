@@ -30,7 +30,6 @@ inline constexpr Tile kTiles[] = {
     make_tile(12, "s8_drain_128x64_s4", k8Bit, {128, 64, 64, 4}, {2, 2}, 2, {260 / 64., 4.0}, kSumsInRegisters),
     make_tile(13, "s8_drain_64x64_s5", k8Bit, {64, 64, 64, 5}, {2, 2}, 3, {210 / 64., 2.5}, kSumsInRegisters),
     make_tile(14, "s8_drain_128x128_w4_s3", k8Bit, {128, 128, 64, 3}, {2, 2}, 2, {450 / 64., 5.75}, kSumsInShared),
-    make_tile(15, "s8_rows_128x128_s3", k8Bit, {128, 128, 64, 3}, {2, 2}, 2, {330 / 64., 5.5}, kSharedTaps),
     make_tile(16, "s8_rows_256x64_s3", k8Bit, {256, 64, 64, 3}, {4, 1}, 2, {380 / 64., 3.75}, kSharedTaps),
     make_tile(17, "s8_128x64_s4", k8Bit, {128, 64, 64, 4}, {2, 2}, 3, {300 / 64., 3.0}),
     make_tile(18, "s8_drain_rows_256x128_s2", k8Bit, {256, 128, 64, 2}, {4, 2}, 1, {650 / 64., 5.5},
@@ -50,34 +49,23 @@ inline constexpr Tile kTiles[] = {
 inline constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, type, filters, pixels, options
     im2col_tile(201, "s8_sm90_128x256_f2", k8Bit, 128, 256, kMulticastPixels),
-    im2col_tile(202, "s8_sm90_128x128", k8Bit, 128, 128),
     pingpong_tile(204, "s8_sm90_pp_64x256", k8Bit, 64, 256),
-    split_tile(205, "s8_sm90_128x128_split", k8Bit, 128, 128),
     halo_tile(211, "s8_sm90_halo_64x16x32", k8Bit, 64, {16, 32}),
-    halo_tile(212, "s8_sm90_halo_128x8x32", k8Bit, 128, {8, 32}),
-    halo_tile(213, "s8_sm90_halo_128x8x16", k8Bit, 128, {8, 16}),
-    im2col_tile(222, "s8_sm90_64x256", k8Bit, 64, 256),
-    halo_tile(223, "s8_sm90_halo_64x16x16", k8Bit, 64, {16, 16}),
-    im2col_tile(241, "s8_sm90_pairs_128x256_f2", k8Bit, 128, 256, kMulticastPixels | kBlockPairs),
-    im2col_tile(242, "s8_sm90_pairs_128x128", k8Bit, 128, 128, kBlockPairs),
     halo_tile(243, "s8_sm90_pairs_halo_64x16x16", k8Bit, 64, {16, 16}, kBlockPairs),
-    halo_tile(244, "s8_sm90_pairs_halo_128x8x16", k8Bit, 128, {8, 16}, kBlockPairs),
     // wgmma of int8 is never 200 or 104 pixels wide, as tiles of float16 are.
     im2col_tile(245, "s8_sm90_128x208", k8Bit, 128, 208),
     pingpong_tile(246, "s8_sm90_pp_pairs_128x160", k8Bit, 128, 160, kBlockPairs),
-    halo_tile(247, "s8_sm90_pairs_halo_128x8x14", k8Bit, 128, {8, 14}, kBlockPairs),
-    halo_tile(236, "s8_sm90_halo_64x16x14", k8Bit, 64, {16, 14}),
     halo_tile(237, "s8_sm90_pairs_halo_64x16x10", k8Bit, 64, {16, 10}, kBlockPairs),
     small_tile(231, "s8_sm90_small_64x32", k8Bit, 64, 32),
     small_tile(232, "s8_sm90_small_64x64", k8Bit, 64, 64),
     small_tile(233, "s8_sm90_small_64x112", k8Bit, 64, 112),
     small_tile(238, "s8_sm90_small_64x80", k8Bit, 64, 80),
     small_tile(234, "s8_sm90_small_128x80", k8Bit, 128, 80),
-    small_tile(239, "s8_sm90_small_128x112", k8Bit, 128, 112),
-    small_tile(235, "s8_sm90_small_64x160", k8Bit, 64, 160),
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
-constexpr Retired kRetired[] = {{2, 17}, {3, 17}, {11, 14}, {203, 246}, {221, 202}, {224, 213}};
+constexpr Retired kRetired[] = {{2, 17},    {3, 17},    {11, 14},   {15, 16},   {202, 246}, {203, 246}, {205, 246},
+                                {212, 211}, {213, 243}, {221, 246}, {222, 204}, {223, 243}, {224, 243}, {235, 238},
+                                {236, 243}, {239, 238}, {241, 201}, {242, 246}, {244, 243}, {247, 243}};
 
 }  // namespace cutefuse::quant_concat_conv

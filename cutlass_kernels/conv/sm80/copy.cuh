@@ -70,14 +70,12 @@ __device__ __forceinline__ void g2s_pieces(void *shared, void const *global, int
       "@h cp.async.ca.shared.global [%0], [%1], 8, b;\n"
       "@h cp.async.ca.shared.global [%0+8], [%1+8], 8, c;}" ::"r"(to),
       "l"(global), "r"(bytes), "r"(piece));
-  if constexpr (kSmallest == 4) {
-    CUTE_UNROLL
-    for (int at = 0; at < 16; at += 4) {
-      asm volatile(
-          "{.reg .pred p, s; .reg .b32 n; setp.eq.s32 s, %3, 4; setp.gt.s32 p, %2, 0; selp.b32 n, 4, 0, p;\n"
-          "@s cp.async.ca.shared.global [%0], [%1], 4, n;}" ::"r"(to + at),
-          "l"(static_cast<char const *>(global) + at), "r"(bytes - at), "r"(piece));
-    }
+  CUTE_UNROLL
+  for (int at = 0; at < 16; at += 4) {
+    asm volatile(
+        "{.reg .pred p, s; .reg .b32 n; setp.eq.s32 s, %3, 4; setp.gt.s32 p, %2, 0; selp.b32 n, 4, 0, p;\n"
+        "@s cp.async.ca.shared.global [%0], [%1], 4, n;}" ::"r"(to + at),
+        "l"(static_cast<char const *>(global) + at), "r"(bytes - at), "r"(piece));
   }
 }
 

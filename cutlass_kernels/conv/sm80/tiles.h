@@ -28,7 +28,7 @@ struct Tile {
   int m, n, k, stages, warps_m, warps_n, teams, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors; slower for it
   bool upsamples;     // takes enlarged sources, and no others: it divides for every pixel that it copies
-  // The smallest piece of a pixel that it copies: 16 bytes, or 8, 4, or one element. Tiles with smaller pieces take
+  // The smallest piece of a pixel that it copies: 16 bytes, or 4, or one element. Tiles with smaller pieces take
   // only pixels that are no whole number of vectors, and copy each source in the largest pieces that its pixels and
   // channels allow.
   int copy_bytes;
@@ -88,7 +88,7 @@ constexpr Tile make_tile(int id, char const *name, TypeSize type, TileSize size,
   tile.m = size.m, tile.n = size.n, tile.k = size.k, tile.stages = size.stages;
   tile.warps_m = warps.m, tile.warps_n = warps.n, tile.teams = warps.teams, tile.blocks_per_sm = blocks_per_sm;
   tile.any_channels = has(kAnyChannels), tile.upsamples = has(kEnlargedSources);
-  tile.copy_bytes = has(kCopiesElements) ? type : has(kCopies4Bytes) ? 4 : has(kCopies8Bytes) ? 8 : 16;
+  tile.copy_bytes = has(kCopiesElements) ? type : has(kCopies4Bytes) ? 4 : 16;
   tile.channel_ns = cost.channel_ns, tile.block_us = cost.block_us;
   tile.halo_rows = has(kSharedTaps) ? halo_rows_of(type) : 0;
   tile.sums = has(kSumsInRegisters) ? Sums::kRegisters : has(kSumsInShared) ? Sums::kShared : Sums::kNone;

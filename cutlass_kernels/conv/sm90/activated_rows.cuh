@@ -49,25 +49,18 @@ struct Constants {
 
 // ---- operand --------------------------------------------------------------------------------------------------------
 
-// Where this lane finds its 16 bytes of each step of a k-tile: a warp reads 16 rows. A row has 128 bytes or, of two
-// joined sources, 64 of either one, all first halves before all second ones.
-template <class Traits>
-struct Chunks {
-  int first, two_steps;  // bytes, to be combined by exclusive or: no sum of them carries
-  CUTE_DEVICE explicit Chunks(bool halves) : two_steps(halves ? 64 * Traits::kRows : 64) {
-    int const lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16, chunk = lane / 16;
-    first = halves ? row * 64 + (chunk ^ row / 2 % 4) * 16 : row * 128 + (chunk ^ row % 8) * 16;  // as TMA swizzles
-  }
-  CUTE_DEVICE int operator[](int step) const { return first ^ step % 2 * kStepBytes ^ step / 2 * two_steps; }
-};
+// Where this lane finds its 16 bytes of a k-tile's first step: a warp reads 16 rows of 128 bytes, as TMA swizzles them.
+CUTE_DEVICE int first_chunk() {
+  int const lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16, chunk = lane / 16;
+  return row * 128 + (chunk ^ row % 8) * 16;
+}
 
-// The rows as wgmma's first operand.
+// The rows as wgmma's first operand. A step moves the chunk by exclusive or: no sum of the two carries.
 template <class Traits>
-CUTE_DEVICE void read_rows(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *rows,
-                           Chunks<Traits> const &chunks) {
+CUTE_DEVICE void read_rows(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *rows, int first_chunk) {
   CUTE_UNROLL
   for (int i = 0; i < Traits::kSteps; ++i) {
-    auto const *const chunk = reinterpret_cast<char const *>(rows) + chunks[i];
+    auto const *const chunk = reinterpret_cast<char const *>(rows) + (first_chunk ^ i * kStepBytes);
     SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(chunk), a[i][0], a[i][1], a[i][2], a[i][3]);
   }
 }
@@ -82,8 +75,7 @@ struct ActivatedRows {
   static constexpr int kAhead = 2;  // steps whose scales and shifts are read beforehand; more need too many registers
   Sm90Params const &params;
   int source, left, taps_left;  // channels left of the source, from this block on; as in KCursor
-  int second;                   // elements from the vectors of a k-tile's first two steps to those of the others
-  Chunks<Traits> chunks;
+  int chunk;                    // first_chunk()
   // What this lane passes to ldmatrix for the block's first channel: the first 16 lanes pass scales, the others shifts.
   // All eight rows of a matrix are one chunk of 8 channels, so that each thread gets its own two channels'.
   Element const *from;
@@ -92,12 +84,11 @@ struct ActivatedRows {
   bool outside[2];              // kPads: whether they are pads under this tap
 
   CUTE_DEVICE ActivatedRows(Sm90Params const &params_, int first, int part, Element const *part_vectors)
-      : params(params_), chunks(false) {
+      : params(params_), chunk(first_chunk()) {
     Problem const &p = params.problem;
     PartStart const start = params.starts[part];
     source = start.source, left = p.C[source] - start.block * kChannelBlock;
     taps_left = params.by_taps.divisor - start.r * p.S - start.s;
-    find_halves();
     int const lane = threadIdx.x % 32, channel = params.activated_begin[part];
     int const to_shifts = params.activated_end[part] - channel;
     from = part_vectors + lane / 16 * to_shifts + lane / 8 % 2 * 8;
@@ -112,15 +103,14 @@ struct ActivatedRows {
   CUTE_DEVICE void read_vectors(int step = 0) {
     CUTE_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      int const at = (step + i) % 2 * 16 + (step + i) / 2 * second;
-      auto const &chunk = *reinterpret_cast<uint128_t const *>(from + at);
-      SM75_U32x4_LDSM_N::copy(chunk, vectors[i][0], vectors[i][1], vectors[i][2], vectors[i][3]);
+      auto const &two = *reinterpret_cast<uint128_t const *>(from + (step + i) * 16);
+      SM75_U32x4_LDSM_N::copy(two, vectors[i][0], vectors[i][1], vectors[i][2], vectors[i][3]);
     }
   }
   // Channels that a source's last block lacks are zeros times the next channels' scales, plus their shifts, or plus
   // zeros behind the last ones. Their filters are zeros, so they count for nothing.
   CUTE_DEVICE void read(uint32_t (&a)[Traits::kSteps][4], Element const *pixels) {
-    read_rows<Traits>(a, pixels, chunks);
+    read_rows<Traits>(a, pixels, chunk);
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {
       if (i > 0 && i % kAhead == 0) read_vectors(i);
@@ -136,26 +126,15 @@ struct ActivatedRows {
       }
     }
   }
-  // The filters of k-tile `k`, from step `i` on.
-  CUTE_DEVICE uint64_t operand_at(Element const *filters, int k, int i) const {
-    return FilterRows<Traits>(k >= params.joined.begin).operand_at(filters, 0, i);
-  }
   // To the next k-tile.
   CUTE_DEVICE void advance() {
     if (--taps_left == 0) {
       Problem const &p = params.problem;
       taps_left = params.by_taps.divisor;
       from += cute::min(left, int(Traits::kChannels)), left -= Traits::kChannels;
-      if (left <= 0) {
-        if (source++ >= params.joined.from) from += p.C[source++];  // behind the other one of two joined sources
-        if (source < p.sources) left = p.C[source], find_halves();
-      }
+      if (left <= 0 && ++source < p.sources) left = p.C[source];
     }
     if constexpr (kPads) find_pads();
-  }
-  CUTE_DEVICE void find_halves() {
-    bool const joined = source >= params.joined.from;
-    second = joined ? left : kChannelBlock / 2, chunks = Chunks<Traits>(joined);
   }
   CUTE_DEVICE void find_pads() {
     Problem const &p = params.problem;

@@ -158,8 +158,8 @@ double rescale_clocks(Sm90Tile const &tile, Problem const &p) {
   return tile.filters * tile.pixels() / 128.0 * (integers ? 5.5 : 1.0);
 }
 
-// Clocks of one block's part of a tile's reduction: of its loads or its products, whichever take longer.
-double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
+// Clocks of a tile's reduction: of its loads or its products, whichever take longer.
+double loop_clocks(Sm90Tile const &tile, Problem const &p) {
   constexpr double kRepeatedBytes = 12;  // per clock, that TMA writes where it repeats pixels
   constexpr double kHalfRows = 1.25;     // how much longer im2col takes over pixels of 64 bytes, for each byte
   constexpr double kTap = 360;           // clocks of a patch's tap at least, since its filters are a stage of their own
@@ -194,8 +194,8 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p, int splits) {
     double const least = tile.halo                   ? ceil_div(p.C[i], halo_channels(tile)) * taps_each * tap
                          : in_turn && p.R * p.S == 1 ? taps * kTurn
                                                      : 0.0;
-    clocks += (std::max({k_steps * multiply, loads * load, least}) + taps * (rewrite + kBetween)) / splits;
-    if (tile.type_bytes == 1 && i > 0 && p.scale[i] != p.scale[i - 1]) clocks += rescale_clocks(tile, p) / splits;
+    clocks += std::max({k_steps * multiply, loads * load, least}) + taps * (rewrite + kBetween);
+    if (tile.type_bytes == 1 && i > 0 && p.scale[i] != p.scale[i - 1]) clocks += rescale_clocks(tile, p);
   }
   return clocks;
 }
@@ -214,30 +214,24 @@ double epilogue_clocks(Sm90Tile const &tile, Problem const &p, double waves) {
   return area * (last - kPlain * empty * (1 - 1 / waves));
 }
 
-double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count, int splits) {
-  // Clocks of adding up the parts: kSplit's blocks fetch them from the cluster; kRows' push them, or exchange them
-  // inside a block.
-  constexpr double kSplit = 6100, kRows = 6500;
-  double const loop = loop_clocks(tile, p, splits);
+double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
+  double const loop = loop_clocks(tile, p);
   double const clusters = double(pixel_tiles(tile, p)) * ceil_div(filter_tiles(tile, p), tile.cluster_f);
-  double const waves = std::ceil(clusters / std::max(1, sm_count / (tile.cluster_f * splits)));
+  double const waves = std::ceil(clusters / std::max(1, sm_count / tile.cluster_f));
   double const epilogue = epilogue_clocks(tile, p, waves);
   if (tile.schedule == Sm90Schedule::kPingPong) {
     // One epilogue, slower by three tenths, runs beside the other warpgroup's loop; only the last one is exposed.
     double const late = 1.3 * epilogue;
     return waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
   }
-  double const adding = tile.schedule == Sm90Schedule::kRows ? kRows : splits > 1 ? kSplit : 0;
-  return waves * (loop + epilogue + adding);
+  return waves * (loop + epilogue);
 }
 
 // Clocks that a source adds which ends within a k-tile: TMA fills the rest of the pixels with zeros,
-// which takes longer than loading them. Patches are loaded by half blocks, except for tiles of rows, and add nothing.
+// which takes longer than loading them. Patches are loaded by half blocks, and add nothing.
 double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
-  bool const rows = tile.schedule == Sm90Schedule::kRows;
-  if ((tile.halo && !rows) || is_pointwise(p)) return 0;
-  int const pixels = rows ? halo_plan(p, tile).stage_bytes / (2 * kChannelBlock) / (p.R * p.S) : tile.pixels();
-  double const load = 128.0 * (tile.filters + pixels / tile.cluster_f) / kLoadBytes;  // clocks of one tap
+  if (tile.halo || is_pointwise(p)) return 0;
+  double const load = 128.0 * (tile.filters + tile.pixels() / tile.cluster_f) / kLoadBytes;  // clocks of one tap
   int const channels = k_channels(tile);
   double clocks = 0;
   for (int i = 0; i < p.sources; ++i) {
@@ -292,19 +286,7 @@ SmallLaunch small_launch(Sm90Tile const &tile, Problem const &p, int splits, Roo
 }
 
 int sm90_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
-  if (!divides_reduction(tile)) return 1;
-  if (tile.schedule == Sm90Schedule::kSmall) return small_splits(tile, p, sm_count, room);
-  std::int64_t const tiles = tiles_of(tile, p);
-  int const length = k_tiles(tile, p);
-  // k-tiles of a multiprocessor, and one for each part to be added
-  auto const cost = [&](int splits) {
-    return (tiles * splits + sm_count - 1) / sm_count * ceil_div(length, splits) + splits;
-  };
-  int best = 1;
-  for (int splits = 2; splits <= kMaxSplits; ++splits) {
-    if (tiles <= room[1][splits] && length >= 4 * splits && cost(splits) < cost(best)) best = splits;
-  }
-  return best;
+  return tile.schedule == Sm90Schedule::kSmall ? small_splits(tile, p, sm_count, room) : 1;
 }
 
 double sm90_us(Sm90Tile const &row, Problem const &problem, int sm_count) {
@@ -324,7 +306,7 @@ double sm90_us(Sm90Tile const &row, Problem const &problem, int sm_count) {
                                                                  : kEnds;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
   double const computing =
-      small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count, splits) / kClocksPerUs;
+      small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count) / kClocksPerUs;
   double const memory = memory_us(tile, p), us = std::sqrt(computing * computing + memory * memory);
   return ends + us + (small ? 0 : narrow_clocks(tile, p, sm_count) / kClocksPerUs);
 }

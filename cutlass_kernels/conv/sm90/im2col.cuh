@@ -6,8 +6,8 @@
 #include "conv/sm90/joined.cuh"
 #include "conv/sm90/pixel_rows.cuh"
 #include "conv/sm90/pre_activation.cuh"
-#include "conv/sm90/reduce.cuh"
 #include "conv/sm90/scales.cuh"
+#include "conv/sm90/shortcut.cuh"
 
 namespace cutefuse::conv {
 
@@ -22,7 +22,6 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr bool kPairs = kPairs_;          // a k-tile is two blocks of channels
   static constexpr bool kPixelRows = kPixelRows_;  // pixels are wgmma's rows: pixel_rows.cuh
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock * (kPairs ? 2 : 1);
-  static constexpr bool kSplit = kSchedule == Sm90Schedule::kSplit;
   static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
   // Every thread is launched with 168 registers, which the warpgroups divide anew. Up to 192 of a consumer's hold sums
   // where consumers take turns. Where the producer's other warps rewrite pixels they need more registers, and up to 160
@@ -45,12 +44,11 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr auto kSwizzle = kPixelBytes == 128 ? SM90::GMMA::LayoutType::B128 : SM90::GMMA::LayoutType::B64;
   static_assert(kPixelBytes == 128 || kPixelBytes == 64);
   static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
-  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;   // elements of a stage's scale and shift
-  static constexpr int kRewriters = kPreActivated ? 3 : 0, kTeam = 3;  // the other warps of the producer
-  // A tile's shortcut takes the pixels' part of one more stage for every 64 filters; with a divided reduction, whose
-  // blocks have one tile each, it lies where that tile's outputs are staged.
+  static constexpr int kVectors = kPreActivated ? 2 * kChannels : 0;  // elements of a stage's scale and shift
+  static constexpr int kRewriters = 3;                                // the other warps of the producer
+  // A tile's shortcut takes the pixels' part of one more stage for every 64 filters.
   static constexpr bool kShortcut = !kPreActivated && !Sm90Numbers<Element>::kScaled && !kPingPong;
-  static constexpr int kShortcutSlots = kSplit || !kShortcut ? 0 : kFilters / 64;
+  static constexpr int kShortcutSlots = kShortcut ? kFilters / 64 : 0;
   // All outputs of 64 filters, staged for the stores, or half of them where all would cost the fourth stage.
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kPixelRows ? 0 : kStagings * kStoreRows * kStoreColumns;
@@ -63,7 +61,7 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise; see StageRows
     alignas(1024) Output y[kConsumers][kPixelRows ? 1 : kStagingElements];
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
-    alignas(8) uint64_t full[kStages], empty[kStages], shortcut_full[kConsumers];
+    alignas(8) uint64_t full[kStages], empty[kStages];
     uint64_t ready[kPreActivated ? kStages : 1];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);
@@ -95,7 +93,7 @@ CUTE_DEVICE void init_ring(typename Traits::SharedStorage &shared, ClusterPlace 
   for (int i = 0; i < Traits::kStages; ++i) {
     TransactionBarrier::init(&shared.full[i], 1);
     Barrier::init(&shared.empty[i], Traits::kReaders * place.cluster_f);
-    if constexpr (Traits::kRewriters > 0) Barrier::init(&shared.ready[i], Traits::kTeam);
+    if constexpr (Traits::kPreActivated) Barrier::init(&shared.ready[i], Traits::kRewriters);
   }
   cutlass::arch::fence_barrier_init();
 }
@@ -150,9 +148,9 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
             load_joined<Traits, decltype(sources)::value>(shared, params, cursor, ring, filter, first, pixel, place);
           }
         };
-        if (Traits::kPreActivated || params.by_taps.divisor == 1) {
+        if (params.by_taps.divisor == 1) {
           load_rest(std::true_type{});
-        } else if constexpr (!Traits::kPreActivated) {
+        } else {
           load_rest(std::false_type{});
         }
       }
@@ -230,14 +228,14 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
   }
 }
 
-// Issues the k-tiles [k_begin, k_end) of one tile.
+// Issues the k-tiles of one tile.
 template <class Traits>
 CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
-                           int first_row_w, int first_row_x, int k_begin, int k_end) {
+                           int first_row_w, int first_row_x) {
   auto scale = begin_sums(acc, params);
-  Steps<Traits> position(params.problem, first_cursor<Traits>(params, k_begin));
-  issue_by_scale<Traits>(acc, ring, shared, params, release, k_begin, k_end, [&](int begin, int end) {
+  Steps<Traits> position(params.problem);
+  issue_by_scale<Traits>(acc, ring, shared, params, release, [&](int begin, int end) {
     issue_k_tiles<Traits>(acc, ring, position, scale, shared, params, release, first_row_w, first_row_x, begin, end);
   });
 }
@@ -261,7 +259,7 @@ CUTE_DEVICE void take_shortcut(float (&acc)[Traits::kN / 2], bool adds, Ring &ri
 // Tile after tile by both warpgroups together: each has 64 filters x kN pixels of it.
 template <class Traits>
 CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params const &params,
-                             ClusterPlace const &place, int consumer, int k_begin, int k_end) {
+                             ClusterPlace const &place, int consumer) {
   constexpr int kN = Traits::kN;
   constexpr bool kShareFilters = Traits::kPixelGroups == 2;
   int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
@@ -270,33 +268,25 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     TileFilters const filters(params, place.tile_f(tile), Traits::kFilters, first_row_w);
     int const first = place.first_pixel<Traits::kPixels>(tile, params) + first_row_x;
-    cute::conditional_t<Traits::kSplit, SplitPair<Traits>, Pair<Traits>> pair(params, filters);
+    Pair<Traits> pair(params, filters);
     auto const store = [&](int i, auto const *from) {
       SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
     };
     auto activation = params.problem.activation;
-    if constexpr (Traits::kSplit) load_split_shortcut<Traits>(shared, params, filters.first, first, consumer);
     typename Traits::Sum acc[1][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x, k_begin, k_end);
+    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x);
     finish_loop<Traits>(acc, ring, shared, release);
     lower_sums(acc, params);
-    if constexpr (Traits::kSplit) {
-      auto &sums = as_floats(acc[0]);
-      if constexpr (Traits::kScaled) to_last_unit<Traits>(sums, params, k_end);
-      reduce_and_store<Traits>(sums, pair, params, shared, filters, first, consumer);
-      break;  // the only tile
-    } else {
-      if constexpr (Traits::kShortcut) {
-        if (has_shortcut(params.problem)) {
-          activation = finish_before_shortcut(acc[0], pair, params.problem);
-          for (int i = 0; i < Traits::kShortcutSlots; ++i) {
-            bool const adds = kShareFilters || i == consumer;
-            take_shortcut<Traits>(acc[0], adds, ring, shared, release, first_row_x, consumer);
-          }
+    if constexpr (Traits::kShortcut) {
+      if (has_shortcut(params.problem)) {
+        activation = finish_before_shortcut(acc[0], pair, params.problem);
+        for (int i = 0; i < Traits::kShortcutSlots; ++i) {
+          bool const adds = kShareFilters || i == consumer;
+          take_shortcut<Traits>(acc[0], adds, ring, shared, release, first_row_x, consumer);
         }
       }
-      store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);
     }
+    store_tile<Traits>(acc[0], pair, activation, params, shared.y[consumer], consumer, store);
   }
 }
 
@@ -316,7 +306,7 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
     // warpgroup's fillings of a stage from those two earlier.
     if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
     typename Traits::Sum acc[kRowTiles][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, 0, 0, 0, params.k_tiles);
+    main_loop<Traits>(acc, ring, shared, params, release, 0, 0);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
     finish_loop<Traits>(acc, ring, shared, release);
     lower_sums(acc, params);
@@ -348,12 +338,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
   int const warpgroup = cutlass::canonical_warp_group_idx();
   ClusterPlace const place(params);
-  int const k_begin = params.k_begin[place.part], k_end = params.k_begin[place.part + 1];
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kConsumers; ++i) TransactionBarrier::init(&shared.shortcut_full[i], 1);
-    init_ring<Traits>(shared, place);
-  }
+  if (threadIdx.x == 0) init_ring<Traits>(shared, place);
   prefetch_maps(params);
   cluster_sync();
   let_next_kernel_start();
@@ -364,24 +350,21 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
     if constexpr (Traits::kPingPong) {
       take_turns<Traits>(shared, params, place, warpgroup);
     } else {
-      share_tiles<Traits>(shared, params, place, warpgroup, k_begin, k_end);
+      share_tiles<Traits>(shared, params, place, warpgroup);
     }
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   } else {
     cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
     if (cutlass::canonical_warp_idx_sync() == 4 * kConsumers && is_elected()) {
-      fill_ring<Traits>(shared, params, place, k_begin, k_end);
+      fill_ring<Traits>(shared, params, place, 0, params.k_tiles);
     }
     if constexpr (Traits::kPreActivated) {
       int const rewriter = cutlass::canonical_warp_idx_sync() - 4 * kConsumers - 1;  // after the one that loads
-      if (rewriter >= 0) rewrite_ring<Traits>(shared, params, place, rewriter, k_begin, k_end);
+      if (rewriter >= 0) rewrite_ring<Traits>(shared, params, place, rewriter);
     }
     __syncwarp();
   }
-  // No block exits while another may still write to its shared memory, or read from it after a split reduction. In that
-  // case the consumers met the other blocks once already, in reduce_and_store; here the producer joins that meeting.
-  if (Traits::kSplit && params.splits > 1 && warpgroup == kConsumers) cluster_sync();
-  cluster_sync();
+  cluster_sync();  // no block exits while another may still write to its shared memory
 #endif
 }
 

@@ -1,7 +1,6 @@
-// K-tiles of two sources of at most half a k-tile each (JoinPlan): 32 channels of those that small tiles activate, 64
-// of 8-bit ones under one tap. Under several taps, of two taps of such an 8-bit source. They follow those of whole
-// blocks. In a stage all rows of the first source or tap come before those of the second, 64 bytes each, of pixels as
-// well as of filters; but filters of two 8-bit sources are whole rows.
+// K-tiles of two 8-bit sources of at most 64 channels each (JoinPlan), half a k-tile; under several taps, of two taps
+// of such a source. They follow those of whole blocks. In a stage all rows of the first source or tap come before those
+// of the second, 64 bytes each, of pixels as well as of filters; but filters of two sources are whole rows.
 #pragma once
 
 #include "conv/sm90/k_tiles.cuh"
@@ -11,7 +10,7 @@ namespace cutefuse::conv {
 // The first k-tile of a part of the reduction, which is `k`.
 template <class Traits>
 CUTE_DEVICE auto part_cursor(Sm90Params const &params, int part, int k) {
-  if constexpr (Traits::kPreActivated && Traits::kJoins) {
+  if constexpr (Traits::kPreActivated && Traits::kSmall) {
     Problem const &p = params.problem;
     PartStart const start = params.starts[part];
     int const tap = start.r * p.S + start.s;
@@ -20,37 +19,16 @@ CUTE_DEVICE auto part_cursor(Sm90Params const &params, int part, int k) {
     cursor.channels = p.C[start.source], cursor.taps_left -= tap;
     cursor.column = (start.packed * params.by_taps.divisor + tap) * kChannelBlock;
     return cursor;
-  } else if constexpr (Traits::kSmall && Traits::kPairs) {
-    return PairCursor(params, params.starts[part]);
+  } else if constexpr (Traits::kPairs) {
+    return PairCursor(params, Traits::kSmall ? params.starts[part] : PartStart{});
   } else {
-    return first_cursor<Traits>(params, k);
+    return cursor_at(params, k);
   }
 }
 
-// Loads the k-tile at `cursor`, the first of two joined sources, and advances to the next two. Else as `load` of
-// fill_ring.
-template <class Traits, bool kSources>
-CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params const &params, KCursor &cursor,
-                             Ring &ring, int filter, int first, Pixel const &pixel, ClusterPlace const &place) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
-  Problem const &p = params.problem;
-  uint64_t *const full = &shared.full[ring.stage];
-  auto &stage = shared.stages[ring.stage];
-  int const tap = cursor.r * p.S + cursor.s, block = params.joined.block + cursor.source - params.joined.from;
-  Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-  TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
-  if (ring.stage == 0) wait_for_previous_kernel();
-  load_pixels<Traits>(params, cursor, first, pixel, full, stage.x, place);
-  SM90_TMA_LOAD_3D::copy(&params.w_second, full, kHint, stage.w, tap * kChannelBlock, filter, block);
-  ++cursor.source;
-  load_pixels<Traits>(params, cursor, first, pixel, full, stage.x + Traits::kPixels * (kChannelBlock / 2), place);
-  if (cursor.taps_left > 1) --cursor.source;  // the next tap is of the same two
-  cursor.advance(p);
-  ring.advance();
-}
-
-// As above, of 8-bit sources: a source and the next one, kSources, or a tap and the next one. Pixels of one that does
-// not exist are zeros, as all beyond the channels. Or loads a tap of the lone block.
+// Loads the k-tile at `cursor`, of a source and the next one, kSources, or of a tap and the next one, and advances to
+// the next two. Pixels of one that does not exist are zeros, as all beyond the channels. Or loads a tap of the lone
+// block. Else as `load` of fill_ring.
 template <class Traits, bool kSources>
 CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params const &params, PairCursor &cursor,
                              Ring &ring, int filter, int first, Pixel const &pixel, ClusterPlace const &place) {

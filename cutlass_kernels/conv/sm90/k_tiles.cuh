@@ -24,22 +24,11 @@ CUTE_DEVICE KCursor cursor_at(Sm90Params const &params, int k) {
 // Walks the reduction in k-tiles of two neighbouring blocks of a source, as KCursor does in those of one. The second
 // block may not exist: its pixels are zeros then, and its filters any others of the same output.
 struct PairCursor {
-  int source = 0, block = 0, r = 0, s = 0;  // block: the first of the two
-  int packed = 0;                           // the same block among those of the packed filters
-  int blocks;                               // of the source
-  int taps_left;                            // as in KCursor
+  int source, block, r, s;  // block: the first of the two
+  int packed;               // the same block among those of the packed filters
+  int blocks;               // of the source
+  int taps_left;            // as in KCursor
 
-  CUTE_DEVICE PairCursor(Sm90Params const &params, int k) : blocks(blocks_of(params.problem.C[0])) {
-    Problem const &p = params.problem;
-    int pair = params.by_taps.divide(k);
-    int const tap = k - pair * params.by_taps.divisor;
-    r = params.by_s.divide(tap), s = tap - r * p.S, taps_left = p.R * p.S - tap;
-    while (source + 1 < p.sources && pair >= ceil_div(blocks, 2)) {
-      packed += blocks, pair -= ceil_div(blocks, 2);
-      blocks = blocks_of(p.C[++source]);
-    }
-    block = 2 * pair, packed += block;
-  }
   CUTE_DEVICE PairCursor(Sm90Params const &params, PartStart const &start)
       : source(start.source), block(start.block), r(start.r), s(start.s), packed(start.packed) {
     Problem const &p = params.problem;
@@ -59,16 +48,6 @@ struct PairCursor {
     if (++s == p.S) s = 0, ++r;
   }
 };
-
-// The k-tile `k` of a kernel whose k-tiles are of one block, or of two.
-template <class Traits>
-CUTE_DEVICE auto first_cursor(Sm90Params const &params, int k) {
-  if constexpr (Traits::kPairs) {
-    return PairCursor(params, k);
-  } else {
-    return cursor_at(params, k);
-  }
-}
 
 // Loads this block's share of a k-tile of pixels into `to`, here and in the blocks that share them.
 template <class Traits, class Cursor>
@@ -122,13 +101,12 @@ CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w
   }
 }
 
-// What a consumer needs to know about a k-tile of kChannels: its number of wgmma steps, of kStep channels each.
+// What a consumer of a large tile needs to know about a k-tile of kChannels, from the first one on: its number of wgmma
+// steps, of kStep channels each.
 template <int kStep, int kChannels>
 struct KSteps {
-  int source, channel, taps_left;
-  template <class Cursor>
-  CUTE_DEVICE KSteps(Problem const &p, Cursor const &at)
-      : source(at.source), channel(at.channel()), taps_left(p.R * p.S - at.r * p.S - at.s) {}
+  int source = 0, channel = 0, taps_left;
+  CUTE_DEVICE explicit KSteps(Problem const &p) : taps_left(p.R * p.S) {}
   CUTE_DEVICE int steps(Problem const &p) const {
     int const left = p.C[source] - channel;
     return left >= kChannels ? kChannels / kStep : ceil_div(left, kStep);

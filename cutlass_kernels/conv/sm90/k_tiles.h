@@ -5,9 +5,8 @@
 
 namespace cutefuse::conv {
 
-// Small tiles join what would fill only half of a k-tile, of the last sources that have at most half of its channels:
-// two taps of 8-bit sources or, under one tap and where they activate sources, two of these. The last of an odd number
-// of 8-bit ones is left alone.
+// Small tiles of 8-bit sources join what would fill only half of a k-tile, of the last sources that have at most half
+// of its channels: two taps or, under one tap, two of these sources. The last of an odd number is left alone.
 constexpr int joined_channels(Sm90Tile const &tile) { return k_channels(tile) / 2; }
 inline bool joins_taps(Sm90Tile const &tile, Problem const &p) {
   return tile.schedule == Sm90Schedule::kSmall && tile.pairs && p.R * p.S > 1;
@@ -19,9 +18,7 @@ inline bool joins_8bit_sources(Sm90Tile const &tile, Problem const &p) {
 inline int joined_from(Sm90Tile const &tile, Problem const &p) {
   auto const narrow = [&](int source) { return source >= 0 && p.C[source] <= joined_channels(tile); };
   int from = p.sources;
-  if (p.pre_activated && tile.pixel_rows) {
-    while (narrow(from - 1) && narrow(from - 2)) from -= 2;
-  } else if (joins_taps(tile, p) || joins_8bit_sources(tile, p)) {
+  if (joins_taps(tile, p) || joins_8bit_sources(tile, p)) {
     while (narrow(from - 1)) --from;
   }
   bool const alone = joins_8bit_sources(tile, p) && from + 1 == p.sources;

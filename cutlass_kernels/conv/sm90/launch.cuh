@@ -3,7 +3,6 @@
 
 #include "conv/sm90/halo.cuh"
 #include "conv/sm90/im2col.cuh"
-#include "conv/sm90/rows.cuh"
 #include "conv/sm90/small.cuh"
 
 namespace cutefuse::conv {
@@ -21,9 +20,6 @@ Kernels sm90_kernels() {
   constexpr bool kHasKernel = kPre ? kTile.pre_activates : kTile.plain && group_of(kTile) == kGroup;
   if constexpr (kTile.type_bytes != int(sizeof(Element)) || !kHasKernel) {
     return {};
-  } else if constexpr (kTile.schedule == Sm90Schedule::kRows) {
-    using Traits = Sm90Rows<Element, kTile.pixels()>;
-    return sm90_kernels<Traits>(conv_sm90_rows<Traits>);
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
     using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges, kTile.pixel_rows>;
     return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90

@@ -52,7 +52,7 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
   auto scale = begun ? SM90::GMMA::ScaleOut::One : SM90::GMMA::ScaleOut::Zero;  // the first step may overwrite acc
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
-  auto const next = [&](uint32_t (&a)[Traits::kSteps][4], int k) {
+  auto const next = [&](uint32_t (&a)[Traits::kSteps][4]) {
     if constexpr (Traits::kPreActivated) rows.read_vectors();
     TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
     auto &stage = shared.stages[ring.stage];
@@ -61,7 +61,7 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {
       if constexpr (Traits::kPreActivated) {
-        uint64_t const b = rows.operand_at(stage.w, k, i);
+        uint64_t const b = FilterRows<Traits>(false).operand_at(stage.w, 0, i);
         wgmma<decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>())>(acc, a[i], b, scale, sums);
       } else {
         uint64_t const b = rows.columns_at(stage, i);
@@ -77,24 +77,24 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
     ring.advance();
     return before;
   };
-  auto const next_and_free = [&](uint32_t (&a)[Traits::kSteps][4], int k) {
-    int const before = next(a, k);
+  auto const next_and_free = [&](uint32_t (&a)[Traits::kSteps][4]) {
+    int const before = next(a);
     warpgroup_wait<1>();
     release(&shared.empty[before]);
   };
   uint32_t operands[2][Traits::kSteps][4];  // of activated rows
-  next(operands[0], k_begin);
+  next(operands[0]);
   int k = k_begin + 1;
   if constexpr (Traits::kPreActivated) {
     CUTE_NO_UNROLL
     for (; k + 1 < k_end; k += 2) {
-      next_and_free(operands[1], k);
-      next_and_free(operands[0], k + 1);
+      next_and_free(operands[1]);
+      next_and_free(operands[0]);
     }
   }
   // Once at most, with activated rows.
   CUTE_NO_UNROLL
-  for (; k < k_end; ++k) next_and_free(operands[1], k);
+  for (; k < k_end; ++k) next_and_free(operands[1]);
 }
 
 // Multiplies half of the next k-tile, one of two joined sources, and waits for the sums.

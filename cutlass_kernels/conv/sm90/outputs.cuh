@@ -50,9 +50,8 @@ CUTE_DEVICE uint32_t pack(float first, float second) {
 }
 
 // Activations with code of their own for a whole tile, without branches. For the rest, kOther branches on the kind for
-// every slice of values; kAny does so among all kinds. Such a branch jumps over the code of the other kinds, and costs
-// as much as some ten values.
-enum class Finish { kNone, kRelu, kSilu, kSigmoid, kOther, kAny };
+// every slice of values. Such a branch jumps over the code of the other kinds, and costs as much as some ten values.
+enum class Finish { kNone, kRelu, kSilu, kSigmoid, kOther };
 
 template <class Body>
 CUTE_DEVICE void with_finish(Activation kind, Body const &body) {
@@ -87,9 +86,6 @@ CUTE_DEVICE bool finish_values(float (&values)[kValues], Pair const &pair, Probl
     for (int i = 0; i < kValues; ++i) values[i] = sigmoid(values[i]);
   } else if constexpr (kFinish == Finish::kOther) {
     activate<false>(make_tensor(&values[0], Layout<Int<kValues>>{}), p);
-  } else if constexpr (kFinish == Finish::kAny) {
-    relu = p.activation == Activation::kRelu;
-    if (!relu && p.activation != Activation::kNone) activate(make_tensor(&values[0], Layout<Int<kValues>>{}), p);
   }
   return relu;
 }
@@ -155,15 +151,6 @@ CUTE_DEVICE void stage(uint32_t const *packed, Element *staging) {
       SM90_U16x8_STSM_T::copy(r[0], r[1], r[2], r[3], *reinterpret_cast<uint128_t *>(to));
     }
   }
-}
-
-// Converts a few groups and writes them to the staging tile.
-template <class Element, int kGroups, class Pair>
-CUTE_DEVICE void stage_outputs(float (&values)[4 * kGroups], Pair const &pair, Problem const &p, Element *staging) {
-  uint32_t packed[2 * kGroups];
-  convert<Finish::kAny, Element>(values, packed, pair, p);
-  if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);
-  stage<Element, kGroups, Pair::kColumns>(packed, staging);
 }
 
 // Stores kStagings tiles of kRows pixels, from the tile `first` on, once this warpgroup has staged them; one thread

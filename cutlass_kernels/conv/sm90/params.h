@@ -13,7 +13,7 @@ constexpr int kStoreColumns = 64;  // filters of a warpgroup, one staging row
 struct Sm90Output {
   int first_row, first, last;
   std::int64_t ld;
-  void *y;  // where threads store instead of TMA: float32, and blocks that divide a reduction
+  void *y;  // where threads store instead of TMA: float32, and small tiles
 };
 
 // A factor of sums: of float32, and of integers as whole + fraction / 2^32, whose product takes two instructions where
@@ -37,11 +37,10 @@ struct PhasePlan {
   std::uint8_t enlarged;                   // sources
 };
 
-// What small tiles join (joined_from): of the last sources two, or two taps, share a k-tile.
+// What small tiles of 8-bit sources join (joined_from): of the last sources two, or two taps, share a k-tile.
 struct JoinPlan {
   int from;   // the first such source
   int begin;  // its first k-tile, or that of the lone block
-  int block;  // its block, among those of the packed filters
 };
 
 // Where a part of a reduction begins: its tap, and its block of channels among those of its source and of the packed
@@ -56,7 +55,7 @@ struct alignas(128) Sm90Params {
   CUtensorMap x[kMaxSources];    // (C,pixel) or im2col or halo box of each source; enlarged, a row of a halo box
   CUtensorMap w;                 // (column,filter)
   CUtensorMap out[kMaxOutputs];  // (filter,pixel), for halo tiles (filter,a,b,n)
-  CUtensorMap z;                 // the shortcut: axes as `out`, other boxes; for tiles of rows (filter,w,h,n)
+  CUtensorMap z;                 // the shortcut: axes as `out`, other boxes
   std::uint8_t cluster_f;
   std::uint8_t stages;           // of a small tile's ring
   std::uint8_t missing_filters;  // that the last tile of filters lacks
@@ -92,8 +91,8 @@ struct alignas(128) Sm90Params {
   Divider by_a, by_b;              // tiles_a, tiles_b
   Divider by_factor[kMaxSources];  // of each source's enlargement
   Rescale rescale[kMaxSources];    // of 8-bit sources: what the sums before each are multiplied by
-  // The filters of two joined sources, (column,filter,block), or of two taps, (column,filter,tap). Elsewhere as `w`,
-  // with as many rows as the last tile of filters has.
+  // The filters of two joined taps, (column,filter,tap). Elsewhere as `w`, with as many rows as the last tile of
+  // filters has.
   CUtensorMap w_second;
   RaisedRescale raised_rescale[kMaxSources];  // as rescale, if the sums are raised
 

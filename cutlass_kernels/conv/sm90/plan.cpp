@@ -35,11 +35,8 @@ RaisedRescale make_raised_rescale(Problem const &p, int source) {
 }
 
 JoinPlan plan_joined(Sm90Tile const &tile, Problem const &p) {
-  JoinPlan joined{joined_from(tile, p), 0, 0};
-  for (int i = 0; i < joined.from; ++i) {
-    joined.block += blocks_of(p.C[i]);
-    joined.begin += ceil_div(p.C[i], k_channels(tile)) * p.R * p.S;
-  }
+  JoinPlan joined{joined_from(tile, p), 0};
+  for (int i = 0; i < joined.from; ++i) joined.begin += ceil_div(p.C[i], k_channels(tile)) * p.R * p.S;
   return joined;
 }
 
@@ -59,11 +56,10 @@ PartStart pair_start_of(Sm90Params const &params, int k) {
           std::uint16_t(packed + block)};
 }
 
-// Where k-tile `k` lies, of one block of channels or of two joined sources.
+// Where k-tile `k` lies, of one block of channels.
 PartStart start_of(Sm90Params const &params, int k) {
   Problem const &p = params.problem;
-  int const tap = k % (p.R * p.S), joined = std::max(k - params.joined.begin, 0) / (p.R * p.S);
-  int const packed = k / (p.R * p.S) + joined;
+  int const tap = k % (p.R * p.S), packed = k / (p.R * p.S);
   int block = packed, source = 0;
   for (; block >= blocks_of(p.C[source]); ++source) block -= blocks_of(p.C[source]);
   return {std::uint8_t(source), std::uint8_t(tap / p.S), std::uint8_t(tap % p.S), std::uint16_t(block),
@@ -74,7 +70,6 @@ PartStart start_of(Sm90Params const &params, int k) {
 int end_of(Sm90Params const &params, PartStart const &at) {
   int const *const C = params.problem.C;
   int const first = params.first_channel[at.source];
-  if (at.source >= params.joined.from) return first + C[at.source] + C[at.source + 1];
   return first + std::min(C[at.source], (at.block + 1) * kChannelBlock);
 }
 
@@ -168,7 +163,7 @@ void find_room(Sm90Tile const &tile, Problem const &p, Kernel kernel, int sm_cou
       int const stages = small_stages(tile, p, true, blocks);
       kernel.shared_bytes = small_shared_bytes(tile, p, true, stages);
     }
-    for (int i = 2; i <= kMaxSplits && divides_reduction(tile); ++i) {
+    for (int i = 2; i <= kMaxSplits && small; ++i) {
       room[blocks][i] = clusters_at_once(kernel, i);
     }
   }
@@ -210,7 +205,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
   }
   launch.cluster = k.cluster_f * k.splits;
   // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
-  bool const persistent = !divides_reduction(tile);
+  bool const persistent = tile.schedule != Sm90Schedule::kSmall;
   int const at_once = std::max(1, call.sm_count / launch.cluster);
   launch.blocks = std::int64_t(persistent ? std::min(k.cluster_tiles, at_once) : k.cluster_tiles) * launch.cluster;
   if (CUresult const result = encode_maps(state.params, tile)) {

@@ -53,17 +53,17 @@ CUTE_DEVICE void write_chunk_if(uint32_t condition, uint32_t to, uint4 const &ch
       "r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w));
 }
 
-// A warp's share of a tile: groups of 8 pixels, in turn with the other warps of its team. Of each group a lane has one
+// A warp's share of a tile: groups of 8 pixels, in turn with the other warps that rewrite. Of each group a lane has one
 // 16-byte chunk of two pixels that are four apart or, where all channels lie in the first half of the block, of one
 // pixel. Either way eight lanes at a time cover all banks.
 template <class Traits>
 struct Rewriter {
   using Element = typename Traits::Element;
   static constexpr int kVector = 16 / int(sizeof(Element)), kChunks = kChannelBlock / kVector;
-  static constexpr int kGroups = Traits::kPixels / 8, kMine = ceil_div(kGroups, Traits::kTeam);
+  static constexpr int kGroups = Traits::kPixels / 8, kMine = ceil_div(kGroups, Traits::kRewriters);
   static constexpr int kQuads = ceil_div(kMine, 4);  // a pixel for every lane
   static_assert(kChunks == 8 && Traits::kPixels % 8 == 0 && Traits::kPixelGroups == 1);
-  int member, lane;              // the warp's number in its team
+  int member, lane;              // the warp's number among them
   Pixel corner[kQuads];          // of this lane's pixels: what lies under tap (0,0); unless the filter is pointwise
   unsigned inside[kQuads] = {};  // a bit for each lane's pixel: not a pad under this tap
 
@@ -74,7 +74,7 @@ struct Rewriter {
     if (params.pointwise) return;
     CUTE_UNROLL
     for (int i = 0; i < kQuads; ++i) {
-      int const group = member + (4 * i + lane / 8) * Traits::kTeam;
+      int const group = member + (4 * i + lane / 8) * Traits::kRewriters;
       corner[i] = pixel_of(params.problem, params.by_image, params.by_row, first + 8 * group + lane % 8);
     }
   }
@@ -122,12 +122,12 @@ struct Rewriter {
       auto const each = [&](auto const &body) {
         CUTE_UNROLL
         for (int i = begin; i < begin + kBatch && i < kMine; ++i) {
-          bool const always = (i + 1) * Traits::kTeam <= kGroups;
-          if (!always && i * Traits::kTeam + member >= kGroups) continue;
+          bool const always = (i + 1) * Traits::kRewriters <= kGroups;
+          if (!always && i * Traits::kRewriters + member >= kGroups) continue;
           CUTE_UNROLL
           for (int j = 0; j < kPixels; ++j) {
             uint32_t const is_inside = inside[i / 4] >> first & 1u << (i % 4 * 8 + 4 * j);
-            body(values[i - begin][j], x[j] + i * 16 * 8 * kChunks * Traits::kTeam, is_inside);
+            body(values[i - begin][j], x[j] + i * 16 * 8 * kChunks * Traits::kRewriters, is_inside);
           }
         }
       };
@@ -142,29 +142,24 @@ struct Rewriter {
   }
 };
 
-// Rewrites the k-tiles [k_begin, k_end) of each of this block's tiles, in the order in which the ring is filled; this
-// is warp `rewriter`. Each team has stages of its own. A barrier's parity tells only two successive fillings of a stage
-// apart, so that a warp may wait for one only after it has seen the filling before; loads end in any order.
+// Rewrites the k-tiles of each of this block's tiles, in the order in which the ring is filled; this is warp
+// `rewriter`.
 template <class Traits>
 CUTE_DEVICE void rewrite_ring(typename Traits::SharedStorage &shared, Sm90Params const &params,
-                              ClusterPlace const &place, int rewriter, int k_begin, int k_end) {
-  constexpr int kTeams = Traits::kRewriters / Traits::kTeam;
-  static_assert(kTeams * Traits::kTeam == Traits::kRewriters && Traits::kStages % kTeams == 0);
+                              ClusterPlace const &place, int rewriter) {
   Problem const &p = params.problem;
-  Rewriter<Traits> mine(rewriter % Traits::kTeam);
+  Rewriter<Traits> mine(rewriter);
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     mine.begin_tile(params, place.first_pixel<Traits::kPixels>(tile, params));
-    Steps<Traits> at(p, cursor_at(params, k_begin));
-    for (int k = k_begin; k < k_end; ++k) {
-      if (ring.stage % kTeams == rewriter / Traits::kTeam) {
-        int const channels = p.C[at.source] - at.channel;
-        mine.begin_tap(params, at);
-        TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
-        mine.rewrite_stage(shared.x[ring.stage], shared.vectors[ring.stage], channels);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) Barrier::arrive(&shared.ready[ring.stage]);
-      }
+    Steps<Traits> at(p);
+    for (int k = 0; k < params.k_tiles; ++k) {
+      int const channels = p.C[at.source] - at.channel;
+      mine.begin_tap(params, at);
+      TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
+      mine.rewrite_stage(shared.x[ring.stage], shared.vectors[ring.stage], channels);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) Barrier::arrive(&shared.ready[ring.stage]);
       ring.advance();
       at.advance(p);
     }

@@ -41,18 +41,6 @@ struct ScaledPair : FilterPair {
 
 template <class Traits>
 using Pair = cute::conditional_t<Traits::kScaled, ScaledPair<typename Traits::Sum, false>, FilterPair>;
-template <class Traits>  // for sums that the blocks of a cluster added up in float32
-using SplitPair = cute::conditional_t<Traits::kScaled, ScaledPair<float, false>, FilterPair>;
-
-// Sums of integers as float32, in the same registers.
-template <class Sum, int kValues>
-CUTE_DEVICE auto &as_floats(Sum (&acc)[kValues]) {
-  if constexpr (!cute::is_same_v<Sum, float>) {
-    CUTE_UNROLL
-    for (int i = 0; i < kValues; ++i) acc[i] = __float_as_uint(to_float(acc[i]));
-  }
-  return reinterpret_cast<float (&)[kValues]>(acc);
-}
 
 // Four values, rounded to nearest even and saturated.
 template <class Element>

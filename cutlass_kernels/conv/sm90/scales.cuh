@@ -85,41 +85,28 @@ CUTE_DEVICE void lower_sums(Sum (&acc)[kRowTiles][kValues], Sm90Params const &pa
   }
 }
 
-// Calls issue(begin, end) for the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
-// source has another scale than those before it the sums are brought to its unit.
+// Calls issue(begin, end) for the k-tiles of a tile. Where the next source has another scale than those before it the
+// sums are brought to its unit.
 template <class Traits, class Issue>
 CUTE_DEVICE void issue_by_scale(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                                 typename Traits::SharedStorage &shared, Sm90Params const &params,
-                                Release const &release, int k_begin, int k_end, Issue const &issue) {
-  if constexpr (!Traits::kScaled) return issue(k_begin, k_end);
+                                Release const &release, Issue const &issue) {
+  if constexpr (!Traits::kScaled) return issue(0, params.k_tiles);
   Problem const &p = params.problem;
-  int begin = k_begin, end = 0;
+  int begin = 0, end = 0;
   CUTE_NO_UNROLL
-  for (int source = 0; begin < k_end; ++source) {
+  for (int source = 0; begin < params.k_tiles; ++source) {
     int const first = source;
     do {
       end += ceil_div(p.C[source], Traits::kChannels) * params.by_taps.divisor;
-    } while (end < k_end && params.rescale[source + 1].factor == 1.f && ++source);
-    if (end <= begin) continue;
-    end = cute::min(end, k_end);
-    if (begin > k_begin) {
+    } while (end < params.k_tiles && params.rescale[source + 1].factor == 1.f && ++source);
+    if (begin > 0) {
       finish_loop<Traits>(acc, ring, shared, release);
       change_unit(acc, params, first);
     }
     issue(begin, end);
     begin = end;
   }
-}
-
-// Brings the sums of the k-tiles up to k_end, which count in units of their last source's scale, to those of the last
-// one.
-template <class Traits>
-CUTE_DEVICE void to_last_unit(float (&sums)[Traits::kN / 2], Sm90Params const &params, int k_end) {
-  Problem const &p = params.problem;
-  int const source = first_cursor<Traits>(params, k_end - 1).source;
-  float const factor = p.scale[source] / p.scale[p.sources - 1];
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kN / 2; ++i) sums[i] *= factor;
 }
 
 // Adds a source's sums to those of the earlier ones.

@@ -71,18 +71,4 @@ CUTE_DEVICE Activation finish_before_shortcut(float (&acc)[kValues], FilterPair 
   return Activation::kNone;
 }
 
-// stage_outputs(), and the shortcut of the same pixels if there is one.
-template <class Element, int kGroups>
-CUTE_DEVICE void stage_with_shortcut(float (&values)[4 * kGroups], FilterPair pair, Problem const &p,
-                                     Element const *shortcut, Element *staging) {
-  if (p.residual == Residual::kBefore) add_shortcut<Element, kGroups>(values, shortcut);
-  if (p.residual != Residual::kAfter) return stage_outputs<Element, kGroups>(values, pair, p, staging);
-  finish_before_shortcut(values, pair, p);
-  add_shortcut<Element, kGroups>(values, shortcut);
-  uint32_t packed[2 * kGroups];
-  convert<Finish::kNone, Element>(values, packed, pair, p);
-  if (holds_pad_lanes(pair)) clear_pad_lanes(packed, pair);
-  stage<Element, kGroups, kStoreColumns>(packed, staging);
-}
-
 }  // namespace cutefuse::conv

@@ -17,7 +17,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
   static constexpr bool kSmall = true, kPairs = sizeof(Element) == 1;  // a k-tile is two blocks of channels
-  static constexpr bool kJoins = kPre || kPairs;                       // or two sources, or two taps (JoinPlan)
+  static constexpr bool kJoins = kPairs;                               // or two sources, or two taps (JoinPlan)
   static constexpr bool kEnlarged = kEnlarged_;    // some sources are enlarged by two: see phases.cuh
   static constexpr bool kPixelRows = kPixelRows_;  // pixels are wgmma's rows, filters its columns
   static constexpr bool kDrains = Sm90Numbers<Element>::kScaled;
@@ -33,7 +33,6 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kBlocks = small_blocks(kRows, kN, int(sizeof(Element))), kStages = kSmallStages;
   static constexpr int kReaders = kRows / 64, kSumThreads = 128 * kReaders, kThreads = kSumThreads + 32;
   static_assert(!kPre || kReaders == 1);
-  static constexpr int kRewriters = 0;
   static constexpr int kUnits = kN / 8;  // a unit: 8 columns, finished by one block
   // Of a wide tile so many are finished by the same code, in turns; pre-activated ones have straight code.
   static constexpr int kUnitsInTurn = kPre || kUnits <= 8 ? kUnits

@@ -140,21 +140,33 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-// The packed filters for k-tiles of two neighbouring blocks: (column of a block,filter,block), whose box is one tap of
-// two blocks, one after the other. With one tap the two are side by side in memory and loaded as one row:
-// (column,filter,1). Beyond the last block there are zeros, never another filter's columns. For 8-bit outputs `filter`
-// is (pair,even or odd,16 filters), as in encode_filters, unless the tile loads filters in their order.
-CUresult encode_filter_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, int box_filters) {
+// The packed filters of 8-bit sources as (column of a block,filter,block), where a block has `block` columns and the
+// box `width` of `depth` blocks, one after the other. Beyond the last block there are zeros, never another filter's
+// columns. For 8-bit outputs `filter` is (pair,even or odd,16 filters), as in encode_filters, unless the tile loads
+// filters in their order.
+CUresult encode_blocks(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, cuuint64_t block, cuuint32_t width,
+                       cuuint32_t depth, cuuint32_t rows) {
   Problem const &p = k.problem;
-  bool const one_tap = p.R * p.S == 1;
-  cuuint64_t const columns = packed_columns(p), filters = p.K, block = one_tap ? columns : p.R * p.S * kChannelBlock;
-  cuuint32_t const rows = box_filters, width = (one_tap ? 2 : 1) * kChannelBlock, depth = one_tap ? 1 : 2;
+  cuuint64_t const columns = packed_columns(p), filters = p.K;
   bool const in_order = loads_in_order(tile.schedule == Sm90Schedule::kSmall, tile.pixels());
   if (size_of(p.output_type) == 1 && !in_order) {
     return encode_tiled<5>(&map, p.type, {block, 8, 2, filters / 16, columns / block},
                            {2 * columns, columns, 16 * columns, block}, {width, 8, 2, rows / 16, depth});
   }
   return encode_tiled<3>(&map, p.type, {block, filters, columns / block}, {columns, block}, {width, rows, depth});
+}
+
+// For k-tiles of two neighbouring blocks: a tap of both. With one tap the two are side by side in memory and loaded as
+// one row.
+CUresult encode_filter_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, int box_filters) {
+  int const taps = k.problem.R * k.problem.S;
+  if (taps == 1) return encode_blocks(map, k, tile, packed_columns(k.problem), 2 * kChannelBlock, 1, box_filters);
+  return encode_blocks(map, k, tile, taps * kChannelBlock, kChannelBlock, 2, box_filters);
+}
+
+// Two taps of a block, among those of all blocks.
+CUresult encode_tap_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile) {
+  return encode_blocks(map, k, tile, kChannelBlock, kChannelBlock, 2, tile.filters);
 }
 
 // The packed filters as (column,filter). For 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 filters
@@ -169,30 +181,6 @@ CUresult encode_filters(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &t
   }
   return encode_tiled<4>(&map, p.type, {columns, 8, 2, filters / 16}, {2 * pitch, pitch, 16 * pitch},
                          {channels, 8, 2, rows / 16});
-}
-
-// The packed filters of two taps of a block: (column of a block,filter,tap among those of all blocks), where `filter`
-// is as in encode_filter_pairs. Behind the last tap there are zeros.
-CUresult encode_tap_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile) {
-  Problem const &p = k.problem;
-  bool const in_order = loads_in_order(tile.schedule == Sm90Schedule::kSmall, tile.pixels());
-  cuuint64_t const columns = packed_columns(p), filters = p.K, width = kChannelBlock;
-  cuuint32_t const rows = tile.filters;
-  if (size_of(p.output_type) == 1 && !in_order) {
-    return encode_tiled<5>(&map, p.type, {width, 8, 2, filters / 16, columns / width},
-                           {2 * columns, columns, 16 * columns, width}, {kChannelBlock, 8, 2, rows / 16, 2});
-  }
-  return encode_tiled<3>(&map, p.type, {width, filters, columns / width}, {columns, width}, {kChannelBlock, rows, 2});
-}
-
-// The filters of two joined sources, the first and the second one's: (column of a block,filter,block).
-CUresult encode_joined_filters(Sm90Params &k, Sm90Tile const &tile) {
-  Problem const &p = k.problem;
-  cuuint64_t const columns = packed_columns(p), filters = p.K, block = p.R * p.S * kChannelBlock;
-  cuuint32_t const rows = tile.filters;
-  return encode_tiled<3>(&k.w_second, p.type, {block, filters, columns / block},
-                         {columns * size_of(p.type), block * size_of(p.type)},
-                         {cuuint32_t(joined_channels(tile)), rows, 2});
 }
 
 CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
@@ -222,16 +210,14 @@ CUresult encode_shortcut(Sm90Params &k, Sm90Tile const &tile) {
   Problem const &p = k.problem;
   cuuint64_t const K = p.K, P = p.P, Q = p.Q, N = p.N, pixel = 2 * p.ldz;
   if (!tile.halo) {
-    cuuint32_t const rows = tile.schedule == Sm90Schedule::kSplit ? 16 : tile.pixels();
-    return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, rows});
+    return encode_tiled<2>(&k.z, p.type, {K, N * P * Q}, {pixel}, {kStoreColumns, cuuint32_t(tile.pixels())});
   }
   if (tile.beside > 1) {
     return encode_tiled<4>(&k.z, p.type, {K, Q, P, N}, {pixel, Q * pixel, P * Q * pixel},
                            {cuuint32_t(tile.filters), 16, 8, 1}, 2);
   }
-  bool const rows = tile.schedule == Sm90Schedule::kRows;
-  cuuint32_t const a = rows ? k.halo.pitch : 8, b = halves_channels(tile) ? k.halo.tile_b / 2 : k.halo.tile_b;
-  return encode_image(&k.z, p.type, {K, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, a, b, 1});
+  cuuint32_t const b = halves_channels(tile) ? k.halo.tile_b / 2 : k.halo.tile_b;
+  return encode_image(&k.z, p.type, {K, Q, P, N}, pixel, k.halo.swapped, {kStoreColumns, 8, b, 1});
 }
 
 }  // namespace
@@ -249,7 +235,7 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
   }
   bool const joins = k.joined.from < p.sources;
   if (result == CUDA_SUCCESS && (joins || k.lone_block >= 0)) {
-    result = p.pre_activated ? encode_joined_filters(k, tile) : encode_tap_pairs(k.w_second, k, tile);
+    result = encode_tap_pairs(k.w_second, k, tile);
   }
   if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);

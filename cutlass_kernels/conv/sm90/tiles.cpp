@@ -72,50 +72,9 @@ HaloPlan plan_beside(Problem const &p, Sm90Tile const &tile) {
   return plan;
 }
 
-int rows_pitch(Problem const &p, int width) {
-  return pitch_of(p, width, (p.S - 1) * p.dilation_w, p.pad_left, 2 * kChannelBlock);
-}
-
-// Bytes of shared memory for the shortcut of a tile of rows, with the pixels between them.
-int rows_shortcut_bytes(Problem const &p, Sm90Tile const &tile) {
-  if (p.residual == Residual::kNone) return 0;
-  int const between = (p.S - 1) * p.dilation_w + 2 * (common_multiple(p) - 1);  // at most
-  return ceil_div((tile.pixels() + between) * 128, 1024) * 1024;
-}
-
-// Columns x rows of the output that one tile covers: the choice with the fewest tiles among those whose pixels, halos
-// between them included, fit into the tile and whose patch fits into half of the memory that four filter stages leave.
-HaloPlan plan_rows(Problem const &p, Sm90Tile const &tile) {
-  int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
-  int const filter_bytes = tile.filters * kChannelBlock * 2, shortcut_bytes = rows_shortcut_bytes(p, tile);
-  int const stage_pixels = rows_stage_pixels(shortcut_bytes);
-  int const widest = std::min(tile.pixels(), kMaxBox - reach_w), first = ceil_div(p.Q, widest);
-  HaloPlan plan{};
-  std::int64_t fewest = 0;
-  for (int columns = first; columns <= std::max(first + 3, p.Q) && (fewest == 0 || columns <= first + 3); ++columns) {
-    int const width = ceil_div(p.Q, columns), pitch = rows_pitch(p, width), rows = stage_pixels / pitch - reach_h;
-    int const fit = std::min({1 + (tile.pixels() - width) / pitch, rows, kMaxBox - reach_h, p.P});
-    if (fit < 1 || pitch > kMaxBox) continue;
-    std::int64_t const tiles = std::int64_t(columns) * ceil_div(p.P, fit);
-    if (fewest != 0 && tiles >= fewest) continue;
-    fewest = tiles;
-    plan.tile_a = width, plan.tile_b = ceil_div(p.P, ceil_div(p.P, fit)), plan.pitch = pitch;
-  }
-  plan.size_a = p.Q, plan.size_b = p.P;
-  plan.rows = plan.tile_b + reach_h;
-  plan.step_r = p.dilation_h * plan.pitch, plan.step_s = p.dilation_w;
-  plan.stage_bytes = ceil_div(plan.pitch * plan.rows * kChannelBlock * 2, 1024) * 1024;
-  plan.halo_stages = 2;
-  plan.filter_stages = std::min(
-      kFilterMaxStages, (kRowsRegionBytes - shortcut_bytes - plan.halo_stages * plan.stage_bytes) / filter_bytes);
-  plan.shortcut_at = kRowsRegionBytes - shortcut_bytes;
-  return plan;
-}
-
 }  // namespace
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile) {
-  if (tile.schedule == Sm90Schedule::kRows) return plan_rows(p, tile);
   if (tile.beside > 1) return plan_beside(p, tile);
   auto const covered = [&](int size_a, int size_b) {
     return double(ceil_div(size_a, tile.pixels_a) * tile.pixels_a) * ceil_div(size_b, tile.pixels_b) * tile.pixels_b;
@@ -150,14 +109,9 @@ bool fits_beside(Sm90Tile const &tile, Problem const &p) {
 
 bool fits_patches(Sm90Tile const &tile, Problem const &p) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
-  bool const rows = tile.schedule == Sm90Schedule::kRows, one_tap = p.R * p.S == 1;
-  if (one_tap && (rows || !is_upsampled(p))) return false;  // a patch gains nothing over im2col
+  if (p.R * p.S == 1 && !is_upsampled(p)) return false;  // a patch gains nothing over im2col
   if (p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
   if (tile.beside > 1) return fits_beside(tile, p);
-  if (rows) {
-    int const pitch = rows_pitch(p, 1);
-    return pitch <= kMaxBox && (reach_h + 1) * pitch <= rows_stage_pixels(rows_shortcut_bytes(p, tile));
-  }
   for (bool const swapped : {false, true}) {
     HaloPlan const plan = plan_along(swapped, p, tile);
     if (plan.filter_stages < kFilterMinStages || plan.pitch > kMaxBox || plan.rows > kMaxBox) return false;
@@ -203,7 +157,6 @@ char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   if (is_upsampled(p) && !tile.halo && !tile.enlarges) return "enlarged sources";
   if (tile.enlarges && !is_upsampled(p)) return "sources of full size";
   if (scaled && tile.schedule != Sm90Schedule::kSmall && !one_sum_fits(p)) return "sums beyond 32 bits";
-  if (scaled && tile.schedule == Sm90Schedule::kSplit && p.output_type != Type::kFloat16) return "8-bit outputs";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
   if (tile.schedule == Sm90Schedule::kSmall && activated_channels(p) > kMaxActivated) {
     return "a pre-activation of this many channels";

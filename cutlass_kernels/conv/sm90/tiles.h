@@ -11,10 +11,9 @@ namespace cutefuse::conv {
 
 enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
-  kSplit,        // kCooperative, and the blocks of a cluster divide the reduction among them
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
-  kSmall,        // small.cuh: kSplit by small blocks, of which several share a multiprocessor
-  kRows,         // rows.cuh: kSplit, and the pixels are whole rows of an image with their halo
+  // small.cuh: small blocks, of which several share a multiprocessor; those of a cluster may divide the reduction
+  kSmall,
 };
 
 // A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups; blocks of small
@@ -22,9 +21,9 @@ enum class Sm90Schedule {
 struct Sm90Tile {
   int id;
   char const *name;
-  bool halo;  // kernels of halo.cuh and rows.cuh; else those of im2col.cuh and small.cuh
+  bool halo;  // kernels of halo.cuh; else those of im2col.cuh and small.cuh
   int filters;
-  int pixels_a, pixels_b;  // im2col and rows: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
+  int pixels_a, pixels_b;  // im2col: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
   Sm90Schedule schedule;
   int type_bytes;      // a TypeSize
@@ -63,13 +62,6 @@ constexpr Sm90Tile im2col_tile(int id, char const *name, TypeSize type, int filt
   return tile;
 }
 
-// The blocks of a cluster divide its reduction.
-constexpr Sm90Tile split_tile(int id, char const *name, TypeSize type, int filters, int pixels, unsigned options = 0) {
-  Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
-  tile.schedule = Sm90Schedule::kSplit;
-  return tile;
-}
-
 // One warpgroup multiplies while the other stores.
 constexpr Sm90Tile pingpong_tile(int id, char const *name, TypeSize type, int filters, int pixels,
                                  unsigned options = 0) {
@@ -90,13 +82,6 @@ constexpr Sm90Tile halo_tile(int id, char const *name, TypeSize type, int filter
 constexpr Sm90Tile beside_tile(int id, char const *name, PatchSize pixels) {
   Sm90Tile tile = halo_tile(id, name, k16Bit, 32, pixels);
   tile.beside = 2;
-  return tile;
-}
-
-// The pixels are whole rows of an image, by 64 filters.
-constexpr Sm90Tile rows_tile(int id, char const *name, int pixels) {
-  Sm90Tile tile = im2col_tile(id, name, k16Bit, 64, pixels);
-  tile.halo = true, tile.schedule = Sm90Schedule::kRows;
   return tile;
 }
 
@@ -144,8 +129,7 @@ constexpr int sm90_store_rows(int pixels_per_warpgroup) {
 }
 
 constexpr Config config_of(Sm90Tile const &tile) {
-  char const *const kind = tile.schedule == Sm90Schedule::kRows       ? "rows"
-                           : tile.halo                                ? "halo"
+  char const *const kind = tile.halo                                  ? "halo"
                            : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
                            : tile.schedule == Sm90Schedule::kSmall    ? "small"
                                                                       : "im2col";
@@ -179,11 +163,6 @@ constexpr int k_channels(Sm90Tile const &tile) { return tile.pairs ? 2 * kChanne
 constexpr bool loads_in_order(bool small, int pixels) { return small && pixels < 64; }
 
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
-
-constexpr bool divides_reduction(Sm90Tile const &tile) {
-  return tile.schedule == Sm90Schedule::kSplit || tile.schedule == Sm90Schedule::kSmall ||
-         tile.schedule == Sm90Schedule::kRows;
-}
 
 // ---- small tiles ---------------------------------------------------------------------------------------------------
 
@@ -246,8 +225,7 @@ constexpr int halo_channels(int filters, int pixels, int type_bytes, bool pairs)
 }
 constexpr int halo_channels(Sm90Tile const &row) {
   Sm90Tile const tile = as_multiplied(row);
-  bool const rows = tile.schedule == Sm90Schedule::kRows;
-  return rows ? kChannelBlock : halo_channels(tile.filters, tile.pixels(), tile.type_bytes, tile.pairs);
+  return halo_channels(tile.filters, tile.pixels(), tile.type_bytes, tile.pairs);
 }
 
 // A block's 227 KB of shared memory less its barriers and alignment.
@@ -257,7 +235,7 @@ constexpr int kStagedRowBytes = 128;  // 64 filters of 16 bits: an output pixel 
 // Whether each of the two warpgroups multiplies a whole patch, with half of the channels.
 constexpr bool halves_channels(int filters, int pixels_a) { return filters * pixels_a == 64 * 8; }
 constexpr bool halves_channels(Sm90Tile const &tile) {
-  return tile.halo && tile.schedule != Sm90Schedule::kRows && halves_channels(tile.filters, tile.pixels_a);
+  return tile.halo && halves_channels(tile.filters, tile.pixels_a);
 }
 
 // Bytes for halo stages and filter stages together, beside the staged outputs (none of float32) and the sums that are
@@ -268,16 +246,6 @@ constexpr int halo_region_bytes(int filters, int pixels_a, int pixels_b, int typ
   return kHaloSharedBytes - staged - exchanged;
 }
 
-// A block of rows.cuh finishes some of the tile's groups of 16 pixels a warpgroup, and receives each of them from every
-// other block of its cluster: 8 KB for both warpgroups. With 7 groups and up to 8 blocks it receives 10 at most.
-constexpr int kRowsPartBytes = 8 * 1024, kRowsParts = 10;
-constexpr int kRowsStagingBytes = 2 * 2 * 16 * kStagedRowBytes;  // two tiles of 16 pixels for each of two warpgroups
-constexpr int kRowsRegionBytes = kHaloSharedBytes - kRowsParts * kRowsPartBytes - kRowsStagingBytes;
-// Pixels of one of two halo stages of whole KB, beside four filter stages.
-constexpr int rows_stage_pixels(int shortcut_bytes) {
-  constexpr int kFilterStageBytes = 64 * 128, kPixelsPerKb = 1024 / 128;
-  return (kRowsRegionBytes - 4 * kFilterStageBytes - shortcut_bytes) / 2 / 1024 * kPixelsPerKb;
-}
 constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
 
 // How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage. It
@@ -290,7 +258,6 @@ struct HaloPlan {
   int step_r, step_s;  // pixels of the patch from one filter row or column to the next
   int beside, part;    // of pairs of pixels (beside.cuh): 2, and pixels from the first part of a patch to the second
   int stage_bytes, halo_stages, filter_stages;
-  int shortcut_at;  // tiles of rows: byte of the stages at which the shortcut begins, behind the exchanged sums
 };
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
