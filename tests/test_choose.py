@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import graphs
@@ -13,12 +12,12 @@ import pytest
 
 import models
 from cutefuse.commands.patch import main
-from cutefuse.graph.read import Graph
 from cutefuse.match.find import Site, find_sites
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.select.engines import Engine
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.policy import LEAST_SHARE, LEAST_US, Policy
+from cutefuse.select.price import TIMED, Price, Pricing
 from cutefuse.select.times import device_of
 from cutefuse.select.wiring import Wiring, wiring
 
@@ -30,22 +29,9 @@ CHAIN = (
 )  # fmt: skip
 
 
-@dataclass
-class Figure:
-    """A price given from outside."""
-
-    gain_us: float | None
-    note: str = ""
-    basis: str = "tuned"
-
-
-def priced(**gains: float | None) -> object:
+def priced(**gains: float | None) -> Pricing:
     """A pricing with a gain for the site of each name."""
-
-    def price(graph: Graph, sites: Sequence[Site]) -> list[Figure]:
-        return [Figure(gains.get(s.name), "told so") for s in sites]
-
-    return price
+    return lambda graph, sites: lambda site: Price(gains.get(site.name), TIMED, "a stand-in", "told so")
 
 
 def run(body: str, folder: Path, outputs: Sequence[str] = ("y",), **options: object) -> Result:

@@ -32,6 +32,11 @@ class Engine:
             return "TensorRT for RTX"
         return f"TensorRT {self.version[0]}.{self.version[1]}"
 
+    @property
+    def family(self) -> str:
+        """Its title without a version."""
+        return self.title.rstrip(" .0123456789")
+
     def inside(self, activation: str) -> bool:
         """Whether the convolution's own kernel computes the activation.
 

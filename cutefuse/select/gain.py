@@ -19,7 +19,16 @@ from cutefuse.operators.conv_form import AFTER
 from cutefuse.operators.layouts import RTX, TENSORRT, TORCH
 from cutefuse.select.compiled import Record
 from cutefuse.select.engines import TANH_SILU, Engine
-from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
+from cutefuse.select.price import MODELLED, Price
+from cutefuse.select.times import (
+    ELEMENT_BYTES,
+    FITTED_GPU,
+    FITTED_TO,
+    Convolution,
+    Device,
+    convolution_us,
+    fused_us,
+)
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MEANS, RANGES, Wiring, is_between, shortcut_fault
 
 # Forward row norms against torch.compile, geometric means on an H200, for the bytes they move. Inside a
@@ -86,6 +95,20 @@ class Model:
                 found = self._convolution(site, match, call)
             self._own[id(match)] = match, found
         return self._own[id(match)][1]
+
+    def price(self, site: Site) -> Price:
+        """What the site's own kernels save: `Prices` of the model."""
+        assert site.match is not None
+        own = self.own(site, site.match)
+        saved_us = own.before_us - own.after_us
+        return Price(None if math.isnan(saved_us) else saved_us, MODELLED, self.fitted_to, own.why)
+
+    @property
+    def fitted_to(self) -> str:
+        """What the times were fitted to, how they were carried to another GPU, and where nobody has checked them."""
+        scaled = "" if self.device.name == FITTED_GPU else f", scaled to {self.device.name} by its peak rates"
+        unchecked = "" if self.engine.name == TORCH else f", never checked in {self.engine.family}"
+        return f"kernel times fitted to {FITTED_TO}{scaled}{unchecked}"
 
     def _norm(self, site: Site, match: Match, call: Call) -> Own:
         facts = kernels.facts(call.op_type)
