@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 
 from cutefuse.match.answer import Match
 from cutefuse.match.find import FUSED, LEFT_OUT, MERGED, Site
-from cutefuse.operators.layouts import RTX
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.network_time import network_us
 from cutefuse.select.price import MODELLED, Price, Pricing
-from cutefuse.select.wiring import Wiring, wiring
+from cutefuse.select.wiring import Wiring
 
 # A site is taken when it saves this much: the timing of one kernel repeats to about 0.3 us, and the model of a
 # convolution is off by 10 % of its time in the mean, in both kernels alike.
@@ -121,7 +120,7 @@ class _Round:
             self.prices[id(site)] = price
         given = {i: p.saved_us for i, p in self.prices.items() if p.basis != MODELLED and p.saved_us is not None}
         self.pricer = Pricer(model, given)
-        self.wiring = wiring(model.graph, model.engine).fused(*(s.match for s in sites if s.match))
+        self.wiring = model.plain.fused(*(s.match for s in sites if s.match))
         self.near = _neighbours(sites, model)
         self.gains: dict[int, float] = {}
         self.parts: dict[int, tuple[Wiring, dict[str, float]]] = {}  # of the gains, in which wiring
@@ -155,7 +154,7 @@ class _Round:
         assert site.match is not None
         own = self.model.own(site, site.match)
         # Where both kernels count as equally fast, what is not known of their times is not in the gain.
-        return self.policy.least_us(0.0 if self.model.engine.name == RTX else own.before_us)
+        return self.policy.least_us(own.before_us if self.model.engine.timed else 0.0)
 
     def _excess(self, site: Site) -> float:
         """How far its gain is above the threshold; a gain that is not known is far below, unless --min-gain asks for
@@ -205,7 +204,7 @@ class _Round:
         return []
 
     def _held(self) -> list[Site]:
-        """The sites that would not pay if torch.compile laid out the rest of the network the same without them."""
+        """The sites that would not pay if the engine laid out the rest of the network the same without them."""
         found: list[Site] = []
         for site in self.sites.values() if self.model.between else []:
             assert site.match is not None
