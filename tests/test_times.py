@@ -1,112 +1,24 @@
-"""Predicted times against recorded ones, and what has no prediction."""
+"""What the predicted times depend on, and what has no prediction; `make calibrate` holds them to recorded ones."""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import statistics
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from calibration.rows import call_of, shapes
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.kernels import Call
 from cutefuse.operators.conv_call import make_call
 from cutefuse.operators.conv_form import Form, Source
 from cutefuse.operators.conv_math import Geometry
+from cutefuse.select.engines import engine_of
+from cutefuse.select.rules_torch import turn_us
 from cutefuse.select.times import Convolution, convolution_us, device_of, fused_us
 
-RECORDED = Path(__file__).resolve().parent / "recorded"
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-SHAPES: dict[str, dict[str, Any]] = {
-    s["name"]: s for s in json.loads((BENCHMARKS / "conv_shapes.json").read_text())["shapes"]
-}
-ROWS: list[dict[str, Any]] = json.loads((BENCHMARKS / "results/concat_conv_h200.json").read_text())
-ACTIVATIONS = {"none": "", "relu": "Relu", "silu": "Silu", "sigmoid": "Sigmoid"}
-
-
-def call_of(shape: dict[str, Any], batch: int | None = None, activation: str | None = None) -> Call:
-    """The call of a benchmark's shape on Hopper; with another batch or activation where one is given."""
-    N = shape["N"] if batch is None else batch
-    sources = [Source((N, c, shape["H"], shape["W"]), c) for c in shape["C"]]
-    geometry = Geometry(
-        (shape["R"], shape["S"]), tuple(shape.get("stride", (1, 1))), tuple(shape.get("pads", (0, 0, 0, 0))),
-        tuple(shape.get("dilation", (1, 1))),
-    )  # fmt: skip
-    suffix = ACTIVATIONS[shape.get("activation", "relu")] if activation is None else activation
-    form = Form(len(sources), suffix, False, 1, "")
-    return replace(make_call(form, sources, (shape["K"],), geometry, "float16", {}), sm=90, sm_count=132, _keep=[])
-
-
-def recorded_us(name: str, variant: str) -> float:
-    rows = [r for r in ROWS if (r["shape"], r["variant"]) == (name, variant) and r.get("best", True)]
-    return float(min(r["time_us"] for r in rows))
-
-
-def engine_us(name: str) -> float:
-    shape, call = SHAPES[name], call_of(SHAPES[name])
-    N, K, P, Q = call.outputs[0].dims
-    conv = Convolution(N, sum(shape["C"]), shape["H"], shape["W"], K, P, Q, shape["R"] * shape["S"], "float16")
-    return convolution_us(conv, device_of(90))
-
-
-def test_our_kernels_take_what_was_recorded() -> None:
-    ratios = [(kernels.predicted_us(call_of(s)) or 0.0) / recorded_us(name, "ours") for name, s in SHAPES.items()]
-    assert statistics.geometric_mean(ratios) == pytest.approx(1, abs=0.05)
-    assert 0.8 < min(ratios) and max(ratios) < 1.2
-
-
-def test_the_convolutions_of_cudnn_take_what_was_recorded() -> None:
-    """These shapes were timed with operands that no cache held; the model is of those inside a network."""
-    ratios = [engine_us(name) / recorded_us(name, "cudnn_precat") for name in SHAPES]
-    assert statistics.geometric_mean(ratios) == pytest.approx(0.91, abs=0.05)
-    assert 0.7 < min(ratios) and max(ratios) < 1.4
-
-
-def recorded_sites(name: str) -> list[tuple[float, float, bool]]:
-    """What is predicted for ours and for torch.compile with the pass of bias and activation, over what they took inside
-    networks with one image in float16, and whether ours runs a small tile. Tiles were timed and chosen together."""
-    device, found = device_of(90, "H200"), list[tuple[float, float, bool]]()
-    for row in csv.DictReader((RECORDED / name).open()):
-        n = {key: int(value) for key, value in row.items() if key not in ("activation", "ours_us", "plain_us")}
-        shape: dict[str, Any] = n | {"N": 1, "C": [n["C"]], "stride": (n["stride_h"], n["stride_w"])}
-        shape["pads"] = (n["top"], n["left"], n["bottom"], n["right"])
-        call = call_of(shape, activation=row["activation"].strip("-"))
-        us = kernels.predicted_us(call) or math.nan
-        _, K, P, Q = call.outputs[0].dims
-        conv = Convolution(1, n["C"], n["H"], n["W"], K, P, Q, n["R"] * n["S"], "float16")
-        plain_us = convolution_us(conv, device) + device.pass_us(2 * conv.output_bytes)
-        kinds = {c["id"]: c["kind"] for c in kernels.operator_of(call.op_type)["configs"]}
-        small = kinds[kernels.configs(call)[0]] == "small"
-        found.append((us / float(row["ours_us"]), plain_us / float(row["plain_us"]), small))
-    return found
-
-
-def share_between(least: float, most: float, ratios: list[float]) -> float:
-    return sum(least < r < most for r in ratios) / len(ratios)
-
-
-def test_sites_of_networks_that_nothing_was_fitted_to_take_what_was_recorded() -> None:
-    """429 shapes of published packages. The small tiles became faster after these times were taken."""
-    rows = recorded_sites("sites_h200.csv")
-    theirs, small = [their for _, their, _ in rows], [ours for ours, _, small in rows if small]
-    assert len(theirs) > 400 and len(small) > 350
-    assert statistics.geometric_mean(theirs) == pytest.approx(1.07, abs=0.04)
-    assert share_between(0.8, 1.25, theirs) > 0.77 and share_between(0.67, 1.5, theirs) > 0.92
-    assert 0.8 < statistics.geometric_mean(small) < 0.96
-
-
-def test_sites_of_networks_take_what_was_recorded_and_what_was_gained_since() -> None:
-    """The shapes of one source in the 21 networks of benchmarks/networks.py, of a run of 2026-11-26 that nothing was
-    fitted to. That night small tiles came to take 0.96 of their time, by 48 small maps with both libraries."""
-    ours = [ours for ours, _, _ in recorded_sites("network_sites_h200.csv")]
-    assert len(ours) > 200
-    assert statistics.geometric_mean(ours) == pytest.approx(0.96, abs=0.04)
-    assert share_between(0.8, 1.25, ours) > 0.7 and share_between(0.67, 1.5, ours) > 0.92
+SHAPES = shapes("conv")
 
 
 def test_a_tile_that_is_named_is_the_one_predicted() -> None:
@@ -158,16 +70,15 @@ def test_more_work_takes_longer_and_nothing_takes_no_time() -> None:
     assert device.pass_us(8_000_000) < device.copy_us(8_000_000)
 
 
-def test_a_concat_costs_more_with_more_sources_with_interpolation_and_as_planes() -> None:
-    """Recorded on an H200: 67 MB of two sources 35 us, 101 MB of five 82 us, 47 MB of four, nearly all of it
-    interpolated, 74 us; a Concat of planes of 67 MB whose half is enlarged 108 us beside the enlargement's own 10."""
-    device = device_of(90, "H200")
-    assert device.join_us(67e6, 2) == pytest.approx(35, rel=0.2)
-    assert device.join_us(101e6, 5) == pytest.approx(82, rel=0.2)
-    assert device.join_us(47e6, 4, 44e6) == pytest.approx(74, rel=0.2)
-    assert device.turn_us(67e6, 33.5e6) == pytest.approx(108, rel=0.2)
-    assert device.turn_us(67e6) < device.turn_us(67e6, 33.5e6)
-    assert device_of(80).join_us(67e6, 2) > 1.5 * device.join_us(67e6, 2)
+def test_a_concat_costs_more_with_more_sources_and_on_a_slower_gpu() -> None:
+    """Recorded on an H200: 67 MB of two sources 35 us, 101 MB of five 82 us; a Concat of planes of 67 MB whose half is
+    enlarged 108 us beside the enlargement's own 10."""
+    device, torch = device_of(90, "H200"), engine_of("torch")
+    assert torch.join_us(device, 67e6, 2) == pytest.approx(35, rel=0.2)
+    assert torch.join_us(device, 101e6, 5) == pytest.approx(82, rel=0.2)
+    assert turn_us(device, 67e6, 33.5e6) == pytest.approx(108, rel=0.2)
+    assert turn_us(device, 67e6) < turn_us(device, 67e6, 33.5e6)
+    assert torch.join_us(device_of(80), 67e6, 2) > 1.5 * torch.join_us(device, 67e6, 2)
 
 
 def test_filters_that_are_no_whole_vectors_are_padded_in_kernels_of_their_own() -> None:

@@ -32,7 +32,7 @@ NORM_US = 1.5  # how much longer than a pass our norm takes inside a network: on
 
 
 @dataclass(frozen=True)
-class _Rates:
+class Rates:
     """An engine's convolutions: implicit GEMMs in tiles of outputs x filters that share the multiprocessors."""
 
     start_us: float  # start, first loads, last stores, and 0.1 until the next kernel starts
@@ -42,24 +42,22 @@ class _Rates:
     least_us: float  # of a step of the reduction: the latency of its loads
     end_us: float  # storing _AREA outputs; all but the first tiles of a multiprocessor do it beside another's reduction
     split_us: float  # adding up a divided reduction, and a tenth more for each part
+    pads_us: float  # of images and filters, before the kernel, and of the result, where filters are no whole _VECTOR
+    vector_us: float  # how much sooner one pixel is done, as in squeeze-and-excite blocks
     block: int  # channels that are computed together; fewer take as long, down to _FEW
 
 
 # Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
 # single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
 # its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks.
-_POINTWISE = _Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 16)
-_SPATIAL = _Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 32)
+POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0, 1.4, 16)
+SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7, 0.0, 32)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
 _AREA = 1 << 13
 _FEW = 16  # channels
 _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
-_VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
-_PADS_US = 4.7
-# How much sooner a product of a matrix and a vector is done, as behind the pooling of a whole image in squeeze-and-
-# excite blocks. 65 filters of EfficientNet-B0, GhostNet, MobileNetV3 and DPN-68: 0.9 to 2.3 us.
-_VECTOR_US = 1.4
+_VECTOR = 8  # filters; cuDNN pads others to them, in kernels of their own
 
 # cuDNN's depthwise filters of nine taps, for a million bytes of the result: what YOLO11 and DeepLabV3+ take longer than
 # their other kernels explains 2 to 4.
@@ -107,7 +105,7 @@ class Device:
 
     def depthwise_us(self, size_bytes: float, taps: int) -> float:
         """Time of an engine's depthwise filter that makes so many bytes."""
-        return _SPATIAL.start_us + _DEPTHWISE_US * taps / 9 * size_bytes * 1e-6 * self.slower
+        return SPATIAL.start_us + _DEPTHWISE_US * taps / 9 * size_bytes * 1e-6 * self.slower
 
     @property
     def late_us(self) -> float:
@@ -171,9 +169,9 @@ class Convolution:
         return read * ELEMENT_BYTES[self.dtype] + self.output_bytes
 
 
-def convolution_us(conv: Convolution, device: Device) -> float:
+def convolution_us(conv: Convolution, device: Device, rates: Rates | None = None) -> float:
     """Time of an engine's own kernel: convolution, bias and an activation that it computes inside."""
-    rates = _POINTWISE if conv.taps == 1 else _SPATIAL
+    rates = rates or (POINTWISE if conv.taps == 1 else SPATIAL)
     pixels, size = conv.N * conv.P * conv.Q, ELEMENT_BYTES[conv.dtype]
     block = rates.block if conv.C > _FEW else _FEW
     steps = math.ceil(conv.C / block) * block / _STEP * conv.taps
@@ -192,9 +190,9 @@ def convolution_us(conv: Convolution, device: Device) -> float:
     covered = conv.taps * conv.P * conv.Q / (conv.H * conv.W)  # taps over a pixel
     again = rates.again * max(covered - 1, 0) / 8 * conv.N * conv.C * conv.H * conv.W * size
     memory_us = (conv.bytes_moved + again) / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
-    pads_us = _PADS_US if conv.taps > 1 and conv.K % _VECTOR else 0.0
-    start_us = rates.start_us - (_VECTOR_US if pixels == conv.taps == 1 else 0.0)
-    return start_us + pads_us + math.hypot(best, memory_us)
+    pads_us = rates.pads_us if conv.K % _VECTOR else 0.0
+    vector_us = rates.vector_us if pixels == 1 else 0.0
+    return rates.start_us + pads_us - vector_us + math.hypot(best, memory_us)
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
