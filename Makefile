@@ -19,7 +19,7 @@ archs="$(or $(GIVEN_ARCHS),$$($(PYTHON) scripts/build_archs.py $(1)))" && \
   $(MAKE) --no-print-directory build ARCHS="$$archs"
 endef
 
-.PHONY: setup build demo test test-fast gpu-test emulate sanitize trt-check bench wheel lint format clean
+.PHONY: setup build demo test test-fast gpu-test emulate sanitize trt-check bench calibrate wheel lint format clean
 
 setup: $(VENV)/.ready build
 
@@ -71,6 +71,11 @@ trt-check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/measure_all.py build/benchmarks
+
+# How far the predictions are from what was recorded, and the constants refitted: a report that changes nothing.
+calibrate: $(VENV)/.ready
+	$(call build_chosen)
+	$(BIN)/python -m calibration
 
 # A wheel for every Python 3 on Linux, tagged with the oldest manylinux standard that its symbols allow, with kernels for
 # every architecture that they are written for, unless ARCHS names others.

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -23,6 +22,7 @@ from cutefuse.optimize import bench
 from cutefuse.optimize.run import Request, engine_shapes, optimize
 from cutefuse.report.read.reader import find_engines, read_engine
 from cutefuse.rewrite.patch import Options
+from cutefuse.select.price import TIMED, Price
 
 pytest_plugins = ("optimize_runs",)
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,7 +140,7 @@ def test_the_first_graph_takes_what_may_pay(model: Path, stub: Path) -> None:
     predicted = {"Conv_1": -0.5, "Conv_4": -40.0}
     options = Options(
         shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]},
-        price=lambda graph, sites: [SimpleNamespace(gain_us=predicted[s.name], note="said so") for s in sites],
+        price=lambda graph, sites: lambda site: Price(predicted[site.name], TIMED, "", "said so"),
     )
     data = optimize(Request(model, model.parent / "out", patch=options))
     assert [s["status"] for s in data["sites"]] == ["kept", "left out"] and data["builds"] == 2
@@ -170,7 +170,7 @@ def test_where_nothing_should_pay_nothing_is_tried_and_it_says_so(model: Path, s
     (model.parent / "costs.json").write_text(json.dumps(COSTS))
     options = Options(
         shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]},
-        price=lambda graph, sites: [SimpleNamespace(gain_us=-40.0, note="said so") for _ in sites],
+        price=lambda graph, sites: lambda site: Price(-40.0, TIMED, "", "said so"),
     )
     data = optimize(Request(model, model.parent / "out", patch=options))
     assert not data["paid"] and data["ended"] == "by prediction none of 2 sites pays" and data["builds"] == 1

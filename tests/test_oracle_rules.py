@@ -1,4 +1,4 @@
-"""The rules of `choose_engine` held against the compiler where both speak: which Concats a plain network copies.
+"""The rules of `rules_tensorrt` held against the compiler where both speak: which Concats a plain network copies.
 
 The rules for classic TensorRT come from public build logs, the oracle is Myelin. Where the two differ, DIFFER
 says why; a difference that is not listed here makes a rule wrong, or a compiler new.
@@ -48,5 +48,5 @@ def test_rules_and_compiler_copy_the_same_concats(network: str, tmp_path: Path) 
     compiled = {label(n) for n in concats if any(k.is_copy for k in record.of([label(n)]))}
     for engine in (TENSORRT, RTX):
         plain = wiring(graph, engine_of(engine, "", 89))
-        ruled = {label(n) for n in concats if any(i.copied for i in plain.inputs_of(n))}
+        ruled = {label(n) for n in concats if any(i.copied for i in plain.engine.inputs_of(plain, n))}
         assert (ruled - compiled, compiled - ruled) == DIFFER.get((engine, network), (set(), set())), engine

@@ -20,6 +20,7 @@ from cutefuse.commands.patch import main
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import Options, patch
+from cutefuse.select.price import TIMED, Price
 from cutefuse.select.times import device_of
 
 LONE_NORM = "y = LayerNormalization<axis=-1>(a, w)"
@@ -120,9 +121,7 @@ def test_a_gpu_whose_tensor_cores_we_cannot_use_promises_no_more_than_hopper(net
 
 
 def test_what_was_measured_for_one_gpu_is_not_foretold_for_others(unet: Path) -> None:
-    options = Options(
-        dry_run=True, price=lambda graph, sites: [type("P", (), {"gain_us": 1.0, "note": ""})] * len(sites)
-    )
+    options = Options(dry_run=True, price=lambda graph, sites: lambda site: Price(1.0, TIMED, ""))
     result = patch(unet, unet.with_name("o.onnx"), options)
     assert len(foresee(unet, options, result, USUAL)) == 1
 

@@ -14,8 +14,8 @@ import pytest
 from cutefuse.commands.patch import main
 from cutefuse.match.find import find_sites
 from cutefuse.rewrite import tanh_silu
-from cutefuse.select.engines import Engine
 from cutefuse.select.gain import Model
+from cutefuse.select.rules_tensorrt import TensorRT
 from cutefuse.select.times import device_of
 
 SILU = "c = Conv(a, w) s = Sigmoid(c) y = Mul(c, s)"
@@ -133,7 +133,7 @@ def test_the_rival_in_tensorrt_11_is_the_tanh_form_except_where_it_is_wrong() ->
         while site.match and "residual" in site.match.takes:
             assert site.fall_back()
         assert site.match is not None
-        model = Model(cleaned.whole, Engine("tensorrt", version, 90), device_of(90), site.sizes)
+        model = Model(cleaned.whole, TensorRT("tensorrt", version, 90), device_of(90), site.sizes)
         return model.own(site, site.match).before_us
 
     assert before_us(SILU, (11, 2)) < before_us(SILU, (10, 3)) - 1.0

@@ -20,7 +20,8 @@ from cutefuse.engines import plugins
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.cut import cut
 from cutefuse.match.find import Site, find_sites
-from cutefuse.optimize.site_times import TunedPrice, best_tiles, pricing
+from cutefuse.optimize.site_times import best_tiles, pricing
+from cutefuse.select.price import Price
 from cutefuse.timing.cache import TuneCache, cache_path
 from cutefuse.timing.calls import Tuner, call_key, model_key
 
@@ -63,9 +64,9 @@ def cache(tmp_path: Path) -> TuneCache:
     return TuneCache(tmp_path / "cache" / "tune.json")
 
 
-def priced(model: onnx.ModelProto, tuner: Tuner, **shapes: Sequence[int]) -> tuple[list[TunedPrice], list[Site]]:
+def priced(model: onnx.ModelProto, tuner: Tuner, **shapes: Sequence[int]) -> tuple[list[Price], list[Site]]:
     cleaned, sites = find_sites(model, Path(), shapes)
-    return list(pricing(tuner)(cleaned.whole, sites)), sites  # type: ignore[arg-type]
+    return [*map(pricing(tuner)(cleaned.whole, sites), sites)], sites
 
 
 class TestCache:
@@ -231,23 +232,23 @@ class TestCut:
 class TestPricing:
     def test_a_site_is_worth_what_goes_less_its_best_tile(self, cache: TuneCache) -> None:
         ((price,), _) = priced(graph(SITE, inputs=SIZED), Tuner(FakeTimer(), cache))
-        assert price.gain_us == 23.5 - 4 and price.basis == "tuned"
-        assert "torch.compile takes 23.5 us, tile sm80_" in price.note and price.ours_us == 4.0
+        assert price.saved_us == 23.5 - 4 and price.basis == "tuned"
+        assert "torch.compile takes 23.5 us, tile sm80_" in price.note and "us, tile" in price.note
 
     def test_a_site_that_loses_has_a_negative_gain(self, cache: TuneCache) -> None:
         ((price,), _) = priced(graph(SITE, inputs=SIZED), Tuner(FakeTimer(tile_us=30), cache, "cudnn"))
-        assert price.gain_us == -3.0
+        assert price.saved_us == -3.0
 
     def test_a_concat_that_stays_is_not_counted(self, cache: TuneCache) -> None:
         model = graph(f"{SITE} y2 = Tanh(c)", inputs=SIZED, outputs=("y", "y2"))
         timer = FakeTimer()
         ((price,), _) = priced(model, Tuner(timer, cache, "cudnn"))
-        assert price.gain_us == 21 - 4 and timer.models == [(Counter(Conv=1, Relu=1), "cudnn")]
+        assert price.saved_us == 21 - 4 and timer.models == [(Counter(Conv=1, Relu=1), "cudnn")]
 
     def test_sites_that_share_a_concat_share_what_goes(self, cache: TuneCache) -> None:
         model = graph(f"{SITE} y2 = Conv(c, w)", inputs=SIZED, outputs=("y", "y2"))
         prices, _ = priced(model, Tuner(FakeTimer(), cache, "cudnn"))
-        assert [p.gain_us for p in prices] == [(47 - 8) / 2] * 2  # two convolutions, a Relu, one Concat
+        assert [p.saved_us for p in prices] == [(47 - 8) / 2] * 2  # two convolutions, a Relu, one Concat
         assert all("shares what goes with 1 other" in p.note for p in prices)
 
     def test_what_makes_the_sources_is_timed_with_the_concat_and_taken_off_again(self, cache: TuneCache) -> None:
@@ -260,21 +261,21 @@ class TestPricing:
         seen = [ops for ops, _ in timer.models]
         assert Counter(Sigmoid=1, Mul=1, Concat=1, Conv=1, Relu=1) in seen and Counter(Sigmoid=1, Mul=1) in seen
         (price,) = [p for p, s in zip(prices, sites, strict=True) if "Concat" in [n.op_type for n in s.nodes]]
-        assert price.gain_us == 20 + 3 + 0.5 - 4
+        assert price.saved_us == 20 + 3 + 0.5 - 4
 
     def test_unknown_sizes_are_not_timed_and_given_ones_are(self, cache: TuneCache) -> None:
         timer = FakeTimer()
         ((price,), _) = priced(graph(SITE), Tuner(timer, cache))
-        assert price.gain_us is None and "--input-shape" in price.note and not timer.calls
+        assert price.saved_us is None and "--input-shape" in price.note and not timer.calls
         ((price,), _) = priced(graph(SITE), Tuner(timer, cache), a=(2, 8, 9, 7), b=(2, 16, 9, 7))
-        assert price.gain_us == 19.5 and timer.calls[0].inputs[0].dims == (2, 8, 9, 7)
+        assert price.saved_us == 19.5 and timer.calls[0].inputs[0].dims == (2, 8, 9, 7)
 
     @pytest.mark.parametrize(
         "fails, note", [(["tiles"], "cannot be timed: no tile runs"), (["cudnn", "compile"], "cannot take it")]
     )
     def test_what_cannot_be_timed_has_no_gain_and_a_reason(self, fails: list[str], note: str, cache: TuneCache) -> None:
         ((price,), _) = priced(graph(SITE, inputs=SIZED), Tuner(FakeTimer(fails), cache))
-        assert price.gain_us is None and note in price.note
+        assert price.saved_us is None and note in price.note
 
     def test_times_are_kept_when_a_later_site_interrupts(self, cache: TuneCache) -> None:
         class Interrupted(FakeTimer):
@@ -305,7 +306,7 @@ def test_what_the_sites_of_a_network_replace_runs_alone(name: str, cache: TuneCa
 
     prices, sites = priced(models.build(name, "float16", small=True, batch=1), Tuner(OnCpu(), cache, "cudnn"))
     fused = [p for p, s in zip(prices, sites, strict=True) if s.status == "fused"]
-    assert fused and all(p.gain_us is not None for p in fused), [p.note for p in fused]
+    assert fused and all(p.saved_us is not None for p in fused), [p.note for p in fused]
 
 
 class TestCommand:

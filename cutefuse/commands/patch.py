@@ -6,10 +6,8 @@ Exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch.
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,16 +18,15 @@ from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch_words import behind_patch, show
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.graph.read import Graph
-from cutefuse.match.find import Site
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.optimize import oracle
-from cutefuse.optimize.site_times import NAMES, best_tiles, pricing
+from cutefuse.optimize.site_times import NAMES, best_tiles, gpu_of, pricing
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
 from cutefuse.select.engines import NEWEST
-from cutefuse.select.policy import LEAST_SHARE, LEAST_US, Pricing
+from cutefuse.select.policy import LEAST_SHARE, LEAST_US
+from cutefuse.select.price import Pricing
 from cutefuse.select.times import device_of
 from cutefuse.timing.cache import TuneCache
 from cutefuse.timing.calls import RIVALS, Tuner
@@ -149,11 +146,9 @@ def tuner_of(rival: str) -> Tuner:
 
 def _tuned(tuner: Tuner) -> str:
     """What was timed, as a sentence each."""
-    timer, cache = tuner.timer, tuner.cache
-    modes = " and ".join(NAMES[mode] for mode in tuner.modes)
+    cache, modes = tuner.cache, " and ".join(NAMES[mode] for mode in tuner.modes)
     lines = [
-        f"tuned on {timer.tiles_machine.split(', cutefuse')[0]}: {tuner.timed} times taken, {tuner.known} known from "
-        f"{cache.path}",
+        f"tuned on {gpu_of(tuner)}: {tuner.timed} times taken, {tuner.known} known from {cache.path}",
         f"the rival is PyTorch's ({modes}), not TensorRT's; --profile compares with a TensorRT engine",
     ]
     return "\n".join([*lines, *([cache.note] if cache.note else [])])
@@ -165,13 +160,7 @@ def _pricing(model: Path, profile: Path | None) -> Pricing | None:
 
     from cutefuse.report.analyse import rank
 
-    read = functools.cache(rank.profile_of)
-
-    def price(graph: Graph, sites: Sequence[Site]) -> list[rank.Candidate]:
-        engine = read(profile, model)
-        return rank.price(engine, graph, sites, rank.engine_peaks(engine), model)
-
-    return price
+    return rank.pricing(profile, model)
 
 
 def _target(args: argparse.Namespace) -> tuple[int, str]:

@@ -18,9 +18,9 @@ from cutefuse.optimize import oracle
 from cutefuse.rewrite.outlook import Outlook, is_float32
 from cutefuse.rewrite.patch import Result, report_path
 from cutefuse.rewrite.prove import failure, words
-from cutefuse.select.times import FITTED_GPU, FITTED_TO
+from cutefuse.select.price import MODELLED, PROFILED, TIMED
 
-BASES = {"profile": "your profile", "tuned": "times taken on this GPU", "model": "the time model"}
+BASES = {PROFILED: "your profile", TIMED: "times taken on this GPU", MODELLED: "the time model"}
 LIMITS = {"float16": "float16 ends at 65504", "bfloat16": "bfloat16 ends at 3.39e38"}
 MOST_NAMED = 3  # nodes that a sentence names
 MOST_SITES = 10  # that the table shows
@@ -124,7 +124,8 @@ def _prediction(report: dict[str, Any]) -> list[str]:
         part = f" of about {whole:.0f} us, {abs(summary['gain_us']) / whole:.0%}" if whole else " of an unknown whole"
         what = f"{summary['gain_us']:.1f} us saved" if summary["gain_us"] >= 0 else f"{-summary['gain_us']:.1f} us lost"
         found.append(f"predicted: {what}{part}, in {about['engine']} on {about['gpu']}")
-        found.append(f"  by {by}{_fitted(about) if 'model' in bases else ''}")
+        against = sorted({s["priced_by"] for s in report["sites"] if s["status"] == FUSED and s["priced_by"]})
+        found.append(f"  by {by}: {'; '.join(against)}")
     if casts := (report["conversion"] or {}).get("casts"):
         dtype, size = report["conversion"]["dtype"], table.scaled(report["conversion"]["cast_bytes"], 1e6)
         which = "1 Cast" if casts == 1 else f"{casts} Casts"
@@ -132,13 +133,6 @@ def _prediction(report: dict[str, Any]) -> list[str]:
     if unknown := summary["gain_unknown"]:
         found.append(f"what {unknown} of the fused sites save is not known; --min-gain leaves such sites out")
     return found
-
-
-def _fitted(about: dict[str, Any]) -> str:
-    """What the time model was fitted to, how it was carried to another GPU, and where it was never checked."""
-    scaled = "" if about["gpu"] == FITTED_GPU else f", scaled to {about['gpu']} by its peak rates"
-    unchecked = "" if "torch" in about["engine"] else f", never checked in {about['engine'].rstrip('0123456789. ')}"
-    return f": kernel times fitted to {FITTED_TO}{scaled}{unchecked}"
 
 
 def _sizes(report: dict[str, Any]) -> list[str]:

@@ -54,6 +54,7 @@ class Site:
     gain_us: float | None = None  # what fusing it should save while the other sites stay as they are; None: not known
     gain_parts: dict[str, float] = field(default_factory=dict)  # what gain_us is the sum of
     basis: str = ""  # of gain_us: "profile", "tuned" or "model"
+    priced_by: str = ""  # what gain_us was timed against or its model was fitted to, and on which GPU
     tile: int = 0  # id of the tile that was chosen here, which the node asks for; 0 for the kernels' first guess
     cast_from: str = ""  # the graph's type, when the site computes in another one
 
@@ -135,6 +136,7 @@ class Site:
             "gain_parts": {part: round(us, 3) for part, us in self.gain_parts.items()},
             "tile": self.tile,
             "basis": self.basis,
+            "priced_by": self.priced_by,
         }
 
 

@@ -7,7 +7,7 @@ their own time is taken off again. Sites that remove a node together are judged 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from onnx import NodeProto
 
@@ -19,7 +19,7 @@ from cutefuse.kernels import Call, operator_of
 from cutefuse.match.find import FUSED, Site
 from cutefuse.progress import track
 from cutefuse.rewrite.apply import plan
-from cutefuse.select.policy import Pricing
+from cutefuse.select.price import TIMED, Price, Prices, Pricing
 from cutefuse.timing.calls import Replaced, Tiles, Tuner
 from cutefuse.timing.order import in_order
 
@@ -29,33 +29,21 @@ MOST_AROUND = 16  # nodes before a Concat that are timed with it
 _BY_LIBRARY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Concat", "LSTM", "GRU", "RNN", "Loop", "If", "Scan")
 
 
-@dataclass
-class TunedPrice:
-    """`gain_us` of a site, None where it is not known; `note` says what was timed, or why nothing was."""
-
-    gain_us: float | None
-    note: str
-    basis: str = "tuned"
-    ours_us: float | None = None
-    plain_us: float | None = None
-    tile: int = 0
-
-
 def pricing(tuner: Tuner) -> Pricing:
     """Prices sites by times of this machine."""
 
-    def price(graph: Graph, sites: Sequence[Site]) -> list[TunedPrice]:
+    def priced(graph: Graph, sites: Sequence[Site]) -> Prices:
         doomed = plan(graph, sites)
         groups = _groups(sites, doomed.dead)
-        found: dict[int, TunedPrice] = {}
+        found: dict[int, Price] = {}
         try:
             for group in track(groups, "timing sites on the GPU", len(groups)):
                 found |= dict(zip(map(id, group), _price(tuner, graph, group, doomed.dead), strict=True))
         finally:
             tuner.cache.save()  # what was timed before an interruption is kept as well
-        return [found[id(site)] for site in sites]
+        return lambda site: found[id(site)]
 
-    return price
+    return priced
 
 
 def best_tiles(tuner: Tuner, calls: Sequence[Call | None]) -> list[int]:
@@ -87,28 +75,34 @@ def _groups(sites: Sequence[Site], dead: set[int]) -> list[list[Site]]:
     return [members for _, members in groups]
 
 
-def _price(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int]) -> list[TunedPrice]:
+def _price(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int]) -> list[Price]:
+    against = f"PyTorch's {' and '.join(NAMES[mode] for mode in tuner.modes)} on {gpu_of(tuner)}, not TensorRT"
+    unpriced = Price(None, TIMED, against)
     unknown = [_unknown(site) for site in group]
     if reason := next(filter(None, unknown), ""):
-        return [TunedPrice(None, own or reason) for own in unknown]
+        return [replace(unpriced, note=own or reason) for own in unknown]
     try:
         tiles = [tuner.tiles(site.sized_call) for site in group if site.sized_call]
         replaced = _replaced(tuner, graph, group, dead)
     except CutefuseError as error:
-        return [TunedPrice(None, f"it cannot be timed: {error}") for _ in group]
+        return [replace(unpriced, note=f"it cannot be timed: {error}") for _ in group]
     if replaced.best_us is None:
         reason = "; ".join(replaced.failures.values())
-        return [TunedPrice(None, f"what it replaces cannot be timed: {reason}") for _ in group]
-    ours_us = sum(t.best_us for t in tiles)
-    gain_us = (replaced.best_us - ours_us) / len(group)
+        return [replace(unpriced, note=f"what it replaces cannot be timed: {reason}") for _ in group]
+    saved_us = (replaced.best_us - sum(t.best_us for t in tiles)) / len(group)
     prices = []
     for site, own in zip(group, tiles, strict=True):
-        plain_us = gain_us + own.best_us
-        note = f"{NAMES[replaced.mode]} takes {plain_us:.3g} us, tile {_tile_name(site, own.best)} {own.best_us:.3g} us"
+        note = f"{NAMES[replaced.mode]} takes {saved_us + own.best_us:.3g} us, tile {_tile_name(site, own.best)} "
+        note += f"{own.best_us:.3g} us"
         if len(group) > 1:
             note += f"; it shares what goes with {len(group) - 1} other sites, which are judged together"
-        prices.append(TunedPrice(gain_us, note, ours_us=own.best_us, plain_us=plain_us, tile=own.best))
+        prices.append(replace(unpriced, saved_us=saved_us, note=note))
     return prices
+
+
+def gpu_of(tuner: Tuner) -> str:
+    """The GPU that a tuner's times are of."""
+    return tuner.timer.tiles_machine.split(", cutefuse")[0]
 
 
 def _unknown(site: Site) -> str:

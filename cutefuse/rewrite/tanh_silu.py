@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from cutefuse.graph.read import Graph, attribute, label
-from cutefuse.select.wiring import shortcut_fault
+from cutefuse.select.rules_tensorrt import shortcut_fault
 
 _TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _BEHIND = ("Conv", "ConvTranspose", "BatchNormalization")

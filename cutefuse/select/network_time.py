@@ -15,7 +15,6 @@ from onnx import NodeProto
 from cutefuse.graph.read import attribute
 from cutefuse.match.answer import tensors_of
 from cutefuse.match.find import Site
-from cutefuse.operators.layouts import TORCH
 from cutefuse.select.gain import Model
 from cutefuse.select.times import ELEMENT_BYTES, Convolution, convolution_us
 from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring
@@ -36,9 +35,9 @@ def network_us(model: Model, fused: Sequence[Site], wiring: Wiring) -> float:
     total = sum(model.own(s, s.match).after_us for s in fused if s.match)
     total += sum(model.node_us(n, wiring) + _own_us(model, n, wiring) for n in model.graph.nodes if wiring.alive(n))
     read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
-    total += sum(model.widened_us(t, wiring) for t in sorted(read))
+    total += sum(model.engine.widened_us(wiring, t) for t in sorted(read))
     ends = read | {o for m in matches for o in m.outputs if o}
-    return total + sum(model.late_us(t, wiring) + model.cast_us(t, wiring) for t in sorted(ends))
+    return total + sum(wiring.late_us(t) + wiring.cast_us(t) for t in sorted(ends))
 
 
 def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
@@ -47,15 +46,15 @@ def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
     if node.op_type in _PASSES and node.output:
         read = [t for t in node.input if t and not model.graph.is_constant(t)]
         if node.op_type in _OVER_IMAGES:  # Triton sums parts of an image, adds these up, and reads it once more
-            size = model.size_of(read[0])
+            size = wiring.size_of(read[0])
             return 2 * model.device.pass_us(size) + model.device.pass_us(2 * size)
-        return model.device.pass_us(sum(map(model.size_of, read)) + model.size_of(node.output[0]))
+        return model.device.pass_us(sum(map(wiring.size_of, read)) + wiring.size_of(node.output[0]))
     if node.op_type not in (*CONVOLUTIONS, *_PRODUCTS):
         return 0.0
     if len(node.input) < 2 or not node.output:  # damaged
         return math.nan
     dtype = _computed_in(model, node)
-    x, w, y = (model.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
+    x, w, y = (wiring.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
     if not x or not w or not y or min(*x, *w, *y) < 1 or dtype not in ELEMENT_BYTES:
         return math.nan
     if node.op_type in _PRODUCTS:
@@ -73,8 +72,8 @@ def _computed_in(model: Model, node: NodeProto) -> str:
 
 
 def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -> float:
-    x, w, y = (model.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
-    size, taps = model.size_of(node.output[0]), w[2] * w[3]
+    x, w, y = (wiring.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
+    size, taps = wiring.size_of(node.output[0]), w[2] * w[3]
     if attribute(node, "group", 1) != 1:
         us = model.device.depthwise_us(size, taps)
     elif node.op_type == "Conv":
@@ -82,7 +81,7 @@ def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -
     else:  # a product of each pixel with all taps
         us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype), model.device)
     after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]
-    if model.engine.name == TORCH:
+    if not model.engine.inside(""):  # bias and whatever follows are a kernel
         return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or after else 0.0)
     group = wiring.siblings(node)
     if node.op_type == "Conv" and len(group) > 1:  # one kernel for all of them

@@ -11,36 +11,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
-from cutefuse.graph.read import Graph
 from cutefuse.match.answer import Match
 from cutefuse.match.find import FUSED, LEFT_OUT, MERGED, Site
-from cutefuse.operators.layouts import RTX
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.network_time import network_us
-from cutefuse.select.wiring import Wiring, wiring
+from cutefuse.select.price import MODELLED, Price, Pricing
+from cutefuse.select.wiring import Wiring
 
 # A site is taken when it saves this much: the timing of one kernel repeats to about 0.3 us, and the model of a
 # convolution is off by 10 % of its time in the mean, in both kernels alike.
 LEAST_US = 0.3
 LEAST_SHARE = 0.03
-MODEL = "model"
-
-
-class Price(Protocol):
-    """What fusing a site would save by itself, in microseconds; None where that is not known, and then `note` says why.
-
-    A price may also have a `basis`: "profile" (also without it) or "tuned". What the fused output costs its readers is
-    added to it.
-    """
-
-    gain_us: float | None
-    note: str
-
-
-Pricing = Callable[[Graph, Sequence[Site]], Sequence[Price]]  # one price for each site
 
 
 @dataclass(frozen=True)
@@ -93,8 +76,8 @@ def choose(
         for start in starts:
             if not start.dropped:
                 site = start.site
-                site.status, site.reason, site.gain_us, site.basis = start.status, start.reason, None, ""
-                site.gain_parts = {}
+                site.status, site.reason, site.gain_us = start.status, start.reason, None
+                site.basis, site.priced_by, site.gain_parts = "", "", {}
                 if start.match is not None:
                     site.take(start.match)
         settle(sites, apart)
@@ -127,18 +110,17 @@ class _Round:
     def __init__(self, model: Model, sites: Sequence[Site], policy: Policy) -> None:
         self.model, self.policy = model, policy
         self.sites = {id(s): s for s in sites}
-        self.notes: dict[int, str] = {}
-        self.bases: dict[int, str] = {}
+        self.prices: dict[int, Price] = {}  # of the first source that knows one, else of the model
         self.changed: dict[int, Match | None] = {}  # id of a site -> a smaller match, or None where it goes
-        given: dict[int, float] = {}
-        if policy.price and sites:
-            for site, price in zip(sites, policy.price(model.graph, sites), strict=True):
-                self.notes[id(site)] = price.note
-                if price.gain_us is not None and not math.isnan(price.gain_us):
-                    given[id(site)] = price.gain_us
-                    self.bases[id(site)] = getattr(price, "basis", "") or "profile"
+        measured = policy.price(model.graph, sites) if policy.price and sites else None
+        for site in sites:
+            price = measured(site) if measured else model.price(site)
+            if measured and price.saved_us is None:
+                price = replace(model.price(site), note=price.note)
+            self.prices[id(site)] = price
+        given = {i: p.saved_us for i, p in self.prices.items() if p.basis != MODELLED and p.saved_us is not None}
         self.pricer = Pricer(model, given)
-        self.wiring = wiring(model.graph, model.engine).fused(*(s.match for s in sites if s.match))
+        self.wiring = model.plain.fused(*(s.match for s in sites if s.match))
         self.near = _neighbours(sites, model)
         self.gains: dict[int, float] = {}
         self.parts: dict[int, tuple[Wiring, dict[str, float]]] = {}  # of the gains, in which wiring
@@ -172,7 +154,7 @@ class _Round:
         assert site.match is not None
         own = self.model.own(site, site.match)
         # Where both kernels count as equally fast, what is not known of their times is not in the gain.
-        return self.policy.least_us(0.0 if self.model.engine.name == RTX else own.before_us)
+        return self.policy.least_us(own.before_us if self.model.engine.timed else 0.0)
 
     def _excess(self, site: Site) -> float:
         """How far its gain is above the threshold; a gain that is not known is far below, unless --min-gain asks for
@@ -222,7 +204,7 @@ class _Round:
         return []
 
     def _held(self) -> list[Site]:
-        """The sites that would not pay if torch.compile laid out the rest of the network the same without them."""
+        """The sites that would not pay if the engine laid out the rest of the network the same without them."""
         found: list[Site] = []
         for site in self.sites.values() if self.model.between else []:
             assert site.match is not None
@@ -247,18 +229,17 @@ class _Round:
         before, parts = self.wiring, self.pricer.parts(group, self.wiring)
         for site in group:
             assert site.match is not None
-            gain, known = self.gains[id(site)], self.notes.get(id(site), "")
+            gain, price = self.gains[id(site)], self.prices[id(site)]
             measured = id(site) in self.pricer.given
-            site.basis = self.bases.get(id(site), MODEL)
             if math.isnan(gain):
-                why = known or self.model.own(site, site.match).why or "the sizes around it are not known"
+                why = price.note or "the sizes around it are not known"
                 site.refuse(LEFT_OUT, f"what it would save is not known: {why}; --all fuses it")
-                site.basis = ""
             else:
+                site.basis, site.priced_by = price.basis, price.engine
                 site.gain_us, site.gain_parts = round(gain, 3), parts if len(group) == 1 else {}
                 least = self.policy.min_gain_us
                 asked = "" if least is None else f", less than --min-gain {least:g} us"
-                words = [known, "" if measured else self.model.note(site, site.match, self.wiring)]
+                words = [price.note, "" if measured else self.model.note(site, site.match, self.wiring)]
                 words += [] if measured and len(group) == 1 else [self.model.sum_in_words(parts)]
                 shared = f" as its share of {len(group)} sites that need each other" if len(group) > 1 else ""
                 why = "; ".join(filter(None, words))
@@ -289,7 +270,8 @@ class _Round:
         for site in sites:
             gain = self.gains[id(site)]
             if not math.isnan(gain):
-                site.gain_us, site.basis = round(gain, 3), self.bases.get(id(site), MODEL)
+                price = self.prices[id(site)]
+                site.gain_us, site.basis, site.priced_by = round(gain, 3), price.basis, price.engine
                 beside, parts = self.parts[id(site)]
                 site.gain_parts = parts if beside is self.wiring else self.pricer.parts([site], self.wiring)
         known = [s for s in sites if s.gain_us is not None]

@@ -28,23 +28,11 @@ _PASS_SHARE = 1.0  # of the peak bandwidth: much of what a network passes on lie
 _SPILLED_SHARE, _HELD_SHARE = 0.8, 0.3  # the same of bytes beyond this share of L2, which come from memory
 _L2_BYTES = 50e6
 _COPY_US = 2.6  # the same of PyTorch's copy of a strided tensor, which is no Triton kernel
-# Triton's kernel for a Concat: every element asks each source whether it comes from there. Microseconds for a million
-# bytes of the result, at the H200's rate.
-_JOIN_US, _JOIN_SOURCE_US = 0.3, 0.1
-# The same of an enlargement between pixels whose result is laid out as pixels, and of a Concat of it: an element's
-# place, its four neighbours and their weights are computed for this element alone. Laid out as Triton likes it, rows of
-# a tile share them: HRNet's head takes 21 us for three of them and not 77.
-_BETWEEN_US = 0.8
-# A pooling computes a Concat of what fused nodes made anew for each of its taps, instead of in the kernel that computes
-# bias and activation of the sources: so long, and so long for a million bytes of the Concat.
-_POOLED_US, _POOLED_SHARE_US = 1.0, 2.0
-# Where the sources are written in place, their planes lie one after the other: a kernel turns them into pixels again,
-# and an enlargement reads pixels and writes planes.
-_TURN_SHARE, _SCATTER_US = 0.7, 1.6
+NORM_US = 1.5  # how much longer than a pass our norm takes inside a network: one of 4.8 MB 3.9 us, Triton's 2.4
 
 
 @dataclass(frozen=True)
-class _Rates:
+class Rates:
     """An engine's convolutions: implicit GEMMs in tiles of outputs x filters that share the multiprocessors."""
 
     start_us: float  # start, first loads, last stores, and 0.1 until the next kernel starts
@@ -54,24 +42,20 @@ class _Rates:
     least_us: float  # of a step of the reduction: the latency of its loads
     end_us: float  # storing _AREA outputs; all but the first tiles of a multiprocessor do it beside another's reduction
     split_us: float  # adding up a divided reduction, and a tenth more for each part
-    block: int  # channels that are computed together; fewer take as long, down to _FEW
+    pads_us: float  # of images and filters, before the kernel, and of the result, where filters are no whole _VECTOR
 
 
 # Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
 # single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
 # its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks.
-_POINTWISE = _Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 16)
-_SPATIAL = _Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 32)
+POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0)
+SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
 _AREA = 1 << 13
-_FEW = 16  # channels
+_BLOCK = 16  # channels that are computed together
 _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
-_VECTOR = 8  # filters; cuDNN pads images and filters to them before the kernel and cuts the result after it
-_PADS_US = 4.7
-# How much sooner a product of a matrix and a vector is done, as behind the pooling of a whole image in squeeze-and-
-# excite blocks. 65 filters of EfficientNet-B0, GhostNet, MobileNetV3 and DPN-68: 0.9 to 2.3 us.
-_VECTOR_US = 1.4
+_VECTOR = 8  # filters; cuDNN pads others to them, in kernels of their own
 
 # cuDNN's depthwise filters of nine taps, for a million bytes of the result: what YOLO11 and DeepLabV3+ take longer than
 # their other kernels explains 2 to 4.
@@ -117,27 +101,9 @@ class Device:
         """Time in which PyTorch makes a strided tensor dense, reading and writing so many bytes together."""
         return _COPY_US + self.move_us(size_bytes)
 
-    def join_us(self, size_bytes: float, sources: int, between_bytes: float = 0.0) -> float:
-        """Time of Triton's kernel for a Concat of so many bytes; between_bytes: those that are interpolated."""
-        us = (_JOIN_US + _JOIN_SOURCE_US * sources) * size_bytes * 1e-6
-        return _KERNEL_US + us * self._slower + self.between_us(between_bytes)
-
-    def between_us(self, size_bytes: float) -> float:
-        """What it costs a kernel that it computes so many bytes between pixels, element by element."""
-        return _BETWEEN_US * size_bytes * 1e-6 * self._slower
-
     def depthwise_us(self, size_bytes: float, taps: int) -> float:
         """Time of an engine's depthwise filter that makes so many bytes."""
-        return _SPATIAL.start_us + _DEPTHWISE_US * taps / 9 * size_bytes * 1e-6 * self._slower
-
-    def pooled_us(self, size_bytes: float) -> float:
-        """What it costs a pooling that it joins so many bytes by itself."""
-        return _POOLED_US + _POOLED_SHARE_US * size_bytes * 1e-6 * self._slower
-
-    def turn_us(self, size_bytes: float, scattered_bytes: float = 0.0) -> float:
-        """What it costs that so many bytes were joined as planes, some of them enlarged, and are read as pixels."""
-        passed_us = self.move_us(2 * size_bytes) / _TURN_SHARE
-        return _KERNEL_US + passed_us + _SCATTER_US * scattered_bytes * 1e-6 * self._slower
+        return SPATIAL.start_us + _DEPTHWISE_US * taps / 9 * size_bytes * 1e-6 * self.slower
 
     @property
     def late_us(self) -> float:
@@ -145,7 +111,12 @@ class Device:
         return _LATE_US if self.sm >= _FITTED else 0.0
 
     @property
-    def _slower(self) -> float:
+    def norm_us(self) -> float:
+        """How much longer than a pass one of our norms takes."""
+        return NORM_US
+
+    @property
+    def slower(self) -> float:
         """How much less bandwidth it has than the GPU of the constants."""
         return device_of(_FITTED).peaks.bandwidth_gbs / self.peaks.bandwidth_gbs
 
@@ -196,12 +167,11 @@ class Convolution:
         return read * ELEMENT_BYTES[self.dtype] + self.output_bytes
 
 
-def convolution_us(conv: Convolution, device: Device) -> float:
+def convolution_us(conv: Convolution, device: Device, rates: Rates | None = None) -> float:
     """Time of an engine's own kernel: convolution, bias and an activation that it computes inside."""
-    rates = _POINTWISE if conv.taps == 1 else _SPATIAL
+    rates = rates or (POINTWISE if conv.taps == 1 else SPATIAL)
     pixels, size = conv.N * conv.P * conv.Q, ELEMENT_BYTES[conv.dtype]
-    block = rates.block if conv.C > _FEW else _FEW
-    steps = math.ceil(conv.C / block) * block / _STEP * conv.taps
+    steps = math.ceil(conv.C / _BLOCK) * _BLOCK / _STEP * conv.taps
     best = math.inf
     for outputs, filters in _TILES:
         tiles = math.ceil(pixels / outputs) * math.ceil(conv.K / filters)
@@ -217,9 +187,8 @@ def convolution_us(conv: Convolution, device: Device) -> float:
     covered = conv.taps * conv.P * conv.Q / (conv.H * conv.W)  # taps over a pixel
     again = rates.again * max(covered - 1, 0) / 8 * conv.N * conv.C * conv.H * conv.W * size
     memory_us = (conv.bytes_moved + again) / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
-    pads_us = _PADS_US if conv.taps > 1 and conv.K % _VECTOR else 0.0
-    start_us = rates.start_us - (_VECTOR_US if pixels == conv.taps == 1 else 0.0)
-    return start_us + pads_us + math.hypot(best, memory_us)
+    pads_us = rates.pads_us if conv.K % _VECTOR else 0.0
+    return rates.start_us + pads_us + math.hypot(best, memory_us)
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:

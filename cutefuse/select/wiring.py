@@ -1,23 +1,22 @@
-"""What an engine does by itself: which inputs of a Concat it writes in place, what it computes inside a convolution.
+"""A graph in which some matches are fused, and what an engine makes of the rest: the part that all engines share.
 
-The facts about TensorRT are of its public build logs: "Eliminating concatenation", "Retargeting x to y", "Generating
-copy for x to y because input is not movable" (a range of another tensor, the output of merged convolutions, a tensor
-that lies in another Concat already), "because of stomping hazard", and "does not support striding" for plugins.
+`Engine` holds the rules that differ; rules_tensorrt.py and rules_torch.py say them for theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from onnx import NodeProto
 
 from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.answer import Match, tensors_of
-from cutefuse.operators.layouts import RTX, TENSORRT, TORCH
-from cutefuse.select.engines import Engine
 from cutefuse.select.tally import Tally
+from cutefuse.select.times import ELEMENT_BYTES, Device, device_of
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -25,12 +24,9 @@ ELEMENTWISE = (
     "Add", "Sum", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish",
     "Tanh", "Pow", "Sqrt", "Exp", "Max", "Min", "BatchNormalization", "PRelu", "Elu", "Gelu", "Cast",
 )  # fmt: skip
-VECTOR = 8  # channels to which our pixels are padded
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
 MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
-_PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
-_INSIDE_DECONVOLUTION = {"Relu", "Sigmoid", "Add"}  # what Myelin was seen to compute in a ConvTranspose's kernel
 _SEEN_THROUGH = ("Identity", "Dropout")
 _TALLIES = ("made", "read", "low_made", "low_read", "awaited", "gone")
 
@@ -44,17 +40,108 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """The engine whose time is predicted, and its rules; as it stands, one that copies all inputs of a Concat and
+    computes nothing inside a convolution.
+
+    merges_pointwise: 1x1 convolutions of the same tensor become one. reads_ranges: a convolution reads channels of a
+    wider tensor where they lie. timed: its kernels were timed; those of another count as fast as ours, and copies
+    decide. fitted: the time model was fitted in it. quantised: times of its quantised convolutions are known. joins:
+    what it does with the inputs of a Concat that it does not write in place.
+    """
+
+    name: str = ""
+    version: tuple[int, int] = (0, 0)
+    sm: int = 0
+    assumed: bool = False  # nobody named the version
+    family: ClassVar[str] = "an engine"
+    merges_pointwise: ClassVar[bool] = False
+    reads_ranges: ClassVar[bool] = True
+    timed: ClassVar[bool] = True
+    fitted: ClassVar[bool] = False
+    quantised: ClassVar[bool] = True
+    joins: ClassVar[str] = "copies"
+
+    @property
+    def title(self) -> str:
+        return self.family
+
+    def inside(self, activation: str) -> bool:
+        """Whether the convolution's own kernel computes the activation; "": whether it adds the bias."""
+        return False
+
+    def computes(self, graph: Graph, match: Match, activation: str) -> bool:
+        """Whether a match's convolution and activation would be one kernel."""
+        return self.inside(activation)
+
+    # ------------------------------------------------------------------------------------------------ how tensors lie
+    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
+        """What happens to each input of a Concat that stays."""
+        return [Input(t, "all inputs are copied") for t in concat.input]
+
+    def absorbed(self, wiring: Wiring, tensor: str) -> bool:
+        """Whether the node that makes a tensor is computed in the kernels that join it, in each of them anew."""
+        return False
+
+    def in_pixels(self, wiring: Wiring, node: NodeProto) -> bool:
+        """Whether the engine fixes the results of a node as pixels where it need not."""
+        return False
+
+    # --------------------------------------------------------------------------------------------------------- times
+    def node_us(self, wiring: Wiring, node: NodeProto) -> float:
+        """What a node that stays costs beside the convolutions: a Concat's copies, an enlargement, an elementwise
+        node that no other kernel takes in."""
+        device, size_of = wiring.device, wiring.size_of
+        if node.op_type == "Concat":
+            copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
+            return sum(device.pass_us(2 * size_of(t)) for t in copied)
+        if node.op_type in ENLARGED:
+            size = size_of(node.output[0])
+            return 0.0 if self.absorbed(wiring, node.output[0]) else device.pass_us(size_of(node.input[0]) + size)
+        if node.op_type in ELEMENTWISE:
+            read = [size_of(t) for t in node.input if t and not wiring.graph.is_constant(t)]
+            if wiring.own_kernel(node):
+                return device.pass_us(sum(read) + size_of(node.output[0]))
+            return device.move_us(sum(read[1:]))
+        return 0.0
+
+    def join_us(self, device: Device, size_bytes: float, sources: int) -> float:
+        """Time of a Concat of so many bytes by itself."""
+        return device.pass_us(2 * size_bytes)
+
+    def normalised_us(self, device: Device, size_bytes: float, behind: NodeProto | None) -> float:
+        """What scale, shift and ReLU behind a node cost: a kernel of their own, or only what they write where the
+        kernel of the node computes them."""
+        hosted = behind is not None and (behind.op_type == "Conv" or behind.op_type in ELEMENTWISE)
+        return device.move_us(size_bytes) if hosted else device.pass_us(2 * size_bytes)
+
+    def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
+        """Time of its own kernels for a row norm; `kind`: the facts of our operator, which moves `size_bytes`."""
+        return device.pass_us(size_bytes)
+
+    def our_norm_us(self, device: Device, size_bytes: float) -> float:
+        """Time of ours with what it costs inside this engine."""
+        return device.pass_us(size_bytes) + device.norm_us
+
+    def widened_us(self, wiring: Wiring, tensor: str) -> float:
+        """Time in which a tensor is copied to the layout that fused nodes read."""
+        return 0.0
+
+
+@dataclass(frozen=True)
 class Wiring:
-    """A graph in which some matches are fused.
+    """A graph in which some matches are fused, in an engine on a device.
 
     made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. low_made, low_read: those
     among them in another type than the graph's. awaited: the tensors that fused convolutions read and that are made
     last, and how many wait for each. gone: ids of the nodes that nothing needs any more. position: id of a node -> its
-    place in the graph. convolutions: in that order.
+    place in the graph. convolutions: in that order. sizes: those of a tensor, on inputs of the given sizes.
     """
 
     graph: Graph
     engine: Engine
+    device: Device
+    sizes: Callable[[str], Sequence[int] | None]
     position: Mapping[int, int]
     made: Tally = field(default_factory=Tally)
     read: Tally = field(default_factory=Tally)
@@ -119,16 +206,49 @@ class Wiring:
         places = {t: self.position.get(id(self.graph.producer(self.source(t))), -1) for t in read}
         return [max(read, key=lambda t: places[t])] if read else []
 
-    def starts_late(self, tensor: str) -> bool:
-        """Whether a fused convolution waits for a kernel that is not ours."""
-        return self.awaited[tensor] > 0 and self.source(tensor) not in self.made
+    # ------------------------------------------------------------------------------------------------ what is known
+    def dims(self, tensor: str) -> tuple[int, ...]:
+        """The sizes of a tensor; () where one is not known."""
+        return self._known(tensor) or ()
 
-    def is_cast(self, tensor: str) -> bool:
-        """Whether a Cast stands at a tensor: its maker or a reader alone computes in another type than the graph's."""
-        readers = [n for n in self.graph.users(tensor) if self.alive(n)]
+    def size_of(self, tensor: str) -> float:
+        """Bytes of a tensor; NaN where a size is not known."""
+        dims = self._known(tensor)
+        if dims is None:
+            return math.nan
+        return math.prod(dims) * ELEMENT_BYTES.get(self.graph.dtype(tensor) or "", 2)
+
+    def _known(self, tensor: str) -> tuple[int, ...] | None:
+        """The sizes of a tensor. Those of a Cast and of a node without effect are its input's: converters to float16
+        leave its own out, and shape inference passes over a Pad by what is computed."""
+        dims, node = self.sizes(tensor) or self.graph.dims(tensor), self.graph.producer(tensor)
+        if dims is not None and all(d >= 0 for d in dims):
+            return tuple(dims)
+        same = node is not None and (node.op_type == "Cast" or has_no_effect(self.graph, node))
+        return self._known(node.input[0]) if node is not None and same else None
+
+    def node_us(self, node: NodeProto) -> float:
+        """What a node costs beside the convolutions."""
+        if not self.alive(node) or not node.input or not node.output:  # a damaged node costs nothing
+            return 0.0
+        return self.engine.node_us(self, node)
+
+    def late_us(self, tensor: str) -> float:
+        """What it costs fused nodes that another engine's kernel makes the tensor they wait for."""
+        return self.device.late_us if self.awaited[tensor] > 0 and self.source(tensor) not in self.made else 0.0
+
+    def cast_us(self, tensor: str) -> float:
+        """Time of the Cast of a tensor beside fused nodes that compute in a type of half the size: its maker or a
+        reader alone computes in another type than the graph's."""
+        cast = self.low_read[tensor] > 0
         if tensor in self.low_made:
-            return bool(readers) or self.graph.escapes(tensor) or self.read[tensor] > self.low_read[tensor]
-        return self.low_read[tensor] > 0
+            stays = any(self.alive(n) for n in self.graph.users(tensor)) or self.graph.escapes(tensor)
+            cast = stays or self.read[tensor] > self.low_read[tensor]
+        return self.device.pass_us(1.5 * self.size_of(tensor)) if cast else 0.0
+
+    # --------------------------------------------------------------------------------------------------- the graph
+    def alive(self, node: NodeProto | None) -> bool:
+        return node is not None and id(node) not in self.gone
 
     def _needed(self, node: NodeProto) -> bool:
         """Whether something that stays reads an output which no fused node makes."""
@@ -137,146 +257,6 @@ class Wiring:
             o and o not in self.made and (graph.escapes(o) or self.read[o] or any(map(self.alive, graph.users(o))))
             for o in node.output
         )
-
-    def alive(self, node: NodeProto | None) -> bool:
-        return node is not None and id(node) not in self.gone
-
-    def inputs_of(self, concat: NodeProto) -> list[Input]:
-        """What happens to each input of a Concat that stays. Triton joins all in one kernel, with the elementwise nodes
-        before it."""
-        if self.engine.name == TORCH:
-            return [Input(t, "Triton joins the inputs in a kernel") for t in concat.input]
-        seen: set[str] = set()
-        result = []
-        for tensor in concat.input:
-            why = "it is there twice" if tensor in seen else self._why(tensor, concat)
-            seen.add(tensor)
-            result.append(Input(tensor, why))
-        if self.engine.name == RTX:
-            why = self._copied_whole(concat, result)
-            return [Input(i.tensor, i.copied or why or self._pooled(i.tensor)) for i in result]
-        return result
-
-    def _copied_whole(self, concat: NodeProto, inputs: Sequence[Input]) -> str:
-        """Why Myelin copies the inputs of a Concat that their makers could write in place; "" where it does not."""
-        if first := next((i.copied for i in inputs if i.copied), ""):
-            return f"Myelin copies all inputs where one is {first}"
-        reader = self.graph.only_user(concat.output[0])
-        return "a matrix product of Myelin reads the Concat" if reader and self._is_product(reader) else ""
-
-    def _pooled(self, tensor: str) -> str:
-        """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does."""
-        pooled = any(u.op_type in POOLS and self.alive(u) for u in self.graph.users(self.source(tensor)))
-        return "a tensor that a pooling reads too" if pooled else ""
-
-    def _is_product(self, node: NodeProto) -> bool:
-        """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
-        tensors of another form than its convolutions."""
-        if node.op_type != "Conv" or not self.alive(node) or not _is_pointwise(self.graph, node):
-            return False
-        filters = (self.graph.dims(node.input[1]) or (0,))[0]
-        return filters >= _PRODUCT_FILTERS
-
-    def _why(self, tensor: str, concat: NodeProto) -> str:
-        graph = self.graph
-        own = self.source(tensor)
-        if own in self.made:
-            return "a fused node's output, which cannot be strided"
-        node = graph.producer(own)
-        if node is None:
-            return "a network input" if own in graph.inputs else "a constant"
-        if graph.escapes(tensor) or graph.escapes(own):
-            return "a network output (stomping hazard)"
-        if node.op_type in RANGES:
-            return "a range of another tensor, which is not movable"
-        if node.op_type in ENLARGED:
-            return "an enlarged tensor, which TensorRT copies"
-        if self._claimed(own, concat):
-            return "it lies in another Concat already"
-        if self._is_merged(own):
-            return "the output of merged 1x1 convolutions, which is not movable"
-        return "stomping hazard" if self._is_hazard(node) else ""
-
-    def absorbed(self, tensor: str) -> bool:
-        """Whether Triton computes the elementwise nodes that make a tensor, or its nearest enlargement, in the kernels
-        of the Concats that alone read it, in each of them anew. Myelin does so with enlargements between pixels."""
-        own = self.source(tensor)
-        node = self.graph.producer(own)
-        if self.engine.name == TENSORRT or own in self.made or node is None or self.graph.escapes(own):
-            return False
-        readers = self.graph.users(own)
-        joined = bool(readers) and all(
-            r.op_type == "Concat" and self.alive(r) and not self.in_planes(r) for r in readers
-        )
-        if self.engine.name == RTX:
-            return joined and node.op_type in ENLARGED and is_between(node)
-        nearest = node.op_type in ENLARGED and not is_between(node)
-        return joined and (nearest or node.op_type == "Conv" or node.op_type in ELEMENTWISE)
-
-    def in_planes(self, concat: NodeProto) -> bool:
-        """Whether torch.compile writes the sources of a Concat where they belong, plane after plane: one of them is the
-        result of elementwise nodes that a pooling reads too, so that it is stored anyway, and no convolution has fixed
-        how it lies. The first Concat of such a tensor has it, others copy."""
-        return self.engine.name == TORCH and any(self._is_stored(self.source(t), concat) for t in concat.input)
-
-    def joins_for_pools(self, concat: NodeProto) -> bool:
-        """Whether a pooling reads a Concat of what fused nodes made: Triton then joins it in the pooling's kernel."""
-        pooled = any(u.op_type in POOLS for u in self.graph.users(concat.output[0]))
-        return pooled and any(self.source(t) in self.made for t in concat.input)
-
-    def in_pixels(self, node: NodeProto) -> bool:
-        """Whether torch.compile fixes the results of a node as pixels: a convolution that stays comes after it.
-
-        Its layout optimisation (`find_nodes_prefer_channels_last` of torch/_inductor/graph.py) begins at ATen's
-        convolutions; fused nodes are none. What only they read lies as Triton likes.
-        """
-        last = next((c for c in reversed(self.convolutions) if self.alive(c)), None)
-        return self.engine.name == TORCH and last is not None and self.position[id(node)] < self.position[id(last)]
-
-    def reads_planes(self, enlarged: NodeProto) -> bool:
-        """Whether what an enlargement reads lies in a Concat of planes."""
-        return any(self.in_planes(c) for c in self.concats_of(self.source(enlarged.input[0])) if self.alive(c))
-
-    def is_widened(self, tensor: str) -> bool:
-        """Whether fused nodes read a copy of an image: PyTorch's pixels are as wide as they have channels, and
-        what lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
-        if self.engine.name == RTX:
-            return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
-        dims = self.graph.dims(tensor)
-        narrow = dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
-        return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
-
-    def _in_nchw(self, tensor: str) -> bool:
-        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions that no part of
-        their kernel ends, as a BatchNormalization, and convolutions that are matrix products, are made in NCHW. So are
-        the inputs, which a convolution of its own would copy too, unless a Concat does or others read them as well."""
-        node = self.graph.producer(self.source(tensor))
-        after = set()
-        while node is not None and node.op_type in ELEMENTWISE and self.alive(node):
-            after.add(node.op_type)
-            node = self.graph.producer(self.source(node.input[0]))
-        if node is None:
-            joined = any(not self.alive(c) for c in self.concats_of(tensor))
-            return joined or any(map(self.alive, self.graph.users(tensor)))
-        if node.op_type == "Conv":
-            return self._is_product(node)
-        apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
-        return apart or (node.op_type in ENLARGED and is_between(node))
-
-    def copies_range(self, node: NodeProto) -> bool:
-        """Whether a range of channels that stays is a kernel: Myelin copies it for every reader but a Concat."""
-        readers = [u for o in node.output for u in self.graph.users(o) if self.alive(u) and u.op_type != "Concat"]
-        fused = any(self.read[o] or self.graph.escapes(o) for o in node.output)
-        return self.engine.name == RTX and node.op_type in RANGES and self.alive(node) and bool(readers or fused)
-
-    def _is_stored(self, tensor: str, concat: NodeProto) -> bool:
-        node = self.graph.producer(tensor)
-        if tensor in self.made or node is None or node.op_type not in ELEMENTWISE or self.read[tensor]:
-            return False
-        users = [u for u in self.graph.users(tensor) if self.alive(u)]
-        first = min(self.position[id(u)] for u in (*self.concats_of(tensor), concat) if self.alive(u))
-        pooled = any(u.op_type in POOLS for u in users) and not any(u.op_type == "Conv" for u in users)
-        return pooled and first == self.position[id(concat)]
 
     def source(self, tensor: str) -> str:
         """The tensor behind nodes without effect."""
@@ -291,14 +271,15 @@ class Wiring:
         self._sources.update(dict.fromkeys(passed, found))
         return found
 
+    def maker(self, tensor: str) -> NodeProto | None:
+        """The node of the engine that makes a tensor, behind nodes without effect; None of inputs and of what fused
+        nodes make."""
+        own = self.source(tensor)
+        return None if own in self.made else self.graph.producer(own)
+
     def _is_passed(self, node: NodeProto) -> bool:
         """Whether an engine takes a node's output for its input, as that of a Pad by nothing."""
         return bool(node.input) and (node.op_type in _SEEN_THROUGH or has_no_effect(self.graph, node))
-
-    def _claimed(self, tensor: str, concat: NodeProto) -> bool:
-        """Whether another Concat that stays takes the tensor; engines begin with the last one."""
-        others = [n for n in self.concats_of(tensor) if n is not concat and self.alive(n)]
-        return any(self.position[id(n)] > self.position[id(concat)] for n in others)
 
     def concats_of(self, tensor: str) -> list[NodeProto]:
         """The Concats that read a tensor, those behind nodes without effect included."""
@@ -312,51 +293,27 @@ class Wiring:
                     pending += node.output[:1]
         return list(found.values())
 
-    def convolution_behind(self, tensor: str) -> NodeProto | None:
-        """The Conv whose kernel writes the tensor: bias, folded affine steps and the activation inside included."""
-        node = self.graph.producer(self.source(tensor))
-        for _ in range(4):
-            if node is None or node.op_type == "Conv":
-                break
-            movable = [t for t in node.input if t and not self.graph.is_constant(t)]
-            folded = node.op_type in ("BatchNormalization", "Mul", "Add") and len(movable) == 1
-            inside = node.op_type in ("Relu", "Clip", "Tanh") and self.engine.inside(node.op_type)
-            if not movable or not (folded or inside):
-                return None
-            node = self.graph.producer(self.source(movable[0]))
-        return node if node is not None and node.op_type == "Conv" and self.alive(node) else None
+    def joined_alone(self, tensor: str) -> list[NodeProto]:
+        """The Concats that alone read what a node of the engine makes; [] where anything else does."""
+        own = self.source(tensor)
+        readers = self.graph.users(own)
+        stay = all(r.op_type == "Concat" and self.alive(r) for r in readers)
+        return readers if stay and self.maker(own) is not None and not self.graph.escapes(own) else []
 
     def siblings(self, conv: NodeProto) -> list[NodeProto]:
-        """The convolutions that stay and that TensorRT computes in the kernel of a 1x1 convolution, itself included."""
-        if not self.engine.merges_pointwise or not _is_pointwise(self.graph, conv):
+        """The convolutions that stay and that the engine computes in the kernel of this one, itself included."""
+        if not self.engine.merges_pointwise or not is_pointwise(self.graph, conv):
             return [conv] if self.alive(conv) else []
         users = {id(n): n for n in self.graph.users(conv.input[0]) if n.op_type == "Conv"}
-        return [n for n in users.values() if self.alive(n) and _is_pointwise(self.graph, n)]
-
-    def _is_merged(self, tensor: str) -> bool:
-        conv = self.convolution_behind(tensor)
-        return conv is not None and len(self.siblings(conv)) > 1
-
-    def _is_hazard(self, node: NodeProto) -> bool:
-        """Whether TensorRT sees a stomping hazard: recorded for the boxes of detectors, sums and products with a
-        constant that are no images; the condition itself is not public."""
-        dims = self.graph.dims(node.output[0])
-        constant = any(self.graph.is_constant(t) for t in node.input if t)
-        return node.op_type in ("Mul", "Div", "Add", "Sub") and constant and (dims is None or len(dims) != 4)
+        return [n for n in users.values() if self.alive(n) and is_pointwise(self.graph, n)]
 
     def own_kernel(self, node: NodeProto) -> bool:
         """Whether an elementwise node that stays is a kernel of its own: nothing but fused nodes, inputs and ranges
         stand before it, while it would be a part of the kernel of any other node."""
         if node.op_type not in ELEMENTWISE or not self.alive(node):
             return False
-        return not any(self._hosts(t) for t in node.input if t and not self.graph.is_constant(t))
-
-    def _hosts(self, tensor: str) -> bool:
-        own = self.source(tensor)
-        node = self.graph.producer(own)
-        if own in self.made or node is None or not self.alive(node):
-            return False
-        return node.op_type == "Conv" or node.op_type in ELEMENTWISE
+        makers = [self.maker(t) for t in node.input if t and not self.graph.is_constant(t)]
+        return not any(m for m in makers if self.alive(m) and m and m.op_type in ("Conv", *ELEMENTWISE))
 
 
 def is_between(node: NodeProto) -> bool:
@@ -364,29 +321,23 @@ def is_between(node: NodeProto) -> bool:
     return attribute(node, "mode", "nearest") not in ("nearest", b"nearest")
 
 
-def _is_pointwise(graph: Graph, conv: NodeProto) -> bool:
+def is_pointwise(graph: Graph, conv: NodeProto) -> bool:
+    """Whether a convolution's filter is 1x1, over every pixel and all channels."""
     dims = graph.dims(conv.input[1]) if len(conv.input) > 1 else None
     plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
     return dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
 
 
-def shortcut_fault(graph: Graph, tensor: str) -> bool:
-    """Whether TensorRT 11.2 would compute convolution, SiLU in its tanh form, and a sum wrongly (NVIDIA/TensorRT 4854):
-    the tensor is added to a part of a wider one, a range of channels or what lies in a Concat's buffer."""
-    for add in graph.users(tensor):
-        if add.op_type == "Add":
-            for other in (t for t in add.input if t != tensor):
-                maker = graph.producer(other)
-                inside = any(n.op_type == "Concat" for n in graph.users(other))
-                if inside or maker is not None and maker.op_type in RANGES:
-                    return True
-    return False
-
-
-def wiring(graph: Graph, engine: Engine) -> Wiring:
-    """The graph with nothing fused."""
+def wiring(
+    graph: Graph,
+    engine: Engine,
+    device: Device | None = None,
+    sizes: Callable[[str], Sequence[int] | None] | None = None,
+) -> Wiring:
+    """The graph with nothing fused; by default on the GPU that the times were taken on, with the sizes it holds."""
     convolutions = [n for n in graph.nodes if n.op_type in CONVOLUTIONS]
-    return Wiring(graph, engine, {id(n): i for i, n in enumerate(graph.nodes)}, convolutions=convolutions)
+    position = {id(n): i for i, n in enumerate(graph.nodes)}
+    return Wiring(graph, engine, device or device_of(0), sizes or graph.dims, position, convolutions=convolutions)
 
 
 def _operands(match: Match) -> list[str]:

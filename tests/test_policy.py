@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import graphs
@@ -13,12 +12,12 @@ import pytest
 
 import models
 from cutefuse.commands.patch import main
-from cutefuse.graph.read import Graph
 from cutefuse.match.find import Site, find_sites
 from cutefuse.rewrite.patch import Options, Result, patch
-from cutefuse.select.engines import Engine
+from cutefuse.select.engines import engine_of
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.policy import LEAST_SHARE, LEAST_US, Policy
+from cutefuse.select.price import TIMED, Price, Pricing
 from cutefuse.select.times import device_of
 from cutefuse.select.wiring import Wiring, wiring
 
@@ -30,22 +29,9 @@ CHAIN = (
 )  # fmt: skip
 
 
-@dataclass
-class Figure:
-    """A price given from outside."""
-
-    gain_us: float | None
-    note: str = ""
-    basis: str = "tuned"
-
-
-def priced(**gains: float | None) -> object:
+def priced(**gains: float | None) -> Pricing:
     """A pricing with a gain for the site of each name."""
-
-    def price(graph: Graph, sites: Sequence[Site]) -> list[Figure]:
-        return [Figure(gains.get(s.name), "told so") for s in sites]
-
-    return price
+    return lambda graph, sites: lambda site: Price(gains.get(site.name), TIMED, "a stand-in", "told so")
 
 
 def run(body: str, folder: Path, outputs: Sequence[str] = ("y",), **options: object) -> Result:
@@ -144,7 +130,7 @@ def gain_of(name: str, fused: Sequence[str]) -> float:
     """What a site of CHAIN saves while these are fused."""
     values = graphs.weights(dtype="float16", w=(64, 128, 1, 1))
     cleaned, sites = find_sites(graphs.graph(CHAIN, values, inputs=INPUTS, dtype="float16"), Path())
-    model = Model(cleaned.whole, Engine("tensorrt", (10, 3), 90), device_of(90), sites[0].sizes)
+    model = Model(cleaned.whole, engine_of("tensorrt", "10.3", 90), device_of(90), sites[0].sizes)
     wires = wiring(cleaned.whole, model.engine)
     for site in sites:
         if site.name in fused and site.match:
@@ -172,7 +158,7 @@ def test_an_add_left_behind_becomes_a_kernel_of_its_own() -> None:
     for tail in ("y = Relu(x)", "u = Relu(x) y = Add(u, a)"):
         body = f"c = Concat<axis=1>(a, b) x = Conv(c, w) {tail}"
         cleaned, (site, *_) = find_sites(graphs.graph(body, values, inputs=INPUTS, dtype="float16"), Path())
-        model = Model(cleaned.whole, Engine("torch"), device_of(90), site.sizes)
+        model = Model(cleaned.whole, engine_of("torch"), device_of(90), site.sizes)
         while site.match and site.match.takes:
             assert site.fall_back()
         assert site.match is not None
@@ -185,7 +171,7 @@ def test_sites_of_one_concat_are_also_judged_together(tmp_path: Path) -> None:
     values = graphs.weights(dtype="float16", w=(64, 128, 3, 3))
     model = graphs.graph(PAIR, values, inputs=INPUTS, outputs=("y1", "y2"), dtype="float16")
     cleaned, sites = find_sites(model, Path())
-    prices = Model(cleaned.whole, Engine("tensorrt", (10, 3), 90), device_of(90), sites[0].sizes)
+    prices = Model(cleaned.whole, engine_of("tensorrt", "10.3", 90), device_of(90), sites[0].sizes)
     wires = wiring(cleaned.whole, prices.engine)
     for site in sites:
         assert site.match is not None

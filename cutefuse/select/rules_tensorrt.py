@@ -1,0 +1,214 @@
+"""What TensorRT and TensorRT for RTX do by themselves.
+
+TensorRT's facts are of its public build logs: "Eliminating concatenation", "Retargeting x to y", "Generating copy for x
+to y because input is not movable" (a range of another tensor, the output of merged convolutions, a tensor that lies in
+another Concat already), and "does not support striding" for plugins. Myelin's, the compiler of TensorRT for RTX, were
+read from graphs that it compiled of this project's models. No time of either is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onnx import NodeProto
+
+from cutefuse.graph.read import Graph
+from cutefuse.match.answer import Match
+from cutefuse.select.times import Device
+from cutefuse.select.wiring import (
+    ELEMENTWISE,
+    ENLARGED,
+    MEANS,
+    POOLS,
+    RANGES,
+    Engine,
+    Input,
+    Wiring,
+    is_between,
+    is_pointwise,
+)
+
+NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
+TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
+ORIN = 87  # TensorRT 10 was seen to compute Conv and SiLU in one layer there, and in two elsewhere
+_PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
+_INSIDE_DECONVOLUTION = {"Relu", "Sigmoid", "Add"}  # what Myelin was seen to compute in a ConvTranspose's kernel
+
+
+@dataclass(frozen=True)
+class TensorRT(Engine):
+    """TensorRT's own kernels."""
+
+    version: tuple[int, int] = NEWEST
+    family: ClassVar[str] = "TensorRT"
+    merges_pointwise: ClassVar[bool] = True
+
+    @property
+    def title(self) -> str:
+        return f"{self.family} {self.version[0]}.{self.version[1]}"
+
+    def inside(self, activation: str) -> bool:
+        """TensorRT's catalogue of fusions has Conv with ReLU and Clip. From 11 on it also takes tanh, and so SiLU in
+        its tanh form, which `--tanh-silu` writes; this is what a fused SiLU has to beat there."""
+        inside = {"", "Relu", "Clip"}
+        if self.version >= TANH_SILU:
+            inside |= {"Tanh", "Silu"}
+        elif self.sm == ORIN:
+            inside |= {"Silu"}
+        return activation in inside
+
+    def computes(self, graph: Graph, match: Match, activation: str) -> bool:
+        if activation == "Silu" and self.version >= TANH_SILU:
+            return not any(shortcut_fault(graph, o) for n in match.nodes for o in n.output)
+        return self.inside(activation)
+
+    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
+        seen: set[str] = set()
+        result = []
+        for tensor in concat.input:
+            why = "it is there twice" if tensor in seen else self._why(wiring, tensor, concat)
+            seen.add(tensor)
+            result.append(Input(tensor, why))
+        return result
+
+    def _why(self, wiring: Wiring, tensor: str, concat: NodeProto) -> str:
+        graph, own = wiring.graph, wiring.source(tensor)
+        if own in wiring.made:
+            return "a fused node's output, which cannot be strided"
+        node = graph.producer(own)
+        if node is None:
+            return "a network input" if own in graph.inputs else "a constant"
+        if graph.escapes(tensor) or graph.escapes(own):
+            return "a network output (stomping hazard)"
+        if node.op_type in RANGES:
+            return "a range of another tensor, which is not movable"
+        if node.op_type in ENLARGED:
+            return "an enlarged tensor, which TensorRT copies"
+        # Another Concat that stays takes it: engines begin with the last one.
+        others = [n for n in wiring.concats_of(own) if n is not concat and wiring.alive(n)]
+        if any(wiring.position[id(n)] > wiring.position[id(concat)] for n in others):
+            return "it lies in another Concat already"
+        conv = self._convolution_behind(wiring, own)
+        merged = conv is not None and len(wiring.siblings(conv)) > 1
+        return "the output of merged 1x1 convolutions, which is not movable" if merged else ""
+
+    def _convolution_behind(self, wiring: Wiring, tensor: str) -> NodeProto | None:
+        """The Conv whose kernel writes the tensor: bias, folded affine steps and the activation inside included."""
+        node = wiring.graph.producer(tensor)
+        for _ in range(4):
+            if node is None or node.op_type == "Conv":
+                break
+            movable = [t for t in node.input if t and not wiring.graph.is_constant(t)]
+            folded = node.op_type in ("BatchNormalization", "Mul", "Add") and len(movable) == 1
+            inside = node.op_type in ("Relu", "Clip", "Tanh") and self.inside(node.op_type)
+            if not movable or not (folded or inside):
+                return None
+            node = wiring.graph.producer(wiring.source(movable[0]))
+        return node if node is not None and node.op_type == "Conv" and wiring.alive(node) else None
+
+    def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
+        """A norm is taken for one pass over memory, and the Add before it for another: only without that pass can our
+        kernel be the faster one."""
+        y = output_bytes
+        return device.pass_us(2 * y) + device.pass_us(3 * y) if kind["residual"] else device.pass_us(size_bytes)
+
+
+@dataclass(frozen=True)
+class Myelin(TensorRT):
+    """TensorRT for RTX."""
+
+    family: ClassVar[str] = "TensorRT for RTX"
+    merges_pointwise: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        return self.family
+
+    def inside(self, activation: str) -> bool:
+        return True  # Myelin computes whatever follows a convolution in its kernel, a sum behind it included
+
+    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
+        result = super().inputs_of(wiring, concat)
+        why = self._copied_whole(wiring, concat, result)
+        return [Input(i.tensor, i.copied or why or self._pooled(wiring, i.tensor)) for i in result]
+
+    def _copied_whole(self, wiring: Wiring, concat: NodeProto, inputs: Sequence[Input]) -> str:
+        """Why Myelin copies the inputs of a Concat that their makers could write in place; "" where it does not."""
+        if first := next((i.copied for i in inputs if i.copied), ""):
+            return f"Myelin copies all inputs where one is {first}"
+        reader = wiring.graph.only_user(concat.output[0])
+        return "a matrix product of Myelin reads the Concat" if reader and _is_product(wiring, reader) else ""
+
+    def _pooled(self, wiring: Wiring, tensor: str) -> str:
+        """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does."""
+        pooled = any(u.op_type in POOLS and wiring.alive(u) for u in wiring.graph.users(wiring.source(tensor)))
+        return "a tensor that a pooling reads too" if pooled else ""
+
+    def absorbed(self, wiring: Wiring, tensor: str) -> bool:
+        """Myelin computes enlargements between pixels in the copies of the Concats that alone read them."""
+        node = wiring.maker(tensor)
+        enlarged = node is not None and node.op_type in ENLARGED and is_between(node)
+        return enlarged and bool(wiring.joined_alone(tensor))
+
+    def node_us(self, wiring: Wiring, node: NodeProto) -> float:
+        if node.op_type in MEANS:  # it takes them of NCHW alone where a fused node stands before
+            turned = wiring.source(node.input[0]) in wiring.made
+            return wiring.device.pass_us(2 * wiring.size_of(node.input[0])) if turned else 0.0
+        if node.op_type in RANGES:  # it copies a range of channels for every reader but a Concat
+            read = [u for o in node.output for u in wiring.graph.users(o) if wiring.alive(u) and u.op_type != "Concat"]
+            if not read and not any(wiring.read[o] or wiring.graph.escapes(o) for o in node.output):
+                return 0.0
+            wanted = sum(wiring.size_of(o) for o in node.output if o and wiring.graph.users(o))
+            return wiring.device.pass_us(2 * wanted)
+        return super().node_us(wiring, node)
+
+    def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
+        return device.pass_us(size_bytes)
+
+    def our_norm_us(self, device: Device, size_bytes: float) -> float:
+        return device.pass_us(size_bytes) + device.move_us(size_bytes)  # a tensor beside ours is copied
+
+    def widened_us(self, wiring: Wiring, tensor: str) -> float:
+        """What lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
+        read = wiring.read[tensor] > 0 and tensor not in wiring.made and self._in_nchw(wiring, tensor)
+        return wiring.device.copy_us(2 * wiring.size_of(tensor)) if read else 0.0
+
+    def _in_nchw(self, wiring: Wiring, tensor: str) -> bool:
+        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions that no part of
+        their kernel ends, as a BatchNormalization, and convolutions that are matrix products, are made in NCHW. So are
+        the inputs, which a convolution of its own would copy too, unless a Concat does or others read them as well."""
+        node, after = wiring.graph.producer(wiring.source(tensor)), set()
+        while node is not None and node.op_type in ELEMENTWISE and wiring.alive(node):
+            after.add(node.op_type)
+            node = wiring.graph.producer(wiring.source(node.input[0]))
+        if node is None:
+            joined = any(not wiring.alive(c) for c in wiring.concats_of(tensor))
+            return joined or any(map(wiring.alive, wiring.graph.users(tensor)))
+        if node.op_type == "Conv":
+            return _is_product(wiring, node)
+        apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
+        return apart or (node.op_type in ENLARGED and is_between(node))
+
+
+def _is_product(wiring: Wiring, node: NodeProto) -> bool:
+    """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
+    tensors of another form than its convolutions."""
+    if node.op_type != "Conv" or not wiring.alive(node) or not is_pointwise(wiring.graph, node):
+        return False
+    return (wiring.graph.dims(node.input[1]) or (0,))[0] >= _PRODUCT_FILTERS
+
+
+def shortcut_fault(graph: Graph, tensor: str) -> bool:
+    """Whether TensorRT 11.2 would compute convolution, SiLU in its tanh form, and a sum wrongly (NVIDIA/TensorRT 4854):
+    the tensor is added to a part of a wider one, a range of channels or what lies in a Concat's buffer."""
+    for add in graph.users(tensor):
+        if add.op_type == "Add":
+            for other in (t for t in add.input if t != tensor):
+                maker = graph.producer(other)
+                inside = any(n.op_type == "Concat" for n in graph.users(other))
+                if inside or maker is not None and maker.op_type in RANGES:
+                    return True
+    return False

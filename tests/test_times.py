@@ -1,0 +1,132 @@
+"""What the predicted times depend on, and what has no prediction; `make calibrate` holds them to recorded ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from calibration.rows import call_of, shapes
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.kernels import Call
+from cutefuse.operators.conv_call import make_call
+from cutefuse.operators.conv_form import Form, Source
+from cutefuse.operators.conv_math import Geometry
+from cutefuse.select.engines import engine_of
+from cutefuse.select.rules_torch import turn_us
+from cutefuse.select.times import Convolution, convolution_us, device_of, fused_us
+
+SHAPES = shapes("conv")
+
+
+def test_a_tile_that_is_named_is_the_one_predicted() -> None:
+    call = call_of(SHAPES["unet_up4_b1"])
+    tiles = kernels.configs(call)
+    times = [kernels.predicted_us(replace(call, config=t, _keep=[])) for t in tiles]
+    assert times[0] == kernels.predicted_us(call) and len(set(times)) > 5
+
+
+@pytest.mark.parametrize("pre_activated", [False, True])
+@pytest.mark.parametrize("channels", [(64, 32, 32, 32, 32), (24, 8), (96, 32, 32), (64, 40, 40), (64, 32)])
+def test_a_narrow_source_of_16_bits_takes_a_k_tile_of_its_own(channels: tuple[int, ...], pre_activated: bool) -> None:
+    def us(channels: tuple[int, ...], tile: int) -> float | None:
+        sources = [Source((1, c, 56, 56), c) for c in channels]
+        form = Form(len(sources), "Relu", pre_activated=pre_activated)
+        call = make_call(form, sources, (128,), Geometry((1, 1)), "float16", {})
+        return kernels.predicted_us(replace(call, config=tile, sm=90, sm_count=132, _keep=[]))
+
+    blocks = sum(-(-c // 64) for c in channels)
+    for tile in (152, 154):
+        one_less = us((64,) * (blocks - 1), tile)
+        assert us(channels, tile) == pytest.approx(us((64,) * blocks, tile), rel=0.02) != one_less
+
+
+@pytest.mark.parametrize("change", [{"config": 9999}, {"sm": 60}])
+def test_nothing_is_predicted_for_what_cannot_run(change: dict[str, int]) -> None:
+    assert kernels.predicted_us(replace(call_of(SHAPES["unet_up4_b1"]), _keep=[], **change)) is None
+
+
+def test_nothing_is_predicted_for_unknown_sizes_or_norms() -> None:
+    assert kernels.predicted_us(call_of(SHAPES["unet_up4_b1"], batch=-1)) is None
+    assert kernels.predicted_us(call_of(SHAPES["unet_up4_b1"], batch=0)) == 0
+    x, gamma = kernels.Tensor((64, 512), "float16"), kernels.Tensor((512,), "float16")
+    assert kernels.predicted_us(Call("CuteRMSNorm", [x, gamma], [x], {"epsilon": 1e-5})) is None
+
+
+def test_more_work_takes_longer_and_nothing_takes_no_time() -> None:
+    small = Convolution(1, 64, 40, 40, 64, 40, 40, 9, "float16")
+    large = replace(small, N=64)
+    device = device_of(90)
+    assert 2.0 < convolution_us(small, device) < convolution_us(large, device)
+    assert device.pass_us(0) > 1.0
+    assert device.pass_us(4_000_000) - device.pass_us(0) == pytest.approx(device.move_us(4_000_000))
+    assert device.pass_us(8_000_000) < device.copy_us(8_000_000)
+
+
+def test_a_concat_costs_more_with_more_sources_and_on_a_slower_gpu() -> None:
+    """Recorded on an H200: 67 MB of two sources 35 us, 101 MB of five 82 us; a Concat of planes of 67 MB whose half is
+    enlarged 108 us beside the enlargement's own 10."""
+    device, torch = device_of(90, "H200"), engine_of("torch")
+    assert torch.join_us(device, 67e6, 2) == pytest.approx(35, rel=0.2)
+    assert torch.join_us(device, 101e6, 5) == pytest.approx(82, rel=0.2)
+    assert turn_us(device, 67e6, 33.5e6) == pytest.approx(108, rel=0.2)
+    assert turn_us(device, 67e6) < turn_us(device, 67e6, 33.5e6)
+    assert torch.join_us(device_of(80), 67e6, 2) > 1.5 * torch.join_us(device, 67e6, 2)
+
+
+def test_filters_that_are_no_whole_vectors_are_padded_in_kernels_of_their_own() -> None:
+    device, odd = device_of(90), Convolution(1, 64, 128, 128, 2, 128, 128, 9, "float16")
+    assert convolution_us(odd, device) == pytest.approx(11.6, rel=0.2)  # recorded
+    assert convolution_us(odd, device) - convolution_us(replace(odd, K=8), device) > 3
+    pointwise = replace(odd, taps=1)
+    assert convolution_us(pointwise, device) == pytest.approx(convolution_us(replace(pointwise, K=8), device), rel=0.1)
+
+
+def test_the_prediction_is_that_of_the_fastest_tile_that_an_engine_tries() -> None:
+    """UNet++'s first level, 32 to 32 channels on 512 x 512 pixels: 16.5 to 17.3 us with the tile that is fastest when
+    timed, and 61 us with the library's first guess."""
+    form, geometry = Form(1, "Relu", False, 1, ""), Geometry((3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+    call = make_call(form, [Source((1, 32, 512, 512), 32)], (32,), geometry, "float16", {})
+    device = device_of(90, "H200")
+    found = fused_us(call, device, 0) or math.nan
+    asked = replace(call, sm=90, sm_count=132, _keep=[])
+    assert 16.5 < found < 25
+    times = {tile: kernels.predicted_us(replace(asked, config=tile, _keep=[])) for tile in kernels.configs(asked)}
+    slowest = max(times, key=lambda tile: times[tile] or 0.0)
+    named = replace(asked, config=slowest, _keep=[])
+    assert fused_us(named, device, 0) == times[slowest] and (times[slowest] or 0.0) > 2 * found
+
+
+def test_other_gpus_are_scaled_by_their_peaks() -> None:
+    conv = Convolution(8, 256, 80, 80, 256, 80, 80, 9, "float16")
+    times = [convolution_us(conv, device_of(sm)) for sm in (90, 80, 86, 87)]
+    assert times == sorted(times) and times[1] > 2 * times[0]
+    ours = [fused_us(call_of(SHAPES["unet_up2_b1"]), device_of(sm), 5e7) or math.nan for sm in (90, 80, 87)]
+    assert ours == sorted(ours)
+
+
+def test_a_gpu_goes_by_its_name_or_by_its_capability() -> None:
+    assert device_of(0).name == device_of(90).name == "H200" and device_of(0).sm == 90 and device_of(90).assumed
+    assert device_of(0, "RTX 4090").sm == 89 and not device_of(89, "NVIDIA L4").assumed
+    with pytest.raises(CutefuseError, match="peak rates of a GPU 'Voodoo 2' are not known; choose one of"):
+        device_of(90, "Voodoo 2")
+
+
+@pytest.mark.parametrize(("name", "taken", "others"), [
+    ("A100", "A100 SXM4 80GB", ["A100 80GB PCIe", "A100 40GB"]), ("H100", "H100 SXM", ["H100 PCIe", "H100 NVL"]),
+    ("4070", "RTX 4070", ["RTX 4070 Ti SUPER", "RTX 4070 Ti", "RTX 4070 SUPER"]), ("V100", "V100 PCIe", ["V100 SXM2"]),
+    ("Orin", "Jetson AGX Orin 64GB", ["Jetson AGX Orin 32GB", "Jetson Orin NX 16GB"]),
+    ("A100 40GB", "A100 40GB", []), ("NVIDIA H100 80GB HBM3", "H100 SXM", []), ("H200", "H200", []), ("", "H200", []),
+])  # fmt: skip
+def test_a_name_that_several_boards_share_takes_the_usual_one_and_names_the_others(
+    name: str, taken: str, others: list[str]
+) -> None:
+    device = device_of(0, name)
+    assert device.name == taken and list(device.others) == others and device.assumed == (not name)
+
+
+def test_a_capability_without_peaks_of_its_own_takes_those_of_a_near_board() -> None:
+    assert [device_of(sm).name for sm in (103, 110, 121)] == ["B200", *["Jetson AGX Orin 64GB"] * 2]
+    assert device_of(110).assumed and device_of(110).sm == 110
