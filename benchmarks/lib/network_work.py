@@ -101,7 +101,7 @@ VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {
 
 
 def _patched(plain: Path, output: Path, sm: int, **options: Any) -> Variant:
-    from cutefuse.match.find import FUSED
+    from cutefuse.match.site import FUSED
     from cutefuse.operators.layouts import TORCH
     from cutefuse.rewrite.patch import Options, patch
 

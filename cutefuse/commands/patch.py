@@ -21,7 +21,7 @@ from cutefuse.commands.patch_words import behind_patch, show
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
-from cutefuse.match.find import Site
+from cutefuse.match.site import Site
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.optimize import oracle
 from cutefuse.optimize.site_times import NAMES, best_tiles, pricing

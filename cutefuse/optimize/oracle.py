@@ -23,7 +23,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, uses_external_data, writer
-from cutefuse.match.find import FUSED
+from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import NHWC, layout_of
 from cutefuse.output import write_text
 from cutefuse.rewrite.patch import Options, Result, patch, plain_model, report_path

@@ -15,7 +15,7 @@ from cutefuse.engines.inputs import InputSpec, resolve
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
-from cutefuse.match.find import FUSED, LEFT_OUT, MERGED
+from cutefuse.match.site import FUSED, LEFT_OUT, MERGED
 from cutefuse.operators.layouts import TENSORRT, engine_of_backend
 from cutefuse.optimize.bench import BEST, PLAIN, Built, Shelf
 from cutefuse.optimize.loop import Bench, Graph, Limits, Loop, Outcome, Worth

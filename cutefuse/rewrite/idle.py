@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph
 from cutefuse.graph.scopes import names_of
-from cutefuse.match.find import FUSED, LEFT_OUT, Site
+from cutefuse.match.site import FUSED, LEFT_OUT, Site
 from cutefuse.rewrite.options import Options
 
 FORMS = {

@@ -34,20 +34,13 @@ from cutefuse.graph.store import (
     writer,
 )
 from cutefuse.match.answer import Constant, Joined, Quantized
+from cutefuse.match.bodies import check_bodies
 from cutefuse.match.explain import by_cause
-from cutefuse.match.find import (
-    EXCLUDED,
-    FUSED,
-    LEFT_OUT,
-    MERGED,
-    REFUSED,
-    Site,
-    check_bodies,
-    check_overlaps,
-    find_sites,
-    merge_parallel,
-)
+from cutefuse.match.find import find_sites
 from cutefuse.match.gpu_support import judge_device, suit_device
+from cutefuse.match.overlaps import check_overlaps
+from cutefuse.match.parallel import merge_parallel
+from cutefuse.match.site import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED, Site
 from cutefuse.operators import operators
 from cutefuse.operators.layouts import NAMES, NHWC, TENSORRT, TORCH, layout_of, rule_of
 from cutefuse.output import check_named, real, write_text
@@ -129,11 +122,11 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     _select(sites, options)
     if conversion and conversion["scope"] == "sites":
         _lower_sites(graph, sites, options, conversion)
-    model_of = _model(graph, sites, options)
+    model_of = _model(graph, options)
     saving = choose(model_of, sites, _policy(options), partial(_settle, graph, options))
     doomed = plan(graph, sites)
     casts = cast_tensors(graph, sites, doomed)
-    cast_bytes = [_cast_bytes(sites[0].sizes(t) or graph.dims(t)) for t in casts]
+    cast_bytes = [_cast_bytes(graph.sizes(t)) for t in casts]
     if conversion and conversion["scope"] == "sites":
         conversion |= {"casts": len(casts), "cast_bytes": _sum(cast_bytes)}
     fused = [s for s in sites if s.status == FUSED]
@@ -330,10 +323,9 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options, conversion:
     return lowered
 
 
-def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
+def _model(graph: Graph, options: Options) -> Model:
     engine = engine_of(options.engine, options.trt_version, options.sm)
-    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims,
-                 options.compiled)  # fmt: skip
+    return Model(graph, engine, device_of(options.sm, options.gpu), options.compiled)
 
 
 def _fuses_tanh(engine: Engine) -> bool:

@@ -16,7 +16,7 @@ from cutefuse.graph.runner import LacksOperator
 from cutefuse.graph.store import load_model
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.match.answer import Constant, Match
-from cutefuse.match.find import FUSED, Site
+from cutefuse.match.site import FUSED, Site
 from cutefuse.operators import concat_conv
 from cutefuse.operators.layouts import TO_NCHW
 from cutefuse.progress import spinner

@@ -14,7 +14,7 @@ from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match, tensors_of
-from cutefuse.match.find import Site
+from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.operators.layouts import RTX, TENSORRT, TORCH
 from cutefuse.select.compiled import Record
@@ -64,8 +64,8 @@ class Model:
     record: what the engine's compiler made of the graph with nothing fused; without it rules say what it would make.
     """
 
-    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any, record: Record | None = None) -> None:
-        self.graph, self.engine, self.device, self._sizes, self.record = graph, engine, device, sizes, record
+    def __init__(self, graph: Graph, engine: Engine, device: Device, record: Record | None = None) -> None:
+        self.graph, self.engine, self.device, self.record = graph, engine, device, record
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
@@ -197,7 +197,7 @@ class Model:
         group = wiring.siblings(conv)
         if not group:
             return 0.0
-        x, y = (self._sizes(t) or self.graph.dims(t) or () for t in (conv.input[0], conv.output[0]))
+        x, y = (self.graph.sizes(t) or () for t in (conv.input[0], conv.output[0]))
         filters = [(self.graph.dims(n.input[1]) or (-1,))[0] for n in group]
         if len(x) != 4 or len(y) != 4 or min(*x, *y, *filters) < 0:
             return math.nan
@@ -224,7 +224,7 @@ class Model:
     def _known(self, tensor: str) -> tuple[int, ...] | None:
         """The sizes of a tensor. Those of a Cast and of a node without effect are its input's: converters to float16
         leave its own out, and shape inference passes over a Pad by what is computed."""
-        dims, node = self._sizes(tensor) or self.graph.dims(tensor), self.graph.producer(tensor)
+        dims, node = self.graph.sizes(tensor), self.graph.producer(tensor)
         if dims is not None and all(d >= 0 for d in dims):
             return tuple(dims)
         same = node is not None and (node.op_type == "Cast" or has_no_effect(self.graph, node))

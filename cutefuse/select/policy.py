@@ -16,7 +16,7 @@ from typing import Protocol
 
 from cutefuse.graph.read import Graph
 from cutefuse.match.answer import Match
-from cutefuse.match.find import FUSED, LEFT_OUT, MERGED, Site
+from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, Site
 from cutefuse.operators.layouts import RTX
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.network_time import network_us
