@@ -35,8 +35,8 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutefuse.commands.patch.local_sm", lambda: 0)
-    monkeypatch.setattr("cutefuse.commands.patch.local_gpu", lambda: "")
+    monkeypatch.setattr("cutefuse.commands.target.local_sm", lambda: 0)
+    monkeypatch.setattr("cutefuse.commands.target.local_gpu", lambda: "")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, code: int | None = 0) -> list[str]:
@@ -120,11 +120,9 @@ def test_a_gpu_whose_tensor_cores_we_cannot_use_promises_no_more_than_hopper(net
 
 
 def test_what_was_measured_for_one_gpu_is_not_foretold_for_others(unet: Path) -> None:
-    options = Options(
-        dry_run=True, price=lambda graph, sites: [type("P", (), {"gain_us": 1.0, "note": ""})] * len(sites)
-    )
+    options = Options(dry_run=True)
     result = patch(unet, unet.with_name("o.onnx"), options)
-    assert len(foresee(unet, options, result, USUAL)) == 1
+    assert len(foresee(unet, options, result, USUAL, measured=True)) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ whose time

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "timing": ("kernels", "graph"),
     "engines": ("kernels", "roofline", "graph", "operators", "torch", "timing"),
     "report.read": ("kernels", "roofline", "graph", "match", "engines"),
-    "report.analyse": ("kernels", "roofline", "graph", "match", "rewrite", "engines", "report.read"),
+    "report.analyse": ("kernels", "roofline", "graph", "match", "select", "rewrite", "engines", "report.read"),
     "report.draw": ("roofline", "match", "engines", "report.read", "report.analyse"),
     "report": ("roofline", "report.read", "report.analyse", "report.draw"),
     "optimize": (

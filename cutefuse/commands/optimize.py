@@ -18,11 +18,11 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_options
-from cutefuse.commands.doctor import local_gpu
-from cutefuse.commands.patch import shape_argument, tuner_of
+from cutefuse.commands.patch import shape_argument
 from cutefuse.commands.patch_words import show
+from cutefuse.commands.target import target_of
+from cutefuse.commands.tuning import tuner_of
 from cutefuse.engines.build import BUILDERS, choose_backend
-from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.optimize.bench import BEST
@@ -141,13 +141,11 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         end_on_sigterm()
         tuner = tuner_of("best") if args.tune else None
-        own_sm = local_sm()
-        sm = own_sm if args.sm is None else args.sm
+        price, tiles = (pricing(tuner), partial(best_tiles, tuner)) if tuner else (None, None)
+        sm, gpu = target_of((), args.sm)
         options = Options(
             include=args.include, exclude=args.exclude, without=args.without, functions=not args.no_functions,
-            sm=sm, verify=args.verify, shapes=dict(args.input_shape), keep_float32=args.keep_float32,
-            price=pricing(tuner) if tuner else None, tiles=partial(best_tiles, tuner) if tuner else None,
-            gpu=local_gpu() if sm == own_sm else "",
+            sm=sm, verify=args.verify, shapes=dict(args.input_shape), keep_float32=args.keep_float32, gpu=gpu,
         )  # fmt: skip
         dtype = "float16" if args.dtype else ""
         if args.dry_run:
@@ -159,13 +157,22 @@ def main(argv: list[str] | None = None) -> int:
             with json_alone(args.json) as tell:
                 shapes = engine_shapes(args.model, options.shapes, kind)
                 tried = first_choice(replace(options, dry_run=True, shapes=shapes, dtype=dtype), kind)
-                result = patch(args.model, args.output / args.model.name, tried)
+                result = patch(args.model, args.output / args.model.name, tried, price, tiles)
                 show(result)
                 tell(result.report)
             return result.exit_code
         limits = Limits(args.builds, args.time_limit)
         request = Request(
-            args.model, args.output, args.backend, trtexec_options(rest), options, dtype, limits, args.timeout
+            args.model,
+            args.output,
+            args.backend,
+            trtexec_options(rest),
+            options,
+            price,
+            tiles,
+            dtype,
+            limits,
+            args.timeout,
         )
         try:
             with contextlib.redirect_stdout(sys.stderr):

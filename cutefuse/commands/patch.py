@@ -6,33 +6,28 @@ Exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch.
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
-from cutefuse.commands.doctor import local_gpu
 from cutefuse.commands.patch_words import behind_patch, show
-from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.commands.target import sm_of, target_of
+from cutefuse.commands.tuning import tuned, tuner_of
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.graph.read import Graph
-from cutefuse.match.site import Site
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.optimize import oracle
-from cutefuse.optimize.site_times import NAMES, best_tiles, pricing
+from cutefuse.optimize.site_times import best_tiles, pricing
 from cutefuse.output import add_json, json_alone, whole_number
+from cutefuse.report.analyse.rank import pricing as profiled
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
 from cutefuse.select.engines import NEWEST
-from cutefuse.select.policy import LEAST_SHARE, LEAST_US, Pricing
-from cutefuse.select.times import device_of
-from cutefuse.timing.cache import TuneCache
-from cutefuse.timing.calls import RIVALS, Tuner
+from cutefuse.select.policy import LEAST_SHARE, LEAST_US
+from cutefuse.timing.calls import RIVALS
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -140,66 +135,6 @@ def make_parser() -> argparse.ArgumentParser:
     return p
 
 
-def tuner_of(rival: str) -> Tuner:
-    """Times sites against cuDNN, torch.compile or the better of them, with the times that are kept on this machine."""
-    from cutefuse.engines.pytorch.graph_times import gpu_timer
-
-    return Tuner(gpu_timer(), TuneCache(), rival)
-
-
-def _tuned(tuner: Tuner) -> str:
-    """What was timed, as a sentence each."""
-    timer, cache = tuner.timer, tuner.cache
-    modes = " and ".join(NAMES[mode] for mode in tuner.modes)
-    lines = [
-        f"tuned on {timer.tiles_machine.split(', cutefuse')[0]}: {tuner.timed} times taken, {tuner.known} known from "
-        f"{cache.path}",
-        f"the rival is PyTorch's ({modes}), not TensorRT's; --profile compares with a TensorRT engine",
-    ]
-    return "\n".join([*lines, *([cache.note] if cache.note else [])])
-
-
-def _pricing(model: Path, profile: Path | None) -> Pricing | None:
-    if profile is None:
-        return None
-
-    from cutefuse.report.analyse import rank
-
-    read = functools.cache(rank.profile_of)
-
-    def price(graph: Graph, sites: Sequence[Site]) -> list[rank.Candidate]:
-        engine = read(profile, model)
-        return rank.price(engine, graph, sites, rank.engine_peaks(engine), model)
-
-    return price
-
-
-def _target(args: argparse.Namespace) -> tuple[int, str]:
-    """Compute capability (times 10) and name of the GPU that will run the model: as asked, else of this machine.
-
-    Raises CutefuseError for a GPU that is not known, and for a name and a compute capability of different GPUs.
-    """
-    if not args.gpu:
-        own = local_sm()
-        sm = own if args.sm is None else args.sm
-        return sm, local_gpu() if sm == own else ""
-    for name in args.gpu[1:]:
-        if reason := kernels.reject_device(sm_of(name)):
-            raise CutefuseError(f"{reason}; leave --gpu '{name}' out")
-    sm = sm_of(args.gpu[0])
-    if args.sm not in (None, 0, sm):
-        raise CutefuseError(
-            f"--gpu {args.gpu[0]} has compute capability {sm / 10}, and --sm {args.sm} is {args.sm / 10}; "
-            "give one of them"
-        )
-    return sm if args.sm is None else args.sm, args.gpu[0]
-
-
-def sm_of(gpu: str) -> int:
-    """Compute capability (times 10) of a GPU's name. Raises CutefuseError for one that is not known."""
-    return device_of(0, gpu).sm
-
-
 def _idle(args: argparse.Namespace) -> list[str]:
     """Sentences about options of the command line that another option leaves nothing to do."""
     found = ["--rival does nothing without --tune"] if args.rival and not args.tune else []
@@ -221,30 +156,33 @@ def main(argv: list[str] | None = None) -> int:
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
         tuner = tuner_of(args.rival or "best") if args.tune else None
-        sm, gpu = _target(args)
+        price = pricing(tuner) if tuner else profiled(args.profile, args.model) if args.profile else None
+        sm, gpu = target_of(args.gpu, args.sm)
         options = Options(
             include=args.include, exclude=args.exclude, include_op=args.include_op, exclude_op=args.exclude_op,
             without=args.without, sm=sm, functions=not args.no_functions, verify=args.verify, seed=args.seed,
             shapes=dict(args.input_shape), dry_run=args.dry_run,
-            price=pricing(tuner) if tuner else _pricing(args.model, args.profile),
-            tiles=partial(best_tiles, tuner) if tuner else None, min_gain_us=args.min_gain,
+            min_gain_us=args.min_gain,
             dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
             all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
             gpu=gpu, layout=args.layout, idle=_idle(args),
         )  # fmt: skip
         with json_alone(args.json) as show_json:
             output = args.output or default_output(args.model)
-            asks = oracle.is_for(options) and not args.no_compile and not options.price
-            result = (oracle.judged if asks else patch)(args.model, output, options)
+            if oracle.is_for(options) and not args.no_compile and not price:
+                result = oracle.judged(args.model, output, options)
+            else:
+                result = patch(args.model, output, options, price, partial(best_tiles, tuner) if tuner else None)
             assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
             usual = [g for g in USUAL if assumed and not kernels.reject_device(sm_of(g))]
-            outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named=len(args.gpu) > 1)
+            named, measured = len(args.gpu) > 1, price is not None
+            outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named, measured)
             result.report["prediction"]["targets"] = [asdict(o) for o in outlooks]
             show_json(result.report)
         if not args.json:
             show(result, args.verbose, outlooks, behind_patch(argv))
             if tuner:
-                print(_tuned(tuner))
+                print("\n".join(tuned(tuner)))
         return result.exit_code
 
     return run_command(command)

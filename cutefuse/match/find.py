@@ -43,20 +43,27 @@ def find_sites(
     """
     check_shapes(model, shapes or {})
     cleaned = clean(model, folder)
+    return cleaned, sites_of(cleaned, shapes, alone, layout)
+
+
+def sites_of(
+    cleaned: Cleaned, shapes: Mapping[str, Sequence[int]] | None = None, alone: bool = False, layout: int = HWC8
+) -> list[Site]:
+    """As `find_sites`, in a model that was cleaned; leaves in `whole` the sizes that figures are for."""
     order = {id(n): i for i, n in enumerate(cleaned.whole.nodes)}
     sites = list(_scan(cleaned, order, finders(alone, layout)))
     cleaned.whole.sized = cleaned.sized(shapes) if shapes else cleaned.graph
-    for title, body in _nested(model):
+    for title, body in _nested(model := cleaned.whole.model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
-            found = list(_scan(unchanged(Graph(inner, folder)), {}, finders()))
+            found = list(_scan(unchanged(Graph(inner, cleaned.whole.folder)), {}, finders()))
         except CutefuseError:  # a body that shadows names is legal ONNX; it is skipped
             continue
         for site in found:
             site.match = None
             site.refuse(REFUSED, f"inside {title}")
             sites.append(site)
-    return cleaned, sites
+    return sites
 
 
 def _scan(cleaned: Cleaned, order: dict[int, int], finders: Sequence[Finder]) -> Iterator[Site]:

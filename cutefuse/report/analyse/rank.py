@@ -6,6 +6,7 @@ of other nodes that the fused node computes. A norm saves the time of its layers
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from cutefuse.rewrite.apply import plan
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.measure import peaks_for
 from cutefuse.roofline.peaks import Peaks, by_device, peaks_from
+from cutefuse.select.policy import Pricing
 
 # A row norm of ours moves its bytes at about this share of the peak bandwidth.
 _NORM_EFFICIENCY = 0.8
@@ -78,6 +80,15 @@ def price(engine: Engine, graph: Graph, sites: Sequence[Site], peaks: Peaks | No
             f"{onnx_path} shares no node name with the profile {engine.name}; give the model it was built from"
         )
     return [times.price(site) for site in sites]
+
+
+def pricing(profile_dir: Path, onnx_path: Path) -> Pricing:
+    """Prices sites by the layer times of a profile, which is read when a price is first asked for.
+
+    What it returns raises CutefuseError as `profile_of` and `price` do.
+    """
+    read = functools.cache(lambda: profile_of(profile_dir, onnx_path))
+    return lambda graph, sites: price(read(), graph, sites, engine_peaks(read()), onnx_path)
 
 
 def is_concat_copy(layer: Layer) -> bool:
