@@ -35,8 +35,8 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutefuse.commands.target.local_sm", lambda: 0)
-    monkeypatch.setattr("cutefuse.commands.target.local_gpu", lambda: "")
+    monkeypatch.setattr("cutefuse.commands.choices.local_sm", lambda: 0)
+    monkeypatch.setattr("cutefuse.commands.choices.local_gpu", lambda: "")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, code: int | None = 0) -> list[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
+from cutefuse.commands.choices import add_choices, options_of, sm_of, target_of
 from cutefuse.commands.patch_words import behind_patch, show
-from cutefuse.commands.target import sm_of, target_of
 from cutefuse.commands.tuning import tuned, tuner_of
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
@@ -23,21 +23,12 @@ from cutefuse.optimize import oracle
 from cutefuse.optimize.site_times import best_tiles, pricing
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report.analyse.rank import pricing as profiled
+from cutefuse.rewrite.options import SCOPES
 from cutefuse.rewrite.outlook import USUAL, foresee
-from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
+from cutefuse.rewrite.patch import default_output, patch
 from cutefuse.select.engines import NEWEST
 from cutefuse.select.policy import LEAST_SHARE, LEAST_US
 from cutefuse.timing.calls import RIVALS
-
-DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-
-
-def shape_argument(text: str) -> tuple[str, list[int]]:
-    """`name:1x3x640x640` of the command line."""
-    name, _, dims = text.rpartition(":")
-    if not name or not re.fullmatch(r"\d+(x\d+)*", dims):
-        raise argparse.ArgumentTypeError(f"'{text}' is no shape; write it as name:1x3x224x224")
-    return name, [int(d) for d in dims.split("x")]
 
 
 def _microseconds(text: str) -> float:
@@ -46,12 +37,6 @@ def _microseconds(text: str) -> float:
     if not found:
         raise argparse.ArgumentTypeError(f"'{text}' is no time; write it as 5us")
     return float(found[1]) * units[found[2] or ""]
-
-
-def _capability(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no compute capability; write 90 for 9.0, or 0 for any GPU")
-    return int(text)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,28 +48,15 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("model", type=Path, help="ONNX file; it is never changed")
     p.add_argument("-o", "--output", type=Path, help="default: model.cutefuse.onnx beside the model")
     p.add_argument("--dry-run", action="store_true", help="show every candidate and its verdict, write nothing")
-    p.add_argument("--include", action="append", default=[], metavar="GLOB", help="only sites with a node of this name")
-    p.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="no site with a node of this name")
-    p.add_argument(
-        "--include-op", action="append", default=[], metavar="OP", help="only this operator (concat_conv, ...)"
-    )
+    add_choices(p)
+    p.add_argument("--include-op", action="append", default=[], metavar="OP",
+                   help="only this operator (concat_conv, ...)")  # fmt: skip
     p.add_argument("--exclude-op", action="append", default=[], metavar="OP", help="not this operator")
-    p.add_argument("--without", action="append", default=[], choices=TAKES,
-                   help="do not fuse Convs that read a single tensor, nearest upsampling of a source, sources that are "
-                        "channel ranges, the Add of a residual, parallel Convs on the same sources, the "
-                        "BatchNormalization and ReLU in front of a Conv, or Convs that stand alone")  # fmt: skip
-    p.add_argument("--sm", type=_capability, metavar="90",
-                   help="compute capability of the GPU that will run the model; operators that only an older "
-                        "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip
-    p.add_argument("--no-functions", action="store_true", help="leave function bodies out (TensorRT 10.6 and older)")
-    p.add_argument(
-        "--verify", action="store_true", help="run original and patched model on the same inputs and compare"
-    )
-    p.add_argument("--input-shape", action="append", default=[], type=shape_argument, metavar="NAME:1x3x224x224",
-                   help="size of a dynamic input, for the figures and --verify; the model stays dynamic")  # fmt: skip
+    p.add_argument("--verify", action="store_true",
+                   help="run original and patched model on the same inputs and compare")  # fmt: skip
     p.add_argument("--seed", type=whole_number, default=0, help="of the inputs for --verify")
     p.add_argument("--all", action="store_true", dest="all_sites", help="fuse every legal site, whatever it saves")
-    p.add_argument("--min-gain", type=_microseconds, metavar="5us",
+    p.add_argument("--min-gain", type=_microseconds, dest="min_gain_us", metavar="5us",
                    help=f"leave out sites that save less; default: {LEAST_US:g}us, or "
                         f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown gains are left out")  # fmt: skip
     p.add_argument("--no-compile", action="store_true",
@@ -106,32 +78,18 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--tanh-silu", action="store_true",
                    help="write the SiLUs that stay outside as x * (0.5 * tanh(0.5 * x) + 0.5), which TensorRT 11 "
                         "computes inside the convolution")  # fmt: skip
-    p.add_argument(
-        "--gpu",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="GPU that will run the model, as 'A100' or 'RTX 4090', for --sm and the predicted times; "
-        "further ones are compared with it; default: this machine's, or the usual one of --sm",
-    )
-    p.add_argument(
-        "--dtype", choices=sorted(DTYPES), help="lower the precision first; TensorRT 11 takes it from the file"
-    )
-    p.add_argument(
-        "--scope", choices=("model", "sites"), help="what --dtype lowers; default: model for fp16, sites for bf16"
-    )
-    p.add_argument(
-        "--keep-float32", action="append", default=[], metavar="GLOB", help="nodes that --dtype must not lower"
-    )
-    p.add_argument(
-        "--clean", action="store_true", help="write the whole model with constants folded and no-ops removed"
-    )
+    p.add_argument("--gpu", action="append", default=[], metavar="NAME",
+                   help="GPU that will run the model, as 'A100' or 'RTX 4090', for --sm and the predicted times; "
+                        "further ones are compared with it; default: this machine's or the usual of --sm")  # fmt: skip
+    p.add_argument("--dtype", choices=("bf16", "fp16"), default="",
+                   help="lower the precision first; TensorRT 11 takes it from the file")  # fmt: skip
+    p.add_argument("--scope", choices=SCOPES, default="",
+                   help="what --dtype lowers; default: model for fp16, sites for bf16")  # fmt: skip
+    p.add_argument("--clean", action="store_true",
+                   help="write the whole model with constants folded and no-ops removed")  # fmt: skip
     add_json(p)
-    p.add_argument(
-        "--verbose",
-        action="store_true",
-        help="every candidate with its verdict, nodes, tensors and shapes, not only those that matter",
-    )
+    p.add_argument("--verbose", action="store_true",
+                   help="every candidate with its verdict, nodes, tensors and shapes, not only a few")  # fmt: skip
     return p
 
 
@@ -158,15 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         tuner = tuner_of(args.rival or "best") if args.tune else None
         price = pricing(tuner) if tuner else profiled(args.profile, args.model) if args.profile else None
         sm, gpu = target_of(args.gpu, args.sm)
-        options = Options(
-            include=args.include, exclude=args.exclude, include_op=args.include_op, exclude_op=args.exclude_op,
-            without=args.without, sm=sm, functions=not args.no_functions, verify=args.verify, seed=args.seed,
-            shapes=dict(args.input_shape), dry_run=args.dry_run,
-            min_gain_us=args.min_gain,
-            dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
-            all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
-            gpu=gpu, layout=args.layout, idle=_idle(args),
-        )  # fmt: skip
+        options = options_of(args, sm=sm, gpu=gpu, idle=_idle(args))
         with json_alone(args.json) as show_json:
             output = args.output or default_output(args.model)
             if oracle.is_for(options) and not args.no_compile and not price:

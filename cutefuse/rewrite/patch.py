@@ -33,15 +33,7 @@ from cutefuse.operators.layouts import layout_of
 from cutefuse.output import check_named, real, write_text
 from cutefuse.rewrite import islands
 from cutefuse.rewrite.options import TAKES, Options
-from cutefuse.rewrite.passes.apply import apply
-from cutefuse.rewrite.passes.clean import clean
-from cutefuse.rewrite.passes.convert import convert, convert_sites, converted
-from cutefuse.rewrite.passes.filter import filter_sites
-from cutefuse.rewrite.passes.find import find
-from cutefuse.rewrite.passes.idle import idle
-from cutefuse.rewrite.passes.plan import plan
-from cutefuse.rewrite.passes.select import Tiles, select
-from cutefuse.rewrite.passes.verify import verify
+from cutefuse.rewrite.passes import apply, clean, convert, filter, find, idle, plan, select, verify
 from cutefuse.rewrite.record import report_of, report_path, reported_there, text_of
 from cutefuse.rewrite.state import State
 from cutefuse.select.engines import engine_of
@@ -68,7 +60,7 @@ def default_output(source: Path) -> Path:
 
 
 def patch(
-    source: Path, output: Path, options: Options, price: Pricing | None = None, tiles: Tiles | None = None
+    source: Path, output: Path, options: Options, price: Pricing | None = None, tiles: select.Tiles | None = None
 ) -> Result:
     """Patch an ONNX file. Nothing is written on a dry run, when nothing can be fused, or when the verification fails
     (then only the report).
@@ -77,17 +69,17 @@ def patch(
     Raises CutefuseError for a model that cannot be read, an unknown filter, a GPU without kernels, or an output that
     cannot be written.
     """
-    state = _read(source, output, options)
-    for find_out in (convert, clean, find, filter_sites, convert_sites):
-        find_out(state)
-    select(state, price, tiles)
-    plan(state)
-    idle(state)
+    state = begin(source, output, options)
+    for step in (convert.run, clean.run, find.run, filter.run, convert.sites):
+        step(state)
+    select.run(state, price, tiles)
+    plan.run(state)
+    idle.run(state)
     if options.dry_run or not state.changes:
         return Result(state.sites, report_of(state).as_json, None, 0 if state.changes else 3)
     with writer(output, _outside(state), source) as out:
-        apply(state, out)
-        verify(state, out.folder)
+        apply.run(state, out)
+        verify.run(state, out.folder)
         report = report_of(state).as_json
         if state.proof and not state.proof["passed"]:
             write_text(report_path(output), text_of(report), [source])
@@ -104,10 +96,10 @@ def plain_model(source: Path, options: Options) -> onnx.ModelProto:
     """
     model = load_model(source)
     islands.lift(model, source.parent)
-    return converted(model, source.parent, options)[0]
+    return convert.whole(model, source.parent, options)[0]
 
 
-def _read(source: Path, output: Path, options: Options) -> State:
+def begin(source: Path, output: Path, options: Options) -> State:
     """The model with its fused nodes in NCHW. Refuses an engine or GPU that there is not, and paths that would
     overwrite something."""
     engine = engine_of(options.engine, options.trt_version, options.sm)

@@ -11,7 +11,7 @@ from cutefuse.rewrite.functions import add_bodies
 from cutefuse.rewrite.state import State
 
 
-def apply(state: State, out: Writer) -> None:
+def run(state: State, out: Writer) -> None:
     """Reads `sites`, `doomed`, `silus` and `layout`; changes `model` and saves it in `out`; leaves `after`.
 
     Raises CutefuseError for a model that cannot be written, or that a conversion made invalid.

@@ -11,17 +11,17 @@ from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.state import Conversion, State
 
 
-def convert(state: State) -> None:
+def run(state: State) -> None:
     """Reads `model`; leaves it in float16 where that was asked, `conversion` and `converted`."""
     options = state.options
-    state.model, state.conversion = converted(state.model, state.source.parent, options)
-    whole = state.conversion is not None and state.conversion.scope == "model" and state.conversion.changed
-    if whole and options.verify and not options.dry_run:
+    state.model, state.conversion = whole(state.model, state.source.parent, options)
+    done = state.conversion
+    if done and done.scope == "model" and done.changed and options.verify and not options.dry_run:
         state.converted = ModelProto()
         state.converted.CopyFrom(state.model)
 
 
-def convert_sites(state: State) -> None:
+def sites(state: State) -> None:
     """Reads `sites` and `graph`; takes the sites' matches in another type where that was asked, and completes
     `conversion`."""
     if (done := state.conversion) and done.scope == "sites":
@@ -32,7 +32,7 @@ def convert_sites(state: State) -> None:
         done.changed = any(s.cast_from for s in state.sites)
 
 
-def converted(model: ModelProto, folder: Path, options: Options) -> tuple[ModelProto, Conversion | None]:
+def whole(model: ModelProto, folder: Path, options: Options) -> tuple[ModelProto, Conversion | None]:
     """The model as the conversion leaves it before sites are known, and the account; None where nothing was asked.
 
     Raises CutefuseError for a model that cannot be converted as a whole.

@@ -15,7 +15,7 @@ from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.state import State
 
 
-def filter_sites(state: State) -> None:
+def run(state: State) -> None:
     """Reads `sites`; gives those that the filters name a smaller match or leaves them out.
 
     Raises CutefuseError for an operator that there is not.

@@ -8,7 +8,7 @@ from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.state import State
 
 
-def find(state: State) -> None:
+def run(state: State) -> None:
     """Reads `cleaned`, `assumed` and `layout`; leaves `sites`, with what the GPU can run, and `forms`."""
     alone = state.options.engine == TORCH  # whose convolutions do not even add their bias
     state.sites = sites_of(state.cleaned, {**state.assumed, **state.options.shapes}, alone, state.layout)

@@ -19,7 +19,7 @@ FORMS = {
 }
 
 
-def idle(state: State) -> None:
+def run(state: State) -> None:
     """Reads what the passes before found; leaves `unused_options`: sentences about options without effect here, those
     of the caller first."""
     tanh = "--tanh-silu only helps TensorRT 11 and newer; other engines compute SiLU as well either way"

@@ -8,7 +8,7 @@ from cutefuse.match.overlaps import check_overlaps
 from cutefuse.rewrite.state import State
 
 
-def legal(state: State) -> None:
+def run(state: State) -> None:
     """Reads `sites` and `graph`; gives sites that want the same nodes, or a body of their own, smaller matches, or
     refuses them."""
     suit_device(state.sites, state.options.sm)

@@ -8,7 +8,7 @@ from cutefuse.match.parallel import merge_parallel
 from cutefuse.rewrite.state import State
 
 
-def merge(state: State, apart: Set[int] = frozenset()) -> None:
+def run(state: State, apart: Set[int] = frozenset()) -> None:
     """Reads `sites`; lets one of those on the same tensors compute the others, but for the sites whose id is in
     `apart`."""
     if "parallel" not in state.options.without:

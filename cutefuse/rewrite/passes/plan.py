@@ -10,16 +10,15 @@ from cutefuse.graph.faults import met
 from cutefuse.match.answer import Joined, Quantized
 from cutefuse.operators.layouts import TENSORRT
 from cutefuse.rewrite import tanh_silu
-from cutefuse.rewrite.apply import cast_tensors
-from cutefuse.rewrite.apply import plan as removal
+from cutefuse.rewrite.apply import cast_tensors, plan
 from cutefuse.rewrite.state import State
 
 
-def plan(state: State) -> None:
+def run(state: State) -> None:
     """Reads the choice among `sites`; leaves `doomed`, the sites' `bytes_saved`, `silus`, `known_faults` and `after`,
     and counts the Casts in `conversion`."""
     graph, engine = state.graph, state.engine
-    state.doomed = removal(graph, state.sites)
+    state.doomed = plan(graph, state.sites)
     state.silus = tanh_silu.find(graph, state.doomed.dead)
     state.known_faults = met(graph, engine.version, state.doomed.dead) if engine.name == TENSORRT else []
     casts = cast_tensors(graph, state.sites, state.doomed)

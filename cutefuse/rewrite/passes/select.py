@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from cutefuse.kernels import Call
-from cutefuse.rewrite.passes.legal import legal
-from cutefuse.rewrite.passes.merge import merge
+from cutefuse.rewrite.passes import legal, merge
 from cutefuse.rewrite.state import State
 from cutefuse.select.gain import Model
 from cutefuse.select.policy import Choice, Policy, Pricing, Saving
@@ -15,7 +14,7 @@ from cutefuse.select.policy import Choice, Policy, Pricing, Saving
 Tiles = Callable[[Sequence[Call | None]], Sequence[int]]  # of calls in the order of the graph; 0: none is known
 
 
-def select(state: State, price: Pricing | None = None, tiles: Tiles | None = None) -> None:
+def run(state: State, price: Pricing | None = None, tiles: Tiles | None = None) -> None:
     """Reads `sites` and `graph`; leaves out the sites that do not pay, merges others, and leaves gains, tiles and
     `saving`.
 
@@ -29,8 +28,8 @@ def select(state: State, price: Pricing | None = None, tiles: Tiles | None = Non
     saving: Saving | None = None
     while saving is None:
         choice.restore()
-        legal(state)
-        merge(state, choice.apart)
+        legal.run(state)
+        merge.run(state, choice.apart)
         saving = choice.judge(price)
     state.saving = saving
     if tiles:

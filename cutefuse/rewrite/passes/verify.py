@@ -14,8 +14,7 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.runner import LacksOperator
 from cutefuse.graph.store import load_model
-from cutefuse.graph.verify import Probe
-from cutefuse.graph.verify import verify as compare
+from cutefuse.graph.verify import Probe, verify
 from cutefuse.match.answer import Constant, Match
 from cutefuse.match.site import FUSED, Site
 from cutefuse.operators import concat_conv
@@ -28,7 +27,7 @@ from cutefuse.rewrite.prove_parts import prove_parts
 from cutefuse.rewrite.state import State
 
 
-def verify(state: State, folder: Path) -> None:
+def run(state: State, folder: Path) -> None:
     """Reads `model`, which `apply` saved in a folder, `sites`, `silus`, `converted`; leaves `proof` where the options
     ask for it."""
     if not state.options.verify:
@@ -51,7 +50,7 @@ def verify(state: State, folder: Path) -> None:
     probes = _probes(graph, fused)
     with spinner(f"running {source.name} and its patched model on the same inputs"):
         try:
-            state.proof = compare(
+            state.proof = verify(
                 source, model, folder, tolerance, options.shapes, options.seed, probes, state.converted
             )
         except LacksOperator as error:
