@@ -66,7 +66,7 @@ def _network(row: Mapping[str, str], folder: Path) -> Network:
     compile_us = float(row["plain_compile_us"])
     share = (1 - summary["gain_us"] / summary["plain_us"]) * compile_us / float(row["plain_us"])
     cleaned, _ = find_sites(load_model(source), folder, {}, True)
-    model = Model(cleaned.whole, engine_of(ENGINE, sm=rows.SM), times.device_of(rows.SM, GPU), cleaned.whole.dims)
+    model = Model(cleaned.whole, engine_of(ENGINE, sm=rows.SM), times.device_of(rows.SM, GPU))
     plain_us = network_us(model, [], model.plain)
     slopes = []
     for name, value in constants().items():

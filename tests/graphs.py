@@ -62,7 +62,8 @@ def run_patch(model: onnx.ModelProto, folder: Path, **options: object) -> tuple[
     onnx.save(model, str(source))
     output = folder / "model.cutefuse.onnx"
     usual = {"verify": not options.get("dry_run"), "all_sites": True}
-    result = patch(source, output, Options(**{**usual, **options}))  # type: ignore[arg-type]
+    measured = {name: options.pop(name) for name in ("price", "tiles") if name in options}
+    result = patch(source, output, Options(**{**usual, **options}), **measured)  # type: ignore[arg-type]
     assert (result.output is not None) == output.exists()
     assert report_path(output).exists() == (result.exit_code in (0, 1) and not options.get("dry_run"))
     return result, onnx.load(str(output)) if output.exists() else None

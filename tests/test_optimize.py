@@ -138,11 +138,12 @@ def test_the_first_graph_takes_what_may_pay(model: Path, stub: Path) -> None:
     """Predicted to lose little, a site is tried; predicted to lose much, it is left out with its figure."""
     (model.parent / "costs.json").write_text(json.dumps(COSTS))
     predicted = {"Conv_1": -0.5, "Conv_4": -40.0}
-    options = Options(
-        shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]},
-        price=lambda graph, sites: lambda site: Price(predicted[site.name], TIMED, "", "said so"),
-    )
-    data = optimize(Request(model, model.parent / "out", patch=options))
+    data = optimize(
+        Request(
+            model, model.parent / "out", patch=Options(shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]}),
+            price=lambda graph, sites: lambda site: Price(predicted[site.name], TIMED, "", "said so"),
+        )
+    )  # fmt: skip
     assert [s["status"] for s in data["sites"]] == ["kept", "left out"] and data["builds"] == 2
     assert "costs 40" in data["sites"][1]["reason"] and data["sites"][0]["predicted_us"] == -0.5
 
@@ -168,11 +169,12 @@ def test_predictions_are_for_the_sizes_of_the_engine(
 
 def test_where_nothing_should_pay_nothing_is_tried_and_it_says_so(model: Path, stub: Path) -> None:
     (model.parent / "costs.json").write_text(json.dumps(COSTS))
-    options = Options(
-        shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]},
-        price=lambda graph, sites: lambda site: Price(-40.0, TIMED, "", "said so"),
-    )
-    data = optimize(Request(model, model.parent / "out", patch=options))
+    data = optimize(
+        Request(
+            model, model.parent / "out", patch=Options(shapes={"a": [1, 8, 9, 7], "b": [1, 16, 9, 7]}),
+            price=lambda graph, sites: lambda site: Price(-40.0, TIMED, "", "said so"),
+        )
+    )  # fmt: skip
     assert not data["paid"] and data["ended"] == "by prediction none of 2 sites pays" and data["builds"] == 1
 
 

@@ -310,7 +310,7 @@ def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excl
     from cutefuse.match import find
     from cutefuse.match.conv.build import ConvSites
     from cutefuse.operators.concat_conv import ConcatConv
-    from cutefuse.rewrite import patch as pipeline
+    from cutefuse.rewrite.passes import filter as filtering
 
     class RivalOp(ConcatConv):
         stem = "rival"
@@ -323,7 +323,7 @@ def test_of_two_sites_over_the_same_nodes_one_is_refused_until_the_other_is_excl
             return super().match(graph, graph.producer(node.input[0]))
 
     monkeypatch.setattr(find, "finders", lambda *_: (ConvSites(), Rival()))
-    monkeypatch.setattr(pipeline, "operators", lambda: (ConvSites.op, Rival.op))
+    monkeypatch.setattr(filtering, "operators", lambda: (ConvSites.op, Rival.op))
     assert main([str(source), "--verify"]) == 0
     found = json.loads(source.with_name("model.patch.json").read_text())["sites"]
     assert [(s["name"], s["status"]) for s in found] == [

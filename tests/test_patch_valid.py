@@ -51,7 +51,7 @@ def test_statistics_that_somebody_reads_are_refused_and_nothing_is_written(
 @pytest.mark.parametrize("scope", ["model", "sites"])
 def test_an_invalid_result_is_never_written(scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever made it so: here a size that the model notes in another type."""
-    from cutefuse.rewrite import patch as module
+    from cutefuse.rewrite.passes import apply as module
 
     right = module.apply_sites
 

@@ -20,7 +20,6 @@ from cutefuse.commands.patch import main
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import Options, patch
-from cutefuse.select.price import TIMED, Price
 from cutefuse.select.times import device_of
 
 LONE_NORM = "y = LayerNormalization<axis=-1>(a, w)"
@@ -36,8 +35,8 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutefuse.commands.patch.local_sm", lambda: 0)
-    monkeypatch.setattr("cutefuse.commands.patch.local_gpu", lambda: "")
+    monkeypatch.setattr("cutefuse.commands.choices.local_sm", lambda: 0)
+    monkeypatch.setattr("cutefuse.commands.choices.local_gpu", lambda: "")
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, code: int | None = 0) -> list[str]:
@@ -121,9 +120,9 @@ def test_a_gpu_whose_tensor_cores_we_cannot_use_promises_no_more_than_hopper(net
 
 
 def test_what_was_measured_for_one_gpu_is_not_foretold_for_others(unet: Path) -> None:
-    options = Options(dry_run=True, price=lambda graph, sites: lambda site: Price(1.0, TIMED, ""))
+    options = Options(dry_run=True)
     result = patch(unet, unet.with_name("o.onnx"), options)
-    assert len(foresee(unet, options, result, USUAL)) == 1
+    assert len(foresee(unet, options, result, USUAL, measured=True)) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ whose time

@@ -12,7 +12,8 @@ import pytest
 
 import models
 from cutefuse.commands.patch import main
-from cutefuse.match.find import Site, find_sites
+from cutefuse.match.find import find_sites
+from cutefuse.match.site import Site
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.select.engines import engine_of
 from cutefuse.select.gain import Model, Pricer
@@ -130,7 +131,7 @@ def gain_of(name: str, fused: Sequence[str]) -> float:
     """What a site of CHAIN saves while these are fused."""
     values = graphs.weights(dtype="float16", w=(64, 128, 1, 1))
     cleaned, sites = find_sites(graphs.graph(CHAIN, values, inputs=INPUTS, dtype="float16"), Path())
-    model = Model(cleaned.whole, engine_of("tensorrt", "10.3", 90), device_of(90), sites[0].sizes)
+    model = Model(cleaned.whole, engine_of("tensorrt", "10.3", 90), device_of(90))
     wires = wiring(cleaned.whole, model.engine)
     for site in sites:
         if site.name in fused and site.match:
@@ -158,7 +159,7 @@ def test_an_add_left_behind_becomes_a_kernel_of_its_own() -> None:
     for tail in ("y = Relu(x)", "u = Relu(x) y = Add(u, a)"):
         body = f"c = Concat<axis=1>(a, b) x = Conv(c, w) {tail}"
         cleaned, (site, *_) = find_sites(graphs.graph(body, values, inputs=INPUTS, dtype="float16"), Path())
-        model = Model(cleaned.whole, engine_of("torch"), device_of(90), site.sizes)
+        model = Model(cleaned.whole, engine_of("torch"), device_of(90))
         while site.match and site.match.takes:
             assert site.fall_back()
         assert site.match is not None
@@ -171,7 +172,7 @@ def test_sites_of_one_concat_are_also_judged_together(tmp_path: Path) -> None:
     values = graphs.weights(dtype="float16", w=(64, 128, 3, 3))
     model = graphs.graph(PAIR, values, inputs=INPUTS, outputs=("y1", "y2"), dtype="float16")
     cleaned, sites = find_sites(model, Path())
-    prices = Model(cleaned.whole, engine_of("tensorrt", "10.3", 90), device_of(90), sites[0].sizes)
+    prices = Model(cleaned.whole, engine_of("tensorrt", "10.3", 90), device_of(90))
     wires = wiring(cleaned.whole, prices.engine)
     for site in sites:
         assert site.match is not None

@@ -14,7 +14,8 @@ from test_rank import CONV, INPUTS, profiled
 
 from cutefuse.commands.patch import main
 from cutefuse.errors import CutefuseError
-from cutefuse.match.find import Site, find_sites
+from cutefuse.match.find import find_sites
+from cutefuse.match.site import Site
 from cutefuse.optimize import site_times
 from cutefuse.report.analyse import rank
 from cutefuse.select import engines
@@ -32,7 +33,7 @@ def found(inputs: dict[str, str] = INPUTS) -> tuple[onnx.ModelProto, Model, Site
     """A model with one site, and the model of its time in TensorRT on an L4."""
     model = graphs.graph(BODY, inputs=inputs)
     cleaned, (site,) = find_sites(model, Path())
-    return model, Model(cleaned.whole, engine_of("tensorrt", "10.3"), device_of(0, "L4"), site.sizes), site
+    return model, Model(cleaned.whole, engine_of("tensorrt", "10.3"), device_of(0, "L4")), site
 
 
 def prices(folder: Path, inputs: dict[str, str] = INPUTS) -> list[Price]:
@@ -56,7 +57,7 @@ def test_each_source_says_on_what_basis_and_against_whose_kernels(tmp_path: Path
 
 def test_a_time_model_is_checked_in_the_engine_that_it_was_fitted_in(tmp_path: Path) -> None:
     _, modelled, site = found()
-    same = Model(modelled.graph, engine_of("torch"), device_of(0, "H200"), site.sizes).price(site)
+    same = Model(modelled.graph, engine_of("torch"), device_of(0, "H200")).price(site)
     assert "never checked" not in same.engine and "scaled" not in same.engine
 
 

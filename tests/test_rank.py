@@ -14,7 +14,8 @@ import pytest
 
 from cutefuse.commands.patch import main as patch_main
 from cutefuse.commands.rank import main as rank_main
-from cutefuse.match.find import FUSED, find_sites
+from cutefuse.match.find import find_sites
+from cutefuse.match.site import FUSED
 from cutefuse.report.analyse.rank import Candidate, candidates, engine_of, engine_peaks
 from cutefuse.report.write import write
 

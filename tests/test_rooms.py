@@ -155,3 +155,40 @@ def test_every_folder_is_a_room_and_says_what_lives_there() -> None:
 def test_an_upward_import_is_seen_wherever_it_stands(text: str, room: str) -> None:
     (fault,) = faults(PACKAGE / "graph/read.py", text)
     assert room in fault
+
+
+def is_dataclass(node: ast.AST) -> bool:
+    return isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+
+
+def held_callables(texts: dict[str, str]) -> list[str]:
+    """The fields of dataclasses, and the parameters, that are typed as callables or by a name for one: code that a room
+    above could hand down, where the table of imports does not see it."""
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    aliases = {
+        ast.unparse(node.targets[0])
+        for tree in trees.values() for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Callable[")
+    }  # fmt: skip
+    found = []
+    for name, tree in trees.items():
+        fields = [f for c in ast.walk(tree) if is_dataclass(c) for f in c.body if isinstance(f, ast.AnnAssign)]  # type: ignore[attr-defined]
+        for item in (*fields, *(a for a in ast.walk(tree) if isinstance(a, ast.arg))):
+            words = {n.id for n in ast.walk(item.annotation) if isinstance(n, ast.Name)} if item.annotation else set()
+            what = ast.unparse(item.target) if isinstance(item, ast.AnnAssign) else f"({item.arg})"
+            found += [f"{name} {what}: {word}" for word in sorted(words & {"Callable", *aliases})]
+    return found
+
+
+def test_no_room_below_optimize_holds_code_of_a_room_above() -> None:
+    """Prices and tiles are handed to `patch` and to the pass that asks for them; nothing carries them further."""
+    rooms = {room: sorted((PACKAGE / room).rglob("*.py")) for room in ("select", "rewrite")}
+    texts = {f"{p.parent.name}/{p.stem}": p.read_text() for paths in rooms.values() for p in paths}
+    found = held_callables(texts)
+    assert [f for f in found if "(" not in f] == []  # fields
+    assert {f.partition(": ")[2] for f in found if f.startswith("select/")} == {"Pricing"}
+    assert "rewrite/patch (price): Pricing" in found
+    worse = texts | {"rewrite/options": "@dataclass\nclass Options:\n    price: Pricing | None = None\n"}
+    assert "rewrite/options price: Pricing" in held_callables(worse)
+    worse["select/gain"] = "def choose(settle: Callable[[], None]) -> None: ..."
+    assert "select/gain (settle): Callable" in held_callables(worse)

@@ -126,7 +126,7 @@ def test_a_cast_without_sizes_has_those_of_its_input() -> None:
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     read = Graph(model, Path())
-    prices = Model(read, TORCH, device_of(90), read.dims)
+    prices = Model(read, TORCH, device_of(90))
     assert prices.plain.dims("y") == (1, 32, 40, 40) and prices.plain.dims("z") == ()
     assert math.isnan(prices.plain.size_of("z"))
 
@@ -135,7 +135,7 @@ def test_a_pad_by_nothing_that_is_computed_is_as_large_as_what_it_pads() -> None
     values = {"k": np.zeros((4, 2), np.int64), "flat": np.array([-1])}
     model = graph("q = Transpose(k) p = Reshape(q, flat) t = Pad(a, p) y = Relu(t)", values, inputs={"a": "1,8,4,4"})
     whole = clean(model, Path()).whole
-    prices = Model(whole, engine_of("rtx"), device_of(89), whole.dims)
+    prices = Model(whole, engine_of("rtx"), device_of(89))
     assert prices.plain.size_of("t") == prices.plain.size_of("a") > 0
 
 

@@ -133,7 +133,7 @@ def test_the_rival_in_tensorrt_11_is_the_tanh_form_except_where_it_is_wrong() ->
         while site.match and "residual" in site.match.takes:
             assert site.fall_back()
         assert site.match is not None
-        model = Model(cleaned.whole, TensorRT("tensorrt", version, 90), device_of(90), site.sizes)
+        model = Model(cleaned.whole, TensorRT("tensorrt", version, 90), device_of(90))
         return model.own(site, site.match).before_us
 
     assert before_us(SILU, (11, 2)) < before_us(SILU, (10, 3)) - 1.0

@@ -19,7 +19,8 @@ from cutefuse.commands.patch import main
 from cutefuse.engines import plugins
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.cut import cut
-from cutefuse.match.find import Site, find_sites
+from cutefuse.match.find import find_sites
+from cutefuse.match.site import Site
 from cutefuse.optimize.site_times import best_tiles, pricing
 from cutefuse.select.price import Price
 from cutefuse.timing.cache import TuneCache, cache_path
@@ -206,7 +207,7 @@ class TestCut:
 
         model = graph(f"{SITE.replace('y =', 'r =')} y = Tanh(r)", inputs=SIZED)
         cleaned, (site,) = find_sites(model, Path())
-        part = cut(cleaned.whole, site.nodes, ["r"], site.sizes)
+        part = cut(cleaned.whole, site.nodes, ["r"], cleaned.whole.sizes)
         onnx.checker.check_model(part)
         assert [v.name for v in part.graph.input] == ["a", "b"] and {t.name for t in part.graph.initializer} == {
             "w",
@@ -220,7 +221,7 @@ class TestCut:
     def test_an_unknown_size_is_named(self) -> None:
         cleaned, (site,) = find_sites(graph(SITE), Path())
         with pytest.raises(CutefuseError, match="the sizes of a, which Concat_0 reads, are not known"):
-            cut(cleaned.whole, site.nodes, ["y"], site.sizes)
+            cut(cleaned.whole, site.nodes, ["y"], cleaned.whole.sizes)
         sizes = {"a": (2, 8, 9, 7), "b": (2, 16, 9, 7)}
         part = cut(cleaned.whole, site.nodes, ["y"], sizes.get)
         assert [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in part.graph.input] == [

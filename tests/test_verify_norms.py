@@ -15,7 +15,7 @@ import pytest
 from graphs import graph, run_patch
 
 from cutefuse.graph.closeness import Judge
-from cutefuse.rewrite import prove
+from cutefuse.rewrite.passes import verify
 from cutefuse.rewrite.patch import Result
 
 C, SMALL = 96, 7
@@ -46,7 +46,7 @@ def test_a_channel_that_is_small_by_chance_is_not_called_wrong(near: float, tmp_
 
 def spoil(monkeypatch: pytest.MonkeyPatch, name: str, factor: float, more: float) -> None:
     """Makes one channel of a weight wrong in the patched model that is judged."""
-    right = prove.verify
+    right = verify.verify
 
     def spoilt(source: Path, patched: onnx.ModelProto, *rest: Any, **options: Any) -> dict[str, Any]:
         weight = next(t for t in patched.graph.initializer if t.name == name)
@@ -55,7 +55,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, name: str, factor: float, more: float
         weight.CopyFrom(onnx.numpy_helper.from_array(value, name))
         return right(source, patched, *rest, **options)
 
-    monkeypatch.setattr(prove, "verify", spoilt)
+    monkeypatch.setattr(verify, "verify", spoilt)
 
 
 @pytest.mark.parametrize("wrong", [1e-3, -1e-3, 1.0])

@@ -101,11 +101,12 @@ VARIANTS: dict[str, Callable[[Path, Path, int], Variant]] = {
 
 
 def _patched(plain: Path, output: Path, sm: int, **options: Any) -> Variant:
-    from cutefuse.match.find import FUSED
+    from cutefuse.match.site import FUSED
     from cutefuse.operators.layouts import TORCH
     from cutefuse.rewrite.patch import Options, patch
 
-    result = patch(plain, output, Options(sm=sm, engine=TORCH, **options))
+    measured = {name: options.pop(name) for name in ("price", "tiles") if name in options}
+    result = patch(plain, output, Options(sm=sm, engine=TORCH, **options), **measured)
     return Variant(result.report, [s for s in result.sites if s.status == FUSED], result.output)
 
 

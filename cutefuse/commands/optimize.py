@@ -18,11 +18,10 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_options
-from cutefuse.commands.doctor import local_gpu
-from cutefuse.commands.patch import shape_argument, tuner_of
+from cutefuse.commands.choices import add_choices, options_of, target_of
 from cutefuse.commands.patch_words import show
+from cutefuse.commands.tuning import tuner_of
 from cutefuse.engines.build import BUILDERS, choose_backend
-from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.optimize.bench import BEST
@@ -30,7 +29,7 @@ from cutefuse.optimize.loop import Limits, Outcome
 from cutefuse.optimize.run import DROPPED, KEPT, RECORD, Request, engine_shapes, first_choice, optimize, pages
 from cutefuse.optimize.site_times import best_tiles, pricing
 from cutefuse.output import add_json, json_alone
-from cutefuse.rewrite.patch import TAKES, Options, patch
+from cutefuse.rewrite.patch import patch
 from cutefuse.timing.noise import HOW
 
 NOTHING_PAYS = 3
@@ -61,16 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--time-limit", type=seconds, metavar="5min", help="begin no build that would end later")
     p.add_argument("--timeout", type=float, metavar="S", help="end trtexec after this many seconds")
     p.add_argument("--dtype", choices=("fp16",), help="convert the model first; both engines compute in this type")
-    p.add_argument("--keep-float32", action="append", default=[], metavar="GLOB",
-                   help="nodes that --dtype must not lower")  # fmt: skip
-    p.add_argument("--input-shape", action="append", default=[], type=shape_argument, metavar="NAME:1x3x224x224",
-                   help="size of a dynamic input, for engines and figures")  # fmt: skip
-    p.add_argument("--include", action="append", default=[], metavar="GLOB", help="only sites with a node of this name")
-    p.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="no site with a node of this name")
-    p.add_argument("--without", action="append", default=[], choices=TAKES, help="as in `cutefuse patch`")
-    p.add_argument("--sm", type=int, metavar="90", help="compute capability of the GPU; default: this machine's")
+    add_choices(p)
     p.add_argument("--tune", action="store_true", help="choose by times of sites and tiles taken on this GPU first")
-    p.add_argument("--no-functions", action="store_true", help="leave function bodies out")
     p.add_argument("--verify", action="store_true",
                    help="compare plain and patched outputs: the graphs in ONNX Runtime, with --backend torch also the "
                         "engines")  # fmt: skip
@@ -141,14 +132,9 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         end_on_sigterm()
         tuner = tuner_of("best") if args.tune else None
-        own_sm = local_sm()
-        sm = own_sm if args.sm is None else args.sm
-        options = Options(
-            include=args.include, exclude=args.exclude, without=args.without, functions=not args.no_functions,
-            sm=sm, verify=args.verify, shapes=dict(args.input_shape), keep_float32=args.keep_float32,
-            price=pricing(tuner) if tuner else None, tiles=partial(best_tiles, tuner) if tuner else None,
-            gpu=local_gpu() if sm == own_sm else "",
-        )  # fmt: skip
+        price, tiles = (pricing(tuner), partial(best_tiles, tuner)) if tuner else (None, None)
+        sm, gpu = target_of((), args.sm)
+        options = options_of(args, sm=sm, gpu=gpu, dtype="")
         dtype = "float16" if args.dtype else ""
         if args.dry_run:
             kind = "torch" if args.backend == "torch" else ""
@@ -159,13 +145,22 @@ def main(argv: list[str] | None = None) -> int:
             with json_alone(args.json) as tell:
                 shapes = engine_shapes(args.model, options.shapes, kind)
                 tried = first_choice(replace(options, dry_run=True, shapes=shapes, dtype=dtype), kind)
-                result = patch(args.model, args.output / args.model.name, tried)
+                result = patch(args.model, args.output / args.model.name, tried, price, tiles)
                 show(result)
                 tell(result.report)
             return result.exit_code
         limits = Limits(args.builds, args.time_limit)
         request = Request(
-            args.model, args.output, args.backend, trtexec_options(rest), options, dtype, limits, args.timeout
+            args.model,
+            args.output,
+            args.backend,
+            trtexec_options(rest),
+            options,
+            price,
+            tiles,
+            dtype,
+            limits,
+            args.timeout,
         )
         try:
             with contextlib.redirect_stdout(sys.stderr):

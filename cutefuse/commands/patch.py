@@ -14,32 +14,21 @@ from pathlib import Path
 
 from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
-from cutefuse.commands.doctor import local_gpu
+from cutefuse.commands.choices import add_choices, options_of, sm_of, target_of
 from cutefuse.commands.patch_words import behind_patch, show
-from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.commands.tuning import tuned, tuner_of
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.optimize import oracle
-from cutefuse.optimize.site_times import NAMES, best_tiles, gpu_of, pricing
+from cutefuse.optimize.site_times import best_tiles, pricing
 from cutefuse.output import add_json, json_alone, whole_number
+from cutefuse.report.analyse.rank import pricing as profiled
+from cutefuse.rewrite.options import SCOPES
 from cutefuse.rewrite.outlook import USUAL, foresee
-from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
+from cutefuse.rewrite.patch import default_output, patch
 from cutefuse.select.engines import NEWEST
 from cutefuse.select.policy import LEAST_SHARE, LEAST_US
-from cutefuse.select.price import Pricing
-from cutefuse.select.times import device_of
-from cutefuse.timing.cache import TuneCache
-from cutefuse.timing.calls import RIVALS, Tuner
-
-DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-
-
-def shape_argument(text: str) -> tuple[str, list[int]]:
-    """`name:1x3x640x640` of the command line."""
-    name, _, dims = text.rpartition(":")
-    if not name or not re.fullmatch(r"\d+(x\d+)*", dims):
-        raise argparse.ArgumentTypeError(f"'{text}' is no shape; write it as name:1x3x224x224")
-    return name, [int(d) for d in dims.split("x")]
+from cutefuse.timing.calls import RIVALS
 
 
 def _microseconds(text: str) -> float:
@@ -48,12 +37,6 @@ def _microseconds(text: str) -> float:
     if not found:
         raise argparse.ArgumentTypeError(f"'{text}' is no time; write it as 5us")
     return float(found[1]) * units[found[2] or ""]
-
-
-def _capability(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no compute capability; write 90 for 9.0, or 0 for any GPU")
-    return int(text)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -65,28 +48,15 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("model", type=Path, help="ONNX file; it is never changed")
     p.add_argument("-o", "--output", type=Path, help="default: model.cutefuse.onnx beside the model")
     p.add_argument("--dry-run", action="store_true", help="show every candidate and its verdict, write nothing")
-    p.add_argument("--include", action="append", default=[], metavar="GLOB", help="only sites with a node of this name")
-    p.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="no site with a node of this name")
-    p.add_argument(
-        "--include-op", action="append", default=[], metavar="OP", help="only this operator (concat_conv, ...)"
-    )
+    add_choices(p)
+    p.add_argument("--include-op", action="append", default=[], metavar="OP",
+                   help="only this operator (concat_conv, ...)")  # fmt: skip
     p.add_argument("--exclude-op", action="append", default=[], metavar="OP", help="not this operator")
-    p.add_argument("--without", action="append", default=[], choices=TAKES,
-                   help="do not fuse Convs that read a single tensor, nearest upsampling of a source, sources that are "
-                        "channel ranges, the Add of a residual, parallel Convs on the same sources, the "
-                        "BatchNormalization and ReLU in front of a Conv, or Convs that stand alone")  # fmt: skip
-    p.add_argument("--sm", type=_capability, metavar="90",
-                   help="compute capability of the GPU that will run the model; operators that only an older "
-                        "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip
-    p.add_argument("--no-functions", action="store_true", help="leave function bodies out (TensorRT 10.6 and older)")
-    p.add_argument(
-        "--verify", action="store_true", help="run original and patched model on the same inputs and compare"
-    )
-    p.add_argument("--input-shape", action="append", default=[], type=shape_argument, metavar="NAME:1x3x224x224",
-                   help="size of a dynamic input, for the figures and --verify; the model stays dynamic")  # fmt: skip
+    p.add_argument("--verify", action="store_true",
+                   help="run original and patched model on the same inputs and compare")  # fmt: skip
     p.add_argument("--seed", type=whole_number, default=0, help="of the inputs for --verify")
     p.add_argument("--all", action="store_true", dest="all_sites", help="fuse every legal site, whatever it saves")
-    p.add_argument("--min-gain", type=_microseconds, metavar="5us",
+    p.add_argument("--min-gain", type=_microseconds, dest="min_gain_us", metavar="5us",
                    help=f"leave out sites that save less; default: {LEAST_US:g}us, or "
                         f"{100 * LEAST_SHARE:g} %% of a site's cost if more; unknown gains are left out")  # fmt: skip
     p.add_argument("--no-compile", action="store_true",
@@ -108,85 +78,19 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--tanh-silu", action="store_true",
                    help="write the SiLUs that stay outside as x * (0.5 * tanh(0.5 * x) + 0.5), which TensorRT 11 "
                         "computes inside the convolution")  # fmt: skip
-    p.add_argument(
-        "--gpu",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="GPU that will run the model, as 'A100' or 'RTX 4090', for --sm and the predicted times; "
-        "further ones are compared with it; default: this machine's, or the usual one of --sm",
-    )
-    p.add_argument(
-        "--dtype", choices=sorted(DTYPES), help="lower the precision first; TensorRT 11 takes it from the file"
-    )
-    p.add_argument(
-        "--scope", choices=("model", "sites"), help="what --dtype lowers; default: model for fp16, sites for bf16"
-    )
-    p.add_argument(
-        "--keep-float32", action="append", default=[], metavar="GLOB", help="nodes that --dtype must not lower"
-    )
-    p.add_argument(
-        "--clean", action="store_true", help="write the whole model with constants folded and no-ops removed"
-    )
+    p.add_argument("--gpu", action="append", default=[], metavar="NAME",
+                   help="GPU that will run the model, as 'A100' or 'RTX 4090', for --sm and the predicted times; "
+                        "further ones are compared with it; default: this machine's or the usual of --sm")  # fmt: skip
+    p.add_argument("--dtype", choices=("bf16", "fp16"), default="",
+                   help="lower the precision first; TensorRT 11 takes it from the file")  # fmt: skip
+    p.add_argument("--scope", choices=SCOPES, default="",
+                   help="what --dtype lowers; default: model for fp16, sites for bf16")  # fmt: skip
+    p.add_argument("--clean", action="store_true",
+                   help="write the whole model with constants folded and no-ops removed")  # fmt: skip
     add_json(p)
-    p.add_argument(
-        "--verbose",
-        action="store_true",
-        help="every candidate with its verdict, nodes, tensors and shapes, not only those that matter",
-    )
+    p.add_argument("--verbose", action="store_true",
+                   help="every candidate with its verdict, nodes, tensors and shapes, not only a few")  # fmt: skip
     return p
-
-
-def tuner_of(rival: str) -> Tuner:
-    """Times sites against cuDNN, torch.compile or the better of them, with the times that are kept on this machine."""
-    from cutefuse.engines.pytorch.graph_times import gpu_timer
-
-    return Tuner(gpu_timer(), TuneCache(), rival)
-
-
-def _tuned(tuner: Tuner) -> str:
-    """What was timed, as a sentence each."""
-    cache, modes = tuner.cache, " and ".join(NAMES[mode] for mode in tuner.modes)
-    lines = [
-        f"tuned on {gpu_of(tuner)}: {tuner.timed} times taken, {tuner.known} known from {cache.path}",
-        f"the rival is PyTorch's ({modes}), not TensorRT's; --profile compares with a TensorRT engine",
-    ]
-    return "\n".join([*lines, *([cache.note] if cache.note else [])])
-
-
-def _pricing(model: Path, profile: Path | None) -> Pricing | None:
-    if profile is None:
-        return None
-
-    from cutefuse.report.analyse import rank
-
-    return rank.pricing(profile, model)
-
-
-def _target(args: argparse.Namespace) -> tuple[int, str]:
-    """Compute capability (times 10) and name of the GPU that will run the model: as asked, else of this machine.
-
-    Raises CutefuseError for a GPU that is not known, and for a name and a compute capability of different GPUs.
-    """
-    if not args.gpu:
-        own = local_sm()
-        sm = own if args.sm is None else args.sm
-        return sm, local_gpu() if sm == own else ""
-    for name in args.gpu[1:]:
-        if reason := kernels.reject_device(sm_of(name)):
-            raise CutefuseError(f"{reason}; leave --gpu '{name}' out")
-    sm = sm_of(args.gpu[0])
-    if args.sm not in (None, 0, sm):
-        raise CutefuseError(
-            f"--gpu {args.gpu[0]} has compute capability {sm / 10}, and --sm {args.sm} is {args.sm / 10}; "
-            "give one of them"
-        )
-    return sm if args.sm is None else args.sm, args.gpu[0]
-
-
-def sm_of(gpu: str) -> int:
-    """Compute capability (times 10) of a GPU's name. Raises CutefuseError for one that is not known."""
-    return device_of(0, gpu).sm
 
 
 def _idle(args: argparse.Namespace) -> list[str]:
@@ -210,30 +114,25 @@ def main(argv: list[str] | None = None) -> int:
         if args.tune and args.profile:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
         tuner = tuner_of(args.rival or "best") if args.tune else None
-        sm, gpu = _target(args)
-        options = Options(
-            include=args.include, exclude=args.exclude, include_op=args.include_op, exclude_op=args.exclude_op,
-            without=args.without, sm=sm, functions=not args.no_functions, verify=args.verify, seed=args.seed,
-            shapes=dict(args.input_shape), dry_run=args.dry_run,
-            price=pricing(tuner) if tuner else _pricing(args.model, args.profile),
-            tiles=partial(best_tiles, tuner) if tuner else None, min_gain_us=args.min_gain,
-            dtype=DTYPES.get(args.dtype, ""), clean=args.clean, scope=args.scope or "", keep_float32=args.keep_float32,
-            all_sites=args.all_sites, tanh_silu=args.tanh_silu, engine=args.engine, trt_version=args.trt_version,
-            gpu=gpu, layout=args.layout, idle=_idle(args),
-        )  # fmt: skip
+        price = pricing(tuner) if tuner else profiled(args.profile, args.model) if args.profile else None
+        sm, gpu = target_of(args.gpu, args.sm)
+        options = options_of(args, sm=sm, gpu=gpu, idle=_idle(args))
         with json_alone(args.json) as show_json:
             output = args.output or default_output(args.model)
-            asks = oracle.is_for(options) and not args.no_compile and not options.price
-            result = (oracle.judged if asks else patch)(args.model, output, options)
+            if oracle.is_for(options) and not args.no_compile and not price:
+                result = oracle.judged(args.model, output, options)
+            else:
+                result = patch(args.model, output, options, price, partial(best_tiles, tuner) if tuner else None)
             assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
             usual = [g for g in USUAL if assumed and not kernels.reject_device(sm_of(g))]
-            outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named=len(args.gpu) > 1)
+            named, measured = len(args.gpu) > 1, price is not None
+            outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named, measured)
             result.report["prediction"]["targets"] = [asdict(o) for o in outlooks]
             show_json(result.report)
         if not args.json:
             show(result, args.verbose, outlooks, behind_patch(argv))
             if tuner:
-                print(_tuned(tuner))
+                print("\n".join(tuned(tuner)))
         return result.exit_code
 
     return run_command(command)

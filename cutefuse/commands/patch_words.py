@@ -13,7 +13,7 @@ from typing import Any
 from cutefuse import table
 from cutefuse.commands import next_step
 from cutefuse.match.explain import cause_of, sentence
-from cutefuse.match.find import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED
+from cutefuse.match.site import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.optimize import oracle
 from cutefuse.rewrite.outlook import Outlook, is_float32
 from cutefuse.rewrite.patch import Result, report_path

@@ -34,7 +34,7 @@ from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.host import memory
-from cutefuse.match.find import FUSED
+from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
 

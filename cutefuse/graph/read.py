@@ -100,6 +100,7 @@ class Graph:
         self._producers: dict[str, NodeProto] = {}
         self._users: defaultdict[str, list[NodeProto]] = defaultdict(list)
         self._captured: set[str] = set()
+        self.sized: Graph | None = None  # the graph on inputs of the sizes that figures are for
         self._constants: dict[str, np.ndarray | None] = {}
         self._are_constant: dict[str, bool] = {}
         self._faults: dict[int, str] = {}
@@ -223,6 +224,10 @@ class Graph:
                 seen.update(node.output)
                 pending += reads_of(node)
         return False
+
+    def sizes(self, tensor: str) -> tuple[int, ...] | None:
+        """The sizes of a tensor on inputs of the sizes that figures are for; as `dims` where none were given."""
+        return (self.sized.dims(tensor) if self.sized else None) or self.dims(tensor)
 
     def dtype(self, tensor: str) -> str | None:
         """Element type as a NumPy name ('float16', 'bfloat16', ...); None when unknown."""

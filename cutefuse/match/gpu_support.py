@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cutefuse import kernels
-from cutefuse.match.find import FUSED, REFUSED, Site
+from cutefuse.match.site import FUSED, REFUSED, Site
 
 
 def judge_device(sites: Sequence[Site], sm: int) -> None:

@@ -7,7 +7,6 @@ model is patched and compiled again.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -23,10 +22,9 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import EXTERNAL_LIMIT, load_model, uses_external_data, writer
-from cutefuse.match.find import FUSED
+from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import NHWC, layout_of
-from cutefuse.output import write_text
-from cutefuse.rewrite.patch import Options, Result, patch, plain_model, report_path
+from cutefuse.rewrite.patch import Options, Result, patch, plain_model
 from cutefuse.select.compiled import Kernel, Record, removed_bytes
 
 BESIDE = ("conv", "gemm", "attention", "plugin", "noop")  # kinds of layers that a fused node does not replace
@@ -55,12 +53,12 @@ def judged(source: Path, output: Path, options: Options) -> Result:
         plain = _compile_plain(source, options, sm)
     except CutefuseError as error:
         note = f"{error}; rules predicted what {rtx.NAME} would copy"
-        return _recorded(source, patch(source, output, options), {"note": note})
+        return patch(source, output, replace(options, compiler_said={"note": note}))
     record = record_of(plain)
     best = _left_out(source, options, record, plain, sm)
-    result = patch(source, output, replace(options, compiled=record, outweighed=best.left))
     totals = {"plain": _totals(plain), "patched": _totals(best.compiled) if best.compiled else None}
-    return _recorded(source, result, {"note": "", "sm": sm, "left_out": best.left, **totals})
+    said = {"note": "", "sm": sm, "left_out": best.left, **totals}
+    return patch(source, output, replace(options, compiled=record, outweighed=best.left, compiler_said=said))
 
 
 @dataclass(frozen=True)
@@ -98,14 +96,6 @@ def _left_out(source: Path, options: Options, record: Record, plain: CompiledGra
         else:
             break
     return best
-
-
-def _recorded(source: Path, result: Result, compiled: dict[str, Any]) -> Result:
-    """The result with what the compiler said in its report, in the file too."""
-    result.report["compiled"] = compiled
-    if result.output:
-        write_text(report_path(result.output), json.dumps(result.report, indent=1) + "\n", [source])
-    return result
 
 
 def _compile_plain(source: Path, options: Options, sm: int) -> CompiledGraph:

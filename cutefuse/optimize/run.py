@@ -15,15 +15,17 @@ from cutefuse.engines.inputs import InputSpec, resolve
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
-from cutefuse.match.find import FUSED, LEFT_OUT, MERGED
+from cutefuse.match.site import FUSED, LEFT_OUT, MERGED
 from cutefuse.operators.layouts import TENSORRT, engine_of_backend
 from cutefuse.optimize.bench import BEST, PLAIN, Built, Shelf
 from cutefuse.optimize.loop import Bench, Graph, Limits, Loop, Outcome, Worth
 from cutefuse.optimize.worth import worths
 from cutefuse.output import write_json
 from cutefuse.report.read.reader import find_engines, read_engine
+from cutefuse.rewrite.passes.select import Tiles
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.rewrite.prove import failure
+from cutefuse.select.price import Pricing
 
 SCHEMA = 1
 RECORD = "optimize.json"
@@ -36,7 +38,8 @@ class Request:
     """What to optimise, by which engine, within which limits.
 
     `options`: for trtexec or the PyTorch back end, with their dashes. `patch`: filters, target GPU, shapes and `verify`
-    of the rewriter. `dtype`: float16 converts the model first, so that both engines compute in it.
+    of the rewriter. `price`, `tiles`: times of sites and of their calls, for the first patched graph. `dtype`: float16
+    converts the model first, so that both engines compute in it.
     """
 
     model: Path
@@ -44,6 +47,8 @@ class Request:
     backend: str = "auto"
     options: Sequence[str] = ()
     patch: Options = Options()
+    price: Pricing | None = None
+    tiles: Tiles | None = None
     dtype: str = ""
     limits: Limits = Limits()
     timeout_s: float | None = None
@@ -56,6 +61,8 @@ class Rewriter:
     source: Path
     shelf: Shelf
     options: Options
+    price: Pricing | None = None
+    tiles: Tiles | None = None
     results: list[Result] = field(default_factory=list)
 
     def plain(self) -> Graph:
@@ -67,8 +74,8 @@ class Rewriter:
         folder = self.shelf.folder(Graph(name, self.source))
         output = folder / f"{self.source.name.removesuffix('.onnx')}.cutefuse.onnx"
         # The sites that are left after the first graph have been measured, which is better than any price.
-        options = self.options if only is None else replace(self.options, only=only, price=None)
-        result = patch(self.source, output, options)
+        options, price = (self.options, self.price) if only is None else (replace(self.options, only=only), None)
+        result = patch(self.source, output, options, price, self.tiles)
         self.results.append(result)
         if result.exit_code == 1:
             why = failure(result.report["verify"])
@@ -104,7 +111,7 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
         options = replace(options, shapes=engine_shapes(request.model, options.shapes, kind))
         unused = [f"--keep-float32 '{p}' does nothing without --dtype" for p in request.patch.keep_float32]
         unused = [] if request.dtype else unused
-        rewriter = Rewriter(source, shelf, options)
+        rewriter = Rewriter(source, shelf, options, request.price, request.tiles)
         bench = _bench(kind, request, shelf)
         head = {
             "schema": SCHEMA, "tool": {"name": "cutefuse", "version": cutefuse.__version__},

@@ -16,7 +16,7 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.cut import cut
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import Call, operator_of
-from cutefuse.match.find import FUSED, Site
+from cutefuse.match.site import FUSED, Site
 from cutefuse.progress import track
 from cutefuse.rewrite.apply import plan
 from cutefuse.select.price import TIMED, Price, Prices, Pricing
@@ -120,7 +120,6 @@ def _tile_name(site: Site, tile: int) -> str:
 
 def _replaced(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int]) -> Replaced:
     """The time of the nodes that go, with what stands around their Concats and without it."""
-    sizes = group[0].sizes
     going = {id(n): n for site in group for n in site.nodes if id(n) in dead}
     outputs = list(dict.fromkeys(o for site in group if site.match for o in site.match.outputs if o))
     around = _around(graph, list(going.values()))
@@ -129,14 +128,14 @@ def _replaced(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int])
         o for n in around for o in n.output
         if o and (graph.escapes(o) or any(id(user) not in inside for user in graph.users(o)))
     ]  # fmt: skip
-    plain = cut(graph, [*around, *going.values()], [*outputs, *read_outside], sizes)
+    plain = cut(graph, [*around, *going.values()], [*outputs, *read_outside], graph.sizes)
     if not around:
         return tuner.replaced(plain)
     kept = {id(n) for n in around}
     read_here = [
         o for n in around for o in n.output if o and any(id(user) not in kept for user in graph.users(o))
     ]  # fmt: skip
-    return tuner.replaced(plain, cut(graph, around, [*read_here, *read_outside], sizes))
+    return tuner.replaced(plain, cut(graph, around, [*read_here, *read_outside], graph.sizes))
 
 
 def _around(graph: Graph, going: Sequence[NodeProto]) -> list[NodeProto]:

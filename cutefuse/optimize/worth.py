@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cutefuse.engines.kinds import node_names
-from cutefuse.match.find import FUSED, MERGED
+from cutefuse.match.site import FUSED, MERGED
 from cutefuse.optimize.loop import Worth
 from cutefuse.report.analyse.compare import adopt, is_helper
 from cutefuse.report.read.bodies import replaced

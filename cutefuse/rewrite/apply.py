@@ -21,8 +21,8 @@ from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, su
 from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Constant, Joined, Operand, Quantized, tensors_of
-from cutefuse.match.find import FUSED, Site
 from cutefuse.match.qdq import CUSTOM_DOMAIN
+from cutefuse.match.site import FUSED, Site
 from cutefuse.operators.function import node_attributes
 
 SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
@@ -67,7 +67,7 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
     for site in sites:
         gone = {o for n in site.nodes if id(n) in result.dead for o in n.output} - credited
         traffic = site.match.traffic if site.match and site.status == FUSED else {}
-        saved = [traffic[o].bytes(site.sizes(o)) for o in gone & traffic.keys()]
+        saved = [traffic[o].bytes(graph.sizes(o)) for o in gone & traffic.keys()]
         site.bytes_saved = None if None in saved else sum(s for s in saved if s is not None)
         credited |= gone & traffic.keys()
     return result

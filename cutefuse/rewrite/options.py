@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
 from cutefuse.select.compiled import Record
-from cutefuse.select.policy import Pricing
 
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 SCOPES = ("model", "sites")
@@ -36,10 +34,7 @@ class Options:
     seed: int = 0
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dry_run: bool = False
-    price: Pricing | None = None  # what was measured of each site, trusted before the model
     min_gain_us: float | None = None  # the least gain of a site; None: see cutefuse.select.policy.Policy
-    # the tiles of calls in the order of the graph; 0 where none is known
-    tiles: Callable[[Sequence[kernels.Call | None]], list[int]] | None = None
     dtype: str = ""  # float16 or bfloat16: lower the precision before fusing
     clean: bool = False  # write the cleaned graph, not only the fused sites
     scope: str = ""  # of dtype: "model" (also "" for float16) or the fused "sites" (also "" for bfloat16)
@@ -50,6 +45,7 @@ class Options:
     trt_version: str = ""  # as 10.3; "" for the newest that is known
     tanh_silu: bool = False  # write the SiLUs that stay outside in the form that TensorRT 11 fuses
     compiled: Record | None = None  # what the engine's compiler makes of the model with nothing fused
+    compiler_said: Mapping[str, Any] | None = None  # of the model with and without fused nodes, for the report
     outweighed: Mapping[str, str] = field(default_factory=dict)  # sites to leave out, by name, each with the reason
     layout: str = AUTO  # of the fused convolutions: one of layouts.CHOICES
     gpu: str = ""  # name of a board in the table of peaks; "" for the usual one of `sm`

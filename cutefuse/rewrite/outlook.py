@@ -45,17 +45,19 @@ def outlook_of(report: dict[str, Any], dtype: str = "") -> Outlook:
     return Outlook(report["prediction"]["gpu"], dtype, summary["fused"], summary["gain_us"], summary["plain_us"])
 
 
-def foresee(source: Path, options: Options, result: Result, gpus: Sequence[str], named: bool = False) -> list[Outlook]:
+def foresee(
+    source: Path, options: Options, result: Result, gpus: Sequence[str], named: bool = False, measured: bool = False
+) -> list[Outlook]:  # fmt: skip
     """The target of a run of `patch` first, then the same choices for other GPUs (names of the table of peaks); and all
     of them once more in float16, where the model is float32 and nothing asked for another type.
 
-    The target alone where times were measured for it, and for a large model unless the user `named` the others.
+    The target alone where times were `measured` for it, and for a large model unless the user `named` the others.
     """
     found = [outlook_of(result.report)]
     large = result.report["summary"]["nodes_before"] > MAX_NODES or _bytes(source) > MAX_BYTES
-    if options.price or (large and not named):
+    if measured or (large and not named):
         return found
-    asked = replace(options, dry_run=True, verify=False, idle=(), tiles=None)
+    asked = replace(options, dry_run=True, verify=False, idle=())
     targets = [replace(asked, gpu=name, sm=device_of(0, name).sm) for name in gpus]
     found += _weighed(source, targets, "")
     if is_float32(result.report) and not large:

@@ -17,7 +17,7 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.graph.store import load_weights
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.match.answer import tensors_of
-from cutefuse.match.find import Site
+from cutefuse.match.site import Site
 
 
 def prove_parts(
@@ -83,7 +83,7 @@ def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:
             if graph.is_constant(name):
                 continue
             dtype = graph.dtype(name) or site.cast_from or tensor.dtype
-            dims = site.sizes(name) or graph.dims(name) or tensor.dims
+            dims = graph.sizes(name) or tensor.dims
             ends[name] = helper.make_tensor_value_info(name, ELEM_TYPES[dtype], [d if d >= 0 else None for d in dims])
     return ends
 

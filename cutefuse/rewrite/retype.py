@@ -23,7 +23,7 @@ from cutefuse.graph.scopes import names_of
 from cutefuse.graph.shapes import fault, settle_types
 from cutefuse.graph.store import check_convertible, inlined, load_weights
 from cutefuse.match.answer import Constant, Match
-from cutefuse.match.find import FUSED, Site
+from cutefuse.match.site import FUSED, Site
 from cutefuse.rewrite.apply import fresh, in_order
 from cutefuse.rewrite.overflow import Overflow, name_and_lift, overflows
 

@@ -13,7 +13,7 @@ from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match, tensors_of
-from cutefuse.match.find import Site
+from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.select.compiled import Record
 from cutefuse.select.price import MODELLED, Price
@@ -62,9 +62,9 @@ class Model:
     record: what the engine's compiler made of the graph with nothing fused; without it rules say what it would make.
     """
 
-    def __init__(self, graph: Graph, engine: Engine, device: Device, sizes: Any, record: Record | None = None) -> None:
+    def __init__(self, graph: Graph, engine: Engine, device: Device, record: Record | None = None) -> None:
         self.graph, self.engine, self.device, self.record = graph, engine, device, record
-        self.plain = wiring(graph, engine, device, sizes)
+        self.plain = wiring(graph, engine, device)
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique

@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import attribute
 from cutefuse.match.answer import tensors_of
-from cutefuse.match.find import Site
+from cutefuse.match.site import Site
 from cutefuse.select.gain import Model
 from cutefuse.select.times import ELEMENT_BYTES, Convolution, convolution_us
 from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cutefuse.match.answer import Match
-from cutefuse.match.find import FUSED, LEFT_OUT, MERGED, Site
+from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, Site
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.network_time import network_us
 from cutefuse.select.price import MODELLED, Price, Pricing
@@ -29,12 +29,10 @@ LEAST_SHARE = 0.03
 @dataclass(frozen=True)
 class Policy:
     """all_sites: take every legal site, prices are told only. min_gain_us: the least gain; None for the default, which
-    also grows with the cost of the site. A site of unknown gain is taken only for a least gain of 0. price: figures to
-    trust before the model."""
+    also grows with the cost of the site. A site of unknown gain is taken only for a least gain of 0."""
 
     all_sites: bool = False
     min_gain_us: float | None = None
-    price: Pricing | None = None
 
     def least_us(self, before_us: float) -> float:
         """The least gain of a site whose kernels take `before_us` in the engine (NaN: not known)."""
@@ -62,36 +60,43 @@ class _Start:
     dropped: bool = False
 
 
-def choose(
-    model: Model, sites: Sequence[Site], policy: Policy, settle: Callable[[Sequence[Site], set[int]], None]
-) -> Saving:
-    """Decide which sites stay FUSED; fills in `gain_us` and `basis`. Returns what all of them save together.
+class Choice:
+    """Which sites stay FUSED, decided in rounds: `restore` the sites, make them legal beside each other, `judge` them.
 
-    `settle(sites, apart)` makes the fused sites legal beside each other: smaller matches, refusals, merges, the last
-    not for sites whose id is in `apart`. It is called again after sites were dropped.
+    `apart` are the ids of sites that must not be merged with others: what is merged loses there.
     """
-    starts = [_Start(s, s.status, s.reason, s.match) for s in sites]
-    apart: set[int] = set()
-    while True:
-        for start in starts:
-            if not start.dropped:
-                site = start.site
-                site.status, site.reason, site.gain_us = start.status, start.reason, None
-                site.basis, site.priced_by, site.gain_parts = "", "", {}
-                if start.match is not None:
-                    site.take(start.match)
-        settle(sites, apart)
-        round_ = _Round(model, [s for s in sites if s.status == FUSED and s.match], policy)
-        if policy.all_sites or not round_.decide():
+
+    def __init__(self, model: Model, sites: Sequence[Site], policy: Policy) -> None:
+        self.apart: set[int] = set()
+        self._model, self._policy = model, policy
+        self._starts = [_Start(s, s.status, s.reason, s.match) for s in sites]
+
+    def restore(self) -> None:
+        """Give every site that never went the match and status that it had before any choice."""
+        for start in (s for s in self._starts if not s.dropped):
+            site = start.site
+            site.status, site.reason, site.gain_us = start.status, start.reason, None
+            site.basis, site.priced_by, site.gain_parts = "", "", {}
+            if start.match is not None:
+                site.take(start.match)
+
+    def judge(self, price: Pricing | None = None) -> Saving | None:
+        """Fill in `gain_us` and `basis`, and return what all fused sites save together; None where sites went or took a
+        smaller match, and the rest must be restored, made legal and judged anew. price: figures to trust before the
+        model's."""
+        sites = [s.site for s in self._starts]
+        round_ = _Round(self._model, [s for s in sites if s.status == FUSED and s.match], self._policy, price)
+        if self._policy.all_sites or not round_.decide():
             return round_.finish()
-        for start in (s for s in starts if id(s.site) in round_.changed):
+        for start in (s for s in self._starts if id(s.site) in round_.changed):
             site = start.site
             if round_.changed[id(site)] is not None:
                 start.match = round_.changed[id(site)]
-            elif site.match and len(site.match.outputs) > 1 and id(site) not in apart and _is_merged(site):
-                apart |= {id(s) for s in sites if s.status == MERGED and _shares(s, site)} | {id(site)}
+            elif site.match and len(site.match.outputs) > 1 and id(site) not in self.apart and _is_merged(site):
+                self.apart |= {id(s) for s in sites if s.status == MERGED and _shares(s, site)} | {id(site)}
             else:
                 start.dropped = True
+        return None
 
 
 def _is_merged(site: Site) -> bool:
@@ -107,15 +112,15 @@ def _shares(other: Site, site: Site) -> bool:
 class _Round:
     """One pass over the sites that are legal beside each other."""
 
-    def __init__(self, model: Model, sites: Sequence[Site], policy: Policy) -> None:
+    def __init__(self, model: Model, sites: Sequence[Site], policy: Policy, measured: Pricing | None) -> None:
         self.model, self.policy = model, policy
         self.sites = {id(s): s for s in sites}
         self.prices: dict[int, Price] = {}  # of the first source that knows one, else of the model
         self.changed: dict[int, Match | None] = {}  # id of a site -> a smaller match, or None where it goes
-        measured = policy.price(model.graph, sites) if policy.price and sites else None
+        known = measured(model.graph, sites) if measured and sites else None
         for site in sites:
-            price = measured(site) if measured else model.price(site)
-            if measured and price.saved_us is None:
+            price = known(site) if known else model.price(site)
+            if known and price.saved_us is None:
                 price = replace(model.price(site), note=price.note)
             self.prices[id(site)] = price
         given = {i: p.saved_us for i, p in self.prices.items() if p.basis != MODELLED and p.saved_us is not None}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cutefuse.graph.read import Graph
-from cutefuse.match.find import Site
+from cutefuse.match.site import Site
 
 # The bases of a price, as patch.json names them: the time model, a profile of the user's engine, times of this GPU.
 MODELLED, PROFILED, TIMED = "model", "profile", "tuned"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -135,13 +135,12 @@ class Wiring:
     made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. low_made, low_read: those
     among them in another type than the graph's. awaited: the tensors that fused convolutions read and that are made
     last, and how many wait for each. gone: ids of the nodes that nothing needs any more. position: id of a node -> its
-    place in the graph. convolutions: in that order. sizes: those of a tensor, on inputs of the given sizes.
+    place in the graph. convolutions: in that order.
     """
 
     graph: Graph
     engine: Engine
     device: Device
-    sizes: Callable[[str], Sequence[int] | None]
     position: Mapping[int, int]
     made: Tally = field(default_factory=Tally)
     read: Tally = field(default_factory=Tally)
@@ -221,7 +220,7 @@ class Wiring:
     def _known(self, tensor: str) -> tuple[int, ...] | None:
         """The sizes of a tensor. Those of a Cast and of a node without effect are its input's: converters to float16
         leave its own out, and shape inference passes over a Pad by what is computed."""
-        dims, node = self.sizes(tensor) or self.graph.dims(tensor), self.graph.producer(tensor)
+        dims, node = self.graph.sizes(tensor), self.graph.producer(tensor)
         if dims is not None and all(d >= 0 for d in dims):
             return tuple(dims)
         same = node is not None and (node.op_type == "Cast" or has_no_effect(self.graph, node))
@@ -332,12 +331,11 @@ def wiring(
     graph: Graph,
     engine: Engine,
     device: Device | None = None,
-    sizes: Callable[[str], Sequence[int] | None] | None = None,
 ) -> Wiring:
-    """The graph with nothing fused; by default on the GPU that the times were taken on, with the sizes it holds."""
+    """The graph with nothing fused; by default on the GPU that the times were taken on."""
     convolutions = [n for n in graph.nodes if n.op_type in CONVOLUTIONS]
     position = {id(n): i for i, n in enumerate(graph.nodes)}
-    return Wiring(graph, engine, device or device_of(0), sizes or graph.dims, position, convolutions=convolutions)
+    return Wiring(graph, engine, device or device_of(0), position, convolutions=convolutions)
 
 
 def _operands(match: Match) -> list[str]:

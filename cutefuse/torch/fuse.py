@@ -23,7 +23,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.graph.store import outside
 from cutefuse.match.answer import Constant, Joined
-from cutefuse.match.find import FUSED, MERGED, Site
+from cutefuse.match.site import FUSED, MERGED, Site
 from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import patch

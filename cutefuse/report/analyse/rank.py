@@ -19,7 +19,9 @@ from cutefuse.engines.kinds import copy_origin, model_tensor
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import load_model
-from cutefuse.match.find import FUSED, Site, check_overlaps, find_sites
+from cutefuse.match.find import find_sites
+from cutefuse.match.overlaps import check_overlaps
+from cutefuse.match.site import FUSED, Site
 from cutefuse.report.read.cost import layer_cost
 from cutefuse.report.read.reader import Engine, Layer, find_engines, read_engine
 from cutefuse.rewrite.apply import plan

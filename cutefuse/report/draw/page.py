@@ -12,7 +12,7 @@ from typing import Any
 
 import cutefuse
 from cutefuse.engines.kinds import KINDS
-from cutefuse.match.find import FUSED, LEFT_OUT, MERGED, REFUSED
+from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.output import write_text
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw import charts, svg

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cutefuse.engines.tensors import Tensor
 from cutefuse.graph.body import FORMAL
-from cutefuse.match.find import FUSED, MERGED
+from cutefuse.match.site import FUSED, MERGED
 
 _ANCHORS = ("conv", "norm")
 

@@ -1,0 +1,81 @@
+"""The options that `patch` and `optimize` share: which sites, which sizes, which GPU."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from cutefuse import kernels
+from cutefuse.commands.doctor import local_gpu
+from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.errors import CutefuseError
+from cutefuse.rewrite.options import TAKES, Options
+from cutefuse.select.times import device_of
+
+
+def add_choices(p: argparse.ArgumentParser) -> None:
+    """Add the shared options, with the fields of Options as their names."""
+    p.add_argument("--include", action="append", default=[], metavar="GLOB", help="only sites with a node of this name")
+    p.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="no site with a node of this name")
+    p.add_argument("--without", action="append", default=[], choices=TAKES,
+                   help="do not fuse Convs that read a single tensor, nearest upsampling of a source, sources that are "
+                        "channel ranges, the Add of a residual, parallel Convs on the same sources, the "
+                        "BatchNormalization and ReLU in front of a Conv, or Convs that stand alone")  # fmt: skip
+    p.add_argument("--sm", type=_capability, metavar="90",
+                   help="compute capability of the GPU that will run the model; operators that only an older "
+                        "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip
+    p.add_argument("--no-functions", action="store_false", dest="functions",
+                   help="leave function bodies out (TensorRT 10.6 and older)")  # fmt: skip
+    p.add_argument("--input-shape", action="append", default=[], type=shape_argument, dest="shapes",
+                   metavar="NAME:1x3x224x224",
+                   help="size of a dynamic input, for figures and engines; the model stays dynamic")  # fmt: skip
+    p.add_argument("--keep-float32", action="append", default=[], metavar="GLOB",
+                   help="nodes that --dtype must not lower")  # fmt: skip
+
+
+def options_of(args: argparse.Namespace, **others: Any) -> Options:
+    """The Options that a command line names, and `others` in their place."""
+    given = {f.name: getattr(args, f.name) for f in fields(Options) if f.name in args} | {"shapes": dict(args.shapes)}
+    return Options(**given | others)
+
+
+def shape_argument(text: str) -> tuple[str, list[int]]:
+    """`name:1x3x640x640` of the command line."""
+    name, _, dims = text.rpartition(":")
+    if not name or not re.fullmatch(r"\d+(x\d+)*", dims):
+        raise argparse.ArgumentTypeError(f"'{text}' is no shape; write it as name:1x3x224x224")
+    return name, [int(d) for d in dims.split("x")]
+
+
+def _capability(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is no compute capability; write 90 for 9.0, or 0 for any GPU")
+    return int(text)
+
+
+def target_of(gpus: Sequence[str], sm: int | None) -> tuple[int, str]:
+    """Compute capability (times 10) and name of the first of some GPUs, or of this machine's where none is named.
+
+    Raises CutefuseError for a GPU that is not known, for a further one without kernels, and for a name and a compute
+    capability of different GPUs.
+    """
+    if not gpus:
+        own = local_sm()
+        return own if sm is None else sm, local_gpu() if sm in (None, own) else ""
+    for name in gpus[1:]:
+        if reason := kernels.reject_device(sm_of(name)):
+            raise CutefuseError(f"{reason}; leave --gpu '{name}' out")
+    named = sm_of(gpus[0])
+    if sm not in (None, 0, named):
+        raise CutefuseError(
+            f"--gpu {gpus[0]} has compute capability {named / 10}, and --sm {sm} is {(sm or 0) / 10}; give one of them"
+        )
+    return named if sm is None else sm, gpus[0]
+
+
+def sm_of(gpu: str) -> int:
+    """Compute capability (times 10) of a GPU's name. Raises CutefuseError for one that is not known."""
+    return device_of(0, gpu).sm

@@ -1,0 +1,40 @@
+"""Sites on the same tensors that one call can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from cutefuse import kernels
+from cutefuse.graph.read import Graph
+from cutefuse.match.bodies import CAST_LIKE_OPSET, Shared
+from cutefuse.match.site import FUSED, MERGED, Site
+
+
+def merge_parallel(graph: Graph, sites: Sequence[Site], sm: int) -> None:
+    """Let one call compute the sites that an operator can merge: the first of them gets it, the others MERGED.
+
+    Sites with tiles of the GPU's own generation stay alone when their merged call has none.
+    """
+    fused = [s for s in sites if s.status == FUSED and s.match]
+    shared: dict[str, set[Shared]] = {}
+    for site in fused:
+        assert site.match is not None
+        shared.setdefault(site.match.call.op_type, set()).add(Shared.of(site.op, graph.opset, site.match.call))
+    if graph.opset < CAST_LIKE_OPSET:  # one body could not serve the merged op_types of calls that differ
+        fused = [s for s in fused if s.match and len(shared[s.match.call.op_type]) == 1]
+    order = {id(n): i for i, n in enumerate(graph.nodes)}
+    groups: dict[Hashable, list[Site]] = {}
+    for site in fused:
+        assert site.match is not None
+        if (key := site.finder.merge_key(site.match)) is not None:
+            groups.setdefault((site.op.stem, site.cast_from, key), []).append(site)
+    for group in groups.values():
+        finder = group[0].finder
+        alone = [s.match for s in group if s.match]
+        for positions, match in finder.merge(alone):
+            if finder.own_tiles_first and kernels.made_for(alone[0].call, sm) > kernels.made_for(match.call, sm):
+                continue
+            head = group[min(positions)]
+            head.match, head.nodes = match, sorted(match.nodes, key=lambda n: order[id(n)])
+            for other in (group[i] for i in positions if group[i] is not head):
+                other.refuse(MERGED, f"'{head.name}' computes it too")

@@ -1,0 +1,19 @@
+"""Sites that are legal beside each other."""
+
+from __future__ import annotations
+
+from cutefuse.match.bodies import check_bodies
+from cutefuse.match.gpu_support import suit_device
+from cutefuse.match.overlaps import check_overlaps
+from cutefuse.rewrite.state import State
+
+
+def run(state: State) -> None:
+    """Reads `sites` and `graph`; gives sites that want the same nodes, or a body of their own, smaller matches, or
+    refuses them."""
+    suit_device(state.sites, state.options.sm)
+    if state.options.functions:
+        check_bodies(state.graph, state.sites)
+    check_overlaps(state.graph, state.sites)  # after the other checks: an excluded site must claim no nodes
+    if state.options.functions:
+        check_bodies(state.graph, state.sites)  # of the smaller matches that this left

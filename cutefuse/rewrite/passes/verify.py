@@ -1,0 +1,126 @@
+"""The proof: the model as it was and as it is written run on the same inputs, and every fused site is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper
+
+from cutefuse import kernels
+from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.read import ELEM_TYPES, Graph
+from cutefuse.graph.runner import LacksOperator
+from cutefuse.graph.store import load_model
+from cutefuse.graph.verify import Probe, verify
+from cutefuse.match.answer import Constant, Match
+from cutefuse.match.site import FUSED, Site
+from cutefuse.operators import concat_conv
+from cutefuse.operators.layouts import TO_NCHW
+from cutefuse.progress import spinner
+from cutefuse.rewrite.agnostic import is_nhwc
+from cutefuse.rewrite.apply import new_calls
+from cutefuse.rewrite.functions import add_bodies
+from cutefuse.rewrite.prove_parts import prove_parts
+from cutefuse.rewrite.state import State
+
+
+def run(state: State, folder: Path) -> None:
+    """Reads `model`, which `apply` saved in a folder, `sites`, `silus`, `converted`; leaves `proof` where the options
+    ask for it."""
+    if not state.options.verify:
+        return
+    source, graph, options = state.source, state.graph, state.options
+    fused = [s for s in state.fused if s.match]
+    model, added = graph.model, _left_out(graph.model, fused)
+    if added or not options.functions:
+        model = ModelProto()
+        model.CopyFrom(graph.model)
+        model.graph.node.extend(added)
+    if not options.functions:
+        add_bodies(model, graph, new_calls(fused))
+    dtypes = [s.dtype for s in state.rewritten]  # of what is written anew without a fused node
+    tolerance = max(
+        [s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match]
+        + [concat_conv.OPERATOR.tolerance(dtype) for dtype in dtypes],
+        default=concat_conv.OPERATOR.tolerance("float32"),  # nothing new: nodes of another layout were turned
+    )
+    probes = _probes(graph, fused)
+    with spinner(f"running {source.name} and its patched model on the same inputs"):
+        try:
+            state.proof = verify(
+                source, model, folder, tolerance, options.shapes, options.seed, probes, state.converted
+            )
+        except LacksOperator as error:
+            unfused = (state.converted or load_model(source), source.parent)
+            state.proof = prove_parts(graph, unfused, (model, folder), fused, probes, tolerance, options.seed, error)
+
+
+def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
+    """Every tensor that a fused site makes for others."""
+    fused = [(s.name, s.match, _gain(graph, s.match)) for s in sites if s.match]
+    return [
+        Probe(name, t, _inner(match, t), *_alike(match), gain if t == match.outputs[0] else None)
+        for name, match, gain in fused
+        for t in match.outputs
+        if t
+    ]
+
+
+def _alike(match: Match) -> tuple[tuple[str, ...], bool]:
+    """The tensors that the fused node takes for as large as its result: what it adds; whether that may have more
+    channels, of which it reads a range."""
+    facts = kernels.facts(match.call.op_type)
+    added = () if not facts["residual"] else match.inputs[:2] if facts["kind"] == "norm" else match.inputs[-1:]
+    ranged = facts["kind"] != "norm" and match.call.inputs[-1].dims[1:2] != match.call.outputs[0].dims[1:2]
+    return tuple(i for i in added if isinstance(i, str)), ranged
+
+
+def _gain(graph: Graph, match: Match) -> np.ndarray | None:
+    """A norm's factors of the channels; None for another site, and where they are no constant."""
+    facts = kernels.facts(match.call.op_type)
+    if facts["kind"] != "norm":
+        return None
+    gain = match.inputs[2 if facts["residual"] else 1]
+    if isinstance(gain, Constant):
+        return gain.make()
+    return graph.constant(gain) if isinstance(gain, str) else None
+
+
+def _inner(match: Match, tensor: str) -> tuple[str, ...]:
+    """What a site's nodes make from its Conv to `tensor`; nothing for a site without a Conv."""
+    maker = {o: n for n in match.nodes for o in n.output}
+    found: list[str] = []
+    ahead, convolved = [tensor], False
+    while ahead:
+        name = ahead.pop()
+        if name in found or name not in maker:
+            continue
+        found.append(name)
+        convolved |= maker[name].op_type == "Conv"
+        if maker[name].op_type != "Conv":
+            ahead += maker[name].input
+    return tuple(n for n in found if n != tensor) if convolved else ()
+
+
+def _left_out(model: ModelProto, sites: Sequence[Site]) -> list[NodeProto]:
+    """Transposes and Casts to the results that a patched model does not make: between two sites that compute in another
+    layout or type than the graph's, the rewriter leaves the tensors of the graph out."""
+    fused = {n.name: n for n in model.graph.node if n.domain == DOMAIN}
+    made = {o for n in model.graph.node for o in n.output}
+    found = list[NodeProto]()
+    for site in (s for s in sites if s.status == FUSED and s.match):
+        node, match = fused[site.name], site.match
+        for own, name in zip(node.output, match.outputs if match else (), strict=True):
+            if not name or name in made:
+                continue
+            steps: list[tuple[str, dict[str, Any]]] = []
+            steps += [("Transpose", {"perm": TO_NCHW})] if is_nhwc(node) else []
+            steps += [("Cast", {"to": ELEM_TYPES[site.cast_from]})] if site.cast_from else []
+            for i, (op_type, attributes) in enumerate(steps, start=1):
+                result = name if i == len(steps) else f"{name}.{op_type}"
+                found.append(helper.make_node(op_type, [own], [result], **attributes))
+                own = result
+    return found
