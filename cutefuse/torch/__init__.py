@@ -17,7 +17,9 @@ On a GPU the calls go through a small extension, which the user's own compiler b
 
 from __future__ import annotations
 
-from cutefuse.torch.conv import ACTIVATIONS, concat_conv
+from cutefuse.torch import compiled, conv, launch, norms
+from cutefuse.torch.conv import ACTIVATIONS, PackedConv
+from cutefuse.torch.conv_autograd import concat_conv, pre_concat_conv
 from cutefuse.torch.fuse import FuseReport, fuse
 from cutefuse.torch.norms import (
     LayerNorm,
@@ -27,9 +29,12 @@ from cutefuse.torch.norms import (
     layer_norm,
     rms_norm,
 )
-from cutefuse.torch.packed import PackedConv
-from cutefuse.torch.pre_conv import pre_concat_conv
 from cutefuse.torch.replace import NormReport, replace_norms
+
+compiled.loaded.python = compiled.InPython(
+    launch.plan, conv.plan, norms.call_rms_norm, norms.call_layer_norm, norms.rms_kernel, norms.layer_kernel,
+    norms.backward_kernel, conv.run,
+)  # fmt: skip
 
 __all__ = [
     "ACTIVATIONS",

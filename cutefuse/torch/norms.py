@@ -49,25 +49,25 @@ def _forward(
     return y, x.new_empty(0) if total is None else total, mean, rstd
 
 
-def _rms_kernel(
+def rms_kernel(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, total, _, rstd = _forward(x, residual, weight, None, epsilon, False)
     return y, total, rstd
 
 
-def _layer_kernel(
+def layer_kernel(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _forward(x, residual, weight, bias, epsilon, True)
 
 
 _rms_norm = torch.library.custom_op(
-    "cutefuse::rms_norm", _rms_kernel, mutates_args=(),
+    "cutefuse::rms_norm", rms_kernel, mutates_args=(),
     schema="(Tensor x, Tensor? residual, Tensor? weight, float epsilon) -> (Tensor, Tensor, Tensor)",
 )  # fmt: skip
 _layer_norm = torch.library.custom_op(
-    "cutefuse::layer_norm", _layer_kernel, mutates_args=(),
+    "cutefuse::layer_norm", layer_kernel, mutates_args=(),
     schema="(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float epsilon)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )  # fmt: skip
@@ -104,7 +104,7 @@ def backward_reference(
     return dx.reshape(x.shape).to(x.dtype), dweight, dbias
 
 
-def _backward_kernel(
+def backward_kernel(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -121,11 +121,10 @@ def _backward_kernel(
 
 
 _row_norm_backward = torch.library.custom_op(
-    "cutefuse::row_norm_backward", _backward_kernel, mutates_args=(),
+    "cutefuse::row_norm_backward", backward_kernel, mutates_args=(),
     schema="(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor? mean, Tensor rstd, ScalarType? bias_dtype)"
     " -> (Tensor, Tensor, Tensor)",
 )  # fmt: skip
-loaded.fallback |= {"rms_norm": _rms_kernel, "layer_norm": _layer_kernel, "row_norm_backward": _backward_kernel}
 
 
 @_row_norm_backward.register_fake
@@ -178,18 +177,28 @@ _rms_norm.register_autograd(_rms_backward, setup_context=_rms_setup)
 _layer_norm.register_autograd(_layer_backward, setup_context=_layer_setup)
 
 
+def call_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """`rms_norm` by the operator."""
+    return torch.ops.cutefuse.rms_norm(x, None, weight, eps)[0]
+
+
+def call_layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """`layer_norm` by the operator."""
+    return torch.ops.cutefuse.layer_norm(x, None, weight, bias, eps)[0]
+
+
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, like x; weight: [x.shape[-1]], float32 or x's type."""
     if loaded.rms_norm is not None and not is_compiling():
         return loaded.rms_norm(x, weight, eps)
-    return torch.ops.cutefuse.rms_norm(x, None, weight, eps)[0]
+    return call_rms_norm(x, weight, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """LayerNorm over the last axis, like x; weight and bias: [x.shape[-1]], of one type, float32 or x's."""
     if loaded.layer_norm is not None and not is_compiling():
         return loaded.layer_norm(x, weight, bias, eps)
-    return torch.ops.cutefuse.layer_norm(x, None, weight, bias, eps)[0]
+    return call_layer_norm(x, weight, bias, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
