@@ -1,5 +1,4 @@
-"""PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::concat_conv`,
-`cutefuse::pre_concat_conv`.
+"""PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::packed_conv`.
 
     import cutefuse.torch
 
@@ -9,8 +8,8 @@
     fused = cutefuse.torch.fuse(model, (x,))  # for inference: convolutions with what stands around them, and norms
 
 Tensors on a GPU run in the kernel library, in float32, float16 or bfloat16; elsewhere, and in float64, the same
-formulas run in PyTorch. All operators have fake kernels and autograd, and torch.compile takes them without a graph
-break.
+formulas run in PyTorch. All operators have fake kernels, all functions have derivatives, and torch.compile takes them
+without a graph break.
 
 On a GPU the calls go through a small extension, which the user's own compiler builds once.
 """

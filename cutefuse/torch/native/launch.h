@@ -50,7 +50,7 @@ struct Library {
 inline Library library{};
 
 // Everything that a plan depends on, as numbers.
-using Key = c10::SmallVector<std::int64_t, 64>;
+using Key = c10::SmallVector<std::int64_t, 128>;
 
 struct HashOfKey {
   std::size_t operator()(Key const &key) const {
