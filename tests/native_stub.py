@@ -6,12 +6,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from cutefuse import kernels
-from cutefuse.torch import compiled, norms, packed
+from cutefuse.torch import compiled, conv, launch, norms, pixels
 
 _RUN = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _STREAM = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
@@ -31,13 +34,18 @@ class Stub:
         self.workspace_bytes = 0
         self._run, self._stream = _RUN(self._on_run), _STREAM(self._on_stream)
 
-    def plan(self, op_type: str, inputs: Sequence[Any], outputs: Sequence[Any], attrs: Any) -> tuple[bytes, int]:
-        return self._planned("norm", op_type, inputs, outputs, attrs)
+    def plan_norm(self, op_type: str, inputs: Sequence[Any], outputs: Sequence[Any], attrs: Any) -> launch.Plan:
+        return *self._planned("norm", op_type, inputs, outputs, attrs), [], []
 
-    def plan_conv(
-        self, inputs: Sequence[Any], pixels: Sequence[int], outputs: Sequence[Any], op_type: str, *values: Any
-    ) -> tuple[bytes, int]:
-        return self._planned("conv", op_type, inputs, outputs, values)
+    def plan_conv(self, inputs: Sequence[Any], op_type: str, *values: Any) -> launch.Plan:
+        """As conv.plan, but for the plan itself."""
+        with pytest.MonkeyPatch.context() as patch:
+            plan = SimpleNamespace(data=b"", workspace_bytes=0)
+            patch.setattr(conv, "planned", lambda *_: plan)
+            _, _, copies, outputs = conv.plan(inputs, op_type, *values)
+        read = [t if not c else pixels.widened(t) for t, c in zip(inputs, copies, strict=True)]
+        made = [pixels.empty_pixels(dims, inputs[0].dtype, "cpu") for *dims, _ in outputs]
+        return *self._planned("conv", op_type, read, made, values), copies, outputs
 
     def _planned(self, *what: Any) -> tuple[bytes, int]:
         if self.raises is not None:
@@ -89,17 +97,18 @@ def _norm(op_type: str, inputs: list[Any], outputs: list[Any], attrs: Any) -> tu
 
 
 def _conv(op_type: str, inputs: list[Any], values: Any) -> list[Any]:
-    return packed.reference(inputs, packed.Attributes(op_type, values))
+    return conv.reference(inputs, conv.Attributes(op_type, values))
 
 
 @contextmanager
 def on_cpu(extension: Any) -> Iterator[Stub]:
     """The extension in place of the CPU's operators, and afterwards all as it was."""
     stub, before = Stub(), vars(compiled.loaded).copy()
-    compiled.loaded.conv_planner = stub.plan_conv
+    assert compiled.loaded.python is not None
+    python = replace(compiled.loaded.python, plan_norm=stub.plan_norm, plan_conv=stub.plan_conv)
     addresses = [compiled.address_of(f) for f in (stub._run, stub._stream)]
     try:
-        compiled.enable(extension, "cpu", *addresses, stub.plan)
+        compiled.enable(extension, "cpu", *addresses, python)
         yield stub
     finally:
         extension.disable()

@@ -121,18 +121,18 @@ def test_it_compiles_whole_and_its_filters_move_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [16, 20])
 def test_what_makes_an_image_lays_it_out_when_torch_compiles(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.torch import packed
+    from cutefuse.torch import conv
     from cutefuse.torch.pixels import pixel_stride
 
     made = nn.Sequential(nn.InstanceNorm2d(channels), nn.Conv2d(channels, 16, 3), nn.ReLU()).eval().half()
     args = (torch.randn(2, channels, 8, 8).half().contiguous(memory_format=torch.channels_last),)
-    result, seen, original = fused(made, args), list[int](), packed.reference
+    result, seen, original = fused(made, args), list[int](), conv.reference
 
     def watched(inputs: Any, given: Any) -> Any:
         seen.append(pixel_stride(inputs[0]))
         return original(inputs, given)
 
-    monkeypatch.setattr(packed, "reference", watched)
+    monkeypatch.setattr(conv, "reference", watched)
     with torch.no_grad():
         want = result(*args)
         got = torch.compile(result, backend="aot_eager", fullgraph=True)(*args)

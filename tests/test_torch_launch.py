@@ -86,13 +86,14 @@ def test_another_call_has_its_own_plan(change: dict[str, Any], library: Library)
 
 
 def conv(*channels: int, activation: str = "Relu", side: int = 20, filters: int = 64) -> None:
+    from cutefuse.torch import compiled, concat_conv
     from cutefuse.torch import conv as module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "runs_in_library", lambda _: True)
+        patch.setattr(compiled, "ensure", lambda: None)
         xs = [torch.randn(1, c, side, side) for c in channels]
-        module.concat_conv(xs, torch.randn(filters, sum(channels), 3, 3), None, padding=(1, 1, 1, 1),
-                           activation=activation)  # fmt: skip
+        concat_conv(xs, torch.randn(filters, sum(channels), 3, 3), None, padding=(1, 1, 1, 1), activation=activation)
 
 
 def test_a_convolution_is_planned_once_and_gets_the_workspace_of_its_plan(library: Library) -> None:

@@ -4,6 +4,7 @@ library; and how it is built, kept and done without."""
 from __future__ import annotations
 
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -295,12 +296,46 @@ def test_a_packed_convolution_cannot_be_trained_or_called_with_less(stub: Any) -
     (y,) = op([inputs[0].requires_grad_(), *inputs[1:]], op_type, *values)
     with pytest.raises(RuntimeError, match="for inference; train the model that was given to fuse"):
         y.sum().backward()
-    with pytest.raises(RuntimeError, match="1 sources, a packed filter and a bias are needed, 2 tensors"):
+    with pytest.raises(RuntimeError, match="no tensors were given"):
+        _kernel(op.default)([], op_type, *values)
+
+
+@pytest.mark.parametrize("extended", [True, False])
+def test_a_packed_convolution_that_is_none_is_refused_in_both_halves(extended: bool, request: Any) -> None:
+    import cutefuse.torch  # noqa: F401
+    from cutefuse.errors import CutefuseError
+
+    if extended:
+        request.getfixturevalue("stub")
+    op = torch.ops.cutefuse.packed_conv
+    inputs, op_type, values, _ = conv_args(8)
+    with pytest.raises(CutefuseError, match="takes 3 tensors, .* a packed filter .*; 2 were given"):
         op(inputs[:2], op_type, *values)
-    with pytest.raises(RuntimeError, match="has 3 axes; give images of 4"):
-        op([inputs[0][0].detach(), *inputs[1:]], op_type, *values)
-    with pytest.raises(RuntimeError, match="geometry is not that of a 2-D convolution"):
-        op([inputs[0].detach(), *inputs[1:]], op_type, values[0], [3], *values[2:])
+    with pytest.raises(CutefuseError, match="has 3 axes; give images of 4"):
+        op([inputs[0][0], *inputs[1:]], op_type, *values)
+    for change in ({1: [3]}, {2: [0, 1]}, {3: [1, 1]}, {4: []}, {6: []}):
+        wrong = [change.get(i, v) for i, v in enumerate(values)]
+        with pytest.raises(CutefuseError, match="geometry is not that of a 2-D convolution"):
+            op(inputs, op_type, *wrong)
+
+
+def test_the_extension_and_python_plan_the_same_call(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutefuse.torch import conv
+
+    calls = dict[str, Any]()
+    plan = types.SimpleNamespace(data=b"", workspace_bytes=0)
+    for channels, K, side in (((8, 16), 16, 6), ((5, 11), 13, 6), ((16,), 24, 1), ((5,), 7, 1)):
+        inputs, op_type, values, _ = conv_args(*channels, K=K, side=side)
+        for given in (inputs, [inputs[0].contiguous(), *inputs[1:]], [inputs[0][:, :, ::2], *inputs[1:]]):
+            with monkeypatch.context() as patch:
+                patch.setattr(conv, "planned", lambda call, _: calls.update(native=call) or plan)
+                conv.plan(given, op_type, *values)
+                patch.setattr(conv, "runs_in_library", lambda _: True)
+                patch.setattr(conv.compiled, "ensure", lambda: None)
+                patch.setattr(conv, "enqueue", lambda key, call, *_: calls.update(python=call()))
+                made = conv.run(given, op_type, *values)
+            assert calls["native"] == calls["python"]
+            assert [(*y.shape,) for y in made] == [t.dims for t in calls["native"].outputs]
 
 
 # -------------------------------------------------------------------------------------------------- how it is built

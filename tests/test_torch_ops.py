@@ -13,7 +13,7 @@ DEVICES = [pytest.param("cpu", marks=pytest.mark.torch), pytest.param("cuda", ma
 
 
 def samples(torch: Any, device: str, dtype: Any = None) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Every operator with arguments that need gradients: all optional operands, and none."""
+    """Every operator of the norms with arguments that need gradients: all optional operands, and none."""
     import cutefuse.torch  # noqa: F401
 
     torch.manual_seed(0)
@@ -23,7 +23,7 @@ def samples(torch: Any, device: str, dtype: Any = None) -> list[tuple[Any, tuple
         return torch.randn(*shape, device=device, dtype=kind, requires_grad=True)
 
     ops = torch.ops.cutefuse
-    found = [
+    return [
         (ops.rms_norm, (t(3, 5, 48), None, t(48), 1e-6)),
         (ops.rms_norm, (t(7, 33), t(7, 33), t(33), 1e-6)),
         (ops.rms_norm, (t(4, 64), None, None, 1e-6)),
@@ -31,27 +31,13 @@ def samples(torch: Any, device: str, dtype: Any = None) -> list[tuple[Any, tuple
         (ops.layer_norm, (t(7, 33), t(7, 33), t(33), None, 1e-5)),
         (ops.layer_norm, (t(4, 64), None, None, None, 1e-5)),
     ]
-    for activation in ("", "Silu", "HardSwish"):
-        x = [t(2, 8, 7, 6), t(2, 16, 7, 6)]
-        found.append(
-            (ops.concat_conv, (x, t(12, 24, 3, 3), t(12), [1, 2], [0, 1, 2, 1], [1, 1], activation, 0.1, -1.0, 1.0))
-        )
-    x = [t(2, 8, 7, 6), t(2, 16, 7, 6)]
-    vectors = (t(24), t(24))
-    found.append(
-        (
-            ops.pre_concat_conv,
-            (x, *vectors, t(12, 24, 3, 3), t(12), [1, 2], [0, 1, 2, 1], [1, 1], "Silu", 0.1, -1.0, 1.0),
-        )
-    )
-    return found
 
 
-def built(torch: Any, op: Any) -> bool:
-    """Whether the library holds the operator's kernels: a GPU run may carry the norms alone."""
+def built() -> bool:
+    """Whether the library holds convolutions: a GPU run may carry the norms alone."""
     from cutefuse import kernels
 
-    return "conv" not in str(op) or any(o["name"] == "concat_conv" for o in kernels.describe()["ops"])
+    return any(o["name"] == "concat_conv" for o in kernels.describe()["ops"])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -59,8 +45,6 @@ def test_operators_pass_opcheck(device: str) -> None:
     import torch
 
     for i, (op, args) in enumerate(samples(torch, device)):
-        if device == "cuda" and not built(torch, op):
-            continue
         tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
         # Tracing with symbolic shapes takes minutes per sample on two slow cores; a GPU machine does all of them.
         if device == "cuda" or i == 1:
@@ -68,27 +52,94 @@ def test_operators_pass_opcheck(device: str) -> None:
         torch.library.opcheck(op.default, args, test_utils=tests)
 
 
+def convolutions(torch: Any, device: str, dtype: Any = None) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Functions of (two sources, scale and shift where there are, filter, bias), and tensors for them."""
+    from cutefuse import torch as cute
+
+    torch.manual_seed(0)
+
+    def t(*shape: int) -> Any:
+        return torch.randn(*shape, device=device, dtype=dtype or torch.float32, requires_grad=True)
+
+    def function(of: Any, activation: str) -> Any:
+        return lambda a, b, *ts: of(
+            [a, b], *ts, stride=[1, 2], padding=[0, 1, 2, 1], activation=activation, alpha=0.1, lo=-1.0, hi=1.0
+        )
+
+    found = []
+    for activation in cute.ACTIVATIONS:
+        for of, vectors in ((cute.concat_conv, ()), (cute.pre_concat_conv, (t(24), t(24)))):
+            tensors = (t(2, 8, 7, 6), t(2, 16, 7, 6), *vectors, t(12, 24, 3, 3), t(12))
+            found.append((function(of, activation), tensors))
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_convolutions_compile_without_a_graph_break_and_have_pytorchs_derivatives(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not built():
+        pytest.skip("the library was built with the norms alone")
+    for function, tensors in convolutions(torch, device)[4:6]:
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        y, z = function(*tensors), compiled(*tensors)
+        assert y.is_contiguous(memory_format=torch.channels_last) and y.stride() == z.stride()
+        dy = torch.randn_like(y)
+        for a, b in zip(torch.autograd.grad(y, tensors, dy), torch.autograd.grad(z, tensors, dy), strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.torch
+def test_convolutions_keep_a_dynamic_batch_and_are_exported_and_transformed() -> None:
+    import torch
+
+    (plain, tensors), (pre, more) = convolutions(torch, "cpu")[2:4]
+    seen = list[Any]()
+
+    def backend(module: Any, _: Any) -> Any:
+        seen.append(module)
+        return module
+
+    dynamic = torch.compile(plain, backend=backend, fullgraph=True, dynamic=True)
+    for batch in (2, 3, 5):
+        xs = [t.detach()[:1].repeat(batch, 1, 1, 1) for t in tensors[:2]]
+        torch.testing.assert_close(dynamic(*xs, *tensors[2:]), plain(*xs, *tensors[2:]))
+    assert len(seen) == 1
+
+    class Module(torch.nn.Module):
+        def forward(self, *ts: Any) -> Any:
+            return pre(*ts)
+
+    exported = torch.export.export(Module(), tuple(t.detach() for t in more)).module()
+    torch.testing.assert_close(exported(*(t.detach() for t in more)), pre(*more))
+    detached = tuple(t.detach() for t in tensors)
+    transformed = torch.func.grad(lambda *ts: plain(*ts).square().sum(), argnums=2)(*detached)
+    torch.testing.assert_close(transformed, torch.autograd.grad(plain(*tensors).square().sum(), tensors[2])[0])
+
+
+@pytest.mark.torch
+def test_a_bias_and_a_source_without_gradient_are_left_alone() -> None:
+    import torch
+
+    for function, (*tensors, w, _) in convolutions(torch, "cpu")[:4]:
+        tensors[0] = tensors[0].detach()
+        function(*tensors, w).sum().backward()
+        assert tensors[0].grad is None and w.grad.shape == w.shape and tensors[1].grad is not None
+
+
 @pytest.mark.torch
 def test_gradients_pass_gradcheck_in_float64() -> None:
     import torch
 
     for op, args in samples(torch, "cpu", torch.float64):
-        flat = [a for a in args if not isinstance(a, list)]
-        if "conv" in str(op):
-            tensors = [a for a in args if isinstance(a, torch.Tensor)]
-            others = args[1 + len(tensors) :]
-
-            def convolve(x0: Any, x1: Any, *ts: Any, op: Any = op, rest: Any = others) -> Any:
-                return op([x0, x1], *ts, *rest)
-
-            assert torch.autograd.gradcheck(convolve, (*args[0], *tensors), fast_mode=True)
-            continue
 
         def norm(*a: Any, op: Any = op, residual: bool = args[1] is not None) -> Any:
             outputs = op(*a)
             return outputs[:2] if residual else outputs[0]
 
-        assert torch.autograd.gradcheck(norm, tuple(flat), fast_mode=True)
+        assert torch.autograd.gradcheck(norm, args, fast_mode=True)
+    for function, tensors in convolutions(torch, "cpu", torch.float64):
+        assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -213,6 +264,8 @@ def test_wrong_arguments_are_named() -> None:
     xs = [torch.randn(1, 8, 4, 4), torch.randn(1, 8, 4, 4)]
     with pytest.raises(CutefuseError, match="activation 'Gelu' is unknown"):
         cute.concat_conv(xs, torch.randn(4, 16, 1, 1), activation="Gelu")
+    with pytest.raises(CutefuseError, match="9 sources were given; give 1 to 8"):
+        cute.concat_conv([*xs, *xs, *xs, *xs, xs[0]], torch.randn(4, 72, 1, 1))
     with pytest.raises(CutefuseError, match="16 channels, the filter has 12"):
         cute.concat_conv(xs, torch.randn(4, 12, 1, 1))
     with pytest.raises(CutefuseError, match="the filter has 16, scale and shift have 16 and 8"):
@@ -242,7 +295,7 @@ def test_concat_conv_matches_pytorch_with_any_channels(dtype: str) -> None:
 
     from cutefuse import torch as cute
 
-    if not built(torch, "conv"):
+    if not built():
         pytest.skip("the library was built with the norms alone")
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
@@ -264,7 +317,7 @@ def test_pre_concat_conv_matches_pytorch_and_pads_with_zeros(dtype: str, device:
 
     from cutefuse import torch as cute
 
-    if device == "cuda" and not built(torch, "conv"):
+    if device == "cuda" and not built():
         pytest.skip("the library was built with the norms alone")
     torch.manual_seed(0)
     kind = getattr(torch, dtype)

@@ -34,8 +34,12 @@ class Geometry:
         """Output rows (axis 0) or columns (axis 1) for an input size; -1 for an unknown one."""
         if size < 0 or self.strides[axis] < 1:
             return -1
+        return max(0, self.positions(axis, size))
+
+    def positions(self, axis: int, size: Any) -> Any:
+        """Where the filter can stand along an axis of a known size, which may be a symbol; not above 0: nowhere."""
         extent = self.dilations[axis] * (self.kernel_shape[axis] - 1) + 1
-        return max(0, (size + self.pads[axis] + self.pads[axis + 2] - extent) // self.strides[axis] + 1)
+        return (size + self.pads[axis] + self.pads[axis + 2] - extent) // self.strides[axis] + 1
 
 
 def blocks(channels: int) -> int:

@@ -1,5 +1,4 @@
-"""PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::concat_conv`,
-`cutefuse::pre_concat_conv`.
+"""PyTorch operators over the same kernels: `cutefuse::rms_norm`, `cutefuse::layer_norm`, `cutefuse::packed_conv`.
 
     import cutefuse.torch
 
@@ -9,15 +8,17 @@
     fused = cutefuse.torch.fuse(model, (x,))  # for inference: convolutions with what stands around them, and norms
 
 Tensors on a GPU run in the kernel library, in float32, float16 or bfloat16; elsewhere, and in float64, the same
-formulas run in PyTorch. All operators have fake kernels and autograd, and torch.compile takes them without a graph
-break.
+formulas run in PyTorch. All operators have fake kernels, all functions have derivatives, and torch.compile takes them
+without a graph break.
 
 On a GPU the calls go through a small extension, which the user's own compiler builds once.
 """
 
 from __future__ import annotations
 
-from cutefuse.torch.conv import ACTIVATIONS, concat_conv
+from cutefuse.torch import compiled, conv, launch, norms
+from cutefuse.torch.conv import ACTIVATIONS, PackedConv
+from cutefuse.torch.conv_autograd import concat_conv, pre_concat_conv
 from cutefuse.torch.fuse import FuseReport, fuse
 from cutefuse.torch.norms import (
     LayerNorm,
@@ -27,9 +28,12 @@ from cutefuse.torch.norms import (
     layer_norm,
     rms_norm,
 )
-from cutefuse.torch.packed import PackedConv
-from cutefuse.torch.pre_conv import pre_concat_conv
 from cutefuse.torch.replace import NormReport, replace_norms
+
+compiled.loaded.python = compiled.InPython(
+    launch.plan, conv.plan, norms.call_rms_norm, norms.call_layer_norm, norms.rms_kernel, norms.layer_kernel,
+    norms.backward_kernel, conv.run,
+)  # fmt: skip
 
 __all__ = [
     "ACTIVATIONS",

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,24 +27,38 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder
 from cutefuse.progress import waiting
-from cutefuse.torch.launch import plan
+from cutefuse.torch.launch import Plan
 
 SOURCES = Path(__file__).parent / "native"
 NAME = "cutefuse_native"
 SWITCH = "CUTEFUSE_TORCH_EXTENSION"
-Planner = Callable[..., tuple[bytes, int]]
 
 
+@dataclass(frozen=True)
+class InPython:
+    """What the extension asks of Python. plan_...: a call that is new to it as plain data, with its bytes of workspace
+    and, of a convolution, where its images lie. call_...: the calls for whatever is no plain tensor. The others: the
+    operators on types that no kernel takes."""
+
+    plan_norm: Callable[..., Plan]
+    plan_conv: Callable[..., Plan]
+    call_rms_norm: Callable[..., Any]
+    call_layer_norm: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    layer_norm: Callable[..., Any]
+    row_norm_backward: Callable[..., Any]
+    packed_conv: Callable[..., Any]
+
+
+@dataclass
 class _Loaded:
     """What is in use. rms_norm, layer_norm: calls of the extension; None until it is loaded."""
 
-    def __init__(self) -> None:
-        self.rms_norm: Any = None
-        self.layer_norm: Any = None
-        self.asked = False
-        self.conv_planner: Planner | None = None
-        self.fallback: dict[str, Callable[..., Any]] = {}  # operator -> what computes it in Python
-        self.why_not = "no tensor on a GPU was given yet"
+    python: InPython | None = None
+    rms_norm: Any = None
+    layer_norm: Any = None
+    asked: bool = False
+    why_not: str = "no tensor on a GPU was given yet"
 
 
 loaded = _Loaded()
@@ -131,22 +146,9 @@ def _current_stream() -> int:
     raise CutefuseError("this PyTorch has no libtorch_cuda.so; install a build with CUDA")
 
 
-def in_python(operator: str, *args: Any) -> Any:
-    """An operator on tensors that no kernel takes, for the extension."""
-    return loaded.fallback[operator](*args)
-
-
-def enable(extension: ModuleType, device: str, run: int, stream: int, planner: Planner) -> None:
+def enable(extension: ModuleType, device: str, run: int, stream: int, python: InPython) -> None:
     """Let the extension take the operators over for tensors of a device. run, stream: addresses of C functions."""
-    ops = torch.ops.cutefuse
-
-    def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Any:
-        return ops.rms_norm(x, None, weight, eps)[0]
-
-    def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-        return ops.layer_norm(x, None, weight, bias, eps)[0]
-
-    extension.enable(device, run, stream, planner, loaded.conv_planner, in_python, rms_norm, layer_norm)
+    extension.enable(device, run, stream, python)
     loaded.rms_norm, loaded.layer_norm = extension.rms_norm, extension.layer_norm
 
 
@@ -165,7 +167,8 @@ def ensure() -> None:
             with waiting("compiling cutefuse's operators for this PyTorch, once"):
                 extension = module(build())
             run = address_of(kernels.library().cutefuse_run)
-            enable(extension, "cuda", run, _current_stream(), plan)
+            assert loaded.python is not None
+            enable(extension, "cuda", run, _current_stream(), loaded.python)
         except (CutefuseError, OSError, AttributeError) as error:
             loaded.why_not = str(error)
             warnings.warn(f"{state()}; a call costs about 0.1 ms more (set {SWITCH}=0 to accept that)", stacklevel=3)

@@ -1,4 +1,6 @@
-"""Concat + convolution + activation as one PyTorch operator with autograd."""
+"""The fused convolution as one PyTorch operator, `cutefuse::packed_conv`: it takes what the plugin's node has, a packed
+filter and every attribute, so that torch.onnx can write that node. `PackedConv` is the module that keeps the filter.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,30 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.body import DOMAIN
 from cutefuse.operators import conv_math
-from cutefuse.operators.conv_call import FLOAT_MAX
-from cutefuse.operators.conv_form import Form
-from cutefuse.torch.launch import NAMES, enqueue, runs_in_library
-from cutefuse.torch.pixels import as_pixels, empty_pixels, fusible
+from cutefuse.operators.conv_form import AFTER, BEFORE, Form, form_of
+from cutefuse.operators.function import node_attributes
+from cutefuse.torch import compiled
+from cutefuse.torch.launch import NAMES, Plan, dense, enqueue, planned, runs_in_library
+from cutefuse.torch.pixels import as_pixels, empty_pixels, fusible, padded, pixel_in_place
 
+LISTS = ("channels", "kernel_shape", "strides", "pads", "dilations", "channel_starts", "upsample", "output_channels")
+NUMBERS = ("alpha", "lo", "hi")
+# Absent before PyTorch 2.7, whose torch.onnx cannot write nodes of other domains.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+SCHEMA = (
+    "(Tensor[] inputs, str op_type, int[] channels, int[] kernel_shape, int[] strides, int[] pads, int[] dilations, "
+    "int[] channel_starts, int[] upsample, int[] output_channels, float alpha, float lo, float hi, int tile)"
+    " -> Tensor[]"
+)
 # name -> function of (z, alpha, lo, hi)
 _FUNCTIONS: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
-    "": lambda z, *_: torch.clone(z), "Relu": lambda z, *_: F.relu(z),
+    "": lambda z, *_: z, "Relu": lambda z, *_: F.relu(z),
     "LeakyRelu": lambda z, alpha, *_: F.leaky_relu(z, alpha), "Clip": lambda z, _, lo, hi: z.clamp(lo, hi),
     "Silu": lambda z, *_: F.silu(z), "HardSwish": lambda z, *_: F.hardswish(z),
     "Sigmoid": lambda z, *_: torch.sigmoid(z), "Tanh": lambda z, *_: torch.tanh(z),
@@ -27,172 +40,195 @@ _FUNCTIONS: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
 ACTIVATIONS = tuple(_FUNCTIONS)
 
 
+class Attributes:
+    """The attributes of a node by name, and what follows from them."""
+
+    def __init__(self, op_type: str, values: Sequence[Any]) -> None:
+        self.op_type, self.form = op_type, form_of(op_type)
+        given = dict(zip((*LISTS, *NUMBERS, "tile"), values, strict=True))
+        self.tile = int(given.pop("tile"))
+        self.lists: dict[str, list[int]] = {name: list(given[name]) for name in LISTS}
+        self.numbers = {name: float(given[name]) for name in NUMBERS}
+        geometry = tuple(tuple(self.lists[k]) for k in ("kernel_shape", "strides", "pads", "dilations"))
+        if tuple(map(len, geometry)) != (2, 2, 4, 2) or min(geometry[1]) < 1 or not self.lists["upsample"]:
+            raise CutefuseError(
+                "packed_conv: its geometry is not that of a 2-D convolution; pass the attributes of the node"
+            )
+        self.geometry = conv_math.Geometry(*geometry)
+
+    def call_attrs(self) -> dict[str, Any]:
+        """As kernels.Call takes them."""
+        sizes = conv_math.packed_sizes(self.lists["channels"], self.lists["kernel_shape"])
+        return {**self.lists, "packed_sizes": sizes, **{k: [v] for k, v in self.numbers.items()}}
+
+    def outputs(self, inputs: Sequence[Tensor]) -> list[tuple[Any, int, Any, Any]]:
+        """N, K, P, Q of every output."""
+        if len(inputs) != self.form.inputs:
+            raise CutefuseError(
+                f"packed_conv: {self.op_type} takes {self.form.inputs} tensors, {self.form.sources} sources, a packed "
+                f"filter and a bias among them; {len(inputs)} were given"
+            )
+        if inputs[0].dim() != 4:
+            raise CutefuseError(f"packed_conv: the source has {inputs[0].dim()} axes; give images of 4, N C H W")
+        N, _, *size = inputs[0].shape
+        P, Q = (self.geometry.positions(axis, d * self.lists["upsample"][0]) for axis, d in enumerate(size))
+        split = self.lists["output_channels"] if self.form.outputs > 1 else [inputs[self.form.sources].shape[0]]
+        return [(N, K, P, Q) for K in split]
+
+
 def activate(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
-    """A new tensor: one of ACTIVATIONS of z."""
+    """One of ACTIVATIONS of z."""
     return _FUNCTIONS[activation](z, alpha, lo, hi)
+
+
+def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
+    """The node in PyTorch's own operators, in float32 or wider."""
+    form, lists = given.form, given.lists
+    dtype = inputs[0].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    seen = []
+    starts, factors = (
+        lists[k] if form.view else [d] * form.sources for k, d in (("channel_starts", 0), ("upsample", 1))
+    )
+    for x, c, start, factor in zip(inputs, lists["channels"], starts, factors, strict=False):
+        x = x.narrow(1, start, c).to(wide)
+        seen.append(x.repeat_interleave(factor, 2).repeat_interleave(factor, 3) if factor > 1 else x)
+    packed, bias, *residual = inputs[form.sources :]
+    joined = torch.cat(seen, 1)
+    if form.pre_activated:
+        scale, shift, *residual = (v.to(wide).view(1, -1, 1, 1) for v in residual)
+        joined = torch.relu(joined * scale + shift)
+    top, left, bottom, right = lists["pads"]
+    x = F.pad(joined, (left, right, top, bottom))
+    w = _unpacked(packed.to(wide), lists["channels"], lists["kernel_shape"])
+    z = F.conv2d(x, w, bias.to(wide), lists["strides"], 0, lists["dilations"])
+    z = z + residual[0] if form.residual == BEFORE else z
+    z = activate(z, form.suffix, given.numbers["alpha"], given.numbers["lo"], given.numbers["hi"])
+    z = z + residual[0] if form.residual == AFTER else z
+    parts = torch.split(z, lists["output_channels"] if form.outputs > 1 else z.shape[1], 1)
+    return [empty_pixels(tuple(y.shape), dtype, z.device).copy_(y) for y in parts]
 
 
 def pack(weight: Tensor, channels: Sequence[int]) -> Tensor:
     """[K, C, R, S] as the kernels read it: [K][source][ceil(C/64)][R][S][64], pads zero."""
     parts = []
     for w in weight.split(list(channels), 1):
-        blocks = F.pad(w, (0, 0, 0, 0, 0, -w.shape[1] % 64)).unflatten(1, (-1, 64))
-        parts.append(blocks.permute(0, 1, 3, 4, 2).flatten(1))
+        blocks = F.pad(w, (0, 0, 0, 0, 0, -w.shape[1] % conv_math.CHANNEL_BLOCK))
+        parts.append(blocks.unflatten(1, (-1, conv_math.CHANNEL_BLOCK)).permute(0, 1, 3, 4, 2).flatten(1))
     return torch.cat(parts, 1)
 
 
-def _convolve(xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-              dilation: Sequence[int]) -> Tensor:  # fmt: skip
-    top, left, bottom, right = padding
-    x = F.pad(torch.cat(list(xs), 1), (left, right, top, bottom))
-    return F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), list(stride), 0, list(dilation))
+def _unpacked(matrix: Tensor, channels: Sequence[int], kernel_shape: Sequence[int]) -> Tensor:
+    """The inverse of `pack`."""
+    R, S = kernel_shape
+    block = conv_math.CHANNEL_BLOCK
+    parts = torch.split(matrix, conv_math.packed_sizes(channels, kernel_shape), 1)
+    shaped = [p.reshape(len(p), -1, R, S, block).permute(0, 1, 4, 2, 3).reshape(len(p), -1, R, S) for p in parts]
+    return torch.cat([p[:, :c] for p, c in zip(shaped, channels, strict=True)], 1)
 
 
-def _slope(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
-    """The derivative of the activation at z."""
-    if activation == "Relu":
-        return (z > 0).to(z.dtype)
-    if activation == "LeakyRelu":
-        return torch.where(z > 0, 1.0, alpha).to(z.dtype)
-    if activation == "Clip":
-        return ((z >= lo) & (z <= hi)).to(z.dtype)
-    if activation == "HardSwish":
-        return torch.where(z < -3, 0.0, torch.where(z <= 3, z / 3 + 0.5, 1.0)).to(z.dtype)
-    if activation == "Tanh":
-        return 1 - torch.tanh(z).square()
-    if activation in ("Sigmoid", "Silu"):
-        s = torch.sigmoid(z)
-        return s * (1 - s) if activation == "Sigmoid" else s * (1 + z * (1 - s))
-    return torch.ones_like(z)
+def _described(shape: Sequence[int], dtype: torch.dtype, pixel: int) -> kernels.Tensor:
+    if dtype not in NAMES:
+        raise CutefuseError(f"packed_conv was given a {dtype} tensor; use float32, float16 or bfloat16")
+    layout = kernels.CHANNELS_LAST if len(shape) == 4 else kernels.LINEAR
+    return kernels.Tensor(tuple(shape), NAMES[dtype], layout, 0, pixel)
 
 
-def _image(x: Tensor, pixel: int) -> kernels.Tensor:
-    """An image with its elements from pixel to pixel."""
-    return kernels.Tensor(tuple(x.shape), NAMES[x.dtype], kernels.CHANNELS_LAST, ld=pixel)
+def _call(given: Attributes, inputs: Sequence[tuple[Tensor, int]], outputs: Sequence[Sequence[int]]) -> kernels.Call:
+    """The node as a kernel call, over tensors with their elements from pixel to pixel (0: a matrix or a vector)."""
+    dtype = inputs[0][0].dtype
+    read = [_described(t.shape, t.dtype, pixel) for t, pixel in inputs]
+    made = [_described(dims, dtype, padded(dims[1], dtype.itemsize)) for dims in outputs]
+    return kernels.Call(given.op_type, read, made, given.call_attrs(), config=given.tile)
 
 
-def _output_shape(xs: Sequence[Tensor], weight: Tensor, stride: Sequence[int], padding: Sequence[int],
-                  dilation: Sequence[int]) -> tuple[Any, ...]:  # fmt: skip
-    def size(axis: int) -> Any:
-        room = xs[0].shape[2 + axis] + padding[axis] + padding[axis + 2]
-        return (room - dilation[axis] * (weight.shape[2 + axis] - 1) - 1) // stride[axis] + 1
-
-    return xs[0].shape[0], weight.shape[0], size(0), size(1)
-
-
-@torch.library.custom_op(
-    "cutefuse::concat_conv",
-    mutates_args=(),
-    schema="(Tensor[] xs, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-    "str activation, float alpha, float lo, float hi) -> Tensor",
-)
-def _concat_conv(
-    xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
-) -> Tensor:  # fmt: skip
-    return compute(xs, (), weight, bias, stride, padding, dilation, activation, alpha, lo, hi)
+def run(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
+    """The operator, by a kernel on a GPU and in PyTorch's own operators elsewhere."""
+    given = Attributes(op_type, values)
+    shapes = given.outputs(inputs)
+    if not runs_in_library(inputs[0]):
+        return reference(inputs, given)
+    compiled.ensure()
+    read = [as_pixels(t) if t.dim() == 4 else (dense(t), 0) for t in inputs]
+    made = [empty_pixels(dims, inputs[0].dtype, inputs[0].device) for dims in shapes]
+    lists = (v for name in LISTS for v in (name, *given.lists[name]))
+    key = (op_type, given.tile, *given.numbers.values(), *lists, *((t.shape, t.dtype, pixel) for t, pixel in read))
+    enqueue(key, lambda: _call(given, read, shapes), [t for t, _ in read], made)
+    return made
 
 
-def compute(
-    xs: Sequence[Tensor], vectors: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
-) -> Tensor:  # fmt: skip
-    """The operator, by a kernel on a GPU and in PyTorch's own operators elsewhere; `vectors`: scale and shift of a
-    pre-activation, for kernels alone."""
-    if not runs_in_library(xs[0]):
-        z = _convolve(xs, weight, bias, stride, padding, dilation)
-        return activate(z, activation, alpha, lo, hi).contiguous(memory_format=torch.channels_last)
-    channels = [x.shape[1] for x in xs]
-    N, K, P, Q = _output_shape(xs, weight, stride, padding, dilation)
-    read = [as_pixels(x) for x in xs]
-    y = empty_pixels((N, K, P, Q), xs[0].dtype, xs[0].device)
-    b = torch.zeros(K, device=y.device) if bias is None else bias.float()
-    packed = pack(weight.to(y.dtype), channels)
-    own = [v.to(y.dtype).contiguous() for v in vectors]
-
-    def call() -> kernels.Call:
-        dtype, filter_shape = NAMES[y.dtype], (weight.shape[2], weight.shape[3])
-        inputs = [_image(x, pixel) for x, pixel in read]
-        inputs += [kernels.Tensor(tuple(packed.shape), dtype), kernels.Tensor((K,), "float32")]
-        inputs += [kernels.Tensor(tuple(v.shape), dtype) for v in own]
-        attrs = {
-            "channels": channels, "kernel_shape": filter_shape, "strides": list(stride), "pads": list(padding),
-            "dilations": list(dilation), "packed_sizes": conv_math.packed_sizes(channels, filter_shape),
-            "alpha": [alpha], "lo": [lo], "hi": [hi],
-        }  # fmt: skip
-        form = Form(len(xs), activation, pre_activated=bool(own))
-        return kernels.Call(form.op_type, inputs, [_image(y, y.stride(3))], attrs)
-
-    shapes = (*((x.shape, pixel) for x, pixel in read), weight.shape)
-    key = ("concat_conv", len(own), activation, y.dtype, shapes, *stride, *padding, *dilation, alpha, lo, hi)
-    enqueue(key, call, [*(x for x, _ in read), packed, b, *own], [y])
-    return y.contiguous(memory_format=torch.channels_last)
+_packed_conv = torch.library.custom_op("cutefuse::packed_conv", run, mutates_args=(), schema=SCHEMA)
 
 
-@_concat_conv.register_fake
-def _(
-    xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], activation: str, alpha: float, lo: float, hi: float,
-) -> Tensor:  # fmt: skip
-    return empty_output(xs, weight, stride, padding, dilation)
+@_packed_conv.register_fake
+def _(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
+    given = Attributes(op_type, values)
+    return [empty_pixels(dims, inputs[0].dtype, inputs[0].device) for dims in given.outputs(inputs)]
 
 
-def empty_output(
-    xs: Sequence[Tensor], weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    """What the operator returns, without values."""
-    shape = _output_shape(xs, weight, stride, padding, dilation)
-    return torch.empty(shape, dtype=xs[0].dtype, device=xs[0].device, memory_format=torch.channels_last)
+def plan(inputs: Sequence[Tensor], op_type: str, *values: Any) -> Plan:
+    """The plan of a call, for the extension."""
+    given = Attributes(op_type, values)
+    shapes, size = given.outputs(inputs), inputs[0].element_size()
+    pixels = [pixel_in_place(t) if t.dim() == 4 else 0 for t in inputs]
+    copies = [
+        padded(t.shape[1], t.element_size()) if t.dim() == 4 and not pixel else 0
+        for t, pixel in zip(inputs, pixels, strict=True)
+    ]
+    read = [(t, pixel or copy) for t, pixel, copy in zip(inputs, pixels, copies, strict=True)]
+    made = planned(_call(given, read, shapes), inputs[0].device)
+    return made.data, made.workspace_bytes, copies, [[*dims, padded(dims[1], size)] for dims in shapes]
 
 
-def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    xs, weight, bias, *rest = inputs
-    ctx.save_for_backward(weight, bias, *xs)
-    ctx.rest = rest
-
-
-def _conv_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    weight, bias, *xs = ctx.saved_tensors
-    dx, dw, db = gradients(torch.cat(xs, 1), weight, bias, ctx.rest, dy)
-    return list(dx.split([t.shape[1] for t in xs], 1)), dw, db, *[None] * 7
-
-
-def gradients(
-    joined: Tensor, weight: Tensor, bias: Tensor | None, rest: Sequence[Any], dy: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of what the filter sees, the filter and the bias; `rest`: the operator's arguments behind the bias."""
-    stride, padding, dilation, activation, alpha, lo, hi = rest
-    top, left, bottom, right = padding
-    x = F.pad(joined, (left, right, top, bottom))
-    w = weight.to(x.dtype)
-    z = F.conv2d(x, w, None if bias is None else bias.to(x.dtype), list(stride), 0, list(dilation))
-    dz = dy * _slope(z, activation, alpha, lo, hi)
-    dx, dw, db = torch.ops.aten.convolution_backward(
-        dz, x, w, [w.shape[0]], list(stride), [0, 0], list(dilation), False, [0, 0], 1, [True, True, bias is not None]
+def _onnx_node(inputs: Sequence[Tensor], given: Attributes) -> Sequence[Tensor]:
+    """The plugin's node, as the rewriter writes it, in place of the call."""
+    shapes = given.outputs(inputs)
+    attrs = node_attributes(kernels.Call(given.op_type, [], [], given.call_attrs()), given.tile)
+    return torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::{given.op_type}", inputs, attrs, dtypes=[inputs[0].dtype] * len(shapes), shapes=shapes, version=1
     )
-    dx = dx[:, :, top : x.shape[2] - bottom, left : x.shape[3] - right]
-    return dx, dw.to(weight.dtype), None if bias is None else db.to(bias.dtype)
 
 
-_concat_conv.register_autograd(_conv_backward, setup_context=_conv_setup)
+class PackedConv(nn.Module):
+    """A fused convolution that keeps its packed filter.
 
-
-def concat_conv(
-    xs: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None, stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0), dilation: Sequence[int] = (1, 1), activation: str = "", *,
-    alpha: float = 0.01, lo: float = -FLOAT_MAX, hi: float = FLOAT_MAX,
-) -> Tensor:  # fmt: skip
-    """activation(conv2d(cat(xs, 1), weight) + bias) without the concatenated tensor; channels-last in and out.
-
-    xs: 1 to 8 tensors [N, C_i, H, W] of one type; weight: [K, sum C_i, R, S]; padding: top, left, bottom, right.
-    activation: one of ACTIVATIONS; alpha is LeakyRelu's slope, lo and hi are Clip's bounds.
+    attrs: the attributes of the ONNX node. packed: [K, columns] in the type of the images; bias: [K] in float32;
+    vectors: scale and shift [C] of a pre-activation, in the type of the images, none without one. The module is called
+    with the sources [N, C_i, H, W] and the residual, where its form has one; channels-last images go in and come out
+    without a copy. tile: id of a kernel's tile, 0 for the best guess.
     """
-    if activation not in ACTIVATIONS:
-        raise CutefuseError(f"activation '{activation}' is unknown; choose one of {', '.join(ACTIVATIONS[1:])} or ''")
-    if sum(x.shape[1] for x in xs) != weight.shape[1]:
-        raise CutefuseError(
-            f"the sources have {sum(x.shape[1] for x in xs)} channels, the filter has {weight.shape[1]}"
-        )
-    return torch.ops.cutefuse.concat_conv(
-        [fusible(x) for x in xs], weight, bias, list(stride), list(padding), list(dilation), activation, alpha, lo, hi
-    )
+
+    packed: Tensor
+    bias: Tensor
+
+    def __init__(
+        self, op_type: str, attrs: dict[str, Any], packed: Tensor, bias: Tensor, tile: int = 0,
+        vectors: Sequence[Tensor] = (),
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.op_type, self.tile = op_type, tile
+        self.form: Form = form_of(op_type)
+        self.lists = {name: [int(v) for v in attrs[name]] for name in LISTS}
+        self.numbers = {name: float(attrs[name][0]) for name in NUMBERS}
+        self.register_buffer("packed", packed)
+        self.register_buffer("bias", bias)
+        self.vectors = [f"pre_{name}" for name, _ in zip(("scale", "shift"), vectors, strict=False)]
+        for name, vector in zip(self.vectors, vectors, strict=True):
+            self.register_buffer(name, vector)
+
+    def forward(self, *xs: Tensor) -> Any:
+        """The output, or a list of them where the form has more than one."""
+        sources = self.form.sources
+        vectors = (self.get_buffer(name) for name in self.vectors)
+        for_onnx = _is_exporting() and torch.onnx.is_in_onnx_export()
+        images = list(xs) if for_onnx else [fusible(x) for x in xs]
+        inputs = [*images[:sources], self.packed, self.bias, *vectors, *images[sources:]]
+        values = (*self.lists.values(), *self.numbers.values(), self.tile)
+        if for_onnx:
+            made = _onnx_node(inputs, Attributes(self.op_type, values))
+        else:
+            made = torch.ops.cutefuse.packed_conv(inputs, self.op_type, *values)
+        return made if self.form.outputs > 1 else made[0]
+
+    def extra_repr(self) -> str:
+        return f"{self.op_type}, {'+'.join(map(str, self.lists['channels']))}->{self.packed.shape[0]}"

@@ -27,8 +27,8 @@ from cutefuse.match.site import FUSED, MERGED, Site
 from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import patch
+from cutefuse.torch.conv import PackedConv
 from cutefuse.torch.norms import layer_norm, rms_norm
-from cutefuse.torch.packed import PackedConv
 from cutefuse.torch.replace import NormReport, replace_norms
 from cutefuse.torch.skeleton import Skeleton
 

@@ -15,6 +15,9 @@ from cutefuse.errors import CutefuseError
 from cutefuse.torch.pixels import ALIGNMENT
 
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+# For the extension: a plan as plain data, the bytes of workspace that it needs; of each input the elements of a pixel
+# if it must be copied as an image, else 0; N, K, P, Q and the elements of a pixel of each image to make.
+Plan = tuple[bytes, int, list[int], list[list[int]]]
 _ABSENT = kernels.Tensor((0,), "float32")
 
 
@@ -90,11 +93,11 @@ def _call(
 
 def plan(
     op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]
-) -> tuple[bytes, int]:
-    """The plan of a call over dense tensors, as plain data, and the bytes of workspace that it needs."""
+) -> Plan:
+    """The plan of a call over dense tensors, for the extension."""
     device = next(t for t in (*inputs, *outputs) if t is not None).device
     made = planned(_call(op_type, inputs, outputs, attrs), device)
-    return made.data, made.workspace_bytes
+    return made.data, made.workspace_bytes, [], []
 
 
 def run(op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]) -> None:

@@ -13,10 +13,20 @@ from cutefuse.torch.compiled import loaded
 from cutefuse.torch.launch import aligned, run, runs_in_library
 
 
-def _statistics(x: Tensor) -> Tensor:
-    """An empty float32 value for each row (float64 beside float64)."""
-    rows = x.numel() // max(1, x.shape[-1])
-    return x.new_empty(rows, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+def _results(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a forward pass makes, without values: (y, sum, mean, 1 / deviation), the last two a value for each row."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    wide, rows = torch.float64 if x.dtype == torch.float64 else torch.float32, x.numel() // max(1, x.shape[-1])
+    mean, rstd = (x.new_empty(rows, dtype=wide) for _ in range(2))
+    return y, x.new_empty(0) if residual is None else torch.empty_like(y), mean, rstd
+
+
+def _gradients(x: Tensor, weight: Tensor | None, bias_dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What a backward pass makes, without values: (dx, dweight, dbias); unwanted ones are empty."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dweight = x.new_empty(0) if weight is None else torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    dbias = x.new_empty(0) if bias_dtype is None else torch.empty(x.shape[-1:], dtype=bias_dtype, device=x.device)
+    return dx, dweight, dbias
 
 
 def forward_reference(
@@ -40,34 +50,32 @@ def _forward(
     if not runs_in_library(x):
         return forward_reference(x, residual, weight, bias, epsilon, layer)
     compiled.ensure()
+    y, total, mean, rstd = _results(x, residual)
+    outputs = [y, None if residual is None else total, mean if layer else None, rstd]
     operands = [aligned(t) for t in (x, residual, weight, bias)]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = None if residual is None else torch.empty_like(y)
-    mean, rstd = _statistics(x), _statistics(x)
-    outputs = [y, total, mean if layer else None, rstd]
     run("CuteRowNormForward", operands, outputs, {"epsilon": epsilon, "layer": int(layer)})
-    return y, x.new_empty(0) if total is None else total, mean, rstd
+    return y, total, mean, rstd
 
 
-def _rms_kernel(
+def rms_kernel(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, total, _, rstd = _forward(x, residual, weight, None, epsilon, False)
     return y, total, rstd
 
 
-def _layer_kernel(
+def layer_kernel(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _forward(x, residual, weight, bias, epsilon, True)
 
 
 _rms_norm = torch.library.custom_op(
-    "cutefuse::rms_norm", _rms_kernel, mutates_args=(),
+    "cutefuse::rms_norm", rms_kernel, mutates_args=(),
     schema="(Tensor x, Tensor? residual, Tensor? weight, float epsilon) -> (Tensor, Tensor, Tensor)",
 )  # fmt: skip
 _layer_norm = torch.library.custom_op(
-    "cutefuse::layer_norm", _layer_kernel, mutates_args=(),
+    "cutefuse::layer_norm", layer_kernel, mutates_args=(),
     schema="(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float epsilon)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )  # fmt: skip
@@ -75,16 +83,15 @@ _layer_norm = torch.library.custom_op(
 
 @_rms_norm.register_fake
 def _(x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return y, x.new_empty(0) if residual is None else torch.empty_like(y), _statistics(x)
+    y, total, _, rstd = _results(x, residual)
+    return y, total, rstd
 
 
 @_layer_norm.register_fake
 def _(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return y, x.new_empty(0) if residual is None else torch.empty_like(y), _statistics(x), _statistics(x)
+    return _results(x, residual)
 
 
 def backward_reference(
@@ -104,7 +111,7 @@ def backward_reference(
     return dx.reshape(x.shape).to(x.dtype), dweight, dbias
 
 
-def _backward_kernel(
+def backward_kernel(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -112,20 +119,18 @@ def _backward_kernel(
     if not runs_in_library(x):
         return backward_reference(dy, dsum, x, weight, mean, rstd, bias_dtype)
     compiled.ensure()
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dweight = None if weight is None else torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
-    dbias = None if bias_dtype is None else torch.empty(x.shape[-1:], dtype=bias_dtype, device=x.device)
+    dx, dweight, dbias = _gradients(x, weight, bias_dtype)
+    outputs = [dx, None if weight is None else dweight, None if bias_dtype is None else dbias]
     inputs = [aligned(t) for t in (dy, dsum, x, weight, mean, rstd)]
-    run("CuteRowNormBackward", inputs, [dx, dweight, dbias], {"epsilon": 0.0, "layer": int(mean is not None)})
-    return dx, x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if dbias is None else dbias
+    run("CuteRowNormBackward", inputs, outputs, {"epsilon": 0.0, "layer": int(mean is not None)})
+    return dx, dweight, dbias
 
 
 _row_norm_backward = torch.library.custom_op(
-    "cutefuse::row_norm_backward", _backward_kernel, mutates_args=(),
+    "cutefuse::row_norm_backward", backward_kernel, mutates_args=(),
     schema="(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor? mean, Tensor rstd, ScalarType? bias_dtype)"
     " -> (Tensor, Tensor, Tensor)",
 )  # fmt: skip
-loaded.fallback |= {"rms_norm": _rms_kernel, "layer_norm": _layer_kernel, "row_norm_backward": _backward_kernel}
 
 
 @_row_norm_backward.register_fake
@@ -133,63 +138,54 @@ def _(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dweight = x.new_empty(0) if weight is None else torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
-    dbias = x.new_empty(0) if bias_dtype is None else torch.empty(x.shape[-1:], dtype=bias_dtype, device=x.device)
-    return dx, dweight, dbias
+    return _gradients(x, weight, bias_dtype)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...], layer: bool) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, residual, weight = inputs[:3]
+    ctx.layer = len(output) == 4  # it has a mean, and its inputs a bias
     normalised = x if residual is None else output[1]
-    ctx.save_for_backward(normalised, weight, output[2] if layer else None, output[-1])
+    ctx.save_for_backward(normalised, weight, output[2] if ctx.layer else None, output[-1])
     ctx.mark_non_differentiable(*output[2:], *(() if residual is not None else (output[1],)))
     ctx.set_materialize_grads(False)
     ctx.has_residual = residual is not None
-    ctx.bias_dtype = inputs[3].dtype if layer and inputs[3] is not None else None
+    ctx.bias_dtype = inputs[3].dtype if ctx.layer and inputs[3] is not None else None
 
 
-def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     x, weight, mean, rstd = ctx.saved_tensors
     dy = torch.zeros_like(x) if dy is None else dy
     dx, dweight, dbias = torch.ops.cutefuse.row_norm_backward(dy, dsum, x, weight, mean, rstd, ctx.bias_dtype)
-    return dx, None if weight is None else dweight, None if ctx.bias_dtype is None else dbias
+    of_bias = [None if ctx.bias_dtype is None else dbias] if ctx.layer else []
+    return dx, dx if ctx.has_residual else None, None if weight is None else dweight, *of_bias, None
 
 
-def _rms_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _save(ctx, inputs, output, False)
+_rms_norm.register_autograd(_backward, setup_context=_setup)
+_layer_norm.register_autograd(_backward, setup_context=_setup)
 
 
-def _rms_backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    dx, dweight, _unused = _gradients(ctx, dy, dsum)
-    return dx, dx if ctx.has_residual else None, dweight, None
+def call_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """`rms_norm` by the operator."""
+    return torch.ops.cutefuse.rms_norm(x, None, weight, eps)[0]
 
 
-def _layer_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _save(ctx, inputs, output, True)
-
-
-def _layer_backward(ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    dx, dweight, dbias = _gradients(ctx, dy, dsum)
-    return dx, dx if ctx.has_residual else None, dweight, dbias, None
-
-
-_rms_norm.register_autograd(_rms_backward, setup_context=_rms_setup)
-_layer_norm.register_autograd(_layer_backward, setup_context=_layer_setup)
+def call_layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """`layer_norm` by the operator."""
+    return torch.ops.cutefuse.layer_norm(x, None, weight, bias, eps)[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, like x; weight: [x.shape[-1]], float32 or x's type."""
     if loaded.rms_norm is not None and not is_compiling():
         return loaded.rms_norm(x, weight, eps)
-    return torch.ops.cutefuse.rms_norm(x, None, weight, eps)[0]
+    return call_rms_norm(x, weight, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """LayerNorm over the last axis, like x; weight and bias: [x.shape[-1]], of one type, float32 or x's."""
     if loaded.layer_norm is not None and not is_compiling():
         return loaded.layer_norm(x, weight, bias, eps)
-    return torch.ops.cutefuse.layer_norm(x, None, weight, bias, eps)[0]
+    return call_layer_norm(x, weight, bias, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tuple[Tensor, Tensor]:

@@ -36,10 +36,15 @@ def pixel_stride(x: Tensor) -> int:
 
 def as_pixels(x: Tensor) -> tuple[Tensor, int]:
     """The image as the kernels can read it, copied only where it does not lie so; its elements from pixel to pixel."""
-    pixel = pixel_stride(x) or _wide_pixel(x)
-    if pixel and pixel % (ALIGNMENT // x.element_size()) == 0 and x.data_ptr() % ALIGNMENT == 0:
-        return x, pixel
-    return widened(x), padded(x.shape[1], x.element_size())
+    pixel = pixel_in_place(x, pixel_stride(x) or _wide_pixel(x))
+    return (x, pixel) if pixel else (widened(x), padded(x.shape[1], x.element_size()))
+
+
+def pixel_in_place(x: Tensor, pixel: int | None = None) -> int:
+    """Elements from pixel to pixel, by default those of the strides, of an image that the kernels can read as it lies;
+    else 0."""
+    pixel = pixel_stride(x) if pixel is None else pixel
+    return 0 if pixel % (ALIGNMENT // x.element_size()) or x.data_ptr() % ALIGNMENT else pixel
 
 
 def _wide_pixel(x: Tensor) -> int:

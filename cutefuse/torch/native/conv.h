@@ -1,8 +1,6 @@
 // Fused convolutions with packed filters: one kernel call over images that lie as NHWC pixels; inference alone.
 #pragma once
 
-#include <ATen/ops/zeros.h>
-
 #include <vector>
 
 #include "launch.h"
@@ -19,93 +17,57 @@ inline auto const &packed_conv_op() {
   return op;
 }
 
-// As cutefuse/torch/pixels.py has them.
-inline std::int64_t padded(std::int64_t channels, Tensor const &t) {
-  std::int64_t const step = std::int64_t(kAlignment) / t.element_size();
-  return (channels + step - 1) / step * step;
-}
-
-// Elements from pixel to pixel of an NCHW tensor that lies as NHWC pixels of whole vectors; 0 if it does not.
-inline std::int64_t pixel_stride(Tensor const &x) {
-  Ints const size = x.sizes(), step = x.strides();
-  std::int64_t const n = size[0], c = size[1], h = size[2], w = size[3], wide = padded(c, x);
-  if (x.numel() == 0) return wide;
-  if (c > 1 && step[1] != 1) return 0;
-  std::int64_t const pixel = w > 1 ? step[3] : h > 1 ? step[2] : n > 1 ? step[0] : c == wide ? c : 0;
-  bool const fits = pixel >= c && (h == 1 || step[2] == w * pixel) && (n == 1 || step[0] == h * w * pixel);
-  return fits && pixel == padded(pixel, x) && is_aligned(x) ? pixel : 0;
-}
-
-// The image as the kernels can read it, copied where it does not lie so; its elements from pixel to pixel.
-inline std::pair<Tensor, std::int64_t> as_pixels(Tensor const &x) {
-  if (std::int64_t const pixel = pixel_stride(x)) return {x, pixel};
-  Tensor const y = at::zeros({x.size(0), x.size(2), x.size(3), padded(x.size(1), x)}, x.options());
-  Tensor const image = y.narrow(3, 0, x.size(1)).permute({0, 3, 1, 2});
-  image.copy_(x);
-  return {image, y.size(3)};
-}
-
-// An image that a kernel can write: channels-last, its pixels whole vectors.
-inline Tensor empty_pixels(std::int64_t N, std::int64_t K, std::int64_t P, std::int64_t Q, Tensor const &beside) {
-  std::int64_t const wide = padded(K, beside);
+// An image [N, K, P, Q] in channels-last memory with `wide` elements in a pixel.
+inline Tensor empty_image(std::int64_t N, std::int64_t K, std::int64_t P, std::int64_t Q, std::int64_t wide,
+                          Tensor const &beside) {
   if (wide == K) {
     return at::empty({N, K, P, Q}, beside.options().memory_format(at::MemoryFormat::ChannelsLast));
   }
   return empty({N, P, Q, wide}, beside.scalar_type(), beside).narrow(3, 0, K).permute({0, 3, 1, 2});
 }
 
+// An operand as the kernel reads it; `pixel`: 0, or the elements of a pixel of an image that must be copied.
+inline Tensor readable(Tensor const &t, std::int64_t pixel) {
+  if (t.dim() != 4) return *dense(t);
+  return pixel == 0 ? t : empty_image(t.size(0), t.size(1), t.size(2), t.size(3), pixel, t).copy_(t);
+}
+
 inline std::vector<Tensor> packed_conv(at::TensorList inputs, c10::string_view op_type, Ints channels,
                                        Ints kernel_shape, Ints strides, Ints pads, Ints dilations, Ints starts,
                                        Ints upsample, Ints outputs, double alpha, double lo, double hi,
                                        std::int64_t tile) {
-  std::size_t const sources = channels.size();
-  TORCH_CHECK(inputs.size() >= sources + 2 && sources > 0, "packed_conv: ", sources,
-              " sources, a packed filter and a bias are needed, ", inputs.size(), " tensors were given");
+  TORCH_CHECK(!inputs.empty(), "packed_conv: no tensors were given; give sources, a packed filter and a bias");
   Tensor const &x = inputs[0];
-  TORCH_CHECK(x.dim() == 4, "packed_conv: the source has ", x.dim(), " axes; give images of 4, N C H W");
-  if (!runs_in_library(x)) {
-    return in_python<std::vector<Tensor>>("packed_conv", inputs.vec(), std::string(op_type), channels.vec(),
-                                          kernel_shape.vec(), strides.vec(), pads.vec(), dilations.vec(), starts.vec(),
-                                          upsample.vec(), outputs.vec(), alpha, lo, hi, tile);
-  }
+  auto const ask = [&](auto result, char const *what) {
+    return in_python<decltype(result)>(what, inputs.vec(), std::string(op_type), channels.vec(), kernel_shape.vec(),
+                                       strides.vec(), pads.vec(), dilations.vec(), starts.vec(), upsample.vec(),
+                                       outputs.vec(), alpha, lo, hi, tile);
+  };
+  if (!runs_in_library(x)) return ask(std::vector<Tensor>(), "packed_conv");
   Key key{3, x.get_device(), tile, bits_of(alpha), bits_of(lo), bits_of(hi)};
   key.append(op_type.begin(), op_type.end());
   for (Ints list : {channels, kernel_shape, strides, pads, dilations, starts, upsample, outputs}) {
     key.push_back(static_cast<std::int64_t>(list.size()));
     key.append(list.begin(), list.end());
   }
-  std::vector<Tensor> read;
-  std::vector<std::int64_t> pixels;
-  c10::SmallVector<void const *, 12> from;
-  read.reserve(inputs.size());
   for (Tensor const &t : inputs) {
     check_device(t, x, "an operand");
-    auto [image, pixel] = t.dim() == 4 ? as_pixels(t) : std::pair<Tensor, std::int64_t>(*dense(t), 0);
-    add_to(key, image);
-    key.push_back(pixel);
-    from.push_back(image.const_data_ptr());
-    pixels.push_back(pixel);
-    read.push_back(std::move(image));
+    add_to(key, t);
+    if (t.dim() != 4) continue;  // it is made dense
+    key.append(t.strides().begin(), t.strides().end());
+    key.push_back(is_aligned(t));
   }
-  TORCH_CHECK(kernel_shape.size() == 2 && strides.size() == 2 && pads.size() == 4 && dilations.size() == 2 &&
-                  strides[0] > 0 && strides[1] > 0 && !upsample.empty(),
-              "packed_conv: its geometry is not that of a 2-D convolution; pass the attributes of the node");
-  auto const size = [&](int axis) {
-    std::int64_t const room = x.size(2 + axis) * upsample[0] + pads[axis] + pads[axis + 2];
-    return std::max<std::int64_t>(0, (room - dilations[axis] * (kernel_shape[axis] - 1) - 1) / strides[axis] + 1);
-  };
-  std::vector<Tensor> made;
+  Kept const &kept = plan_of(key, [&] { return ask(Planned(), "plan_conv"); });
+  std::vector<Tensor> read, made;
+  c10::SmallVector<void const *, 12> from;
   c10::SmallVector<void *, 4> to;
-  std::int64_t const filters = read[sources].size(0);
-  for (std::int64_t K : outputs.size() > 1 ? outputs : Ints(filters)) {
-    made.push_back(empty_pixels(x.size(0), K, size(0), size(1), x));
-    to.push_back(made.back().data_ptr());
+  read.reserve(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    from.push_back(read.emplace_back(readable(inputs[i], kept.copies[i])).const_data_ptr());
   }
-  Kept const &kept = plan_of(key, [&] {
-    return call_python(library.conv_planner, read, pixels, made, std::string(op_type), channels.vec(),
-                       kernel_shape.vec(), strides.vec(), pads.vec(), dilations.vec(), starts.vec(), upsample.vec(),
-                       outputs.vec(), alpha, lo, hi, tile);
-  });
+  for (auto const &[N, K, P, Q, wide] : kept.outputs) {
+    to.push_back(made.emplace_back(empty_image(N, K, P, Q, wide, x)).data_ptr());
+  }
   enqueue(kept, from.data(), to.data(), x);
   return made;
 }
@@ -121,11 +83,9 @@ inline std::vector<Tensor> packed_conv_autograd(c10::DispatchKeySet keys, at::Te
                                        strides, pads, dilations, starts, upsample, outputs, alpha, lo, hi, tile);
   }();
   if (torch::autograd::compute_requires_grad(inputs)) {
-    auto *const error = new torch::autograd::Error(
-        "cutefuse's fused convolutions are for inference; train the model "
-        "that was given to fuse",
-        torch::autograd::collect_next_edges(inputs));
-    torch::autograd::set_history(made, owned(static_cast<Node *>(error)));
+    torch::autograd::set_history(
+        made,
+        refusal("cutefuse's fused convolutions are for inference; train the model that was given to fuse", inputs));
   }
   return made;
 }

@@ -15,9 +15,9 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -44,15 +44,13 @@ struct Operands {
 struct Library {
   char const *(*run)(void const *plan, Operands const *operands);
   std::int32_t (*current_stream)(std::int32_t device, void **stream);
-  PyObject *planner;       // (op_type, tensors in, tensors out, attributes) -> (bytes of a plan, of its workspace)
-  PyObject *conv_planner;  // (tensors in, their pixel strides, tensors out, op_type, attributes...) -> the same
-  PyObject *fallback;      // (what, arguments) -> results; for types that no kernel takes
-  int generation;          // counts the libraries that were handed over: plans of another one are no good
+  PyObject *python;  // compiled.InPython: plans, and the operators on types that no kernel takes
+  int generation;    // counts the libraries that were handed over: plans of another one are no good
 };
 inline Library library{};
 
 // Everything that a plan depends on, as numbers.
-using Key = c10::SmallVector<std::int64_t, 64>;
+using Key = c10::SmallVector<std::int64_t, 128>;
 
 struct HashOfKey {
   std::size_t operator()(Key const &key) const {
@@ -65,10 +63,12 @@ struct HashOfKey {
   }
 };
 
-// A copy of a plan, which is plain data, and the workspace that it needs.
+// What Python plans: the plan, which is plain data, the workspace that it needs, and of a convolution what lies where.
 struct Kept {
-  std::unique_ptr<unsigned char[]> plan;
-  std::int64_t workspace_bytes = 0;
+  std::string plan;
+  std::int64_t workspace_bytes;
+  std::vector<std::int64_t> copies;                  // of each input: elements of a pixel of the copy to make; 0: none
+  std::vector<std::array<std::int64_t, 5>> outputs;  // N, K, P, Q, elements of a pixel
 };
 
 inline bool runs_in_library(Tensor const &x) {
@@ -103,6 +103,9 @@ inline Tensor empty(at::IntArrayRef sizes, at::ScalarType type, Tensor const &be
                                                    beside.device(), std::nullopt, std::nullopt);
 }
 
+// As planners of Python return it.
+using Planned = std::tuple<std::string, std::int64_t, decltype(Kept::copies), decltype(Kept::outputs)>;
+
 // Whether nobody listens to operators on this thread: no dispatch mode of Python, no transform of torch.func.
 inline bool is_quiet() {
   return !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
@@ -120,11 +123,12 @@ inline c10::MaybeOwned<Tensor> dense(Tensor const &t) {
   return c10::MaybeOwned<Tensor>::owned(is_aligned(made) ? std::move(made) : made.clone());
 }
 
-// Calls a function of Python with the GIL; its exception passes through PyTorch as it is.
-template <class... Arguments>
-pybind11::object call_python(PyObject *function, Arguments &&...arguments) {
+// Calls a function of Python's half with the GIL; its exception passes through PyTorch as it is.
+template <class Result, class... Arguments>
+Result in_python(char const *what, Arguments const &...arguments) {
+  pybind11::gil_scoped_acquire const gil;
   try {
-    return pybind11::reinterpret_borrow<pybind11::object>(function)(std::forward<Arguments>(arguments)...);
+    return pybind11::handle(library.python).attr(what)(arguments...).template cast<Result>();
   } catch (pybind11::error_already_set &error) {
     error.restore();
     python_error raised;
@@ -133,7 +137,7 @@ pybind11::object call_python(PyObject *function, Arguments &&...arguments) {
   }
 }
 
-// The plan of a key, made by `make` with the GIL when it is new to the thread.
+// The plan of a key, made by `make`, a call of Python, when it is new to the thread.
 template <class Make>
 Kept const &plan_of(Key const &key, Make const &make) {
   thread_local std::unordered_map<Key, Kept, HashOfKey> plans;
@@ -142,12 +146,9 @@ Kept const &plan_of(Key const &key, Make const &make) {
   auto const found = plans.find(key);
   if (found != plans.end()) return found->second;
   pybind11::gil_scoped_acquire const gil;
-  pybind11::object const made = make();
-  auto const [bytes, workspace_bytes] = made.cast<std::pair<std::string, std::int64_t>>();
+  auto [plan, workspace_bytes, copies, outputs] = make();
   if (plans.size() >= kMostPlans) plans.clear();
-  Kept kept{std::make_unique<unsigned char[]>(bytes.size()), workspace_bytes};
-  std::memcpy(kept.plan.get(), bytes.data(), bytes.size());
-  return plans[key] = std::move(kept);
+  return plans[key] = Kept{std::move(plan), workspace_bytes, std::move(copies), std::move(outputs)};
 }
 
 inline void *address_of(Tensor const &t) { return t.defined() ? t.data_ptr() : nullptr; }
@@ -163,7 +164,7 @@ inline void enqueue(Kept const &kept, void const *const *inputs, void *const *ou
   }
   TORCH_CHECK(library.current_stream(beside.get_device(), &operands.stream) == 0, "cutefuse: PyTorch has no current ",
               "stream on device ", beside.device(), "; use a GPU that torch.cuda.is_available() knows");
-  if (char const *reason = library.run(kept.plan.get(), &operands)) TORCH_CHECK(false, reason);
+  if (char const *reason = library.run(kept.plan.data(), &operands)) TORCH_CHECK(false, reason);
 }
 
 inline std::vector<Maybe> listed(std::initializer_list<Maybe> tensors) { return tensors; }
@@ -171,12 +172,6 @@ inline std::vector<Maybe> listed(std::initializer_list<Maybe> tensors) { return 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> operator_named(char const *name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-template <class Result, class... Arguments>
-Result in_python(char const *what, Arguments const &...arguments) {
-  pybind11::gil_scoped_acquire const gil;
-  return call_python(library.fallback, what, arguments...).template cast<Result>();
 }
 
 inline void check_device(Tensor const &t, Tensor const &x, char const *what) {

@@ -12,10 +12,9 @@ namespace {
 
 std::vector<torch::Library> registered;
 
-// ------------------------------------------------------------------------------------------ calls without an
-// OpOverload
+// ------------------------------------------------------------------------------------- calls without an OpOverload
 
-PyObject *slow_rms_norm = nullptr, *slow_layer_norm = nullptr;  // the operators, for whatever is no plain tensor
+PyObject *slow_norm[2];  // of RMSNorm and LayerNorm: the operators, for whatever is no plain tensor
 
 bool is_plain(PyObject *object) { return object == Py_None || THPVariable_CheckExact(object); }
 
@@ -31,35 +30,25 @@ bool is_fast(PyObject *const *arguments, Py_ssize_t count, Py_ssize_t tensors) {
   return arguments[0] != Py_None && PyFloat_CheckExact(arguments[tensors]);
 }
 
-// (x, weight, epsilon) -> y
-PyObject *call_rms_norm(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+// (x, weight, bias where it is LayerNorm, epsilon) -> y
+template <bool kLayer>
+PyObject *call_norm(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  if (!is_fast(arguments, count, 2)) return PyObject_Vectorcall(slow_rms_norm, arguments, count, nullptr);
+  constexpr Py_ssize_t kTensors = kLayer ? 3 : 2;
+  if (!is_fast(arguments, count, kTensors)) return PyObject_Vectorcall(slow_norm[kLayer], arguments, count, nullptr);
   Tensor const &x = THPVariable_Unpack(arguments[0]);
-  Maybe const weight = maybe_tensor(arguments[1]);
-  double const epsilon = PyFloat_AS_DOUBLE(arguments[2]);
-  auto made = [&] {
+  Maybe const weight = maybe_tensor(arguments[1]), bias = kLayer ? maybe_tensor(arguments[2]) : Maybe();
+  double const epsilon = PyFloat_AS_DOUBLE(arguments[kTensors]);
+  Tensor y = [&] {
     pybind11::gil_scoped_release const released;
     OnlyY const wanted;
-    return rms_norm_op().call(x, std::nullopt, weight, epsilon);
+    if constexpr (kLayer) {
+      return std::get<0>(layer_norm_op().call(x, std::nullopt, weight, bias, epsilon));
+    } else {
+      return std::get<0>(rms_norm_op().call(x, std::nullopt, weight, epsilon));
+    }
   }();
-  return THPVariable_Wrap(std::move(std::get<0>(made)));
-  END_HANDLE_TH_ERRORS
-}
-
-// (x, weight, bias, epsilon) -> y
-PyObject *call_layer_norm(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  if (!is_fast(arguments, count, 3)) return PyObject_Vectorcall(slow_layer_norm, arguments, count, nullptr);
-  Tensor const &x = THPVariable_Unpack(arguments[0]);
-  Maybe const weight = maybe_tensor(arguments[1]), bias = maybe_tensor(arguments[2]);
-  double const epsilon = PyFloat_AS_DOUBLE(arguments[3]);
-  auto made = [&] {
-    pybind11::gil_scoped_release const released;
-    OnlyY const wanted;
-    return layer_norm_op().call(x, std::nullopt, weight, bias, epsilon);
-  }();
-  return THPVariable_Wrap(std::move(std::get<0>(made)));
+  return THPVariable_Wrap(std::move(y));
   END_HANDLE_TH_ERRORS
 }
 
@@ -69,26 +58,22 @@ PyCFunction as_method(Function function) {
 }
 
 PyMethodDef methods[] = {
-    {"rms_norm", as_method(call_rms_norm), METH_FASTCALL, "(x, weight or None, epsilon) -> y"},
-    {"layer_norm", as_method(call_layer_norm), METH_FASTCALL, "(x, weight or None, bias or None, epsilon) -> y"},
+    {"rms_norm", as_method(call_norm<false>), METH_FASTCALL, "(x, weight or None, epsilon) -> y"},
+    {"layer_norm", as_method(call_norm<true>), METH_FASTCALL, "(x, weight or None, bias or None, epsilon) -> y"},
     {nullptr, nullptr, 0, nullptr},
 };
 
 // -------------------------------------------------------------------------------------------------------- registration
 
 // Takes over the operators for tensors of a device ("cuda"; tests take "cpu"). run, current_stream: addresses of
-// cutefuse_run and of PyTorch's aoti_torch_get_current_cuda_stream.
-void enable(std::string const &device, std::uintptr_t run, std::uintptr_t current_stream, pybind11::object planner,
-            pybind11::object conv_planner, pybind11::object fallback, pybind11::object rms, pybind11::object layer) {
+// cutefuse_run and of PyTorch's aoti_torch_get_current_cuda_stream. python: a compiled.InPython, which stays for good.
+void enable(std::string const &device, std::uintptr_t run, std::uintptr_t current_stream, pybind11::object python) {
   at::DeviceType const type = c10::Device(device).type();
   library = {reinterpret_cast<decltype(Library::run)>(run),
-             reinterpret_cast<decltype(Library::current_stream)>(current_stream),
-             planner.release().ptr(),
-             conv_planner.release().ptr(),
-             fallback.release().ptr(),
+             reinterpret_cast<decltype(Library::current_stream)>(current_stream), python.inc_ref().ptr(),
              library.generation + 1};
-  slow_rms_norm = rms.release().ptr();
-  slow_layer_norm = layer.release().ptr();
+  slow_norm[false] = pybind11::object(python.attr("call_rms_norm")).release().ptr();
+  slow_norm[true] = pybind11::object(python.attr("call_layer_norm")).release().ptr();
   bool const gpu = type == at::kCUDA;
   torch::Library &kernels = registered.emplace_back(
       torch::Library::IMPL, "cutefuse", gpu ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU, __FILE__, __LINE__);

@@ -38,4 +38,10 @@ Pointer pointer_to(T *node) {
   }
 }
 
+// What says why, when someone asks for a derivative by these inputs.
+template <class... Inputs>
+NodePointer refusal(char const *why, Inputs const &...inputs) {
+  return owned(static_cast<Node *>(new torch::autograd::Error(why, torch::autograd::collect_next_edges(inputs...))));
+}
+
 }  // namespace cutefuse::native

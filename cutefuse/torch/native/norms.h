@@ -79,8 +79,8 @@ inline Four forward(Tensor const &x, Maybe const &residual, Maybe const &weight,
                             rstd.data_ptr()};
   Kept const &kept = plan_of(key, [&] {
     auto const made = listed({y, residual.has_value() ? Maybe(total) : Maybe(), layer ? Maybe(mean) : Maybe(), rstd});
-    return call_python(library.planner, "CuteRowNormForward", listed({x, residual, weight, bias}), made,
-                       attributes(epsilon, layer));
+    return in_python<Planned>("plan_norm", "CuteRowNormForward", listed({x, residual, weight, bias}), made,
+                              attributes(epsilon, layer));
   });
   enqueue(kept, inputs, outputs, x);
   return {std::move(y), std::move(total), std::move(mean), std::move(rstd)};
@@ -124,8 +124,8 @@ inline Three backward(Tensor const &dy, Maybe const &dsum, Tensor const &x, Mayb
   Kept const &kept = plan_of(key, [&] {
     auto const made =
         listed({dx, weight.has_value() ? Maybe(dweight) : Maybe(), bias_type.has_value() ? Maybe(dbias) : Maybe()});
-    return call_python(library.planner, "CuteRowNormBackward", listed({dy, dsum, x, weight, mean, rstd}), made,
-                       attributes(0.0, layer));
+    return in_python<Planned>("plan_norm", "CuteRowNormBackward", listed({dy, dsum, x, weight, mean, rstd}), made,
+                              attributes(0.0, layer));
   });
   enqueue(kept, inputs, outputs, x);
   return {std::move(dx), std::move(dweight), std::move(dbias)};
@@ -148,7 +148,7 @@ struct NormBackward final : Node {
 
   variable_list apply(variable_list &&grads) override {
     std::lock_guard<std::mutex> const lock(mutex_);
-    variable_list found(layer ? 4 : 3);
+    variable_list found(4);
     Tensor dy = grads[0];
     Maybe const dsum = residual ? optional_of(grads[1]) : Maybe();
     if (!dy.defined() && !dsum.has_value()) return found;
@@ -176,66 +176,53 @@ struct NormBackward final : Node {
 
 inline Tensor or_none(Maybe const &t) { return t.has_value() ? *t : Tensor(); }
 
-inline void refuse_forward_mode(std::initializer_list<Tensor> tensors, char const *what) {
-  for (Tensor const &t : tensors) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(t), "cutefuse::", what,
+// The results of a forward pass, `call`, connected to a node that saves what its backward reads where an input needs a
+// gradient.
+template <class Call>
+auto with_derivative(char const *what, Tensor const &x, Maybe const &residual, Maybe const &weight, Maybe const &bias,
+                     Call const &call) {
+  Tensor const more[3] = {or_none(residual), or_none(weight), or_none(bias)};
+  for (Tensor const *t : {&x, &more[0], &more[1], &more[2]}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(*t), "cutefuse::", what,
                                 " has no forward-mode derivative; use backward, or torch.nn");
   }
-}
-
-// The node of a call whose inputs are `tensors`, and the pointer that owns it; null where no input needs a gradient.
-struct Made {
   NormBackward *node = nullptr;
   NodePointer owner;
-};
-
-template <class... Tensors>
-Made node_for(bool residual, bool layer, Tensors const &...tensors) {
-  if (!torch::autograd::compute_requires_grad(tensors...)) return {};
-  auto *const node = new NormBackward();
-  Made made{node, owned(node)};
-  node->set_next_edges(torch::autograd::collect_next_edges(tensors...));
-  node->residual = residual, node->layer = layer;
+  if (torch::autograd::compute_requires_grad(x, more[0], more[1], more[2])) {
+    owner = owned(node = new NormBackward());
+    node->set_next_edges(torch::autograd::collect_next_edges(x, more[0], more[1], more[2]));
+    node->residual = residual.has_value();
+    if (bias.has_value()) node->bias_type = bias->scalar_type();
+  }
+  auto made = [&] {
+    at::AutoDispatchBelowADInplaceOrView const below;
+    return call();
+  }();
+  if (node == nullptr) return made;
+  constexpr std::size_t kLast = std::tuple_size_v<decltype(made)> - 1;  // 1 / deviation; LayerNorm's mean before it
+  node->layer = kLast == 3;
+  auto &total = std::get<1>(made);
+  torch::autograd::set_history(std::get<0>(made), owner);
+  if (node->residual) torch::autograd::set_history(total, owner);
+  node->x = SavedVariable(node->residual ? total : x, node->residual);
+  node->weight = SavedVariable(more[1], false);
+  node->mean = SavedVariable(kLast == 3 ? std::get<2>(made) : Tensor(), false);
+  node->rstd = SavedVariable(std::get<kLast>(made), false);
   return made;
-}
-
-// Connects the outputs to the node and saves what its backward reads.
-inline void connect(Made const &made, Tensor const &x, Maybe const &weight, Tensor &y, Tensor &total,
-                    Tensor const &mean, Tensor const &rstd) {
-  NormBackward &node = *made.node;
-  torch::autograd::set_history(y, made.owner);
-  if (node.residual) torch::autograd::set_history(total, made.owner);
-  node.x = SavedVariable(node.residual ? total : x, node.residual);
-  node.weight = SavedVariable(or_none(weight), false);
-  node.mean = SavedVariable(mean, false);
-  node.rstd = SavedVariable(rstd, false);
 }
 
 inline Three rms_norm_autograd(c10::DispatchKeySet keys, Tensor const &x, Maybe const &residual, Maybe const &weight,
                                double epsilon) {
-  refuse_forward_mode({x, or_none(residual), or_none(weight)}, "rms_norm");
-  Made const made_node = node_for(residual.has_value(), false, x, or_none(residual), or_none(weight));
-  auto made = [&] {
-    at::AutoDispatchBelowADInplaceOrView const below;
+  return with_derivative("rms_norm", x, residual, weight, std::nullopt, [&] {
     return rms_norm_op().redispatch(keys & c10::after_autograd_keyset, x, residual, weight, epsilon);
-  }();
-  if (made_node.node) connect(made_node, x, weight, std::get<0>(made), std::get<1>(made), Tensor(), std::get<2>(made));
-  return made;
+  });
 }
 
 inline Four layer_norm_autograd(c10::DispatchKeySet keys, Tensor const &x, Maybe const &residual, Maybe const &weight,
                                 Maybe const &bias, double epsilon) {
-  refuse_forward_mode({x, or_none(residual), or_none(weight), or_none(bias)}, "layer_norm");
-  Made const made_node = node_for(residual.has_value(), true, x, or_none(residual), or_none(weight), or_none(bias));
-  auto made = [&] {
-    at::AutoDispatchBelowADInplaceOrView const below;
+  return with_derivative("layer_norm", x, residual, weight, bias, [&] {
     return layer_norm_op().redispatch(keys & c10::after_autograd_keyset, x, residual, weight, bias, epsilon);
-  }();
-  if (made_node.node) {
-    if (bias.has_value()) made_node.node->bias_type = bias->scalar_type();
-    connect(made_node, x, weight, std::get<0>(made), std::get<1>(made), std::get<2>(made), std::get<3>(made));
-  }
-  return made;
+  });
 }
 
 // A second derivative is refused when someone asks for it, not before.
@@ -247,12 +234,10 @@ inline Three backward_autograd(c10::DispatchKeySet keys, Tensor const &dy, Maybe
     return backward_op().redispatch(keys & c10::after_autograd_keyset, dy, dsum, x, weight, mean, rstd, bias_type);
   }();
   if (torch::autograd::compute_requires_grad(dy, or_none(dsum), x, or_none(weight))) {
-    auto *const error =
-        new torch::autograd::Error("cutefuse's norms have no second derivative; use torch.nn where one is needed",
-                                   torch::autograd::collect_next_edges(dy, or_none(dsum), x, or_none(weight)));
-    NodePointer const refusal = owned(static_cast<Node *>(error));
+    NodePointer const owner = refusal("cutefuse's norms have no second derivative; use torch.nn where one is needed",
+                                      dy, or_none(dsum), x, or_none(weight));
     for (Tensor *t : {&std::get<0>(made), &std::get<1>(made), &std::get<2>(made)}) {
-      torch::autograd::set_history(*t, refusal);
+      torch::autograd::set_history(*t, owner);
     }
   }
   return made;
