@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import fake_tensorrt
+import numpy as np
 import pytest
 from onnx import TensorProto
 from test_engine import make_model
@@ -174,7 +175,7 @@ def test_cuda_python_is_called_by_its_signatures(monkeypatch: pytest.MonkeyPatch
     done: list[tuple[str, tuple[Any, ...]]] = []
 
     class Runtime:
-        cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1)
+        cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
 
         def __getattr__(self, name: str) -> Any:
             results = {
@@ -194,7 +195,10 @@ def test_cuda_python_is_called_by_its_signatures(monkeypatch: pytest.MonkeyPatch
     gpu = device.CudaPython()
     assert gpu.stream == 7 and gpu.allocate(10) == 4096 and gpu.time_ms(lambda: None) == 1.5
     gpu.upload(4096, b"data")
+    into = np.zeros(8, np.uint8)
+    gpu.download(4096, into)
     gpu.close()
+    assert ("cudaMemcpy", (into.ctypes.data, 4096, 8, 2)) in done
     assert ("cudaMemcpy", (4096, b"data", 4, 1)) in done and ("cudaFree", (4096,)) in done
     assert ("cudaEventRecord", (9, 7)) in done and ("cudaMemset", (4096, 0, 10)) in done
 

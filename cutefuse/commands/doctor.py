@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import importlib.metadata
 import platform
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import cutefuse
 from cutefuse import kernels
-from cutefuse.engines.cuda_memory import capability, local_sm
+from cutefuse.engines.cuda_memory import local_gpus, local_sm
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import CutefuseError, run_command
@@ -64,32 +63,20 @@ def check_library() -> list[Finding]:
 
 def check_gpu() -> list[Finding]:
     """Driver and devices, through the driver's own library; and whether the kernels were built for them."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    found = local_gpus()
+    if found is None:
         return [Finding("GPU", OPTIONAL, "no NVIDIA driver", "engines are built and run on a machine that has one")]
-    count, version = ctypes.c_int(0), ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+    gpus, version = found
+    if not gpus:
         return [Finding("GPU", OPTIONAL, "the driver reports no device", "check nvidia-smi")]
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    found = [judge_driver(version.value // 1000, version.value % 1000 // 10)]
-    for index in range(count.value):
-        name = ctypes.create_string_buffer(256)
-        driver.cuDeviceGetName(name, 256, index)
-        found.append(judge_device(name.value.decode(), *capability(driver, index)))
-    return found
+    driver = judge_driver(version // 1000, version % 1000 // 10)
+    return [driver, *(judge_device(gpu.name, *gpu.capability) for gpu in gpus)]
 
 
 def local_gpu() -> str:
     """The name of the first GPU of this machine where its peak rates are known; "" otherwise."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ""
-    name = ctypes.create_string_buffer(256)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetName(name, 256, 0) != 0:
-        return ""
-    return name.value.decode() if by_name(name.value.decode()) else ""
+    gpus, _ = local_gpus() or ([], 0)
+    return gpus[0].name if gpus and by_name(gpus[0].name) else ""
 
 
 def judge_driver(major: int, minor: int) -> Finding:
@@ -209,16 +196,13 @@ def findings(model: Path | None = None) -> list[Finding]:
     found += check_library() + check_gpu() + check_tensorrt()
     found += check_faults(model, tensorrt_versions())
     found += check_layout(model) if model else []
-    found.append(check_program("nvcc", "--version", "needed to build kernels only"))
-    found.append(
-        check_program("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own")
-    )
-    found.append(
-        check_program("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only")
-    )
-    found.append(
-        check_program("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is")
-    )
+    for name, option, advice in (
+        ("nvcc", "--version", "needed to build kernels only"),
+        ("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own"),
+        ("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
+        ("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
+    ):
+        found.append(check_program(name, option, advice))
     for name, advice in (
         ("onnx", "pip install onnx"),
         ("onnxruntime", "pip install onnxruntime (needed by --verify and as the embedded engine on the CPU)"),

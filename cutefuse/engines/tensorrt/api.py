@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+import numpy as np
 
 from cutefuse.engines.artifacts import Artifacts, concat_notes
 from cutefuse.engines.cuda_memory import Device, open_device
@@ -239,7 +241,8 @@ class Session:
         self.context = self.engine.create_execution_context()
         self.device = open_device()
         try:
-            _bind(self.trt, self.engine, self.context, self.device, parse_shapes(self.options.get("--shapes", "")))
+            shapes = parse_shapes(self.options.get("--shapes", ""))
+            self._addresses = _bind(self.trt, self.engine, self.context, self.device, shapes)
         except BaseException:
             self.close()
             raise
@@ -250,6 +253,19 @@ class Session:
     def infer(self) -> None:
         if not self.context.execute_async_v3(self.device.stream):
             raise CutefuseError("TensorRT could not run the engine; see the log")
+
+    def outputs(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One inference over these inputs, of linear formats."""
+        for name, array in feed.items():
+            self.device.upload(self._addresses[name], np.ascontiguousarray(array).tobytes())
+        self.infer()
+        self.device.synchronize()
+        results = {}
+        for name in self._addresses.keys() - feed.keys():
+            dtype = np.dtype(self.trt.nptype(self.engine.get_tensor_dtype(name)))
+            results[name] = np.zeros(tuple(self.context.get_tensor_shape(name)), dtype)
+            self.device.download(self._addresses[name], results[name])
+        return results
 
     def sample_us(self, runs: int) -> float:
         """Mean time of one inference over `runs` of them, one after the other."""
@@ -278,7 +294,9 @@ def profile(engine_path: Path, files: Artifacts, words: list[str], libraries: li
         write_text(files.profile_log, log.text)
 
 
-def _bind(trt: Any, engine: Any, context: Any, device: Device, wanted: dict[str, tuple[int, ...]]) -> None:
+def _bind(trt: Any, engine: Any, context: Any, device: Device, wanted: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Give every input and output memory of its size; returns name -> address."""
+    addresses: dict[str, int] = {}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     for name in names:
         if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
@@ -305,7 +323,9 @@ def _bind(trt: Any, engine: Any, context: Any, device: Device, wanted: dict[str,
             step = engine.get_tensor_components_per_element(name)
             dims[axis] = -(-dims[axis] // step) * step
         size_bytes = int(trt.volume(dims) * engine.get_tensor_dtype(name).itemsize + 0.5)
-        context.set_tensor_address(name, device.allocate(size_bytes))
+        addresses[name] = device.allocate(size_bytes)
+        context.set_tensor_address(name, addresses[name])
+    return addresses
 
 
 def _measure(session: Session, files: Artifacts) -> None:
