@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "kernels", "graph", "operators", "match", "select", "rewrite", "timing", "engines", "report", "report.read",
         "report.analyse",
     ),
-    "profilers": ("kernels", "roofline", "operators", "engines", "report.read", "report.analyse"),
+    "profilers": ("kernels", "roofline", "operators", "timing", "engines", "report.read", "report.analyse"),
 }  # fmt: skip
 ROOMS = tuple(MAY_IMPORT)
 MAY_IMPORT["commands"] = ROOMS  # nothing imports it but `cutefuse.cli`, by name

@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -233,7 +232,3 @@ def main(argv: list[str] | None = None) -> int:
         return int(any(f.status == MISSING for f in found))
 
     return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

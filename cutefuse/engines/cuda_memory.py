@@ -199,7 +199,7 @@ class CudaRuntime(Device):
 
     def call(self, name: str, *args: Any) -> Any:
         kinds, made = self._signatures[name]
-        result = made() if made else None
+        result: Any = made() if made else None
         given = (*args, 1 if _is_upload(args) else 2) if name == "cudaMemcpy" else args  # cudaMemcpyKind
         words = [arg if isinstance(arg, bytes) else kind(arg) for kind, arg in zip(kinds, given, strict=True)]
         status = getattr(self._library, name)(*([ctypes.byref(result)] if made else []), *words)

@@ -21,6 +21,7 @@ from cutefuse import kernels
 from cutefuse.engines.pytorch.lock import shared
 from cutefuse.errors import CutefuseError
 from cutefuse.kernels import Call
+from cutefuse.timing.noise import interleave
 
 NEAR = 1.15  # tiles within this of the best are timed again, in turns
 
@@ -148,11 +149,8 @@ def _between(stream: Any, work: Callable[[], Any]) -> float:
 
 def in_turns(graphs: Mapping[int, Repeated], rounds: int) -> dict[int, float]:
     """The median time of each over rounds in which all are replayed in turn."""
-    times: dict[int, list[float]] = {name: [] for name in graphs}
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            times[name].append(graph.sample_us())
-    return {name: statistics.median(own) for name, own in times.items()}
+    times = interleave([graph.sample_us for graph in graphs.values()], rounds)
+    return dict(zip(graphs, map(statistics.median, times), strict=True))
 
 
 @functools.cache

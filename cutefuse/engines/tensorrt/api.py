@@ -73,14 +73,9 @@ class Log:
         return "\n".join(self.lines) + "\n"
 
     def errors(self) -> str:
-        return "; ".join(self._said("E", "F"))
-
-    def warnings(self) -> list[str]:
-        return self._said("W")
-
-    def _said(self, *letters: str) -> list[str]:
-        marks = tuple(f"] [{letter}] " for letter in letters)
-        return [line.partition("] [")[2][3:] for line in self.lines if any(m in line[:40] for m in marks)]
+        """What TensorRT said went wrong."""
+        marks = ("] [E] ", "] [F] ")
+        return "; ".join(line.partition("] [")[2][3:] for line in self.lines if any(m in line[:40] for m in marks))
 
 
 def _import() -> Any:

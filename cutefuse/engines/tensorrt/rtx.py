@@ -161,8 +161,7 @@ def _compile(
         read_layers(information),
         tuple(name for name, mode in bindings if mode == "input"),
         tuple(name for name, mode in bindings if mode == "output"),
-        result["engine_bytes"], result["seconds"], result["peak_mib"], tuple(result["warnings"]),
-        int(options[TARGET]),
+        result["engine_bytes"], result["seconds"], result["peak_mib"], int(options[TARGET]),
     )  # fmt: skip
     return graph, information, result["version"]
 

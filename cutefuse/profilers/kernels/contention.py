@@ -21,6 +21,7 @@ from typing import Any
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER
 from cutefuse.table import show
+from cutefuse.timing.noise import steady
 
 PLACES, KINDS = ("stream", "process"), ("copy", "matmul")
 ALONE = "alone"
@@ -76,13 +77,12 @@ def measure(sample: Sampler, loads: Sequence[Load], rounds: int = _ROUNDS) -> li
 
     Raises CutefuseError where a load cannot be started or ends while something is timed beside it.
     """
-    sample(3)
-    runs = min(max(round(_SAMPLE_US / max(sample(3), 1e-3)), 1), 2000)
-    found = [Times(ALONE, [sample(runs) for _ in range(rounds)])]
+    once = steady(sample, _SAMPLE_US, most_runs=2000)
+    found = [Times(ALONE, [once() for _ in range(rounds)])]
     for load in loads:
         with _process(load) if load.place == "process" else _stream(load) as beside:
-            found.append(Times(load.label, [beside(lambda: sample(runs)) for _ in range(rounds)]))
-    return [*found, Times(f"{ALONE} again", [sample(runs) for _ in range(rounds)])]
+            found.append(Times(load.label, [beside(once) for _ in range(rounds)]))
+    return [*found, Times(f"{ALONE} again", [once() for _ in range(rounds)])]
 
 
 _Around = Callable[[Callable[[], float]], float]  # takes a sample while the load is there
