@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import cutefuse
 from cutefuse import kernels
@@ -78,13 +79,18 @@ def local_gpu() -> str:
     return gpus[0].name if gpus and by_name(gpus[0].name) else ""
 
 
+def _library() -> dict[str, Any]:
+    """What the plugin library says of itself; empty where there is none that loads."""
+    try:
+        return kernels.describe()
+    except (CutefuseError, OSError, AttributeError):
+        return {}
+
+
 def judge_driver(major: int, minor: int) -> Finding:
     """Whether the driver, by the CUDA version that it reports, is new enough for the CUDA runtime in the library."""
     label = f"CUDA {major}.{minor}"
-    try:
-        inside = str(kernels.describe()["cuda_version"])
-    except (CutefuseError, OSError, AttributeError):
-        inside = ""
+    inside = str(_library().get("cuda_version", ""))
     if inside and major < int(inside.split(".")[0]):
         advice = f"update the driver, or build the library with nvcc {major}.{minor} or older: make setup"
         return Finding("driver", MISSING, f"{label}, older than CUDA {inside} that the kernels were built with", advice)
@@ -94,15 +100,15 @@ def judge_driver(major: int, minor: int) -> Finding:
 def judge_device(name: str, major: int, minor: int) -> Finding:
     """Whether machine code of the library runs on a device, as the library itself judges."""
     label, capability = f"{name}, compute capability {major}.{minor}", 10 * major + minor
-    try:
-        reason, built = kernels.reject_device(capability), bool(kernels.describe()["cuda"])
-    except (CutefuseError, OSError, AttributeError):
+    library = _library()
+    if not library:
         return Finding("GPU", MISSING, f"{label}, and no library", "run `make setup`")
+    reason = kernels.reject_device(capability)
     if reason:
         return Finding("GPU", MISSING, label, reason)
-    if not built:
+    if not library["cuda"]:
         return Finding("GPU", MISSING, f"{label}, and no kernels", f"build them: make setup ARCHS={capability}")
-    how = {a["sm"]: a["code"] for a in kernels.describe()["architectures"]}.get(capability, "PTX")
+    how = {a["sm"]: a["code"] for a in library["architectures"]}.get(capability, "PTX")
     slow = ", which the driver compiles when a kernel is first used" if how == "PTX" else ""
     return Finding("GPU", OK, f"{label}: {how}{slow}")
 

@@ -19,7 +19,7 @@ from cutefuse.output import make_folder, write_json
 
 BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "rtx", "onnxruntime")
 BUILDERS = BACKENDS[:-1]  # ONNX Runtime has no engine file
-NAMES = {"tensorrt": "TensorRT's Python API", "rtx": rtx.NAME, "torch": "PyTorch"}  # of those without a command line
+NAMES = {"tensorrt": "TensorRT's Python API", "rtx": rtx.NAME, "torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
 NO_TENSORRT = (
     "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
     "(a container or .deb has trtexec; `pip install tensorrt` has the Python package; TensorRT for RTX, "
@@ -33,30 +33,27 @@ def choose_backend(backend: str, allow_onnxruntime: bool = False) -> str:
         raise CutefuseError(
             "onnxruntime builds no engine file; use `cutefuse process --backend onnxruntime` to profile with it"
         )
-    if backend in ("auto", "trtexec") and trtexec.find():
-        return "trtexec"
-    if backend == "trtexec":
-        raise CutefuseError("trtexec was not found; put it on PATH or set $TRTEXEC, or use another --backend")
-    if backend in ("auto", "tensorrt") and importlib.util.find_spec("tensorrt"):
-        return "tensorrt"
-    if backend == "tensorrt":
-        raise CutefuseError(
-            "the Python package tensorrt is not installed; run `pip install tensorrt`, or use another --backend"
-        )
-    if backend == "torch" and not importlib.util.find_spec("torch"):
-        raise CutefuseError("PyTorch is not installed; run `pip install torch`, or use another --backend")
-    if backend == "torch" or (backend == "auto" and torch_sees_gpu()):
-        return "torch"
-    reason = rtx.available() if backend in ("auto", "rtx") else ""
-    if reason is None:
-        return "rtx"
-    if backend == "rtx":
-        raise CutefuseError(str(reason))
-    if allow_onnxruntime and importlib.util.find_spec("onnxruntime"):
-        return "onnxruntime"
-    raise CutefuseError(
-        NO_TENSORRT + (", or `pip install onnxruntime` to profile on the CPU" if allow_onnxruntime else "")
-    )
+    if backend != "auto":
+        if reason := _missing(backend):
+            raise CutefuseError(reason)
+        return backend
+    for kind in ("trtexec", "tensorrt", "torch", "rtx", *(["onnxruntime"] if allow_onnxruntime else [])):
+        if not _missing(kind) and (kind != "torch" or torch_sees_gpu()):
+            return kind
+    on_cpu = ", or `pip install onnxruntime` to profile on the CPU" if allow_onnxruntime else ""
+    raise CutefuseError(NO_TENSORRT + on_cpu)
+
+
+def _missing(kind: str) -> str | None:
+    """Why a back end is not here, in one sentence; None where it is."""
+    if kind == "trtexec":
+        lacks = "trtexec was not found; put it on PATH or set $TRTEXEC, or use another --backend"
+        return None if trtexec.find() else lacks
+    if kind == "rtx":
+        return rtx.available()
+    name = {"torch": "PyTorch", "tensorrt": "the Python package tensorrt", "onnxruntime": "ONNX Runtime"}[kind]
+    lacks = f"{name} is not installed; run `pip install {kind}`, or use another --backend"
+    return None if importlib.util.find_spec(kind) else lacks
 
 
 def torch_sees_gpu() -> bool:
@@ -140,7 +137,7 @@ def profile(
     """Time an engine file as a whole and layer by layer: profile, timing, graph and metadata JSON in `outdir`.
 
     Args:
-        engine: the file that `build` wrote; of PyTorch also the ONNX model. outdir: made when missing.
+        engine: the file that `build` wrote; of PyTorch and ONNX Runtime an ONNX model. outdir: made when missing.
         use_plugins: load the plugin library where it is built.
         options, timeout_s, dry_run, assume_version: as of `build`.
     Raises: CutefuseError (exit 2) for an engine that is missing, or that cannot be run here.
@@ -149,10 +146,14 @@ def profile(
         raise CutefuseError(f"engine {engine} does not exist; build it first with `cutefuse build`")
     words, files = options or [], Artifacts.of(engine, outdir)
     libraries = plugins.library_if_built() if use_plugins else []
-    kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
+    kind = "trtexec" if dry_run and assume_version else choose_backend(backend, backend == "onnxruntime")
     if dry_run and kind != "trtexec":
         print(f"# {NAMES[kind]} would profile {engine}; there is no command to print")
         return files
+    if kind == "onnxruntime":
+        from cutefuse.engines.onnxruntime import run as onnxruntime
+
+        return onnxruntime.profile(engine, outdir, words)
     command: list[str] = []
     if kind == "trtexec":
         tool = _trtexec(assume_version if dry_run else None)

@@ -22,8 +22,6 @@ REMOVED_IN_11 = frozenset(
     "--fp16 --bf16 --fp8 --int8 --int4 --best --calib --calibProfile --layerPrecisions --layerOutputTypes "
     "--precisionConstraints --restricted --weightless".split()
 )
-# Accepted by 11 with a warning only; they are its default behaviour.
-DEFAULT_IN_11 = frozenset("--stronglyTyped --noDataTransfers --useCudaGraph --useSpinWait --separateProfileRun".split())
 # First release that knows the flag, for those that came after 10.0.
 FIRST_SEEN = {
     "--stripAllWeights": (10, 1), "--int4": (10, 1), "--runtimePlatform": (10, 2), "--maxTactics": (10, 4),
