@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import importlib
 import os
 from abc import ABC, abstractmethod
@@ -14,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from cutefuse.errors import CutefuseError
-
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
 class Device(ABC):
@@ -167,52 +164,11 @@ class PyCuda(Device):
             raise CutefuseError(f"{name} failed: {text}; check the GPU with nvidia-smi") from None
 
 
-class CudaRuntime(Device):
-    """libcudart through ctypes: no package needed, TensorRT's own wheels bring the library."""
-
-    name = "libcudart"
-    # function -> types of its arguments, and of what it writes into a first one that callers leave out
-    _signatures: dict[str, tuple[tuple[Any, ...], Any]] = {
-        "cudaMalloc": ((_SIZE,), _POINTER),
-        "cudaFree": ((_POINTER,), None),
-        "cudaMemset": ((_POINTER, ctypes.c_int, _SIZE), None),
-        "cudaMemcpy": ((_POINTER, _POINTER, _SIZE, ctypes.c_int), None),
-        "cudaStreamCreate": ((), _POINTER),
-        "cudaStreamDestroy": ((_POINTER,), None),
-        "cudaStreamSynchronize": ((_POINTER,), None),
-        "cudaEventCreate": ((), _POINTER),
-        "cudaEventRecord": ((_POINTER, _POINTER), None),
-        "cudaEventSynchronize": ((_POINTER,), None),
-        "cudaEventElapsedTime": ((_POINTER, _POINTER), ctypes.c_float),
-        "cudaEventDestroy": ((_POINTER,), None),
-    }
-
-    def _open(self) -> None:
-        found = ctypes.util.find_library("cudart")
-        for path in filter(None, (found, "libcudart.so.13", "libcudart.so.12", "libcudart.so")):
-            try:
-                self._library = ctypes.CDLL(path)
-                return
-            except OSError:
-                continue
-        raise ImportError("libcudart.so")
-
-    def call(self, name: str, *args: Any) -> Any:
-        kinds, made = self._signatures[name]
-        result: Any = made() if made else None
-        given = (*args, 1 if _is_upload(args) else 2) if name == "cudaMemcpy" else args  # cudaMemcpyKind
-        words = [arg if isinstance(arg, bytes) else kind(arg) for kind, arg in zip(kinds, given, strict=True)]
-        status = getattr(self._library, name)(*([ctypes.byref(result)] if made else []), *words)
-        if status:
-            raise CutefuseError(f"{name} failed with CUDA error {status}; check the GPU with nvidia-smi")
-        return result.value if made else None
-
-
-DEVICES: tuple[type[Device], ...] = (CudaPython, PyCuda, CudaRuntime)
+DEVICES: tuple[type[Device], ...] = (CudaPython, PyCuda)
 
 
 def open_device(stream: Any = None) -> Device:
-    """The first binding that works: cuda-python, PyCUDA, libcudart; $CUTEFUSE_DEVICE picks one by name.
+    """The first binding that works: cuda-python, PyCUDA; $CUTEFUSE_DEVICE picks one by name.
 
     stream: a pycuda.driver.Stream of the caller, in whose context everything then runs.
     """
