@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,12 +194,12 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str, name
             with spinner(title) if title else nullcontext():
                 code = child.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            _end(child)
+            end_group(child)
             raise CutefuseError(
                 f"{name} was stopped after {timeout_s:g} s (--timeout); its log is {log}; allow it more time"
             ) from None
         except BaseException:
-            _end(child)
+            end_group(child)
             raise
     text = log.read_text(encoding="utf-8", errors="replace")
     if code:
@@ -208,14 +208,11 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str, name
     return text
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end_group(child: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a group, and whatever it started: asked first, then killed."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
-        except ProcessLookupError:
-            pass
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=5)
             return
-        except subprocess.TimeoutExpired:
-            continue

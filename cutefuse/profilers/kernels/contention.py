@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cutefuse.engines.tensorrt.trtexec import end_group
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER
 from cutefuse.table import show
@@ -166,12 +165,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     if child.stdin:
         with contextlib.suppress(OSError):
             child.stdin.close()
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=5)
-            break
+    end_group(child)
     for pipe in (child.stdout, child.stderr):
         if pipe:
             pipe.close()
