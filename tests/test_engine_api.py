@@ -106,6 +106,35 @@ def test_buffers_are_padded_for_vector_formats_and_shapes_come_from_the_profile(
     assert Clock.allocated == [2 * 16 * 4 * 4 * 2, 1 * 16 * 4 * 4 * 2]
 
 
+def test_a_session_computes_from_the_inputs_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, Any]] = []
+
+    class Memory(Clock):
+        def upload(self, address: int, data: bytes) -> None:
+            order.append(("upload", (address, data)))
+
+        def download(self, address: int, into: np.ndarray) -> None:
+            order.append(("download", address))
+            into[...] = 3
+
+        def synchronize(self) -> None:
+            order.append(("wait", None))
+
+    monkeypatch.setattr(tensorrt_api, "open_device", Memory)
+    engine.build(make_model(tmp_path / "m.onnx"), tmp_path / "out")
+    session = tensorrt_api.Session(tmp_path / "out" / "m.onnx.engine", ["--shapes=x:3x8x4x4"], [])
+    x = np.arange(3 * 8 * 4 * 4, dtype=np.float16).reshape(3, 8, 4, 4)
+    found = session.outputs({"x": x.transpose(0, 1, 3, 2)})
+    assert found.keys() == {"y"} and found["y"].shape == (1, 8, 4, 4) and found["y"].dtype == np.float16
+    assert (found["y"] == 3).all()
+    assert order == [
+        ("upload", (4096, x.transpose(0, 1, 3, 2).copy().tobytes())), ("wait", None), ("download", 8192)
+    ]  # fmt: skip
+    monkeypatch.setattr(session.context, "execute_async_v3", lambda stream: False)
+    with pytest.raises(CutefuseError, match="could not run the engine"):
+        session.outputs({"x": x})
+
+
 def test_the_timing_cache_is_used_again(tmp_path: Path) -> None:
     model = make_model(tmp_path / "m.onnx")
     engine.build(model, tmp_path / "out")
