@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cutefuse.errors import CutefuseError
-from cutefuse.host import Host, HostError, Input, field_of, memory, reference_ops
+from cutefuse_host import Host, HostError, Input, field_of, memory, reference_ops
 
 pytestmark = pytest.mark.slow  # compiles plugin libraries
 

@@ -1,4 +1,4 @@
-"""ctypes binding of the plugin host's flat C interface (plugins/host/c_api.cpp), and TensorRT's structs."""
+"""ctypes binding of the plugin host's flat C interface (cutefuse_host/src/c_api.cpp), and TensorRT's structs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from cutefuse import load_library, plugin_path
 from cutefuse.errors import CutefuseError
-from cutefuse.host.memory import FORMATS
+from cutefuse_host.memory import FORMATS
 
 MAX_RANK = 8
 DATA_TYPES = ("float32", "float16", "int8", "int32", "bool", "uint8", "fp8", "bfloat16", "int64", "int4")
