@@ -177,9 +177,9 @@ macro(cutefuse_kernels stem path type element)
   endif()
 endmacro()
 
-# The plugin host always uses plugins/tensorrt_abi.h: driving a library built with NVIDIA's headers tests both.
+# The plugin host (see cutefuse_host/) always uses plugins/tensorrt_abi.h: driving a library built with NVIDIA's headers tests both.
 function(cutefuse_host_library)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/plugins/host/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cutefuse_host/src/*.cpp)
   add_library(cutefuse_host SHARED ${sources})
   cutefuse_warnings(cutefuse_host)
   target_include_directories(cutefuse_host PRIVATE ${CMAKE_SOURCE_DIR}/plugins)

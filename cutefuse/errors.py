@@ -29,6 +29,11 @@ class NothingToPatch(CutefuseError):
     exit_code = 3
 
 
+def first_line(error: BaseException, most: int = 300) -> str:
+    """What an error of another program says, as a part of a sentence: its first line, or its kind without one."""
+    return next((line.strip()[:most] for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def drop_output() -> None:
     """Send nowhere what stdout still holds: its reader, as `head`, has left."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -18,12 +18,12 @@ import onnx
 import models
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.verify import verify
-from cutefuse.host import Host, Input
 from cutefuse.match.conv.build import PARALLEL
 from cutefuse.match.site import FUSED
 from cutefuse.output import write_text
 from cutefuse.rewrite.patch import TAKES, Options, Result, patch
 from cutefuse.rewrite.unpatch import unpatch
+from cutefuse_host import Host, Input
 from models import exports, published
 from models.packages import page
 

@@ -51,7 +51,7 @@ def step(title: str, *command: str | Path, quiet: bool = True) -> None:
 def accepted_plugins(model: Path, report: dict[str, Any]) -> str:
     """Drive every fused node of a patched model through the plugin host; 'n of m'."""
     from cutefuse.graph.read import Graph
-    from cutefuse.host import Host, Input
+    from cutefuse_host import Host, Input
 
     graph = Graph(onnx.load(str(model), load_external_data=False), model.parent)
     nodes = {node.name: node for node in graph.nodes if node.domain == "cutefuse"}

@@ -41,6 +41,10 @@ class DataType(IntEnum):
         return 4 if self is DataType.FLOAT else 2
 
 
+def nptype(trt_type: DataType) -> str:
+    return "float16" if trt_type is DataType.HALF else "float32"
+
+
 class TensorIOMode(IntEnum):
     NONE, INPUT, OUTPUT = range(3)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cutefuse import kernels
-from cutefuse.host import Host, Input, Raw
-from cutefuse.host.abi import CDesc, dynamic_desc
+from cutefuse_host import Host, Input, Raw
+from cutefuse_host.abi import CDesc, dynamic_desc
 
 CHANNELS = (64, 24, 8, 72, 16, 40, 136, 32)
 FILTERS = 48

@@ -9,10 +9,10 @@ import pytest
 from plugin_nodes import CHANNELS, FILTERS, attributes, good_node, inputs_of
 
 from cutefuse import kernels
-from cutefuse.host import RUNTIME, Field, Host, HostError, Input, Plugin, field_of
-from cutefuse.host.abi import dynamic_desc
 from cutefuse.kernels import Call
 from cutefuse.operators import operators
+from cutefuse_host import RUNTIME, Field, Host, HostError, Input, Plugin, field_of
+from cutefuse_host.abi import dynamic_desc
 
 DTYPES = {"concat_conv": "float16", "quant_concat_conv": "float16", "row_norm": "bfloat16"}
 CALLS = {op.stem: op.call(op.cases()[0], DTYPES[op.stem]) for op in operators()}

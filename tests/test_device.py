@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cutefuse.engines import cuda_memory as device
@@ -85,6 +86,9 @@ class FakeDriver(ModuleType):
     def memcpy_htod(self, address: int, data: bytes) -> None:
         self.log.append(("memcpy", data))
 
+    def memcpy_dtoh(self, into: Any, address: int) -> None:
+        into[:] = bytes(range(len(into)))
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
@@ -113,6 +117,13 @@ def test_a_users_context_is_used_and_stays_as_it_is(driver: FakeDriver) -> None:
     found.upload(address, b"abc")
     found.close()
     assert driver.stack == ["the user's"] and ("free", address) in driver.log
+
+
+def test_device_memory_is_read_back(driver: FakeDriver) -> None:
+    driver.stack = ["the user's"]
+    into = np.full(4, 255, np.uint8)
+    device.open_device().download(4096, into)
+    assert into.tolist() == [0, 1, 2, 3]
 
 
 def test_a_users_stream_carries_the_work(driver: FakeDriver) -> None:

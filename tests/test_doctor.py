@@ -87,10 +87,10 @@ def test_a_gpu_that_runs_ptx_is_told_what_it_costs(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_without_a_library_is_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: int) -> None:
+    def broken() -> None:
         raise OSError
 
-    monkeypatch.setattr(kernels, "reject_device", broken)
+    monkeypatch.setattr(kernels, "describe", broken)
     assert doctor.judge_device("some GPU", 9, 0).status == doctor.MISSING
 
 

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import fake_tensorrt
+import numpy as np
 import pytest
 from onnx import TensorProto
 from test_engine import make_model
@@ -105,6 +106,35 @@ def test_buffers_are_padded_for_vector_formats_and_shapes_come_from_the_profile(
     assert Clock.allocated == [2 * 16 * 4 * 4 * 2, 1 * 16 * 4 * 4 * 2]
 
 
+def test_a_session_computes_from_the_inputs_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, Any]] = []
+
+    class Memory(Clock):
+        def upload(self, address: int, data: bytes) -> None:
+            order.append(("upload", (address, data)))
+
+        def download(self, address: int, into: np.ndarray) -> None:
+            order.append(("download", address))
+            into[...] = 3
+
+        def synchronize(self) -> None:
+            order.append(("wait", None))
+
+    monkeypatch.setattr(tensorrt_api, "open_device", Memory)
+    engine.build(make_model(tmp_path / "m.onnx"), tmp_path / "out")
+    session = tensorrt_api.Session(tmp_path / "out" / "m.onnx.engine", ["--shapes=x:3x8x4x4"], [])
+    x = np.arange(3 * 8 * 4 * 4, dtype=np.float16).reshape(3, 8, 4, 4)
+    found = session.outputs({"x": x.transpose(0, 1, 3, 2)})
+    assert found.keys() == {"y"} and found["y"].shape == (1, 8, 4, 4) and found["y"].dtype == np.float16
+    assert (found["y"] == 3).all()
+    assert order == [
+        ("upload", (4096, x.transpose(0, 1, 3, 2).copy().tobytes())), ("wait", None), ("download", 8192)
+    ]  # fmt: skip
+    monkeypatch.setattr(session.context, "execute_async_v3", lambda stream: False)
+    with pytest.raises(CutefuseError, match="could not run the engine"):
+        session.outputs({"x": x})
+
+
 def test_the_timing_cache_is_used_again(tmp_path: Path) -> None:
     model = make_model(tmp_path / "m.onnx")
     engine.build(model, tmp_path / "out")
@@ -166,7 +196,7 @@ def test_shapes_of_scalars_and_names_with_colons() -> None:
 
 def test_the_wanted_cuda_binding_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTEFUSE_DEVICE", "abacus")
-    with pytest.raises(CutefuseError, match="allowed are cuda-python, pycuda, libcudart"):
+    with pytest.raises(CutefuseError, match="allowed are cuda-python, pycuda;"):
         device.open_device()
 
 
@@ -174,7 +204,7 @@ def test_cuda_python_is_called_by_its_signatures(monkeypatch: pytest.MonkeyPatch
     done: list[tuple[str, tuple[Any, ...]]] = []
 
     class Runtime:
-        cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1)
+        cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
 
         def __getattr__(self, name: str) -> Any:
             results = {
@@ -194,7 +224,10 @@ def test_cuda_python_is_called_by_its_signatures(monkeypatch: pytest.MonkeyPatch
     gpu = device.CudaPython()
     assert gpu.stream == 7 and gpu.allocate(10) == 4096 and gpu.time_ms(lambda: None) == 1.5
     gpu.upload(4096, b"data")
+    into = np.zeros(8, np.uint8)
+    gpu.download(4096, into)
     gpu.close()
+    assert ("cudaMemcpy", (into.ctypes.data, 4096, 8, 2)) in done
     assert ("cudaMemcpy", (4096, b"data", 4, 1)) in done and ("cudaFree", (4096,)) in done
     assert ("cudaEventRecord", (9, 7)) in done and ("cudaMemset", (4096, 0, 10)) in done
 

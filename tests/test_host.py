@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cutefuse.errors import CutefuseError
-from cutefuse.host import Host, HostError, Input, field_of, memory, reference_ops
+from cutefuse_host import Host, HostError, Input, field_of, memory, reference_ops
 
 pytestmark = pytest.mark.slow  # compiles plugin libraries
 
@@ -233,7 +233,7 @@ def test_running_a_plugin_without_a_gpu_is_one_clear_error(
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    monkeypatch.setattr(memory._lib(), "count", lambda: 0)
+    monkeypatch.setattr(memory, "device_count", lambda: 0)
     host = load()
     node = onnx.helper.make_node("Broken", ["x"], ["y"], domain="tests", fault="")
     value = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [4, 8, 2, 2]) for n in "xy"]

@@ -11,7 +11,7 @@ import pytest
 from graphs import fused_types, run_patch
 
 import models
-from cutefuse.host import Host
+from cutefuse_host import Host
 from models import published, table
 from models.__main__ import main
 

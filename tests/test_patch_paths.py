@@ -53,7 +53,7 @@ def one_sentence(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["compare", "folder", "folder"], "folder holds no layer information"),
         (["roofline", "-o", "folder"], "folder cannot be written (Is a directory)"),
         (["roofline", "--llm", "folder"], "--llm is folder"),
-        (["build", "folder"], "folder cannot be read as an ONNX model"),
+        (["build", "folder"], "folder is a folder; give an ONNX file"),
     ],
 )
 def test_a_folder_for_a_file_is_one_sentence(

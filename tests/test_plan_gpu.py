@@ -14,9 +14,9 @@ import quant_problems
 from test_plugin_gpu import Case
 
 from cutefuse import kernels
-from cutefuse.host import RUNTIME, Host, field_of, memory
-from cutefuse.host.abi import dynamic_desc
-from cutefuse.host.host import Input
+from cutefuse_host import RUNTIME, Host, field_of, memory
+from cutefuse_host.abi import dynamic_desc
+from cutefuse_host.host import Input
 
 pytestmark = pytest.mark.gpu
 

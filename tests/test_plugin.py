@@ -26,10 +26,10 @@ from plugin_nodes import (
 )
 
 from cutefuse import kernels, plugin_path
-from cutefuse.host import RUNTIME, Field, Host, HostError, Input
-from cutefuse.host.abi import CDims, dynamic_desc
 from cutefuse.operators import operators
 from cutefuse.operators.op import Case, FusedOp
+from cutefuse_host import RUNTIME, Field, Host, HostError, Input
+from cutefuse_host.abi import CDims, dynamic_desc
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cutefuse.host import RUNTIME, Field, Host, HostError, Input, Raw, field_of
-from cutefuse.host.abi import CDynamicDesc, dynamic_desc
+from cutefuse_host import RUNTIME, Field, Host, HostError, Input, Raw, field_of
+from cutefuse_host.abi import CDynamicDesc, dynamic_desc
 
 pytestmark = pytest.mark.slow  # compiles a plugin
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from plugin_nodes import as_node, has_layouts, in_layout
 
-from cutefuse.host import Host, HostError, Input, Plugin, memory, reference_ops
 from cutefuse.operators import operators
 from cutefuse.operators.op import Case as OpCase
 from cutefuse.operators.op import FusedOp
+from cutefuse_host import Host, HostError, Input, Plugin, memory, reference_ops
 
 pytestmark = pytest.mark.gpu
 

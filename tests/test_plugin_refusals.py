@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from plugin_nodes import CHANNELS, FILTERS, attributes, create, descs_of, good_node, inputs_of
 
-from cutefuse.host import Field, Host, HostError, field_of
-from cutefuse.host.abi import DATA_TYPES, FORMATS, CDesc, CDims, CDynamicDesc, dynamic_desc
+from cutefuse_host import Field, Host, HostError, field_of
+from cutefuse_host.abi import DATA_TYPES, FORMATS, CDesc, CDims, CDynamicDesc, dynamic_desc
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from test_plugin_abi import HEADERS, cuda_include
 
 from cutefuse import plugin_path
-from cutefuse.host import Host
+from cutefuse_host import Host
 
 pytestmark = pytest.mark.slow  # compiles stand-ins of TensorRT
 

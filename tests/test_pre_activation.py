@@ -9,10 +9,10 @@ import plugin_nodes
 import pytest
 
 from cutefuse import kernels
-from cutefuse.host import Host, HostError, Input
 from cutefuse.kernels import Call, Tensor
 from cutefuse.operators import concat_conv, conv_call, conv_math
 from cutefuse.operators.conv_form import Form, Source
+from cutefuse_host import Host, HostError, Input
 
 OPERATOR = concat_conv.OPERATOR
 

@@ -13,7 +13,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels import ncu as nsight
 from cutefuse.profilers.kernels.cases import Problem, case_call
 from cutefuse.profilers.kernels.metrics import METRICS, PANELS
-from cutefuse.profilers.kernels.ncu import Filter, Run, command_line, kernels_of, read_csv
+from cutefuse.profilers.kernels.ncu import Run, command_line, kernels_of, read_csv
 
 RECORDED = Path(__file__).parent / "recorded"
 HEAD = ["ID", "Process ID", "Kernel Name", *(m.names[0] for m in METRICS)]
@@ -128,7 +128,7 @@ def test_wrong_arguments_are_one_sentence(
 def test_without_ncu_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(nsight.shutil, "which", lambda name: None)
+    monkeypatch.setattr(nsight, "find", lambda: None)
     assert main(["--command", "x", "-o", str(tmp_path)]) == 2
     assert "install Nsight Compute" in capsys.readouterr().err
 
@@ -155,7 +155,7 @@ def test_the_list_of_one_operator_has_no_other(capsys: pytest.CaptureFixture[str
 
 
 def test_ncu_is_asked_for_base_units_and_cold_caches() -> None:
-    command = command_line("ncu", Run(["prog"], Filter(kernel="conv", launches=3)))
+    command = command_line("ncu", Run(["prog"], kernel="conv", launches=3))
     joined = " ".join(command)
     assert "--print-units base" in joined and "--cache-control all" in joined and "--launch-count 3" in joined
     assert command[-1] == "prog" and "regex:conv" in command and "--nvtx" not in command

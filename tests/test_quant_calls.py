@@ -12,10 +12,10 @@ import pytest
 from quant_problems import SMALL
 
 from cutefuse import kernels
-from cutefuse.host import Host, HostError, Input
 from cutefuse.kernels import BLOCKS32, CHANNELS_LAST, LINEAR
 from cutefuse.operators.conv_math import pack
 from cutefuse.operators.quant_concat_conv import OPERATOR
+from cutefuse_host import Host, HostError, Input
 
 CASES = {c.name: c for c in OPERATOR.cases()}
 

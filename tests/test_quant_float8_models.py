@@ -25,9 +25,9 @@ from cutefuse.graph.read import Graph
 from cutefuse.graph.runner import Runner
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.verify import Probe, seeded_inputs, verify
-from cutefuse.host import Host, Input
 from cutefuse.operators.function import body_for, graph_call
 from cutefuse.operators.quant_concat_conv import OPERATOR
+from cutefuse_host import Host, Input
 
 E4M3 = ml_dtypes.float8_e4m3fn
 RNG = np.random.default_rng(3)

@@ -175,8 +175,8 @@ def test_a_chain_of_launches_sees_each_result(size: int) -> None:
 def test_the_plugin_is_right_in_both_formats(name: str) -> None:
     import numpy as np
 
-    from cutefuse.host import Host, Input, memory
     from cutefuse.operators.quant_concat_conv import OPERATOR
+    from cutefuse_host import Host, Input, memory
 
     case = next(c for c in OPERATOR.cases() if c.name == name)
     call = OPERATOR.call(case, "float32")

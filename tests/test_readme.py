@@ -84,7 +84,17 @@ def test_commands_and_their_options_exist() -> None:
             assert option in done.stdout, f"cutefuse {name} has no {option}"
 
 
-SOURCES = ["benchmarks", "cutefuse", "cutlass_kernels", "models", "plugins", "scripts", "docs", "tests"]
+SOURCES = [
+    "benchmarks",
+    "cutefuse",
+    "cutefuse_host",
+    "cutlass_kernels",
+    "models",
+    "plugins",
+    "scripts",
+    "docs",
+    "tests",
+]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

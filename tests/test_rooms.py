@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "cutefuse"
+OUTSIDE = ("models", "cutefuse_host")  # packages of ours that stand on this one
 BASE = ("errors", "progress", "table", "output", "cli", "__init__", "__main__")
 
 # room -> the rooms that it may import beside itself and the base; each stands above all that it may import.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "base": (),
     "kernels": (),
-    "host": (),
     "roofline": (),
     "graph": (),
     "operators": ("kernels", "graph"),
@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "kernels", "graph", "operators", "match", "select", "rewrite", "timing", "engines", "report", "report.read",
         "report.analyse",
     ),
-    "profilers": ("kernels", "roofline", "operators", "engines", "report.read", "report.analyse"),
+    "profilers": ("kernels", "roofline", "operators", "timing", "engines", "report.read", "report.analyse"),
 }  # fmt: skip
 ROOMS = tuple(MAY_IMPORT)
 MAY_IMPORT["commands"] = ROOMS  # nothing imports it but `cutefuse.cli`, by name
@@ -58,7 +58,7 @@ def imported(tree: ast.AST, package: str) -> set[str]:
             module = ".".join([*head, *([node.module] if node.module else [])])
             # `from cutefuse import kernels` imports a module of the package, not a name of its __init__.
             found.update(f"{module}.{alias.name}" if module == "cutefuse" else module for alias in node.names)
-    return {name for name in found if name.split(".")[0] in ("cutefuse", "models")}
+    return {name for name in found if name.split(".")[0] in ("cutefuse", *OUTSIDE)}
 
 
 def module_of(path: Path) -> str:
@@ -103,8 +103,8 @@ def faults(path: Path, text: str) -> list[str]:
     if parts == ("cutefuse", "__init__"):  # hands on names of rooms, which only a type checker imports at once
         tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
     for name in sorted(imported(tree, ".".join(parts[:-1]))):
-        if name.split(".")[0] == "models":
-            found.append(f"{'/'.join(parts)} imports {name}: the package does not need the demo models")
+        if name.split(".")[0] in OUTSIDE:
+            found.append(f"{'/'.join(parts)} imports {name}: the package needs neither demo models nor plugin host")
         elif (room := room_of(name)) not in ("base", own, *MAY_IMPORT[own]):
             found.append(f"{'/'.join(parts)} ({own}) imports {name} ({room})")
     return found
@@ -150,6 +150,7 @@ def test_every_folder_is_a_room_and_says_what_lives_there() -> None:
         ("def f():\n    import cutefuse.report.analyse.rank as rank", "report.analyse"),
         ("if TYPE_CHECKING:\n    from ..engines.artifacts import Artifacts", "engines"),
         ("import models", "models"),
+        ("def f():\n    from cutefuse_host import memory", "cutefuse_host"),
     ],
 )
 def test_an_upward_import_is_seen_wherever_it_stands(text: str, room: str) -> None:

@@ -18,10 +18,10 @@ from onnx import helper
 
 from cutefuse import kernels
 from cutefuse.graph.runner import Runner
-from cutefuse.host import Host, Input
 from cutefuse.kernels import Call, Tensor
 from cutefuse.operators.op import Case
 from cutefuse.operators.row_norm import OPERATOR
+from cutefuse_host import Host, Input
 
 C = 24  # columns of the little graphs
 PARAMETERS = {

@@ -197,7 +197,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         assert backend == "rtx"
         Artifacts(path).timing.write_text(json.dumps([{"computeMs": 0.5 if ".cutefuse." in path.name else 1.0}] * 5))
 
-    def infer(files: Artifacts, feed: dict, plugins: list[Path]) -> dict[str, np.ndarray]:
+    def infer(files: Artifacts, feed: dict, plugins: list[Path], options: list[str]) -> dict[str, np.ndarray]:
         import onnxruntime as ort
 
         model = files.engine.parent / files.engine.name.removesuffix(".engine")

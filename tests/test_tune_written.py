@@ -19,11 +19,11 @@ from cutefuse import kernels
 from cutefuse.engines import plugins
 from cutefuse.graph.read import Graph
 from cutefuse.graph.verify import verify
-from cutefuse.host import Host, Input
 from cutefuse.operators.function import graph_call
 from cutefuse.rewrite.patch import Result
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.timing.calls import call_key
+from cutefuse_host import Host, Input
 
 SIZED = {"a": "1,8,9,7", "b": "1,16,9,7"}
 TWO = """c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)

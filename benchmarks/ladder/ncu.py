@@ -23,7 +23,7 @@ def explain(rows: int, columns: int, kept: Path, timeout_s: float = 600) -> dict
     if tool is None:
         raise CutefuseError("ncu was not found; put Nsight Compute on the PATH, or leave --ncu out")
     command = [sys.executable, str(Path(__file__).parent), "--once", "--rows", str(rows), "--columns", str(columns)]
-    run = ncu.Run(command, ncu.Filter(nvtx=f"regex:{RANGE}.+/"))
+    run = ncu.Run(command, nvtx=f"regex:{RANGE}.+/")
     found: dict[str, list[ncu.Launch]] = {}
     for launch in ncu.profile(tool, run, kept, "the ladder", timeout_s):
         name = next((r.removeprefix(RANGE) for r in launch.ranges if r.startswith(RANGE)), "")

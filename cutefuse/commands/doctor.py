@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import importlib.metadata
 import platform
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import cutefuse
 from cutefuse import kernels
-from cutefuse.engines.cuda_memory import capability, local_sm
+from cutefuse.engines.cuda_memory import local_gpus, local_sm
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import CutefuseError, run_command
@@ -64,41 +63,34 @@ def check_library() -> list[Finding]:
 
 def check_gpu() -> list[Finding]:
     """Driver and devices, through the driver's own library; and whether the kernels were built for them."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    found = local_gpus()
+    if found is None:
         return [Finding("GPU", OPTIONAL, "no NVIDIA driver", "engines are built and run on a machine that has one")]
-    count, version = ctypes.c_int(0), ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+    gpus, version = found
+    if not gpus:
         return [Finding("GPU", OPTIONAL, "the driver reports no device", "check nvidia-smi")]
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    found = [judge_driver(version.value // 1000, version.value % 1000 // 10)]
-    for index in range(count.value):
-        name = ctypes.create_string_buffer(256)
-        driver.cuDeviceGetName(name, 256, index)
-        found.append(judge_device(name.value.decode(), *capability(driver, index)))
-    return found
+    driver = judge_driver(version // 1000, version % 1000 // 10)
+    return [driver, *(judge_device(gpu.name, *gpu.capability) for gpu in gpus)]
 
 
 def local_gpu() -> str:
     """The name of the first GPU of this machine where its peak rates are known; "" otherwise."""
+    gpus, _ = local_gpus() or ([], 0)
+    return gpus[0].name if gpus and by_name(gpus[0].name) else ""
+
+
+def _library() -> dict[str, Any]:
+    """What the plugin library says of itself; empty where there is none that loads."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ""
-    name = ctypes.create_string_buffer(256)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetName(name, 256, 0) != 0:
-        return ""
-    return name.value.decode() if by_name(name.value.decode()) else ""
+        return kernels.describe()
+    except (CutefuseError, OSError, AttributeError):
+        return {}
 
 
 def judge_driver(major: int, minor: int) -> Finding:
     """Whether the driver, by the CUDA version that it reports, is new enough for the CUDA runtime in the library."""
     label = f"CUDA {major}.{minor}"
-    try:
-        inside = str(kernels.describe()["cuda_version"])
-    except (CutefuseError, OSError, AttributeError):
-        inside = ""
+    inside = str(_library().get("cuda_version", ""))
     if inside and major < int(inside.split(".")[0]):
         advice = f"update the driver, or build the library with nvcc {major}.{minor} or older: make setup"
         return Finding("driver", MISSING, f"{label}, older than CUDA {inside} that the kernels were built with", advice)
@@ -108,15 +100,15 @@ def judge_driver(major: int, minor: int) -> Finding:
 def judge_device(name: str, major: int, minor: int) -> Finding:
     """Whether machine code of the library runs on a device, as the library itself judges."""
     label, capability = f"{name}, compute capability {major}.{minor}", 10 * major + minor
-    try:
-        reason, built = kernels.reject_device(capability), bool(kernels.describe()["cuda"])
-    except (CutefuseError, OSError, AttributeError):
+    library = _library()
+    if not library:
         return Finding("GPU", MISSING, f"{label}, and no library", "run `make setup`")
+    reason = kernels.reject_device(capability)
     if reason:
         return Finding("GPU", MISSING, label, reason)
-    if not built:
+    if not library["cuda"]:
         return Finding("GPU", MISSING, f"{label}, and no kernels", f"build them: make setup ARCHS={capability}")
-    how = {a["sm"]: a["code"] for a in kernels.describe()["architectures"]}.get(capability, "PTX")
+    how = {a["sm"]: a["code"] for a in library["architectures"]}.get(capability, "PTX")
     slow = ", which the driver compiles when a kernel is first used" if how == "PTX" else ""
     return Finding("GPU", OK, f"{label}: {how}{slow}")
 
@@ -209,16 +201,13 @@ def findings(model: Path | None = None) -> list[Finding]:
     found += check_library() + check_gpu() + check_tensorrt()
     found += check_faults(model, tensorrt_versions())
     found += check_layout(model) if model else []
-    found.append(check_program("nvcc", "--version", "needed to build kernels only"))
-    found.append(
-        check_program("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own")
-    )
-    found.append(
-        check_program("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only")
-    )
-    found.append(
-        check_program("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is")
-    )
+    for name, option, advice in (
+        ("nvcc", "--version", "needed to build kernels only"),
+        ("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own"),
+        ("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
+        ("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
+    ):
+        found.append(check_program(name, option, advice))
     for name, advice in (
         ("onnx", "pip install onnx"),
         ("onnxruntime", "pip install onnxruntime (needed by --verify and as the embedded engine on the CPU)"),
@@ -249,7 +238,3 @@ def main(argv: list[str] | None = None) -> int:
         return int(any(f.status == MISSING for f in found))
 
     return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,11 +21,16 @@ from cutefuse.commands.build import (
 )
 from cutefuse.engines import build as engine
 from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, make_folder
 
 _ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
+_EMBEDDED = {
+    "onnxruntime": "ONNX Runtime on the CPU is the embedded engine, its times are not those of a GPU",
+    "torch": "PyTorch on the GPU is the embedded engine (--mode=compile gives it to torch.compile)",
+}
 
 
 @dataclass(frozen=True)
@@ -60,60 +65,29 @@ def process(
     if source.suffix not in (*_ONNX, *_ENGINES):
         kinds = ", ".join((*_ONNX, *_ENGINES))
         raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
+    is_model = source.suffix in _ONNX
     if print_only and trt_version:
         kind = "trtexec"
     else:
-        kind = engine.choose_backend(backend, allow_onnxruntime=source.suffix in _ONNX)
+        kind = engine.choose_backend(backend, allow_onnxruntime=is_model)
+    if backend == "auto" and kind in _EMBEDDED:
+        print(f"no TensorRT here: {_EMBEDDED[kind]}")
+    if kind == "onnxruntime" and (count := len(read_model(source).fused_nodes)):
+        print(f"ONNX Runtime runs the function bodies of {count} fused nodes; TensorRT would run plugins")
+    common = (use_plugins, timeout_s, print_only, trt_version)
+    # These load the model to profile it, and write all that building writes: it is loaded once for both.
+    at_once = kind == "onnxruntime" or (kind == "torch" and steps.profile)
     files = Artifacts.of(source, outdir)
-    if kind == "onnxruntime":
-        _with_onnxruntime(source, outdir, options, steps, backend, print_only)
-    elif kind == "torch":
-        _with_torch(source, outdir, options, steps, backend, use_plugins, print_only)
-    else:
-        common = (use_plugins, timeout_s, print_only, trt_version)
-        is_model = source.suffix in _ONNX
-        if steps.build and is_model:
-            files = engine.build(source, outdir, options, kind, *common)
-        untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
-        if steps.profile and untimed:
-            print(f"not profiled: {untimed}")
-            for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
-                old.unlink(missing_ok=True)  # of an engine that was here before
-        elif steps.profile:
-            engine.profile(files.engine if is_model else source, outdir, options, kind, *common)
-    model = source if source.suffix in _ONNX else None
-    return _draw(files.graph, outdir, model) if steps.draw and not print_only else None
-
-
-def _with_onnxruntime(
-    model: Path, outdir: Path, options: list[str], steps: Steps, backend: str, print_only: bool
-) -> None:
-    from cutefuse.engines import plugins
-    from cutefuse.engines.onnxruntime import run as onnxruntime
-
-    facts = plugins.read_model(model)
-    if backend == "auto":
-        print("no TensorRT here: ONNX Runtime on the CPU is the embedded engine, its times are not those of a GPU")
-    if facts.fused_nodes:
-        print(
-            f"ONNX Runtime runs the function bodies of {len(facts.fused_nodes)} fused nodes; TensorRT would run plugins"
-        )
-    if print_only:
-        print(f"# ONNX Runtime would profile {model} into {outdir}; there is no command to print")
-    elif steps.build or steps.profile:
-        onnxruntime.profile(model, outdir, options)
-
-
-def _with_torch(
-    source: Path, outdir: Path, options: list[str], steps: Steps, backend: str, use_plugins: bool, print_only: bool
-) -> None:
-    """Profiling loads the model again and writes all that building writes, so a model is loaded once for both."""
-    if backend == "auto":
-        print("no TensorRT here: PyTorch on the GPU is the embedded engine (--mode=compile gives it to torch.compile)")
-    if steps.profile:
-        engine.profile(source, outdir, options, "torch", use_plugins, dry_run=print_only)
-    elif steps.build and source.suffix in _ONNX:
-        engine.build(source, outdir, options, "torch", use_plugins, dry_run=print_only)
+    if steps.build and is_model and not at_once:
+        files = engine.build(source, outdir, options, kind, *common)
+    untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
+    if steps.profile and untimed:
+        print(f"not profiled: {untimed}")
+        for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
+            old.unlink(missing_ok=True)  # of an engine that was here before
+    elif steps.profile or (steps.build and kind == "onnxruntime"):
+        engine.profile(files.engine if is_model and not at_once else source, outdir, options, kind, *common)
+    return _draw(files.graph, outdir, source if is_model else None) if steps.draw and not print_only else None
 
 
 def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:

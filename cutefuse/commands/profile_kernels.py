@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,7 +149,7 @@ def _variants_profiled(args: argparse.Namespace) -> list[dict[str, Any]] | None:
 
 
 def _run_of(v: Variant, launches: int) -> ncu.Run:
-    return ncu.Run(v.command, ncu.Filter(kernel=v.kernel, launches=launches))
+    return ncu.Run(v.command, kernel=v.kernel, launches=launches)
 
 
 # ------------------------------------------------------------------------------------------------- an engine
@@ -158,7 +157,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any] | None:
     """Run an engine under both profilers, sort its kernels to its layers, print and write what was found."""
     target = engines.target(args.engine, args.outdir, args.inferences, args.trt_version if args.dry_run else None)
     report = args.outdir.resolve() / f"{args.engine.name}.nsys-rep"
-    run = ncu.Run(target.command, ncu.Filter(nvtx=target.nvtx), BRIEF)
+    run = ncu.Run(target.command, BRIEF, nvtx=target.nvtx)
     if args.dry_run:
         for line in [*nsys.commands("nsys", target.command, report), ncu.command_line("ncu", run)]:
             print(shlex.join(line))
@@ -229,7 +228,3 @@ def _beside(args: argparse.Namespace, loads: list[Load]) -> dict[str, Any]:
     write_json(args.outdir / "contention.json", data)
     contention.print_times(title, times)
     return data
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,6 @@ Every submodule becomes a record_function region, so that the tables go by modul
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,3 @@ def replaced(before: Sequence[Event], after: Sequence[Event], iterations: int) -
     rows = sums.compared(before, after, iterations)
     print("\n" + tables.compared_table(rows, on_device(before)))
     return {"classes": sums.by_class(after, iterations), "compared": rows, "total": sums.total(after, iterations)}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -32,8 +32,8 @@ from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.compiled import read_layers
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.tensorrt import rtx, trtexec
+from cutefuse.engines.tensorrt.api import Session
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.host import memory
 from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
@@ -202,7 +202,7 @@ def infer(
     """Outputs of an engine, through trtexec or, where that is missing, TensorRT's Python API."""
     tool = trtexec.find()
     if not tool:  # of TensorRT for RTX there is none
-        return _infer_with_python(files, feed, plugins)
+        return _infer_with_python(files, feed, plugins, options)
     words = []
     for name, array in feed.items():
         raw = outdir / f"{name}.raw"
@@ -224,34 +224,14 @@ def infer(
     }
 
 
-def _infer_with_python(files: Artifacts, feed: Mapping[str, np.ndarray], plugins: list[Path]) -> dict[str, np.ndarray]:
-    trt = rtx.module() if backend_here() == RTX else importlib.import_module("tensorrt")
-    runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
-    for path in plugins:
-        runtime.get_plugin_registry().load_library(str(path))
-    loaded = runtime.deserialize_cuda_engine(files.engine.read_bytes())
-    if loaded is None:
-        raise CutefuseError(f"TensorRT could not load {files.engine}")
-    context = loaded.create_execution_context()
-    names = [loaded.get_tensor_name(i) for i in range(loaded.num_io_tensors)]
-    results: dict[str, np.ndarray] = {}
-    with memory.Session() as session:
-        places: dict[str, int] = {}
-        for name in names:
-            if name in feed:
-                context.set_input_shape(name, feed[name].shape)
-                places[name] = session.upload(np.ascontiguousarray(feed[name]))
-        for name in names:
-            if name not in feed:
-                kind = np.dtype(trt.nptype(loaded.get_tensor_dtype(name)))
-                results[name] = np.zeros(tuple(context.get_tensor_shape(name)), kind)
-                places[name] = session.upload(results[name])
-            context.set_tensor_address(name, places[name])
-        if not context.execute_async_v3(session.stream):
-            raise CutefuseError("TensorRT could not run the engine")
-        for name, array in results.items():
-            session.download(places[name], array)
-    return {name: array.astype(np.float64) for name, array in results.items()}
+def _infer_with_python(
+    files: Artifacts, feed: Mapping[str, np.ndarray], plugins: list[Path], options: list[str]
+) -> dict[str, np.ndarray]:
+    session = Session(files.engine, options, plugins, trt=rtx.module() if backend_here() == RTX else None)
+    try:
+        return {name: array.astype(np.float64) for name, array in session.outputs(feed).items()}
+    finally:
+        session.close()
 
 
 def model_check(plain: Path, outdir: Path) -> Check:

@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# trtexec options about TensorRT's builder and how it runs, which an embedded engine passes over.
-BUILDER_OPTIONS = ("--minShapes", "--maxShapes", "--fp16", "--bf16", "--int8", "--best", "--stronglyTyped",
-                   "--builderOptimizationLevel", "--memPoolSize", "--verbose", "--useCudaGraph", "--noDataTransfers",
-                   "--useSpinWait", "--separateProfileRun", "--dynamicPlugins")  # fmt: skip
+
+class _Beside:
+    """A file beside the engine, by what its name has behind the engine's."""
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+
+    def __get__(self, files: Artifacts, _: type) -> Path:
+        return files.engine.with_name(files.engine.name + self.suffix)
 
 
 @dataclass(frozen=True)
@@ -25,46 +30,19 @@ class Artifacts:
 
     engine: Path
 
+    graph = _Beside(".graph.json")
+    build_log = _Beside(".build.log")
+    build_metadata = _Beside(".build.metadata.json")
+    profile = _Beside(".profile.json")
+    profile_log = _Beside(".profile.log")
+    profile_metadata = _Beside(".profile.metadata.json")
+    timing = _Beside(".timing.json")
+
     @classmethod
     def of(cls, model: Path, outdir: Path) -> Artifacts:
         """Artifacts of a model (or of an engine file, whose own name is kept) in `outdir`."""
         name = model.name if model.suffix in (".engine", ".plan", ".trt") else f"{model.name}.engine"
         return cls(outdir / name)
-
-    def _beside(self, suffix: str) -> Path:
-        return self.engine.with_name(self.engine.name + suffix)
-
-    @property
-    def graph(self) -> Path:
-        return self._beside(".graph.json")
-
-    @property
-    def svg(self) -> Path:
-        return self._beside(".graph.json.svg")
-
-    @property
-    def build_log(self) -> Path:
-        return self._beside(".build.log")
-
-    @property
-    def build_metadata(self) -> Path:
-        return self._beside(".build.metadata.json")
-
-    @property
-    def profile(self) -> Path:
-        return self._beside(".profile.json")
-
-    @property
-    def profile_log(self) -> Path:
-        return self._beside(".profile.log")
-
-    @property
-    def profile_metadata(self) -> Path:
-        return self._beside(".profile.metadata.json")
-
-    @property
-    def timing(self) -> Path:
-        return self._beside(".timing.json")
 
     @property
     def timing_cache(self) -> Path:

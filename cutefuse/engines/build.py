@@ -13,13 +13,13 @@ from typing import Any
 
 from cutefuse.engines import plugins
 from cutefuse.engines.artifacts import Artifacts, build_metadata, profile_metadata, whole_or_nothing
-from cutefuse.engines.compiled import CompiledGraph
-from cutefuse.engines.tensorrt import rtx, trtexec
+from cutefuse.engines.tensorrt import api, rtx, trtexec
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import make_folder, write_json
 
 BACKENDS = ("auto", "trtexec", "tensorrt", "torch", "rtx", "onnxruntime")
 BUILDERS = BACKENDS[:-1]  # ONNX Runtime has no engine file
+NAMES = {"tensorrt": "TensorRT's Python API", "rtx": rtx.NAME, "torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
 NO_TENSORRT = (
     "no TensorRT was found: neither trtexec ($TRTEXEC, PATH) nor the Python package; install NVIDIA's TensorRT "
     "(a container or .deb has trtexec; `pip install tensorrt` has the Python package; TensorRT for RTX, "
@@ -33,30 +33,27 @@ def choose_backend(backend: str, allow_onnxruntime: bool = False) -> str:
         raise CutefuseError(
             "onnxruntime builds no engine file; use `cutefuse process --backend onnxruntime` to profile with it"
         )
-    if backend in ("auto", "trtexec") and trtexec.find():
-        return "trtexec"
-    if backend == "trtexec":
-        raise CutefuseError("trtexec was not found; put it on PATH or set $TRTEXEC, or use another --backend")
-    if backend in ("auto", "tensorrt") and importlib.util.find_spec("tensorrt"):
-        return "tensorrt"
-    if backend == "tensorrt":
-        raise CutefuseError(
-            "the Python package tensorrt is not installed; run `pip install tensorrt`, or use another --backend"
-        )
-    if backend == "torch" and not importlib.util.find_spec("torch"):
-        raise CutefuseError("PyTorch is not installed; run `pip install torch`, or use another --backend")
-    if backend == "torch" or (backend == "auto" and torch_sees_gpu()):
-        return "torch"
-    reason = rtx.available() if backend in ("auto", "rtx") else ""
-    if reason is None:
-        return "rtx"
-    if backend == "rtx":
-        raise CutefuseError(str(reason))
-    if allow_onnxruntime and importlib.util.find_spec("onnxruntime"):
-        return "onnxruntime"
-    raise CutefuseError(
-        NO_TENSORRT + (", or `pip install onnxruntime` to profile on the CPU" if allow_onnxruntime else "")
-    )
+    if backend != "auto":
+        if reason := _missing(backend):
+            raise CutefuseError(reason)
+        return backend
+    for kind in ("trtexec", "tensorrt", "torch", "rtx", *(["onnxruntime"] if allow_onnxruntime else [])):
+        if not _missing(kind) and (kind != "torch" or torch_sees_gpu()):
+            return kind
+    on_cpu = ", or `pip install onnxruntime` to profile on the CPU" if allow_onnxruntime else ""
+    raise CutefuseError(NO_TENSORRT + on_cpu)
+
+
+def _missing(kind: str) -> str | None:
+    """Why a back end is not here, in one sentence; None where it is."""
+    if kind == "trtexec":
+        lacks = "trtexec was not found; put it on PATH or set $TRTEXEC, or use another --backend"
+        return None if trtexec.find() else lacks
+    if kind == "rtx":
+        return rtx.available()
+    name = {"torch": "PyTorch", "tensorrt": "the Python package tensorrt", "onnxruntime": "ONNX Runtime"}[kind]
+    lacks = f"{name} is not installed; run `pip install {kind}`, or use another --backend"
+    return None if importlib.util.find_spec(kind) else lacks
 
 
 def torch_sees_gpu() -> bool:
@@ -92,53 +89,36 @@ def build(
         assume_version: TensorRT version of a dry run on a machine without trtexec.
     Raises: CutefuseError (exit 2); VerificationError (exit 1) when fewer fused nodes run as plugins than were patched.
     """
-    facts = plugins.read_model(model)
-    sites = plugins.fused_sites(model, facts) if use_plugins else {}
-    given = [o.partition("=")[2] for o in options or [] if o.startswith(("--dynamicPlugins=", "--staticPlugins="))]
-    files = Artifacts.of(model, outdir)
+    facts, words, files = plugins.read_model(model), options or [], Artifacts.of(model, outdir)
     kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
-    if kind == "torch":
-        if dry_run:
-            print(f"# PyTorch would load {model} and write {files.engine}; there is no command to print")
-            return files
-        from cutefuse.engines.pytorch import files as torch_files
-
-        return torch_files.build(model, outdir, options or [], use_plugins)
+    sites = plugins.fused_sites(model, facts) if use_plugins and kind != "torch" else {}
+    if dry_run and kind != "trtexec":
+        print(f"# {NAMES[kind]} would build {files.engine} from {model}; there is no command to print")
+        return files
+    given = [Path(w.partition("=")[2]) for w in words if w.startswith(("--dynamicPlugins=", "--staticPlugins="))]
     libraries = [] if given else plugins.libraries(bool(sites))
-    if kind == "rtx":
+    command: list[str] = []
+    if kind == "trtexec":
+        tool = _trtexec(assume_version if dry_run else None)
+        plugins.check_version(facts, sites, tool.version)
+        command = trtexec.build_command(tool, model, files, words, libraries, facts.low_precision)
+        print(trtexec.quote(command))
         if dry_run:
-            print(f"# {rtx.NAME} would build {files.engine} from {model}; there is no command to print")
             return files
-        words = [o for o in options or [] if not o.startswith("--dynamicPlugins=")]
-        make_folder(outdir)
-        with whole_or_nothing(files.engine, files.graph, files.build_metadata):
-            print(compiled_text(rtx.build(model, files, words, libraries or [Path(p) for p in given], timeout_s)))
-            _report_plugins(files, sites)
-        plugins.keep_report(model, outdir)
-        return files
-    if kind == "tensorrt":
-        import cutefuse.engines.tensorrt.api as tensorrt_api
-
-        if dry_run:
-            print(f"# TensorRT's Python API would build {files.engine} from {model}; there is no command to print")
-            return files
-        make_folder(outdir)
-        with whole_or_nothing(files.engine, files.graph, files.build_metadata):
-            tensorrt_api.build(model, files, options or [], libraries or [Path(p) for p in given], facts.low_precision)
-            _report_plugins(files, sites)
-        plugins.keep_report(model, outdir)
-        return files
-    tool = _trtexec(assume_version if dry_run else None)
-    plugins.check_version(facts, sites, tool.version)
-    command = trtexec.build_command(tool, model, files, options or [], libraries, facts.low_precision)
-    print(trtexec.quote(command))
-    if dry_run:
-        return files
     make_folder(outdir)
     with whole_or_nothing(files.engine, files.graph, files.build_metadata):
-        log = _run(tool, command, files.build_log, timeout_s, "building", files.engine)
-        _require(files.engine, files.build_log)
-        write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
+        if kind == "trtexec":
+            log = trtexec.run(command, files.build_log, timeout_s, f"building {_titled(files.engine, tool)}")
+            _require(files.engine, files.build_log)
+            write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
+        elif kind == "torch":
+            from cutefuse.engines.pytorch import files as torch_files
+
+            torch_files.build(model, files, words, use_plugins)
+        elif kind == "rtx":
+            print(rtx.build(model, files, words, libraries or given, timeout_s))
+        else:
+            api.build(model, files, words, libraries or given, facts.low_precision)
         _report_plugins(files, sites)
     plugins.keep_report(model, outdir)
     return files
@@ -157,62 +137,43 @@ def profile(
     """Time an engine file as a whole and layer by layer: profile, timing, graph and metadata JSON in `outdir`.
 
     Args:
-        engine: the file that `build` wrote; of PyTorch also the ONNX model. outdir: made when missing.
+        engine: the file that `build` wrote; of PyTorch and ONNX Runtime an ONNX model. outdir: made when missing.
         use_plugins: load the plugin library where it is built.
         options, timeout_s, dry_run, assume_version: as of `build`.
     Raises: CutefuseError (exit 2) for an engine that is missing, or that cannot be run here.
     """
     if not dry_run and not engine.is_file():
         raise CutefuseError(f"engine {engine} does not exist; build it first with `cutefuse build`")
-    files = Artifacts(outdir / engine.name)
+    words, files = options or [], Artifacts.of(engine, outdir)
     libraries = plugins.library_if_built() if use_plugins else []
-    kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
-    if kind == "torch":
-        if dry_run:
-            print(f"# PyTorch would profile {engine} into {outdir}; there is no command to print")
-            return files
-        from cutefuse.engines.pytorch import files as torch_files
+    kind = "trtexec" if dry_run and assume_version else choose_backend(backend, backend == "onnxruntime")
+    if dry_run and kind != "trtexec":
+        print(f"# {NAMES[kind]} would profile {engine}; there is no command to print")
+        return files
+    if kind == "onnxruntime":
+        from cutefuse.engines.onnxruntime import run as onnxruntime
 
-        return torch_files.profile(engine, outdir, options or [], use_plugins)
-    outputs = (files.profile, files.timing, files.profile_metadata)
-    if kind == "rtx":
+        return onnxruntime.profile(engine, outdir, words)
+    command: list[str] = []
+    if kind == "trtexec":
+        tool = _trtexec(assume_version if dry_run else None)
+        command = trtexec.profile_command(tool, engine, files, words, libraries)
+        print(trtexec.quote(command))
         if dry_run:
-            print(f"# {rtx.NAME} would profile {engine}; there is no command to print")
             return files
-        make_folder(outdir)
-        with whole_or_nothing(*outputs):
-            rtx.profile(engine, files, options or [], libraries)
-        return files
-    if kind == "tensorrt":
-        import cutefuse.engines.tensorrt.api as tensorrt_api
-
-        if dry_run:
-            print(f"# TensorRT's Python API would profile {engine}; there is no command to print")
-            return files
-        make_folder(outdir)
-        with whole_or_nothing(*outputs):
-            tensorrt_api.profile(engine, files, options or [], libraries)
-        return files
-    tool = _trtexec(assume_version if dry_run else None)
-    command = trtexec.profile_command(tool, engine, files, options or [], libraries)
-    print(trtexec.quote(command))
-    if dry_run:
-        return files
     make_folder(outdir)
-    with whole_or_nothing(*outputs, files.graph):
-        log = _run(tool, command, files.profile_log, timeout_s, "profiling", engine)
-        _require(files.profile, files.profile_log)
-        write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
+    with whole_or_nothing(files.graph, files.profile, files.timing, files.profile_metadata, files.build_metadata):
+        if kind == "trtexec":
+            log = trtexec.run(command, files.profile_log, timeout_s, f"profiling {_titled(engine, tool)}")
+            _require(files.profile, files.profile_log)
+            write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
+        elif kind == "torch":
+            from cutefuse.engines.pytorch import files as torch_files
+
+            torch_files.profile(engine, files, words, use_plugins)
+        else:
+            api.profile(engine, files, words, libraries, rtx.module() if kind == "rtx" else None)
     return files
-
-
-def compiled_text(graph: CompiledGraph) -> str:
-    """What the compiler made of a model, in one line."""
-    return (
-        f"{rtx.NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers, {len(graph.copies)} of "
-        f"them copies, which move {graph.copy_bytes / 1e6:.1f} of {graph.all_bytes / 1e6:.1f} MB; "
-        f"built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
-    )
 
 
 def _trtexec(assume_version: str | None) -> trtexec.Trtexec:
@@ -220,10 +181,8 @@ def _trtexec(assume_version: str | None) -> trtexec.Trtexec:
     return trtexec.assumed(assume_version) if assume_version else trtexec.inspect(trtexec.find() or "trtexec")
 
 
-def _run(
-    tool: trtexec.Trtexec, command: list[str], log: Path, timeout_s: float | None, doing: str, engine: Path
-) -> str:
-    return trtexec.run(command, log, timeout_s, f"{doing} {engine.name} with TensorRT {tool.version_text}")
+def _titled(engine: Path, tool: trtexec.Trtexec) -> str:
+    return f"{engine.name} with TensorRT {tool.version_text}"
 
 
 def load_json(path: Path) -> Any:

@@ -25,7 +25,6 @@ class CompiledLayer:
     outputs: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
     onnx_nodes: tuple[str, ...]
-    workspace_bytes: int = 0
 
     @property
     def is_copy(self) -> bool:
@@ -51,7 +50,6 @@ class CompiledGraph:
     engine_bytes: int = 0
     seconds: float = 0.0
     peak_mib: float = 0.0
-    warnings: tuple[str, ...] = ()
     sm: int = 0  # compute capability * 10 that it was compiled for
 
     @property
@@ -92,7 +90,6 @@ def read_layers(information: dict[str, Any]) -> tuple[CompiledLayer, ...]:
             CompiledLayer(
                 name, kind_of(layer_type, raw, name), layer_type, _tensors(raw.get("Inputs")),
                 _tensors(raw.get("Outputs")), _tensors(raw.get("Constants")), tuple(node_names(name, raw)),
-                int(raw.get("WorkspaceSize", 0)),
             )
         )  # fmt: skip
     return tuple(layers)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from cutefuse.errors import CutefuseError
 
@@ -41,6 +43,10 @@ class Device(ABC):
     def upload(self, address: int, data: bytes) -> None:
         self.call("cudaMemcpy", address, data, len(data))
 
+    def download(self, address: int, into: np.ndarray) -> None:
+        """Fill a contiguous array from device memory."""
+        self.call("cudaMemcpy", into.ctypes.data, address, into.nbytes)
+
     def synchronize(self) -> None:
         self.call("cudaStreamSynchronize", self.stream)
 
@@ -63,6 +69,11 @@ class Device(ABC):
         self.call("cudaStreamDestroy", self.stream)
 
 
+def _is_upload(args: tuple[Any, ...]) -> bool:
+    """Whether cudaMemcpy goes to the device: from bytes, not from an address."""
+    return isinstance(args[1], bytes)
+
+
 class CudaPython(Device):
     """NVIDIA's cuda-python (cuda.bindings.runtime; cuda.cudart in releases before 12.6)."""
 
@@ -76,7 +87,8 @@ class CudaPython(Device):
 
     def call(self, name: str, *args: Any) -> Any:
         if name == "cudaMemcpy":
-            args = (*args, self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice)
+            kinds = self._runtime.cudaMemcpyKind
+            args = (*args, kinds.cudaMemcpyHostToDevice if _is_upload(args) else kinds.cudaMemcpyDeviceToHost)
         status, *values = getattr(self._runtime, name)(*args)
         if int(status):
             raise CutefuseError(f"{name} failed: {getattr(status, 'name', status)}; check the GPU with nvidia-smi")
@@ -115,6 +127,12 @@ class PyCuda(Device):
             memory[int(block)] = block
             return int(block)
 
+        def copy(to: int, source: int | bytes, size_bytes: int) -> None:
+            if _is_upload((to, source)):
+                driver.memcpy_htod(to, source)
+            else:
+                driver.memcpy_dtoh((ctypes.c_char * size_bytes).from_address(to), source)
+
         self._calls: dict[str, Callable[..., Any]] = {
             "cudaStreamCreate": stream_create,
             "cudaStreamDestroy": lambda stream: streams.pop(stream, None),
@@ -122,7 +140,7 @@ class PyCuda(Device):
             "cudaMalloc": malloc,
             "cudaFree": lambda address: memory.pop(address).free(),
             "cudaMemset": lambda address, value, size_bytes: driver.memset_d8(address, value, size_bytes),
-            "cudaMemcpy": lambda address, data, size_bytes: driver.memcpy_htod(address, data),
+            "cudaMemcpy": copy,
             "cudaEventCreate": driver.Event,
             "cudaEventRecord": lambda event, stream: event.record(streams[stream]),
             "cudaEventSynchronize": lambda event: event.synchronize(),
@@ -146,53 +164,11 @@ class PyCuda(Device):
             raise CutefuseError(f"{name} failed: {text}; check the GPU with nvidia-smi") from None
 
 
-class CudaRuntime(Device):
-    """libcudart through ctypes: no package needed, TensorRT's own wheels bring the library."""
-
-    name = "libcudart"
-    _creates = {
-        "cudaMalloc": ctypes.c_void_p,
-        "cudaStreamCreate": ctypes.c_void_p,
-        "cudaEventCreate": ctypes.c_void_p,
-        "cudaEventElapsedTime": ctypes.c_float,
-    }
-
-    def _open(self) -> None:
-        found = ctypes.util.find_library("cudart")
-        for path in filter(None, (found, "libcudart.so.13", "libcudart.so.12", "libcudart.so")):
-            try:
-                self._library = ctypes.CDLL(path)
-                return
-            except OSError:
-                continue
-        raise ImportError("libcudart.so")
-
-    def call(self, name: str, *args: Any) -> Any:
-        kind = self._creates.get(name)
-        result: Any = kind() if kind else None
-        sizes = {"cudaMalloc": {0}, "cudaMemset": {2}, "cudaMemcpy": {2}}.get(name, set())
-        plain = {"cudaMemset": {1}}.get(name, set())
-        words: list[Any] = [ctypes.byref(result)] if result is not None else []
-        for i, arg in enumerate(args):
-            if isinstance(arg, bytes):
-                words.append(arg)
-            elif i in sizes:
-                words.append(ctypes.c_size_t(arg))
-            else:
-                words.append(ctypes.c_int(arg) if i in plain else ctypes.c_void_p(arg))
-        if name == "cudaMemcpy":
-            words.append(ctypes.c_int(1))  # cudaMemcpyHostToDevice
-        status = getattr(self._library, name)(*words)
-        if status:
-            raise CutefuseError(f"{name} failed with CUDA error {status}; check the GPU with nvidia-smi")
-        return result.value if result is not None else None
-
-
-DEVICES: tuple[type[Device], ...] = (CudaPython, PyCuda, CudaRuntime)
+DEVICES: tuple[type[Device], ...] = (CudaPython, PyCuda)
 
 
 def open_device(stream: Any = None) -> Device:
-    """The first binding that works: cuda-python, PyCUDA, libcudart; $CUTEFUSE_DEVICE picks one by name.
+    """The first binding that works: cuda-python, PyCUDA; $CUTEFUSE_DEVICE picks one by name.
 
     stream: a pycuda.driver.Stream of the caller, in whose context everything then runs.
     """
@@ -216,19 +192,35 @@ def open_device(stream: Any = None) -> Device:
     raise CutefuseError("no CUDA binding was found for Python; run `pip install cuda-python` (or pycuda)")
 
 
-def capability(driver: ctypes.CDLL, index: int) -> tuple[int, int]:
-    """Major and minor compute capability of a GPU, asked of the driver."""
-    major, minor = ctypes.c_int(0), ctypes.c_int(0)
-    for attribute, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
-    return major.value, minor.value
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine, as its driver describes it."""
+
+    name: str
+    capability: tuple[int, int]  # compute capability: major, minor
+
+
+def local_gpus() -> tuple[list[Gpu], int] | None:
+    """The GPUs of this machine and the driver's CUDA version (1000 * major + 10 * minor); None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count, version, major, minor = (ctypes.c_int(0) for _ in range(4))
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return [], 0
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    found = []
+    for index in range(count.value):
+        name = ctypes.create_string_buffer(256)
+        driver.cuDeviceGetName(name, 256, index)
+        for attribute, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
+        found.append(Gpu(name.value.decode(), (major.value, minor.value)))
+    return found, version.value
 
 
 def local_sm() -> int:
     """Compute capability * 10 of the first GPU of this machine, asked of its driver; 0 without one."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    major, minor = capability(driver, 0) if driver.cuInit(0) == 0 else (0, 0)
-    return 10 * major + minor
+    gpus, _ = local_gpus() or ([], 0)
+    return 10 * gpus[0].capability[0] + gpus[0].capability[1] if gpus else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,25 +35,21 @@ def read_model(path: Path) -> ModelFacts:
     """Facts of an ONNX file. Raises CutefuseError for a file that is missing or no ONNX model."""
     import onnx
 
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except FileNotFoundError:
-        raise CutefuseError(f"{path} does not exist; give an ONNX model") from None
-    except Exception as error:  # protobuf's DecodeError has no stable home
-        raise CutefuseError(f"{path} cannot be read as an ONNX model ({error}); give a valid .onnx file") from None
-    if not model.graph.node:
-        raise CutefuseError(f"{path} holds no ONNX graph; give a valid .onnx file")
+    from cutefuse.graph.store import load_model
+
+    model = load_model(path)
     half = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     types = {v.type.tensor_type.elem_type for v in values} | {i.data_type for i in model.graph.initializer}
-    fused = {n.name: n.op_type for n in model.graph.node if n.domain == DOMAIN}
-    asked = {n.name: a.i for n in model.graph.node if n.domain == DOMAIN for a in n.attribute if a.name == TILE and a.i}
+    ours = [n for n in model.graph.node if n.domain == DOMAIN]
     bodies = frozenset(f.name for f in model.functions if f.domain == DOMAIN)
     quantized = any(n.op_type == "DequantizeLinear" for n in model.graph.node)
-    convolutions = [n for n in model.graph.node if n.domain == DOMAIN and "Conv" in n.op_type]
-    numbers = {next((a.i for a in n.attribute if a.name == LAYOUT), HWC8) for n in convolutions}
-    layouts = frozenset(NAMES[i] for i in numbers if i in (HWC8, NHWC))
-    return ModelFacts(fused, bool(types & half), quantized, bodies, asked, layouts)
+    asked = {n.name: a.i for n in ours for a in n.attribute if a.name == TILE and a.i}
+    layouts = {next((a.i for a in n.attribute if a.name == LAYOUT), HWC8) for n in ours if "Conv" in n.op_type}
+    return ModelFacts(
+        {n.name: n.op_type for n in ours}, bool(types & half), quantized, bodies, asked,
+        frozenset(NAMES[i] for i in layouts if i in (HWC8, NHWC)),
+    )  # fmt: skip
 
 
 def patch_report(model: Path) -> dict[str, Any] | None:
@@ -94,17 +91,8 @@ def speaks_of(report: dict[str, Any], *names: str) -> bool:
 
 def tuned_tiles(model: Path) -> dict[str, int]:
     """Name of a fused node -> id of the tile that `cutefuse patch --tune` found fastest, from the patch report."""
-    report = patch_report(model)
-    if report is None or not speaks_of(report, model.name):
-        return {}
-    return {
-        str(site["name"]): int(site["tile"])
-        for site in report["sites"]
-        if isinstance(site, dict)
-        and site.get("status") == "fused"
-        and isinstance(site.get("tile"), int)
-        and site["tile"]
-    }
+    sites = _reported(model) or {}
+    return {name: int(s["tile"]) for name, s in sites.items() if isinstance(s.get("tile"), int) and s["tile"]}
 
 
 def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
@@ -112,14 +100,17 @@ def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
 
     The patch report decides when it describes this file; without a report the model's own nodes decide.
     """
+    sites = _reported(model)
+    return facts.fused_nodes if sites is None else {name: str(s.get("op_type", "")) for name, s in sites.items()}
+
+
+def _reported(model: Path) -> dict[str, dict[str, Any]] | None:
+    """Name -> entry of each fused site of the patch report; None where no report describes this file."""
     report = patch_report(model)
     if report is None or not speaks_of(report, model.name):
-        return facts.fused_nodes
-    return {
-        str(site["name"]): str(site.get("op_type", ""))
-        for site in report["sites"]
-        if isinstance(site, dict) and site.get("status") == "fused" and site.get("name")
-    }
+        return None
+    fused = [s for s in report["sites"] if isinstance(s, dict) and s.get("status") == "fused" and s.get("name")]
+    return {str(site["name"]): site for site in fused}
 
 
 def libraries(fused: bool) -> list[Path]:
@@ -151,23 +142,24 @@ def count_plugins(graph: Any, sites: dict[str, str]) -> tuple[int, list[str]]:
     """
     layers = plugin_layers(graph)
     texts = [f"{layer.get('Name', '')}\n{layer.get('Metadata', '')}" for layer in layers]
-    free = set(range(len(layers)))
-    missing: list[str] = []
-    for name in sorted(sites, key=len, reverse=True):
-        hit = next((i for i in sorted(free) if layers[i].get("Name") == name or name in _tokens(texts[i])), None)
-        if hit is None:
-            missing.append(name)
-        else:
-            free.discard(hit)
-    still = []
-    for name in missing:
-        kind = sites[name]
-        hit = next((i for i in sorted(free) if kind and kind in json.dumps(layers[i])), None)
-        if hit is None:
-            still.append(name)
-        else:
-            free.discard(hit)
-    return len(sites) - len(still), sorted(still)
+    free = list(range(len(layers)))
+
+    def missing(names: list[str], runs: Callable[[str, int], bool]) -> list[str]:
+        """The names that no free layer runs; a layer runs one."""
+        left = []
+        for name in names:
+            hit = next((i for i in free if runs(name, i)), None)
+            if hit is None:
+                left.append(name)
+            else:
+                free.remove(hit)
+        return left
+
+    by_name = missing(
+        sorted(sites, key=len, reverse=True), lambda name, i: layers[i].get("Name") == name or name in _tokens(texts[i])
+    )
+    left = missing(by_name, lambda name, i: bool(sites[name]) and sites[name] in json.dumps(layers[i]))
+    return len(sites) - len(left), sorted(left)
 
 
 def _tokens(text: str) -> set[str]:
@@ -189,8 +181,6 @@ def check_version(facts: ModelFacts, sites: dict[str, str], version: tuple[int, 
 
 def verify_plugins(graph: Any, sites: dict[str, str]) -> str:
     """'N of M fused nodes run as plugins'; raises VerificationError when N < M."""
-    if not sites:
-        return ""
     layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
     if layers and all(isinstance(layer, str) for layer in layers):
         raise VerificationError(

@@ -1,29 +1,63 @@
-"""What trtexec's profile JSON files hold, from the times that an embedded engine took itself."""
+"""The JSON files of an engine that runs in this process, as trtexec and NVIDIA's engine explorer write theirs."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.output import write_json
+
+# The names that TensorRT's inspector gives to the parameters of these operators; for any other the operator's own.
+PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTranspose": "Deconvolution",
+                   "Concat": "Concatenation", "MaxPool": "Pooling", "AveragePool": "Pooling",
+                   "GlobalAveragePool": "Pooling", "Softmax": "SoftMax", "Transpose": "Shuffle", "Reshape": "Shuffle",
+                   "ReorderInput": "Reformat", "ReorderOutput": "Reformat", "Cast": "Reformat",
+                   "Gemm": "MatrixMultiply", "FusedGemm": "MatrixMultiply", "MatMul": "MatrixMultiply",
+                   "FusedMatMul": "MatrixMultiply"}  # fmt: skip
+
+
+def write_build(files: Artifacts, model: Path, options: dict[str, Any], **facts: Any) -> None:
+    """build.metadata.json. `options`: how it was built, by name; `facts`: what else is known of the build."""
+    head = {"model_options": {"Format": "ONNX", "Model": str(model)}, "build_options": options}
+    write_json(files.build_metadata, {**head, "device_information": {}, **facts})
+
+
+def write_profile(
+    files: Artifacts, layers: dict[str, list[float]], latencies_ms: list[float], wall_s: float,
+    inference_options: dict[str, str], throughput: float | None = None, **facts: Any,
+) -> None:  # fmt: skip
+    """profile.json, timing.json and profile.metadata.json.
+
+    Args:
+        layers: layer -> its times in ms, in the order of execution. latencies_ms: of whole inferences.
+        wall_s: what the latencies took to measure. throughput: inferences in a second, where a latency is the mean of
+        several. facts: what else the metadata hold.
+    """
+    write_json(files.profile, profile_records(layers))
+    write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies_ms])
+    metadata = summary(latencies_ms, wall_s, inference_options)
+    if throughput is not None:
+        metadata["performance_summary"]["Throughput"] = throughput
+    write_json(files.profile_metadata, {**metadata, **facts})
 
 
 def profile_records(layers: dict[str, list[float]]) -> list[dict[str, Any]]:
     """profile.json of trtexec from the times (ms) of each layer, in the order of execution."""
     total = sum(map(sum, layers.values())) or 1.0
-    records: list[dict[str, Any]] = [{"count": max(map(len, layers.values()), default=0)}]
-    for name, times in layers.items():
-        records.append(
-            {
-                "name": name,
-                "timeMs": sum(times),
-                "averageMs": statistics.fmean(times),
-                "medianMs": statistics.median(times),
-                "percentage": 100 * sum(times) / total,
-            }
-        )
-    return records
+    rows = [
+        {
+            "name": name, "timeMs": sum(times), "averageMs": statistics.fmean(times),
+            "medianMs": statistics.median(times), "percentage": 100 * sum(times) / total,
+        }
+        for name, times in layers.items()
+    ]  # fmt: skip
+    return [{"count": max(map(len, layers.values()), default=0)}, *rows]
 
 
-def summary(latencies_ms: list[float], wall_s: float, inference_options: dict[str, str]) -> dict[str, Any]:
+def summary(latencies_ms: Sequence[float], wall_s: float, inference_options: dict[str, str]) -> dict[str, Any]:
     """profile.metadata.json from whole-inference latencies: min, max, mean, median, p90, p95, p99 as in trtexec."""
     ordered = sorted(latencies_ms)
     percentiles = [ordered[max(len(ordered) - int(len(ordered) * (100 - p) / 100) - 1, 0)] for p in (90, 95, 99)]

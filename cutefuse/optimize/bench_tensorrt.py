@@ -16,7 +16,7 @@ from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.optimize.bench import Built, Shelf
 from cutefuse.optimize.loop import Graph
 from cutefuse.progress import spinner
-from cutefuse.timing.noise import interleave
+from cutefuse.timing.noise import interleave, steady
 
 TRTEXEC_ROUNDS = 7  # every sample is a process that loads the engine and runs it for half a second
 API_ROUNDS = 31
@@ -84,12 +84,10 @@ class _Loaded:
         from cutefuse.engines.tensorrt.api import Session
 
         self._session = Session(path, options, libraries, trt=module)
-        self._session.sample_us(3)
-        once_us = max(self._session.sample_us(3), 1.0)
-        self._runs = min(max(round(_SAMPLE_US / once_us), 1), 1000)
+        self._sample = steady(self._session.sample_us, _SAMPLE_US)
 
     def __call__(self) -> float:
-        return self._session.sample_us(self._runs)
+        return self._sample()
 
     def close(self) -> None:
         self._session.close()

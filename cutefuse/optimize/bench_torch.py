@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from cutefuse.graph.closeness import compare
 from cutefuse.optimize.bench import Built, Shelf
 from cutefuse.optimize.loop import Graph
 from cutefuse.progress import spinner
-from cutefuse.timing.noise import interleave
+from cutefuse.timing.noise import interleave, steady
 
 ROUNDS = 31
 _SAMPLE_US = 5000.0
@@ -57,12 +56,7 @@ class TorchBench:
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
         with spinner(f"timing {', '.join(f'{e.graph.name} {e.mode}' for e in engines)} in turns"), shared()():
-            samplers = []
-            for engine in (e.runner for e in engines):
-                engine.sample_us(3)
-                once_us = max(engine.sample_us(3), 1e-3)
-                samplers.append(partial(engine.sample_us, min(max(round(_SAMPLE_US / once_us), 1), 1000)))
-            return interleave(samplers, ROUNDS)
+            return interleave([steady(e.runner.sample_us, _SAMPLE_US) for e in engines], ROUNDS)
 
     def check(self, plain: Built, patched: Built) -> None:
         """Raise VerificationError where the outputs differ by more than rounding, on the same inputs."""

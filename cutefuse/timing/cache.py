@@ -10,7 +10,6 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_text
@@ -63,29 +62,23 @@ class TuneCache:
         nothing: dict[str, dict[str, dict[str, Times]]] = {kind: {} for kind in KINDS}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(data, dict) and data.get("schema") not in (None, SCHEMA):
+                self.note = f"the times in {self.path} have another format ({data['schema']}); they are taken anew"
+                return nothing
+            return {kind: _table(data[kind]) for kind in KINDS}
         except FileNotFoundError:
             return nothing
+        except (AttributeError, KeyError, TypeError):
+            why = "not what cutefuse writes"
         except (OSError, ValueError, RecursionError) as error:
-            self.note = self._damaged(type(error).__name__)
-            return nothing
-        if isinstance(data, dict) and data.get("schema") not in (None, SCHEMA):
-            self.note = f"the times in {self.path} have another format ({data['schema']}); they are taken anew"
-            return nothing
-        if not isinstance(data, dict) or not all(_is_table(data.get(kind)) for kind in KINDS):
-            self.note = self._damaged("not what cutefuse writes")
-            return nothing
-        return {kind: data[kind] for kind in KINDS}
-
-    def _damaged(self, what: str) -> str:
-        return f"the times in {self.path} cannot be read ({what}); they are taken anew"
+            why = type(error).__name__
+        self.note = f"the times in {self.path} cannot be read ({why}); they are taken anew"
+        return nothing
 
 
-def _is_table(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(isinstance(keys, dict) for keys in value.values()):
-        return False
-    times = [own for keys in value.values() for own in keys.values()]
-    return all(isinstance(own, dict) and all(map(_is_time, own.values())) for own in times)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+def _table(value: dict[str, dict[str, Times]]) -> dict[str, dict[str, Times]]:
+    """Machine -> key -> times as they were read. Raises TypeError, or AttributeError, for anything else."""
+    times = [time for keys in value.values() for own in keys.values() for time in own.values()]
+    if not all(type(time) in (int, float) and 0 <= time < math.inf for time in times):
+        raise TypeError
+    return value

@@ -65,10 +65,6 @@ class Tiles:
     def best_us(self) -> float:
         return self.times_us[self.best]
 
-    @property
-    def guess_us(self) -> float:
-        return self.times_us[self.guess]
-
 
 @dataclass(frozen=True)
 class Replaced:

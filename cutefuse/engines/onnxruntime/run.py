@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from cutefuse.engines import plugins
-from cutefuse.engines.artifacts import BUILDER_OPTIONS, Artifacts
-from cutefuse.engines.inputs import InputSpec, parse_shapes, resolve, seeded
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.inputs import InputSpec, resolve, seeded
 from cutefuse.engines.onnxruntime import nodes as onnxruntime_nodes
-from cutefuse.engines.records import profile_records, summary
+from cutefuse.engines.options import BUILDER, Effort, one_of, options_of, say_idle, shapes_of
+from cutefuse.engines.records import PARAMETER_TYPES, write_build, write_profile
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.staging import hidden
 from cutefuse.output import make_folder, write_json
@@ -26,38 +27,12 @@ from cutefuse.roofline.measure import measure_cpu
 
 _LEVELS = {"all": 99, "extended": 2, "basic": 1, "disable": 0}
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--threads", "--optimization")
-_IGNORED = (*BUILDER_OPTIONS, "--noTF32")
+_IGNORED = (*BUILDER, "--noTF32")
+_REFUSAL = "{name} means nothing to ONNX Runtime; allowed are {known}; leave it out"
 _TYPES = {"float": ("FP32", "float32"), "float16": ("FP16", "float16"), "bfloat16": ("BF16", None),
           "double": ("FP64", "float64"), "int8": ("Int8", "int8"), "uint8": ("UInt8", "uint8"),
           "int32": ("Int32", "int32"), "int64": ("Int64", "int64"), "bool": ("Bool", "bool"),
           "Float8E4M3FN": ("FP8", None)}  # fmt: skip
-# The names that TensorRT's inspector gives to the parameters of these operators.
-_PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTranspose": "Deconvolution",
-                    "Concat": "Concatenation", "MaxPool": "Pooling", "AveragePool": "Pooling",
-                    "GlobalAveragePool": "Pooling", "Resize": "Resize", "Softmax": "SoftMax",
-                    "Transpose": "Shuffle", "Reshape": "Shuffle", "ReorderInput": "Reformat",
-                    "ReorderOutput": "Reformat", "Slice": "Slice", "Gemm": "MatrixMultiply",
-                    "FusedGemm": "MatrixMultiply", "MatMul": "MatrixMultiply", "FusedMatMul": "MatrixMultiply",
-                    "Cast": "Reformat"}  # fmt: skip
-
-
-def options_of(words: list[str]) -> dict[str, str]:
-    """The trtexec options that apply here; those of TensorRT's builder are ignored, others are refused."""
-    options: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in (*_OPTIONS, *_IGNORED):
-            raise CutefuseError(
-                f"{name} means nothing to ONNX Runtime; allowed are {', '.join(_OPTIONS)}; leave it out"
-            )
-        options[name] = value
-        if name in ("--iterations", "--duration", "--warmUp", "--threads") and not value.replace(".", "", 1).isdigit():
-            raise CutefuseError(f"{word} needs a number, such as {name}=3")
-    if options.get("--optimization", "extended") not in _LEVELS:
-        raise CutefuseError(
-            f"--optimization={options['--optimization']} is unknown; choose one of {', '.join(_LEVELS)}"
-        )
-    return options
 
 
 def seeded_inputs(session: Any, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -77,10 +52,9 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
     """Run a model with ONNX Runtime on the CPU and write graph, profile, timing and metadata JSON into `outdir`."""
     import onnxruntime
 
-    options = options_of(words)
-    idle = [word for word in words if word.partition("=")[0] in _IGNORED]
-    if idle:
-        print(f"no effect on ONNX Runtime, which runs the model as it is: {' '.join(idle)}")
+    options = options_of(words, _OPTIONS, _REFUSAL, _IGNORED)
+    level = one_of(options, "--optimization", "extended", _LEVELS)
+    say_idle(words, "ONNX Runtime", _IGNORED)
     files = Artifacts.of(model, outdir)
     make_folder(outdir)
     with hidden(outdir, ".ort-") as scratch:
@@ -97,23 +71,15 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
             raise CutefuseError(f"ONNX Runtime cannot run {model} ({text}); {remedy}") from None
         layers, times = _layers(model, scratch / "optimised.onnx", events)
     write_json(files.graph, {"Layers": layers, "Bindings": _bindings(model)})
-    write_json(files.profile, profile_records(times))
-    write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
     used = ",".join(f"{name}={'x'.join(map(str, a.shape))}" for name, a in feed.items())
-    metadata = summary(latencies, wall_s, {"Input inference shapes": used, "Engine": "ONNX Runtime"})
     threads = options.get("--threads", "default")
     device = {"Selected Device": f"CPU (ONNX Runtime {onnxruntime.__version__})", "Threads": threads}
-    peaks = vars(measure_cpu())
-    write_json(
-        files.profile_metadata,
-        {**metadata, "device_information": device, "backend": "onnxruntime", "peaks": peaks},
-    )
+    write_profile(
+        files, times, latencies, wall_s, {"Input inference shapes": used, "Engine": "ONNX Runtime"},
+        device_information=device, backend="onnxruntime", peaks=vars(measure_cpu()),
+    )  # fmt: skip
+    write_build(files, model, {"Graph optimization": level}, device_information=device, backend="onnxruntime")
     plugins.keep_report(model, outdir)
-    build = {"model_options": {"Format": "ONNX", "Model": str(model)}, "device_information": device}
-    level = options.get("--optimization", "extended")
-    write_json(
-        files.build_metadata, {**build, "build_options": {"Graph optimization": level}, "backend": "onnxruntime"}
-    )
     return files
 
 
@@ -137,19 +103,14 @@ def _session(onnxruntime: Any, model: Path, options: dict[str, str], scratch: Pa
 
 def _time(onnxruntime: Any, model: Path, options: dict[str, str]) -> tuple[dict[str, np.ndarray], list[float], float]:
     session = _session(onnxruntime, model, options, None)
-    feed = seeded_inputs(session, parse_shapes(options.get("--shapes") or options.get("--optShapes") or ""))
-    least, duration_s = int(options.get("--iterations") or 10), float(options.get("--duration") or 1)
-    end = time.perf_counter() + float(options.get("--warmUp") or 200) / 1000
-    session.run(None, feed)
-    while time.perf_counter() < end:
-        session.run(None, feed)
-    latencies: list[float] = []
-    begin = time.perf_counter()
-    while len(latencies) < least or time.perf_counter() < begin + duration_s:
+    feed = seeded_inputs(session, shapes_of(options))
+
+    def sample() -> list[float]:
         start = time.perf_counter()
         session.run(None, feed)
-        latencies.append((time.perf_counter() - start) * 1000)
-    return feed, latencies, time.perf_counter() - begin
+        return [(time.perf_counter() - start) * 1000]
+
+    return feed, *Effort.of(options).times(sample)
 
 
 def _events(
@@ -230,7 +191,7 @@ def _layer(
     results = args.get("output_type_shape") or []
     outputs = [o for o in node.output if o]
     layer["Outputs"] = [_tensor(o, results[n] if n < len(results) else {}) for n, o in enumerate(outputs)]
-    layer["ParameterType"] = _PARAMETER_TYPES.get(node.op_type, node.op_type)
+    layer["ParameterType"] = PARAMETER_TYPES.get(node.op_type, node.op_type)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
     filters = (constants.get(present[1]) or cast.get(present[1])) if len(present) > 1 else None
     if layer["ParameterType"] in ("Convolution", "Deconvolution") and filters is not None:

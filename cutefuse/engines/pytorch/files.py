@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,16 @@ import torch
 from torch import Tensor
 
 from cutefuse.engines import plugins
-from cutefuse.engines.artifacts import BUILDER_OPTIONS, Artifacts, whole_or_nothing
-from cutefuse.engines.inputs import parse_shapes
+from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.options import BUILDER, Effort, one_of, say_idle, shapes_of
+from cutefuse.engines.options import options_of as given_options
 from cutefuse.engines.pytorch.layers import Layer
 from cutefuse.engines.pytorch.onnx_ops.convolution import Convolution, ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.fused import TIMED, FusedNode
 from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
 from cutefuse.engines.pytorch.run import MODES, TorchEngine, time_interleaved_us
 from cutefuse.engines.pytorch.tiles import CHOICES, FIRST
-from cutefuse.engines.records import profile_records, summary
+from cutefuse.engines.records import PARAMETER_TYPES, write_build, write_profile
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
@@ -34,14 +34,10 @@ from cutefuse.roofline.measure import measure_cpu
 
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--mode", "--tiles", "--device",
             "--noTF32")  # fmt: skip
+_REFUSAL = "{name} means nothing to the PyTorch back end; allowed are {known}; leave it out"
 _LABELS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16", torch.float64: "FP64",
            torch.int8: "Int8", torch.uint8: "UInt8", torch.int32: "Int32", torch.int64: "Int64", torch.bool: "Bool",
            torch.int16: "Int16", torch.float8_e4m3fn: "FP8", torch.float8_e5m2: "FP8"}  # fmt: skip
-# The names that TensorRT's inspector gives to the parameters of these operators.
-_PARAMETER_TYPES = {"Conv": "Convolution", "ConvTranspose": "Deconvolution", "Concat": "Concatenation",
-                    "MaxPool": "Pooling", "AveragePool": "Pooling", "GlobalAveragePool": "Pooling",
-                    "Softmax": "SoftMax", "Transpose": "Shuffle", "Reshape": "Shuffle", "Gemm": "MatrixMultiply",
-                    "MatMul": "MatrixMultiply", "Cast": "Reformat"}  # fmt: skip
 _FORMAT = "cutefuse torch engine"
 
 
@@ -54,63 +50,37 @@ class _Wanted:
     tiles: str
     device: str | None
     tf32: bool
-    least: int
-    duration_s: float
-    warm_up_s: float
+    effort: Effort
 
 
 def options_of(words: Sequence[str]) -> _Wanted:
     """trtexec options and our own `--mode`, `--tiles`, `--device`; TensorRT's builder's are ignored, others refused."""
-    options: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in (*_OPTIONS, *BUILDER_OPTIONS):
-            raise CutefuseError(
-                f"{name} means nothing to the PyTorch back end; allowed are {', '.join(_OPTIONS)}; leave it out"
-            )
-        if name in ("--iterations", "--duration", "--warmUp") and not value.replace(".", "", 1).isdigit():
-            raise CutefuseError(f"{word} needs a number, such as {name}=3")
-        options[name] = value
-    mode = options.get("--mode", "cudnn")
-    if mode not in MODES:
-        raise CutefuseError(f"--mode={mode} is unknown; choose one of {', '.join(MODES)}")
-    tiles = options.get("--tiles", TIMED)
-    if tiles not in CHOICES:
-        raise CutefuseError(f"--tiles={tiles} is unknown; choose one of {', '.join(CHOICES)}")
+    options = given_options(words, _OPTIONS, _REFUSAL, BUILDER)
     return _Wanted(
-        parse_shapes(options.get("--shapes") or options.get("--optShapes") or ""), mode, tiles,
-        options.get("--device") or None, "--noTF32" not in options, int(float(options.get("--iterations") or 10)),
-        float(options.get("--duration") or 1), float(options.get("--warmUp") or 200) / 1000,
+        shapes_of(options), one_of(options, "--mode", "cudnn", MODES), one_of(options, "--tiles", TIMED, CHOICES),
+        options.get("--device") or None, "--noTF32" not in options, Effort.of(options),
     )  # fmt: skip
 
 
-def build(model: Path, outdir: Path, words: Sequence[str], use_plugins: bool = True) -> Artifacts:
+def build(model: Path, files: Artifacts, words: Sequence[str], use_plugins: bool = True) -> None:
     """Load a model, run it once, and write layers, metadata and the small file that stands for the engine."""
-    wanted, files = options_of(words), Artifacts.of(model, outdir)
-    _say_idle(words)
-    make_folder(outdir)
-    with whole_or_nothing(files.engine, files.graph, files.build_metadata):
-        engine = _engine(model, wanted, use_plugins)
-        write_json(files.engine, {"format": _FORMAT, "model": str(model.resolve()), "options": list(words)})
-        _write_graph(engine, model, files, [Layer(step.name, [step]) for step in engine.program.steps])
-        _report_fused(engine, model)
-    plugins.keep_report(model, outdir)
-    return files
+    wanted = options_of(words)
+    say_idle(words, "PyTorch")
+    engine = _engine(model, wanted, use_plugins)
+    _write_engine(model, files, words)
+    _write_graph(engine, model, files, [Layer(step.name, [step]) for step in engine.program.steps])
+    _report_fused(engine, model)
 
 
-def profile(source: Path, outdir: Path, words: Sequence[str], use_plugins: bool = True) -> Artifacts:
+def profile(source: Path, files: Artifacts, words: Sequence[str], use_plugins: bool = True) -> None:
     """Time a model, or what `build` wrote, as a whole and layer by layer."""
     model, words = _model_of(source, words)
-    wanted, files = options_of(words), Artifacts.of(source, outdir)
-    _say_idle(words)
-    make_folder(outdir)
-    outputs = (files.graph, files.profile, files.timing, files.profile_metadata, files.build_metadata)
-    with whole_or_nothing(*outputs):
-        engine = _engine(model, wanted, use_plugins)
-        _write_profile(engine, model, files, wanted)
-        _report_fused(engine, model)
-    plugins.keep_report(model, outdir)
-    return files
+    wanted = options_of(words)
+    say_idle(words, "PyTorch")
+    engine = _engine(model, wanted, use_plugins)
+    _write_profile(engine, model, files, wanted.effort)
+    _report_fused(engine, model)
+    plugins.keep_report(model, files.engine.parent)
 
 
 def build_and_profile(model: Path, outdir: Path, words: Sequence[str]) -> tuple[TorchEngine, Artifacts]:
@@ -118,8 +88,8 @@ def build_and_profile(model: Path, outdir: Path, words: Sequence[str]) -> tuple[
     wanted, files = options_of(words), Artifacts.of(model, outdir)
     make_folder(outdir)
     engine = _engine(model, wanted, True)
-    write_json(files.engine, {"format": _FORMAT, "model": str(model.resolve()), "options": list(words)})
-    _write_profile(engine, model, files, wanted)
+    _write_engine(model, files, words)
+    _write_profile(engine, model, files, wanted.effort)
     _report_fused(engine, model)
     plugins.keep_report(model, outdir)
     return engine, files
@@ -131,28 +101,23 @@ def load(source: Path) -> TorchEngine:
     return _engine(model, options_of(words), True)
 
 
-def _write_profile(engine: TorchEngine, model: Path, files: Artifacts, wanted: _Wanted) -> None:
+def _write_engine(model: Path, files: Artifacts, words: Sequence[str]) -> None:
+    write_json(files.engine, {"format": _FORMAT, "model": str(model.resolve()), "options": list(words)})
+
+
+def _write_profile(engine: TorchEngine, model: Path, files: Artifacts, effort: Effort) -> None:
     with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"), engine.quiet():
-        end = time.perf_counter() + wanted.warm_up_s
-        while time.perf_counter() < end:
-            engine.sample_us(1)
-        begin = time.perf_counter()
-        latencies: list[float] = []
-        while len(latencies) < wanted.least or time.perf_counter() < begin + wanted.duration_s:
-            latencies += [t / 1000 for t in time_interleaved_us([engine], 5, 1.0)[0]]
-        wall_s = time.perf_counter() - begin
-        layers = engine.layers(min(max(wanted.least, 5), 50))
+        latencies, wall_s = effort.times(lambda: [t / 1000 for t in time_interleaved_us([engine], 5, 1.0)[0]])
+        layers = engine.layers(min(max(effort.least, 5), 50))
     _write_graph(engine, model, files, layers)
-    write_json(files.profile, profile_records({x.name: [t / 1000 for t in x.times_us] for x in layers if x.times_us}))
-    write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
     used = ",".join(f"{name}={'x'.join(map(str, t.shape))}" for name, t in engine.inputs.items())
     graph = "Enabled" if engine.device.type == "cuda" else "Disabled"
-    metadata = summary(latencies, wall_s, {"Input inference shapes": used, "Engine": "PyTorch", "CUDA Graph": graph})
-    metadata["performance_summary"]["Throughput"] = 1000 / statistics.median(latencies)
-    metadata |= {"device_information": _device(engine), "backend": "torch"}
-    if engine.device.type == "cpu":
-        metadata["peaks"] = vars(measure_cpu())
-    write_json(files.profile_metadata, metadata)
+    peaks = {"peaks": vars(measure_cpu())} if engine.device.type == "cpu" else {}
+    write_profile(
+        files, {x.name: [t / 1000 for t in x.times_us] for x in layers if x.times_us}, latencies, wall_s,
+        {"Input inference shapes": used, "Engine": "PyTorch", "CUDA Graph": graph},
+        1000 / statistics.median(latencies), device_information=_device(engine), backend="torch", **peaks,
+    )  # fmt: skip
 
 
 def _model_of(source: Path, words: Sequence[str]) -> tuple[Path, list[str]]:
@@ -190,12 +155,6 @@ def _tiles(model: Path, choice: str) -> dict[str, int] | str:
     return tuned or choice
 
 
-def _say_idle(words: Sequence[str]) -> None:
-    idle = [word for word in words if word.partition("=")[0] in BUILDER_OPTIONS]
-    if idle:
-        print(f"no effect on PyTorch, which runs the model as it is: {' '.join(idle)}")
-
-
 def _report_fused(engine: TorchEngine, model: Path) -> None:
     """How many of the fused nodes run by our kernels."""
     fused = plugins.read_model(model).fused_nodes
@@ -230,12 +189,9 @@ def _write_graph(engine: TorchEngine, model: Path, files: Artifacts, layers: Seq
     program = engine.program
     bindings = [*program.inputs, *program.outputs]
     write_json(files.graph, {"Layers": [describe(program, layer) for layer in layers], "Bindings": bindings})
-    build = {
-        "model_options": {"Format": "ONNX", "Model": str(model)},
-        "build_options": {"Mode": engine.settings.mode, "Precision": "as the model" + ("+TF32" * engine.settings.tf32)},
-        "device_information": _device(engine), "backend": "torch",
-    }  # fmt: skip
-    write_json(files.build_metadata, build)
+    precision = "as the model" + ("+TF32" * engine.settings.tf32)
+    options = {"Mode": engine.settings.mode, "Precision": precision}
+    write_build(files, model, options, device_information=_device(engine), backend="torch")
 
 
 # -------------------------------------------------------------------------------------------------- layers as JSON
@@ -253,7 +209,7 @@ def describe(program: Program, layer: Layer) -> dict[str, Any]:
         "Inputs": [_tensor(program, s) for s in kept],
         "Outputs": [_tensor(program, s) for s in made if s in outside],
     }  # fmt: skip
-    raw["ParameterType"] = _PARAMETER_TYPES.get(raw["LayerType"], raw["LayerType"])
+    raw["ParameterType"] = PARAMETER_TYPES.get(raw["LayerType"], raw["LayerType"])
     if single is not None:
         raw |= _parameters(program, single)
     raw |= _tactic(layer, single)

@@ -31,6 +31,8 @@ from cutefuse.engines.pytorch.onnx_ops.merge import merge
 from cutefuse.engines.pytorch.onnx_ops.node import dtype_of
 from cutefuse.engines.pytorch.tiles import choose_tiles
 from cutefuse.errors import CutefuseError
+from cutefuse.graph import store
+from cutefuse.timing.noise import interleave, steady
 
 MODES = ("cudnn", "compile")
 _WARM_RUNS = 3  # before a capture: cuDNN tries its algorithms, Triton loads its kernels
@@ -49,12 +51,9 @@ def load_model(model: Path | onnx.ModelProto) -> onnx.ModelProto:
     """The model with its weights. Raises CutefuseError for a file that is missing or no ONNX model."""
     if isinstance(model, onnx.ModelProto):
         return model
-    try:
-        return onnx.load(str(model))
-    except FileNotFoundError as error:
-        raise CutefuseError(f"{error.filename or model} does not exist; give an ONNX model") from None
-    except Exception as error:  # protobuf's DecodeError has no stable home
-        raise CutefuseError(f"{model} cannot be read as an ONNX model ({error}); give a valid .onnx file") from None
+    loaded = store.load_model(model)
+    store.load_weights(loaded, model.parent)
+    return loaded
 
 
 def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
@@ -319,16 +318,7 @@ def time_interleaved_us(engines: Sequence[TorchEngine], rounds: int = 15, sample
 
     A round takes one sample of every engine in turn, so that clocks and other load are the same for all.
     """
-    counts = []
-    for engine in engines:
-        engine.sample_us(3)
-        once_us = max(engine.sample_us(3), 1e-3)
-        counts.append(min(max(round(sample_ms * 1000 / once_us), 1), 1000))
-    times: list[list[float]] = [[] for _ in engines]
-    for _ in range(rounds):
-        for own, engine, runs in zip(times, engines, counts, strict=True):
-            own.append(engine.sample_us(runs))
-    return times
+    return interleave([steady(engine.sample_us, 1000 * sample_ms) for engine in engines], rounds)
 
 
 def _check(settings: Settings) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import cutefuse
 from cutefuse import kernels
 from cutefuse.engines.pytorch.lock import shared
-from cutefuse.errors import CutefuseError
+from cutefuse.errors import CutefuseError, first_line
 from cutefuse.kernels import Call
+from cutefuse.timing.noise import interleave
 
 NEAR = 1.15  # tiles within this of the best are timed again, in turns
 
@@ -92,7 +93,7 @@ class TileTimer:
                 try:
                     graphs[tile] = Repeated(partial(own.launch, xs), self.effort)
                 except (CutefuseError, RuntimeError) as error:
-                    reasons.append(f"tile {own.tile_name} of {call.op_type} was not timed: {_first_line(error)}")
+                    reasons.append(f"tile {own.tile_name} of {call.op_type} was not timed: {first_line(error)}")
             if not graphs:
                 reason = first.reject() or next(iter(reasons), "it has no tile")
                 raise CutefuseError(f"{call.op_type} cannot be timed here: {reason}")
@@ -148,11 +149,8 @@ def _between(stream: Any, work: Callable[[], Any]) -> float:
 
 def in_turns(graphs: Mapping[int, Repeated], rounds: int) -> dict[int, float]:
     """The median time of each over rounds in which all are replayed in turn."""
-    times: dict[int, list[float]] = {name: [] for name in graphs}
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            times[name].append(graph.sample_us())
-    return {name: statistics.median(own) for name, own in times.items()}
+    times = interleave([graph.sample_us for graph in graphs.values()], rounds)
+    return dict(zip(graphs, map(statistics.median, times), strict=True))
 
 
 @functools.cache
@@ -168,10 +166,6 @@ def _driver() -> str:
 @functools.cache
 def _digest(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:300]
 
 
 def _dtype(tensor: kernels.Tensor) -> Any:

@@ -14,7 +14,7 @@ from cutefuse.engines.pytorch.lock import Quiet
 from cutefuse.engines.pytorch.onnx_ops.fused import TIMED, FusedNode
 from cutefuse.engines.pytorch.onnx_ops.program import Program
 from cutefuse.engines.pytorch.tile_times import QUICK, TileTimer
-from cutefuse.errors import CutefuseError
+from cutefuse.errors import CutefuseError, first_line
 from cutefuse.timing.cache import TuneCache, cache_path
 from cutefuse.timing.calls import Tiles, TileTuner, call_key
 from cutefuse.timing.order import in_order
@@ -88,8 +88,8 @@ def _tiles_of(node: FusedNode, tuner: TileTuner, notes: list[str]) -> Tiles | No
     try:
         return tuner.tiles(node.call())
     except (CutefuseError, torch.cuda.OutOfMemoryError) as error:
-        reason = str(error).split("\n")[0]
-        notes.append(f"{node.name} and its like run the kernels' first guess, their tiles were not timed: {reason}")
+        why = first_line(error)
+        notes.append(f"{node.name} and its like run the kernels' first guess, their tiles were not timed: {why}")
         return None
 
 

@@ -8,40 +8,36 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+import numpy as np
 
 from cutefuse.engines.artifacts import Artifacts, concat_notes
 from cutefuse.engines.cuda_memory import Device, open_device
 from cutefuse.engines.inputs import parse_shapes
-from cutefuse.engines.records import profile_records, summary
+from cutefuse.engines.options import Effort, repeat
+from cutefuse.engines.options import options_of as given_options
+from cutefuse.engines.records import write_build, write_profile
 from cutefuse.errors import CutefuseError
-from cutefuse.output import write_json, write_text
+from cutefuse.output import write_text
 
 _PRECISIONS = {"--fp16": "FP16", "--bf16": "BF16", "--int8": "INT8", "--fp8": "FP8"}
+TARGET = "--sm"  # ours, among trtexec's options: the compute capability * 10 that TensorRT for RTX builds for
 _SHAPES = ("--minShapes", "--optShapes", "--maxShapes", "--shapes")
-_NUMBERS = ("--builderOptimizationLevel", "--iterations", "--duration", "--warmUp", "--maxAuxStreams")
-_FLAGS = ("--stronglyTyped", "--noTF32", "--verbose", "--noDataTransfers", "--separateProfileRun", "--useSpinWait")
-_OTHER = ("--memPoolSize", "--dynamicPlugins", "--profilingVerbosity")
+_OTHER = ("--builderOptimizationLevel", "--iterations", "--duration", "--warmUp", "--maxAuxStreams", "--stronglyTyped",
+          "--noTF32", "--verbose", "--noDataTransfers", "--separateProfileRun", "--useSpinWait", "--memPoolSize",
+          "--dynamicPlugins", "--profilingVerbosity")  # fmt: skip
+_REFUSAL = (
+    "{name} is not supported when building through TensorRT's Python API; allowed are {known}; install trtexec for the "
+    "others"
+)
 
 
-def options_of(words: list[str]) -> dict[str, str]:
+def options_of(words: Sequence[str]) -> dict[str, str]:
     """trtexec options that this backend can honour; anything else is refused rather than dropped."""
-    known = {*_PRECISIONS, *_SHAPES, *_NUMBERS, *_FLAGS, *_OTHER}
-    options: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in known:
-            raise CutefuseError(
-                f"{name} is not supported when building through TensorRT's Python API; allowed are "
-                f"{', '.join(sorted(known))}; install trtexec for the others"
-            )
-        options[name] = value
-    for name in _NUMBERS:
-        if name in options and not options[name].replace(".", "", 1).isdigit():
-            raise CutefuseError(f"{name}={options[name]} needs a number, such as {name}=3")
-    return options
+    return given_options(words, sorted((*_PRECISIONS, *_SHAPES, *_OTHER)), _REFUSAL, idle=(TARGET,))
 
 
 class Log:
@@ -77,14 +73,9 @@ class Log:
         return "\n".join(self.lines) + "\n"
 
     def errors(self) -> str:
-        return "; ".join(self._said("E", "F"))
-
-    def warnings(self) -> list[str]:
-        return self._said("W")
-
-    def _said(self, *letters: str) -> list[str]:
-        marks = tuple(f"] [{letter}] " for letter in letters)
-        return [line.partition("] [")[2][3:] for line in self.lines if any(m in line[:40] for m in marks)]
+        """What TensorRT said went wrong."""
+        marks = ("] [E] ", "] [F] ")
+        return "; ".join(line.partition("] [")[2][3:] for line in self.lines if any(m in line[:40] for m in marks))
 
 
 def _import() -> Any:
@@ -144,14 +135,9 @@ def _build(
     _load_plugins(runtime.get_plugin_registry(), libraries)
     engine = _deserialize(runtime, files.engine)
     _write_graph(trt, engine, None, files)
-    metadata = {
-        "model_options": {"Format": "ONNX", "Model": str(model)},
-        "build_options": {"Precision": "strongly typed" if strong or major >= 11 else "+".join(["FP32", *precisions])},
-        "device_information": {},
-        "tensorrt_version": trt.__version__,
-        "concats": concat_notes(log.text),
-    }
-    write_json(files.build_metadata, metadata)
+    precision = "strongly typed" if strong or major >= 11 else "+".join(["FP32", *precisions])
+    facts = {"tensorrt_version": trt.__version__, "concats": concat_notes(log.text)}
+    write_build(files, model, {"Precision": precision}, **facts)
 
 
 def refuse_precisions(options: dict[str, str], builder: str) -> None:
@@ -250,7 +236,8 @@ class Session:
         self.context = self.engine.create_execution_context()
         self.device = open_device()
         try:
-            _bind(self.trt, self.engine, self.context, self.device, parse_shapes(self.options.get("--shapes", "")))
+            shapes = parse_shapes(self.options.get("--shapes", ""))
+            self._addresses = _bind(self.trt, self.engine, self.context, self.device, shapes)
         except BaseException:
             self.close()
             raise
@@ -261,6 +248,19 @@ class Session:
     def infer(self) -> None:
         if not self.context.execute_async_v3(self.device.stream):
             raise CutefuseError("TensorRT could not run the engine; see the log")
+
+    def outputs(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One inference over these inputs, of linear formats."""
+        for name, array in feed.items():
+            self.device.upload(self._addresses[name], np.ascontiguousarray(array).tobytes())
+        self.infer()
+        self.device.synchronize()
+        results = {}
+        for name in self._addresses.keys() - feed.keys():
+            dtype = np.dtype(self.trt.nptype(self.engine.get_tensor_dtype(name)))
+            results[name] = np.zeros(tuple(self.context.get_tensor_shape(name)), dtype)
+            self.device.download(self._addresses[name], results[name])
+        return results
 
     def sample_us(self, runs: int) -> float:
         """Mean time of one inference over `runs` of them, one after the other."""
@@ -289,7 +289,9 @@ def profile(engine_path: Path, files: Artifacts, words: list[str], libraries: li
         write_text(files.profile_log, log.text)
 
 
-def _bind(trt: Any, engine: Any, context: Any, device: Device, wanted: dict[str, tuple[int, ...]]) -> None:
+def _bind(trt: Any, engine: Any, context: Any, device: Device, wanted: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Give every input and output memory of its size; returns name -> address."""
+    addresses: dict[str, int] = {}
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     for name in names:
         if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
@@ -316,19 +318,19 @@ def _bind(trt: Any, engine: Any, context: Any, device: Device, wanted: dict[str,
             step = engine.get_tensor_components_per_element(name)
             dims[axis] = -(-dims[axis] // step) * step
         size_bytes = int(trt.volume(dims) * engine.get_tensor_dtype(name).itemsize + 0.5)
-        context.set_tensor_address(name, device.allocate(size_bytes))
+        addresses[name] = device.allocate(size_bytes)
+        context.set_tensor_address(name, addresses[name])
+    return addresses
 
 
 def _measure(session: Session, files: Artifacts) -> None:
-    device, context, options, infer = session.device, session.context, session.options, session.infer
+    device, context, effort = session.device, session.context, Effort.of(session.options, duration_s=3)
     trt: Any = session.trt
-    warmup_ms, duration_s = float(options.get("--warmUp") or 200), float(options.get("--duration") or 3)
-    least = int(options.get("--iterations") or 10)
-    _repeat(lambda: device.time_ms(infer), warmup_ms / 1000, 1)
-    begin = time.perf_counter()
-    latencies = _repeat(lambda: device.time_ms(infer), duration_s, least)
-    wall_s = time.perf_counter() - begin
 
+    def sample() -> list[float]:
+        return [device.time_ms(session.infer)]
+
+    latencies, wall_s = effort.times(sample)
     layers: dict[str, list[float]] = {}
 
     class Profiler(trt.IProfiler):
@@ -340,18 +342,8 @@ def _measure(session: Session, files: Artifacts) -> None:
 
     profiler = Profiler()
     context.profiler = profiler
-    _repeat(lambda: device.time_ms(infer), min(duration_s, 2), least)
+    repeat(sample, min(effort.duration_s, 2), effort.least)
     device.synchronize()
     _write_graph(trt, session.engine, context, files)
-    write_json(files.profile, profile_records(layers))
-    write_json(files.timing, [{"computeMs": t, "latencyMs": t} for t in latencies])
-    metadata = summary(latencies, wall_s, {"Device binding": device.name, "CUDA Graph": "Disabled"})
-    write_json(files.profile_metadata, {**metadata, "tensorrt_version": trt.__version__})
-
-
-def _repeat(work: Callable[[], float], seconds: float, least: int) -> list[float]:
-    results: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(results) < least or time.perf_counter() < end:
-        results.append(work())
-    return results
+    inference = {"Device binding": device.name, "CUDA Graph": "Disabled"}
+    write_profile(files, layers, latencies, wall_s, inference, tensorrt_version=trt.__version__)

@@ -21,8 +21,9 @@ from typing import Any
 from cutefuse.engines.artifacts import Artifacts, concat_notes
 from cutefuse.engines.compiled import CompiledGraph, read_layers
 from cutefuse.engines.cuda_memory import local_sm
-from cutefuse.engines.tensorrt import api as tensorrt_api
-from cutefuse.engines.tensorrt import trtexec
+from cutefuse.engines.records import write_build
+from cutefuse.engines.tensorrt import api, trtexec
+from cutefuse.engines.tensorrt.api import TARGET
 from cutefuse.engines.tensorrt.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
 from cutefuse.output import write_json
@@ -33,7 +34,6 @@ CAPABILITIES = (75, 80, 86, 89, 120, 121)  # compute capability * 10
 DEFAULT_SM = 89
 _KNOWN = ", ".join(f"{sm / 10:.1f}" for sm in CAPABILITIES)
 LIBRARIES, BINDINGS = "tensorrt_rtx_libs", "tensorrt_rtx_bindings"
-TARGET = "--sm"  # ours, among trtexec's options: the compute capability * 10 to build for
 _LIBRARY = "libtensorrt_rtx.so"  # by this name the ONNX parser opens what lies in the package as libtensorrt_rtx.so.1
 
 
@@ -106,25 +106,26 @@ def compile_model(
 
 def build(
     model: Path, files: Artifacts, words: Sequence[str], libraries: Sequence[Path], timeout_s: float | None = None
-) -> CompiledGraph:
-    """Build an engine file; writes engine, log, layer information in trtexec's schema, and metadata."""
+) -> str:
+    """Build an engine file; writes engine, log, layer information in trtexec's schema, and metadata.
+
+    Returns what the compiler made of the model, in one line.
+    """
     graph, information, version = _compile(
         model, files.build_log, files.engine, words, libraries, timeout_s, f"building {files.engine.name} with {NAME}"
     )
     write_json(files.graph, information)
-    metadata = {
-        "model_options": {"Format": "ONNX", "Model": str(model)},
-        "build_options": {
-            "Precision": "strongly typed", "Target": f"compute capability {graph.sm / 10:.1f}",
-            "Build time (s)": round(graph.seconds, 2), "Peak memory (MiB)": round(graph.peak_mib),
-        },
-        "device_information": {},
-        "backend": "rtx",
-        "tensorrt_version": version,
-        "concats": concat_notes(files.build_log.read_text(encoding="utf-8", errors="replace")),
+    options = {
+        "Precision": "strongly typed", "Target": f"compute capability {graph.sm / 10:.1f}",
+        "Build time (s)": round(graph.seconds, 2), "Peak memory (MiB)": round(graph.peak_mib),
     }  # fmt: skip
-    write_json(files.build_metadata, metadata)
-    return graph
+    concats = concat_notes(files.build_log.read_text(encoding="utf-8", errors="replace"))
+    write_build(files, model, options, backend="rtx", tensorrt_version=version, concats=concats)
+    return (
+        f"{NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers, {len(graph.copies)} of "
+        f"them copies, which move {graph.copy_bytes / 1e6:.1f} of {graph.all_bytes / 1e6:.1f} MB; "
+        f"built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
+    )
 
 
 def _compile(
@@ -160,21 +161,19 @@ def _compile(
         read_layers(information),
         tuple(name for name, mode in bindings if mode == "input"),
         tuple(name for name, mode in bindings if mode == "output"),
-        result["engine_bytes"], result["seconds"], result["peak_mib"], tuple(result["warnings"]),
-        int(options[TARGET]),
+        result["engine_bytes"], result["seconds"], result["peak_mib"], int(options[TARGET]),
     )  # fmt: skip
     return graph, information, result["version"]
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
     """trtexec's options that apply here, and `--sm` in any case. Raises CutefuseError for any other."""
-    target = [word.partition("=")[2] for word in words if word.startswith(f"{TARGET}=")]
-    rest = [word for word in words if not word.startswith(f"{TARGET}=")]
-    options = tensorrt_api.options_of(rest)
-    tensorrt_api.refuse_precisions(options, NAME)
-    if target and not target[-1].isdecimal():
-        raise CutefuseError(f"{TARGET}={target[-1]} is no compute capability; write {TARGET}=89 for 8.9")
-    return {**options, TARGET: str(check_sm(int(target[-1]) if target else default_sm()))}
+    options = api.options_of(words)
+    api.refuse_precisions(options, NAME)
+    target = options.get(TARGET, str(default_sm()))
+    if not target.isdecimal():
+        raise CutefuseError(f"{TARGET}={target} is no compute capability; write {TARGET}=89 for 8.9")
+    return {**options, TARGET: str(check_sm(int(target)))}
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -207,10 +206,3 @@ def module() -> Any:
     if reason := cannot_run():
         raise CutefuseError(f"{reason}; take such a machine, or another --backend")
     return importlib.import_module(BINDINGS)
-
-
-def profile(engine: Path, files: Artifacts, words: Sequence[str], libraries: Sequence[Path]) -> None:
-    """Time an engine as a whole and layer by layer; writes profile, timing, graph, log and metadata."""
-    trt = module()
-    rest = [word for word in words if not word.startswith(f"{TARGET}=")]
-    tensorrt_api.profile(engine, files, rest, list(libraries), trt)

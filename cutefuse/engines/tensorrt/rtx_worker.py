@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engines.tensorrt import api as tensorrt_api
+from cutefuse.engines.tensorrt import api
 from cutefuse.engines.tensorrt.rtx import BINDINGS, NAME, TARGET
 from cutefuse.errors import CutefuseError
 
@@ -28,11 +28,11 @@ def _peak_mib() -> float:
 def work(request: dict[str, Any]) -> dict[str, Any]:
     """Compile a model; the facts of the answer. Raises CutefuseError where parser or builder refuse it."""
     trt = importlib.import_module(BINDINGS)
-    log = tensorrt_api.Log(trt, sys.stdout)
+    log = api.Log(trt, sys.stdout)
     model, options = Path(request["model"]), request["options"]
     start = time.perf_counter()
-    builder, network, _parser = tensorrt_api.parse(trt, log, model, [Path(p) for p in request["libraries"]], True)
-    config = tensorrt_api.configure(trt, builder, network, options)
+    builder, network, _parser = api.parse(trt, log, model, [Path(p) for p in request["libraries"]], True)
+    config = api.configure(trt, builder, network, options)
     config.num_compute_capabilities = 1
     config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{options[TARGET]}"), 0)
     plan = builder.build_serialized_network(network, config)
@@ -43,7 +43,6 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         Path(request["engine"]).write_bytes(plan)
     return {
         "version": trt.__version__, "seconds": seconds, "engine_bytes": int(plan.nbytes), "peak_mib": _peak_mib(),
-        "warnings": log.warnings(),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ REMOVED_IN_11 = frozenset(
     "--fp16 --bf16 --fp8 --int8 --int4 --best --calib --calibProfile --layerPrecisions --layerOutputTypes "
     "--precisionConstraints --restricted --weightless".split()
 )
-# Accepted by 11 with a warning only; they are its default behaviour.
-DEFAULT_IN_11 = frozenset("--stronglyTyped --noDataTransfers --useCudaGraph --useSpinWait --separateProfileRun".split())
 # First release that knows the flag, for those that came after 10.0.
 FIRST_SEEN = {
     "--stripAllWeights": (10, 1), "--int4": (10, 1), "--runtimePlatform": (10, 2), "--maxTactics": (10, 4),
@@ -129,22 +127,13 @@ def build_command(
     `low_precision`: the model holds float16 or bfloat16 tensors. TensorRT 10 then needs to be told that types are the
     model's own (--stronglyTyped); 11 takes them as they are.
     """
-    trtexec.check(options)
-    given = {o.partition("=")[0] for o in options}
-    command = [
-        trtexec.path,
-        f"--onnx={model}",
-        f"--saveEngine={files.engine}",
-        f"--exportLayerInfo={files.graph}",
-        f"--timingCacheFile={files.timing_cache}",
-        "--profilingVerbosity=detailed",
-        "--skipInference",
-        "--verbose",
-    ]
-    command += [f"--dynamicPlugins={path}" for path in plugins]
-    if low_precision and trtexec.version[0] == 10 and not given & PRECISION_FLAGS:
-        command.append("--stronglyTyped")
-    return _merge(command, options)
+    own = [f"--onnx={model}", f"--saveEngine={files.engine}", f"--exportLayerInfo={files.graph}",
+           f"--timingCacheFile={files.timing_cache}", "--profilingVerbosity=detailed", "--skipInference",
+           "--verbose"]  # fmt: skip
+    own += _dynamic(plugins)
+    if low_precision and trtexec.version[0] == 10 and not {o.partition("=")[0] for o in options} & PRECISION_FLAGS:
+        own.append("--stronglyTyped")
+    return _command(trtexec, own, options)
 
 
 def profile_command(
@@ -154,36 +143,30 @@ def profile_command(
 
     The build's options are given again: trtexec takes the shapes of the timed run from --shapes or --optShapes.
     """
-    trtexec.check(options)
-    command = [
-        trtexec.path,
-        f"--loadEngine={engine}",
-        f"--exportTimes={files.timing}",
-        f"--exportProfile={files.profile}",
-        f"--exportLayerInfo={files.graph}",
-        "--profilingVerbosity=detailed",
-        "--verbose",
-    ]
-    if trtexec.version[0] == 10:
-        command += [*_QUIET, "--separateProfileRun"]
-    command += [f"--dynamicPlugins={path}" for path in plugins]
-    return _merge(command, options)
+    own = [f"--loadEngine={engine}", f"--exportTimes={files.timing}", f"--exportProfile={files.profile}",
+           f"--exportLayerInfo={files.graph}", "--profilingVerbosity=detailed", "--verbose"]  # fmt: skip
+    own += [*_QUIET, "--separateProfileRun"] if trtexec.version[0] == 10 else []
+    return _command(trtexec, own + _dynamic(plugins), options)
 
 
 def time_command(trtexec: Trtexec, engine: Path, times: Path, options: list[str], plugins: list[Path]) -> list[str]:
     """Command that times an engine as a whole for half a second, into `times`."""
+    own = [f"--loadEngine={engine}", f"--exportTimes={times}", "--duration=0.5"]
+    own += _QUIET if trtexec.version[0] == 10 else []
+    return _command(trtexec, own + _dynamic(plugins), options)
+
+
+def _dynamic(plugins: list[Path]) -> list[str]:
+    return [f"--dynamicPlugins={path}" for path in plugins]
+
+
+def _command(trtexec: Trtexec, own: list[str], options: list[str]) -> list[str]:
+    """Our options and the user's; one that repeats ours replaces it (trtexec refuses some options given twice)."""
     trtexec.check(options)
-    command = [trtexec.path, f"--loadEngine={engine}", f"--exportTimes={times}", "--duration=0.5"]
-    command += _QUIET if trtexec.version[0] == 10 else []
-    command += [f"--dynamicPlugins={path}" for path in plugins]
-    return _merge(command, options)
-
-
-def _merge(command: list[str], options: list[str]) -> list[str]:
-    """Add the user's options; one that repeats ours replaces it (trtexec refuses some options given twice)."""
     repeatable = {"--dynamicPlugins", "--staticPlugins", "--setPluginsToSerialize"}
     names = {o.partition("=")[0] for o in options} - repeatable
-    return [c for c in command if c.partition("=")[0] not in names] + [o for o in options if o not in command]
+    kept = [o for o in own if o.partition("=")[0] not in names]
+    return [trtexec.path, *kept, *(o for o in options if o not in own)]
 
 
 def quote(command: list[str]) -> str:
@@ -211,12 +194,12 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str, name
             with spinner(title) if title else nullcontext():
                 code = child.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            _end(child)
+            end_group(child)
             raise CutefuseError(
                 f"{name} was stopped after {timeout_s:g} s (--timeout); its log is {log}; allow it more time"
             ) from None
         except BaseException:
-            _end(child)
+            end_group(child)
             raise
     text = log.read_text(encoding="utf-8", errors="replace")
     if code:
@@ -225,14 +208,11 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str, name
     return text
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end_group(child: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a group, and whatever it started: asked first, then killed."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
-        except ProcessLookupError:
-            pass
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=5)
             return
-        except subprocess.TimeoutExpired:
-            continue

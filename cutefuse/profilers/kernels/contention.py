@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -18,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cutefuse.engines.tensorrt.trtexec import end_group
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER
 from cutefuse.table import show
+from cutefuse.timing.noise import steady
 
 PLACES, KINDS = ("stream", "process"), ("copy", "matmul")
 ALONE = "alone"
@@ -76,13 +76,12 @@ def measure(sample: Sampler, loads: Sequence[Load], rounds: int = _ROUNDS) -> li
 
     Raises CutefuseError where a load cannot be started or ends while something is timed beside it.
     """
-    sample(3)
-    runs = min(max(round(_SAMPLE_US / max(sample(3), 1e-3)), 1), 2000)
-    found = [Times(ALONE, [sample(runs) for _ in range(rounds)])]
+    once = steady(sample, _SAMPLE_US, most_runs=2000)
+    found = [Times(ALONE, [once() for _ in range(rounds)])]
     for load in loads:
         with _process(load) if load.place == "process" else _stream(load) as beside:
-            found.append(Times(load.label, [beside(lambda: sample(runs)) for _ in range(rounds)]))
-    return [*found, Times(f"{ALONE} again", [sample(runs) for _ in range(rounds)])]
+            found.append(Times(load.label, [beside(once) for _ in range(rounds)]))
+    return [*found, Times(f"{ALONE} again", [once() for _ in range(rounds)])]
 
 
 _Around = Callable[[Callable[[], float]], float]  # takes a sample while the load is there
@@ -166,12 +165,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     if child.stdin:
         with contextlib.suppress(OSError):
             child.stdin.close()
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=5)
-            break
+    end_group(child)
     for pipe in (child.stdout, child.stderr):
         if pipe:
             pipe.close()

@@ -6,7 +6,8 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cutefuse.engines import build, plugins
@@ -34,12 +35,14 @@ class Target:
     nvtx: str
     layers: Engine | None = None
     per_layer: bool = True
-    _names: dict[str, int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _names(self) -> dict[str, int]:
+        """Name -> index of the first layer of that name."""
+        return {layer.name: layer.index for layer in reversed(self.layers.layers if self.layers else [])}
 
     def layer_of(self, text: str) -> int | None:
         """Index of the layer that a range belongs to; None for a range that is no layer's."""
-        for layer in self.layers.layers if self.layers and not self._names else []:
-            self._names.setdefault(layer.name, layer.index)
         name = re.sub(r" \[profile \d+\]$", "", text.removeprefix(f"{TENSORRT_DOMAIN}:").removeprefix(":"))
         return self._names.get(name.removeprefix(LAYER))
 

@@ -6,8 +6,6 @@ import csv
 import io
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 from cutefuse.errors import CutefuseError
 from cutefuse.output import write_text
 from cutefuse.profilers.kernels.metrics import METRICS, Kernel, Metric
-from cutefuse.progress import spinner
+from cutefuse.profilers.kernels.program import first_program, run_profiler
 
 _NVTX = "Push/Pop_Range"  # in the title of the column that holds the ranges around a launch
 _NO_PERMISSION = "ERR_NVGPUCTRPERM"
@@ -31,27 +29,20 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Filter:
-    """Which launches are profiled. `kernel`: a regular expression on the demangled name. `nvtx`: an expression of
-    --nvtx-include. `launches`: at most so many, 0 for all."""
+class Run:
+    """A program, and which of its launches are profiled. `kernel`: a regular expression on the demangled name. `nvtx`:
+    an expression of --nvtx-include. `launches`: at most so many, 0 for all."""
 
+    command: Sequence[str]
+    metrics: Sequence[Metric] = METRICS
     kernel: str | None = None
     nvtx: str | None = None
     launches: int = 0
 
 
-@dataclass
-class Run:
-    command: Sequence[str]
-    wanted: Filter = Filter()
-    metrics: Sequence[Metric] = METRICS
-
-
 def find() -> str | None:
     """Path of ncu, or None."""
-    return next(
-        filter(None, map(shutil.which, ("ncu", "/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu"))), None
-    )
+    return first_program("ncu", "/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 
 
 def needed() -> str:
@@ -67,10 +58,9 @@ def command_line(ncu: str, run: Run) -> list[str]:
 
     Clocks are not locked (--clock-control none): locked base clocks hide what a kernel does at boost.
     """
-    wanted = run.wanted
-    filters = ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{wanted.kernel}"] if wanted.kernel else []
-    filters += ["--nvtx", "--nvtx-include", wanted.nvtx] if wanted.nvtx else []
-    filters += ["--launch-count", str(wanted.launches)] if wanted.launches else []
+    filters = ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{run.kernel}"] if run.kernel else []
+    filters += ["--nvtx", "--nvtx-include", run.nvtx] if run.nvtx else []
+    filters += ["--launch-count", str(run.launches)] if run.launches else []
     metrics = ",".join(name for metric in run.metrics for name in metric.names)
     return [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "all",
@@ -80,17 +70,8 @@ def command_line(ncu: str, run: Run) -> list[str]:
 
 def profile(ncu: str, run: Run, kept: Path, title: str, timeout_s: float) -> list[Launch]:
     """Run a program under ncu; its raw CSV is kept in the file `kept`. Raises CutefuseError with ncu's own reason."""
-    try:
-        with spinner(f"profiling {title}"):
-            done = subprocess.run(command_line(ncu, run), capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise CutefuseError(
-            f"ncu did not finish {title} within {timeout_s:g} s; give --timeout more, or fewer --launches"
-        ) from None
-    except OSError as error:
-        raise CutefuseError(f"{ncu} cannot be started ({error.strerror}); install Nsight Compute") from None
-    text, said = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-    if done.returncode:
+    code, text, said = run_profiler(command_line(ncu, run), f"profiling {title}", timeout_s)
+    if code:
         raise CutefuseError(f"ncu failed for {title}: {reason(text + said)}")
     launches = read_csv(text, title)
     write_text(kept, text)

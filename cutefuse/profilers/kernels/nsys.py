@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import glob
 import io
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutefuse.errors import CutefuseError
 from cutefuse.output import write_text
-from cutefuse.progress import spinner
+from cutefuse.profilers.kernels.program import first_program, run_profiler
 
 _REPORT = "nvtx_kern_sum"  # kernels by the ranges that their launches lie in
 _COLUMNS = ("NVTX Range", "NVTX Inst", "Kern Inst", "Total Time (ns)", "Kernel Name")
@@ -33,7 +31,7 @@ class KernelSum:
 def find() -> str | None:
     """Path of nsys, or None."""
     places = ["nsys", "/usr/local/cuda/bin/nsys", *sorted(glob.glob("/opt/nvidia/nsight-systems/*/bin/nsys"))]
-    return next(filter(None, map(shutil.which, places)), None)
+    return first_program(*places)
 
 
 def commands(nsys: str, command: Sequence[str], report: Path) -> list[list[str]]:
@@ -56,16 +54,9 @@ def profile(nsys: str, command: Sequence[str], report: Path, title: str, timeout
 
 
 def _run(command: list[str], title: str, timeout_s: float) -> str:
-    try:
-        with spinner(title):
-            done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise CutefuseError(f"nsys {command[1]} did not finish within {timeout_s:g} s; give --timeout more") from None
-    except OSError as error:
-        raise CutefuseError(f"{command[0]} cannot be started ({error.strerror}); install Nsight Systems") from None
-    text = done.stdout.decode(errors="replace")
-    if done.returncode:
-        said = [line.strip() for line in (text + done.stderr.decode(errors="replace")).splitlines() if line.strip()]
+    code, text, errors = run_profiler(command, title, timeout_s)
+    if code:
+        said = [line.strip() for line in (text + errors).splitlines() if line.strip()]
         told = next((line for line in said if "error" in line.lower()), said[-1] if said else "no output")
         raise CutefuseError(f"nsys {command[1]} failed: {told}")
     return text

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutefuse.errors import CutefuseError
+from cutefuse.errors import CutefuseError, first_line
 
 TYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "bool")
 _LARGEST = 1 << 40  # elements of one input; beyond it something was mistyped
@@ -89,7 +89,7 @@ def prepare(
             for x in inputs
         )
     except (RuntimeError, AssertionError) as error:
-        raise CutefuseError(f"--device {device} cannot be used ({_first(error)}); give cuda or cpu") from None
+        raise CutefuseError(f"--device {device} cannot be used ({first_line(error)}); give cuda or cpu") from None
 
 
 def _tensor(torch: Any, module: Any, given: Given) -> Any:
@@ -101,8 +101,4 @@ def _tensor(torch: Any, module: Any, given: Given) -> Any:
             return torch.randn(given.dims).to(dtype)
         return torch.randint(0, 2 if dtype == torch.bool else min(known, default=2), given.dims).to(dtype)
     except RuntimeError as error:  # no memory
-        raise CutefuseError(f"--input {given} cannot be made ({_first(error)}); give a smaller one") from None
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CutefuseError(f"--input {given} cannot be made ({first_line(error)}); give a smaller one") from None

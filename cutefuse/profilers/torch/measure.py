@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cutefuse.errors import CutefuseError
+from cutefuse.errors import CutefuseError, first_line
 from cutefuse.profilers.torch.events import REGION, Event, events_of
 from cutefuse.progress import track
 
@@ -61,10 +61,8 @@ def _first_step(torch: Any, module: Any, inputs: tuple[Any, ...], backward: bool
         raise
     except Exception as error:
         shapes = " ".join(_described(x) for x in inputs)
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CutefuseError(
-            f"{type(module).__name__} cannot compute with {shapes} ({why}); give its inputs with --input"
-        ) from None
+        name, why = type(module).__name__, first_line(error)
+        raise CutefuseError(f"{name} cannot compute with {shapes} ({why}); give its inputs with --input") from None
 
 
 def _described(x: Any) -> str:

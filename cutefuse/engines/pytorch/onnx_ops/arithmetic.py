@@ -1,8 +1,9 @@
-"""Elementwise operators: arithmetic, comparison, logic, activation functions, types."""
+"""Elementwise operators, and others that PyTorch has by another name: arithmetic, comparison, activations, types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
     "And": torch.bitwise_and, "Or": torch.bitwise_or, "Xor": torch.bitwise_xor,
     "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
 }  # fmt: skip
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+# Functions of the inputs as they are, for every opset.
+_DIRECT: dict[str, Callable[..., Tensor]] = {
     "Abs": torch.abs, "Neg": torch.neg, "Sqrt": torch.sqrt, "Exp": torch.exp, "Log": torch.log, "Ceil": torch.ceil,
     "Floor": torch.floor, "Round": torch.round, "Sign": torch.sign, "Reciprocal": torch.reciprocal, "Erf": torch.erf,
     "Sin": torch.sin, "Cos": torch.cos, "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan,
@@ -32,7 +34,26 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Not": torch.logical_not, "BitwiseNot": torch.bitwise_not, "IsNaN": torch.isnan,
     "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Softplus": F.softplus, "Softsign": F.softsign,
     "HardSwish": F.hardswish, "Mish": F.mish,
+    "Where": torch.where, "MatMul": torch.matmul, "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
 }  # fmt: skip
+# Functions of one tensor and of attributes, with the defaults of these.
+_ATTRIBUTED: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
+    "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), {"alpha": 0.01}),
+    "Elu": (F.elu, {"alpha": 1.0}),
+    "Celu": (F.celu, {"alpha": 1.0}),
+    "Selu": (
+        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)),
+        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+    ),
+    "HardSigmoid": (lambda x, alpha, beta: (x * alpha + beta).clamp(0, 1), {"alpha": 0.2, "beta": 0.5}),
+    "ThresholdedRelu": (lambda x, alpha: torch.where(x > alpha, x, 0), {"alpha": 1.0}),
+    "Shrink": (
+        lambda x, lambd, bias: torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0)),
+        {"lambd": 0.5, "bias": 0.0},
+    ),
+    "Gelu": (F.gelu, {"approximate": "none"}),
+    "Swish": (lambda x, alpha: F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x), {"alpha": 1.0}),
+}
 
 
 def _scalar(node: Node, index: int, other: int) -> int | float | bool | None:
@@ -74,9 +95,15 @@ def modulo(node: Node) -> Run:
     return torch.fmod if node.attr("fmod", 0) else torch.remainder
 
 
-@operator(*_UNARY)
-def unary(node: Node) -> Run:
-    return _UNARY[node.op_type]
+@operator(*_DIRECT)
+def direct(node: Node) -> Run:
+    return _DIRECT[node.op_type]
+
+
+@operator(*_ATTRIBUTED)
+def attributed(node: Node) -> Run:
+    function, defaults = _ATTRIBUTED[node.op_type]
+    return partial(function, **{name: node.attr(name, default) for name, default in defaults.items()})
 
 
 @operator("Identity", "Dropout")
@@ -92,11 +119,6 @@ def is_infinite(node: Node) -> Run:
     if low and high:
         return torch.isinf
     return torch.isneginf if low else torch.isposinf if high else lambda x: torch.zeros_like(x, dtype=torch.bool)
-
-
-@operator("Where")
-def where(node: Node) -> Run:
-    return torch.where
 
 
 @operator("Sum", "Min", "Max", "Mean")
@@ -124,76 +146,18 @@ def cast(node: Node) -> Run:
     return lambda x, *_: x.to(dtype)
 
 
-# ------------------------------------------------------------------------------------------------------- activations
-@operator("LeakyRelu")
-def leaky_relu(node: Node) -> Run:
-    alpha = node.attr("alpha", 0.01)
-    return lambda x: F.leaky_relu(x, alpha)
-
-
-@operator("PRelu")
-def prelu(node: Node) -> Run:
-    return lambda x, slope: torch.where(x < 0, x * slope, x)
-
-
-@operator("Elu", "Celu")
-def elu(node: Node) -> Run:
-    alpha, function = node.attr("alpha", 1.0), F.elu if node.op_type == "Elu" else F.celu
-    return lambda x: function(x, alpha)
-
-
-@operator("Selu")
-def selu(node: Node) -> Run:
-    alpha, gamma = node.attr("alpha", 1.67326319217681884765625), node.attr("gamma", 1.05070102214813232421875)
-    return lambda x: gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
-
-
-@operator("HardSigmoid")
-def hard_sigmoid(node: Node) -> Run:
-    alpha, beta = node.attr("alpha", 0.2), node.attr("beta", 0.5)
-    return lambda x: (x * alpha + beta).clamp(0, 1)
-
-
-@operator("ThresholdedRelu")
-def thresholded_relu(node: Node) -> Run:
-    alpha = node.attr("alpha", 1.0)
-    return lambda x: torch.where(x > alpha, x, 0)
-
-
-@operator("Shrink")
-def shrink(node: Node) -> Run:
-    lambd, bias = node.attr("lambd", 0.5), node.attr("bias", 0.0)
-    return lambda x: torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0))
-
-
-@operator("Gelu")
-def gelu(node: Node) -> Run:
-    kind = node.attr("approximate", "none")
-    return lambda x: F.gelu(x, approximate=kind)
-
-
-@operator("Swish")
-def swish(node: Node) -> Run:
-    alpha = node.attr("alpha", 1.0)
-    return F.silu if alpha == 1.0 else lambda x: x * torch.sigmoid(alpha * x)
-
-
 @operator("Clip")
 def clip(node: Node) -> Run:
-    if node.opset < 11:
-        bounds: list[Any] = [node.attr("min", None), node.attr("max", None)]
-        known = True
-    else:
-        known = all(not node.has(i) or node.tensor(i).device.type != "meta" for i in (1, 2))
-        bounds = [node.known(i).item() if known and node.has(i) else None for i in (1, 2)]
-    if not known:
-
-        def run(x: Tensor, lo: Tensor | None = None, hi: Tensor | None = None) -> Tensor:
-            x = x if lo is None else torch.maximum(x, lo)
-            return x if hi is None else torch.minimum(x, hi)
-
-        return run
+    bounds: list[Any] = [node.attr("min", None), node.attr("max", None)]  # attributes before opset 11
+    if node.opset >= 11:
+        given = [node.inputs[i] if node.has(i) else None for i in (1, 2)]
+        if any(t is not None and t.device.type == "meta" for t in given):
+            return _clip_by
+        bounds = [None if t is None else t.item() for t in given]
     lo, hi = bounds
-    if lo is None and hi is None:
-        return lambda x, *_: x
-    return lambda x, *_: torch.clamp(x, lo, hi)
+    return (lambda x, *_: x) if lo is None and hi is None else lambda x, *_: torch.clamp(x, lo, hi)
+
+
+def _clip_by(x: Tensor, lo: Tensor | None = None, hi: Tensor | None = None) -> Tensor:
+    x = x if lo is None else torch.maximum(x, lo)
+    return x if hi is None else torch.minimum(x, hi)

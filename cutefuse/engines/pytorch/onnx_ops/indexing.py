@@ -12,40 +12,35 @@ from cutefuse.engines.pytorch.onnx_ops.node import Node, Run, elements, operator
 def gather(node: Node) -> Run:
     shape, axis = node.shape(0), node.axis(node.attr("axis", 0), node.rank(0))
     indices, size = node.tensor(1), shape[axis]
-    if indices.device.type != "meta" and indices.numel() == 1 and size:
+    new = shape[:axis] + list(indices.shape) + shape[axis + 1 :]
+    if indices.device.type == "meta":
+        return lambda x, i: x.index_select(axis, _from_front(i.reshape(-1), size)).reshape(new)
+    if indices.numel() == 1 and size:
         index = int(indices.item())
         if not -size <= index < size:
             raise node.refuse(f"index {index} is outside of axis {axis} of {size}; repair the model")
-        new = shape[:axis] + list(indices.shape) + shape[axis + 1 :]
         return lambda x, _i: x.select(axis, index).reshape(new)
-    new = shape[:axis] + list(indices.shape) + shape[axis + 1 :]
-    if indices.device.type != "meta":  # counted from the front once, not at every run
-        flat = indices.reshape(-1)
-        node.constant(torch.where(flat < 0, flat + size, flat))
-        return lambda x, _i, row: x.index_select(axis, row).reshape(new)
+    node.constant(_from_front(indices.reshape(-1), size))  # once, not at every run
+    return lambda x, _i, row: x.index_select(axis, row).reshape(new)
 
-    def run(x: Tensor, i: Tensor) -> Tensor:
-        flat = i.reshape(-1)
-        return x.index_select(axis, torch.where(flat < 0, flat + size, flat)).reshape(new)
 
-    return run
+def _from_front(indices: Tensor, size: int) -> Tensor:
+    """Indices of an axis, where ONNX counts negative ones from its end."""
+    return torch.where(indices < 0, indices + size, indices)
 
 
 @operator("GatherElements")
 def gather_elements(node: Node) -> Run:
     axis = node.axis(node.attr("axis", 0), node.rank(0))
     size = node.shape(0)[axis]
-    return lambda x, i: torch.gather(x, axis, torch.where(i < 0, i + size, i).long())
+    return lambda x, i: torch.gather(x, axis, _from_front(i, size).long())
 
 
 def _flat(indices: Tensor, sizes: list[int]) -> Tensor:
     """Rows of a tensor whose axes `sizes` are one, out of index tuples along the last axis."""
-    row: Tensor | None = None
-    for axis, size in enumerate(sizes):
-        i = indices[..., axis]
-        i = torch.where(i < 0, i + size, i)
-        row = i if row is None else row * size + i
-    assert row is not None
+    row, *others = (_from_front(indices[..., axis], size) for axis, size in enumerate(sizes))
+    for i, size in zip(others, sizes[1:], strict=True):
+        row = row * size + i
     return row.long()
 
 
@@ -68,38 +63,40 @@ def gather_nd(node: Node) -> Run:
 _HOW = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
+def _reduction(node: Node) -> str:
+    """The name that PyTorch has for `reduction`; "" for none."""
+    how = node.attr("reduction", "none")
+    if how not in ("none", *_HOW):
+        raise node.refuse(f"reduction {how} is unknown; use none, add, mul, max or min")
+    return _HOW.get(how, "")
+
+
 @operator("ScatterND")
 def scatter_nd(node: Node) -> Run:
-    shape, how = node.shape(0), node.attr("reduction", "none")
+    shape, how = node.shape(0), _reduction(node)
     depth = node.shape(1)[-1]
     sizes, rest = shape[:depth], shape[depth:]
     flat = [elements(sizes), elements(rest)]
-    if how not in ("none", *_HOW):
-        raise node.refuse(f"reduction {how} is unknown; use none, add, mul, max or min")
 
     def run(x: Tensor, i: Tensor, updates: Tensor) -> Tensor:
         row = _flat(i, sizes).reshape(-1)
         values, whole = updates.reshape(-1, flat[1]), x.reshape(flat)
-        if how == "none":
+        if not how:
             return whole.index_copy(0, row, values).reshape(shape)
         rows = row.unsqueeze(1).expand(-1, flat[1])
-        return whole.scatter_reduce(0, rows, values, _HOW[how]).reshape(shape)
+        return whole.scatter_reduce(0, rows, values, how).reshape(shape)
 
     return run
 
 
 @operator("ScatterElements", "Scatter")
 def scatter_elements(node: Node) -> Run:
-    axis, how = node.axis(node.attr("axis", 0), node.rank(0)), node.attr("reduction", "none")
+    axis, how = node.axis(node.attr("axis", 0), node.rank(0)), _reduction(node)
     size = node.shape(0)[axis]
-    if how not in ("none", *_HOW):
-        raise node.refuse(f"reduction {how} is unknown; use none, add, mul, max or min")
 
     def run(x: Tensor, i: Tensor, updates: Tensor) -> Tensor:
-        i = torch.where(i < 0, i + size, i).long()
-        if how == "none":
-            return x.scatter(axis, i, updates)
-        return x.scatter_reduce(axis, i, updates, _HOW[how])
+        i = _from_front(i, size).long()
+        return x.scatter_reduce(axis, i, updates, how) if how else x.scatter(axis, i, updates)
 
     return run
 
@@ -110,8 +107,7 @@ def one_hot(node: Node) -> Run:
     axis = node.axis(node.attr("axis", -1), rank + 1)
 
     def run(i: Tensor, values: Tensor) -> Tensor:
-        i = i.long()
-        i = torch.where(i < 0, i + depth, i).unsqueeze(axis)
+        i = _from_front(i.long(), depth).unsqueeze(axis)
         steps = torch.arange(depth, device=i.device).reshape([-1] + [1] * (rank - axis))
         return torch.where(i == steps, values[1], values[0])
 

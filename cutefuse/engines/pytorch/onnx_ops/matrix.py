@@ -9,11 +9,6 @@ from torch import Tensor
 from cutefuse.engines.pytorch.onnx_ops.node import Node, Run, operator
 
 
-@operator("MatMul")
-def matmul(node: Node) -> Run:
-    return torch.matmul
-
-
 @operator("Gemm")
 def gemm(node: Node) -> Run:
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)

@@ -169,8 +169,6 @@ class _Loader:
         return missing
 
     def _input(self, value: onnx.ValueInfoProto, dims: Mapping[str, Sequence[int]]) -> Value:
-        if not value.type.HasField("tensor_type"):
-            raise UnsupportedError(f"input {value.name} is no tensor, which the PyTorch back end cannot be given")
         dtype = dtype_of(value.type.tensor_type.elem_type, f"input {value.name}")
         x = image_like(list(dims[value.name]), dtype, "meta")
         found = Value(x, self._name("i"))

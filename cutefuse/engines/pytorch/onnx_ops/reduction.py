@@ -55,19 +55,16 @@ def reduce(node: Node) -> Run:
     return lambda x: function(x, chosen, keep)
 
 
-@operator("Softmax", "LogSoftmax", "Hardmax")
+_SOFTMAX: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "Softmax": lambda x, axis: torch.softmax(x, axis),
+    "LogSoftmax": lambda x, axis: torch.log_softmax(x, axis),
+    "Hardmax": lambda x, axis: torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1),
+}
+
+
+@operator(*_SOFTMAX)
 def softmax(node: Node) -> Run:
-    def log(x: Tensor, axis: int) -> Tensor:
-        return torch.log_softmax(x, axis)
-
-    def soft(x: Tensor, axis: int) -> Tensor:
-        return torch.softmax(x, axis)
-
-    def hard(x: Tensor, axis: int) -> Tensor:
-        return torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1)
-
-    function: Callable[[Tensor, int], Tensor] = {"Softmax": soft, "LogSoftmax": log, "Hardmax": hard}[node.op_type]
-    rank = node.rank(0)
+    function, rank = _SOFTMAX[node.op_type], node.rank(0)
     axis = node.axis(node.attr("axis", 1 if node.opset < 13 else -1), rank)
     if node.opset >= 13 or axis == rank - 1:
         return lambda x: function(x, axis)

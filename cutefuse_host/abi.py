@@ -1,4 +1,4 @@
-"""ctypes binding of the plugin host's flat C interface (plugins/host/c_api.cpp), and TensorRT's structs."""
+"""ctypes binding of the plugin host's flat C interface (cutefuse_host/src/c_api.cpp), and TensorRT's structs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 
 from cutefuse import load_library, plugin_path
 from cutefuse.errors import CutefuseError
-from cutefuse.host.memory import FORMATS
 
 MAX_RANK = 8
+FORMATS = ("kLINEAR", "kCHW2", "kHWC8", "kCHW4", "kCHW16", "kCHW32", "kDHWC8", "kCDHW32", "kHWC", "kDLA_LINEAR",
+           "kDLA_HWC4", "kHWC16", "kDHWC")  # fmt: skip
 DATA_TYPES = ("float32", "float16", "int8", "int32", "bool", "uint8", "fp8", "bfloat16", "int64", "int4")
 FLOAT32_FIELD, INT32_FIELD, CHAR_FIELD, INT64_FIELD = 1, 5, 6, 10
 
@@ -55,7 +56,7 @@ def library() -> ctypes.CDLL:
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p
     fields, dynamic, static = ctypes.POINTER(CField), ctypes.POINTER(CDynamicDesc), ctypes.POINTER(CDesc)
     addresses = ctypes.POINTER(ctypes.c_void_p)
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    host: dict[str, tuple[Any, list[Any]]] = {
         "error": (text, []),
         "open": (pointer, [text]),
         "close": (None, [pointer]),
@@ -80,9 +81,22 @@ def library() -> ctypes.CDLL:
         "raw_enqueue": (integer, [pointer, static, integer, addresses, addresses, pointer, pointer]),
         "soak": (integer, [pointer, integer, fields, integer, integer]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(lib, f"cutefuse_host_{name}")
-        function.restype, function.argtypes = result, arguments
+    out, size = ctypes.POINTER(pointer), ctypes.c_size_t
+    device: dict[str, tuple[Any, list[Any]]] = {
+        "count": (integer, []),
+        "error": (text, [integer]),
+        "use": (integer, [integer]),
+        "alloc": (integer, [out, size]),
+        "free": (integer, [pointer]),
+        "copy": (integer, [pointer, pointer, size]),
+        "stream": (integer, [out]),
+        "free_stream": (integer, [pointer]),
+        "wait": (integer, [pointer]),
+    }
+    for prefix, signatures in (("host", host), ("device", device)):
+        for name, (result, arguments) in signatures.items():
+            function = getattr(lib, f"cutefuse_{prefix}_{name}")
+            function.restype, function.argtypes = result, arguments
     return lib
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cutefuse import load_library, plugin_path
 from cutefuse.errors import CutefuseError
+from cutefuse_host.abi import library
 
-FORMATS = ("kLINEAR", "kCHW2", "kHWC8", "kCHW4", "kCHW16", "kCHW32", "kDHWC8", "kCDHW32", "kHWC", "kDLA_LINEAR",
-           "kDLA_HWC4", "kHWC16", "kDHWC")  # fmt: skip
 # Channels of one vector. The first kind keeps vectors of channels innermost, [N][C/v][H][W][v]; the second whole
 # pixels, [N][H][W][C rounded up to v].
 _VECTORS = {"kCHW2": 2, "kCHW4": 4, "kCHW16": 16, "kCHW32": 32}
@@ -24,53 +21,31 @@ GUARD_BYTES = 256
 _GUARD = 0xA5
 
 
-class _Lib:
-    """The device functions of libcutefuse_host.so with their signatures."""
-
-    def __init__(self) -> None:
-        lib = load_library(plugin_path("libcutefuse_host.so"))
-        pointer, out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
-        self.count: Any = lib.cutefuse_device_count
-        self.error: Any = lib.cutefuse_device_error
-        self.error.restype = ctypes.c_char_p
-        self.alloc, self.free = self._typed(lib, "alloc", out, ctypes.c_size_t), self._typed(lib, "free", pointer)
-        self.copy = self._typed(lib, "copy", pointer, pointer, ctypes.c_size_t)
-        self.stream, self.free_stream = self._typed(lib, "stream", out), self._typed(lib, "free_stream", pointer)
-        self.wait = self._typed(lib, "wait", pointer)
-        self.use = self._typed(lib, "use", ctypes.c_int32)
-
-    @staticmethod
-    def _typed(lib: ctypes.CDLL, name: str, *arguments: Any) -> Callable[..., None]:
-        function = getattr(lib, f"cutefuse_device_{name}")
-        function.argtypes = list(arguments)
-        return lambda *values: check(function(*values))
-
-
-@functools.cache
-def _lib() -> _Lib:
-    return _Lib()
+def _device(name: str, *arguments: Any) -> None:
+    """One of the library's device functions. Raises CutefuseError with CUDA's own words where it fails."""
+    check(getattr(library(), f"cutefuse_device_{name}")(*arguments))
 
 
 def check(code: int) -> None:
     """Raises CutefuseError with CUDA's own words for a code that is not 0."""
     if code:
-        raise CutefuseError(f"CUDA error {code} in the plugin host: {_lib().error(code).decode()}")
+        raise CutefuseError(f"CUDA error {code} in the plugin host: {library().cutefuse_device_error(code).decode()}")
 
 
 def require_gpu() -> None:
     """Raises CutefuseError where no kernel can run."""
-    if not _lib().count():
+    if not device_count():
         raise CutefuseError("running a plugin needs a CUDA device, and a build with nvcc; none was found here")
 
 
 def device_count() -> int:
     """CUDA devices that the host sees; 0 in a build without CUDA."""
-    return int(_lib().count())
+    return int(library().cutefuse_device_count())
 
 
 def use_device(index: int) -> None:
     """Make a device current for this thread. Raises CutefuseError where there is none of that index."""
-    _lib().use(index)
+    _device("use", index)
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
@@ -160,7 +135,7 @@ class Bound:
         Raises CutefuseError when a guard byte around an output or the workspace changed.
         """
         self.run()
-        _lib().wait(self.session.stream)
+        _device("wait", self.session.stream)
         results = []
         for i, (pointer, shape, (layout, dtype)) in enumerate(
             zip(self.outputs, self.shapes, self.layouts, strict=True)
@@ -183,7 +158,7 @@ class Bound:
 def _guarded(pointer: int, size: int, what: str) -> np.ndarray:
     """The bytes at a device address, when those around them are what they were."""
     raw = np.empty(size + 2 * GUARD_BYTES, np.uint8)
-    _lib().copy(raw.ctypes.data, pointer - GUARD_BYTES, raw.nbytes)
+    _device("copy", raw.ctypes.data, pointer - GUARD_BYTES, raw.nbytes)
     if (raw[:GUARD_BYTES] != _GUARD).any() or (raw[GUARD_BYTES + size :] != _GUARD).any():
         raise CutefuseError(f"the plugin wrote outside of {what}")
     return raw[GUARD_BYTES : GUARD_BYTES + size]
@@ -196,7 +171,7 @@ class Session:
         require_gpu()
         self._blocks: list[int] = []
         handle = ctypes.c_void_p()
-        _lib().stream(ctypes.byref(handle))
+        _device("stream", ctypes.byref(handle))
         self.stream = handle.value or 0
 
     def __enter__(self) -> Session:
@@ -206,23 +181,23 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for block in self._blocks:
-            _lib().free(block)
-        _lib().free_stream(self.stream)
+            _device("free", block)
+        _device("free_stream", self.stream)
 
     def upload(self, host: np.ndarray) -> int:
         """Device address of a copy of a contiguous array; freed with the session."""
         handle = ctypes.c_void_p()
-        _lib().alloc(ctypes.byref(handle), max(1, host.nbytes))
+        _device("alloc", ctypes.byref(handle), max(1, host.nbytes))
         self._blocks.append(handle.value or 0)
-        _lib().copy(handle.value, host.ctypes.data, host.nbytes)
+        _device("copy", handle.value, host.ctypes.data, host.nbytes)
         # A small copy from pageable memory returns before the device has it, and our stream does not wait for it.
-        _lib().wait(None)
+        _device("wait", None)
         return handle.value or 0
 
     def download(self, address: int, into: np.ndarray) -> None:
         """Wait for the stream, then fill a contiguous array from device memory."""
-        _lib().wait(self.stream)
-        _lib().copy(into.ctypes.data, address, into.nbytes)
+        _device("wait", self.stream)
+        _device("copy", into.ctypes.data, address, into.nbytes)
 
     def bind(
         self,

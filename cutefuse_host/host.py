@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from cutefuse import plugin_path
-from cutefuse.host import memory
-from cutefuse.host.abi import (
+from cutefuse_host import memory
+from cutefuse_host.abi import (
     CDesc,
     CDims,
     CDynamicDesc,
