@@ -18,8 +18,8 @@ from cutefuse.match.find import FUSED, MERGED
 from cutefuse.optimize.loop import Worth
 from cutefuse.report.analyse.compare import adopt, is_helper
 from cutefuse.report.read.bodies import replaced
+from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import neighbours
-from cutefuse.report.read.reader import Engine
 from cutefuse.report.read.union import Union
 from cutefuse.timing.noise import spread
 

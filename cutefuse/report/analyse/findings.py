@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from cutefuse.engines.kinds import copy_origin, is_row_norm, on_tensor_cores
 from cutefuse.engines.plugins import count_plugins
 from cutefuse.report.read.cost import Cost, Placement
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.graph import neighbours
 from cutefuse.report.read.moves import moved, moves
-from cutefuse.report.read.reader import Engine, Layer
 from cutefuse.table import time_text
 
 TINY_US = 5.0

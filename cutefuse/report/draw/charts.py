@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw.svg import number, text
-from cutefuse.report.read.cost import Cost, Placement
-from cutefuse.report.read.reader import Engine, Layer
+from cutefuse.report.read.cost import Placement
+from cutefuse.report.read.engine import Layer
 from cutefuse.roofline.peaks import Peaks
 from cutefuse.table import time_text
 
@@ -83,14 +84,12 @@ def decades(low: float, high: float) -> list[float]:
     return [10.0**e for e in range(first, last + 1)]
 
 
-def roofline(
-    engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Placement | None]
-) -> tuple[str, list[Placement]]:
+def roofline(analysis: Analysis) -> tuple[str, list[Placement]]:
     """Log-log roofline with one dot a layer (area: time); returns the SVG and the layers that it shows."""
+    peaks = analysis.peaks
+    assert peaks is not None  # nothing is placed without
     dots = [
-        (layer, cost.intensity, place)
-        for layer, cost, place in zip(engine.layers, costs, places, strict=True)
-        if place and cost.intensity and layer.time_us
+        (la, cost.intensity, place) for la, place, cost in analysis.layers if place and cost.intensity and la.time_us
     ]
     rates = {p: rate for p in dict.fromkeys(d[0].precision for d in dots) if (rate := peaks.rate(p))}
     if not rates:

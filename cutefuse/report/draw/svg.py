@@ -8,9 +8,9 @@ from cutefuse.engines.kinds import KINDS
 from cutefuse.engines.tensors import Tensor
 from cutefuse.report.draw.labels import Labels
 from cutefuse.report.draw.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.graph import Edge
 from cutefuse.report.read.moves import layer_bytes
-from cutefuse.report.read.reader import Engine, Layer
 from cutefuse.table import time_text
 
 # Colours of a file that stands alone; pages define the same variables for light and dark.

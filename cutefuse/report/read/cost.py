@@ -8,7 +8,8 @@ from typing import Any
 
 from cutefuse import kernels
 from cutefuse.engines.tensors import Tensor, dtype_of, tensor_of
-from cutefuse.report.read.reader import Engine, Layer
+from cutefuse.match.find import FUSED
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.peaks import Peaks
 
@@ -73,12 +74,9 @@ def place(peaks: Peaks, precision: str, cost: Cost, time_us: float) -> Placement
 
 def _reported_flops(engine: Engine, layer: Layer) -> float | None:
     """FLOPs of the fused site; unusable where the rewriter did not know a dimension (it counts unknown ones as 1)."""
-    for site in (engine.patch or {}).get("sites", []):
-        if isinstance(site, dict) and site.get("status") == "fused" and site.get("name") in (layer.name, *layer.onnx):
-            flops, shapes = site.get("flops"), site.get("shapes")
-            known = "-1" not in str(shapes)
-            return float(flops) if known and isinstance(flops, (int, float)) else None
-    return None
+    own = (s for s in engine.sites if s["status"] == FUSED and s["name"] in (layer.name, *layer.onnx))
+    site = next(own, None)
+    return site["flops"] if site and "-1" not in str(site.get("shapes")) else None
 
 
 def weight_bytes(layer: Layer) -> float:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from cutefuse.engines.tensors import Tensor
-from cutefuse.report.read.reader import Engine
+from cutefuse.report.read.engine import Engine
 
 
 @dataclass(frozen=True)

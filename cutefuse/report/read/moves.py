@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from cutefuse.engines.compiled import traffic_bytes
 from cutefuse.engines.kinds import KINDS, computing_words, copy_origin
 from cutefuse.report.read.cost import weight_bytes
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.graph import edges
-from cutefuse.report.read.reader import Engine, Layer
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ be an engine raises CutefuseError with one sentence.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,124 +17,22 @@ from cutefuse.engines.plugins import speaks_of
 from cutefuse.engines.tensors import Tensor, tensor_of
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read import bodies
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.sources import find_engines, read_json, stem_of
 
 __all__ = ["Engine", "Layer", "find_engines", "read_engine"]
 
-
-@dataclass
-class Layer:
-    """One layer of an engine graph with its measured time.
-
-    `time_us` is the median of the profile, which no outlier rules; its mean where it has no median (`mean_us` is always
-    that), and None when the layer was not profiled (no-ops, constants).
-    `sources` names file and field of each figure, for tooltips.
-    """
-
-    index: int
-    name: str
-    type: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    raw: dict[str, Any]
-    kind: str = "other"
-    precision: str = ""
-    time_us: float | None = None
-    mean_us: float | None = None
-    percent: float | None = None
-    onnx: list[str] = field(default_factory=list)
-    title: str = ""  # its name, or that of the fused node whose body it computes
-    sources: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def tactic(self) -> str:
-        return str(self.raw.get("TacticName", ""))
-
-    @property
-    def label(self) -> str:
-        """A short title: long fused names show their ends."""
-        text = self.title or self.name
-        return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"
-
-
-@dataclass
-class Engine:
-    """Everything that is known about one engine."""
-
-    name: str
-    folder: Path
-    layers: list[Layer]
-    inputs: list[str]
-    outputs: list[str]
-    files: dict[str, Path]
-    performance: dict[str, Any] = field(default_factory=dict)
-    percentiles: list[float] = field(default_factory=list)
-    device: dict[str, Any] = field(default_factory=dict)
-    build: dict[str, Any] = field(default_factory=dict)
-    inference: dict[str, Any] = field(default_factory=dict)
-    latencies_ms: list[float] = field(default_factory=list)
-    concats: list[dict[str, str]] = field(default_factory=list)
-    patch: dict[str, Any] | None = None
-    peaks: dict[str, Any] | None = None
-    backend: str = "tensorrt"
-    version: str = ""
-    size_bytes: int | None = None
-    time_field: str = "averageMs"  # of the profile, from which the layers' times are
-    notes: list[str] = field(default_factory=list)
-
-    @cached_property
-    def total_us(self) -> float:
-        """Sum of the layers' times. Larger than the latency: profiling adds an event per layer."""
-        return sum(layer.time_us or 0.0 for layer in self.layers)
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether an embedded engine ran on the CPU, where fused nodes run their function bodies."""
-        return self.backend == "onnxruntime" or str(self.device.get("Selected Device", "")).startswith("CPU")
-
-    @property
-    def fused_nodes(self) -> set[str]:
-        """Names of the nodes that the patch report calls fused."""
-        sites = [s for s in (self.patch or {}).get("sites", []) if isinstance(s, dict)]
-        return {str(s["name"]) for s in sites if s.get("status") == "fused" and s.get("name")}
-
-    def in_body(self, layer: Layer) -> bool:
-        """Whether a layer computes a part of a fused node's function body, as engines on the CPU do."""
-        named = any(_INLINED in t.name for t in (*layer.inputs, *layer.outputs))
-        return self.on_cpu and (named or not self.fused_nodes.isdisjoint(layer.onnx))
-
-    @property
-    def runs_bodies(self) -> bool:
-        """Whether fused nodes run their function bodies, so that their times say nothing about the kernels."""
-        return any(map(self.in_body, self.layers))
-
-    @property
-    def profiled(self) -> bool:
-        return any(layer.time_us is not None for layer in self.layers)
-
-    @property
-    def latency_ms(self) -> float | None:
-        """Median latency of one inference: timing file first, then the log's summary."""
-        if self.latencies_ms:
-            ordered = sorted(self.latencies_ms)
-            return ordered[len(ordered) // 2]
-        values = self.performance.get("Latency") or self.performance.get("GPU Compute Time")
-        return float(values[3]) if isinstance(values, list) and len(values) > 3 and _is_number(values[3]) else None
-
-
-_INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body that ONNX Runtime has inlined
-
-
 _LARGEST = 1e30  # of any figure of an engine, in any unit
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+# What a site of a patch report may leave out.
+_SITE: dict[str, Any] = {"name": "", "status": "", "op_type": "", "operator": "", "reason": "", "dtype": "",
+                         "nodes": [], "outputs": [], "notes": [], "gain_us": None, "bytes_saved": None,
+                         "flops": None}  # fmt: skip
+_TABLES = ("input", "output", "summary", "prediction", "conversion", "verify")  # of a patch report
 
 
 def _finite(value: Any) -> float | None:
     """A number that figures can be made of: 0 for one that is next to nothing, None for a text or one beyond all."""
-    if not _is_number(value) or abs(value) > _LARGEST:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST:
         return None
     return float(value) if abs(value) >= 1 / _LARGEST else 0.0
 
@@ -170,15 +66,8 @@ def read_engine(files: dict[str, Path]) -> Engine:
     if "engine" in files:
         engine.size_bytes = files["engine"].stat().st_size
     if "patch" in files:
-        report = read_json(files["patch"])
-        # A plain model and its patched one may share a folder: the patch report describes the patched one alone.
-        if (
-            isinstance(report, dict)
-            and isinstance(report.get("sites"), list)
-            and speaks_of(report, f"{name}.onnx", name)
-        ):
-            engine.patch = report
-        else:
+        engine.patch = _patch_report(read_json(files["patch"]), f"{name}.onnx", name)
+        if engine.patch is None:
             del engine.files["patch"]
     _add_origins(engine)
     return engine
@@ -274,7 +163,6 @@ def _add_profile(engine: Engine, data: Any, file: str) -> None:
         field_name, time_ms = ("medianMs", median) if median else ("averageMs", mean)
         layer.time_us = time_ms * 1000 if time_ms is not None else None
         layer.mean_us = mean * 1000 if mean is not None else layer.time_us
-        layer.percent = _finite(record.get("percentage"))
         layer.sources["time"] = f"{file} › [{position}].{field_name}"
         engine.time_field = field_name
     if unknown:
@@ -323,9 +211,31 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
     engine.notes += [str(w) for w in row(profile, "warnings")]
 
 
+def _patch_report(report: Any, *names: str) -> dict[str, Any] | None:
+    """A patch report with its sites in one form; None for what is none, or speaks of another model: a plain model and
+    its patched one may share a folder."""
+    if not (isinstance(report, dict) and isinstance(report.get("sites"), list) and speaks_of(report, *names)):
+        return None
+    sites = []
+    for given in (s for s in report["sites"] if isinstance(s, dict)):
+        site = {**_SITE, **given}
+        for key, usual in _SITE.items():
+            if usual is None:
+                site[key] = _finite(site[key])
+            elif isinstance(usual, list):
+                site[key] = [str(n) for n in site[key]] if isinstance(site[key], list) else []
+            else:
+                site[key] = str(site[key] or "")
+        sites.append(site)
+    tables = {key: t if isinstance(t := report.get(key), dict) else {} for key in _TABLES}
+    if "gain_us" in tables["summary"]:
+        tables["summary"] = {**tables["summary"], "gain_us": _finite(tables["summary"]["gain_us"])}
+    return {**report, **tables, "sites": sites}
+
+
 def _add_origins(engine: Engine) -> None:
     """Say which ONNX nodes each layer computes: those that it names, and all that a fused node among them replaced."""
-    nodes, made_by = bodies.replaced((engine.patch or {}).get("sites", []))
+    nodes, made_by = bodies.replaced(engine.sites)
     inside = bodies.owners(engine.layers, made_by)
     for layer in engine.layers:
         own = node_names(layer.name, layer.raw)
