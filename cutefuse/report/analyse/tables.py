@@ -15,7 +15,7 @@ from cutefuse.report.analyse.findings import Finding, findings
 from cutefuse.report.analyse.rank import Candidate, candidates
 from cutefuse.report.read.alike import types
 from cutefuse.report.read.cost import Cost, Placement, layer_cost, place
-from cutefuse.report.read.engine import Engine, Layer
+from cutefuse.report.read.engine import Engine, Layer, format_of
 from cutefuse.report.read.moves import moved, moves
 from cutefuse.roofline.peaks import Peaks
 
@@ -60,7 +60,7 @@ def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) 
         except CutefuseError as error:
             engine.notes.append(f"No ranking of what to fuse next: {error}.")
     rows = [_row(engine, i, costs[i], places[i]) for i in range(len(engine.layers))]
-    return Analysis(engine, peaks, costs, places, findings(engine, costs, places), ranked, onnx_path, rows)
+    return Analysis(engine, peaks, costs, places, findings(engine, places), ranked, onnx_path, rows)
 
 
 def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) ->
     total = engine.total_us
     out = layer.outputs[0] if layer.outputs else None
     source = layer.inputs[0] if layer.inputs else None
-    formats = [f"{t.dtype} {t.layout}".strip() for t in (source, out) if t]
+    formats = filter(None, map(format_of, (source, out)))
     return {
         "i": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
         "us": layer.time_us, "mean": layer.mean_us,

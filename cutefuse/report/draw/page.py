@@ -18,7 +18,7 @@ from cutefuse.output import write_text
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw import charts, svg
 from cutefuse.report.read.cost import weight_bytes
-from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, Layer
+from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, Layer, format_of
 from cutefuse.report.read.graph import memory_profile
 from cutefuse.report.read.moves import layer_bytes, moved, moves
 from cutefuse.table import time_text
@@ -214,12 +214,8 @@ def _precisions(engine: Engine) -> list[dict[str, Any]]:
 def _formats(engine: Engine) -> list[dict[str, Any]]:
     """Tensors between the layers by type and memory layout, in MB; each counts once."""
     tensors = {t.name: t for layer in engine.layers for t in (*layer.inputs, *layer.outputs) if t.dims}
-    found = _groups((_format(t) or "unknown", (t.size_bytes or 0.0) / 1e6) for t in tensors.values())
+    found = _groups((format_of(t) or "unknown", (t.size_bytes or 0.0) / 1e6) for t in tensors.values())
     return [_group(label, sizes, _FORMAT_COLORS[min(i, 6)]) for i, (label, sizes) in enumerate(found.items())]
-
-
-def _format(tensor: Any) -> str:
-    return f"{tensor.dtype} {tensor.layout}".strip() if tensor else ""
 
 
 def _origins(copies: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -256,8 +252,8 @@ def _copies(analysis: Analysis) -> list[dict[str, Any]]:
         before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
         rows.append({
             "layer": layer, "origin": move.origin, "reason": move.reason, "mb": move.size_bytes / 1e6,
-            "us": layer.time_us, "gbs": analysis.rows[move.index]["gbs"], "before": _format(before),
-            "after": _format(after), "shape": after.shape_text if after else "",
+            "us": layer.time_us, "gbs": analysis.rows[move.index]["gbs"], "before": format_of(before),
+            "after": format_of(after), "shape": after.shape_text if after else "",
         })  # fmt: skip
     return sorted(rows, key=lambda r: (-(r["us"] or 0.0), -r["mb"]))
 

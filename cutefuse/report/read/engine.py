@@ -15,6 +15,11 @@ ENOUGH_LATENCIES = 20  # for a percentile
 _INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body that ONNX Runtime has inlined
 
 
+def format_of(tensor: Tensor | None) -> str:
+    """Type and layout of a tensor: "FP16 HWC8"; "" without one."""
+    return f"{tensor.dtype} {tensor.layout}".strip() if tensor else ""
+
+
 @dataclass
 class Layer:
     """One layer of an engine graph with its measured time.

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cutefuse.engines.compiled import traffic_bytes
-from cutefuse.engines.kinds import KINDS, computing_words, copy_origin
+from cutefuse.engines.kinds import KINDS, computing_words
 from cutefuse.report.read.cost import weight_bytes
 from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.graph import edges
@@ -95,7 +95,7 @@ def _list(word: str, names: list[str] | None) -> str:
 def _origin(layer: Layer, makers: Counter[str]) -> str:
     """As `copy_origin`; a tensor that several layers write is a concatenation, whose convolutions write in place."""
     joint = any(makers[tensor.name] > 1 for tensor in layer.outputs)
-    return "concat" if joint else copy_origin(layer.name, layer.raw, layer.type)
+    return "concat" if joint else layer.origin
 
 
 def _what(layer: Layer, makers: Counter[str]) -> str:
