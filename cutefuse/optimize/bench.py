@@ -7,27 +7,22 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engines.artifacts import Artifacts
 from cutefuse.errors import CutefuseError
-from cutefuse.optimize.loop import Graph
+from cutefuse.optimize.loop import Built, Graph
 from cutefuse.output import make_folder
 
 _SMALL_BYTES = 1 << 20
+_SAMPLE_US = 5000.0
 PLAIN, BEST = "plain", "best"  # the folders that are handed over
 
 
-@dataclass(eq=False)
-class Built:
-    """One engine with its files; `runner` is what times it, None once its memory was freed."""
-
-    graph: Graph
-    mode: str
-    files: Artifacts
-    runner: Any = None
+def runs_of_a_sample(sample_us: Callable[[int], float]) -> int:
+    """How many inferences make a sample of about _SAMPLE_US; `sample_us(n)` is the mean time of n of them."""
+    sample_us(3)
+    return min(max(round(_SAMPLE_US / max(sample_us(3), 1e-3)), 1), 1000)
 
 
 class Shelf:

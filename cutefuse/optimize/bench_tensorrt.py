@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import Any
 from cutefuse.engines import build as engine
 from cutefuse.engines import plugins
 from cutefuse.engines.tensorrt import rtx, trtexec
-from cutefuse.optimize.bench import Built, Shelf
-from cutefuse.optimize.loop import Graph
+from cutefuse.optimize.bench import Shelf, runs_of_a_sample
+from cutefuse.optimize.loop import Built, Graph
 from cutefuse.progress import spinner
 from cutefuse.timing.noise import interleave
 
 TRTEXEC_ROUNDS = 7  # every sample is a process that loads the engine and runs it for half a second
 API_ROUNDS = 31
-_SAMPLE_US = 5000.0
 
 
 @dataclass
@@ -55,8 +54,7 @@ class TensorRTBench:
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
         names = ", ".join(e.graph.name for e in engines)
         with spinner(f"timing {names} in turns"):
-            samplers: list[Callable[[], float]] = [e.runner for e in engines]
-            return interleave(samplers, TRTEXEC_ROUNDS if self.kind == "trtexec" else API_ROUNDS)
+            return interleave([e.runner for e in engines], TRTEXEC_ROUNDS if self.kind == "trtexec" else API_ROUNDS)
 
     def check(self, plain: Built, patched: Built) -> None:
         """The outputs of TensorRT's engines are compared by `cutefuse accuracy`, the graphs by the rewriter."""
@@ -84,9 +82,7 @@ class _Loaded:
         from cutefuse.engines.tensorrt.api import Session
 
         self._session = Session(path, options, libraries, trt=module)
-        self._session.sample_us(3)
-        once_us = max(self._session.sample_us(3), 1.0)
-        self._runs = min(max(round(_SAMPLE_US / once_us), 1), 1000)
+        self._runs = runs_of_a_sample(self._session.sample_us)
 
     def __call__(self) -> float:
         return self._session.sample_us(self._runs)

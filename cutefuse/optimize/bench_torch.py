@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +16,12 @@ from cutefuse.engines.pytorch.lock import shared
 from cutefuse.engines.pytorch.run import MODES, TorchEngine
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.closeness import compare
-from cutefuse.optimize.bench import Built, Shelf
-from cutefuse.optimize.loop import Graph
+from cutefuse.optimize.bench import Shelf, runs_of_a_sample
+from cutefuse.optimize.loop import Built, Graph
 from cutefuse.progress import spinner
 from cutefuse.timing.noise import interleave
 
 ROUNDS = 31
-_SAMPLE_US = 5000.0
 # Of a channel's largest value, over a whole network in its own type; more where the network amplifies rounding.
 TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-6}
 TOLERANCE_16_BIT = 3e-2
@@ -57,12 +57,8 @@ class TorchBench:
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
         with spinner(f"timing {', '.join(f'{e.graph.name} {e.mode}' for e in engines)} in turns"), shared()():
-            samplers = []
-            for engine in (e.runner for e in engines):
-                engine.sample_us(3)
-                once_us = max(engine.sample_us(3), 1e-3)
-                samplers.append(partial(engine.sample_us, min(max(round(_SAMPLE_US / once_us), 1), 1000)))
-            return interleave(samplers, ROUNDS)
+            samples = [e.runner.sample_us for e in engines]
+            return interleave([partial(sample_us, runs_of_a_sample(sample_us)) for sample_us in samples], ROUNDS)
 
     def check(self, plain: Built, patched: Built) -> None:
         """Raise VerificationError where the outputs differ by more than rounding, on the same inputs."""
@@ -95,7 +91,7 @@ def differences(plain: TorchEngine, patched: TorchEngine) -> list[str]:
     if wrong:
         moved = plain({name: _last_bit(t) for name, t in before.items()})
         for name in list(wrong):
-            own = _figure(want[name], moved[name])
+            own = _worst(compare(_array(want[name]), _array(moved[name]), 1.0))
             if own is not None and not _far(want[name], got[name], max(_AMPLIFIED * own, _tolerance(want[name]))):
                 del wrong[name]
         plain(before)
@@ -110,14 +106,13 @@ def _far(want: Tensor, got: Tensor, tolerance: float) -> str:
     found = compare(_array(want), _array(got), tolerance)
     if found["passed"]:
         return ""
-    figure = found.get("max_rel_error", found.get("mismatch_share"))
-    return str(found.get("why") or f"worst error {figure:.2g} of a channel's largest value, {tolerance:g} is allowed")
+    return str(
+        found.get("why") or f"worst error {_worst(found):.2g} of a channel's largest value, {tolerance:g} is allowed"
+    )
 
 
-def _figure(want: Tensor, got: Tensor) -> float | None:
-    found = compare(_array(want), _array(got), 1.0)
-    value = found.get("max_rel_error", found.get("mismatch_share"))
-    return None if value is None else float(value)
+def _worst(found: dict[str, Any]) -> float | None:
+    return found.get("max_rel_error", found.get("mismatch_share"))
 
 
 def _array(t: Tensor) -> object:
