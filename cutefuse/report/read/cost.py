@@ -32,7 +32,6 @@ class Placement:
     """Where a layer lies under the roof."""
 
     achieved_tflops: float
-    achieved_gbs: float
     attainable_tflops: float
     percent_of_roof: float
     bound: str  # "memory" or "compute": which side of the ridge
@@ -55,21 +54,11 @@ def place(peaks: Peaks, precision: str, cost: Cost, time_us: float) -> Placement
     """Position under the roof of a layer that took `time_us`; None when its cost or the peak is unknown."""
     if not cost.size_bytes or cost.flops is None or time_us <= 0:
         return None
-    floor_us = peaks.floor_us(precision, cost.flops, cost.size_bytes)
-    peak = peaks.rate(precision)
-    if not floor_us or peak is None:
+    roof = peaks.roof(precision, cost.flops, cost.size_bytes)
+    if roof is None or not roof.floor_us:
         return None
-    intensity = cost.flops / cost.size_bytes
-    attainable = min(peak, intensity * peaks.bandwidth_gbs / 1000)
-    bound = "compute" if cost.flops / peak / 1e6 >= cost.size_bytes / peaks.bandwidth_gbs / 1e3 else "memory"
-    return Placement(
-        cost.flops / time_us / 1e6,
-        cost.size_bytes / time_us / 1e3,
-        attainable,
-        100 * floor_us / time_us,
-        bound,
-        floor_us,
-    )
+    achieved = cost.flops / time_us / 1e6
+    return Placement(achieved, roof.attainable_tflops, 100 * roof.floor_us / time_us, roof.bound, roof.floor_us)
 
 
 def _reported_flops(engine: Engine, layer: Layer) -> float | None:
