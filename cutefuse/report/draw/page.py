@@ -262,7 +262,7 @@ def _memory(engine: Engine) -> dict[str, Any]:
     alive = memory_profile(engine)
     weights = sorted(((weight_bytes(la), la.index) for la in engine.layers), reverse=True)
     return {
-        "memory": charts.area(alive, [la.title for la in engine.layers], "memory of activations"),
+        "memory": charts.area(alive, [la.title for la in engine.layers]),
         "peak_bytes": max(alive, default=0.0),
         "weight_bytes": sum(size for size, _ in weights),
         "weights": [(size, engine.layers[i]) for size, i in weights[:8] if size],
@@ -273,4 +273,4 @@ def _histogram(engine: Engine) -> str:
     if len(engine.latencies_ms) < ENOUGH_LATENCIES:
         return ""
     marks = [(f"p{q}", engine.percentile_ms(q) or 0.0) for q in (50, 90, 99)]
-    return charts.histogram(sorted(engine.latencies_ms), marks, "ms", engine.files["timing"].name)
+    return charts.histogram(engine.latencies_ms, marks, engine.files["timing"].name)
