@@ -66,9 +66,8 @@ def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) 
 def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) -> dict[str, Any]:
     layer = engine.layers[index]
     total = engine.total_us
-    out = layer.outputs[0] if layer.outputs else None
-    source = layer.inputs[0] if layer.inputs else None
-    formats = filter(None, map(format_of, (source, out)))
+    out = layer.first[1]
+    formats = filter(None, map(format_of, layer.first))
     return {
         "i": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
         "us": layer.time_us, "mean": layer.mean_us,

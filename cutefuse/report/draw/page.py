@@ -249,7 +249,7 @@ def _copies(analysis: Analysis) -> list[dict[str, Any]]:
     rows = []
     for move in moves(analysis.engine):
         layer = analysis.engine.layers[move.index]
-        before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
+        before, after = layer.first
         rows.append({
             "layer": layer, "origin": move.origin, "reason": move.reason, "mb": move.size_bytes / 1e6,
             "us": layer.time_us, "gbs": analysis.rows[move.index]["gbs"], "before": format_of(before),

@@ -20,7 +20,8 @@ svg{--bg:#f7f8fa;--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plu
 --k-noop:#b4bcc8;--k-other:#7d8796;--heat:#d9480f;font-family:system-ui,sans-serif;background:#f7f8fa}
 """
 GRAPH_STYLE = """
-.g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{fill:var(--heat);stroke:none}.g-n text{fill:var(--ink);font-size:12px}
+.g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{fill:var(--heat);stroke:none}
+.g-n text{fill:var(--ink);font-size:12px}
 .g-n .g-t{fill:var(--mute);font-size:11px}.g-r{text-anchor:end}
 .g-e{fill:none;stroke:var(--mute);stroke-opacity:.6;stroke-width:1.4}
 .g-FP32,.g-TF32{stroke:var(--k-pool)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
@@ -118,11 +119,7 @@ def _node(layer: Layer, drawing: Drawing, share: float, note: str, rich: bool) -
     # The first part of a fused name, the end of a path, the layer that a copy serves.
     own = layer.title.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 25 else f"…{own[-24:]}"
-    heat = (
-        f'<use href="#gb" class="g-h" style="fill-opacity:{0.04 + 0.42 * share:.2f}"/>'
-        if share > 0.01
-        else ""
-    )
+    heat = f'<use href="#gb" class="g-h" style="fill-opacity:{0.04 + 0.42 * share:.2f}"/>' if share > 0.01 else ""
     title = f"<title>{text(layer.title)}</title>" if rich else ""
     kind = _fit(str(layer.raw.get("ParameterType") or layer.type), 20)
     return (

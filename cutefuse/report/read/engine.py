@@ -44,6 +44,11 @@ class Layer:
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
+    def first(self) -> tuple[Tensor | None, Tensor | None]:
+        """Its first input and its first output."""
+        return self.inputs[0] if self.inputs else None, self.outputs[0] if self.outputs else None
+
+    @property
     def tactic(self) -> str:
         return str(self.raw.get("TacticName", ""))
 

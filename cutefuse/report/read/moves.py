@@ -100,7 +100,7 @@ def _origin(layer: Layer, makers: Counter[str]) -> str:
 
 def _what(layer: Layer, makers: Counter[str]) -> str:
     """What a copy does with its tensors, and what it computes on the way."""
-    before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
+    before, after = layer.first
     origin = _origin(layer, makers)
     if origin == "concat":
         count = len(layer.inputs)

@@ -8,8 +8,9 @@ be an engine raises CutefuseError with one sentence.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cutefuse.engines.artifacts import build_metadata, profile_metadata
 from cutefuse.engines.kinds import kind_of, node_names, precision_of
@@ -21,6 +22,8 @@ from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.sources import find_engines, read_json, stem_of
 
 __all__ = ["Engine", "Layer", "find_engines", "read_engine"]
+
+T = TypeVar("T")
 
 _LARGEST = 1e30  # of any figure of an engine, in any unit
 # What a site of a patch report may leave out.
@@ -177,38 +180,34 @@ def _latencies(data: Any) -> list[float]:
     return [v for v in values if v is not None]
 
 
+def _metadata(files: dict[str, Path], step: str, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """What is known of a step, build or profile: its metadata file, or what its log says."""
+    data: Any = None
+    if f"{step}_metadata" in files:
+        data = read_json(files[f"{step}_metadata"])
+    elif f"{step}_log" in files:
+        data = parse(files[f"{step}_log"].read_text(encoding="utf-8", errors="replace"))
+    return data if isinstance(data, dict) else {}
+
+
+def _of(kind: type[T], table: dict[str, Any], key: str) -> T:
+    """A value of a table, if it is of that kind; else an empty one."""
+    value = table.get(key)
+    return value if isinstance(value, kind) else kind()
+
+
 def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
-    """Metadata files, and the logs themselves where no metadata was extracted from them."""
-    parts: list[dict[str, Any]] = []
-    for key, log, parse in (
-        ("build_metadata", "build_log", build_metadata),
-        ("profile_metadata", "profile_log", profile_metadata),
-    ):
-        data: Any = None
-        if key in files:
-            data = read_json(files[key])
-        elif log in files:
-            data = parse(files[log].read_text(encoding="utf-8", errors="replace"))
-        parts.append(data if isinstance(data, dict) else {})
-    build, profile = parts
-
-    def table(part: dict[str, Any], key: str) -> dict[str, Any]:
-        return part[key] if isinstance(part.get(key), dict) else {}
-
-    def row(part: dict[str, Any], key: str) -> list[Any]:
-        return part[key] if isinstance(part.get(key), list) else []
-
-    engine.performance = _numbers(table(profile, "performance_summary"))
-    engine.device = table(profile, "device_information") or table(build, "device_information")
-    engine.inference = table(profile, "inference_options")
-    engine.build = {**table(build, "model_options"), **table(build, "build_options")}
-    engine.concats = [n for n in row(build, "concats") if isinstance(n, dict)]
-    numbers = [_finite(p) for p in row(profile, "percentiles")]
-    engine.percentiles = [p for p in numbers if p is not None]
+    build, profile = _metadata(files, "build", build_metadata), _metadata(files, "profile", profile_metadata)
+    engine.performance = _numbers(_of(dict, profile, "performance_summary"))
+    engine.device = _of(dict, profile, "device_information") or _of(dict, build, "device_information")
+    engine.inference = _of(dict, profile, "inference_options")
+    engine.build = {**_of(dict, build, "model_options"), **_of(dict, build, "build_options")}
+    engine.concats = [n for n in _of(list, build, "concats") if isinstance(n, dict)]
+    engine.percentiles = [p for p in map(_finite, _of(list, profile, "percentiles")) if p is not None]
     engine.backend = str(profile.get("backend") or build.get("backend") or "tensorrt")
     engine.version = str(profile.get("tensorrt_version") or build.get("tensorrt_version") or "")
-    engine.peaks = profile.get("peaks") if isinstance(profile.get("peaks"), dict) else None
-    engine.notes += [str(w) for w in row(profile, "warnings")]
+    engine.peaks = _of(dict, profile, "peaks") or None
+    engine.notes += map(str, _of(list, profile, "warnings"))
 
 
 def _patch_report(report: Any, *names: str) -> dict[str, Any] | None:
@@ -227,9 +226,8 @@ def _patch_report(report: Any, *names: str) -> dict[str, Any] | None:
             else:
                 site[key] = str(site[key] or "")
         sites.append(site)
-    tables = {key: t if isinstance(t := report.get(key), dict) else {} for key in _TABLES}
-    if "gain_us" in tables["summary"]:
-        tables["summary"] = {**tables["summary"], "gain_us": _finite(tables["summary"]["gain_us"])}
+    tables = {key: _of(dict, report, key) for key in _TABLES}
+    tables["summary"] = {**tables["summary"], "gain_us": _finite(tables["summary"].get("gain_us"))}
     return {**report, **tables, "sites": sites}
 
 
