@@ -5,24 +5,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError
 from cutefuse.optimize.loop import Built, Graph
 from cutefuse.output import make_folder
+from cutefuse.progress import spinner
+from cutefuse.timing.noise import interleave
 
 _SMALL_BYTES = 1 << 20
-_SAMPLE_US = 5000.0
+ROUNDS, _SAMPLE_US = 31, 5000.0  # of a race
 PLAIN, BEST = "plain", "best"  # the folders that are handed over
 
 
-def runs_of_a_sample(sample_us: Callable[[int], float]) -> int:
-    """How many inferences make a sample of about _SAMPLE_US; `sample_us(n)` is the mean time of n of them."""
-    sample_us(3)
-    return min(max(round(_SAMPLE_US / max(sample_us(3), 1e-3)), 1), 1000)
+def race(engines: Sequence[Built]) -> list[list[float]]:
+    """Times of loaded engines in turns, in microseconds: the mean of each sample. A runner's `sample_us(n)` is the mean
+    time of n inferences."""
+    with spinner(f"timing {', '.join(e.title for e in engines)} in turns"):
+        samplers = []
+        for sample_us in (e.runner.sample_us for e in engines):
+            sample_us(3)
+            once_us = max(sample_us(3), 1e-3)
+            samplers.append(partial(sample_us, min(max(round(_SAMPLE_US / once_us), 1), 1000)))
+        return interleave(samplers, ROUNDS)
 
 
 class Shelf:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +15,9 @@ from cutefuse.engines.pytorch.lock import shared
 from cutefuse.engines.pytorch.run import MODES, TorchEngine
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.closeness import compare
-from cutefuse.optimize.bench import Shelf, runs_of_a_sample
+from cutefuse.optimize.bench import Shelf, race
 from cutefuse.optimize.loop import Built, Graph
-from cutefuse.progress import spinner
-from cutefuse.timing.noise import interleave
 
-ROUNDS = 31
 # Of a channel's largest value, over a whole network in its own type; more where the network amplifies rounding.
 TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-6}
 TOLERANCE_16_BIT = 3e-2
@@ -56,9 +52,8 @@ class TorchBench:
         return built
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
-        with spinner(f"timing {', '.join(f'{e.graph.name} {e.mode}' for e in engines)} in turns"), shared()():
-            samples = [e.runner.sample_us for e in engines]
-            return interleave([partial(sample_us, runs_of_a_sample(sample_us)) for sample_us in samples], ROUNDS)
+        with shared()():
+            return race(engines)
 
     def check(self, plain: Built, patched: Built) -> None:
         """Raise VerificationError where the outputs differ by more than rounding, on the same inputs."""

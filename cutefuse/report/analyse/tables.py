@@ -68,35 +68,28 @@ def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) ->
     total = engine.total_us
     out = layer.first[1]
     formats = filter(None, map(format_of, layer.first))
+    known_us = layer.time_us or None
     return {
-        "i": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
-        "us": layer.time_us, "mean": layer.mean_us,
-        "pct": 100 * layer.time_us / total if layer.time_us is not None and total else None,
-        "shape": out.shape_text if out else "", "format": " → ".join(dict.fromkeys(formats)), "tactic": layer.tactic,
-        "flops": cost.flops, "bytes": cost.size_bytes,
-        "gbs": cost.size_bytes / layer.time_us / 1e3 if cost.size_bytes and layer.time_us else None,
-        "tflops": cost.flops / layer.time_us / 1e6 if cost.flops and layer.time_us else None,
-        "roof": placement.percent_of_roof if placement else None, "bound": placement.bound if placement else "",
-        "floor": placement.floor_us if placement else None,
+        "index": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
+        "time_us": layer.time_us, "mean_us": layer.mean_us,
+        "percent": 100 * layer.time_us / total if layer.time_us is not None and total else None,
+        "output_shape": out.shape_text if out else "", "format": " → ".join(dict.fromkeys(formats)),
+        "tactic": layer.tactic, "flops": cost.flops, "min_bytes": cost.size_bytes,
+        "gb_per_s": cost.size_bytes / known_us / 1e3 if cost.size_bytes and known_us else None,
+        "tflop_per_s": cost.flops / known_us / 1e6 if cost.flops and known_us else None,
+        "percent_of_roof": placement.percent_of_roof if placement else None,
+        "bound": placement.bound if placement else "", "floor_us": placement.floor_us if placement else None,
     }  # fmt: skip
-
-
-_CSV = {
-    "i": "index", "name": "name", "type": "type", "kind": "kind", "precision": "precision", "us": "time_us",
-    "mean": "mean_us", "pct": "percent", "shape": "output_shape", "format": "format", "tactic": "tactic",
-    "flops": "flops", "bytes": "min_bytes", "gbs": "gb_per_s", "tflops": "tflop_per_s", "roof": "percent_of_roof",
-    "bound": "bound", "floor": "floor_us",
-}  # fmt: skip
 
 
 def layers_csv(analysis: Analysis) -> str:
     """One row a layer."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow([*_CSV.values(), "onnx_nodes", "layer_source", "time_source"])
+    writer.writerow([*analysis.rows[0], "onnx_nodes", "layer_source", "time_source"])
     for row, layer in zip(analysis.rows, analysis.engine.layers, strict=True):
-        values = ["" if row[k] is None else row[k] for k in _CSV]
-        writer.writerow([*values, ";".join(layer.onnx), layer.sources.get("layer", ""), layer.sources.get("time", "")])
+        sources = [layer.sources.get("layer", ""), layer.sources.get("time", "")]
+        writer.writerow(["" if v is None else v for v in row.values()] + [";".join(layer.onnx), *sources])
     return out.getvalue()
 
 
@@ -117,7 +110,7 @@ def report_json(analysis: Analysis) -> dict[str, Any]:
         "findings": [{**vars(f), "onnx": f.onnx(engine, 1000)} for f in analysis.findings],
         "fuse_next": ranked,
         "files": {k: p.name for k, p in engine.files.items()}, "notes": engine.notes,
-        "rows": [{_CSV[k]: v for k, v in row.items()} for row in analysis.rows],
+        "rows": analysis.rows,
     }  # fmt: skip
 
 
@@ -129,10 +122,10 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
         lines[0] += f", median latency {engine.latency_ms:.4g} ms"
     if engine.profiled:
         lines[0] += f", {table.time_text(engine.total_us)} in layers"
-        heaviest = [row for row in sorted(analysis.rows, key=lambda r: -(r["us"] or 0.0))[:limit] if row["us"]]
+        heaviest = sorted((la for la in engine.layers if la.time_us), key=lambda la: -(la.time_us or 0.0))[:limit]
         cells = [
-            (f"{row['us']:.1f}", f"{row['pct']:.1f}", row["kind"], row["precision"], engine.layers[row["i"]].label)
-            for row in heaviest
+            (f"{la.time_us:.1f}", f"{100 * (la.time_us or 0.0) / engine.total_us:.1f}", la.kind, la.precision, la.label)
+            for la in heaviest
         ]
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
     elif sums := moved(engine).text:

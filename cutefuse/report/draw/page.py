@@ -30,7 +30,7 @@ _ORIGIN_COLORS = {"concat": "copy", "reformat": "conv", "quantise": "plugin", "c
 _FORMAT_COLORS = ("conv", "plugin", "pointwise", "pool", "norm", "gemm", "other")  # the largest group first
 _VERDICTS = (FUSED, MERGED, LEFT_OUT, REFUSED)  # in the order of their table
 _DETAIL_LIMIT = 1500  # layers up to which every raw field travels in the page
-_FOLDED = ("type", "kind", "precision", "tactic", "format", "shape", "bound")
+_FOLDED = ("type", "kind", "precision", "tactic", "format", "output_shape", "bound")
 
 
 @lru_cache(maxsize=1)
@@ -252,7 +252,7 @@ def _copies(analysis: Analysis) -> list[dict[str, Any]]:
         before, after = layer.first
         rows.append({
             "layer": layer, "origin": move.origin, "reason": move.reason, "mb": move.size_bytes / 1e6,
-            "us": layer.time_us, "gbs": analysis.rows[move.index]["gbs"], "before": format_of(before),
+            "us": layer.time_us, "gbs": analysis.rows[move.index]["gb_per_s"], "before": format_of(before),
             "after": format_of(after), "shape": after.shape_text if after else "",
         })  # fmt: skip
     return sorted(rows, key=lambda r: (-(r["us"] or 0.0), -r["mb"]))
