@@ -77,11 +77,8 @@ def read_engine(files: dict[str, Path]) -> Engine:
 
 
 def _layers(data: Any, file: str) -> list[Layer]:
-    if isinstance(data, dict):
-        found = data.get("Layers", data.get("layers"))
-        path = "Layers"
-    else:
-        found, path = data, ""
+    inside = isinstance(data, dict)
+    found, path = (data.get("Layers", data.get("layers")), "Layers") if inside else (data, "")
     if not isinstance(found, list):
         raise CutefuseError(
             f"{file} is no layer information of TensorRT (no list 'Layers'); give trtexec's --exportLayerInfo"
