@@ -24,6 +24,7 @@ from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone
+from cutefuse.report.read.sources import read_json
 
 _ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
 
@@ -172,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
                 Job(args.input, outdir, options, steps[0], steps[1], steps[2], args.backend, not args.no_plugins,
                     args.timeout, args.print_only, args.trt_version)
             )  # fmt: skip
-            show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
+            show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})
             if page:
                 print(f"report: {page}")
                 next_step.after_process(args.input, outdir, again)

@@ -2,13 +2,10 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (s, r = document) => r.querySelector(s), $$ = (s, r = document) => [...r.querySelectorAll(s)];
 const esc = s => String(s ?? "").replace(/[&<>"']/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}[c]));
-const S = data.strings || [], K = data.columns || [];
 const layers = (data.layers || []).map(r => {
-  const o = {};
-  K.forEach((k, j) => o[k] = r[j]);
-  for (const k of data.interned || []) o[k] = S[o[k]];
-  for (const k of ["at", "from"]) if (o[k]) o[k] = `${o[k + "_file"]} › ${o[k]}`;
-  return o;
+  const layer = Object.fromEntries(data.columns.map((k, j) => [k, r[j]]));
+  for (const k of data.texts) layer[k] = data.strings[layer[k]];
+  return layer;
 });
 const fix = (v, n) => v == null ? "" : v >= 100 ? v.toFixed(0) : v >= 10 ? v.toFixed(Math.min(n, 1)) : v.toFixed(n);
 const time = us => us == null ? "" : us >= 1e6 ? `${+(us / 1e6).toPrecision(4)} s` : us >= 1e4 ? `${+(us / 1e3).toPrecision(4)} ms` : `${us.toFixed(us < 100 ? 2 : 1)} µs`;

@@ -30,7 +30,6 @@ _ORIGIN_COLORS = {"concat": "copy", "reformat": "conv", "quantise": "plugin", "c
 _FORMAT_COLORS = ("conv", "plugin", "pointwise", "pool", "norm", "gemm", "other")  # the largest group first
 _VERDICTS = (FUSED, MERGED, LEFT_OUT, REFUSED)  # in the order of their table
 _DETAIL_LIMIT = 1500  # layers up to which every raw field travels in the page
-_FOLDED = ("type", "kind", "precision", "tactic", "format", "output_shape", "bound")
 
 
 @lru_cache(maxsize=1)
@@ -152,35 +151,29 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
 
 
 def _layer_data(analysis: Analysis) -> dict[str, Any]:
-    """The layers as arrays, with strings that repeat held once."""
-    engine = analysis.engine
+    """The layers as arrays in the order of `columns`; those of `texts` are places in `strings`."""
     strings: dict[str, int] = {}
-    rich = len(engine.layers) <= _DETAIL_LIMIT
-    columns = list(analysis.rows[0]) if analysis.rows else []
+
+    def short(value: Any) -> Any:
+        if isinstance(value, str):
+            return strings.setdefault(value, len(strings))
+        return float(f"{value:.5g}") if isinstance(value, float) else value
+
+    rich = len(analysis.rows) <= _DETAIL_LIMIT
     records = []
-    for row, layer in zip(analysis.rows, engine.layers, strict=True):
-        values: list[Any] = []
-        for key in columns:
-            value = layer.title if key == "name" else row[key]
-            if key in _FOLDED:
-                value = strings.setdefault(str(value or ""), len(strings))
-            elif isinstance(value, float):
-                value = float(f"{value:.5g}")
-            values.append(value)
+    for row, layer in zip(analysis.rows, analysis.engine.layers, strict=True):
+        figures = map(short, {**row, "name": layer.title}.values())
         sides = (layer.inputs, layer.outputs) if rich else ((), ())
         tensors = [[[t.name, t.shape_text, t.text] for t in side] for side in sides]
         skip = ("Name", "LayerType", "TacticName", "Metadata")
         raw = {k: v for k, v in layer.raw.items() if k not in skip} if rich else {}
         if layer.title != layer.name:
             raw["name in the engine"] = layer.name
-        where: list[Any] = []
-        for key in ("layer", "time"):
-            file, _, place = layer.sources.get(key, "").partition(" › ")
-            where += [strings.setdefault(file, len(strings)), place]
-        records.append([*values, layer.onnx[:40], *where, *tensors, raw])
-    names = [*columns, "onnx", "at_file", "at", "from_file", "from", "ins", "outs", "raw"]
-    return {"columns": names, "layers": records, "strings": list(strings),
-            "interned": [*_FOLDED, "at_file", "from_file"]}  # fmt: skip
+        sources = [layer.sources.get("layer", ""), layer.sources.get("time", "")]
+        records.append([*figures, layer.onnx[:40], *sources, *tensors, raw])
+    columns = [*analysis.rows[0], "onnx", "at", "from", "ins", "outs", "raw"]
+    texts = [key for key, value in analysis.rows[0].items() if isinstance(value, str)]
+    return {"columns": columns, "layers": records, "texts": texts, "strings": list(strings)}
 
 
 # ------------------------------------------------- groups of a bar: label, sum (microseconds or MB, "us"), count, color
