@@ -67,11 +67,11 @@ def test_a_layer_of_a_body_is_told_by_what_it_makes(engines: tuple[Path, Engine,
 def test_a_comparison_aligns_bodies_with_what_they_replaced(engines: tuple[Path, Engine, Engine]) -> None:
     path, plain, patched = engines
     rows = compare([plain, patched]).rows
-    by_name = {plain.layers[i].name: row for row in rows for i in row.layers[0]}
+    by_name = {la.name: row for row in rows for la in row.layers[0]}
     for name in calls(path):
         row = by_name[name]
-        assert name in {n for i in row.layers[1] for n in patched.layers[i].onnx}, name
-    convs = [r for r in rows if any(plain.layers[i].kind == "conv" for i in r.layers[0])]
+        assert name in {n for la in row.layers[1] for n in la.onnx}, name
+    convs = [r for r in rows if any(la.kind == "conv" for la in r.layers[0])]
     assert convs and not [r.label for r in convs if not r.layers[1]]
 
 

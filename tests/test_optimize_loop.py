@@ -10,18 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cutefuse.engines.artifacts import Artifacts
 from cutefuse.errors import CutefuseError, VerificationError
-from cutefuse.optimize.loop import LOSES, PAYS, UNCLEAR, UNKNOWN, Graph, Limits, Loop, Outcome, Worth
+from cutefuse.optimize.loop import LOSES, PAYS, UNCLEAR, UNKNOWN, Built, Graph, Limits, Loop, Outcome, Worth
 
 PLAIN_US = 1000.0
-
-
-@dataclass
-class FakeEngine:
-    graph: Graph
-    mode: str
-    time_us: float
-    alive: bool = True
 
 
 @dataclass
@@ -39,7 +32,7 @@ class World:
     layer_noise_us: float = 1.0
     fail: Callable[[str], BaseException | None] = lambda step: None
     steps: list[str] = field(default_factory=list)
-    kept: FakeEngine | None = None
+    kept: Built | None = None
 
     def __post_init__(self) -> None:
         self.modes = tuple(self.slow)
@@ -55,26 +48,26 @@ class World:
         return PLAIN_US - sum(self.gains[s] for s in fused) - sum(v for p, v in self.pairs.items() if p <= fused)
 
     # ---------------------------------------------------------------------------------------------------- Bench
-    def build(self, graph: Graph, modes: Sequence[str]) -> list[FakeEngine]:
+    def build(self, graph: Graph, modes: Sequence[str]) -> list[Built]:
         self._step(f"build {graph.name}")
         factor = {**self.slow, **(self.slow_patched if graph.sites else {})}
-        return [FakeEngine(graph, m, self.truth(graph.sites) * factor[m]) for m in modes]
+        return [Built(graph, m, Artifacts(Path("e")), self.truth(graph.sites) * factor[m]) for m in modes]
 
-    def race(self, engines: Sequence[FakeEngine]) -> list[list[float]]:
+    def race(self, engines: Sequence[Built]) -> list[list[float]]:
         self._step("race")
-        assert all(e.alive for e in engines), "an engine was timed after its memory was freed"
+        assert all(e.runner for e in engines), "an engine was timed after its memory was freed"
         drift = np.linspace(1, 1.2, 15)
-        return [list(e.time_us * drift * self.random.normal(1, self.noise, 15)) for e in engines]
+        return [list(e.runner * drift * self.random.normal(1, self.noise, 15)) for e in engines]
 
-    def check(self, plain: FakeEngine, patched: FakeEngine) -> None:
+    def check(self, plain: Built, patched: Built) -> None:
         self._step("check")
 
-    def keep(self, engine: FakeEngine) -> None:
+    def keep(self, engine: Built) -> None:
         self._step(f"keep {engine.graph.name}")
         self.kept = engine
 
-    def release(self, engine: FakeEngine) -> None:
-        engine.alive = False
+    def release(self, engine: Built) -> None:
+        engine.runner = None
 
     # -------------------------------------------------------------------------------------------------- Patcher
     def plain(self) -> Graph:
@@ -89,7 +82,7 @@ class World:
     def why_none(self) -> str:
         return "no site can be fused"
 
-    def worth(self, plain: FakeEngine, patched: FakeEngine) -> list[Worth]:
+    def worth(self, plain: Built, patched: Built) -> list[Worth]:
         self._step("worth")
         fused = set(patched.graph.sites)
         groups = [g for g in self.joined if set(g) <= fused]
@@ -101,7 +94,7 @@ class World:
         return [Worth(g, 100.0, 100.0 - sum(shares[s] for s in g), self.layer_noise_us) for g in (*groups, *alone)]
 
 
-def run(world: World, **limits: object) -> Outcome[FakeEngine]:
+def run(world: World, **limits: object) -> Outcome:
     outcome = Loop(world, world, Limits(**limits)).run()  # type: ignore[arg-type]
     assert outcome.kept is world.kept, "what the loop says and what lies in the folder differ"
     return outcome
@@ -207,7 +200,7 @@ def test_what_is_kept_is_never_slower_than_the_plain_engine(seed: int) -> None:
         slow={"cudnn": 1.1, "compile": 1.0},
     )  # fmt: skip
     outcome = run(world)
-    assert outcome.kept and outcome.rival and outcome.kept.time_us <= outcome.rival.time_us
+    assert outcome.kept and outcome.rival and outcome.kept.runner <= outcome.rival.runner
     assert builds(world) <= 4
 
 
@@ -216,7 +209,7 @@ def test_the_rival_is_the_better_plain_mode_and_the_better_patched_mode_is_kept(
     world = World({"a": 100.0}, slow={"cudnn": 1.5, "compile": 1.0}, slow_patched={"cudnn": 0.8, "compile": 1.0})
     outcome = run(world)
     assert outcome.rival and (outcome.rival.mode, outcome.rival.graph.name) == ("compile", "plain")
-    assert outcome.kept and outcome.kept.mode == "cudnn" and outcome.kept.time_us == pytest.approx(720)
+    assert outcome.kept and outcome.kept.mode == "cudnn" and outcome.kept.runner == pytest.approx(720)
     assert builds(world) == 2  # both modes of a graph are one build
 
 
@@ -236,7 +229,7 @@ def test_sites_that_one_mode_does_not_show_are_judged_by_the_other() -> None:
     world = World({"a": 100.0, "b": -50.0, "c": 20.0}, slow={"cudnn": 1.02, "compile": 1.0})
     worth = world.worth
 
-    def half_blind(plain: FakeEngine, patched: FakeEngine) -> list[Worth]:
+    def half_blind(plain: Built, patched: Built) -> list[Worth]:
         assert plain.mode == patched.mode
         found = worth(plain, patched)
         blind = {"compile": ("b", "c"), "cudnn": ("c",)}[patched.mode]
@@ -274,7 +267,7 @@ def test_no_build_begins_that_would_pass_the_time_limit() -> None:
     slow = world.build
     now = [0.0]
 
-    def build(graph: Graph, modes: Sequence[str]) -> list[FakeEngine]:
+    def build(graph: Graph, modes: Sequence[str]) -> list[Built]:
         now[0] += 50
         return slow(graph, modes)
 
@@ -291,11 +284,11 @@ STEPS = ["build patched 1", "race", "worth", "check", "keep patched 1", "patch",
 @pytest.mark.parametrize("step", STEPS)
 def test_a_failure_at_any_step_leaves_an_engine_that_was_good(step: str, error: BaseException) -> None:
     world = World({"a": 100.0, "b": -50.0}, fail=lambda s: error if s == step else None)
-    seen: list[Outcome[FakeEngine]] = []
+    seen: list[Outcome] = []
     loop = Loop(world, world, seen=seen.append)
     with pytest.raises(type(error)):
         loop.run()
-    assert world.kept and world.kept is loop.outcome.kept and world.kept.time_us <= PLAIN_US
+    assert world.kept and world.kept is loop.outcome.kept and world.kept.runner <= PLAIN_US
     assert seen and (world.kept.graph.name == "patched 1") == (step in ("build patched 2", "keep patched 2", "worth"))
 
 

@@ -112,9 +112,9 @@ def test_figures_of_the_page_are_those_of_the_files(tmp_path: Path) -> None:
     rows = [dict(zip(columns, r, strict=True)) for r in data["layers"]]
     assert len(rows) == 36
     for row in rows:
-        if row["us"] is not None:
-            assert row["us"] == pytest.approx(by_name[row["name"]], rel=1e-4)
-            assert data["strings"][row["from_file"]] == "resnet.onnx.engine.profile.json"
+        if row["time_us"] is not None:
+            assert row["time_us"] == pytest.approx(by_name[data["strings"][row["name"]]], rel=1e-4)
+            assert row["from"].startswith("resnet.onnx.engine.profile.json › ")
     with (tmp_path / "resnet.onnx.engine.layers.csv").open() as file:
         table = list(csv.DictReader(file))
     assert sum(float(r["time_us"] or 0) for r in table) == pytest.approx(1016.832)
@@ -128,7 +128,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     page = Page(text)
     assert page.outside == [] and "<img" not in text and "\x1b" not in text
     data = data_of(text)
-    assert data["layers"][0][data["columns"].index("name")].startswith("</script><img")
+    assert any(text.startswith("</script><img") for text in data["strings"])
     ElementTree.parse(tmp_path / "n.engine.graph.json.svg")
 
 
@@ -251,7 +251,7 @@ def test_a_comparison_aligns_the_plugin_with_what_it_replaced(tmp_path: Path) ->
     plain, patched = ef.write_pair(tmp_path)
     result = compare([read(plain), read(patched)])
     row = result.rows[0]
-    assert sorted(row.layers[0]) == [3, 4, 5] and row.layers[1] == [3]
+    assert [[la.index for la in own] for own in row.layers] == [[3, 4, 5], [3]]
     assert row.times_us == [pytest.approx(60.0), pytest.approx(32.0)] and row.speedup == pytest.approx(1.875)
     assert row.change == "2 copies + convolution fused into a plugin"
     assert all(abs(r.saved_us) < 1e-9 for r in result.rows[1:])

@@ -59,7 +59,7 @@ def engine(
 
 
 def found(given: Engine) -> dict[str, Finding]:
-    return {f.title: f for f in findings(given, [], [None] * len(given.layers))}
+    return {f.title: f for f in findings(given, [None] * len(given.layers))}
 
 
 BODY = [concat("Concat_1", "t", SITE), conv("FusedConv_2", "t", "y", SITE)]

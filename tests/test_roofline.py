@@ -51,11 +51,11 @@ def test_common_layers_are_bound_as_nvidias_guide_says() -> None:
 
 def test_the_roof_is_the_lesser_of_peak_and_bandwidth() -> None:
     peaks = Peaks("p", 1000.0, {"FP16": 100.0}, "test")
-    assert peaks.ridge("FP16") == 100
-    assert peaks.attainable_tflops("FP16", 10) == 10 and peaks.attainable_tflops("FP16", 1000) == 100
-    assert peaks.floor_us("FP16", 1e9, 1e6) == pytest.approx(10) and peaks.floor_us("FP16", 1e8, 1e7) == pytest.approx(
-        10
-    )
+    low, high = peaks.known_roof("FP16", 1e8, 1e7), peaks.known_roof("FP16", 1e9, 1e6)
+    assert (low.ridge, low.bound, high.bound) == (100, "memory", "compute")
+    assert low.attainable_tflops == 10 and high.attainable_tflops == 100
+    assert low.floor_us == pytest.approx(10) and high.floor_us == pytest.approx(10)
+    assert peaks.roof("FP64", 1.0, 1.0) is None
     placed = place(peaks, "FP16", Cost(1e9, 1e6), 20.0)
     assert placed is not None and placed.bound == "compute" and placed.percent_of_roof == pytest.approx(50)
     assert place(peaks, "FP16", Cost(None, 1e6), 20.0) is None and place(peaks, "FP16", Cost(1.0, 0.0), 20.0) is None

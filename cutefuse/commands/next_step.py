@@ -18,7 +18,7 @@ from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
-from cutefuse.report.read.alike import lowered, unlike
+from cutefuse.report.read.alike import converted, lowered, unlike
 from cutefuse.report.read.reader import Engine
 
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
@@ -115,19 +115,13 @@ def after_compare(engines: Sequence[Engine]) -> None:
     first, last = engines[0], engines[-1]
     if not lowered(last) or lowered(first) or not unlike(first, last):
         return
-    recorded = last.build.get("Model") or ((last.patch or {}).get("output") or {}).get("path") or last.name
+    recorded = last.build.get("Model") or (last.patch or {}).get("output", {}).get("path") or last.name
     model = Path(str(recorded))
     before = last.folder.with_name(f"{last.folder.name}_plain")
     if not undone(model).is_file():
         say("unpatch", model, why=f"{undone(model).name}: as converted, nothing fused")
     say("process", undone(model), before, why="with the options of the patched engine")
     say("compare", before, last.folder, why="like with like")
-
-
-def converted(report: dict[str, Any] | None) -> str:
-    """The type that `patch --dtype` converted to; empty where the model has the types of the one before it."""
-    about = (report or {}).get("conversion")
-    return str(about.get("dtype") or "") if isinstance(about, dict) and about.get("changed") else ""
 
 
 def undone(model: Path) -> Path:

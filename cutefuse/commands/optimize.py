@@ -70,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     return p
 
 
-def progress(outcome: Outcome[Any]) -> None:
+def progress(outcome: Outcome) -> None:
     """One line for a round that ended."""
     if outcome.verdict is not None:
         return

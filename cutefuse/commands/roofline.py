@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cutefuse import table
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.output import add_json, json_alone, write_json
 from cutefuse.report.draw.pages import write_llm_page
@@ -40,16 +42,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, help="also write the figures (.json) or a page (.html)")
     add_json(parser)
     args = parser.parse_args(argv)
-    idle = _idle(args)
-    for option, value in DEFAULTS.items():
-        if getattr(args, option) is None:
-            setattr(args, option, value)
+    given = [option for option in DEFAULTS if getattr(args, option) is not None]
+    for option in DEFAULTS.keys() - set(given):
+        setattr(args, option, DEFAULTS[option])
 
     def command() -> int:
         with json_alone(args.json) as show:
             show(_figures(args))
-            for sentence in idle:
-                print(sentence)
+            for option in given:
+                if option != "dtype" and not args.llm:
+                    print(f"--{option} does nothing without --llm")
+                elif option == "dtype" and not (args.matmul or args.conv or args.layers):
+                    print("--dtype does nothing without --matmul, --conv or --layers")
         return 0
 
     return run_command(command)
@@ -64,11 +68,17 @@ def _figures(args: argparse.Namespace) -> Any:
     single = _layers(args)
     if args.llm and single:
         raise CutefuseError("--llm and single layers are two views; ask for one of them")
-    if args.output and args.output.suffix == ".html" and not args.llm:
-        raise CutefuseError(f"{args.output}: only --llm draws a page; give a .json file")
+    page = args.output if args.output and args.output.suffix == ".html" else None
+    if page and not args.llm:
+        raise CutefuseError(f"{page}: only --llm draws a page; give a .json file")
+    data: Any
     if args.llm:
-        return _llm_figures(args)
-    if single:
+        peaks, model = _peaks(args), transformer_from(args.llm, args.weights.upper(), args.kv.upper())
+        data = llm_view(model, peaks, args.batch, args.context)
+        _print_llm(data)
+        if page:
+            write_llm_page(data, peaks, page)
+    elif single:
         peaks = _peaks(args)
         data = [layer_view(layer, peaks) for layer in single]
         _print_layers(data)
@@ -76,7 +86,7 @@ def _figures(args: argparse.Namespace) -> Any:
         rows = [_peaks(args)] if args.peaks else boards()
         data = [{**vars(r), "cores": r.cores} for r in rows]
         _print_peaks(rows)
-    if args.output:
+    if args.output and not page:
         write_json(args.output, data)
     return data
 
@@ -90,17 +100,6 @@ def _layers(args: argparse.Namespace) -> list[Layer]:
     return found + (common_layers(dtype) if args.layers else [])
 
 
-def _llm_figures(args: argparse.Namespace) -> dict[str, Any]:
-    peaks = _peaks(args)
-    view = llm_view(transformer_from(args.llm, args.weights.upper(), args.kv.upper()), peaks, args.batch, args.context)
-    _print_llm(view)
-    if args.output and args.output.suffix == ".html":
-        write_llm_page(view, peaks, args.output)
-    elif args.output:
-        write_json(args.output, view)
-    return view
-
-
 def _peaks(args: argparse.Namespace) -> Peaks:
     """The roof of the views. Other commands take the device of a profile for `auto`; no view here has one."""
     if args.peaks == "auto":
@@ -108,36 +107,32 @@ def _peaks(args: argparse.Namespace) -> Peaks:
     return peaks_for(args.peaks or "H200")
 
 
-def _idle(args: argparse.Namespace) -> list[str]:
-    """Sentences about options of a view that was not asked for."""
-    given = [option for option in DEFAULTS if getattr(args, option) is not None]
-    single = args.matmul or args.conv or args.layers
-    found = [f"--{o} does nothing without --llm" for o in given if o != "dtype" and not args.llm]
-    if "dtype" in given and not single:
-        found.append("--dtype does nothing without --matmul, --conv or --layers")
-    return found
-
-
 def _print_peaks(rows: list[Peaks]) -> None:
     names = [n for n in ("FP32", "TF32", "FP16", "BF16", "FP8", "INT8", "FP4") if any(n in r.tflops for r in rows)]
-    print(
-        f"{'device':<22}{'GB':>6}{'cores':>7}{'GB/s':>7}" + "".join(f"{n:>9}" for n in names) + "   FP16 ridge (FLOP/B)"
-    )
+    cells = []
     for r in rows:
-        cells = "".join(f"{r.tflops[n]:>9.4g}" if n in r.tflops else f"{'-':>9}" for n in names)
-        size = f"{r.device:<22}{r.memory_gb or '-':>6}{r.cores or '-':>7}"
-        print(f"{size}{r.bandwidth_gbs:>7.4g}{cells}   {r.ridge('FP16') or 0:>8.0f}   {r.source}")
+        rates = [f"{r.tflops[n]:.4g}" if n in r.tflops else "-" for n in names]
+        ridge = f"{roof.ridge:.0f}" if (roof := r.roof("FP16", 1, 1)) else "-"
+        about = (r.device, r.memory_gb or "-", r.cores or "-", f"{r.bandwidth_gbs:.4g}")
+        cells.append((*about, *rates, ridge, r.source))
+    heads = ("device", "GB", "cores", "GB/s", *names, "FP16 ridge (FLOP/B)", "source")
+    _print_table(heads, cells, range(1, len(heads) - 1))
     print("TFLOP/s, dense; cores: FP32 lanes; GeForce: FP16 with FP16 accumulation")
+
+
+def _print_table(heads: Sequence[str], cells: Sequence[Sequence[object]], numbers: Sequence[int]) -> None:
+    print("\n".join(table.aligned(heads, cells, numbers)))
 
 
 def _print_layers(views: list[dict[str, Any]]) -> None:
     first = views[0]
     print(f"{first['device']}: ridge {first['ridge']:.1f} FLOP/byte ({first['type']}); every tensor moves once")
-    wide = max(32, *(len(v["layer"]) + 2 for v in views))
-    print(f"{'layer':<{wide}}{'GFLOP':>10}{'MB':>10}{'FLOP/byte':>11}{'bound':>9}{'TFLOP/s max':>13}{'least us':>11}")
-    for v in views:
-        work = f"{v['flops'] / 1e9:>10.4g}{v['bytes'] / 1e6:>10.4g}{v['intensity']:>11.4g}"
-        print(f"{v['layer']:<{wide}}{work}{v['bound']:>9}{v['attainable_tflops']:>13.4g}{v['floor_us']:>11.3g}")
+    cells = [
+        (v["layer"], f"{v['flops'] / 1e9:.4g}", f"{v['bytes'] / 1e6:.4g}", f"{v['intensity']:.4g}", v["bound"],
+         f"{v['attainable_tflops']:.4g}", f"{v['floor_us']:.3g}")
+        for v in views
+    ]  # fmt: skip
+    _print_table(("layer", "GFLOP", "MB", "FLOP/byte", "bound", "TFLOP/s max", "least us"), cells, range(1, 7))
 
 
 def _print_llm(view: dict[str, Any]) -> None:
@@ -145,16 +140,13 @@ def _print_llm(view: dict[str, Any]) -> None:
         f"{view['model']} ({view['weight_type']} weights, {view['kv_type']} cache) on {view['device']}: "
         f"ridge {view['ridge']:.0f} FLOP/byte ({view['precision']})"
     )
-    for phase, key, other in (
-        ("prefill", "length", f"batch {view['batch']}"),
-        ("decode", "batch", f"context {view['context']}"),
-    ):
-        print(f"\n{phase} ({other})\n{key:>8}{'FLOP/byte':>12}{'bound':>10}{'TFLOP/s max':>13}{'least ms':>11}")
-        for r in view[phase]:
-            print(
-                f"{r[key]:>8}{r['intensity']:>12.2f}{r['bound']:>10}{r['attainable_tflops']:>13.1f}"
-                + f"{r['floor_ms']:>11.3f}"
-            )
+    for phase, key, other in (("prefill", "length", "batch"), ("decode", "batch", "context")):
+        print(f"\n{phase} ({other} {view[other]})")
+        cells = [
+            (r[key], f"{r['intensity']:.2f}", r["bound"], f"{r['attainable_tflops']:.1f}", f"{r['floor_ms']:.3f}")
+            for r in view[phase]
+        ]
+        _print_table((key, "FLOP/byte", "bound", "TFLOP/s max", "least ms"), cells, range(5))
     length, batch = view["prefill_crossing_length"], view["decode_crossing_batch"]
     print(f"\nprefill turns compute-bound at {length} tokens" if length else "\nprefill stays memory-bound")
     limit = f"(an endless batch reaches {view['decode_intensity_limit']:.1f} FLOP/byte: the cache is read per sequence)"

@@ -5,29 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engines.artifacts import Artifacts
 from cutefuse.errors import CutefuseError
-from cutefuse.optimize.loop import Graph
+from cutefuse.optimize.loop import Built, Graph
 from cutefuse.output import make_folder
+from cutefuse.progress import spinner
+from cutefuse.timing.noise import interleave, steady
 
 _SMALL_BYTES = 1 << 20
+ROUNDS, _SAMPLE_US = 31, 5000.0  # of a race
 PLAIN, BEST = "plain", "best"  # the folders that are handed over
 
 
-@dataclass(eq=False)
-class Built:
-    """One engine with its files; `runner` is what times it, None once its memory was freed."""
-
-    graph: Graph
-    mode: str
-    files: Artifacts
-    runner: Any = None
+def race(engines: Sequence[Built]) -> list[list[float]]:
+    """Times of loaded engines in turns, in microseconds: the mean of each sample. A runner's `sample_us(n)` is the mean
+    time of n inferences."""
+    with spinner(f"timing {', '.join(e.title for e in engines)} in turns"):
+        return interleave([steady(e.runner.sample_us, _SAMPLE_US) for e in engines], ROUNDS)
 
 
 class Shelf:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from cutefuse.engines import build as engine
 from cutefuse.engines import plugins
 from cutefuse.engines.tensorrt import rtx, trtexec
-from cutefuse.optimize.bench import Built, Shelf
-from cutefuse.optimize.loop import Graph
+from cutefuse.optimize.bench import Shelf, race
+from cutefuse.optimize.loop import Built, Graph
 from cutefuse.progress import spinner
-from cutefuse.timing.noise import interleave, steady
+from cutefuse.timing.noise import interleave
 
 TRTEXEC_ROUNDS = 7  # every sample is a process that loads the engine and runs it for half a second
-API_ROUNDS = 31
-_SAMPLE_US = 5000.0
 
 
 @dataclass
@@ -49,14 +46,16 @@ class TensorRTBench:
         libraries = plugins.libraries(bool(graph.sites))
         if self.kind == "trtexec":
             return [Built(graph, "", files, partial(self._sample, files.engine, libraries))]
+        from cutefuse.engines.tensorrt.api import Session
+
         module = rtx.module() if self.kind == "rtx" else None
-        return [Built(graph, "", files, _Loaded(files.engine, self.options, libraries, module))]
+        return [Built(graph, "", files, Session(files.engine, self.options, libraries, trt=module))]
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
-        names = ", ".join(e.graph.name for e in engines)
-        with spinner(f"timing {names} in turns"):
-            samplers: list[Callable[[], float]] = [e.runner for e in engines]
-            return interleave(samplers, TRTEXEC_ROUNDS if self.kind == "trtexec" else API_ROUNDS)
+        if self.kind != "trtexec":
+            return race(engines)
+        with spinner(f"timing {', '.join(e.title for e in engines)} in turns"):
+            return interleave([e.runner for e in engines], TRTEXEC_ROUNDS)
 
     def check(self, plain: Built, patched: Built) -> None:
         """The outputs of TensorRT's engines are compared by `cutefuse accuracy`, the graphs by the rewriter."""
@@ -65,7 +64,7 @@ class TensorRTBench:
         self.shelf.hand_over(engine)
 
     def release(self, engine: Built) -> None:
-        if isinstance(engine.runner, _Loaded):
+        if self.kind != "trtexec" and engine.runner:
             engine.runner.close()
         engine.runner = None
 
@@ -75,19 +74,3 @@ class TensorRTBench:
         command = trtexec.time_command(self._tool, path, times, self.options, libraries)
         trtexec.run(command, path.with_name("race.log"), self.timeout_s, "")
         return median(float(r["computeMs"]) for r in engine.load_json(times)) * 1000
-
-
-class _Loaded:
-    """An engine that stays loaded; a call takes one sample."""
-
-    def __init__(self, path: Path, options: list[str], libraries: list[Path], module: Any = None) -> None:
-        from cutefuse.engines.tensorrt.api import Session
-
-        self._session = Session(path, options, libraries, trt=module)
-        self._sample = steady(self._session.sample_us, _SAMPLE_US)
-
-    def __call__(self) -> float:
-        return self._sample()
-
-    def close(self) -> None:
-        self._session.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +15,9 @@ from cutefuse.engines.pytorch.lock import shared
 from cutefuse.engines.pytorch.run import MODES, TorchEngine
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.closeness import compare
-from cutefuse.optimize.bench import Built, Shelf
-from cutefuse.optimize.loop import Graph
-from cutefuse.progress import spinner
-from cutefuse.timing.noise import interleave, steady
+from cutefuse.optimize.bench import Shelf, race
+from cutefuse.optimize.loop import Built, Graph
 
-ROUNDS = 31
-_SAMPLE_US = 5000.0
 # Of a channel's largest value, over a whole network in its own type; more where the network amplifies rounding.
 TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-6}
 TOLERANCE_16_BIT = 3e-2
@@ -55,8 +52,8 @@ class TorchBench:
         return built
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
-        with spinner(f"timing {', '.join(f'{e.graph.name} {e.mode}' for e in engines)} in turns"), shared()():
-            return interleave([steady(e.runner.sample_us, _SAMPLE_US) for e in engines], ROUNDS)
+        with shared()():
+            return race(engines)
 
     def check(self, plain: Built, patched: Built) -> None:
         """Raise VerificationError where the outputs differ by more than rounding, on the same inputs."""
@@ -89,7 +86,7 @@ def differences(plain: TorchEngine, patched: TorchEngine) -> list[str]:
     if wrong:
         moved = plain({name: _last_bit(t) for name, t in before.items()})
         for name in list(wrong):
-            own = _figure(want[name], moved[name])
+            own = _worst(compare(_array(want[name]), _array(moved[name]), 1.0))
             if own is not None and not _far(want[name], got[name], max(_AMPLIFIED * own, _tolerance(want[name]))):
                 del wrong[name]
         plain(before)
@@ -104,14 +101,13 @@ def _far(want: Tensor, got: Tensor, tolerance: float) -> str:
     found = compare(_array(want), _array(got), tolerance)
     if found["passed"]:
         return ""
-    figure = found.get("max_rel_error", found.get("mismatch_share"))
-    return str(found.get("why") or f"worst error {figure:.2g} of a channel's largest value, {tolerance:g} is allowed")
+    return str(
+        found.get("why") or f"worst error {_worst(found):.2g} of a channel's largest value, {tolerance:g} is allowed"
+    )
 
 
-def _figure(want: Tensor, got: Tensor) -> float | None:
-    found = compare(_array(want), _array(got), 1.0)
-    value = found.get("max_rel_error", found.get("mismatch_share"))
-    return None if value is None else float(value)
+def _worst(found: dict[str, Any]) -> float | None:
+    return found.get("max_rel_error", found.get("mismatch_share"))
 
 
 def _array(t: Tensor) -> object:

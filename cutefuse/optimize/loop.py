@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
+from cutefuse.engines.artifacts import Artifacts
 from cutefuse.errors import CutefuseError
 from cutefuse.timing.noise import HOW, Verdict, compare
 
@@ -29,17 +30,19 @@ class Graph:
     sites: tuple[str, ...] = ()
 
 
-class Engine(Protocol):
-    """One engine, ready to be timed. `mode` says how the back end runs the graph, "" where there is one way."""
+@dataclass(eq=False)
+class Built:
+    """One engine with its files. `mode` says how the back end runs the graph, "" where there is one way; `runner` is
+    what times it, None once its memory was freed."""
+
+    graph: Graph
+    mode: str
+    files: Artifacts
+    runner: Any = None
 
     @property
-    def graph(self) -> Graph: ...
-    @property
-    def mode(self) -> str: ...
-
-
-E = TypeVar("E", bound=Engine)
-In = TypeVar("In", bound=Engine, contravariant=True)
+    def title(self) -> str:
+        return f"{self.graph.name}, {self.mode}" if self.mode else self.graph.name
 
 
 @dataclass(frozen=True)
@@ -71,33 +74,31 @@ class Worth:
         return losing or self.sites
 
     def as_json(self) -> dict[str, Any]:
-        return {"sites": list(self.sites), "plain_us": self.plain_us, "patched_us": self.patched_us,
-                "gain_us": self.gain_us, "shares_us": list(self.shares_us), "noise_us": self.noise_us,
-                "verdict": self.verdict}  # fmt: skip
+        return {**vars(self), "gain_us": self.gain_us, "verdict": self.verdict}
 
 
-class Bench(Protocol[E]):
+class Bench(Protocol):
     """Builds engines, times them and hands one over. Its errors end the loop."""
 
     modes: Sequence[str]
 
-    def build(self, graph: Graph, modes: Sequence[str]) -> Sequence[E]:
+    def build(self, graph: Graph, modes: Sequence[str]) -> Sequence[Built]:
         """Build and profile a graph, in one or more of the modes; the modes of a graph are one build."""
 
-    def race(self, engines: Sequence[E]) -> list[list[float]]:
+    def race(self, engines: Sequence[Built]) -> list[list[float]]:
         """For each engine the time of one inference in each round, in microseconds; the rounds interleave engines."""
 
-    def check(self, plain: E, patched: E) -> None:
+    def check(self, plain: Built, patched: Built) -> None:
         """Raise VerificationError where the two compute different outputs; nothing unless that was asked for."""
 
-    def keep(self, engine: E) -> None:
+    def keep(self, engine: Built) -> None:
         """Make this engine the one that is handed over, whole or not at all."""
 
-    def release(self, engine: E) -> None:
+    def release(self, engine: Built) -> None:
         """Free the memory of an engine that is not timed again."""
 
 
-class Patcher(Protocol[In]):
+class Patcher(Protocol):
     """Writes the graphs and reads from two profiles what each fused site is worth."""
 
     def plain(self) -> Graph: ...
@@ -108,7 +109,7 @@ class Patcher(Protocol[In]):
     def why_none(self) -> str:
         """Why there was no graph, in words."""
 
-    def worth(self, plain: In, patched: In) -> Sequence[Worth]: ...
+    def worth(self, plain: Built, patched: Built) -> Sequence[Worth]: ...
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,12 @@ class Round:
 
 
 @dataclass
-class Outcome(Generic[E]):
+class Outcome:
     """What the loop knows so far. `kept` is the engine that is handed over."""
 
     rounds: list[Round] = field(default_factory=list)
-    rival: E | None = None
-    kept: E | None = None
+    rival: Built | None = None
+    kept: Built | None = None
     verdict: Verdict | None = None  # of the best patched engine, in a race of its own
     rival_us: float | None = None
     best_us: float | None = None
@@ -162,35 +163,31 @@ class Outcome(Generic[E]):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "kept": title(self.kept) if self.kept else None, "rival": title(self.rival) if self.rival else None,
+            "kept": self.kept.title if self.kept else None, "rival": self.rival.title if self.rival else None,
             "plain_us": self.rival_us, "best_us": self.best_us, "statistic": HOW,
             "verdict": self.verdict.as_json() if self.verdict else None, "builds": self.builds, "ended": self.ended,
             "rounds": [r.as_json() for r in self.rounds],
         }  # fmt: skip
 
 
-def title(engine: Engine) -> str:
-    return f"{engine.graph.name}, {engine.mode}" if engine.mode else engine.graph.name
-
-
-class Loop(Generic[E]):
+class Loop:
     """One optimisation. `outcome` is true after every step; `seen` is called when it changed."""
 
     def __init__(
-        self, bench: Bench[E], patcher: Patcher[E], limits: Limits = Limits(),
-        seen: Callable[[Outcome[E]], None] = lambda outcome: None, clock: Callable[[], float] = time.monotonic,
+        self, bench: Bench, patcher: Patcher, limits: Limits = Limits(),
+        seen: Callable[[Outcome], None] = lambda outcome: None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         if limits.builds < 2:
             raise CutefuseError(f"--builds is {limits.builds}; give 2 or more: the plain engine and a patched one")
         self.bench, self.patcher, self.limits, self.seen, self.clock = bench, patcher, limits, seen, clock
-        self.outcome: Outcome[E] = Outcome()
+        self.outcome: Outcome = Outcome()
         self.began = clock()
-        self._plain: dict[str, E] = {}
-        self._best: E | None = None  # the fastest patched engine
+        self._plain: dict[str, Built] = {}
+        self._best: Built | None = None  # the fastest patched engine
         self._beats = False  # whether it is faster than the plain ones by more than noise
         self._lost: list[Worth] = []  # what was taken back from its graph last, the greatest loss first
 
-    def run(self) -> Outcome[E]:
+    def run(self) -> Outcome:
         """Run to the end. Whatever is raised on the way, the last engine that was kept stays."""
         self._start()
         only: frozenset[str] | None = None
@@ -215,7 +212,7 @@ class Loop(Generic[E]):
         self._plain = {e.mode: e for e in engines}
         self.outcome.rival = rival
         self._keep(rival)
-        self.outcome.rounds[-1].decision = f"the rival is {title(rival)}"
+        self.outcome.rounds[-1].decision = f"the rival is {rival.title}"
         for engine in engines:
             if engine is not rival:
                 self.bench.release(engine)
@@ -262,7 +259,7 @@ class Loop(Generic[E]):
         names = {s for w in back for s in w.to_blame}
         this.taken_back = sorted(names)
         left = frozenset(self._best.graph.sites) - names
-        head = "" if improved else f"not faster than {title(self._best)}, so undone; "
+        head = "" if improved else f"not faster than {self._best.title}, so undone; "
         if not names:
             pays = (
                 "every site pays or is within noise" if self._beats else "the layer times show no site that costs time"
@@ -291,13 +288,13 @@ class Loop(Generic[E]):
 
     # ------------------------------------------------------------------------------------------------------- parts
     @property
-    def _rival(self) -> E:
+    def _rival(self) -> Built:
         assert self.outcome.rival is not None
         return self.outcome.rival
 
     def _note(
-        self, engines: Sequence[E], times: Sequence[Sequence[float]], begin: float, rival: Sequence[float] = ()
-    ) -> E:
+        self, engines: Sequence[Built], times: Sequence[Sequence[float]], begin: float, rival: Sequence[float] = ()
+    ) -> Built:
         """Record a round; returns its fastest engine."""
         if not engines:
             raise CutefuseError("no engine was built; see the messages above")
@@ -309,7 +306,7 @@ class Loop(Generic[E]):
         self.outcome.rounds.append(this)
         return engines[medians.index(min(medians))]
 
-    def _worths(self, engines: Sequence[E]) -> list[Worth]:
+    def _worths(self, engines: Sequence[Built]) -> list[Worth]:
         """By the layers of the first engine; sites that they do not show by those of the next mode."""
         found: list[Worth] = []
         for engine in (e for e in engines if e.mode in self._plain):
@@ -320,7 +317,7 @@ class Loop(Generic[E]):
             found = [w for w in found if not seen & set(w.sites)] + more
         return found
 
-    def _keep(self, engine: E) -> None:
+    def _keep(self, engine: Built) -> None:
         if self.outcome.kept is not engine:
             self.bench.keep(engine)
             self.outcome.kept = engine

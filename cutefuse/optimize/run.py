@@ -17,8 +17,8 @@ from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
 from cutefuse.match.site import FUSED, LEFT_OUT, MERGED
 from cutefuse.operators.layouts import TENSORRT, engine_of_backend
-from cutefuse.optimize.bench import BEST, PLAIN, Built, Shelf
-from cutefuse.optimize.loop import Bench, Graph, Limits, Loop, Outcome, Worth
+from cutefuse.optimize.bench import BEST, PLAIN, Shelf
+from cutefuse.optimize.loop import Bench, Built, Graph, Limits, Loop, Outcome, Worth
 from cutefuse.optimize.worth import worths
 from cutefuse.output import write_json
 from cutefuse.report.read.reader import find_engines, read_engine
@@ -93,7 +93,7 @@ class Rewriter:
         return worths(pair[0], pair[1], self.results[-1].report["sites"])
 
 
-def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda outcome: None) -> dict[str, Any]:
+def optimize(request: Request, seen: Callable[[Outcome], None] = lambda outcome: None) -> dict[str, Any]:
     """Find the sites that pay in this machine's engine; returns what optimize.json holds.
 
     Writes into `out`: plain/ and best/ (model, engine, profile, report), compare.html, optimize.json. `best/` is the
@@ -121,14 +121,14 @@ def optimize(request: Request, seen: Callable[[Outcome[Built]], None] = lambda o
             "limits": {"builds": request.limits.builds, "time_s": request.limits.time_s},
         }  # fmt: skip
 
-        def record(outcome: Outcome[Built]) -> dict[str, Any]:
+        def record(outcome: Outcome) -> dict[str, Any]:
             data = {**head, **outcome.as_json(), "paid": outcome.paid, "sites": sites(outcome, rewriter.results)}
             data["notes"] = [*getattr(bench, "notes", []), *unused]
             data["notes"] += rewriter.results[0].report["unused_options"] if rewriter.results else []
             write_json(request.out / RECORD, data)
             return data
 
-        def changed(outcome: Outcome[Built]) -> None:
+        def changed(outcome: Outcome) -> None:
             record(outcome)
             seen(outcome)
 
@@ -153,7 +153,7 @@ def pages(out: Path, paid: bool) -> list[Path]:
     return made
 
 
-def sites(outcome: Outcome[Built], results: Sequence[Result]) -> list[dict[str, Any]]:
+def sites(outcome: Outcome, results: Sequence[Result]) -> list[dict[str, Any]]:
     """Every candidate of the model: what was predicted, what was measured last, and what became of it.
 
     `measured_us` is the gain of `with` together, sites that could not be judged apart.
@@ -213,7 +213,7 @@ def _tensorrt(kind: str) -> tuple[int, int, int] | None:
     return None
 
 
-def _bench(kind: str, request: Request, shelf: Shelf) -> Bench[Built]:
+def _bench(kind: str, request: Request, shelf: Shelf) -> Bench:
     words = [*request.options, *_shape_words(request)]
     if kind == "torch":
         from cutefuse.engines.pytorch.files import options_of

@@ -18,8 +18,8 @@ from cutefuse.match.site import FUSED, MERGED
 from cutefuse.optimize.loop import Worth
 from cutefuse.report.analyse.compare import adopt, is_helper
 from cutefuse.report.read.bodies import replaced
+from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import neighbours
-from cutefuse.report.read.reader import Engine
 from cutefuse.report.read.union import Union
 from cutefuse.timing.noise import spread
 
@@ -44,10 +44,9 @@ class _Part:
 
 @dataclass
 class _Group:
-    """What belongs together: layers of the plain engine, layers of the patched one, sites."""
+    """What belongs together: layers of the plain engine and of the patched one, and sites."""
 
-    before: list[_Part] = field(default_factory=list)
-    after: list[_Part] = field(default_factory=list)
+    sides: tuple[list[_Part], list[_Part]] = field(default_factory=lambda: ([], []))
     sites: list[str] = field(default_factory=list)
 
 
@@ -66,9 +65,8 @@ def worths(plain: Engine, patched: Engine, sites: Sequence[Mapping[str, Any]]) -
             owners[name].add(site)
     known = _keys(plain, set(), {})
     copies = {la.name: known[la.index] for la in plain.layers if is_helper(la) and la.index in known}
-    before = _parts(plain, known, owners)
-    after = _parts(patched, _keys(patched, fused, copies), owners)
-    groups = _groups(before, after, nodes)
+    sides = _parts(plain, known, owners), _parts(patched, _keys(patched, fused, copies), owners)
+    groups = _groups(sides, nodes)
     noise = _noise(groups)
     heads = {m: next((h for h in fused if set(nodes[m]) <= set(nodes[h])), m) for m in nodes}  # of merged sites
     found = [w for group in groups if group.sites for w in _judge(group, noise, owners, heads)]
@@ -104,18 +102,17 @@ def _parts(engine: Engine, keys: Mapping[int, Keys], owners: Mapping[str, set[st
     return found
 
 
-def _groups(before: Sequence[_Part], after: Sequence[_Part], nodes: Mapping[str, Sequence[str]]) -> list[_Group]:
-    timed = {k for part in (*before, *after) for k in part.keys}
+def _groups(sides: tuple[list[_Part], list[_Part]], nodes: Mapping[str, Sequence[str]]) -> list[_Group]:
     union = Union()
-    for part in (*before, *after):
+    for part in (*sides[0], *sides[1]):
         union.join(*part.keys)
+    timed = {k for side in sides for part in side for k in part.keys}
     for site, names in nodes.items():
         union.join(_SITE + site, *(n for n in names if n in timed))
     groups: dict[str, _Group] = defaultdict(_Group)
-    for part in before:
-        groups[union.find(next(iter(part.keys)))].before.append(part)
-    for part in after:
-        groups[union.find(next(iter(part.keys)))].after.append(part)
+    for number, side in enumerate(sides):
+        for part in side:
+            groups[union.find(next(iter(part.keys)))].sides[number].append(part)
     for site in nodes:
         groups[union.find(_SITE + site)].sites.append(site)
     return list(groups.values())
@@ -125,41 +122,43 @@ def _noise(groups: Sequence[_Group]) -> float:
     """The noise of a layer's time, as a share of it, from the layers that fusing did not touch."""
     changes = []
     for group in groups:
-        same = sorted(map(sorted, (p.keys for p in group.before))) == sorted(map(sorted, (p.keys for p in group.after)))
-        if not group.sites and group.before and same:
-            changes.append(_sum(group.after) / _sum(group.before) - 1)
+        before, after = (sorted(sorted(part.keys) for part in side) for side in group.sides)
+        if not group.sites and before and before == after:
+            changes.append(_sum(group.sides[1]) / _sum(group.sides[0]) - 1)
     return _SIGMAS * spread(changes) if len(changes) >= ENOUGH else USUAL_NOISE
 
 
 def _judge(group: _Group, noise: float, owners: Mapping[str, set[str]], heads: Mapping[str, str]) -> list[Worth]:
     """The group as one, after the sites whose gain or loss is certain however the shared layers are divided."""
+
+    def worth(sites: list[str], plain_us: float, patched_us: float, shares_us: Sequence[float] = ()) -> Worth:
+        noise_us = max(LEAST_NOISE_US, noise * max(plain_us, patched_us))
+        return Worth(tuple(sites), plain_us, patched_us, noise_us, tuple(shares_us))
+
     found: list[Worth] = []
-    before, after, left = list(group.before), list(group.after), list(group.sites)
+    sides, left = list(group.sides), list(group.sites)
     units: dict[str, set[str]] = defaultdict(set)
     for site in group.sites:
         units[heads[site]].add(site)
     for unit in units.values() if len(units) > 1 else ():
-        own = [[p for p in side if p.pure and p.sites <= unit] for side in (group.before, group.after)]
-        all_us = [_sum([p for p in side if p.sites & unit]) for side in (group.before, group.after)]
+        own = [[p for p in side if p.pure and p.sites <= unit] for side in group.sides]
+        all_us = [_sum([p for p in side if p.sites & unit]) for side in group.sides]
         if not own[1]:
             continue
-        names = tuple(s for s in group.sites if s in unit)
-        least = Worth(names, _sum(own[0]), all_us[1], _noise_us(noise, _sum(own[0]), all_us[1]))
-        most = Worth(names, all_us[0], _sum(own[1]), _noise_us(noise, all_us[0], _sum(own[1])))
+        names = [s for s in group.sites if s in unit]
+        least, most = worth(names, _sum(own[0]), all_us[1]), worth(names, all_us[0], _sum(own[1]))
         certain = next((w for w, sign in ((least, 1), (most, -1)) if sign * (w.gain_us or 0.0) > w.noise_us), None)
         if certain is not None:
             found.append(certain)
             left = [s for s in left if s not in unit]
-            before = [p for p in before if p not in own[0]]
-            after = [p for p in after if p not in own[1]]
-    if left:
-        seen = bool(before and after)
-        plain_us, patched_us = (_sum(before), _sum(after)) if seen else (None, None)
-        shares: tuple[float, ...] = ()
-        if seen and len({heads[s] for s in left}) > 1:
-            gains = [_shares(side, owners, heads) for side in (before, after)]
-            shares = tuple(gains[0][heads[s]] - gains[1][heads[s]] for s in left)
-        found.append(Worth(tuple(left), plain_us, patched_us, _noise_us(noise, plain_us, patched_us), shares))
+            sides = [[p for p in side if p not in gone] for side, gone in zip(sides, own, strict=True)]
+    if left and all(sides):
+        plain, patched = (_shares(side, owners, heads) for side in sides)
+        several = len({heads[s] for s in left}) > 1
+        shares = [plain[heads[s]] - patched[heads[s]] for s in left] if several else []
+        found.append(worth(left, _sum(sides[0]), _sum(sides[1]), shares))
+    elif left:
+        found.append(Worth(tuple(left), None, None, LEAST_NOISE_US))
     return found
 
 
@@ -172,10 +171,6 @@ def _shares(parts: Sequence[_Part], owners: Mapping[str, set[str]], heads: Mappi
             for site in own:
                 times[site] += part.time_us / len(part.keys) / len(own)
     return times
-
-
-def _noise_us(noise: float, *times_us: float | None) -> float:
-    return max(LEAST_NOISE_US, noise * max(t or 0.0 for t in times_us))
 
 
 def _sum(parts: Sequence[_Part]) -> float:

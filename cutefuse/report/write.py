@@ -18,6 +18,7 @@ from cutefuse.report.draw import svg
 from cutefuse.report.draw.layout import layout
 from cutefuse.report.read.graph import edges
 from cutefuse.report.read.reader import Engine, find_engines, read_engine
+from cutefuse.roofline.peaks import Peaks
 
 
 def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str = "auto", quiet: bool = False) -> Path:
@@ -35,11 +36,8 @@ def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str 
         engine = read_engine(files)
         roof = peaks_of(peaks, engine)
         # A page of thousands of layers takes seconds; smaller ones are written before a spinner would show.
-        with (
-            spinner(f"writing the report of {len(engine.layers)} layers")
-            if len(engine.layers) > 2000
-            else nullcontext()
-        ):
+        count = len(engine.layers)
+        with spinner(f"writing the report of {count} layers") if count > 2000 else nullcontext():
             pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
     return pages[0]
 
@@ -51,11 +49,10 @@ def _model_of(engine: Engine) -> Path | None:
     return path if path and path.suffix == ".onnx" and path.is_file() else None
 
 
-def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: object, quiet: bool) -> Path:
+def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: Peaks | None, quiet: bool) -> Path:
     from cutefuse.report.draw.page import write_engine_page
-    from cutefuse.roofline.peaks import Peaks
 
-    analysis = tables.analyse(engine, roof if isinstance(roof, Peaks) else None, onnx_path)
+    analysis = tables.analyse(engine, roof, onnx_path)
     links = edges(engine)
     drawing = layout(len(engine.layers), links)
     stem = engine.files["graph"].name.removesuffix(".graph.json").removesuffix(".json")

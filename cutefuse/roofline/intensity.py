@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 # bits of one element
@@ -13,10 +14,5 @@ DTYPE_BITS = {
 
 def crossing(intensity: Callable[[int], float], ridge: float, limit: int = 1 << 24) -> int | None:
     """The least size at which a rising intensity reaches the ridge; None when it never does up to `limit`."""
-    if intensity(limit) < ridge:
-        return None
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if intensity(middle) >= ridge else (middle + 1, high)
-    return low
+    found = bisect_left(range(1, limit + 1), ridge, key=intensity) + 1
+    return found if found <= limit else None

@@ -91,13 +91,7 @@ def layer_view(layer: Layer, peaks: Peaks) -> dict[str, Any]:
 
     Raises CutefuseError where the device has no peak for the layer's type.
     """
-    peaks.require(layer.dtype)
-    ridge = peaks.ridge(layer.dtype)
-    assert ridge is not None
     return {
         "layer": layer.name, "type": layer.dtype, "device": peaks.device, "flops": layer.flops,
-        "bytes": layer.size_bytes, "intensity": layer.intensity, "ridge": ridge,
-        "bound": "compute" if layer.intensity >= ridge else "memory",
-        "attainable_tflops": peaks.attainable_tflops(layer.dtype, layer.intensity),
-        "floor_us": peaks.floor_us(layer.dtype, layer.flops, layer.size_bytes),
+        "bytes": layer.size_bytes, **peaks.known_roof(layer.dtype, layer.flops, layer.size_bytes)._asdict(),
     }  # fmt: skip

@@ -120,46 +120,28 @@ def llm_view(model: Transformer, peaks: Peaks, batch: int, context: int) -> dict
     has no peak for the type that the model computes in.
     """
     compute = model.activation_type if model.weight_type in ("INT4", "FP4") else model.weight_type
-    peaks.require(compute)
-    ridge = peaks.ridge(compute)
-    assert ridge is not None
 
-    def row(flops: float, size: float, **sizes: int) -> dict[str, Any]:
-        intensity = flops / size
-        floor_us = peaks.floor_us(compute, flops, size)
-        assert floor_us is not None
-        return {
-            **sizes,
-            "flops": flops,
-            "bytes": size,
-            "intensity": intensity,
-            "bound": "compute" if intensity >= ridge else "memory",
-            "floor_ms": floor_us / 1e3,
-            "attainable_tflops": peaks.attainable_tflops(compute, intensity),
-        }
+    def row(work: tuple[float, float], **sizes: int) -> dict[str, Any]:
+        roof = peaks.known_roof(compute, *work)
+        return {**sizes, "flops": work[0], "bytes": work[1], "intensity": roof.intensity, "bound": roof.bound,
+                "floor_ms": roof.floor_us / 1e3, "attainable_tflops": roof.attainable_tflops}  # fmt: skip
 
+    def of_prefill(length: int) -> float:
+        flops, size = model.prefill(batch, length)
+        return flops / size
+
+    def of_decode(sequences: int) -> float:
+        flops, size = model.decode(sequences, context)
+        return flops / size
+
+    ridge = peaks.known_roof(compute, 1, 1).ridge
     powers = [2**i for i in range(0, 15)]
-
-    def of_prefill(n: int) -> float:
-        flops, size = model.prefill(batch, n)
-        return flops / size
-
-    def of_decode(n: int) -> float:
-        flops, size = model.decode(n, context)
-        return flops / size
-
     return {
         "model": model.name, "device": peaks.device, "source": peaks.source, "precision": compute, "ridge": ridge,
         "batch": batch, "context": context, "weight_type": model.weight_type, "kv_type": model.kv_type,
-        "prefill": [row(*model.prefill(batch, n), length=n) for n in powers],
-        "decode": [row(*model.decode(n, context), batch=n) for n in powers[:11]],
+        "prefill": [row(model.prefill(batch, n), length=n) for n in powers],
+        "decode": [row(model.decode(n, context), batch=n) for n in powers[:11]],
         "prefill_crossing_length": crossing(of_prefill, ridge),
         "decode_crossing_batch": crossing(of_decode, ridge, 1 << 16),
-        "decode_intensity_limit": _decode_limit(model, context),
+        "decode_intensity_limit": of_decode(1 << 30),  # what the key-value cache alone allows
     }  # fmt: skip
-
-
-def _decode_limit(model: Transformer, context: int) -> float:
-    """Intensity of decoding for an endless batch: what the key-value cache alone allows."""
-    flops, size = model.decode(1 << 30, context)
-    return flops / size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +74,20 @@ def _measure_gpu(torch: Any) -> Peaks:
     target = torch.empty_like(source)
     copy_s = _best(lambda: [target.copy_(source) for _ in range(4)], wait) / 4
     edge = 8192
+
+    def tflops(multiply: Callable[[], Any]) -> float:
+        seconds = _best(lambda: [multiply() for _ in range(4)], wait) / 4
+        return round(2 * edge**3 / seconds / 1e12, 1)
+
     rates: dict[str, float] = {}
-    for name, dtype, tf32 in (
-        ("FP32", torch.float32, False),
-        ("TF32", torch.float32, True),
-        ("FP16", torch.float16, False),
-        ("BF16", torch.bfloat16, False),
-    ):
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        a = torch.randn(edge, edge, device="cuda").to(dtype)
-        gemm_s = _best(lambda a=a: [a @ a for _ in range(4)], wait) / 4  # type: ignore[misc]
-        rates[name] = round(2 * edge**3 / gemm_s / 1e12, 1)
+    for name, dtype in (("FP32", "float32"), ("TF32", "float32"), ("FP16", "float16"), ("BF16", "bfloat16")):
+        torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
+        a = torch.randn(edge, edge, device="cuda").to(getattr(torch, dtype))
+        rates[name] = tflops(partial(torch.matmul, a, a))
     torch.backends.cuda.matmul.allow_tf32 = False
     if hasattr(torch, "_int_mm"):
         b = torch.ones(edge, edge, dtype=torch.int8, device="cuda")
-        gemm_s = _best(lambda: [torch._int_mm(b, b.t()) for _ in range(4)], wait) / 4
-        rates["INT8"] = round(2 * edge**3 / gemm_s / 1e12, 1)
+        rates["INT8"] = tflops(partial(torch._int_mm, b, b.t()))
     name = torch.cuda.get_device_name()
     size_bytes = source.numel() * source.element_size()
     return Peaks(

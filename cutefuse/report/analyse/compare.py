@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
 from cutefuse.engines.kinds import KINDS
 from cutefuse.report.read.alike import lowered, types, unlike
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.graph import neighbours
 from cutefuse.report.read.moves import Moved, layer_bytes, moved
-from cutefuse.report.read.reader import Engine, Layer
 from cutefuse.report.read.union import Union
 
 T = TypeVar("T")
@@ -19,14 +19,34 @@ T = TypeVar("T")
 
 @dataclass
 class Row:
-    """Layers of each engine that compute the same ONNX nodes; times in microseconds, None where an engine has none."""
+    """Layers of each engine that compute the same ONNX nodes, and for each engine their time, None where it has none,
+    and their copies."""
 
-    label: str
-    layers: list[list[int]]
-    times_us: list[float | None]
-    change: str = ""
-    copies: list[int] = field(default_factory=list)
-    copy_bytes: list[int] = field(default_factory=list)
+    layers: list[list[Layer]]
+
+    @property
+    def label(self) -> str:
+        """That of the heaviest layer."""
+        members = [la for own in self.layers for la in own]
+        return max(members, key=lambda la: (la.time_us or 0.0, la.kind not in ("copy", "noop"))).label
+
+    @cached_property
+    def times_us(self) -> list[float | None]:
+        known = [[la.time_us for la in own if la.time_us is not None] for own in self.layers]
+        return [sum(times) if times else None for times in known]
+
+    @property
+    def copies(self) -> list[int]:
+        return [sum(la.kind == "copy" for la in own) for own in self.layers]
+
+    @cached_property
+    def copy_bytes(self) -> list[int]:
+        return [sum(layer_bytes(la) for la in own if la.kind == "copy") for own in self.layers]
+
+    @cached_property
+    def change(self) -> str:
+        """What became of the first engine's layers in the last one, in words."""
+        return _change(*([la for la in own if la.kind != "noop"] for own in (self.layers[0], self.layers[-1])))
 
     @property
     def speedup(self) -> float | None:
@@ -119,21 +139,16 @@ def compare(engines: list[Engine]) -> Comparison:
                 of_site = [f"node {site}"] if site in fused else []
                 union.join(f"layer {number} {index}", f"node {name}", *of_site)
         owners.append(adopt(engine, {index: f"layer {number} {index}" for index in keys}))
-    groups: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in engines])
-    first: dict[str, tuple[int, int]] = {}
+    groups: dict[str, list[list[Layer]]] = defaultdict(lambda: [[] for _ in engines])  # in the order of the layers
     for number, (engine, owner) in enumerate(zip(engines, owners, strict=True)):
         for layer in engine.layers:
             root = union.find(owner[layer.index]) if layer.index in owner else f"only {number} {layer.name}"
-            groups[root][number].append(layer.index)
-            first.setdefault(root, (number, layer.index))
-    rows = [_row(engines, groups[root]) for root in sorted(groups, key=lambda r: first[r])]
+            groups[root][number].append(layer)
+    rows = [Row(members) for members in groups.values()]
     timed = all(e.profiled for e in engines)
     rows = [r for r in rows if (any(r.times_us) if timed else r.saved_bytes or r.change)]
-    by_kind = {
-        kind: [sum(la.time_us or 0.0 for la in e.layers if la.kind == kind) for e in engines]
-        for kind in KINDS
-        if any(la.kind == kind and la.time_us for e in engines for la in e.layers)
-    }
+    found = {kind for e in engines for kind in e.by_kind_us}
+    by_kind = {kind: [e.by_kind_us.get(kind, 0.0) for e in engines] for kind in KINDS if kind in found}
     return Comparison(engines, sorted(rows, key=lambda r: -abs(r.saved_us if timed else r.saved_bytes)), by_kind)
 
 
@@ -154,22 +169,7 @@ def adopt(engine: Engine, owner: dict[int, T]) -> dict[int, T]:
     return owner
 
 
-def _row(engines: list[Engine], layers: list[list[int]]) -> Row:
-    times: list[float | None] = []
-    for engine, own in zip(engines, layers, strict=True):
-        known = [t for i in own if (t := engine.layers[i].time_us) is not None]
-        times.append(sum(known) if known else None)
-    members = [(engine.layers[i]) for engine, own in zip(engines, layers, strict=True) for i in own]
-    heaviest = max(members, key=lambda la: (la.time_us or 0.0, la.kind not in ("copy", "noop")))
-    copies = [[la for i in own if (la := e.layers[i]).kind == "copy"] for e, own in zip(engines, layers, strict=True)]
-    sizes = [sum(map(layer_bytes, own)) for own in copies]
-    return Row(heaviest.label, layers, times, _change(engines, layers), list(map(len, copies)), sizes)
-
-
-def _change(engines: list[Engine], layers: list[list[int]]) -> str:
-    """A sentence about what became of the first engine's layers in the last one."""
-    a = [engines[0].layers[i] for i in layers[0] if engines[0].layers[i].kind != "noop"]
-    b = [engines[-1].layers[i] for i in layers[-1] if engines[-1].layers[i].kind != "noop"]
+def _change(a: list[Layer], b: list[Layer]) -> str:
     if not a or not b:
         return "only in the first" if a else "only in the last" if b else ""
     if any(la.kind == "plugin" for la in b) and not any(la.kind == "plugin" for la in a):
@@ -197,16 +197,13 @@ def _lower(a: list[Layer], b: list[Layer]) -> str:
     return f"; {kinds[0]} became {kinds[1]}" if all(kinds) and kinds[0] != kinds[1] else ""
 
 
+_NOUNS = {
+    "copy": ("copy", "copies"), "noop": ("noop", "no-ops"), "conv": ("convolution", "convolutions"),
+    "gemm": ("matrix product", "matrix products"),
+}  # fmt: skip
+
+
 def _words(layers: list[Layer]) -> str:
-    counts: dict[str, int] = defaultdict(int)
-    for layer in layers:
-        counts[
-            {"copy": "copy", "conv": "convolution", "gemm": "matrix product", "plugin": "plugin"}.get(
-                layer.kind, layer.kind
-            )
-        ] += 1
-    return " + ".join(f"{n} {_plural(k)}" if n > 1 else k for k, n in counts.items())
-
-
-def _plural(word: str) -> str:
-    return {"copy": "copies", "noop": "no-ops"}.get(word, word if word.endswith("s") else f"{word}s")
+    counts = Counter(layer.kind for layer in layers)
+    nouns = {kind: _NOUNS.get(kind, (kind, kind if kind.endswith("s") else f"{kind}s")) for kind in counts}
+    return " + ".join(f"{n} {nouns[kind][1]}" if n > 1 else nouns[kind][0] for kind, n in counts.items())

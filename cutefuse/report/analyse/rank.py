@@ -15,7 +15,7 @@ from pathlib import Path
 from onnx import NodeProto
 
 from cutefuse import kernels
-from cutefuse.engines.kinds import copy_origin, model_tensor
+from cutefuse.engines.kinds import model_tensor
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import load_model
@@ -103,7 +103,7 @@ def pricing(profile_dir: Path, onnx_path: Path) -> Pricing:
 
 def is_concat_copy(layer: Layer) -> bool:
     """Whether a layer only moves a tensor to its place in a concatenation."""
-    return layer.kind == "copy" and copy_origin(layer.name, layer.raw, layer.type) == "concat"
+    return layer.kind == "copy" and layer.origin == "concat"
 
 
 class _Times:

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
-from cutefuse.engines.kinds import KINDS
 from cutefuse.errors import CutefuseError
 from cutefuse.report.analyse.compare import Comparison
 from cutefuse.report.analyse.findings import Finding, findings
 from cutefuse.report.analyse.rank import Candidate, candidates
 from cutefuse.report.read.alike import types
 from cutefuse.report.read.cost import Cost, Placement, layer_cost, place
+from cutefuse.report.read.engine import Engine, Layer, format_of
 from cutefuse.report.read.moves import moved, moves
-from cutefuse.report.read.reader import Engine
 from cutefuse.roofline.peaks import Peaks
 
 
@@ -35,11 +34,14 @@ class Analysis:
     rows: list[dict[str, Any]]
 
     @property
+    def layers(self) -> list[tuple[Layer, Placement | None, Cost]]:
+        """The layers, each with its place under the roof and its cost."""
+        return list(zip(self.engine.layers, self.places, self.costs, strict=True))
+
+    @property
     def roof_percent(self) -> float | None:
         """Floor time over measured time of all layers that could be placed; None where most of the time could not."""
-        placed = [
-            (p.floor_us, la.time_us) for la, p in zip(self.engine.layers, self.places, strict=True) if p and la.time_us
-        ]
+        placed = [(p.floor_us, la.time_us) for la, p, _ in self.layers if p and la.time_us]
         measured = sum(t for _, t in placed if t)
         return 100 * sum(f for f, _ in placed) / measured if measured > max(self.engine.total_us / 2, 0) else None
 
@@ -58,44 +60,36 @@ def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) 
         except CutefuseError as error:
             engine.notes.append(f"No ranking of what to fuse next: {error}.")
     rows = [_row(engine, i, costs[i], places[i]) for i in range(len(engine.layers))]
-    return Analysis(engine, peaks, costs, places, findings(engine, costs, places), ranked, onnx_path, rows)
+    return Analysis(engine, peaks, costs, places, findings(engine, places), ranked, onnx_path, rows)
 
 
 def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) -> dict[str, Any]:
     layer = engine.layers[index]
     total = engine.total_us
-    out = layer.outputs[0] if layer.outputs else None
-    source = layer.inputs[0] if layer.inputs else None
-    formats = [f"{t.dtype} {t.layout}".strip() for t in (source, out) if t]
+    out = layer.first[1]
+    formats = filter(None, map(format_of, layer.first))
+    known_us = layer.time_us or None
     return {
-        "i": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
-        "us": layer.time_us, "mean": layer.mean_us,
-        "pct": 100 * layer.time_us / total if layer.time_us is not None and total else None,
-        "shape": out.shape_text if out else "", "format": " → ".join(dict.fromkeys(formats)), "tactic": layer.tactic,
-        "flops": cost.flops, "bytes": cost.size_bytes,
-        "gbs": cost.size_bytes / layer.time_us / 1e3 if cost.size_bytes and layer.time_us else None,
-        "tflops": cost.flops / layer.time_us / 1e6 if cost.flops and layer.time_us else None,
-        "roof": placement.percent_of_roof if placement else None, "bound": placement.bound if placement else "",
-        "floor": placement.floor_us if placement else None,
+        "index": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
+        "time_us": layer.time_us, "mean_us": layer.mean_us,
+        "percent": 100 * layer.time_us / total if layer.time_us is not None and total else None,
+        "output_shape": out.shape_text if out else "", "format": " → ".join(dict.fromkeys(formats)),
+        "tactic": layer.tactic, "flops": cost.flops, "min_bytes": cost.size_bytes,
+        "gb_per_s": cost.size_bytes / known_us / 1e3 if cost.size_bytes and known_us else None,
+        "tflop_per_s": cost.flops / known_us / 1e6 if cost.flops and known_us else None,
+        "percent_of_roof": placement.percent_of_roof if placement else None,
+        "bound": placement.bound if placement else "", "floor_us": placement.floor_us if placement else None,
     }  # fmt: skip
-
-
-_CSV = {
-    "i": "index", "name": "name", "type": "type", "kind": "kind", "precision": "precision", "us": "time_us",
-    "mean": "mean_us", "pct": "percent", "shape": "output_shape", "format": "format", "tactic": "tactic",
-    "flops": "flops", "bytes": "min_bytes", "gbs": "gb_per_s", "tflops": "tflop_per_s", "roof": "percent_of_roof",
-    "bound": "bound", "floor": "floor_us",
-}  # fmt: skip
 
 
 def layers_csv(analysis: Analysis) -> str:
     """One row a layer."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow([*_CSV.values(), "onnx_nodes", "layer_source", "time_source"])
+    writer.writerow([*analysis.rows[0], "onnx_nodes", "layer_source", "time_source"])
     for row, layer in zip(analysis.rows, analysis.engine.layers, strict=True):
-        values = ["" if row[k] is None else row[k] for k in _CSV]
-        writer.writerow([*values, ";".join(layer.onnx), layer.sources.get("layer", ""), layer.sources.get("time", "")])
+        sources = [layer.sources.get("layer", ""), layer.sources.get("time", "")]
+        writer.writerow(["" if v is None else v for v in row.values()] + [";".join(layer.onnx), *sources])
     return out.getvalue()
 
 
@@ -106,18 +100,17 @@ def report_json(analysis: Analysis) -> dict[str, Any]:
     if analysis.candidates is not None:
         ranked = [{**vars(c), "measured_us": c.measured_us} for c in analysis.candidates]
     sums = moved(engine)
-    kinds = {k: sum(la.time_us or 0.0 for la in engine.layers if la.kind == k) for k in KINDS}
     return {
         "schema": 1, "name": engine.name, "backend": engine.backend, "tensorrt_version": engine.version or None,
         "device": engine.device, "latency_ms": engine.latency_ms, "performance_summary": engine.performance,
         "layers_total_us": engine.total_us, "layers": len(engine.layers), "engine_bytes": engine.size_bytes,
         "percent_of_roof": analysis.roof_percent, "peaks": vars(analysis.peaks) if analysis.peaks else None,
-        "time_us_by_kind": {k: v for k, v in kinds.items() if v}, **vars(sums),
+        "time_us_by_kind": engine.by_kind_us, **vars(sums),
         "moves": [vars(move) for move in moves(engine)],
         "findings": [{**vars(f), "onnx": f.onnx(engine, 1000)} for f in analysis.findings],
         "fuse_next": ranked,
         "files": {k: p.name for k, p in engine.files.items()}, "notes": engine.notes,
-        "rows": [{_CSV[k]: v for k, v in row.items()} for row in analysis.rows],
+        "rows": analysis.rows,
     }  # fmt: skip
 
 
@@ -129,10 +122,10 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
         lines[0] += f", median latency {engine.latency_ms:.4g} ms"
     if engine.profiled:
         lines[0] += f", {table.time_text(engine.total_us)} in layers"
-        heaviest = [row for row in sorted(analysis.rows, key=lambda r: -(r["us"] or 0.0))[:limit] if row["us"]]
+        heaviest = sorted((la for la in engine.layers if la.time_us), key=lambda la: -(la.time_us or 0.0))[:limit]
         cells = [
-            (f"{row['us']:.1f}", f"{row['pct']:.1f}", row["kind"], row["precision"], engine.layers[row["i"]].label)
-            for row in heaviest
+            (f"{la.time_us:.1f}", f"{100 * (la.time_us or 0.0) / engine.total_us:.1f}", la.kind, la.precision, la.label)
+            for la in heaviest
         ]
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
     elif sums := moved(engine).text:
@@ -144,52 +137,29 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
 
 def compare_csv(comparison: Comparison) -> str:
     """One row a group of aligned layers."""
+    names = [e.name for e in comparison.engines]
+    columns = [[f"{figure} {n}" for n in names] for figure in ("time_us", "names", "copies", "copy_bytes")]
     out = io.StringIO()
     writer = csv.writer(out)
-    names = [e.name for e in comparison.engines]
-    writer.writerow(
-        [
-            "layers",
-            *(f"time_us {n}" for n in names),
-            "saved_us",
-            "speedup",
-            "change",
-            *(f"names {n}" for n in names),
-            *(f"copies {n}" for n in names),
-            *(f"copy_bytes {n}" for n in names),
-        ]  # fmt: skip
-    )
+    writer.writerow(["layers", *columns[0], "saved_us", "speedup", "change", *columns[1], *columns[2], *columns[3]])
     for row in comparison.rows:
-        members = [
-            ";".join(e.layers[i].name for i in own) for e, own in zip(comparison.engines, row.layers, strict=True)
-        ]
-        writer.writerow(
-            [
-                row.label,
-                *("" if t is None else t for t in row.times_us),
-                row.saved_us,
-                row.speedup or "",
-                row.change,
-                *members,
-                *row.copies,
-                *row.copy_bytes,
-            ]
-        )
+        times = ["" if t is None else t for t in row.times_us]
+        members = [";".join(layer.name for layer in own) for own in row.layers]
+        change = [row.saved_us, row.speedup or "", row.change]
+        writer.writerow([row.label, *times, *change, *members, *row.copies, *row.copy_bytes])
     return out.getvalue()
 
 
 def compare_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as data, times in microseconds; `speedup` is that of an inference, first over last."""
+    keys = ("copies", "copy_bytes", "times_us", "saved_us", "speedup", "change")
     return {
         "schema": 1, "engines": [e.name for e in comparison.engines], "speedup": comparison.latency_speedup,
         "latency_ms": [e.latency_ms for e in comparison.engines], "caution": comparison.caution,
         "unlike": comparison.unlike, "types": [types(e) for e in comparison.engines],
         "layers_us": [e.total_us for e in comparison.engines], "time_us_by_kind": comparison.by_kind,
-        "copies": [m.copies for m in comparison.moved], "copy_bytes": [m.copy_bytes for m in comparison.moved],
-        "all_bytes": [m.all_bytes for m in comparison.moved],
-        "rows": [{"layers": r.label, "copies": r.copies, "copy_bytes": r.copy_bytes, "times_us": r.times_us,
-                  "saved_us": r.saved_us, "speedup": r.speedup,
-                  "change": r.change} for r in comparison.rows],
+        **{key: [getattr(m, key) for m in comparison.moved] for key in ("copies", "copy_bytes", "all_bytes")},
+        "rows": [{"layers": r.label, **{key: getattr(r, key) for key in keys}} for r in comparison.rows],
     }  # fmt: skip
 
 
@@ -201,17 +171,15 @@ def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
         lines[0] += f": {first.latency_ms:.4g} → {last.latency_ms:.4g} ms, {comparison.latency_speedup:.2f}×"
         lines[0] += ", not of fusing alone" if comparison.unlike else ""
     lines += filter(None, (comparison.caution, comparison.copies_text))
+    heads = ("first µs", "last µs", "saved", "layers")
     if not comparison.timed:
-        moved_cells = [
-            (*(f"{row.copy_bytes[i] / 1e6:.1f}" for i in (0, -1)), f"{-row.saved_bytes / 1e6:+.1f}",
-             row.label + (f"  [{row.change}]" if row.change else ""))
-            for row in comparison.rows[:limit]
-        ]  # fmt: skip
         heads = ("first MB", "last MB", "change", "what the copies at these layers move")
-        return "\n".join([*lines, *table.aligned(heads, moved_cells, numbers=(0, 1, 2))])
-    cells = [
-        (*("-" if t is None else f"{t:.1f}" for t in (row.times_us[0], row.times_us[-1])), f"{row.saved_us:+.1f}",
-         row.label + (f"  [{row.change}]" if row.change else ""))
-        for row in comparison.rows[:limit]
-    ]  # fmt: skip
-    return "\n".join([*lines, *table.aligned(("first µs", "last µs", "saved", "layers"), cells, numbers=(0, 1, 2))])
+    cells = []
+    for row in comparison.rows[:limit]:
+        if comparison.timed:
+            ends, change = (row.times_us[0], row.times_us[-1]), row.saved_us
+        else:
+            ends, change = (row.copy_bytes[0] / 1e6, row.copy_bytes[-1] / 1e6), -row.saved_bytes / 1e6
+        figures = ["-" if f is None else f"{f:.1f}" for f in ends]
+        cells.append((*figures, f"{change:+.1f}", row.label + (f"  [{row.change}]" if row.change else "")))
+    return "\n".join([*lines, *table.aligned(heads, cells, numbers=(0, 1, 2))])

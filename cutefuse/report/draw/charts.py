@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw.svg import number, text
-from cutefuse.report.read.cost import Cost, Placement
-from cutefuse.report.read.reader import Engine, Layer
+from cutefuse.report.read.cost import Placement
+from cutefuse.report.read.engine import Layer
 from cutefuse.roofline.peaks import Peaks
 from cutefuse.table import time_text
 
 _WIDTH, _HEIGHT = 860, 400
+_LOW, _FOOT = 180, 26  # height of a chart of columns, and of what stands beneath them
 _DOTS = 1000  # the heaviest layers are drawn, the rest would hide beneath them
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 24, 18, 46
 _LINE = 13  # height of a line of text
@@ -45,9 +48,21 @@ def _label(kind: str, x: float, y: float, content: str, anchor: str = "middle", 
     return f'<text class="{kind}" {place} text-anchor="{anchor}">{text(content)}</text>'
 
 
-def _bar(x: float, y: float, width: float, height: float, tip: str) -> str:
-    box = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
-    return f'<rect class="bin" {box}><title>{text(tip)}</title></rect>'
+def _columns(shares: Sequence[float], tips: Sequence[str], left: float, right: float, top: float) -> list[str]:
+    """Columns side by side, each as tall as its share of the height."""
+    step, most = (_WIDTH - left - right) / len(shares), _LOW - _FOOT - top
+    wide = number(max(step - (0.6 if step > 2 else 0), 0.5))
+    out = []
+    for i, (share, tip) in enumerate(zip(shares, tips, strict=True)):
+        box = f'x="{number(left + i * step)}" y="{number(top + most * (1 - share))}" width="{wide}"'
+        if share > 0:
+            out.append(f'<rect class="bin" {box} height="{number(most * share)}"><title>{text(tip)}</title></rect>')
+    return out
+
+
+def _dot(x: float, y: float, radius: float, kind: str, tip: str, more: str = "") -> str:
+    at = f'cx="{number(x)}" cy="{number(y)}" r="{number(radius)}" style="--c:var(--k-{kind})"'
+    return f'<circle class="dot" {more}{at}><title>{text(tip)}</title></circle>'
 
 
 class _LogPlane:
@@ -83,14 +98,12 @@ def decades(low: float, high: float) -> list[float]:
     return [10.0**e for e in range(first, last + 1)]
 
 
-def roofline(
-    engine: Engine, peaks: Peaks, costs: list[Cost], places: list[Placement | None]
-) -> tuple[str, list[Placement]]:
+def roofline(analysis: Analysis) -> tuple[str, list[Placement]]:
     """Log-log roofline with one dot a layer (area: time); returns the SVG and the layers that it shows."""
+    peaks = analysis.peaks
+    assert peaks is not None  # nothing is placed without
     dots = [
-        (layer, cost.intensity, place)
-        for layer, cost, place in zip(engine.layers, costs, places, strict=True)
-        if place and cost.intensity and layer.time_us
+        (la, cost.intensity, place) for la, place, cost in analysis.layers if place and cost.intensity and la.time_us
     ]
     rates = {p: rate for p in dict.fromkeys(d[0].precision for d in dots) if (rate := peaks.rate(p))}
     if not rates:
@@ -106,7 +119,7 @@ def roofline(
     out += plane.grid(decades(low_x, high_x), "operational intensity, FLOP per byte", "TFLOP/s")
     roofs, names = _roofs(plane, peaks, rates)
     most = max(d[0].time_us or 0.0 for d in dots)
-    out += [*roofs, *(_dot(plane, layer, intensity, place, most) for layer, intensity, place in dots), *names]
+    out += [*roofs, *(_placed(plane, layer, intensity, place, most) for layer, intensity, place in dots), *names]
     return "".join(out) + "</svg>", [place for _, _, place in dots]
 
 
@@ -136,97 +149,82 @@ def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[lis
     return lines, titles
 
 
-def _dot(plane: _LogPlane, layer: Layer, intensity: float, place: Placement, most_us: float) -> str:
+def _placed(plane: _LogPlane, layer: Layer, intensity: float, place: Placement, most_us: float) -> str:
     time_us = layer.time_us or 0.0
     tip = (
         f"{layer.title}\n{time_text(time_us)}, {layer.precision}, {place.bound}-bound\n{intensity:.1f} FLOP/byte, "
         f"{place.achieved_tflops:.3g} of {place.attainable_tflops:.3g} TFLOP/s ({place.percent_of_roof:.0f} % of the "
         f"roof)\ncould take {time_text(place.floor_us)}\ntime: {layer.sources.get('time', '')}"
     )
-    at = f'cx="{number(plane.x(intensity))}" cy="{number(plane.y(place.achieved_tflops))}"'
-    size = f'r="{number(2.5 + 11 * math.sqrt(time_us / most_us))}" style="--c:var(--k-{layer.kind})"'
-    return f'<circle class="dot" data-i="{layer.index}" {at} {size}><title>{text(tip)}</title></circle>'
+    x, y, radius = plane.x(intensity), plane.y(place.achieved_tflops), 2.5 + 11 * math.sqrt(time_us / most_us)
+    return _dot(x, y, radius, layer.kind, tip, f'data-i="{layer.index}" ')
 
 
-def histogram(values: list[float], percentiles: list[tuple[str, float]], unit: str, source: str) -> str:
-    """Distribution of latencies with marked percentiles; what lies beyond the last mark is cut off."""
-    low = min(values)
-    high = max(max((p for _, p in percentiles), default=low) * 1.02, low * 1.001 + 1e-9)
-    bins, width, height, bottom, margin = 60, 860, 170, 26, 20
-    counts = [0] * bins
-    for v in values:
-        if v <= high:
-            counts[min(int((v - low) / (high - low) * bins), bins - 1)] += 1
-    step, top = (width - 2 * margin) / bins, max(counts) or 1
-    out = [_open(width, height, "latency histogram")]
-    for i, count in enumerate(counts):
-        if count:
-            tall = (height - bottom - 34) * count / top
-            edge = low + (high - low) * i / bins
-            tip = (
-                f"{edge:.4g} to {edge + (high - low) / bins:.4g} {unit}: {count} of {len(values)} inferences\n{source}"
-            )
-            out.append(_bar(margin + i * step, height - bottom - tall, step - 1, tall, tip))
+def histogram(values: list[float], percentiles: list[tuple[str, float]], source: str) -> str:
+    """Distribution of latencies in ms with marked percentiles, lowest first; what lies beyond the last is cut off."""
+    import numpy as np
+
+    low, margin = min(values), 20
+    high = max(percentiles[-1][1] * 1.02, low * 1.001 + 1e-9)
+    counts, edges = np.histogram(values, 60, (low, high))
+    tips = [
+        f"{edges[i]:.4g} to {edges[i + 1]:.4g} ms: {count} of {len(values)} inferences\n{source}"
+        for i, count in enumerate(counts)
+    ]
+    out = [_open(_WIDTH, _LOW, "latency histogram"), *_columns(counts / max(counts), tips, margin, margin, 34)]
     last = -100.0
-    for name, p in sorted(percentiles, key=lambda item: item[1]):
-        x = margin + (width - 2 * margin) * (p - low) / (high - low)
+    for name, p in percentiles:
+        x = margin + (_WIDTH - 2 * margin) * (p - low) / (high - low)
         y = 14 if x - last > 90 else 27
         last = x if y == 14 else last
-        anchor = "end" if x > width - 60 else "start" if x < 60 else "middle"
-        out.append(f'<path class="mark" d="M{number(x)} {y + 3}V{height - bottom}"/>')
+        anchor = "end" if x > _WIDTH - 60 else "start" if x < 60 else "middle"
+        out.append(f'<path class="mark" d="M{number(x)} {y + 3}V{_LOW - _FOOT}"/>')
         out.append(_label("tick", x, y, f"{name} {p:.4g}", anchor))
     for i, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
-        x, value = margin + (width - 2 * margin) * i / 4, low + (high - low) * i / 4
-        out.append(_label("tick", x, height - bottom + 18, f"{value:.4g} {unit}", anchor))
+        x, value = margin + (_WIDTH - 2 * margin) * i / 4, low + (high - low) * i / 4
+        out.append(_label("tick", x, _LOW - _FOOT + 18, f"{value:.4g} ms", anchor))
     return "".join(out) + "</svg>"
 
 
-def area(values: list[float], names: list[str], label: str) -> str:
+def area(values: list[float], names: list[str]) -> str:
     """Memory that is alive, layer by layer; at most 400 columns (the maximum of each)."""
-    if not values or max(values) <= 0:
+    most = max(values, default=0.0)
+    if most <= 0:
         return ""
-    per = max(1, math.ceil(len(values) / 400))
-    width, height, bottom, left, top = 860, 180, 26, 62, max(values)
-    step = (width - left - 10) / math.ceil(len(values) / per)
-    out = [_open(width, height, label)]
+    per, top = math.ceil(len(values) / 400), 16
+    worst = [max(range(i, min(i + per, len(values))), key=values.__getitem__) for i in range(0, len(values), per)]
+    tips = [f"{names[i]}\n{bytes_text(values[i])} of activations alive" for i in worst]
+    out = [_open(_WIDTH, _LOW, "memory of activations")]
     for share in (0.5, 1.0):
-        y = height - bottom - (height - bottom - 16) * share
-        out.append(f'<path class="grid" d="M{left} {number(y)}H{width - 10}"/>')
-        out.append(_label("tick", left - 8, y + 4, bytes_text(top * share), "end"))
-    for column, index in enumerate(range(0, len(values), per)):
-        worst = max(range(index, min(index + per, len(values))), key=lambda n: values[n])
-        tall = (height - bottom - 16) * values[worst] / top
-        tip = f"{names[worst]}\n{bytes_text(values[worst])} of activations alive"
-        wide = max(step - (0.6 if step > 2 else 0), 0.5)
-        out.append(_bar(left + column * step, height - bottom - tall, wide, tall, tip))
-    out.append(_label("axis", (left + width) / 2, height - 6, "layers in order of execution"))
+        y = _LOW - _FOOT - (_LOW - _FOOT - top) * share
+        out.append(f'<path class="grid" d="M{_LEFT} {number(y)}H{_WIDTH - 10}"/>')
+        out.append(_label("tick", _LEFT - 8, y + 4, bytes_text(most * share), "end"))
+    out += _columns([values[i] / most for i in worst], tips, _LEFT, 10, top)
+    out.append(_label("axis", (_LEFT + _WIDTH) / 2, _LOW - 6, "layers in order of execution"))
     return "".join(out) + "</svg>"
 
 
 def curves(view: dict[str, Any], peaks: Peaks) -> str:
     """Prefill and decode of a language model against the ridge of a device: intensity over size."""
-    series = {
-        "prefill": [(r["length"], r["intensity"]) for r in view["prefill"]],
-        "decode": [(r["batch"], r["intensity"]) for r in view["decode"]],
-    }
-    points = [p for rows in series.values() for p in rows]
+    series = (
+        ("prefill", "conv", "prompt of {} tokens", [(r["length"], r["intensity"]) for r in view["prefill"]]),
+        ("decode", "copy", "batch of {}", [(r["batch"], r["intensity"]) for r in view["decode"]]),
+    )
+    sizes = [size for *_, points in series for size, _ in points]
     ridge = float(view["ridge"])
-    heights = [*(i for _, i in points), ridge]
-    sizes = [s for s, _ in points]
+    heights = [ridge, *(intensity for *_, points in series for _, intensity in points)]
     plane = _LogPlane(min(sizes), max(sizes), min(heights) / 2, max(heights) * 2)
     out = [_open(_WIDTH, _HEIGHT, "operational intensity of prefill and decode")]
     out += plane.grid([2.0**i for i in range(0, 15, 2)], "prompt length (prefill), batch (decode)", "FLOP per byte")
     note = f"ridge of {peaks.device}, {view['precision']}: {ridge:.0f} FLOP/byte; above it compute-bound"
     out.append(f'<path class="roof" d="M{_LEFT} {number(plane.y(ridge))}H{_WIDTH - _RIGHT}"/>')
     out.append(_label("tick", _WIDTH - _RIGHT, plane.y(ridge) - 6, note, "end"))
-    for phase, kind, what in (("prefill", "conv", "prompt of {} tokens"), ("decode", "copy", "batch of {}")):
-        places = [(plane.x(s), plane.y(i)) for s, i in series[phase]]
+    for phase, kind, what, points in series:
+        places = [(plane.x(size), plane.y(intensity)) for size, intensity in points]
         d = "M" + "L".join(f"{number(x)} {number(y)}" for x, y in places)
         out.append(f'<path class="curve" d="{d}" style="stroke:var(--k-{kind})"/>')
-        for (x, y), (size, intensity) in zip(places, series[phase], strict=True):
-            tip = f"{phase}, {what.format(size)}: {intensity:.2f} FLOP/byte"
-            at = f'cx="{number(x)}" cy="{number(y)}" r="4" style="--c:var(--k-{kind})"'
-            out.append(f'<circle class="dot" {at}><title>{text(tip)}</title></circle>')
+        for (x, y), (size, intensity) in zip(places, points, strict=True):
+            out.append(_dot(x, y, 4, kind, f"{phase}, {what.format(size)}: {intensity:.2f} FLOP/byte"))
         x, y = places[len(places) // 2]
         out.append(_label("axis", x + 10, y + 20, phase, "start"))
     return "".join(out) + "</svg>"

@@ -2,13 +2,10 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (s, r = document) => r.querySelector(s), $$ = (s, r = document) => [...r.querySelectorAll(s)];
 const esc = s => String(s ?? "").replace(/[&<>"']/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}[c]));
-const S = data.strings || [], K = data.columns || [];
 const layers = (data.layers || []).map(r => {
-  const o = {};
-  K.forEach((k, j) => o[k] = r[j]);
-  for (const k of data.interned || []) o[k] = S[o[k]];
-  for (const k of ["at", "from"]) if (o[k]) o[k] = `${o[k + "_file"]} › ${o[k]}`;
-  return o;
+  const layer = Object.fromEntries(data.columns.map((k, j) => [k, r[j]]));
+  for (const k of data.texts) layer[k] = data.strings[layer[k]];
+  return layer;
 });
 const fix = (v, n) => v == null ? "" : v >= 100 ? v.toFixed(0) : v >= 10 ? v.toFixed(Math.min(n, 1)) : v.toFixed(n);
 const time = us => us == null ? "" : us >= 1e6 ? `${+(us / 1e6).toPrecision(4)} s` : us >= 1e4 ? `${+(us / 1e3).toPrecision(4)} ms` : `${us.toFixed(us < 100 ? 2 : 1)} µs`;
@@ -33,11 +30,11 @@ function show(i) {
   const extra = Object.entries(l.raw || {}).map(([k, v]) => row(esc(k), esc(typeof v === "object" ? JSON.stringify(v) : v), l.at)).join("");
   panel.innerHTML = `<button class="btn close" aria-label="close">×</button><h3>${esc(l.name)}</h3><dl>` +
     row("kind", `<i class="dotk" style="--c:var(--k-${l.kind})"></i> ${esc(data.kinds[l.kind] || l.kind)}`) + row("type", esc(l.type), l.at) +
-    row("precision", esc(l.precision)) + row("time", l.us == null ? "not profiled" : `${time(l.us)}${l.mean == null || l.mean === l.us ? "" : `, mean ${time(l.mean)}`}`, l.from) +
-    row("share", l.pct == null ? "" : fix(l.pct, 2) + " %", l.from) + row("arithmetic", l.flops == null ? "" : fix(l.flops / 1e9, 3) + " GFLOP", "from the shapes in " + l.at) +
-    row("least traffic", l.bytes == null ? "" : fix(l.bytes / 1048576, 3) + " MiB", "from the shapes in " + l.at) +
-    row("rate", l.tflops ? `${fix(l.tflops, 2)} TFLOP/s, ${fix(l.gbs, 1)} GB/s` : "") +
-    row("roof", l.roof == null ? "" : `${fix(l.roof, 1)} % of the attainable, ${l.bound}-bound, could take ${time(l.floor)}`) +
+    row("precision", esc(l.precision)) + row("time", l.time_us == null ? "not profiled" : `${time(l.time_us)}${l.mean_us == null || l.mean_us === l.time_us ? "" : `, mean ${time(l.mean_us)}`}`, l.from) +
+    row("share", l.percent == null ? "" : fix(l.percent, 2) + " %", l.from) + row("arithmetic", l.flops == null ? "" : fix(l.flops / 1e9, 3) + " GFLOP", "from the shapes in " + l.at) +
+    row("least traffic", l.min_bytes == null ? "" : fix(l.min_bytes / 1048576, 3) + " MiB", "from the shapes in " + l.at) +
+    row("rate", l.tflop_per_s ? `${fix(l.tflop_per_s, 2)} TFLOP/s, ${fix(l.gb_per_s, 1)} GB/s` : "") +
+    row("roof", l.percent_of_roof == null ? "" : `${fix(l.percent_of_roof, 1)} % of the attainable, ${l.bound}-bound, could take ${time(l.floor_us)}`) +
     row("tactic", esc(l.tactic), l.at) + row("inputs", tensors(l.ins || [])) + row("outputs", tensors(l.outs || [])) +
     row("ONNX nodes", (l.onnx || []).map(esc).join("<br>")) + extra + `</dl><button class="btn" data-graph="${i}">show in the graph</button>` +
     `<p class="src">layer: ${esc(l.at)}<br>time: ${esc(l.from || "no record")}</p>`;
@@ -57,12 +54,12 @@ document.addEventListener("keydown", e => { if (e.key === "Escape" && panel) pan
 
 /* ---- layer table: rows are made as they are scrolled to */
 const box = $("#rows"), body = $("#rows tbody"), query = $("#q"), PAGE = 150;
-const timed = layers.some((l) => l.us != null);
-let sort = {key: timed ? "us" : "bytes", up: false}, kind = "", shown = [], made = 0;
-const cells = l => `<tr data-i="${l.i}"><td class="r">${l.i}</td><td class="name" title="${esc(l.name)}"><i class="dotk" style="--c:var(--k-${l.kind})"></i> ${esc(middle(l.name, 72))}</td>` +
-  `<td>${esc(l.type)}</td><td>${esc(l.precision)}</td><td class="r" title="${esc(l.from)}">${fix(l.us, 2)}</td><td class="r" title="${esc(l.from)}">${fix(l.pct, 1)}</td>` +
-  `<td>${esc(l.shape)}</td><td>${esc(l.format)}</td><td class="r" title="${esc(l.at)}">${l.flops ? fix(l.flops / 1e9, 2) : ""}</td>` +
-  `<td class="r" title="${esc(l.at)}">${l.bytes ? fix(l.bytes / 1048576, 2) : ""}</td><td class="r">${l.gbs ? fix(l.gbs, 0) : ""}</td><td class="r">${l.roof == null ? "" : fix(l.roof, 0)}</td></tr>`;
+const timed = layers.some((l) => l.time_us != null);
+let sort = {key: timed ? "time_us" : "min_bytes", up: false}, kind = "", shown = [], made = 0;
+const cells = l => `<tr data-i="${l.index}"><td class="r">${l.index}</td><td class="name" title="${esc(l.name)}"><i class="dotk" style="--c:var(--k-${l.kind})"></i> ${esc(middle(l.name, 72))}</td>` +
+  `<td>${esc(l.type)}</td><td>${esc(l.precision)}</td><td class="r" title="${esc(l.from)}">${fix(l.time_us, 2)}</td><td class="r" title="${esc(l.from)}">${fix(l.percent, 1)}</td>` +
+  `<td>${esc(l.output_shape)}</td><td>${esc(l.format)}</td><td class="r" title="${esc(l.at)}">${l.flops ? fix(l.flops / 1e9, 2) : ""}</td>` +
+  `<td class="r" title="${esc(l.at)}">${l.min_bytes ? fix(l.min_bytes / 1048576, 2) : ""}</td><td class="r">${l.gb_per_s ? fix(l.gb_per_s, 0) : ""}</td><td class="r">${l.percent_of_roof == null ? "" : fix(l.percent_of_roof, 0)}</td></tr>`;
 // On a narrow screen a row is a block of cells, each with the heading of its column (page.css).
 function headings(table) {
   const names = $$("th", table).map(h => h.textContent);
@@ -80,10 +77,10 @@ function refresh() {
   const k = sort.key, d = sort.up ? 1 : -1;
   shown.sort((a, b) => {
     const x = a[k], y = b[k];
-    if (x == null || y == null) return x == null ? (y == null ? a.i - b.i : 1) : -1;
-    return (x < y ? -d : x > y ? d : a.i - b.i);
+    if (x == null || y == null) return x == null ? (y == null ? a.index - b.index : 1) : -1;
+    return (x < y ? -d : x > y ? d : a.index - b.index);
   });
-  const us = shown.reduce((t, l) => t + (l.us || 0), 0);
+  const us = shown.reduce((t, l) => t + (l.time_us || 0), 0);
   $("#count").textContent = `${shown.length} of ${layers.length} layers${timed ? `, ${time(us)}` : ""}`;
   $$("#rows th[data-k]").forEach(h => h.setAttribute("aria-sort", h.dataset.k === k ? (sort.up ? "ascending" : "descending") : "none"));
   body.innerHTML = ""; made = 0; box.scrollTop = 0; more();
@@ -93,7 +90,7 @@ if (box) {
   query.addEventListener("input", refresh);
   box.addEventListener("scroll", () => { if (made < shown.length && box.scrollTop + box.clientHeight > box.scrollHeight - 300) more(); });
   $$("#rows th[data-k]").forEach(h => h.addEventListener("click", () => {
-    sort = {key: h.dataset.k, up: sort.key === h.dataset.k ? !sort.up : !["us", "pct", "flops", "bytes", "gbs", "roof"].includes(h.dataset.k)};
+    sort = {key: h.dataset.k, up: sort.key === h.dataset.k ? !sort.up : !["time_us", "percent", "flops", "min_bytes", "gb_per_s", "percent_of_roof"].includes(h.dataset.k)};
     refresh();
   }));
   $$("[data-kind]").forEach(c => c.addEventListener("click", () => {

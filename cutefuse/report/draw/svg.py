@@ -8,19 +8,20 @@ from cutefuse.engines.kinds import KINDS
 from cutefuse.engines.tensors import Tensor
 from cutefuse.report.draw.labels import Labels
 from cutefuse.report.draw.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.graph import Edge
 from cutefuse.report.read.moves import layer_bytes
-from cutefuse.report.read.reader import Engine, Layer
 from cutefuse.table import time_text
 
 # Colours of a file that stands alone; pages define the same variables for light and dark.
 _STYLE = """
 svg{--bg:#f7f8fa;--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plugin:#12805c;--k-conv:#2f6fde;--k-gemm:#6a4fd8;
 --k-attention:#a33fb5;--k-softmax:#c2458a;--k-norm:#0f8b9e;--k-pointwise:#b7860b;--k-pool:#5b7f95;--k-foreign:#8b5e3c;--k-copy:#d9480f;
---k-noop:#b4bcc8;--k-other:#7d8796;--heat:217,72,15;font-family:system-ui,sans-serif;background:#f7f8fa}
+--k-noop:#b4bcc8;--k-other:#7d8796;--heat:#d9480f;font-family:system-ui,sans-serif;background:#f7f8fa}
 """
 GRAPH_STYLE = """
-.g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{stroke:none}.g-n text{fill:var(--ink);font-size:12px}
+.g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{fill:var(--heat);stroke:none}
+.g-n text{fill:var(--ink);font-size:12px}
 .g-n .g-t{fill:var(--mute);font-size:11px}.g-r{text-anchor:end}
 .g-e{fill:none;stroke:var(--mute);stroke-opacity:.6;stroke-width:1.4}
 .g-FP32,.g-TF32{stroke:var(--k-pool)}.g-FP16,.g-BF16{stroke:var(--k-conv)}.g-INT8,.g-FP8{stroke:var(--k-plugin)}
@@ -118,11 +119,7 @@ def _node(layer: Layer, drawing: Drawing, share: float, note: str, rich: bool) -
     # The first part of a fused name, the end of a path, the layer that a copy serves.
     own = layer.title.split(" + ")[0].rpartition("CopyNode for ")[2]
     own = own if len(own) <= 25 else f"…{own[-24:]}"
-    heat = (
-        f'<use href="#gb" class="g-h" style="fill:rgba(var(--heat),{0.04 + 0.42 * share:.2f})"/>'
-        if share > 0.01
-        else ""
-    )
+    heat = f'<use href="#gb" class="g-h" style="fill-opacity:{0.04 + 0.42 * share:.2f}"/>' if share > 0.01 else ""
     title = f"<title>{text(layer.title)}</title>" if rich else ""
     kind = _fit(str(layer.raw.get("ParameterType") or layer.type), 20)
     return (

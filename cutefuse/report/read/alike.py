@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.moves import layer_bytes
-from cutefuse.report.read.reader import Engine
 
 _COMPUTES = ("conv", "gemm", "plugin", "attention")
 _LEAST_SHARE = 0.25  # of a mixed engine's work: more of the other's type than this, and both are called mixed
@@ -26,11 +27,15 @@ def types(engine: Engine) -> dict[str, float]:
     return {t: w / total for t, w in sorted(found.items(), key=lambda item: -item[1])} if total else {}
 
 
+def converted(report: dict[str, Any] | None) -> str:
+    """The type that `patch --dtype` converted a model to; empty where it has the types of the one before it."""
+    about = (report or {}).get("conversion")
+    return str(about.get("dtype") or "") if isinstance(about, dict) and about.get("changed") else ""
+
+
 def lowered(engine: Engine) -> str:
-    """The type that `patch --dtype` converted the engine's model to; empty where it did not."""
-    conversion = (engine.patch or {}).get("conversion")
-    changed = isinstance(conversion, dict) and conversion.get("changed")
-    dtype = str(conversion.get("dtype") or "") if isinstance(conversion, dict) and changed else ""
+    """The type that an engine's model was converted to; empty where it was not."""
+    dtype = converted(engine.patch)
     return _SHORT.get(dtype, dtype)
 
 
@@ -42,25 +47,16 @@ def unlike(first: Engine, last: Engine) -> str:
         one, other = next(iter(a)), next(iter(b))
         if a.get(other, 0.0) < _LEAST_SHARE or b.get(one, 0.0) < _LEAST_SHARE:
             found.append(f"the first computes in {one}, the last in {other}")
-    if not found and lowered(last) and not lowered(first) and first.name == _input_name(last):
+    patched = Path(str((last.patch or {}).get("input", {}).get("path", ""))).name
+    if not found and lowered(last) and not lowered(first) and first.name == patched:
         found.append(
             f"the last is of a model that `patch --dtype` converted to {lowered(last)}, the first of the model before"
         )
     if first.backend != last.backend:
-        found.append(f"the first is of {_runner(first)}, the last of {_runner(last)}")
+        one, other = (_RUNNERS.get(e.backend, "TensorRT") for e in (first, last))
+        found.append(f"the first is of {one}, the last of {other}")
     else:
         boards = [str(e.device.get("Selected Device", "")) for e in (first, last)]
         if all(boards) and boards[0] != boards[1]:
             found.append(f"the first ran on {boards[0]}, the last on {boards[1]}")
     return "; ".join(found)
-
-
-def _runner(engine: Engine) -> str:
-    return _RUNNERS.get(engine.backend, "TensorRT")
-
-
-def _input_name(engine: Engine) -> str:
-    """The file name of the model that was patched into this one."""
-    given = (engine.patch or {}).get("input")
-    path = given.get("path") if isinstance(given, dict) else given
-    return Path(path).name if isinstance(path, str) else ""

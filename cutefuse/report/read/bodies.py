@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from cutefuse.engines.tensors import Tensor
 from cutefuse.graph.body import FORMAL
 from cutefuse.match.site import FUSED, MERGED
+from cutefuse.report.read.engine import Layer
 
 _ANCHORS = ("conv", "norm")
 
 
-class Member(Protocol):
-    """What is asked of a layer."""
-
-    name: str
-    type: str
-    kind: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-
-
-def replaced(sites: Iterable[Any]) -> tuple[dict[str, list[str]], dict[str, str]]:
+def replaced(sites: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """By the sites of a patch report: the nodes that each fused node replaced, and the maker of each fused tensor.
 
     A merged site is computed by the fused node that makes its outputs.
     """
     nodes: dict[str, list[str]] = {}
     made_by: dict[str, str] = {}
-    known = [s for s in sites if isinstance(s, dict) and isinstance(s.get("nodes"), list)]
     for status in (FUSED, MERGED):
-        for site in (s for s in known if s.get("status") == status):
-            made = site.get("outputs")
-            outputs = [str(o) for o in made] if isinstance(made, list) else []
-            name = (
-                next((made_by[o] for o in outputs if o in made_by), "") if status == MERGED else str(site.get("name"))
-            )
+        for site in (s for s in sites if s["status"] == status):
+            name = site["name"]
             if status == FUSED:
-                made_by |= dict.fromkeys(outputs, name)
-            nodes.setdefault(name, []).extend(str(n) for n in site["nodes"])
+                made_by |= dict.fromkeys(site.get("outputs", ()), name)
+            else:
+                name = next((made_by[o] for o in site.get("outputs", ()) if o in made_by), "")
+            nodes.setdefault(name, []).extend(site["nodes"])
     return nodes, made_by
 
 
@@ -49,7 +36,7 @@ def is_inside(name: str) -> bool:
     return FORMAL in name
 
 
-def owners(layers: Sequence[Member], made_by: Mapping[str, str]) -> dict[int, str]:
+def owners(layers: Sequence[Layer], made_by: Mapping[str, str]) -> dict[int, str]:
     """The fused node of each layer of a body, backwards from the tensors that fused nodes make (tensor -> node)."""
     readers: dict[str, list[int]] = defaultdict(list)
     for index, layer in enumerate(layers):
@@ -68,7 +55,7 @@ def owners(layers: Sequence[Member], made_by: Mapping[str, str]) -> dict[int, st
     return found
 
 
-def title(layer: Member, nodes: Sequence[str]) -> str:
+def title(layer: Layer, nodes: Sequence[str]) -> str:
     """What pages call a layer: the name of its fused node where its own is one of the inside of a body."""
     if not nodes or not is_inside(layer.name):
         return layer.name

@@ -8,7 +8,8 @@ from typing import Any
 
 from cutefuse import kernels
 from cutefuse.engines.tensors import Tensor, dtype_of, tensor_of
-from cutefuse.report.read.reader import Engine, Layer
+from cutefuse.match.site import FUSED
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.peaks import Peaks
 
@@ -31,7 +32,6 @@ class Placement:
     """Where a layer lies under the roof."""
 
     achieved_tflops: float
-    achieved_gbs: float
     attainable_tflops: float
     percent_of_roof: float
     bound: str  # "memory" or "compute": which side of the ridge
@@ -54,31 +54,18 @@ def place(peaks: Peaks, precision: str, cost: Cost, time_us: float) -> Placement
     """Position under the roof of a layer that took `time_us`; None when its cost or the peak is unknown."""
     if not cost.size_bytes or cost.flops is None or time_us <= 0:
         return None
-    floor_us = peaks.floor_us(precision, cost.flops, cost.size_bytes)
-    peak = peaks.rate(precision)
-    if not floor_us or peak is None:
+    roof = peaks.roof(precision, cost.flops, cost.size_bytes)
+    if roof is None or not roof.floor_us:
         return None
-    intensity = cost.flops / cost.size_bytes
-    attainable = min(peak, intensity * peaks.bandwidth_gbs / 1000)
-    bound = "compute" if cost.flops / peak / 1e6 >= cost.size_bytes / peaks.bandwidth_gbs / 1e3 else "memory"
-    return Placement(
-        cost.flops / time_us / 1e6,
-        cost.size_bytes / time_us / 1e3,
-        attainable,
-        100 * floor_us / time_us,
-        bound,
-        floor_us,
-    )
+    achieved = cost.flops / time_us / 1e6
+    return Placement(achieved, roof.attainable_tflops, 100 * roof.floor_us / time_us, roof.bound, roof.floor_us)
 
 
 def _reported_flops(engine: Engine, layer: Layer) -> float | None:
     """FLOPs of the fused site; unusable where the rewriter did not know a dimension (it counts unknown ones as 1)."""
-    for site in (engine.patch or {}).get("sites", []):
-        if isinstance(site, dict) and site.get("status") == "fused" and site.get("name") in (layer.name, *layer.onnx):
-            flops, shapes = site.get("flops"), site.get("shapes")
-            known = "-1" not in str(shapes)
-            return float(flops) if known and isinstance(flops, (int, float)) else None
-    return None
+    own = (s for s in engine.sites if s["status"] == FUSED and s["name"] in (layer.name, *layer.onnx))
+    site = next(own, None)
+    return site["flops"] if site and "-1" not in str(site.get("shapes")) else None
 
 
 def weight_bytes(layer: Layer) -> float:
@@ -90,60 +77,48 @@ def weight_bytes(layer: Layer) -> float:
             if isinstance(item, dict) and "Dimensions" in item:
                 tensor = tensor_of(item)
                 total += (tensor.size_bytes or 0.0) if tensor else 0.0
-            elif (
-                isinstance(item, dict)
-                and isinstance(item.get("Count"), (int, float))
-                and item["Count"] == item["Count"]
-            ):
-                bits = DTYPE_BITS.get(dtype_of(str(item.get("Type", ""))), 32)
-                total += max(float(item["Count"]), 0.0) * bits / 8
+            else:
+                bits = DTYPE_BITS.get(dtype_of(str(item.get("Type", ""))), 32) if isinstance(item, dict) else 0
+                total += _count(item) * bits / 8
     return total
 
 
 def _bytes(layer: Layer) -> float | None:
     tensors = {t.name or str(i): t for i, t in enumerate([*layer.inputs, *layer.outputs])}
     sizes = [t.size_bytes for t in tensors.values()]
-    if not sizes or any(s is None for s in sizes):
+    if not sizes or None in sizes:
         return None
     return sum(s for s in sizes if s is not None) + weight_bytes(layer)
 
 
-def _count(layer: Layer, key: str) -> float | None:
-    part = layer.raw.get(key)
+def _count(part: Any) -> float:
+    """Elements of weights; 0 where they are not told."""
     value = part.get("Count") if isinstance(part, dict) else None
-    return float(value) if isinstance(value, (int, float)) and value == value and value > 0 else None
+    return float(value) if isinstance(value, (int, float)) and value > 0 else 0.0
 
 
 def _ints(value: Any) -> list[int]:
     return [int(v) for v in value if isinstance(v, (int, float))] if isinstance(value, list) else []
 
 
-def _volume(tensor: Tensor | None) -> float | None:
-    return None if tensor is None or tensor.elements is None else float(tensor.elements)
-
-
 def _flops(layer: Layer) -> float | None:
-    first = layer.inputs[0] if layer.inputs else None
-    out = layer.outputs[0] if layer.outputs else None
-    volume = _volume(out)
+    first, out = layer.first
     if layer.kind in ("copy", "noop"):
         return 0.0
-    if volume is None or out is None:
+    if out is None or out.elements is None:
         return None
+    volume, read = float(out.elements), float(first.elements or 0) if first else 0.0
     if layer.kind == "conv":
         return _conv_flops(layer, first, out)
     if layer.kind == "gemm":
         return _gemm_flops(layer, out, volume)
     if layer.kind == "plugin":
-        return _plugin_flops(layer, out)
+        return _plugin_flops(layer, out, volume)
     if layer.kind == "pool":
         window = _ints(layer.raw.get("WindowSize"))
-        if window:
-            return volume * math.prod(window)
-        ratio = (_volume(first) or volume) / volume if volume else 1
-        return volume * max(ratio, 1.0)
+        return volume * math.prod(window) if window else max(read, volume)
     if layer.kind in ("norm", "attention", "softmax"):
-        return 5 * max(volume, _volume(first) or 0.0)
+        return 5 * max(volume, read)
     if layer.kind == "pointwise":
         operations = layer.raw.get("NbOperations", layer.raw.get("Operations"))
         return volume * (len(operations) if isinstance(operations, list) else max(len(layer.onnx), 1))
@@ -158,8 +133,8 @@ def _conv_flops(layer: Layer, first: Tensor | None, out: Tensor) -> float | None
     if grid is None or len(grid.dims) < 3:
         return None
     positions = math.prod(grid.dims) / grid.dims[1] if grid.dims[1] else 0
-    weights = _count(layer, "Weights")
-    if weights is None:
+    weights = _count(layer.raw.get("Weights"))
+    if not weights:
         if not kernel or first is None or len(first.dims) < 3:
             return None
         share = groups if isinstance(groups, int) and groups > 0 else 1
@@ -169,7 +144,7 @@ def _conv_flops(layer: Layer, first: Tensor | None, out: Tensor) -> float | None
 
 def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     """2 * M * N * K. K = sqrt(|A| |B| / |O|) holds for any transposition, batched over equal leading dimensions."""
-    weights = _count(layer, "Weights")
+    weights = _count(layer.raw.get("Weights"))
     if weights and out.dims and out.dims[-1]:
         columns = out.dims[1] if len(out.dims) == 4 and out.dims[2:] == (1, 1) else out.dims[-1]
         return 2 * volume * weights / columns
@@ -180,7 +155,7 @@ def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     return 2 * volume * math.sqrt(sizes[0] * sizes[1] / volume / max(batch, 1))
 
 
-def _plugin_flops(layer: Layer, out: Tensor) -> float | None:
+def _plugin_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest]; row norms by volume.
 
     The sources of a view may be parts of wider tensors: for them the padded channels count.
@@ -188,8 +163,7 @@ def _plugin_flops(layer: Layer, out: Tensor) -> float | None:
     text = f"{layer.name} {layer.raw.get('PluginType', '')} {layer.raw.get('ParameterType', '')}"
     facts = kernels.facts_in(text)
     if facts is None or facts["kind"] != "convolution":
-        volume = _volume(out)
-        return 5 * volume if volume and "Norm" in text else None
+        return 5 * volume if "Norm" in text else None
     count = facts["sources"]
     sources, rest = layer.inputs[:count], layer.inputs[count:]
     if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in (*sources, *layer.outputs)):

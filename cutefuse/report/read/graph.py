@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 
 from cutefuse.engines.tensors import Tensor
-from cutefuse.report.read.reader import Engine
+from cutefuse.report.read.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,4 @@ def memory_profile(engine: Engine) -> list[float]:
     for name, size_bytes in size.items():
         change[first[name]] += size_bytes
         change[last[name] + 1] -= size_bytes
-    alive, total = [], 0.0
-    for delta in change[:count]:
-        total += delta
-        alive.append(max(total, 0.0))
-    return alive
+    return [max(total, 0.0) for total in accumulate(change[:count])]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from cutefuse.engines.compiled import traffic_bytes
-from cutefuse.engines.kinds import KINDS, computing_words, copy_origin
+from cutefuse.engines.kinds import KINDS, computing_words
 from cutefuse.report.read.cost import weight_bytes
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.graph import edges
-from cutefuse.report.read.reader import Engine, Layer
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,19 @@ def layer_bytes(layer: Layer) -> int:
 
 def moves(engine: Engine) -> list[Move]:
     """Every copy, the largest first."""
-    sources: dict[int, list[str]] = {}
-    targets: dict[int, list[str]] = {}
+    sources: dict[int, list[str]] = defaultdict(list)
+    targets: dict[int, list[str]] = defaultdict(list)
     for edge in edges(engine):
-        if edge.target >= 0 and engine.layers[edge.target].kind == "copy":
-            name = f"input {edge.tensor.name}" if edge.source < 0 else _called(engine.layers[edge.source])
-            sources.setdefault(edge.target, []).append(name)
-        if edge.source >= 0 and engine.layers[edge.source].kind == "copy":
-            name = f"output {edge.tensor.name}" if edge.target < 0 else _called(engine.layers[edge.target])
-            targets.setdefault(edge.source, []).append(name)
+        source, target = (engine.layers[i] if i >= 0 else None for i in (edge.source, edge.target))
+        if target and target.kind == "copy":
+            sources[target.index].append(_called(source) if source else f"input {edge.tensor.name}")
+        if source and source.kind == "copy":
+            targets[source.index].append(_called(target) if target else f"output {edge.tensor.name}")
     makers = Counter(t.name for layer in engine.layers for t in layer.outputs)
     found = []
     for layer in engine.layers:
         if layer.kind == "copy":
-            around = _list(" from ", sources.get(layer.index)) + _list(" for ", targets.get(layer.index))
+            around = _list(" from ", sources[layer.index]) + _list(" for ", targets[layer.index])
             reason = _what(layer, makers) + around
             found.append(Move(layer.index, _origin(layer, makers), layer_bytes(layer), reason))
     return sorted(found, key=lambda move: -move.size_bytes)
@@ -87,20 +86,20 @@ def _called(layer: Layer) -> str:
     return f"{kind} {layer.onnx[0] if layer.onnx else layer.label}"
 
 
-def _list(word: str, names: list[str] | None) -> str:
-    unique = list(dict.fromkeys(names or []))
+def _list(word: str, names: list[str]) -> str:
+    unique = list(dict.fromkeys(names))
     return word + ", ".join(unique[:2]) + (f" and {len(unique) - 2} more" if len(unique) > 2 else "") if unique else ""
 
 
 def _origin(layer: Layer, makers: Counter[str]) -> str:
     """As `copy_origin`; a tensor that several layers write is a concatenation, whose convolutions write in place."""
     joint = any(makers[tensor.name] > 1 for tensor in layer.outputs)
-    return "concat" if joint else copy_origin(layer.name, layer.raw, layer.type)
+    return "concat" if joint else layer.origin
 
 
 def _what(layer: Layer, makers: Counter[str]) -> str:
     """What a copy does with its tensors, and what it computes on the way."""
-    before, after = (side[0] if side else None for side in (layer.inputs, layer.outputs))
+    before, after = layer.first
     origin = _origin(layer, makers)
     if origin == "concat":
         count = len(layer.inputs)

@@ -8,10 +8,9 @@ be an engine raises CutefuseError with one sentence.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cutefuse.engines.artifacts import build_metadata, profile_metadata
 from cutefuse.engines.kinds import kind_of, node_names, precision_of
@@ -19,124 +18,24 @@ from cutefuse.engines.plugins import speaks_of
 from cutefuse.engines.tensors import Tensor, tensor_of
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read import bodies
+from cutefuse.report.read.engine import Engine, Layer
 from cutefuse.report.read.sources import find_engines, read_json, stem_of
 
 __all__ = ["Engine", "Layer", "find_engines", "read_engine"]
 
-
-@dataclass
-class Layer:
-    """One layer of an engine graph with its measured time.
-
-    `time_us` is the median of the profile, which no outlier rules; its mean where it has no median (`mean_us` is always
-    that), and None when the layer was not profiled (no-ops, constants).
-    `sources` names file and field of each figure, for tooltips.
-    """
-
-    index: int
-    name: str
-    type: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    raw: dict[str, Any]
-    kind: str = "other"
-    precision: str = ""
-    time_us: float | None = None
-    mean_us: float | None = None
-    percent: float | None = None
-    onnx: list[str] = field(default_factory=list)
-    title: str = ""  # its name, or that of the fused node whose body it computes
-    sources: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def tactic(self) -> str:
-        return str(self.raw.get("TacticName", ""))
-
-    @property
-    def label(self) -> str:
-        """A short title: long fused names show their ends."""
-        text = self.title or self.name
-        return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"
-
-
-@dataclass
-class Engine:
-    """Everything that is known about one engine."""
-
-    name: str
-    folder: Path
-    layers: list[Layer]
-    inputs: list[str]
-    outputs: list[str]
-    files: dict[str, Path]
-    performance: dict[str, Any] = field(default_factory=dict)
-    percentiles: list[float] = field(default_factory=list)
-    device: dict[str, Any] = field(default_factory=dict)
-    build: dict[str, Any] = field(default_factory=dict)
-    inference: dict[str, Any] = field(default_factory=dict)
-    latencies_ms: list[float] = field(default_factory=list)
-    concats: list[dict[str, str]] = field(default_factory=list)
-    patch: dict[str, Any] | None = None
-    peaks: dict[str, Any] | None = None
-    backend: str = "tensorrt"
-    version: str = ""
-    size_bytes: int | None = None
-    time_field: str = "averageMs"  # of the profile, from which the layers' times are
-    notes: list[str] = field(default_factory=list)
-
-    @cached_property
-    def total_us(self) -> float:
-        """Sum of the layers' times. Larger than the latency: profiling adds an event per layer."""
-        return sum(layer.time_us or 0.0 for layer in self.layers)
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether an embedded engine ran on the CPU, where fused nodes run their function bodies."""
-        return self.backend == "onnxruntime" or str(self.device.get("Selected Device", "")).startswith("CPU")
-
-    @property
-    def fused_nodes(self) -> set[str]:
-        """Names of the nodes that the patch report calls fused."""
-        sites = [s for s in (self.patch or {}).get("sites", []) if isinstance(s, dict)]
-        return {str(s["name"]) for s in sites if s.get("status") == "fused" and s.get("name")}
-
-    def in_body(self, layer: Layer) -> bool:
-        """Whether a layer computes a part of a fused node's function body, as engines on the CPU do."""
-        named = any(_INLINED in t.name for t in (*layer.inputs, *layer.outputs))
-        return self.on_cpu and (named or not self.fused_nodes.isdisjoint(layer.onnx))
-
-    @property
-    def runs_bodies(self) -> bool:
-        """Whether fused nodes run their function bodies, so that their times say nothing about the kernels."""
-        return any(map(self.in_body, self.layers))
-
-    @property
-    def profiled(self) -> bool:
-        return any(layer.time_us is not None for layer in self.layers)
-
-    @property
-    def latency_ms(self) -> float | None:
-        """Median latency of one inference: timing file first, then the log's summary."""
-        if self.latencies_ms:
-            ordered = sorted(self.latencies_ms)
-            return ordered[len(ordered) // 2]
-        values = self.performance.get("Latency") or self.performance.get("GPU Compute Time")
-        return float(values[3]) if isinstance(values, list) and len(values) > 3 and _is_number(values[3]) else None
-
-
-_INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body that ONNX Runtime has inlined
-
+T = TypeVar("T")
 
 _LARGEST = 1e30  # of any figure of an engine, in any unit
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+# What a site of a patch report may leave out.
+_SITE: dict[str, Any] = {"name": "", "status": "", "op_type": "", "operator": "", "reason": "", "dtype": "",
+                         "nodes": [], "outputs": [], "notes": [], "gain_us": None, "bytes_saved": None,
+                         "flops": None}  # fmt: skip
+_TABLES = ("input", "output", "summary", "prediction", "conversion", "verify")  # of a patch report
 
 
 def _finite(value: Any) -> float | None:
     """A number that figures can be made of: 0 for one that is next to nothing, None for a text or one beyond all."""
-    if not _is_number(value) or abs(value) > _LARGEST:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST:
         return None
     return float(value) if abs(value) >= 1 / _LARGEST else 0.0
 
@@ -170,26 +69,16 @@ def read_engine(files: dict[str, Path]) -> Engine:
     if "engine" in files:
         engine.size_bytes = files["engine"].stat().st_size
     if "patch" in files:
-        report = read_json(files["patch"])
-        # A plain model and its patched one may share a folder: the patch report describes the patched one alone.
-        if (
-            isinstance(report, dict)
-            and isinstance(report.get("sites"), list)
-            and speaks_of(report, f"{name}.onnx", name)
-        ):
-            engine.patch = report
-        else:
+        engine.patch = _patch_report(read_json(files["patch"]), f"{name}.onnx", name)
+        if engine.patch is None:
             del engine.files["patch"]
     _add_origins(engine)
     return engine
 
 
 def _layers(data: Any, file: str) -> list[Layer]:
-    if isinstance(data, dict):
-        found = data.get("Layers", data.get("layers"))
-        path = "Layers"
-    else:
-        found, path = data, ""
+    inside = isinstance(data, dict)
+    found, path = (data.get("Layers", data.get("layers")), "Layers") if inside else (data, "")
     if not isinstance(found, list):
         raise CutefuseError(
             f"{file} is no layer information of TensorRT (no list 'Layers'); give trtexec's --exportLayerInfo"
@@ -274,7 +163,6 @@ def _add_profile(engine: Engine, data: Any, file: str) -> None:
         field_name, time_ms = ("medianMs", median) if median else ("averageMs", mean)
         layer.time_us = time_ms * 1000 if time_ms is not None else None
         layer.mean_us = mean * 1000 if mean is not None else layer.time_us
-        layer.percent = _finite(record.get("percentage"))
         layer.sources["time"] = f"{file} › [{position}].{field_name}"
         engine.time_field = field_name
     if unknown:
@@ -289,43 +177,60 @@ def _latencies(data: Any) -> list[float]:
     return [v for v in values if v is not None]
 
 
+def _metadata(files: dict[str, Path], step: str, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """What is known of a step, build or profile: its metadata file, or what its log says."""
+    data: Any = None
+    if f"{step}_metadata" in files:
+        data = read_json(files[f"{step}_metadata"])
+    elif f"{step}_log" in files:
+        data = parse(files[f"{step}_log"].read_text(encoding="utf-8", errors="replace"))
+    return data if isinstance(data, dict) else {}
+
+
+def _of(kind: type[T], table: dict[str, Any], key: str) -> T:
+    """A value of a table, if it is of that kind; else an empty one."""
+    value = table.get(key)
+    return value if isinstance(value, kind) else kind()
+
+
 def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
-    """Metadata files, and the logs themselves where no metadata was extracted from them."""
-    parts: list[dict[str, Any]] = []
-    for key, log, parse in (
-        ("build_metadata", "build_log", build_metadata),
-        ("profile_metadata", "profile_log", profile_metadata),
-    ):
-        data: Any = None
-        if key in files:
-            data = read_json(files[key])
-        elif log in files:
-            data = parse(files[log].read_text(encoding="utf-8", errors="replace"))
-        parts.append(data if isinstance(data, dict) else {})
-    build, profile = parts
-
-    def table(part: dict[str, Any], key: str) -> dict[str, Any]:
-        return part[key] if isinstance(part.get(key), dict) else {}
-
-    def row(part: dict[str, Any], key: str) -> list[Any]:
-        return part[key] if isinstance(part.get(key), list) else []
-
-    engine.performance = _numbers(table(profile, "performance_summary"))
-    engine.device = table(profile, "device_information") or table(build, "device_information")
-    engine.inference = table(profile, "inference_options")
-    engine.build = {**table(build, "model_options"), **table(build, "build_options")}
-    engine.concats = [n for n in row(build, "concats") if isinstance(n, dict)]
-    numbers = [_finite(p) for p in row(profile, "percentiles")]
-    engine.percentiles = [p for p in numbers if p is not None]
+    build, profile = _metadata(files, "build", build_metadata), _metadata(files, "profile", profile_metadata)
+    engine.performance = _numbers(_of(dict, profile, "performance_summary"))
+    engine.device = _of(dict, profile, "device_information") or _of(dict, build, "device_information")
+    engine.inference = _of(dict, profile, "inference_options")
+    engine.build = {**_of(dict, build, "model_options"), **_of(dict, build, "build_options")}
+    engine.concats = [n for n in _of(list, build, "concats") if isinstance(n, dict)]
+    engine.percentiles = [p for p in map(_finite, _of(list, profile, "percentiles")) if p is not None]
     engine.backend = str(profile.get("backend") or build.get("backend") or "tensorrt")
     engine.version = str(profile.get("tensorrt_version") or build.get("tensorrt_version") or "")
-    engine.peaks = profile.get("peaks") if isinstance(profile.get("peaks"), dict) else None
-    engine.notes += [str(w) for w in row(profile, "warnings")]
+    engine.peaks = _of(dict, profile, "peaks") or None
+    engine.notes += map(str, _of(list, profile, "warnings"))
+
+
+def _patch_report(report: Any, *names: str) -> dict[str, Any] | None:
+    """A patch report with its sites in one form; None for what is none, or speaks of another model: a plain model and
+    its patched one may share a folder."""
+    if not (isinstance(report, dict) and isinstance(report.get("sites"), list) and speaks_of(report, *names)):
+        return None
+    sites = []
+    for given in (s for s in report["sites"] if isinstance(s, dict)):
+        site = {**_SITE, **given}
+        for key, usual in _SITE.items():
+            if usual is None:
+                site[key] = _finite(site[key])
+            elif isinstance(usual, list):
+                site[key] = [str(n) for n in site[key]] if isinstance(site[key], list) else []
+            else:
+                site[key] = str(site[key] or "")
+        sites.append(site)
+    tables = {key: _of(dict, report, key) for key in _TABLES}
+    tables["summary"] = {**tables["summary"], "gain_us": _finite(tables["summary"].get("gain_us"))}
+    return {**report, **tables, "sites": sites}
 
 
 def _add_origins(engine: Engine) -> None:
     """Say which ONNX nodes each layer computes: those that it names, and all that a fused node among them replaced."""
-    nodes, made_by = bodies.replaced((engine.patch or {}).get("sites", []))
+    nodes, made_by = bodies.replaced(engine.sites)
     inside = bodies.owners(engine.layers, made_by)
     for layer in engine.layers:
         own = node_names(layer.name, layer.raw)

@@ -68,14 +68,7 @@ def find_engines(source: Path) -> list[dict[str, Path]]:
         stem = stem_of(source.name, "graph")
         return [_siblings(source, stem if stem is not None else source.name)]
     graphs = sorted(p for p in source.iterdir() if p.is_file() and stem_of(p.name, "graph") is not None)
-    if not graphs:
-        found = sorted(p for p in source.iterdir() if p.suffix == ".json")
-        for path in found:
-            try:
-                if _looks_like_graph(read_json(path)):
-                    graphs.append(path)
-            except CutefuseError:
-                continue
+    graphs = graphs or sorted(p for p in source.iterdir() if p.suffix == ".json" and _holds_graph(p))
     if not graphs:
         raise CutefuseError(f"{source} holds no layer information (*.graph.json); profile with --exportLayerInfo first")
     return [_siblings(path, stem_of(path.name, "graph") or "") for path in graphs]
@@ -88,7 +81,11 @@ def stem_of(name: str, kind: str) -> str | None:
     return None
 
 
-def _looks_like_graph(data: Any) -> bool:
+def _holds_graph(path: Path) -> bool:
+    try:
+        data = read_json(path)
+    except CutefuseError:
+        return False
     if isinstance(data, dict):
         return "Layers" in data
     return isinstance(data, list) and any(isinstance(d, dict) and "LayerType" in d for d in data)
@@ -97,13 +94,14 @@ def _looks_like_graph(data: Any) -> bool:
 def _siblings(graph: Path, stem: str) -> dict[str, Path]:
     files = {"graph": graph}
     folder = sorted(p for p in graph.parent.iterdir() if p.is_file() and p != graph)
+    alone = not any(stem_of(p.name, "graph") is not None for p in folder)
     for kind, suffixes in _SUFFIXES.items():
         if kind == "graph":
             continue
         named = [p for p in folder if any(p.name == stem + s for s in suffixes)]
         loose = [p for p in folder if stem_of(p.name, kind) is not None and "metadata" not in p.name]
         # A folder of one engine may name its files freely; with several engines only exact names belong together.
-        if named or (len(loose) == 1 and not kind.endswith("metadata") and _only_graph(folder, graph)):
+        if named or (len(loose) == 1 and not kind.endswith("metadata") and alone):
             files[kind] = (named or loose)[0]
     engine = graph.parent / stem
     if stem and engine.is_file():
@@ -114,7 +112,3 @@ def _siblings(graph: Path, stem: str) -> dict[str, Path]:
         if (graph.parent / name).is_file():
             files.setdefault("patch", graph.parent / name)
     return files
-
-
-def _only_graph(folder: list[Path], graph: Path) -> bool:
-    return not any(stem_of(p.name, "graph") is not None for p in folder if p != graph)
