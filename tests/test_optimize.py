@@ -193,8 +193,8 @@ def test_float16_is_compared_with_float16(model: Path, stub: Path) -> None:
 @pytest.mark.parametrize(
     "words, text",
     [
-        (["--builds=1"], "--builds is 1; give 2 or more"),
-        (["--nonsense"], "--nonsense is not an option of trtexec"),
+        (["--builds=1"], "--builds is 1"),
+        (["--nonsense"], "--nonsense"),
         (["--input-shape", "q:1x2"], "q"),
         (["stray"], "--stray is not an option"),
     ],

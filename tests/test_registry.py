@@ -1,6 +1,6 @@
 """TensorRT's own plugin registry takes the library and creates a plugin of every op_type from the parser's fields.
 
-The lean runtimes (registry and deserialiser, no builder) come by `scripts/lean_tensorrt.py`, which `make test-all` runs.
+`make test-all` runs `scripts/lean_tensorrt.py`, which brings the lean runtimes: registry and deserialiser, no builder.
 Each version has a process of its own. No GPU is needed.
 """
 

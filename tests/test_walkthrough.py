@@ -89,36 +89,12 @@ def test_a_layout_that_does_not_do_what_the_page_says_is_told(
     assert done.returncode == 1 and re.search(f"WRONG: .*{fault}", done.stdout)
 
 
-@pytest.mark.slow
-def test_another_word_is_refused(program: Path) -> None:
-    done = subprocess.run([str(program), "--jsn"], capture_output=True, text=True)
-    assert done.returncode == 2 and "usage" in done.stderr
-
-
 def test_the_pages_pictures_exist_and_no_other() -> None:
     shown = set(re.findall(r"images/(walkthrough-\w+\.svg)", PAGE))
     assert shown == {f"walkthrough-{name}.svg" for name in draw.PICTURES}
     for name in shown:
         root = ET.parse(ROOT / "docs/images" / name).getroot()
         assert root.get("aria-label") and root.tag.endswith("svg")
-
-
-def test_the_files_and_names_that_the_page_speaks_of_exist() -> None:
-    sources = {p.name: p.read_text() for p in (ROOT / "cutlass_kernels/conv").rglob("*.*h")}
-    for name in re.findall(r"`(\w+\.cuh)`", PAGE):
-        assert name in sources, name
-    code = "".join(sources.values())
-    for name in (
-        "Place",
-        "FilterRows",
-        "SourceRows",
-        "copy_part",
-        "start_at_bias",
-        "store_tile",
-        "packed_columns",
-        "g2s",
-    ):
-        assert f"`{name}`" in PAGE and re.search(rf"\b{name}\b", code), name
 
 
 def test_without_headers_one_sentence(
