@@ -20,6 +20,8 @@ from cutefuse.operators.layouts import NHWC
 from cutefuse.rewrite import islands
 from cutefuse.rewrite.unpatch import unpatch
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 16  # channels of every tensor of the pool
 UNARY = ("Sigmoid", "Tanh", "Relu", "LeakyRelu", "Neg", "Softplus", "Elu", "Identity")
 BINARY = ("Add", "Sub", "Mul", "Max", "Min")
@@ -117,7 +119,6 @@ def test_what_unpatching_writes_does_not_depend_on_the_layout() -> None:
     check(10_766, 20)
 
 
-@pytest.mark.slow
 @examples(300)
 @given(st.integers(0, 2**32), st.integers(2, 24))
 def test_random_graphs_compute_the_same_in_both_layouts(seed: int, count: int) -> None:

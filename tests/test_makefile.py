@@ -151,7 +151,7 @@ def gencodes(folder: Path, unit: str) -> set[str]:
     return set(re.findall(r"-gencode=arch=(\S+?)(?:;|$)", line))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @NEEDS_NVCC
 def test_architectures_share_front_ends_and_wgmma_is_compiled_for_hopper_alone(tmp_path: Path) -> None:
     assert configure(tmp_path, "-DCUTEFUSE_CUDA_ARCHS=86;87;89;90a;121;100-virtual").returncode == 0
@@ -176,7 +176,7 @@ def test_a_build_without_kernels_judges_for_all_architectures(tmp_path: Path, op
     assert "cutefuse " in contents and contents.rstrip().endswith(": none")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @NEEDS_NVCC
 @pytest.mark.parametrize(("archs", "words"), [
     ("sm_90", "names 'sm_90', which is no architecture"), ("80;9.0", "'9.0', which is no architecture"),
@@ -187,7 +187,7 @@ def test_an_architecture_that_is_none_stops_the_build_in_a_sentence(tmp_path: Pa
     assert done.returncode != 0 and words in " ".join(done.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @NEEDS_NVCC
 def test_a_folder_configured_without_kernels_finds_the_compiler_later(tmp_path: Path) -> None:
     configure = ["cmake", "-S", str(ROOT), "-B", str(tmp_path), f"-DPython3_EXECUTABLE={sys.executable}"]

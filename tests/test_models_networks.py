@@ -163,7 +163,7 @@ def parameters(model: onnx.ModelProto, unfold: bool) -> int:
     return total
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_network_at_deployment_size_is_as_large_as_published(name: str) -> None:
     model = models.build(name, batch=1)

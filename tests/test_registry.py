@@ -19,7 +19,7 @@ from cutefuse.operators import operators
 from cutefuse.operators.conv_call import NHWC
 from cutefuse.operators.function import node_attributes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import lean_tensorrt  # noqa: E402
