@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 GIVEN_ARCHS := $(ARCHS)
 ARCHS ?= 80;90a
 JOBS ?= $(shell nproc)
+# Processes that run tests; each engine and compiler that a test starts has threads of its own.
+WORKERS ?= 2
 # For the tests marked `torch` alone, which are left out where pip finds no CPU build of it for this Python.
 TORCH ?= torch==2.13.0
 
@@ -49,7 +51,8 @@ demo: $(VENV)/.ready
 begin = @mkdir -p build && date +%s >build/.began
 end = @took=$$(($$(date +%s) - $$(cat build/.began))); echo "$(1): $$took s of its budget of $(2) s"; \
   [ $$took -le $(2) ] || echo "$(1) is over its budget: mark what \`pytest --durations=20\` lists first, or make it faster"
-PYTEST = $(BIN)/python -m pytest -q -n 2 --durations=10
+# A test that sets much up for its file is in a group, which one process runs.
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --durations=10
 
 # No kernels, no compiler, no torch.
 test-fast: $(VENV)/.ready

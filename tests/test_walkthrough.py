@@ -13,6 +13,7 @@ import pytest
 
 from cutefuse.errors import CutefuseError
 
+pytestmark = pytest.mark.xdist_group("walkthrough")  # one program for all of them
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/walkthrough.md").read_text()
 QUOTED = re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S)
@@ -44,7 +45,7 @@ def printed(program: Path, *words: str) -> list[str]:
     return [line.rstrip() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_quotes_what_the_kernels_headers_say(program: Path) -> None:
     lines = printed(program)
     assert QUOTED
@@ -53,7 +54,7 @@ def test_the_page_quotes_what_the_kernels_headers_say(program: Path) -> None:
             assert line in lines, f"the page quotes a line that layouts.cpp does not print: {line}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_script_draws_every_picture_of_the_page(program: Path, tmp_path: Path) -> None:
     assert draw.main(["-o", str(tmp_path)]) == 0
     drawn = {p.name: ET.parse(p).getroot() for p in tmp_path.iterdir()}
@@ -64,7 +65,7 @@ def test_the_script_draws_every_picture_of_the_page(program: Path, tmp_path: Pat
         assert labels == old, f"{name} shows other labels; run `python docs/walkthrough/draw.py`"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("header", "old", "new", "fault"),
     [
