@@ -226,7 +226,7 @@ def test_models_with_damaged_structure(base: int, seed: int, count: int) -> None
 
 
 @pytest.mark.slow
-@settings(examples(400), deadline=5000)
+@settings(max_examples=400, deadline=5000, derandomize=True)
 @given(st.integers(0, len(BASES) - 1), st.integers(0, 2**32))
 def test_files_with_damaged_bytes(base: int, seed: int) -> None:
     rng = random.Random(seed)
