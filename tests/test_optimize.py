@@ -24,12 +24,13 @@ from cutefuse.optimize.run import Request, engine_shapes, optimize
 from cutefuse.report.read.reader import find_engines, read_engine
 from cutefuse.rewrite.patch import Options
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ("optimize_runs",)
 ROOT = Path(__file__).resolve().parents[1]
 
 
 # ------------------------------------------------------------------------------------------------------- trtexec
-@pytest.mark.slow
 def test_trtexec_ends_with_the_site_that_pays(model: Path, trtexec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = model.read_bytes()
     assert run(model) == 0

@@ -61,6 +61,7 @@ def sums_bytes(call: Call, splits: int) -> int:
     return 0 if splits == 1 else splits * n * p * q * -(-k // 8) * 8 * 4
 
 
+@pytest.mark.slow
 def test_what_the_builder_is_told_serves_every_tile_on_every_other_device() -> None:
     judged = [device for device in DEVICES if kernels.reject_device(device[0]) is None]
     divided = fewer = 0

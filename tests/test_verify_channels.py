@@ -21,6 +21,8 @@ from cutefuse.graph.exact import in_float64
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.operators import conv_body
 
+pytestmark = pytest.mark.slow
+
 SITE = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"
 TWO = (
     "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) z = Relu(x) "
