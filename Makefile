@@ -21,7 +21,7 @@ archs="$(or $(GIVEN_ARCHS),$$($(PYTHON) scripts/build_archs.py $(1)))" && \
   $(MAKE) --no-print-directory build ARCHS="$$archs"
 endef
 
-.PHONY: setup build demo test-fast test test-all gpu-test emulate sanitize trt-check bench wheel lint format clean
+.PHONY: setup build demo test test-fast gpu-test emulate sanitize trt-check bench wheel lint format clean
 
 setup: $(VENV)/.ready build
 
@@ -70,6 +70,7 @@ test: setup
 	$(call end,test,600)
 
 # What CI runs. GPU tests are collected, and skipped where there is no GPU.
+.PHONY: test-all
 test-all: setup
 	$(begin)
 	$(MAKE) --no-print-directory lint

@@ -55,7 +55,7 @@ def judged(kernels: str, folder: Path) -> Found:
 
 
 # How far the worst is off: squeezenet1_1.
-@pytest.mark.long
+@pytest.mark.slow
 def test_networks_take_what_is_predicted(tmp_path: Path, close: float = 0.9, worst: float = 0.09) -> None:
     found = judged("present", tmp_path)
     assert len(found) > 15
@@ -67,7 +67,7 @@ def test_networks_take_what_is_predicted(tmp_path: Path, close: float = 0.9, wor
     assert 0.82 < min(scales(found)) and max(scales(found)) < 1.12
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_networks_are_predicted_to_take_no_longer_than_with_the_kernels_before(tmp_path: Path) -> None:
     found = judged("before", tmp_path)
     late = {n: round(ratio - recorded, 3) for n, ((ratio, _), recorded) in found.items() if ratio > recorded + CLOSE}
