@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import emulated
+import examples  # noqa: F401  registers a profile before pytest loads the one that is asked for
 import pytest
 
 pytest.register_assert_rewrite("optimize_runs")  # a plugin of some tests, imported by them first

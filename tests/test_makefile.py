@@ -60,6 +60,28 @@ class TestMake:
         assert left_out == [{"slow", "long", "torch", "gpu"}, {"long", "torch", "gpu"}, {"torch", "gpu"}]
         assert "torch_tests.py" in dry_run("test-all") and "--hypothesis-profile=all" in dry_run("test-all")
 
+    def test_all_examples_are_ten_times_as_many(self) -> None:
+        script = (
+            "from hypothesis import settings; import sys; sys.path.append('tests'); from examples import examples\n"
+        )
+        script += (
+            "few = examples(300); settings.load_profile('all'); print(few.max_examples, examples(300).max_examples)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout.split() == ["30", "300"], done.stderr
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--collect-only",
+            "--hypothesis-profile=all",
+            "-m",
+            "not torch",
+        ]
+        done = subprocess.run([*command, "tests/test_islands_fuzz.py"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and "test_random_graphs" in done.stdout, done.stdout + done.stderr
+
     @pytest.mark.parametrize("tier", TIERS)
     def test_a_tier_says_how_long_it_took_and_whether_that_is_too_long(self, tier: str, tmp_path: Path) -> None:
         (last,) = [line for line in dry_run(tier).replace("\\\n", " ").splitlines() if line.startswith("took=")]
