@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 GIVEN_ARCHS := $(ARCHS)
 ARCHS ?= 80;90a
 JOBS ?= $(shell nproc)
+# Processes that run tests; each engine and compiler that a test starts has threads of its own.
+WORKERS ?= 2
 # For the tests marked `torch` alone, which are left out where pip finds no CPU build of it for this Python.
 TORCH ?= torch==2.13.0
 
@@ -44,17 +46,39 @@ demo: $(VENV)/.ready
 	$(call build_chosen,--gpu)
 	$(BIN)/python scripts/demo.py
 
-test: setup lint
-	build/test_problem
-	$(BIN)/python scripts/lean_tensorrt.py
-	$(BIN)/python -m pytest -q -m "not torch"
-	$(BIN)/python scripts/torch_tests.py "$(TORCH)"
+# Three tiers, each with all of the one before. `$(begin)` and `$(call end,TIER,SECONDS)` say how long one took and may take
+# on two quiet cores once kernels are compiled; CONTRIBUTING.md has the same numbers.
+begin = @mkdir -p build && date +%s >build/.began
+end = @took=$$(($$(date +%s) - $$(cat build/.began))); echo "$(1): $$took s of its budget of $(2) s"; \
+  [ $$took -le $(2) ] || echo "$(1) is over its budget: mark what \`pytest --durations=20\` lists first, or make it faster"
+# A test that sets much up for its file is in a group, which one process runs.
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --durations=10
 
-# The tests that take seconds: no kernels, no compiler, no torch.
+# No kernels, no compiler, no torch.
 test-fast: $(VENV)/.ready
 	$(call build_chosen)
+	$(begin)
 	build/test_problem
-	$(BIN)/python -m pytest -q --durations=5 -m "not slow and not torch and not gpu"
+	$(PYTEST) -m "not slow and not long and not torch and not gpu"
+	$(call end,test-fast,120)
+
+test: setup
+	$(begin)
+	$(MAKE) --no-print-directory lint
+	build/test_problem
+	$(PYTEST) -m "not long and not torch and not gpu"
+	$(call end,test,600)
+
+# What CI runs: all but GPU tests.
+.PHONY: test-all
+test-all: setup
+	$(begin)
+	$(MAKE) --no-print-directory lint
+	build/test_problem
+	$(BIN)/python scripts/lean_tensorrt.py
+	$(PYTEST) --hypothesis-profile=all -m "not torch and not gpu"
+	$(BIN)/python scripts/torch_tests.py "$(TORCH)"
+	$(call end,test-all,2100)
 
 gpu-test: setup
 	$(BIN)/python -m pytest -q -m gpu

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import signal
 import sys
+from collections.abc import Iterator
 
 import emulated
+import examples  # noqa: F401  registers a profile before pytest loads the one that is asked for
 import pytest
 
 pytest.register_assert_rewrite("optimize_runs")  # a plugin of some tests, imported by them first
@@ -52,6 +55,15 @@ def own_times(
     """The times that engines of GPU tests take lie beside the tests' files, not in the user's cache."""
     if request.node.get_closest_marker("gpu"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A command that ran inside a test has left its handler of SIGTERM, which would make `kill` end a test alone."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if before is not None:
+        signal.signal(signal.SIGTERM, before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -19,7 +19,8 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SYSROOT = "/usr/aarch64-linux-gnu"
 MISSING = [name for name in (COMPILER, EMULATOR, "cmake") if not shutil.which(name)]
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.xdist_group("aarch64"),  # one build for all of them
     pytest.mark.skipif(
         bool(MISSING),
         reason=f"no {', '.join(MISSING)}: apt install g++-aarch64-linux-gnu qemu-user libc6-arm64-cross",

@@ -17,6 +17,8 @@ from test_sm90 import call as conv_call
 
 from cutefuse import kernels
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 TEGRA = (87, 110)
 TABLE = {a["sm"]: a for a in kernels.describe()["architectures"]}

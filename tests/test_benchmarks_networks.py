@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,11 +35,11 @@ class TestPool:
         found = run_pool(pool_work.by_word, ["a", "raise", "die"], tmp_path)
         assert found["a"] == ("a" * pool_work.BIG, "") and ("a", "began") in found["said"]
         assert found["raise"] == (None, "ValueError: no such")
-        assert found["die"] == (None, "its process ended with code 7; its last line: Segmentation fault")
+        assert found["die"][0] is None and re.search("code 7.*Segmentation fault", found["die"][1])
 
     def test_what_takes_too_long_is_ended_and_what_never_began_is_named(self, tmp_path: Path) -> None:
         found = run_pool(pool_work.by_word, ["sleep", "a"], tmp_path, jobs=1, limit_s=2)
-        assert found["sleep"] == found["a"] == (None, "not done within 2 s; give --limit-s more")
+        assert found["sleep"] == found["a"] and found["a"][0] is None and "--limit-s" in found["a"][1]
 
     def test_a_worker_that_is_alone_is_alone(self, tmp_path: Path) -> None:
         found = run_pool(pool_work.tick, [("first", tmp_path), ("b", tmp_path), ("c", tmp_path)], tmp_path / "pool")
@@ -166,8 +167,8 @@ class TestTable:
     def test_means_losses_and_predictions_are_told(self) -> None:
         rows = [net("unet", 0.5, 0.52), net("googlenet", 1.08, 0.98), net("dla34", 1.009)]
         mean, told = network_table.remarks(rows)
-        assert mean == "default: geometric mean 0.817 over 3, worst 1.080 (googlenet b1), slower: googlenet b1 1.080"
-        assert told == "default: 1 of 2 predictions within 5 points; off: googlenet b1 0.980 for 1.080"
+        assert "0.817 over 3" in mean and "worst 1.080 (googlenet b1)" in mean
+        assert "1 of 2" in told and "googlenet b1 0.980 for 1.080" in told
 
     @pytest.mark.parametrize("error, found", [(None, "NaN"), (0.3, "differs by 3.0e-01"), (float("inf"), "NaN")])
     def test_wrong_outputs_are_named(self, error: float | None, found: str) -> None:
@@ -247,7 +248,7 @@ class TestArguments:
 
     def test_a_file_without_all_its_sizes_is_refused(self, tmp_path: Path) -> None:
         onnx.save(models.build("squeezenet1_1", small=True), str(tmp_path / "mine.onnx"))
-        with pytest.raises(CutefuseError, match=r"input \w+ has a size that is not fixed; write it into the file"):
+        with pytest.raises(CutefuseError, match=r"input \w+ .*not fixed"):
             networks.tasks_of(networks.parse(["--networks", f"{tmp_path}/mine.onnx"]), tmp_path)
 
     def test_two_files_of_one_name_are_refused(self, tmp_path: Path) -> None:
@@ -260,11 +261,11 @@ class TestArguments:
     @pytest.mark.parametrize(
         "words, message",
         [
-            (["--networks", "gone.onnx"], "'gone.onnx' is no file; give the path of an ONNX model"),
+            (["--networks", "gone.onnx"], "'gone.onnx' is no file"),
             (["--networks", "alexnet"], "'alexnet' matches none of bevfusion_decoder"),
             (["--batch", "1,x"], "'1,x' is no comma list"),
             (["--batch", "0"], "is no comma list"),
-            (["--variants", "default,best"], "'best', which there is not; choose from default"),
+            (["--variants", "default,best"], "'best'.*choose from default"),
         ],
     )
     def test_what_names_nothing_is_refused(self, words: list[str], message: str, tmp_path: Path) -> None:
@@ -352,4 +353,4 @@ class TestNetwork:
 
         monkeypatch.setattr(TorchEngine, "build", refuse)
         row = network_work.measure(self.task(tmp_path, "default"), Line())  # type: ignore[arg-type]
-        assert row["failure"] == "no plain engine: RuntimeError: CUDA out of memory"
+        assert "no plain engine" in row["failure"] and row["failure"].endswith("CUDA out of memory")

@@ -25,5 +25,5 @@ class TestTorchTables:
     def test_a_package_that_is_missing_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("torch")
         monkeypatch.setitem(sys.modules, "timm", None)
-        with pytest.raises(CutefuseError, match="timm.dla34 cannot be made .*; install timm, or name another model"):
+        with pytest.raises(CutefuseError, match="timm.dla34.*install timm"):
             torch_fuse.model_of("timm.dla34")

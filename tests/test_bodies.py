@@ -20,6 +20,8 @@ from cutefuse.operators.function import body_for
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 
+pytestmark = pytest.mark.slow
+
 NEWEST = min(24, onnx.defs.onnx_opset_version())
 OPSETS = range(9, NEWEST + 1)
 OPS = {op.stem: op for op in operators()}
@@ -44,7 +46,7 @@ def faults_in(opset: int, op_types: Callable[[str], object]) -> list[str]:
     return faults(bodies)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("opset", [11, 17])
 def test_the_parser_resolves_every_reference_of_every_op_type(opset: int) -> None:
     assert faults_in(opset, lambda op_type: True) == []
@@ -99,7 +101,6 @@ def test_one_geometry_is_written_as_numbers(geometry: str, channels: str, opset:
         assert literal_of(patched, name) == [list(given[name].ints)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("opset", OPSETS)
 def test_all_geometries_of_one_op_type_share_a_body_that_computes_each(opset: int, tmp_path: Path) -> None:
     kinds = [g for g in GEOMETRIES if opset >= 11 or ("strided" not in g and "dilated" not in g)]

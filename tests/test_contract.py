@@ -48,7 +48,7 @@ def test_function_bodies_declare_exactly_the_attributes_of_the_library(stem: str
             assert all(n.startswith("__cutefuse_") for n in (*body.input, *body.output))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stem", OPS)
 def test_a_body_uses_only_attributes_that_exist(stem: str) -> None:
     known = {a["name"] for a in described(stem)["attributes"]}

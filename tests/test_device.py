@@ -158,7 +158,7 @@ def test_a_popped_context_is_one_sentence(driver: FakeDriver) -> None:
 
 def test_memory_that_does_not_fit_is_one_sentence(driver: FakeDriver) -> None:
     found = device.open_device()
-    assert refusal(lambda: found.allocate(1 << 30)).startswith("cudaMalloc failed: cuMemAlloc failed: out of memory")
+    assert "cuMemAlloc failed: out of memory" in refusal(lambda: found.allocate(1 << 30))
 
 
 def test_a_machine_without_gpu_is_one_sentence(driver: FakeDriver) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_makefile import dry_run
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docker" / "trt-check.Dockerfile"
@@ -20,23 +20,12 @@ def steps(instruction: str) -> list[str]:
     return [line.split(" ", 1)[1].strip() for line in LINES if line.startswith(f"{instruction} ")]
 
 
-def make(*words: str, **environment: str) -> str:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "ARCHS"))}
-    command = ["make", "-n", "-C", str(ROOT), *words]
-    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, check=True).stdout
-
-
-def test_it_says_how_to_run_it() -> None:
-    assert f"-f docker/{FILE.name}" in FILE.read_text()
-    assert (FILE.parent / f"{FILE.name}.dockerignore").is_file()
-
-
 def test_its_make_targets_exist_and_take_the_architecture_from_the_environment() -> None:
     targets = [step.split()[1] for step in steps("RUN") if step.startswith("make ")]
     (command,) = steps("CMD")
     assert targets == ["setup"] and shlex.split(command.strip("[]").replace(",", " ")) == ["make", "trt-check"]
-    assert '-DCUTEFUSE_CUDA_ARCHS="89"' in make("trt-check", ARCHS="89")
-    assert "scripts/trt_check.py" in make("trt-check", ARCHS="89")
+    assert '-DCUTEFUSE_CUDA_ARCHS="89"' in dry_run("trt-check", ARCHS="89")
+    assert "scripts/trt_check.py" in dry_run("trt-check", ARCHS="89")
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ def read_names(text: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_file_of_the_package_reads_or_writes_a_name_by_its_parts() -> None:
     package = Path(__file__).resolve().parent.parent / "cutefuse"
     assert {p.name: lines for p in package.rglob("*.py") if (lines := read_names(p.read_text()))} == {}

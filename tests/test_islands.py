@@ -23,6 +23,8 @@ from cutefuse.rewrite import unpatch as rewriting
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 from cutefuse.rewrite.unpatch import unpatch
 
+pytestmark = pytest.mark.slow
+
 INPUTS = {"a": "2,8,8,6", "b": "2,16,8,6"}
 SITE = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"
 NEXT = "v = Conv<pads=[1,1,1,1]>(u, w2) z = Relu(v)"  # another site, behind u of 16 channels

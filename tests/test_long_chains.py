@@ -24,6 +24,8 @@ from cutefuse.select.engines import engine_of
 from cutefuse.select.tally import Tally
 from cutefuse.select.wiring import wiring
 
+pytestmark = pytest.mark.slow
+
 FUSED = ("Conv", "Relu")
 JOINED = ("Concat", "Conv", "Relu")
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from scripts import build_archs
 
 ROOT = Path(__file__).resolve().parent.parent
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+TIERS = ("test-fast", "test", "test-all")
 
 
 def dry_run(*arguments: str, **environment: str) -> str:
@@ -32,12 +35,12 @@ def cache(folder: Path, cuda: str = "ON", archs: str = "80;90a", compiler: str =
 
 
 class TestMake:
-    @pytest.mark.parametrize("target", ["build", "test", "gpu-test", "setup"])
+    @pytest.mark.parametrize("target", ["build", "test", "test-all", "gpu-test", "setup"])
     def test_kernels_are_compiled_for_two_architectures_by_default(self, target: str) -> None:
         assert '-DCUTEFUSE_CUDA=ON -DCUTEFUSE_CUDA_ARCHS="80;90a"' in dry_run(target)
 
-    def test_ci_runs_the_target_that_compiles_them(self) -> None:
-        assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "exec make test"
+    def test_ci_runs_every_test(self) -> None:
+        assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "exec make test-all"
 
     def test_no_architecture_is_no_kernel(self) -> None:
         found = dry_run("build", "ARCHS=none")
@@ -52,8 +55,43 @@ class TestMake:
         for found in (dry_run(target, "ARCHS=86"), dry_run(target, ARCHS="86")):
             assert 'archs="86" && ' in found and "build_archs.py" not in found
 
-    def test_the_fast_tests_leave_out_what_is_slow_or_needs_torch_or_a_gpu(self) -> None:
-        assert '-m "not slow and not torch and not gpu"' in dry_run("test-fast")
+    def test_each_tier_holds_the_one_below_it(self) -> None:
+        left_out = [set(re.findall(r"not (\w+)", re.findall(r'-m "(.*?)"', dry_run(tier))[-1])) for tier in TIERS]
+        assert left_out == [{"slow", "long", "torch", "gpu"}, {"long", "torch", "gpu"}, {"torch", "gpu"}]
+        assert "torch_tests.py" in dry_run("test-all") and "--hypothesis-profile=all" in dry_run("test-all")
+
+    def test_all_examples_are_ten_times_as_many(self) -> None:
+        script = (
+            "from hypothesis import settings; import sys; sys.path.append('tests'); from examples import examples\n"
+        )
+        script += (
+            "few = examples(300); settings.load_profile('all'); print(few.max_examples, examples(300).max_examples)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+        assert done.stdout.split() == ["30", "300"], done.stderr
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--collect-only",
+            "--hypothesis-profile=all",
+            "-m",
+            "not torch",
+        ]
+        done = subprocess.run([*command, "tests/test_islands_fuzz.py"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and "test_random_graphs" in done.stdout, done.stdout + done.stderr
+
+    @pytest.mark.parametrize("tier", TIERS)
+    def test_a_tier_says_how_long_it_took_and_whether_that_is_too_long(self, tier: str, tmp_path: Path) -> None:
+        (last,) = [line for line in dry_run(tier).replace("\\\n", " ").splitlines() if line.startswith("took=")]
+        budget_s = int(re.findall(rf"{tier}: \$took s of its budget of (\d+) s", last)[0])
+        assert f"| `make {tier}` " in CONTRIBUTING and f"| {budget_s // 60} minutes |" in CONTRIBUTING
+        (tmp_path / "build").mkdir()
+        for took_s, over in ((0, False), (budget_s + 60, True)):
+            (tmp_path / "build/.began").write_text(str(int(time.time()) - took_s))
+            said = subprocess.run(["bash", "-c", last], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+            assert said.startswith(f"{tier}: ") and ("over its budget" in said) == over
 
     def test_a_wheel_takes_every_architecture_unless_some_are_given(self) -> None:
         assert 'CUTEFUSE_CUDA_ARCHS="" ' in dry_run("wheel") and 'CUTEFUSE_CUDA_ARCHS="89" ' in dry_run(
@@ -135,7 +173,7 @@ def gencodes(folder: Path, unit: str) -> set[str]:
     return set(re.findall(r"-gencode=arch=(\S+?)(?:;|$)", line))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @NEEDS_NVCC
 def test_architectures_share_front_ends_and_wgmma_is_compiled_for_hopper_alone(tmp_path: Path) -> None:
     assert configure(tmp_path, "-DCUTEFUSE_CUDA_ARCHS=86;87;89;90a;121;100-virtual").returncode == 0
@@ -160,7 +198,7 @@ def test_a_build_without_kernels_judges_for_all_architectures(tmp_path: Path, op
     assert "cutefuse " in contents and contents.rstrip().endswith(": none")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @NEEDS_NVCC
 @pytest.mark.parametrize(("archs", "words"), [
     ("sm_90", "names 'sm_90', which is no architecture"), ("80;9.0", "'9.0', which is no architecture"),
@@ -171,7 +209,7 @@ def test_an_architecture_that_is_none_stops_the_build_in_a_sentence(tmp_path: Pa
     assert done.returncode != 0 and words in " ".join(done.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @NEEDS_NVCC
 def test_a_folder_configured_without_kernels_finds_the_compiler_later(tmp_path: Path) -> None:
     configure = ["cmake", "-S", str(ROOT), "-B", str(tmp_path), f"-DPython3_EXECUTABLE={sys.executable}"]

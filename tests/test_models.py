@@ -91,10 +91,11 @@ PUBLISHED = {
     "vgg19": (16, 0, 16, 0, 0),
     "zfnet512": (5, 0, 3, 0, 2),
 }
+HEAVY = ("bvlc_alexnet", "resnet50", "vgg19", "zfnet512")  # of weights
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n in HEAVY else []) for n in PUBLISHED])
 def test_published_graphs_are_fused_and_compute_the_same(name: str, tmp_path: Path) -> None:
     result, patched = run_patch(published.load(name), tmp_path)
     single = [t for t in fused_types(patched) if "ConcatConv1" in t]

@@ -18,7 +18,6 @@ from cutefuse.errors import CutefuseError
 from models import table
 from models.packages import NETWORKS, wanted
 from models.packages import __main__ as command
-from models.packages.makers import MAKERS
 from models.packages.page import END, HEADINGS, START, part, row, tail, whole
 
 PAGE = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
@@ -172,10 +171,6 @@ def test_pip_fetches_the_torchvision_of_this_torch(
     with pytest.raises(CutefuseError, match="could not fetch"):
         command.fetch(tmp_path)
     assert pinned in typed[0] and "--no-deps" in typed[0] and str(tmp_path) in typed[0] and "torch" not in typed[0]
-
-
-def test_every_package_has_a_maker_and_no_network_is_named_twice() -> None:
-    assert set(NETWORKS) == set(MAKERS) and len(set(wanted())) == len(wanted())
 
 
 def test_the_page_has_no_fault_and_its_counts_add_up() -> None:

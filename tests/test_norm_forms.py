@@ -111,4 +111,4 @@ def test_var_over_another_axis_is_refused_in_words(tmp_path: Path) -> None:
     body = VAR.format(KEPT).replace("u = ReduceMean(x, last)", "u = ReduceMean(x, middle)")
     result, patched = run_patch(make(body), tmp_path)
     (site,) = result.sites
-    assert patched is None and "goes over axes [1] of (-1, 5, 24); only the last axis" in site.reason
+    assert patched is None and "goes over axes [1]" in site.reason

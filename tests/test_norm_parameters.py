@@ -66,7 +66,7 @@ def test_nodes_that_wait_for_each_other_have_no_order() -> None:
     nodes = [helper.make_node("Add", [f"t{i - 1}", "x"], [f"t{i}"], name=f"n{i}") for i in (2, 1)]
     assert [n.name for n in in_order(nodes)] == ["n1", "n2"]
     nodes.append(helper.make_node("Neg", ["t2"], ["t0"], name="n0"))
-    with pytest.raises(CutefuseError, match="node 'n2' would read what is computed from its own output; leave"):
+    with pytest.raises(CutefuseError, match="node 'n2' would read"):
         in_order(nodes)
 
 

@@ -18,6 +18,8 @@ from cutefuse.report.analyse.compare import compare
 from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.rewrite.patch import Options, patch
 
+pytestmark = pytest.mark.slow
+
 QUICK = ["--iterations=1", "--duration=0", "--warmUp=0"]
 
 

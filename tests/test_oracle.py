@@ -17,6 +17,8 @@ from cutefuse.optimize import oracle
 from cutefuse.rewrite.patch import Options
 from cutefuse.select.compiled import Kernel, Record, removed_bytes
 
+pytestmark = pytest.mark.slow
+
 needs_rtx = pytest.mark.skipif(rtx.available() is not None, reason="TensorRT for RTX is not installed")
 RTX = Options(engine="rtx", sm=89)
 

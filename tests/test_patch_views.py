@@ -17,6 +17,8 @@ from cutefuse.match.before import repeats_pixels
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.rewrite.unpatch import unpatch
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"a": "n,8,4,3", "b": "n,16,8,6"}
 CONV = "c = Concat<axis=1>({}) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"
 RULES = 'coordinate_transformation_mode="{}", nearest_mode="{}"'

@@ -22,6 +22,8 @@ from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.select.times import device_of
 
+pytestmark = pytest.mark.slow
+
 LONE_NORM = "y = LayerNormalization<axis=-1>(a, w)"
 ADDED_NORM = "s = Add(a, b) y = LayerNormalization<axis=-1>(s, w)"
 
@@ -218,7 +220,7 @@ def test_a_norm_without_a_neighbour_is_left_out_and_one_behind_an_add_is_priced(
 
 
 # ------------------------------------------------------------------------------------------------------- the table
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("network", ["yolov8s", "smp_unet"])
 def test_the_first_screen_is_forty_lines(network: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / f"{network}.onnx"

@@ -62,6 +62,7 @@ def sums_bytes(call: Call, splits: int) -> int:
     return 0 if splits == 1 else splits * n * p * q * -(-k // 8) * 8 * 4
 
 
+@pytest.mark.slow
 def test_what_the_builder_is_told_serves_every_tile_on_every_other_device() -> None:
     judged = [device for device in DEVICES if kernels.reject_device(device[0]) is None]
     divided = fewer = 0
@@ -181,7 +182,7 @@ def test_run_refuses_a_workspace_that_is_missing_misaligned_or_too_small() -> No
 
 
 def test_a_launcher_wants_the_size_of_its_workspace() -> None:
-    with pytest.raises(KernelError, match="a workspace was given without its size; set workspace_bytes"):
+    with pytest.raises(KernelError, match="set workspace_bytes"):
         kernels.Launcher(replace(good(), workspace=4096))
 
 
@@ -215,7 +216,7 @@ def test_every_retired_tile_of_the_norms_is_planned_as_its_heir_where_that_is_le
 def test_a_plan_needs_every_size() -> None:
     for call in (conv_call(problems.Problem(1, -1, -1, (64,), 64)), training(x=Tensor((-1, 64), "bfloat16"))):
         assert kernels.reject(call) is None
-        with pytest.raises(KernelError, match="a plan needs every size, one of tensor . is still dynamic"):
+        with pytest.raises(KernelError, match="tensor . is still dynamic"):
             kernels.Plan(call)
 
 
@@ -250,7 +251,7 @@ def test_a_dilation_that_leaves_32_bits_is_refused(base: Call) -> None:
         return Call(op_type, [x, Tensor((8, 64 * rows), kind), *vectors], [y], attrs)
 
     assert kernels.reject(wide(1024, 1 << 17, 3)) is None  # 3 * 1024 * 2^17 < 2^31
-    assert "3 filter rows 1024 apart reach over more than 2^31 pixels" in (kernels.reject(wide(1024, 1 << 20, 3)) or "")
+    assert "3 filter rows 1024 apart" in (kernels.reject(wide(1024, 1 << 20, 3)) or "")
     assert "2 filter rows 1024 apart reach over" in (kernels.reject(wide(1024, 1 << 21, 2)) or "")
     # A filter of one row keeps no distance, so that its dilation does not count.
     assert "reach over" not in (kernels.reject(wide(1024, 1 << 21, 1)) or "")
@@ -262,7 +263,7 @@ def test_filter_columns_that_lie_over_2_gib_apart_are_refused() -> None:
         replace(base, inputs=[replace(base.inputs[0], ld=ld), *base.inputs[1:]]) for ld in (1 << 18, 1 << 20)
     )
     assert kernels.reject(narrow) is None
-    assert "a dilation over 2^31 bytes; make it smaller" in (kernels.reject(wide) or "")
+    assert "a dilation over" in (kernels.reject(wide) or "")
 
 
 def test_the_c_interface_refuses_what_is_no_plan() -> None:

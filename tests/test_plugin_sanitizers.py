@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ["-std=c++17", "-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("cmake") or not shutil.which("g++"), reason="needs cmake and g++")
 def test_every_variant_and_thousands_of_malformed_fields_are_clean(tmp_path: Path) -> None:
     configure = ["cmake", "-S", ROOT, "-B", tmp_path, "-DCUTEFUSE_CUDA=OFF", "-DCMAKE_BUILD_TYPE=None"]

@@ -1,6 +1,6 @@
 """TensorRT's own plugin registry takes the library and creates a plugin of every op_type from the parser's fields.
 
-The lean runtimes (registry and deserialiser, no builder) come by `scripts/lean_tensorrt.py`, which `make test` runs.
+`make test-all` runs `scripts/lean_tensorrt.py`, which brings the lean runtimes: registry and deserialiser, no builder.
 Each version has a process of its own. No GPU is needed.
 """
 
@@ -19,7 +19,7 @@ from cutefuse.operators import operators
 from cutefuse.operators.conv_call import NHWC
 from cutefuse.operators.function import node_attributes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import lean_tensorrt  # noqa: E402

@@ -165,7 +165,7 @@ def test_the_markdown_counts_what_passed_failed_and_was_skipped() -> None:
 def test_the_script_checks_the_demo_models_and_refuses_one_that_is_not_there(tmp_path: Path, stub: Path) -> None:
     script = [sys.executable, str(ROOT / "scripts/trt_check.py"), "-o", str(tmp_path / "out"), "--models"]
     done = subprocess.run([*script, "none_such"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: there is no model none_such; choose from")
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no model none_such")
     assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
     done = subprocess.run([*script, "bevfusion_fuser", "--dtypes", "float16"], capture_output=True, text=True)
     assert "bevfusion_fuser_float16: passed" in done.stdout, done.stderr
@@ -177,7 +177,7 @@ def test_a_model_without_a_site_is_one_sentence(tmp_path: Path, stub: Path, caps
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "relu.onnx")
     assert main([str(tmp_path / "relu.onnx"), "-o", str(tmp_path / "report")]) == 2
-    assert "relu.onnx could not be patched (exit code 3)" in capsys.readouterr().err
+    assert "relu.onnx could not be patched" in capsys.readouterr().err
 
 
 # ---- TensorRT for RTX: built by NVIDIA's compiler, run by a stand-in ----

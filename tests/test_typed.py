@@ -20,7 +20,7 @@ from cutefuse.cli import COMMANDS
 from cutefuse.engines.build import choose_backend
 from cutefuse.errors import CutefuseError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("typed")]  # one environment for all of them
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = {page.name: page.read_text() for page in PAGES}

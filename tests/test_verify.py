@@ -15,6 +15,8 @@ from cutefuse.commands.patch_words import show
 from cutefuse.graph.closeness import compare
 from cutefuse.match.conv import read as conv_facts
 
+pytestmark = pytest.mark.slow
+
 # Folding the BatchNormalization rounds the weights anew; the quantiser behind it makes whole steps of that.
 BLOCK = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w) n = BatchNormalization(x, gamma, beta, mean, var) "
 STEPS = BLOCK + "r = Relu(n) q = QuantizeLinear(r, s, e) y = DequantizeLinear(q, s, e)"

@@ -21,6 +21,8 @@ from cutefuse.graph.exact import in_float64
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.operators import conv_body
 
+pytestmark = pytest.mark.slow
+
 SITE = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) y = Relu(x)"
 TWO = (
     "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, w, k) z = Relu(x) "
@@ -164,7 +166,7 @@ def test_a_site_that_overflows_on_the_way_is_judged_by_float64(
     assert site["overflows"] > 10 and proof["end_to_end"]
     show(result, verbose=False)
     said = " ".join(capsys.readouterr().out.split())
-    assert "the unfused model overflows inside Conv_1; what float64 makes there is taken as right" in said
+    assert "overflows inside Conv_1" in said
 
     right = conv_body.activate
 
@@ -236,7 +238,7 @@ def test_what_the_conversion_changes_is_no_fault_of_the_fusion(
     assert converted["i"]["mismatch_share"] > 0.1, "float16 alone picks other places"
     assert all(r["passed"] for r in (*proof["outputs"], *proof["sites"]))
     out = capsys.readouterr().out
-    assert "the conversion to float16 itself changes the outputs" in out and "2 of 2 fused sites" in out
+    assert "float16 itself changes" in out and "2 of 2 fused sites" in out
 
 
 def test_a_wrong_site_is_found_behind_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

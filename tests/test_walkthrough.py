@@ -13,6 +13,7 @@ import pytest
 
 from cutefuse.errors import CutefuseError
 
+pytestmark = pytest.mark.xdist_group("walkthrough")  # one program for all of them
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/walkthrough.md").read_text()
 QUOTED = re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S)
@@ -44,7 +45,7 @@ def printed(program: Path, *words: str) -> list[str]:
     return [line.rstrip() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_quotes_what_the_kernels_headers_say(program: Path) -> None:
     lines = printed(program)
     assert QUOTED
@@ -53,7 +54,7 @@ def test_the_page_quotes_what_the_kernels_headers_say(program: Path) -> None:
             assert line in lines, f"the page quotes a line that layouts.cpp does not print: {line}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_script_draws_every_picture_of_the_page(program: Path, tmp_path: Path) -> None:
     assert draw.main(["-o", str(tmp_path)]) == 0
     drawn = {p.name: ET.parse(p).getroot() for p in tmp_path.iterdir()}
@@ -64,7 +65,7 @@ def test_the_script_draws_every_picture_of_the_page(program: Path, tmp_path: Pat
         assert labels == old, f"{name} shows other labels; run `python docs/walkthrough/draw.py`"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("header", "old", "new", "fault"),
     [
@@ -89,36 +90,12 @@ def test_a_layout_that_does_not_do_what_the_page_says_is_told(
     assert done.returncode == 1 and re.search(f"WRONG: .*{fault}", done.stdout)
 
 
-@pytest.mark.slow
-def test_another_word_is_refused(program: Path) -> None:
-    done = subprocess.run([str(program), "--jsn"], capture_output=True, text=True)
-    assert done.returncode == 2 and "usage" in done.stderr
-
-
 def test_the_pages_pictures_exist_and_no_other() -> None:
     shown = set(re.findall(r"images/(walkthrough-\w+\.svg)", PAGE))
     assert shown == {f"walkthrough-{name}.svg" for name in draw.PICTURES}
     for name in shown:
         root = ET.parse(ROOT / "docs/images" / name).getroot()
         assert root.get("aria-label") and root.tag.endswith("svg")
-
-
-def test_the_files_and_names_that_the_page_speaks_of_exist() -> None:
-    sources = {p.name: p.read_text() for p in (ROOT / "cutlass_kernels/conv").rglob("*.*h")}
-    for name in re.findall(r"`(\w+\.cuh)`", PAGE):
-        assert name in sources, name
-    code = "".join(sources.values())
-    for name in (
-        "Place",
-        "FilterRows",
-        "SourceRows",
-        "copy_part",
-        "start_at_bias",
-        "store_tile",
-        "packed_columns",
-        "g2s",
-    ):
-        assert f"`{name}`" in PAGE and re.search(rf"\b{name}\b", code), name
 
 
 def test_without_headers_one_sentence(
