@@ -124,6 +124,31 @@ def test_an_enlarged_source_is_read_in_place(name: str, tmp_path: Path) -> None:
     assert result.report["sites"][0]["notes"] == []
 
 
+RAISED = "f = Cast<to=1>(a) r = Resize<" + FLOOR + ">(f, , s) u = Cast<to=10>(r) " + CONV.format("u, b")
+
+
+def test_a_resize_in_float32_between_casts_is_read_in_place_in_float16(tmp_path: Path) -> None:
+    model = graph(RAISED, weights(dtype="float16", w=FILTER, k=(12,)) | {"s": SCALES}, inputs=SMALL, dtype="float16")
+    _, patched = run_patch(model, tmp_path)
+    node, attributes = patched_node(patched)
+    assert node.input[0] == "a" and attributes["upsample"] == [2, 1] and kinds(patched) == set()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (RAISED.replace(FLOOR, 'mode="linear"'), "linear"),
+        (RAISED.replace(FLOOR, RULES.format("half_pixel", "ceil")), "ceil"),
+        (RAISED.replace("Cast<to=1>(a)", "Cast<to=11>(a)"), ""),  # float64, which nobody converts around
+    ],
+)
+def test_another_resize_between_casts_stays(body: str, says: str, tmp_path: Path) -> None:
+    model = graph(body, weights(dtype="float16", w=FILTER, k=(12,)) | {"s": SCALES}, inputs=SMALL, dtype="float16")
+    result, patched = run_patch(model, tmp_path)
+    assert kinds(patched) == {"Cast", "Resize"}
+    assert says in " ".join(note for s in result.sites if s.match for note in s.match.notes)
+
+
 def test_an_enlarged_source_of_unknown_size_is_read_in_place(tmp_path: Path) -> None:
     inputs = {"a": "n,8,h,q", "b": "n,16,p,r"}
     model = graph(UP, weights(w=FILTER, k=(12,)) | {"s": SCALES}, inputs=inputs)

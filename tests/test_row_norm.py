@@ -303,6 +303,29 @@ def test_casts_around_the_norm_are_part_of_it(tail: str, tmp_path: Path) -> None
     assert site.match is not None and {t.dtype for t in site.match.call.inputs[:1]} == {"float16"}
 
 
+@pytest.mark.parametrize("before", ["", SUM])
+def test_a_single_norm_in_a_float32_island_is_part_of_the_float16_around_it(before: str, tmp_path: Path) -> None:
+    body = before + "h = Cast<to=1>(x) n = LayerNormalization(h, wide, shift) y = Cast<to=10>(n)"
+    model = make(body, dtype="float16", wide=PARAMETERS["g"], shift=PARAMETERS["b"])
+    result, patched = run_patch(model, tmp_path)
+    assert [n.op_type for n in patched.graph.node] == ["CuteAddLayerNorm" if before else "CuteLayerNorm"]
+    [site] = result.sites
+    assert site.match is not None and [t.dtype for t in site.match.call.inputs[-2:]] == ["float32", "float32"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = Cast<to=1>(x) n = LayerNormalization(h, wide, shift) z = Cast<to=16>(n) y = Cast<to=10>(z)",  # to bfloat16
+        "h = Cast<to=1>(x) n = LayerNormalization(h, wide, shift) z = Cast<to=10>(n) m = Cast<to=10>(n) y = Add(z, m)",
+    ],
+)
+def test_another_island_keeps_its_float32_norm(body: str, tmp_path: Path) -> None:
+    model = make(body, dtype="float16", wide=PARAMETERS["g"], shift=PARAMETERS["b"])
+    result, _ = run_patch(model, tmp_path)
+    assert [t.dtype for s in result.sites if s.match for t in s.match.call.inputs[:1]] == ["float32"]
+
+
 def test_the_sum_that_something_else_reads_keeps_its_name(tmp_path: Path) -> None:
     _, patched = run_patch(make(POSITIVE["add, sum used twice"][0]), tmp_path)
     node = next(n for n in patched.graph.node if n.domain == "cutefuse")

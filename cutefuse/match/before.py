@@ -18,6 +18,7 @@ MAX_DEPTH = 16  # nodes in front of one source; no real network has more
 UPSAMPLE, RANGES = KINDS = ("upsample", "ranges")
 _OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
 _WIDE = frozenset(ELEM_TYPES[name] for name in ("int32", "int64", "float32", "float64"))
+HALVES = ("float16", "bfloat16")
 MAX_FACTOR = 64  # float32 coordinates of larger factors are not exact on every runtime
 
 # Output pixel x of an enlargement by u -> coordinate in the input (ONNX, Resize), where that does not depend on sizes.
@@ -61,8 +62,13 @@ def see_through(graph: Graph, plain: Operand, kinds: Collection[str] = KINDS) ->
     found = plain
     for _ in range(MAX_DEPTH):
         node = graph.producer(found.tensor)
+        raised = _raised(graph, node) if UPSAMPLE in kinds else ()
         if graph.is_op(node, "Identity"):
             step: Operand | str | None = replace(found, tensor=node.input[0])
+        elif raised:
+            step = _enlarged(graph, raised[0], found)
+            if isinstance(step, Operand):
+                step = replace(step, tensor=raised[1].input[0], nodes=(*found.nodes, *raised))
         elif UPSAMPLE in kinds and graph.is_op(node, "Resize", "Upsample"):
             step = _enlarged(graph, node, found)
         elif RANGES in kinds and graph.is_op(node, "Split", "Slice"):
@@ -70,10 +76,11 @@ def see_through(graph: Graph, plain: Operand, kinds: Collection[str] = KINDS) ->
         else:
             break
         if isinstance(step, str):
-            return replace(found, notes=(f"{node.op_type} '{label(node)}' stays: {step}",))
+            stays = raised[0] if raised else node
+            return replace(found, notes=(f"{stays.op_type} '{label(stays)}' stays: {step}",))
         if step is None:
             break
-        found = replace(step, nodes=(*found.nodes, node))
+        found = replace(step, nodes=(*step.nodes, node))
     return found if found.source.is_view or found.tensor != plain.tensor else plain
 
 
@@ -124,6 +131,17 @@ def traffic(graph: Graph, operands: Sequence[Operand], element_bytes: int) -> di
         name: Traffic(graph.dims(name) or (-1,), element_bytes)
         for o in operands for node in o.nodes if node.op_type != "Identity" for name in node.output if name
     }  # fmt: skip
+
+
+def _raised(graph: Graph, down: NodeProto | None) -> tuple[NodeProto, NodeProto] | tuple[()]:
+    """(Resize, Cast before it) where a Cast takes the result of a Resize in float32 back to the 16 bits that it came
+    from: converters to float16 leave it so, and copies of pixels are exact in either type."""
+    resize = graph.producer(down.input[0]) if graph.is_op(down, "Cast") else None
+    up = graph.producer(resize.input[0]) if graph.is_op(resize, "Resize", "Upsample") else None
+    if down is None or resize is None or not graph.is_op(up, "Cast") or graph.dtype(up.output[0]) != "float32":
+        return ()
+    own = graph.dtype(up.input[0])
+    return (resize, up) if own in HALVES and graph.dtype(down.output[0]) == own else ()
 
 
 def _enlarged(graph: Graph, node: NodeProto, found: Operand) -> Operand | str:

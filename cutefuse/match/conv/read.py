@@ -287,6 +287,22 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
     return Geometry(kernel, strides, (pads[0], pads[1], pads[2], pads[3]), dilations)
 
 
+def numpy_type(dtype: str) -> np.dtype[np.generic]:
+    """The type of NumPy for one of DTYPES."""
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def keeps_precision(exact: np.ndarray, dtype: str) -> bool:
+    """Whether a filter [K, C, R, S] is as precise in `dtype` as its largest value of each output allows."""
+    with np.errstate(all="ignore"):
+        error = np.abs(exact.astype(numpy_type(dtype)).astype(np.float64) - exact)
+        error, largest = (v.reshape(len(exact), -1).max(axis=1, initial=0.0) for v in (error, np.abs(exact)))
+        allowed = 2 * EPSILONS.get(dtype, 2.0**-23)
+        return bool(np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)))  # false for NaN
+
+
 class Folded:
     """The filter and bias with the affine steps after the convolution folded in; evaluated when asked, never kept."""
 
@@ -315,27 +331,17 @@ class Folded:
             scale, shift = self._scale_and_shift()
             if not (np.isfinite(scale).all() and np.isfinite(shift.astype(np.float32)).all()):
                 return "the normalisation's constants give NaN or infinity; repair the model"
-            exact = self._filter(scale)
-            rounded = exact.astype(self._numpy_type()).astype(np.float64)
-            error = np.abs(rounded - exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
-            largest = np.abs(exact).reshape(len(scale), -1).max(axis=1, initial=0.0)
-        allowed = 2 * EPSILONS.get(self._facts.dtype, 2.0**-23)
-        if not np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)):  # false for NaN
-            return (
-                f"folding the normalisation into a {self._facts.dtype} filter overflows or loses precision; "
-                "keep this Conv in float32"
-            )
+            if not keeps_precision(self._filter(scale), self._facts.dtype):
+                return (
+                    f"folding the normalisation into a {self._facts.dtype} filter overflows or loses precision; "
+                    "keep this Conv in float32"
+                )
         return None
-
-    def _numpy_type(self) -> np.dtype[np.generic]:
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16 if self._facts.dtype == "bfloat16" else self._facts.dtype)
 
     def packed(self, channels: Sequence[int]) -> np.ndarray:
         """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
-        return pack(self._filter(scale).astype(self._numpy_type()), channels)
+        return pack(self._filter(scale).astype(numpy_type(self._facts.dtype)), channels)
 
     def bias(self) -> np.ndarray:
         """The bias vector [K] in float32, zeros when the convolution has none."""

@@ -66,7 +66,8 @@ def _single(graph: Graph, node: NodeProto) -> Norm | Refusal | None:
         return Refusal("stash_type is not float32, in which the fused norm computes", (node,))
     beta = node.input[2] if len(node.input) > 2 else ""
     epsilon = float(attribute(node, "epsilon", 1e-5))
-    return Norm(SINGLE[node.op_type], x, node.output[0], epsilon, node.input[1], beta, (node,))
+    norm = Norm(SINGLE[node.op_type], x, node.output[0], epsilon, node.input[1], beta, (node,))
+    return _narrow(graph, _cast_back(graph, norm))
 
 
 def _decomposed(graph: Graph, mean: NodeProto) -> Norm | Refusal | None:

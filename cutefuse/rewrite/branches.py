@@ -1,0 +1,216 @@
+"""Writes a sum of convolutions of one tensor, as RepVGG trains them, as one convolution.
+
+`Conv3x3(x) + Conv1x1(x) + BatchNorm(x)` is linear in x: the filters, with their norms folded in, are added tap by tap,
+and a norm of x alone is a 1x1 filter of its own. No engine does this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+from cutefuse.graph.read import Graph, label, reads_of
+from cutefuse.graph.shapes import inferred
+from cutefuse.match.after import Affine, affine_of
+from cutefuse.match.answer import Refusal
+from cutefuse.match.conv import read as conv_facts
+from cutefuse.operators.conv_math import Geometry
+from cutefuse.rewrite.apply import Names
+
+_MAX_STEPS = 8  # affine steps behind one branch
+_ITSELF = Geometry((1, 1))  # of a branch without a convolution
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One sum that became a convolution: its name, and how many convolutions it was."""
+
+    name: str
+    convolutions: int
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A term of a sum: a convolution of `source`, or `source` itself, and the affine steps behind it, first to last."""
+
+    source: str
+    conv: NodeProto | None
+    steps: tuple[Affine, ...]
+
+
+def fold(model: onnx.ModelProto, folder: Path) -> list[Folded]:
+    """Write every sum of branches of the model's main graph as one Conv, where that multiplies no more than before and
+    the added filter loses no precision. The sums, in graph order."""
+    if not any(n.op_type in ("Add", "Sum") for n in model.graph.node):
+        return []
+    graph = Graph(model, folder, inferred(model))
+    names, gone = Names(graph), set[int]()
+    made: dict[int, NodeProto] = {}
+    found: list[Folded] = []
+    for node in reversed(graph.nodes):  # a sum before the sums in it
+        if id(node) in gone or not graph.is_op(node, "Add", "Sum"):
+            continue
+        terms, nodes = _terms(graph, node)
+        branches = [_branch(graph, t) for t in terms]
+        convs = [b for b in branches if b.conv is not None]
+        if len({b.source for b in branches}) > 1 or len(convs) + any(b.steps for b in branches if b.conv is None) < 2:
+            continue
+        new = _joined(graph, branches, node.output[0], names)
+        if new is None:
+            continue
+        made[id(node)], filters = new
+        model.graph.initializer.extend(filters)
+        nodes += [n for b in branches for n in (b.conv, *(s.node for s in b.steps)) if n is not None]
+        gone |= {id(n) for n in nodes}
+        found.append(Folded(made[id(node)].name, len(convs)))
+    if found:
+        _write(graph, [made.get(id(n), n) for n in graph.nodes if id(n) not in gone or id(n) in made])
+    return found[::-1]
+
+
+def _terms(graph: Graph, node: NodeProto) -> tuple[list[str], list[NodeProto]]:
+    """What a sum adds, sums that only it reads opened, and the nodes that add."""
+    terms, nodes, pending = list[str](), [node], list(node.input)
+    while pending:
+        name = pending.pop(0)
+        inner = graph.producer(name)
+        if graph.is_op(inner, "Add", "Sum") and graph.only_user(name) is not None and not _is_affine(graph, inner):
+            nodes.append(inner)
+            pending = [*inner.input, *pending]
+        else:
+            terms.append(name)
+    return terms, nodes
+
+
+def _is_affine(graph: Graph, node: NodeProto) -> bool:
+    return any(graph.is_constant(name) for name in node.input if name)
+
+
+def _branch(graph: Graph, tensor: str) -> _Branch:
+    """The longest branch that makes a tensor, whose inner tensors nothing else reads."""
+    steps: list[Affine] = []
+    name = tensor
+    while len(steps) < _MAX_STEPS and graph.only_user(name) is not None:
+        node = graph.producer(name)
+        if graph.is_op(node, "Conv"):
+            return _Branch(node.input[0], node, tuple(reversed(steps)))
+        step = _step(graph, node)
+        if step is None:
+            break
+        steps.append(step)
+        name = next(i for i in step.node.input if not graph.is_constant(i))
+    return _Branch(name, None, tuple(reversed(steps)))
+
+
+def _step(graph: Graph, node: NodeProto | None) -> Affine | None:
+    if not graph.is_op(node, "BatchNormalization", "Mul", "Add"):
+        return None
+    moving = [name for name in node.input if not graph.is_constant(name)]
+    dims = graph.dims(node.output[0])
+    if len(moving) != 1 or dims is None or len(dims) != 4 or dims[1] < 1:
+        return None
+    return affine_of(graph, node, moving[0], dims[1])
+
+
+def _joined(
+    graph: Graph, branches: Sequence[_Branch], output: str, names: Names
+) -> tuple[NodeProto, list[onnx.TensorProto]] | None:
+    """The convolution that all branches together are, with its filter and bias; None where there is none."""
+    source = branches[0].source
+    facts = list[conv_facts.Facts | None]()
+    for branch in branches:
+        read = conv_facts.read(graph, branch.conv, conv_facts.Front((source,), (), ())) if branch.conv else None
+        if isinstance(read, Refusal):
+            return None
+        facts.append(read)
+    known = [f for f in facts if f]
+    dtype, (K, C) = known[0].dtype, known[0].weight_dims[:2]
+    if any((f.dtype, f.weight_dims[:2]) != (dtype, (K, C)) for f in known) or (len(known) < len(facts) and K != C):
+        return None
+    geometries = [f.geometry if f else _ITSELF for f in facts]
+    geometry = _covering(geometries)
+    if geometry is None:
+        return None
+    weight, bias = np.zeros((K, C, *geometry.kernel_shape)), np.zeros(K)
+    for branch, own, g in zip(branches, facts, geometries, strict=True):
+        w, b = _filter(graph, own) if own else (np.eye(K)[:, :, None, None], np.zeros(K))
+        with np.errstate(all="ignore"):
+            for step in branch.steps:
+                scale, shift = step.make()
+                w, b = w * scale[:, None, None, None], b * scale + shift
+        (top, left), (R, S) = (geometry.pads[i] - g.pads[i] for i in range(2)), g.kernel_shape
+        weight[:, :, top : top + R, left : left + S] += w
+        bias += b
+    if not conv_facts.keeps_precision(weight, dtype) or not np.isfinite(bias.astype(np.float32)).all():
+        return None
+    chief = next(b.conv for b, f in zip(branches, facts, strict=True) if b.conv and f is max(known, key=_taps))
+    stored = [
+        numpy_helper.from_array(v.astype(conv_facts.numpy_type(dtype)), names.of_tensor(f"{label(chief)}.{part}"))
+        for part, v in (("weight", weight), ("bias", bias))
+    ]
+    inputs = [source, *(t.name for t in stored)]
+    node = helper.make_node("Conv", inputs, [output], name=chief.name)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in geometry.attrs().items())
+    return node, stored
+
+
+def _taps(facts: conv_facts.Facts) -> int:
+    return facts.weight_dims[2] * facts.weight_dims[3]
+
+
+def _filter(graph: Graph, facts: conv_facts.Facts) -> tuple[np.ndarray, np.ndarray]:
+    weight, bias = (graph.constant(name) if name else None for name in (facts.weight, facts.bias))
+    assert weight is not None, "read() refuses what is no constant"
+    K = facts.weight_dims[0]
+    return weight.astype(np.float64), np.zeros(K) if bias is None else bias.astype(np.float64)
+
+
+def _covering(geometries: Sequence[Geometry]) -> Geometry | None:
+    """The smallest geometry whose taps cover those of all; None where they differ in their strides or in the size of
+    their outputs, or where it multiplies more than they do together."""
+    strides = {g.strides for g in geometries}
+    if len(strides) > 1 or any(set(g.dilations) != {1} for g in geometries):
+        return None
+    kernel, begin, end = list[int](), list[int](), list[int]()
+    for axis in range(2):
+        before = max(g.pads[axis] for g in geometries)
+        behind = max(g.kernel_shape[axis] - g.pads[axis] for g in geometries)
+        ends = {behind + g.pads[axis] + g.pads[axis + 2] - g.kernel_shape[axis] for g in geometries}
+        if len(ends) > 1 or min(ends) < 0:
+            return None
+        kernel.append(before + behind)
+        begin.append(before)
+        end += ends
+    taps = sum(math.prod(g.kernel_shape) for g in geometries)
+    pads = (begin[0], begin[1], end[0], end[1])
+    return Geometry(tuple(kernel), strides.pop(), pads) if math.prod(kernel) <= taps else None
+
+
+def _write(graph: Graph, nodes: Sequence[NodeProto]) -> None:
+    """Give the model these nodes, without what only the nodes that went have read."""
+    proto, before = graph.proto, list(graph.nodes)
+    kept, ours = list(nodes), {id(n) for n in nodes}
+    needed = {name for n in before if id(n) not in ours for name in n.input}
+    while True:
+        read = {name for n in kept for name in reads_of(n)} | graph.outputs
+        idle = [n for n in kept if needed & set(n.output) and not read & set(n.output)]
+        if not idle:
+            break
+        needed |= {name for n in idle for name in n.input}
+        kept = [n for n in kept if not any(n is i for i in idle)]
+    del proto.node[:]
+    proto.node.extend(kept)
+    made = {o for n in kept for o in n.output}
+    for items, gone in (
+        (proto.initializer, needed - read),
+        (proto.value_info, {o for n in before for o in n.output} - made),
+    ):
+        for i in reversed(range(len(items))):  # in place: a new list would copy every weight
+            if items[i].name in gone:
+                del items[i]
