@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -247,7 +248,13 @@ def main(argv: list[str] | None = None) -> int:
                 print(_tuned(tuner))
         return result.exit_code
 
-    return run_command(command)
+    looks = gc.isenabled()
+    gc.disable()  # a model's nodes live to the end: looking for garbage among them takes a third of a long run
+    try:
+        return run_command(command)
+    finally:
+        if looks:
+            gc.enable()
 
 
 if __name__ == "__main__":

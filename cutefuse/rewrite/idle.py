@@ -46,7 +46,8 @@ def idle(
 
 
 def _filters(sites: Sequence[Site], found: Collection[str], options: Options) -> Iterator[str]:
-    names = {name for s in sites for name in names_at(s, (*s.around, *s.nodes))}
+    asked = options.include or options.exclude
+    names = {name for s in sites for name in names_at(s, (*s.around, *s.nodes))} if asked else set[str]()
     for option, patterns in (("--include", options.include), ("--exclude", options.exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):

@@ -147,11 +147,10 @@ def patch(source: Path, output: Path, options: Options) -> Result:
     report["assumed_shapes"], report["open_inputs"] = assumed, {n: d for n, d in still_open.items() if n not in sizes}
     writes = bool(fused or rewritten or turned) and not options.dry_run
 
-    def complete() -> str:
+    def complete() -> None:
         report["sites"] = [s.as_json() for s in sites]
         after = op_counts(model.graph) if writes else _predicted(graph, sites, doomed) + Counter({"Cast": len(casts)})
         report["summary"] = _summary(sites, before, after, saving, cast_bytes, time.perf_counter() - started)
-        return json.dumps(report, indent=1) + "\n"  # escaped to ASCII: a path may hold bytes that are no UTF-8
 
     written = None
     if writes:
@@ -274,9 +273,9 @@ def _report(
 def _write(
     source: Path, output: Path, graph: Graph, sites: Sequence[Site], doomed: Plan, silus: Sequence[tanh_silu.Silu],
     external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
-    complete: Callable[[], str],
+    complete: Callable[[], None],
 ) -> Path | None:  # fmt: skip
-    """Write the model and its report, whose text `complete` makes; the report alone where the proof fails."""
+    """Write the model and its report, which `complete` ends; the report alone where the proof fails."""
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = _packed_bytes(sites) if size_of(model) > 1 << 30 else 0
@@ -298,11 +297,17 @@ def _write(
                 [s.dtype for s in silus],
             )  # fmt: skip
             if not report["verify"]["passed"]:
-                write_text(report_path(output), complete(), [source])
+                complete()
+                write_text(report_path(output), _text(report), [source])
                 return None
-        out.text(report_path(output), complete())
+        complete()
+        out.text(report_path(output), _text(report))
         out.commit()
     return output
+
+
+def _text(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=1) + "\n"  # escaped to ASCII: a path may hold bytes that are no UTF-8
 
 
 def _packed_bytes(sites: Sequence[Site]) -> int:
@@ -378,7 +383,7 @@ def _select(sites: Sequence[Site], options: Options) -> None:
 
 def _excluded(site: Site, options: Options) -> str:
     """Which filter leaves a site out; "" where none does."""
-    names = names_at(site, site.nodes)
+    names = names_at(site, site.nodes) if options.include or options.exclude else set[str]()
     if options.only is not None and site.name not in options.only:
         return "it is not among the sites that were asked for"
     if options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):

@@ -185,7 +185,9 @@ class _Round:
     def _smaller(self, site: Site) -> None:
         """Try the smaller matches of a site, where the model alone prices it."""
         best = site.match
-        if best is None or id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
+        if best is None or best.otherwise is None:
+            return
+        if id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
             return
         plain, match, largest = self.wiring.unfused(best), best.otherwise, best
         while match is not None:

@@ -64,6 +64,7 @@ class Wiring:
     gone: Tally = field(default_factory=Tally)
     convolutions: Sequence[NodeProto] = ()
     _sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    _pointwise: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)  # by the id of a node
 
     def fused(self, *matches: Match) -> Wiring:
         """The same graph with more matches fused, one after the other."""
@@ -94,8 +95,10 @@ class Wiring:
         return result
 
     def _copy(self) -> Wiring:
-        tallies = {name: getattr(self, name).copy() for name in _TALLIES}
-        return replace(self, **tallies)
+        tallies = [getattr(self, name).copy() for name in _TALLIES]
+        return Wiring(
+            self.graph, self.engine, self.position, *tallies, self.convolutions, self._sources, self._pointwise
+        )
 
     def _beside(self, match: Match) -> Wiring:
         """This wiring, with what it knows of sources only where a match changes none of them."""
@@ -172,7 +175,7 @@ class Wiring:
     def _is_product(self, node: NodeProto) -> bool:
         """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
         tensors of another form than its convolutions."""
-        if node.op_type != "Conv" or not self.alive(node) or not _is_pointwise(self.graph, node):
+        if node.op_type != "Conv" or not self.alive(node) or not self._is_pointwise(node):
             return False
         filters = (self.graph.dims(node.input[1]) or (0,))[0]
         return filters >= _PRODUCT_FILTERS
@@ -242,9 +245,10 @@ class Wiring:
         what lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
         if self.engine.name == RTX:
             return self.read[tensor] > 0 and tensor not in self.made and self._in_nchw(tensor)
+        if self.engine.name != TORCH or self.read[tensor] <= 0 or tensor in self.made:
+            return False
         dims = self.graph.dims(tensor)
-        narrow = dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
-        return self.engine.name == TORCH and narrow and self.read[tensor] > 0 and tensor not in self.made
+        return dims is not None and len(dims) == 4 and dims[1] % VECTOR != 0
 
     def _in_nchw(self, tensor: str) -> bool:
         """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions that no part of
@@ -328,10 +332,15 @@ class Wiring:
 
     def siblings(self, conv: NodeProto) -> list[NodeProto]:
         """The convolutions that stay and that TensorRT computes in the kernel of a 1x1 convolution, itself included."""
-        if not self.engine.merges_pointwise or not _is_pointwise(self.graph, conv):
+        if not self.engine.merges_pointwise or not self._is_pointwise(conv):
             return [conv] if self.alive(conv) else []
         users = {id(n): n for n in self.graph.users(conv.input[0]) if n.op_type == "Conv"}
-        return [n for n in users.values() if self.alive(n) and _is_pointwise(self.graph, n)]
+        return [n for n in users.values() if self.alive(n) and self._is_pointwise(n)]
+
+    def _is_pointwise(self, conv: NodeProto) -> bool:
+        if id(conv) not in self._pointwise:
+            self._pointwise[id(conv)] = _is_pointwise(self.graph, conv)
+        return self._pointwise[id(conv)]
 
     def _is_merged(self, tensor: str) -> bool:
         conv = self.convolution_behind(tensor)
