@@ -224,7 +224,9 @@ def _asked_once(ask: Callable[[Call], _T]) -> Callable[[Call], _T]:
     def answer(call: Call) -> _T:
         tensors = tuple([(tuple(t.dims), t.dtype, t.layout, t.ld) for t in (*call.inputs, *call.outputs)])
         # Nearly all are lists; to ask an abstract class takes longer than all else here.
-        attrs = tuple([(n, tuple(v) if type(v) is list or isinstance(v, Sequence) else v) for n, v in call.attrs.items()])
+        attrs = tuple(
+            [(n, tuple(v) if type(v) is list or isinstance(v, Sequence) else v) for n, v in call.attrs.items()]
+        )
         sizes = (len(call.inputs), call.workspace_bytes, call.config, call.sm, call.sm_count)
         key = (call.op_type, tensors, attrs, sizes)
         if key not in known:
@@ -296,9 +298,7 @@ def made_for(call: Call, sm: int) -> bool:
 @functools.cache
 def _own_tiles(op_type: str, sm: int) -> frozenset[int]:
     own = features(sm)
-    return frozenset(
-        c["id"] for c in operator_of(op_type)["configs"] if c["needs"] and own.issuperset(c["needs"])
-    )
+    return frozenset(c["id"] for c in operator_of(op_type)["configs"] if c["needs"] and own.issuperset(c["needs"]))
 
 
 def gpus_of(tile: Mapping[str, Any]) -> str:

@@ -24,11 +24,11 @@ from cutefuse.engine.tune import RIVALS, Tuner
 from cutefuse.engine.tune_cache import TuneCache
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.graph.read import Graph
-from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, TENSORRT
+from cutefuse.ops.layouts import AUTO, CHOICES, ENGINES, RTX, RTX_CAPABILITIES, TENSORRT
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report import oracle
 from cutefuse.report.tuned import NAMES, best_tiles, pricing
-from cutefuse.rewrite.outlook import USUAL, foresee
+from cutefuse.rewrite.outlook import USUAL, USUAL_RTX, foresee
 from cutefuse.rewrite.patch import TAKES, Options, default_output, patch
 from cutefuse.sites.choose import LEAST_SHARE, LEAST_US, Pricing
 from cutefuse.sites.choose_cost import device_of
@@ -182,8 +182,10 @@ def _target(args: argparse.Namespace) -> tuple[int, str]:
     """
     if not args.gpu:
         own = local_sm()
+        if args.engine == RTX and own not in RTX_CAPABILITIES:
+            own = 0
         sm = own if args.sm is None else args.sm
-        return sm, local_gpu() if sm == own else ""
+        return sm, local_gpu() if own and sm == own else ""
     for name in args.gpu[1:]:
         if reason := kernels.reject_device(sm_of(name)):
             raise CutefuseError(f"{reason}; leave --gpu '{name}' out")
@@ -238,7 +240,8 @@ def main(argv: list[str] | None = None) -> int:
             asks = oracle.is_for(options) and not args.no_compile and not options.price
             result = (oracle.judged if asks else patch)(args.model, output, options)
             assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
-            usual = [g for g in USUAL if assumed and not kernels.reject_device(sm_of(g))]
+            known = USUAL_RTX if args.engine == RTX else USUAL
+            usual = [g for g in known if assumed and not kernels.reject_device(sm_of(g))]
             outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named=len(args.gpu) > 1)
             result.report["prediction"]["targets"] = [asdict(o) for o in outlooks]
             show_json(result.report)

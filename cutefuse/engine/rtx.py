@@ -24,12 +24,12 @@ from cutefuse.engine.device import local_sm
 from cutefuse.engine.files import Artifacts, concat_notes
 from cutefuse.engine.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
+from cutefuse.ops.layouts import RTX_ASSUMED, RTX_CAPABILITIES
 from cutefuse.output import write_json
 from cutefuse.roofline.peaks import by_name
 
 NAME = "TensorRT for RTX"
-CAPABILITIES = (75, 80, 86, 89, 120, 121)  # compute capability * 10
-DEFAULT_SM = 89
+CAPABILITIES, DEFAULT_SM = RTX_CAPABILITIES, RTX_ASSUMED
 _KNOWN = ", ".join(f"{sm / 10:.1f}" for sm in CAPABILITIES)
 LIBRARIES, BINDINGS = "tensorrt_rtx_libs", "tensorrt_rtx_bindings"
 TARGET = "--sm"  # ours, among trtexec's options: the compute capability * 10 to build for

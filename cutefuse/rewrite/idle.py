@@ -78,7 +78,11 @@ def _types(
             where = "the model" if whole else "a candidate, and --scope sites lowers nothing else"
             yield f"--keep-float32 '{pattern}' names no node of {where}; nothing was kept by it"
     if not conversion["changed"]:
-        why = "the model holds no float32" if whole else "no site that can be fused is float32"
+        why = (
+            "the model holds no float32 to lower, it is in its type already"
+            if whole
+            else "no site that can be fused is float32"
+        )
         yield f"--dtype does nothing: {why}"
 
 

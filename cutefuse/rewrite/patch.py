@@ -100,7 +100,7 @@ def _reported_there(report: Path) -> str:
 
 def patch(source: Path, output: Path, options: Options) -> Result:
     """Patch an ONNX file. Nothing is written on a dry run, when nothing can be fused, or when the verification fails
-    (then only the report).
+    (then only the report, and only where no model of an earlier run stands beside it).
 
     Raises CutefuseError for a model that cannot be read, an unknown filter, a GPU without kernels, or an output that
     cannot be written.
@@ -256,6 +256,7 @@ def _report(
             "engine_assumed": engine.assumed,
             "gpu": device.name,
             "gpu_assumed": device.assumed,
+            "gpu_rates": device.peaks.device,
             "gpu_others": list(device.others),
         },
         "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
@@ -275,7 +276,8 @@ def _write(
     external: bool, options: Options, report: dict[str, Any], converted: onnx.ModelProto | None,
     complete: Callable[[], None],
 ) -> Path | None:  # fmt: skip
-    """Write the model and its report, which `complete` ends; the report alone where the proof fails."""
+    """Write the model and its report, which `complete` ends; the report alone where the proof fails, and nothing
+    in place of an earlier model's."""
     model = graph.model
     # Packing pads channels to 64, so that a model just below protobuf's limit may grow past it.
     packed = _packed_bytes(sites) if size_of(model) > 1 << 30 else 0
@@ -298,7 +300,8 @@ def _write(
             )  # fmt: skip
             if not report["verify"]["passed"]:
                 complete()
-                write_text(report_path(output), _text(report), [source])
+                if not output.exists():
+                    write_text(report_path(output), _text(report), [source])
                 return None
         complete()
         out.text(report_path(output), _text(report))
@@ -337,7 +340,7 @@ def _lowered(model: onnx.ModelProto, source: Path, options: Options, conversion:
 
 def _model(graph: Graph, sites: Sequence[Site], options: Options) -> Model:
     engine = engine_of(options.engine, options.trt_version, options.sm)
-    return Model(graph, engine, device_of(options.sm, options.gpu), sites[0].sizes if sites else graph.dims,
+    return Model(graph, engine, device_of(engine.device_sm, options.gpu), sites[0].sizes if sites else graph.dims,
                  options.compiled)  # fmt: skip
 
 

@@ -189,7 +189,8 @@ class _Round:
             return
         if id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
             return
-        plain, match, largest = self.wiring.unfused(best), best.otherwise, best
+        plain, largest = self.wiring.unfused(best), best
+        match: Match | None = best.otherwise
         while match is not None:
             site.match = match
             gain = self.pricer.gain_us([site], plain.fused(match))

@@ -97,8 +97,9 @@ class Wiring:
     def _copy(self) -> Wiring:
         tallies = [getattr(self, name).copy() for name in _TALLIES]
         return Wiring(
-            self.graph, self.engine, self.position, *tallies, self.convolutions, self._sources, self._pointwise
-        )
+            self.graph, self.engine, self.position, *tallies,
+            convolutions=self.convolutions, _sources=self._sources, _pointwise=self._pointwise,
+        )  # fmt: skip
 
     def _beside(self, match: Match) -> Wiring:
         """This wiring, with what it knows of sources only where a match changes none of them."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from cutefuse.errors import CutefuseError
-from cutefuse.ops.layouts import RTX, TENSORRT, TORCH, rule_of
+from cutefuse.ops.layouts import RTX, RTX_ASSUMED, TENSORRT, TORCH, rule_of
 
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 OLDEST = (10, 0)
@@ -48,6 +48,11 @@ class Engine:
         elif self.sm == ORIN:
             inside |= {"Silu"}
         return activation in inside
+
+    @property
+    def device_sm(self) -> int:
+        """The compute capability (times 10) whose usual GPU stands for one that nobody named; 0: any."""
+        return self.sm or (RTX_ASSUMED if self.name == RTX else 0)
 
     @property
     def merges_pointwise(self) -> bool:
