@@ -32,7 +32,6 @@ MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _PRODUCT_FILTERS = 256  # from here on Myelin was seen to compute 1x1 convolutions as matrix products
 _INSIDE_DECONVOLUTION = {"Relu", "Sigmoid", "Add"}  # what Myelin was seen to compute in a ConvTranspose's kernel
 _SEEN_THROUGH = ("Identity", "Dropout")
-_TALLIES = ("made", "read", "low_made", "low_read", "awaited", "gone")
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,11 @@ class Wiring:
         return result
 
     def _copy(self) -> Wiring:
-        tallies = [getattr(self, name).copy() for name in _TALLIES]
+        # Not dataclasses.replace, which takes several times as long: a wiring is copied for every price.
         return Wiring(
-            self.graph, self.engine, self.position, *tallies,
-            convolutions=self.convolutions, _sources=self._sources, _pointwise=self._pointwise,
+            self.graph, self.engine, self.position, self.made.copy(), self.read.copy(), self.low_made.copy(),
+            self.low_read.copy(), self.awaited.copy(), self.gone.copy(), self.convolutions, self._sources,
+            self._pointwise,
         )  # fmt: skip
 
     def _beside(self, match: Match) -> Wiring:
