@@ -35,7 +35,7 @@ from cutefuse.graph.store import (
 )
 from cutefuse.ops import operators
 from cutefuse.ops.layouts import NAMES, NHWC, TENSORRT, TORCH, layout_of, rule_of
-from cutefuse.output import check_named, real, write_text
+from cutefuse.output import check_named, indented, real, write_text
 from cutefuse.rewrite import islands, tanh_silu
 from cutefuse.rewrite.apply import Plan, apply_sites, cast_tensors, new_calls, plan
 from cutefuse.rewrite.functions import add_bodies
@@ -310,7 +310,7 @@ def _write(
 
 
 def _text(report: dict[str, Any]) -> str:
-    return json.dumps(report, indent=1) + "\n"  # escaped to ASCII: a path may hold bytes that are no UTF-8
+    return indented(report) + "\n"  # escaped to ASCII: a path may hold bytes that are no UTF-8
 
 
 def _packed_bytes(sites: Sequence[Site]) -> int:

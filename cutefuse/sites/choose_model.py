@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from onnx import NodeProto
@@ -68,6 +70,7 @@ class Model:
         self.graph, self.engine, self.device, self._sizes, self.record = graph, engine, device, sizes, record
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
+        self.convolution_us = functools.cache(partial(convolution_us, device=device))
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
 
     # ------------------------------------------------------------------------------------------------------- a site
@@ -116,7 +119,7 @@ class Model:
             Convolution(N, sum(attrs["channels"]), first[2] * factor, first[3] * factor, K, P, Q, r * s, dtype)
             for K in filters
         ]
-        before_us = sum(convolution_us(c, self.device) for c in convs)
+        before_us = sum(map(self.convolution_us, convs))
         mergeable_us = before_us if together else 0.0
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
         activation, residual = str(facts["activation"]), facts["residual"]
@@ -203,7 +206,7 @@ class Model:
             return math.nan
         dtype = self.graph.dtype(conv.input[0]) or "float32"
         whole = Convolution(x[0], x[1], x[2], x[3], sum(filters), y[2], y[3], 1, dtype)
-        return convolution_us(whole, self.device)
+        return self.convolution_us(whole)
 
     def _has_bias(self, match: Match) -> bool:
         anchor = match.nodes[0]

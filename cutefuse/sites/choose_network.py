@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import attribute
 from cutefuse.ops.layouts import TORCH
-from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution, convolution_us
+from cutefuse.sites.choose_cost import ELEMENT_BYTES, Convolution
 from cutefuse.sites.choose_engine import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring
 from cutefuse.sites.choose_model import Model
 from cutefuse.sites.find import Site
@@ -61,7 +61,7 @@ def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
     if node.op_type in _PRODUCTS:
         inner = x[0] if attribute(node, "transA", 0) else x[-1]
         rows = math.prod(y[:-1])
-        return convolution_us(Convolution(1, inner, rows, 1, y[-1], rows, 1, 1, dtype), model.device)
+        return model.convolution_us(Convolution(1, inner, rows, 1, y[-1], rows, 1, 1, dtype))
     return _convolution_us(model, node, dtype, wiring) if len(x) == len(w) == len(y) == 4 else math.nan
 
 
@@ -78,9 +78,9 @@ def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -
     if attribute(node, "group", 1) != 1:
         us = model.device.depthwise_us(size, taps)
     elif node.op_type == "Conv":
-        us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[0], y[2], y[3], taps, dtype), model.device)
+        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[0], y[2], y[3], taps, dtype))
     else:  # a product of each pixel with all taps
-        us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype), model.device)
+        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
     after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]
     if model.engine.name == TORCH:
         return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or after else 0.0)
