@@ -222,8 +222,11 @@ def _asked_once(ask: Callable[[Call], _T]) -> Callable[[Call], _T]:
 
     @functools.wraps(ask)
     def answer(call: Call) -> _T:
-        tensors = tuple((tuple(t.dims), t.dtype, t.layout, t.ld) for t in (*call.inputs, *call.outputs))
-        attrs = tuple((n, tuple(v) if isinstance(v, Sequence) else v) for n, v in call.attrs.items())
+        tensors = tuple([(tuple(t.dims), t.dtype, t.layout, t.ld) for t in (*call.inputs, *call.outputs)])
+        # Nearly all are lists; to ask an abstract class takes longer than all else here.
+        attrs = tuple(
+            [(n, tuple(v) if type(v) is list or isinstance(v, Sequence) else v) for n, v in call.attrs.items()]
+        )
         sizes = (len(call.inputs), call.workspace_bytes, call.config, call.sm, call.sm_count)
         key = (call.op_type, tensors, attrs, sizes)
         if key not in known:
@@ -288,9 +291,14 @@ def features(sm: int) -> frozenset[str]:
 
 def made_for(call: Call, sm: int) -> bool:
     """Whether a tile that uses what this compute capability has, and not every one, can run the call, built or not."""
+    tiles = _own_tiles(call.op_type, sm)
+    return bool(tiles) and not tiles.isdisjoint(_configs(replace(call, sm=0, _keep=[]) if call.sm else call))
+
+
+@functools.cache
+def _own_tiles(op_type: str, sm: int) -> frozenset[int]:
     own = features(sm)
-    tiles = {c["id"] for c in operator_of(call.op_type)["configs"] if c["needs"] and own.issuperset(c["needs"])}
-    return any(i in tiles for i in configs(replace(call, sm=0, _keep=[])))
+    return frozenset(c["id"] for c in operator_of(op_type)["configs"] if c["needs"] and own.issuperset(c["needs"]))
 
 
 def gpus_of(tile: Mapping[str, Any]) -> str:

@@ -69,6 +69,23 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
+def indented(data: Any, depth: int = 0) -> str:
+    """The text of `json.dumps(data, indent=1)`, keys being texts, in a fraction of the time: what holds nothing that
+    holds more is left to the encoder in C, which knows no indentation."""
+    if not data or not isinstance(data, (dict, list, tuple)):
+        return json.dumps(data)
+    values = data.values() if isinstance(data, dict) else data
+    start, end = "\n" + " " * (depth + 1), "\n" + " " * depth
+    if not any(isinstance(v, (dict, list, tuple)) for v in values):
+        flat = json.dumps(data, separators=("," + start, ": "))
+        return f"{flat[0]}{start}{flat[1:-1]}{end}{flat[-1]}"
+    parts = [indented(v, depth + 1) for v in values]
+    if isinstance(data, dict):
+        parts = [f"{json.dumps(key)}: {part}" for key, part in zip(data, parts, strict=True)]
+        return "{" + start + ("," + start).join(parts) + end + "}"
+    return "[" + start + ("," + start).join(parts) + end + "]"
+
+
 def make_folder(path: Path) -> None:
     """Create a folder with its parents."""
     try:

@@ -15,7 +15,7 @@ import pytest
 from graphs import graph
 
 from cutefuse import cli
-from cutefuse.output import json_alone, printable
+from cutefuse.output import indented, json_alone, printable
 
 DATA = Path(__file__).parent / "data" / "engines"
 
@@ -110,3 +110,11 @@ def test_what_json_has_no_word_for_is_null() -> None:
 def test_a_page_does_not_overwrite_the_data_beside_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", *map(str, ef.write_pair(folder)), "-o", "c.json"]) == 2
     assert "name it *.html" in capsys.readouterr().err and not Path("c.json").exists()
+
+
+@pytest.mark.parametrize("data", [
+    {}, [], None, 1.5, "a\n\"b", [1, 2.0, None, True], {"a": []}, {"a": {}, "b": [[]], "c": [{}]}, [[1, 2], [3]],
+    {"a": 1, "b": {"c": [1, {"d": "\udc80\u00e9"}], "e": (1, 2)}, "f": math.nan}, ({"x": ()},), {"a\"b": {"c": [0]}},
+])  # fmt: skip
+def test_indented_writes_what_json_writes(data: object) -> None:
+    assert indented(data) == json.dumps(data, indent=1)

@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 import models
 from cutefuse.commands.patch import main
+from cutefuse.commands.unpatch import main as unpatch
 from cutefuse.rewrite.patch import Options, patch
 
 CHAIN = (
@@ -47,6 +48,33 @@ def test_a_whole_model_in_float16_keeps_its_interface_and_its_results(name: str,
     kinds = {v.type.tensor_type.elem_type for v in (*patched.graph.input, *patched.graph.output)}
     assert kinds == {TensorProto.FLOAT}
     onnx.checker.check_model(patched, full_check=True)
+
+
+@pytest.mark.parametrize("celu", [False, True])  # which stays in float32
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_model_that_was_converted_before_is_told_so(
+    fused: bool, celu: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = CHAIN.replace("y = Tanh(v)", "y = Celu(v)") if celu else CHAIN
+    first, _, _ = run(tmp_path, graph(body, VALUES), "--all", "--dtype", "fp16")
+    assert first == 0
+    name = "m.cutefuse.onnx"
+    if not fused:
+        assert unpatch([str(tmp_path / name)]) == 0
+        name = "m.plain.onnx"
+    capsys.readouterr()
+    again = main([str(tmp_path / name), "-o", str(tmp_path / "again.onnx"), "--all", "--dtype", "fp16"])
+    assert again == (3 if fused else 0)
+    assert "--dtype does nothing" in capsys.readouterr().out
+
+
+def test_float32_beside_an_earlier_conversion_is_lowered(tmp_path: Path) -> None:
+    """The converter's Casts of both runs would have the same names."""
+    code, report, _ = run(tmp_path, graph(CHAIN, VALUES), "--all", "--dtype", "fp16", "--keep-float32", "Conv_1")
+    assert code == 0 and "Conv_1" in report["conversion"]["kept_float32"]
+    patched = tmp_path / "m.cutefuse.onnx"
+    code, report, again = run(tmp_path, onnx.load(str(patched)), "--all", "--dtype", "fp16", "--verify")
+    assert code in (0, 3) and again is not None and report["verify"] is None or report["verify"]["passed"]
 
 
 def test_an_operator_without_float16_stays_in_float32(tmp_path: Path) -> None:

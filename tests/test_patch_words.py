@@ -17,6 +17,7 @@ from onnx import numpy_helper, parser
 import models
 from cutefuse.commands import patch_words
 from cutefuse.commands.patch import main
+from cutefuse.engines.tensorrt import rtx
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.rewrite.outlook import USUAL, foresee
 from cutefuse.rewrite.patch import Options, patch
@@ -83,6 +84,25 @@ def test_an_assumed_target_is_said_first_and_others_stand_beside_it(
     first, *rest = said(capsys, unet, "--dry-run", "--dtype", "fp16", code=None)
     assert "H200" in first and "assumed" in first and "--gpu" in first and "--sm" in first
     assert all(any(line.strip().startswith(name) for line in rest) for name in USUAL)
+
+
+@pytest.mark.parametrize("here", [0, 90, 89])
+def test_tensorrt_for_rtx_is_foretold_for_gpus_that_it_supports(
+    here: int, unet: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cutefuse.commands.choices.local_sm", lambda: here)
+    monkeypatch.setattr("cutefuse.commands.choices.local_gpu", lambda: {90: "H200", 89: "L4"}.get(here, ""))
+    report = told(capsys, unet, "--dry-run", "--dtype", "fp16", "--engine", "rtx", "--no-compile")
+    targets = [t["gpu"] for t in report["prediction"]["targets"]]  # type: ignore[index]
+    assert targets[0] == ("L4" if here == 89 else "RTX 4090") and len(set(targets)) == (1 if here == 89 else 4)
+    assert {device_of(0, gpu).sm for gpu in targets} <= set(rtx.CAPABILITIES)
+
+
+@pytest.mark.parametrize("sm", [103, 110, 121])
+def test_a_capability_without_a_known_board_names_none(sm: int, unet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *rest = said(capsys, unet, "--dry-run", "--dtype", "fp16", "--sm", str(sm), "--no-compile", code=None)
+    assert f"{sm / 10}" in first and "--gpu" in first
+    assert not any(word in line for line in (first, *rest) for word in ("Orin", "B200"))
 
 
 @pytest.mark.parametrize("named", [["--sm", "90"], ["--gpu", "H100 NVL"]])

@@ -128,5 +128,9 @@ def test_a_name_that_several_boards_share_takes_the_usual_one_and_names_the_othe
 
 
 def test_a_capability_without_peaks_of_its_own_takes_those_of_a_near_board() -> None:
-    assert [device_of(sm).name for sm in (103, 110, 121)] == ["B200", *["Jetson AGX Orin 64GB"] * 2]
+    rates = [device_of(sm).peaks.device for sm in (103, 110, 121)]
+    assert rates == ["B200", *["Jetson AGX Orin 64GB"] * 2]
+    names = [device_of(sm).name for sm in (103, 110, 121)]  # no board of another capability stands there
+    assert names == [f"compute capability {sm / 10}" for sm in (103, 110, 121)]
+    assert [device_of(sm).near for sm in (0, 80, 86, 87, 89, 90, 100, 120)] == [False] * 8
     assert device_of(110).assumed and device_of(110).sm == 110

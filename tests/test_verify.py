@@ -14,6 +14,7 @@ import models
 from cutefuse.commands.patch_words import show
 from cutefuse.graph.closeness import compare
 from cutefuse.match.conv import read as conv_facts
+from cutefuse.rewrite.patch import Options, patch
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +66,23 @@ def test_a_wrong_site_fails_on_its_own_inputs_too(
     proof = result.report["verify"]
     assert result.exit_code == 1 and patched is None
     assert not proof["passed"] and proof["first_wrong_site"] == "Conv_1" and "end_to_end" not in proof
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_failed_proof_leaves_the_files_of_an_earlier_run(
+    external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "model.onnx", tmp_path / "model.cutefuse.onnx"
+    onnx.save(stepping_model(STEPS), str(source), save_as_external_data=external, size_threshold=0)
+    assert patch(source, output, Options(verify=True, all_sites=True)).exit_code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == (5 if external else 3)
+    wrong_packing(monkeypatch)
+    result = patch(source, output, Options(verify=True, all_sites=True))
+    assert result.exit_code == 1 and result.output is None and not result.report["verify"]["passed"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    show(result)
+    assert "earlier run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", ["hwc8", "nhwc"])

@@ -12,6 +12,7 @@ from cutefuse import kernels
 from cutefuse.commands.doctor import local_gpu
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.errors import CutefuseError
+from cutefuse.operators.layouts import RTX, RTX_CAPABILITIES, TENSORRT
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.select.times import device_of
 
@@ -56,15 +57,18 @@ def _capability(text: str) -> int:
     return int(text)
 
 
-def target_of(gpus: Sequence[str], sm: int | None) -> tuple[int, str]:
-    """Compute capability (times 10) and name of the first of some GPUs, or of this machine's where none is named.
+def target_of(gpus: Sequence[str], sm: int | None, engine: str = TENSORRT) -> tuple[int, str]:
+    """Compute capability (times 10) and name of the first of some GPUs, or of this machine's where none is named and
+    the engine supports it.
 
     Raises CutefuseError for a GPU that is not known, for a further one without kernels, and for a name and a compute
     capability of different GPUs.
     """
     if not gpus:
         own = local_sm()
-        return own if sm is None else sm, local_gpu() if sm in (None, own) else ""
+        if engine == RTX and own not in RTX_CAPABILITIES:
+            own = 0
+        return own if sm is None else sm, local_gpu() if own and sm in (None, own) else ""
     for name in gpus[1:]:
         if reason := kernels.reject_device(sm_of(name)):
             raise CutefuseError(f"{reason}; leave --gpu '{name}' out")

@@ -6,6 +6,7 @@ Exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch.
 from __future__ import annotations
 
 import argparse
+import gc
 import re
 import sys
 from dataclasses import asdict
@@ -18,13 +19,13 @@ from cutefuse.commands.choices import add_choices, options_of, sm_of, target_of
 from cutefuse.commands.patch_words import behind_patch, show
 from cutefuse.commands.tuning import tuned, tuner_of
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, TENSORRT
+from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, RTX, TENSORRT
 from cutefuse.optimize import oracle
 from cutefuse.optimize.site_times import best_tiles, pricing
 from cutefuse.output import add_json, json_alone, whole_number
 from cutefuse.report.analyse.rank import pricing as profiled
 from cutefuse.rewrite.options import SCOPES
-from cutefuse.rewrite.outlook import USUAL, foresee
+from cutefuse.rewrite.outlook import USUAL, USUAL_RTX, foresee
 from cutefuse.rewrite.patch import default_output, patch
 from cutefuse.select.engines import NEWEST
 from cutefuse.select.policy import LEAST_SHARE, LEAST_US
@@ -115,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
             raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
         tuner = tuner_of(args.rival or "best") if args.tune else None
         price = pricing(tuner) if tuner else profiled(args.profile, args.model) if args.profile else None
-        sm, gpu = target_of(args.gpu, args.sm)
+        sm, gpu = target_of(args.gpu, args.sm, args.engine)
         options = options_of(args, sm=sm, gpu=gpu, idle=_idle(args))
         with json_alone(args.json) as show_json:
             output = args.output or default_output(args.model)
@@ -124,7 +125,8 @@ def main(argv: list[str] | None = None) -> int:
             else:
                 result = patch(args.model, output, options, price, partial(best_tiles, tuner) if tuner else None)
             assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
-            usual = [g for g in USUAL if assumed and not kernels.reject_device(sm_of(g))]
+            known = USUAL_RTX if args.engine == RTX else USUAL
+            usual = [g for g in known if assumed and not kernels.reject_device(sm_of(g))]
             named, measured = len(args.gpu) > 1, price is not None
             outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named, measured)
             result.report["prediction"]["targets"] = [asdict(o) for o in outlooks]
@@ -135,7 +137,13 @@ def main(argv: list[str] | None = None) -> int:
                 print("\n".join(tuned(tuner)))
         return result.exit_code
 
-    return run_command(command)
+    looks = gc.isenabled()
+    gc.disable()  # a model's nodes live to the end: looking for garbage among them takes a third of a long run
+    try:
+        return run_command(command)
+    finally:
+        if looks:
+            gc.enable()
 
 
 if __name__ == "__main__":

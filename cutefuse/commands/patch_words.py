@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from cutefuse import table
@@ -57,12 +58,20 @@ def show(
         if proof["passed"]:
             print("\n".join(words(proof, (report["conversion"] or {}).get("dtype", ""))))
         else:
-            print(f"error: verification failed ({failure(proof)}); no model was written", file=sys.stderr)
+            print(
+                f"error: verification failed ({failure(proof)}); no model was written{_kept(report)}", file=sys.stderr
+            )
     if result.output:
         print(f"wrote {result.output} and {report_path(result.output)}")
         next_step.after_patch(result.output)
     elif result.exit_code == 3:
         print(_nothing(report, outlooks))
+
+
+def _kept(report: dict[str, Any]) -> str:
+    """What is said of an earlier run's files, which a failed proof leaves as they are."""
+    output = Path(report["output"]["path"])
+    return f", and {output} and its report are still those of an earlier run" if output.exists() else ""
 
 
 # ------------------------------------------------------------------------------------------------------- the target
@@ -72,7 +81,9 @@ def _target(about: dict[str, Any], sm: int) -> str:
     gpu = about["gpu"]
     if others := about["gpu_others"]:
         gpu += f" (the name fits {', '.join(others)} too: --gpu takes the whole one)"
-    if about["gpu_assumed"] and sm:
+    if about["gpu_rates"] != about["gpu"]:
+        gpu = f"a GPU of {gpu} (none is known, another one's peak rates stand for it; --gpu names yours)"
+    elif about["gpu_assumed"] and sm:
         gpu += f" (the usual one of compute capability {sm / 10}; --gpu names another)"
     elif about["gpu_assumed"]:
         gpu += " (assumed: --gpu 'RTX 4090' or --sm 89 names another)"

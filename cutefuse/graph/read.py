@@ -120,6 +120,7 @@ class Graph:
             for body in subgraphs(node):
                 self._captured |= names_read(body)
         self._infos = {v.name: v for v in _infos(self.proto)}
+        self._dims: dict[str, tuple[int, ...] | None] = {}  # as `dims` answered
         self._sizes: dict[str, NodeProto] = {}
         self._folded: dict[str, TensorProto] = {}
         if shapes is not None:
@@ -131,12 +132,14 @@ class Graph:
         self._folded.update(values or {})
         self._are_constant.clear()
         self._infos.update((v.name, v) for v in _infos(shapes))
+        self._dims.clear()
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
 
     def forget_sizes(self) -> None:
         """Take no note of what the model says of the sizes of its tensors, but for its inputs."""
         self._infos = {v.name: v for v in self.proto.input}
+        self._dims.clear()
 
     def _check_acyclic(self) -> None:
         def parents(node: NodeProto) -> set[str]:
@@ -248,10 +251,10 @@ class Graph:
         """Logical sizes, -1 for each that is not known; None when even the rank is unknown."""
         if tensor in self.initializers:
             return tuple(self.initializers[tensor].dims)
-        info = self._infos.get(tensor)
-        if info is None or not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
-            return None
-        return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in info.type.tensor_type.shape.dim)
+        if tensor not in self._dims:
+            sizes = self.partial_symbols(tensor)
+            self._dims[tensor] = None if sizes is None else tuple(s if isinstance(s, int) else -1 for s in sizes)
+        return self._dims[tensor]
 
     def partial_symbols(self, tensor: str) -> tuple[int | str, ...] | None:
         """Sizes as in `dims`, or the names that the model gives them, "" for one that has neither."""

@@ -13,7 +13,8 @@ SCOPES, NAMESPACE = "pkg.torch.onnx.name_scopes", "namespace"
 
 def scopes(node: NodeProto) -> list[str]:
     """The paths of the modules around a node, outermost first, and its name in PyTorch; [] where it carries none."""
-    stored = {p.key: p.value for p in node.metadata_props}
+    if not (stored := {p.key: p.value for p in node.metadata_props}):
+        return []
     try:
         found = ast.literal_eval(stored.get(SCOPES, "None"))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # another tool wrote it

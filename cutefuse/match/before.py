@@ -62,6 +62,8 @@ def see_through(graph: Graph, plain: Operand, kinds: Collection[str] = KINDS) ->
     found = plain
     for _ in range(MAX_DEPTH):
         node = graph.producer(found.tensor)
+        if node is None:
+            break
         raised = _raised(graph, node) if UPSAMPLE in kinds else ()
         if graph.is_op(node, "Identity"):
             step: Operand | str | None = replace(found, tensor=node.input[0])
@@ -133,12 +135,12 @@ def traffic(graph: Graph, operands: Sequence[Operand], element_bytes: int) -> di
     }  # fmt: skip
 
 
-def _raised(graph: Graph, down: NodeProto | None) -> tuple[NodeProto, NodeProto] | tuple[()]:
+def _raised(graph: Graph, down: NodeProto) -> tuple[NodeProto, NodeProto] | tuple[()]:
     """(Resize, Cast before it) where a Cast takes the result of a Resize in float32 back to the 16 bits that it came
     from: converters to float16 leave it so, and copies of pixels are exact in either type."""
     resize = graph.producer(down.input[0]) if graph.is_op(down, "Cast") else None
     up = graph.producer(resize.input[0]) if graph.is_op(resize, "Resize", "Upsample") else None
-    if down is None or resize is None or not graph.is_op(up, "Cast") or graph.dtype(up.output[0]) != "float32":
+    if resize is None or not graph.is_op(up, "Cast") or graph.dtype(up.output[0]) != "float32":
         return ()
     own = graph.dtype(up.input[0])
     return (resize, up) if own in HALVES and graph.dtype(down.output[0]) == own else ()

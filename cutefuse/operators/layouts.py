@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from cutefuse.errors import CutefuseError
 
 TENSORRT, RTX, TORCH = ENGINES = ("tensorrt", "rtx", "torch")
+RTX_CAPABILITIES = (75, 80, 86, 89, 120, 121)  # compute capabilities (times 10) that TensorRT for RTX builds for
+RTX_ASSUMED = 89  # what it builds for where nobody names one: Ada
 LAYOUT = "layout"  # the attribute of a fused convolution, and its values:
 HWC8, NHWC = 0, 1
 TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # axes of a Transpose

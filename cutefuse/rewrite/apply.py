@@ -194,14 +194,21 @@ def _remove(items: Any, doomed: Callable[[Any], bool]) -> None:
             del items[i]
 
 
-def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> NodeProto:
+def _fused_node(
+    site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int,
+    known: dict[str, list[onnx.AttributeProto]],
+) -> NodeProto:  # fmt: skip
+    """The node of a site; `known` holds the attributes of the nodes made before, since many are alike."""
     assert site.match is not None
     call, origins = site.match.call, [label(n) for n in site.nodes]
     node = helper.make_node(
         call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
     )
     attributes = node_attributes(call, site.tile)
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    key = repr(attributes)
+    if key not in known:
+        known[key] = [helper.make_attribute(name, value) for name, value in attributes.items()]
+    node.attribute.extend(known[key])
     if ir_version >= 10:
         node.metadata_props.add(key="cutefuse.nodes", value=json.dumps(origins))
     return node
@@ -308,12 +315,13 @@ class _Casts:
         self.up: dict[int, NodeProto] = {}  # back to the graph's type; superfluous when only our sites read the result
         self._names = names
         self._lowered: dict[tuple[str, str], str] = {}
+        self._attributes: dict[str, list[onnx.AttributeProto]] = {}
 
     def around(self, site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> list[NodeProto]:
         """The fused node, in the graph's type or between Casts."""
         assert site.match is not None
         if not site.cast_from:
-            return [_fused_node(site, inputs, outputs, ir_version)]
+            return [_fused_node(site, inputs, outputs, ir_version, self._attributes)]
         call = site.match.call
         before, after, low_inputs, low_outputs = list[NodeProto](), list[NodeProto](), list[str](), list[str]()
         for name, tensor, operand in zip(inputs, call.inputs, site.match.inputs, strict=True):
@@ -327,7 +335,8 @@ class _Casts:
             low_outputs.append(low)
             after.append(self._cast(low, name, site.cast_from))
         self.up.update((id(n), n) for n in after)
-        return [*before, _fused_node(site, low_inputs, low_outputs, ir_version), *after]
+        node = _fused_node(site, low_inputs, low_outputs, ir_version, self._attributes)
+        return [*before, node, *after]
 
     def described(self, graph: Graph) -> list[onnx.ValueInfoProto]:
         """Types and sizes of the lowered tensors, which nothing infers behind a fused node."""

@@ -16,8 +16,9 @@ from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import Result, patch
 from cutefuse.select.times import device_of
 
-# One of each family beside the target that is assumed: TensorRT's usual GPUs in servers, workstations and robots.
+# One of each family beside the target that is assumed: the engine's usual GPUs in servers, workstations and robots.
 USUAL = ("A100 SXM4 80GB", "RTX 4090", "Jetson AGX Orin 64GB")
+USUAL_RTX = ("A100 SXM4 80GB", "RTX 3090", "RTX 5090")  # TensorRT for RTX has no robots
 MAX_NODES = 20_000  # of a model that is weighed more than once
 MAX_BYTES = 1 << 29  # of its file, weights inside or not
 

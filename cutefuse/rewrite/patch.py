@@ -63,7 +63,7 @@ def patch(
     source: Path, output: Path, options: Options, price: Pricing | None = None, tiles: select.Tiles | None = None
 ) -> Result:
     """Patch an ONNX file. Nothing is written on a dry run, when nothing can be fused, or when the verification fails
-    (then only the report).
+    (then only the report, and only where no model of an earlier run stands beside it).
 
     price, tiles: what was measured of sites and of their calls, trusted before the model and the kernels' first guess.
     Raises CutefuseError for a model that cannot be read, an unknown filter, a GPU without kernels, or an output that
@@ -82,7 +82,8 @@ def patch(
         verify.run(state, out.folder)
         report = report_of(state).as_json
         if state.proof and not state.proof["passed"]:
-            write_text(report_path(output), text_of(report), [source])
+            if not output.exists():
+                write_text(report_path(output), text_of(report), [source])
             return Result(state.sites, report, None, 1)
         out.text(report_path(output), text_of(report))
         out.commit()
@@ -116,7 +117,7 @@ def begin(source: Path, output: Path, options: Options) -> State:
     layout = layout_of(options.layout, options.engine, options.sm)
     assumed = batch_of_one(model, options.shapes)
     state = State(
-        source, output, sha256_of(source), options, model, engine, device_of(options.sm, options.gpu), layout,
+        source, output, sha256_of(source), options, model, engine, device_of(engine.device_sm, options.gpu), layout,
         turned=bool(islands.layouts(model) - {layout}),
         before=op_counts(model.graph),
         external=uses_external_data(model),

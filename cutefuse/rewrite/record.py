@@ -14,6 +14,7 @@ import cutefuse
 from cutefuse.match.explain import by_cause
 from cutefuse.match.site import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.operators.layouts import NAMES, rule_of
+from cutefuse.output import indented
 from cutefuse.rewrite.passes.plan import total
 from cutefuse.rewrite.state import Conversion, State
 
@@ -69,7 +70,8 @@ def report_of(state: State) -> Report:
         clean=state.cleaning,
         prediction={
             "fuses_tanh": state.fuses_tanh, "engine": engine.title, "engine_assumed": engine.assumed,
-            "gpu": device.name, "gpu_assumed": device.assumed, "gpu_others": list(device.others),
+            "gpu": device.name, "gpu_assumed": device.assumed, "gpu_rates": device.peaks.device,
+            "gpu_others": list(device.others),
         },
         input_shapes={name: list(dims) for name, dims in options.shapes.items()},
         silu={
@@ -88,7 +90,7 @@ def report_of(state: State) -> Report:
 
 def text_of(report: Mapping[str, Any]) -> str:
     """A report as patch.json holds it, escaped to ASCII: a path may hold bytes that are no UTF-8."""
-    return json.dumps(report, indent=1) + "\n"
+    return indented(report) + "\n"
 
 
 def report_path(output: Path) -> Path:

@@ -5,7 +5,8 @@ The whole model goes through ONNX Runtime's converter; single sites are retyped 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,9 +19,9 @@ from onnx import ModelProto
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.read import nodes_of, subgraphs
+from cutefuse.graph.read import Graph, nodes_of, subgraphs
 from cutefuse.graph.scopes import names_of
-from cutefuse.graph.shapes import fault, settle_types
+from cutefuse.graph.shapes import fault, inferred, settle_types
 from cutefuse.graph.store import check_convertible, inlined, load_weights
 from cutefuse.match.answer import Constant, Match
 from cutefuse.match.site import FUSED, Site
@@ -29,6 +30,8 @@ from cutefuse.rewrite.overflow import Overflow, name_and_lift, overflows
 
 BFLOAT16_OPSET = 13  # of its Cast
 HALF_SCALES_OPSET = 19  # of QuantizeLinear and DequantizeLinear with float16 scales
+# The names that the converter gives its Casts and their outputs.
+_CASTS = re.compile(r"^graph_(in|out)put_cast_?\d+$|_cast_to_fp(16|32)(_node)?$")
 LARGEST = {"float16": 65504.0, "bfloat16": float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)}
 
 
@@ -53,6 +56,9 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     quantisers = ["QuantizeLinear", "DequantizeLinear"] if opset < HALF_SCALES_OPSET else []
     blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers, *_without_float16(model, opset)]
     sensitive = [n.name for n in model.graph.node if n.op_type in blocked]
+    if _is_float16(model, folder, {*kept, *sensitive}):
+        return model, sorted({*kept, *sensitive}), large
+    _free_names(model.graph)
     try:
         converted: ModelProto = convert_float_to_float16(
             model, keep_io_types=True, node_block_list=kept, op_block_list=blocked
@@ -74,6 +80,30 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
             "--keep-float32, use --scope sites, or convert it first"
         )
     return converted, sorted({*kept, *sensitive}), large
+
+
+def _is_float16(model: ModelProto, folder: Path, kept: Collection[str]) -> bool:
+    """Whether a model was converted before: it holds float16, and nothing else than Casts and what is `kept` reads or
+    makes a float32 tensor."""
+    if not any(t.data_type == onnx.TensorProto.FLOAT16 for t in model.graph.initializer):
+        return False
+    graph = Graph(model, folder, inferred(model))
+    lowered = [n for n in graph.nodes if n.op_type != "Cast" and n.name not in kept]
+    images = [n.input[:1] if n.domain == DOMAIN else (*n.input, *n.output) for n in lowered]  # our biases are float32
+    return not any(graph.dtype(t) == "float32" for names in images for t in names)
+
+
+def _free_names(graph: onnx.GraphProto) -> None:
+    """Rename the Casts that an earlier conversion made: the converter calls its new ones the same."""
+    fixed = {v.name for v in (*graph.input, *graph.output)}
+    taken = fixed | {name for n in graph.node for name in (n.name, *n.input, *n.output)}
+    made = sorted({o for n in graph.node for o in n.output if _CASTS.search(o)} - fixed)
+    renamed = {name: fresh(f"{name}.before", taken) for name in made}
+    if renamed:
+        _rename(graph, renamed)
+    for node in graph.node:
+        if _CASTS.search(node.name):
+            node.name = fresh(f"{node.name}.before", taken)
 
 
 def _prepared(model: ModelProto) -> ModelProto:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from onnx import NodeProto
@@ -67,6 +69,7 @@ class Model:
         self.plain = wiring(graph, engine, device)
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
+        self.convolution_us = functools.cache(partial(convolution_us, device=device))
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
 
     # ------------------------------------------------------------------------------------------------------- a site
@@ -96,7 +99,8 @@ class Model:
     @property
     def fitted_to(self) -> str:
         """What the times were fitted to, how they were carried to another GPU, and where nobody has checked them."""
-        scaled = "" if self.device.name == FITTED_GPU else f", scaled to {self.device.name} by its peak rates"
+        whose = "another GPU's" if self.device.near else "its"
+        scaled = "" if self.device.name == FITTED_GPU else f", scaled to {self.device.name} by {whose} peak rates"
         unchecked = "" if self.engine.fitted else f", never checked in {self.engine.family}"
         return f"kernel times fitted to {FITTED_TO}{scaled}{unchecked}"
 
@@ -122,7 +126,7 @@ class Model:
             Convolution(N, sum(attrs["channels"]), first[2] * factor, first[3] * factor, K, P, Q, r * s, dtype)
             for K in filters
         ]
-        before_us = sum(convolution_us(c, self.device) for c in convs)
+        before_us = sum(map(self.convolution_us, convs))
         mergeable_us = before_us if together else 0.0
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
         activation, residual = str(facts["activation"]), facts["residual"]
@@ -196,7 +200,7 @@ class Model:
             return math.nan
         dtype = self.graph.dtype(conv.input[0]) or "float32"
         whole = Convolution(x[0], x[1], x[2], x[3], sum(filters), y[2], y[3], 1, dtype)
-        return convolution_us(whole, self.device)
+        return self.convolution_us(whole)
 
     def _has_bias(self, match: Match) -> bool:
         anchor = match.nodes[0]

@@ -16,7 +16,7 @@ from cutefuse.graph.read import attribute
 from cutefuse.match.answer import tensors_of
 from cutefuse.match.site import Site
 from cutefuse.select.gain import Model
-from cutefuse.select.times import ELEMENT_BYTES, Convolution, convolution_us
+from cutefuse.select.times import ELEMENT_BYTES, Convolution
 from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring
 
 # Nodes that read their inputs and write their output once.
@@ -60,7 +60,7 @@ def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
     if node.op_type in _PRODUCTS:
         inner = x[0] if attribute(node, "transA", 0) else x[-1]
         rows = math.prod(y[:-1])
-        return convolution_us(Convolution(1, inner, rows, 1, y[-1], rows, 1, 1, dtype), model.device)
+        return model.convolution_us(Convolution(1, inner, rows, 1, y[-1], rows, 1, 1, dtype))
     return _convolution_us(model, node, dtype, wiring) if len(x) == len(w) == len(y) == 4 else math.nan
 
 
@@ -77,9 +77,9 @@ def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -
     if attribute(node, "group", 1) != 1:
         us = model.device.depthwise_us(size, taps)
     elif node.op_type == "Conv":
-        us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[0], y[2], y[3], taps, dtype), model.device)
+        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[0], y[2], y[3], taps, dtype))
     else:  # a product of each pixel with all taps
-        us = convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype), model.device)
+        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
     after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]
     if not model.engine.inside(""):  # bias and whatever follows are a kernel
         return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or after else 0.0)

@@ -16,6 +16,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph
 from cutefuse.match.answer import Match
+from cutefuse.operators.layouts import RTX_ASSUMED
 from cutefuse.select.times import Device
 from cutefuse.select.wiring import (
     ELEMENTWISE,
@@ -27,7 +28,6 @@ from cutefuse.select.wiring import (
     Input,
     Wiring,
     is_between,
-    is_pointwise,
 )
 
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
@@ -127,6 +127,10 @@ class Myelin(TensorRT):
     def title(self) -> str:
         return self.family
 
+    @property
+    def device_sm(self) -> int:
+        return self.sm or RTX_ASSUMED
+
     def inside(self, activation: str) -> bool:
         return True  # Myelin computes whatever follows a convolution in its kernel, a sum behind it included
 
@@ -196,7 +200,7 @@ class Myelin(TensorRT):
 def _is_product(wiring: Wiring, node: NodeProto) -> bool:
     """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
     tensors of another form than its convolutions."""
-    if node.op_type != "Conv" or not wiring.alive(node) or not is_pointwise(wiring.graph, node):
+    if node.op_type != "Conv" or not wiring.alive(node) or not wiring.is_pointwise(node):
         return False
     return (wiring.graph.dims(node.input[1]) or (0,))[0] >= _PRODUCT_FILTERS
 

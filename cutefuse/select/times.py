@@ -16,9 +16,10 @@ from cutefuse.roofline.peaks import Peaks, boards, by_name, sharing
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "int32": 4, "int64": 8,
                  "float64": 8, "bool": 1}  # fmt: skip
 _PRECISION = {"float32": "TF32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8", "float8_e4m3fn": "FP8"}
-# The board that a compute capability stands for where none is named; a near one where its own peaks are not known.
+# The board that a compute capability stands for where none is named.
 _USUAL = {80: "A100 SXM4 80GB", 86: "RTX 3090", 87: "Jetson AGX Orin 64GB", 89: "RTX 4090", 90: "H200", 100: "B200",
-          103: "B200", 110: "Jetson AGX Orin 64GB", 120: "RTX 5090", 121: "Jetson AGX Orin 64GB"}  # fmt: skip
+          120: "RTX 5090"}  # fmt: skip
+_NEAR = {103: "B200", 110: "Jetson AGX Orin 64GB", 121: "Jetson AGX Orin 64GB"}  # in rates, where its own are not known
 _FITTED = 90
 FITTED_GPU, FITTED_TO = "H200", "cuDNN 9.19 under torch.compile on an H200"
 
@@ -84,7 +85,13 @@ class Device:
 
     @property
     def name(self) -> str:
-        return self.peaks.device
+        """Of the board, or the compute capability where another one's rates stand for those of its boards."""
+        return f"compute capability {self.sm / 10}" if self.near else self.peaks.device
+
+    @property
+    def near(self) -> bool:
+        """Whether no board of this compute capability is known, so that the peaks are those of another one."""
+        return self.assumed and round(10 * float(self.peaks.capability)) != self.sm
 
     def rate(self, dtype: str) -> float:
         """Floating-point operations of one multiprocessor in a microsecond, at the peak."""
@@ -126,14 +133,16 @@ class Device:
 
 
 def device_of(sm: int, name: str = "") -> Device:
-    """The GPU of a name, or the usual one of a compute capability (times 10); an H200 where neither is given.
+    """The GPU of a name, or the usual one of a compute capability (times 10), at the rates of a near one where none is
+    known; an H200 where neither is given.
 
     Of several boards that share a name it is the usual one, else the one that the driver calls so, else that of the
     shortest name. Raises CutefuseError for a name that the table of peaks has not.
     """
     named = sharing(name)
     usual = [p for p in named if p.device in _USUAL.values()]
-    peaks = by_name(name or _USUAL.get(sm, _USUAL[_FITTED])) or min(named, key=lambda p: len(p.device), default=None)
+    usual_name = (_USUAL | _NEAR).get(sm, _USUAL[_FITTED])
+    peaks = by_name(name or usual_name) or min(named, key=lambda p: len(p.device), default=None)
     peaks = usual[0] if usual else peaks
     if peaks is None:
         known = ", ".join(b.device for b in boards())

@@ -28,7 +28,6 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
 MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _SEEN_THROUGH = ("Identity", "Dropout")
-_TALLIES = ("made", "read", "low_made", "low_read", "awaited", "gone")
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,11 @@ class Engine:
     fitted: ClassVar[bool] = False
     quantised: ClassVar[bool] = True
     joins: ClassVar[str] = "copies"
+
+    @property
+    def device_sm(self) -> int:
+        """The compute capability (times 10) whose usual GPU stands for one that nobody named; 0: any."""
+        return self.sm
 
     @property
     def title(self) -> str:
@@ -150,6 +154,7 @@ class Wiring:
     gone: Tally = field(default_factory=Tally)
     convolutions: Sequence[NodeProto] = ()
     _sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    _pointwise: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)  # by the id of a node
 
     def fused(self, *matches: Match) -> Wiring:
         """The same graph with more matches fused, one after the other."""
@@ -180,8 +185,12 @@ class Wiring:
         return result
 
     def _copy(self) -> Wiring:
-        tallies = {name: getattr(self, name).copy() for name in _TALLIES}
-        return replace(self, **tallies)
+        # Not dataclasses.replace, which takes several times as long: a wiring is copied for every price.
+        return Wiring(
+            self.graph, self.engine, self.device, self.position, self.made.copy(), self.read.copy(),
+            self.low_made.copy(), self.low_read.copy(), self.awaited.copy(), self.gone.copy(), self.convolutions,
+            self._sources, self._pointwise,
+        )  # fmt: skip
 
     def _beside(self, match: Match) -> Wiring:
         """This wiring, with what it knows of sources only where a match changes none of them."""
@@ -301,10 +310,16 @@ class Wiring:
 
     def siblings(self, conv: NodeProto) -> list[NodeProto]:
         """The convolutions that stay and that the engine computes in the kernel of this one, itself included."""
-        if not self.engine.merges_pointwise or not is_pointwise(self.graph, conv):
+        if not self.engine.merges_pointwise or not self.is_pointwise(conv):
             return [conv] if self.alive(conv) else []
         users = {id(n): n for n in self.graph.users(conv.input[0]) if n.op_type == "Conv"}
-        return [n for n in users.values() if self.alive(n) and is_pointwise(self.graph, n)]
+        return [n for n in users.values() if self.alive(n) and self.is_pointwise(n)]
+
+    def is_pointwise(self, conv: NodeProto) -> bool:
+        """Whether a convolution takes each pixel by itself."""
+        if id(conv) not in self._pointwise:
+            self._pointwise[id(conv)] = is_pointwise(self.graph, conv)
+        return self._pointwise[id(conv)]
 
     def own_kernel(self, node: NodeProto) -> bool:
         """Whether an elementwise node that stays is a kernel of its own: nothing but fused nodes, inputs and ranges

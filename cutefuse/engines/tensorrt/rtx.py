@@ -26,12 +26,12 @@ from cutefuse.engines.tensorrt import api, trtexec
 from cutefuse.engines.tensorrt.api import TARGET
 from cutefuse.engines.tensorrt.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
+from cutefuse.operators.layouts import RTX_ASSUMED, RTX_CAPABILITIES
 from cutefuse.output import write_json
 from cutefuse.roofline.peaks import by_name
 
 NAME = "TensorRT for RTX"
-CAPABILITIES = (75, 80, 86, 89, 120, 121)  # compute capability * 10
-DEFAULT_SM = 89
+CAPABILITIES, DEFAULT_SM = RTX_CAPABILITIES, RTX_ASSUMED
 _KNOWN = ", ".join(f"{sm / 10:.1f}" for sm in CAPABILITIES)
 LIBRARIES, BINDINGS = "tensorrt_rtx_libs", "tensorrt_rtx_bindings"
 _LIBRARY = "libtensorrt_rtx.so"  # by this name the ONNX parser opens what lies in the package as libtensorrt_rtx.so.1

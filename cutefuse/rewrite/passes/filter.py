@@ -45,7 +45,7 @@ def names_at(site: Site, nodes: Sequence[NodeProto]) -> set[str]:
 
 def _excluded(site: Site, options: Options) -> str:
     """Which filter leaves a site out; "" where none does."""
-    names = names_at(site, site.nodes)
+    names = names_at(site, site.nodes) if options.include or options.exclude else set[str]()
     if options.only is not None and site.name not in options.only:
         return "it is not among the sites that were asked for"
     if options.include and not any(fnmatchcase(n, p) for n in names for p in options.include):

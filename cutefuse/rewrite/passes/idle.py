@@ -35,7 +35,8 @@ def run(state: State) -> None:
 
 def _filters(state: State) -> Iterator[str]:
     sites, options = state.sites, state.options
-    names = {name for s in sites for name in names_at(s, (*s.around, *s.nodes))}
+    asked = options.include or options.exclude
+    names = {name for s in sites for name in names_at(s, (*s.around, *s.nodes))} if asked else set[str]()
     for option, patterns in (("--include", options.include), ("--exclude", options.exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -65,8 +66,8 @@ def _types(state: State) -> Iterator[str]:
             where = "the model" if whole else "a candidate, and --scope sites lowers nothing else"
             yield f"--keep-float32 '{pattern}' names no node of {where}; nothing was kept by it"
     if not conversion.changed:
-        why = "the model holds no float32" if whole else "no site that can be fused is float32"
-        yield f"--dtype does nothing: {why}"
+        of_model, of_sites = "the model holds no float32 to lower", "no site that can be fused is float32"
+        yield f"--dtype does nothing: {of_model if whole else of_sites}"
 
 
 def _figures(state: State) -> Iterator[str]:
