@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from graphs import bn_weights, graph, weights
+from graphs import bn_weights, fused_types, graph, run_patch, weights
 
 from cutefuse.rewrite import branches
 
@@ -113,3 +113,26 @@ def test_a_tensor_that_leaves_the_graph_stays(tmp_path: Path) -> None:
     body = "a = Conv<pads=[1,1,1,1]>(x, w) b = Conv(x, p) y = Add(a, b)"
     model = graph(body, {n: VALUES[n] for n in "wp"}, inputs=X, outputs=("y", "b"))
     assert branches.fold(model, tmp_path) == []
+
+
+def repvgg() -> onnx.ModelProto:
+    values = {
+        n: v for n, v in VALUES.items() if n in REPVGG.replace("(", " ").replace(")", " ").replace(",", " ").split()
+    }
+    return graph(REPVGG, values, inputs=X)
+
+
+def test_patch_folds_branches_and_fuses_what_they_became(tmp_path: Path) -> None:
+    result, patched = run_patch(repvgg(), tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv1Relu"] and ops(patched) == ["CuteConcatConv1Relu"]
+    assert result.report["branches"] == [{"name": "Conv_0", "convolutions": 2}] and result.report["verify"]["passed"]
+
+
+def test_folded_branches_alone_are_worth_a_file(tmp_path: Path) -> None:
+    result, patched = run_patch(repvgg(), tmp_path, exclude_op=["concat_conv"])
+    assert result.exit_code == 0 and patched is not None and ops(patched) == ["Conv", "Relu"]
+
+
+def test_branches_can_be_left(tmp_path: Path) -> None:
+    result, patched = run_patch(repvgg(), tmp_path, without=["branches"])
+    assert result.report["branches"] == [] and ops(patched).count("BatchNormalization") == 2

@@ -24,7 +24,8 @@ def add_choices(p: argparse.ArgumentParser) -> None:
     p.add_argument("--without", action="append", default=[], choices=TAKES,
                    help="do not fuse Convs that read a single tensor, nearest upsampling of a source, sources that are "
                         "channel ranges, the Add of a residual, parallel Convs on the same sources, the "
-                        "BatchNormalization and ReLU in front of a Conv, or Convs that stand alone")  # fmt: skip
+                        "BatchNormalization and ReLU in front of a Conv, Convs that stand alone, or sums of Convs "
+                        "of one tensor")  # fmt: skip
     p.add_argument("--sm", type=_capability, metavar="90",
                    help="compute capability of the GPU that will run the model; operators that only an older "
                         "generation's kernels can fuse stay outside; default: this machine's GPU; 0: any")  # fmt: skip

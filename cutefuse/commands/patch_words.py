@@ -50,7 +50,7 @@ def show(
             print(line)
     for line in _nodes(report["summary"]):
         print(line)
-    for line in (*_silus(report), *_types(report), *_faults(report["known_faults"], verbose)):
+    for line in (*_branches(report), *_silus(report), *_types(report), *_faults(report["known_faults"], verbose)):
         print(line)
     for line in (*report["unused_options"], report["clean"]["stale_sizes"], report["clean"]["left"]):
         print(line) if line else None
@@ -280,6 +280,16 @@ def _everything(report: dict[str, Any]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- the rest
+def _branches(report: dict[str, Any]) -> list[str]:
+    """The sums of convolutions that are one convolution now."""
+    found = report["branches"]
+    if not found:
+        return []
+    convs = sum(b["convolutions"] for b in found)
+    sums = "1 sum" if len(found) == 1 else f"{len(found)} sums"
+    return [f"{convs} Convs in {sums} of one tensor's Convs are 1 Conv a sum, as {found[0]['name']}"]
+
+
 def _silus(report: dict[str, Any]) -> list[str]:
     """What became of the SiLUs outside, where the engine could compute them inside a convolution."""
     silu, found = report["silu"], []

@@ -1,7 +1,7 @@
 """From an ONNX file to its patched file and patch.json: a model goes through the passes, each of which does one thing.
 
-convert, clean, find, filter, convert sites, select (with legal and merge), plan, idle; where something is written:
-apply (with islands) and verify.
+convert, branches, clean, find, filter, convert sites, select (with legal and merge), plan, idle; where something is
+written: apply (with islands) and verify.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cutefuse.operators.layouts import layout_of
 from cutefuse.output import check_named, real, write_text
 from cutefuse.rewrite import islands
 from cutefuse.rewrite.options import TAKES, Options
-from cutefuse.rewrite.passes import apply, clean, convert, filter, find, idle, plan, select, verify
+from cutefuse.rewrite.passes import apply, branches, clean, convert, filter, find, idle, plan, select, verify
 from cutefuse.rewrite.record import report_of, report_path, reported_there, text_of
 from cutefuse.rewrite.state import State
 from cutefuse.select.engines import engine_of
@@ -70,7 +70,7 @@ def patch(
     cannot be written.
     """
     state = begin(source, output, options)
-    for step in (convert.run, clean.run, find.run, filter.run, convert.sites):
+    for step in (convert.run, branches.run, clean.run, find.run, filter.run, convert.sites):
         step(state)
     select.run(state, price, tiles)
     plan.run(state)

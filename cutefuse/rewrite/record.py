@@ -37,6 +37,7 @@ class Report:
     clean: Mapping[str, Any]
     prediction: Mapping[str, Any]
     input_shapes: Mapping[str, Sequence[int]]
+    branches: Sequence[Mapping[str, Any]]
     silu: Mapping[str, Any]
     known_faults: Sequence[Mapping[str, Any]]
     sites: Sequence[Mapping[str, Any]]
@@ -74,6 +75,7 @@ def report_of(state: State) -> Report:
             "gpu_others": list(device.others),
         },
         input_shapes={name: list(dims) for name, dims in options.shapes.items()},
+        branches=[asdict(b) for b in state.branches],
         silu={
             "outside": len(state.silus), "tanh": [s.name for s in state.rewritten],
             "left": {s.name: s.left for s in state.silus if s.left} if options.tanh_silu else {},

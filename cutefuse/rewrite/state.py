@@ -16,6 +16,7 @@ from cutefuse.graph.read import Graph
 from cutefuse.match.site import FUSED, Site
 from cutefuse.operators.layouts import TENSORRT
 from cutefuse.rewrite.apply import Plan
+from cutefuse.rewrite.branches import Folded
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.overflow import Overflow
 from cutefuse.rewrite.tanh_silu import Silu
@@ -57,6 +58,7 @@ class State:
     open_inputs: Mapping[str, Sequence[int]]  # those with other open axes, whose sizes nobody gave
     conversion: Conversion | None = None
     converted: ModelProto | None = None  # a copy of the model in its new type, for the proof
+    branches: Sequence[Folded] = ()  # sums that are one convolution now
     cleaned: Cleaned = field(init=False)
     cleaning: Mapping[str, Any] = field(init=False)  # what the cleaned copy lacks, and why
     sites: list[Site] = field(init=False)
@@ -91,4 +93,4 @@ class State:
     @property
     def changes(self) -> bool:
         """Whether the patched model is another one."""
-        return bool(self.fused or self.rewritten or self.turned)
+        return bool(self.fused or self.branches or self.rewritten or self.turned)
