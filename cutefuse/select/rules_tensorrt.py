@@ -92,7 +92,12 @@ class TensorRT(Engine):
             return "it lies in another Concat already"
         conv = self._convolution_behind(wiring, own)
         merged = conv is not None and len(wiring.siblings(conv)) > 1
-        return "the output of merged 1x1 convolutions, which is not movable" if merged else ""
+        if merged:
+            return "the output of merged 1x1 convolutions, which is not movable"
+        # Recorded for the boxes of detectors, sums and products with a constant; the condition itself is not public.
+        constant = any(graph.is_constant(t) for t in node.input if t)
+        image = len(graph.dims(node.output[0]) or ()) == 4
+        return "stomping hazard" if node.op_type in ("Mul", "Div", "Add", "Sub") and constant and not image else ""
 
     def _convolution_behind(self, wiring: Wiring, tensor: str) -> NodeProto | None:
         """The Conv whose kernel writes the tensor: bias, folded affine steps and the activation inside included."""
