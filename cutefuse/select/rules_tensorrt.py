@@ -16,19 +16,9 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph
 from cutefuse.match.answer import Match
+from cutefuse.select import wiring as w
 from cutefuse.select.times import Device
-from cutefuse.select.wiring import (
-    ELEMENTWISE,
-    ENLARGED,
-    MEANS,
-    POOLS,
-    RANGES,
-    Engine,
-    Input,
-    Wiring,
-    is_between,
-    is_pointwise,
-)
+from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, Engine, Input, Wiring, is_between
 
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
@@ -82,7 +72,7 @@ class TensorRT(Engine):
             return "a network input" if own in graph.inputs else "a constant"
         if graph.escapes(tensor) or graph.escapes(own):
             return "a network output (stomping hazard)"
-        if node.op_type in RANGES:
+        if node.op_type in w.RANGES:
             return "a range of another tensor, which is not movable"
         if node.op_type in ENLARGED:
             return "an enlarged tensor, which TensorRT copies"
@@ -149,7 +139,7 @@ class Myelin(TensorRT):
 
     def _pooled(self, wiring: Wiring, tensor: str) -> str:
         """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does."""
-        pooled = any(u.op_type in POOLS and wiring.alive(u) for u in wiring.graph.users(wiring.source(tensor)))
+        pooled = any(u.op_type in w.POOLS and wiring.alive(u) for u in wiring.graph.users(wiring.source(tensor)))
         return "a tensor that a pooling reads too" if pooled else ""
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
@@ -159,10 +149,10 @@ class Myelin(TensorRT):
         return enlarged and bool(wiring.joined_alone(tensor))
 
     def node_us(self, wiring: Wiring, node: NodeProto) -> float:
-        if node.op_type in MEANS:  # it takes them of NCHW alone where a fused node stands before
+        if node.op_type in w.MEANS:  # it takes them of NCHW alone where a fused node stands before
             turned = wiring.source(node.input[0]) in wiring.made
             return wiring.device.pass_us(2 * wiring.size_of(node.input[0])) if turned else 0.0
-        if node.op_type in RANGES:  # it copies a range of channels for every reader but a Concat
+        if node.op_type in w.RANGES:  # it copies a range of channels for every reader but a Concat
             read = [u for o in node.output for u in wiring.graph.users(o) if wiring.alive(u) and u.op_type != "Concat"]
             if not read and not any(wiring.read[o] or wiring.graph.escapes(o) for o in node.output):
                 return 0.0
@@ -201,7 +191,7 @@ class Myelin(TensorRT):
 def _is_product(wiring: Wiring, node: NodeProto) -> bool:
     """Whether a node is a convolution that Myelin was seen to compute as a matrix product, which takes and gives
     tensors of another form than its convolutions."""
-    if node.op_type != "Conv" or not wiring.alive(node) or not is_pointwise(wiring.graph, node):
+    if node.op_type != "Conv" or not wiring.alive(node) or not w.is_pointwise(wiring.graph, node):
         return False
     return (wiring.graph.dims(node.input[1]) or (0,))[0] >= _PRODUCT_FILTERS
 
@@ -214,6 +204,6 @@ def shortcut_fault(graph: Graph, tensor: str) -> bool:
             for other in (t for t in add.input if t != tensor):
                 maker = graph.producer(other)
                 inside = any(n.op_type == "Concat" for n in graph.users(other))
-                if inside or maker is not None and maker.op_type in RANGES:
+                if inside or maker is not None and maker.op_type in w.RANGES:
                     return True
     return False

@@ -113,11 +113,6 @@ class Device:
         return _LATE_US if self.sm >= _FITTED else 0.0
 
     @property
-    def norm_us(self) -> float:
-        """How much longer than a pass one of our norms takes."""
-        return NORM_US
-
-    @property
     def slower(self) -> float:
         """How much less bandwidth it has than the GPU of the constants."""
         return device_of(_FITTED).peaks.bandwidth_gbs / self.peaks.bandwidth_gbs

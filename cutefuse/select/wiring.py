@@ -16,7 +16,7 @@ from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.answer import Match, tensors_of
 from cutefuse.select.tally import Tally
-from cutefuse.select.times import ELEMENT_BYTES, Device, device_of
+from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Device, device_of
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -28,6 +28,7 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
 MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _SEEN_THROUGH = ("Identity", "Dropout")
+Sizes = Callable[[str], Sequence[int] | None]  # of a tensor
 _TALLIES = ("made", "read", "low_made", "low_read", "awaited", "gone")
 
 
@@ -121,7 +122,7 @@ class Engine:
 
     def our_norm_us(self, device: Device, size_bytes: float) -> float:
         """Time of ours with what it costs inside this engine."""
-        return device.pass_us(size_bytes) + device.norm_us
+        return device.pass_us(size_bytes) + NORM_US
 
     def widened_us(self, wiring: Wiring, tensor: str) -> float:
         """Time in which a tensor is copied to the layout that fused nodes read."""
@@ -141,7 +142,7 @@ class Wiring:
     graph: Graph
     engine: Engine
     device: Device
-    sizes: Callable[[str], Sequence[int] | None]
+    sizes: Sizes
     position: Mapping[int, int]
     made: Tally = field(default_factory=Tally)
     read: Tally = field(default_factory=Tally)
@@ -328,12 +329,7 @@ def is_pointwise(graph: Graph, conv: NodeProto) -> bool:
     return dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
 
 
-def wiring(
-    graph: Graph,
-    engine: Engine,
-    device: Device | None = None,
-    sizes: Callable[[str], Sequence[int] | None] | None = None,
-) -> Wiring:
+def wiring(graph: Graph, engine: Engine, device: Device | None = None, sizes: Sizes | None = None) -> Wiring:
     """The graph with nothing fused; by default on the GPU that the times were taken on, with the sizes it holds."""
     convolutions = [n for n in graph.nodes if n.op_type in CONVOLUTIONS]
     position = {id(n): i for i, n in enumerate(graph.nodes)}
