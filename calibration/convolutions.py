@@ -15,6 +15,7 @@ FILES = {
     "sites_h200.csv": "sites of published packages",
     "network_sites_h200.csv": "sites of the networks of benchmarks/networks.py",
 }
+UNITS = ("block",)  # of the rates, what is no measured quantity
 
 
 def report() -> Iterator[str]:
@@ -44,7 +45,7 @@ def _refitted(title: str, rates: Rates, own: list[rows.SiteRow], passes_us: np.n
         convs = _array(convolution_us(own[i].conv, device, tried) for i in np.flatnonzero(chosen))
         return np.maximum(convs, 0.1) + passes_us[chosen]
 
-    now = {name: value for name, value in asdict(rates).items() if value}
+    now = {name: value for name, value in asdict(rates).items() if value and name not in UNITS}
     yield f"times.{title}, cuDNN's kernel and the pass behind it, {len(own)} rows:"
     yield from fit.outcome(predict, recorded, now, hold=0.02)
 

@@ -21,6 +21,7 @@ import models
 from calibration import fit, rows
 from cutefuse.graph.store import load_model
 from cutefuse.match.find import find_sites
+from cutefuse.progress import track
 from cutefuse.rewrite.patch import Options, patch
 from cutefuse.select import rules_torch, times
 from cutefuse.select.engines import engine_of
@@ -51,8 +52,8 @@ class Network:
 
 def judged() -> list[Network]:
     """Every row; takes a few minutes."""
-    found = []
-    for row in rows.read("networks_h200.csv"):
+    found, recorded = [], rows.read("networks_h200.csv")
+    for row in track(recorded, "predicting networks", len(recorded)):
         with tempfile.TemporaryDirectory() as folder:
             found.append(_network(row, Path(folder)))
     return found

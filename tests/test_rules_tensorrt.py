@@ -78,6 +78,15 @@ def test_the_outputs_of_two_branches_are_both_retargeted() -> None:
     assert verdicts(wires, "c") == ["", ""]
 
 
+def test_boxes_have_one_stomping_hazard() -> None:
+    """YOLOv8's /model.22/Concat_4: (far + near) / 2 and far - near."""
+    body = "s = Add(a, b) u = Div(s, two) v = Sub(a, b) y = Concat<axis=1>(u, v)"
+    model = graphs.graph(body.replace("y =", "c =") + " y = Relu(c)", {"two": np.array(2, np.float32)},
+                         inputs={"a": "1,2,84", "b": "1,2,84"}, rank=3)  # fmt: skip
+    wires = wiring(find_sites(model, Path())[0].whole, TRT)
+    assert verdicts(wires, "c") == ["stomping hazard", ""]
+
+
 def test_the_output_of_merged_1x1_convolutions_is_copied() -> None:
     """GoogLeNet's inception_5b/output."""
     first, *others = verdicts(inception(), "c")

@@ -17,17 +17,10 @@ from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match, tensors_of
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
+from cutefuse.select import times
 from cutefuse.select.compiled import Record
 from cutefuse.select.price import MODELLED, Price
-from cutefuse.select.times import (
-    ELEMENT_BYTES,
-    FITTED_GPU,
-    FITTED_TO,
-    Convolution,
-    Device,
-    convolution_us,
-    fused_us,
-)
+from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MEANS, RANGES, Engine, Wiring, is_between, wiring
 
 LEAST_SAID_US = 0.05  # what a figure with one digit can show
@@ -100,9 +93,9 @@ class Model:
     def fitted_to(self) -> str:
         """What the times were fitted to, how they were carried to another GPU, and where nobody has checked them."""
         whose = "another GPU's" if self.device.near else "its"
-        scaled = "" if self.device.name == FITTED_GPU else f", scaled to {self.device.name} by {whose} peak rates"
+        scaled = "" if self.device.name == times.FITTED_GPU else f", scaled to {self.device.name} by {whose} peak rates"
         unchecked = "" if self.engine.fitted else f", never checked in {self.engine.family}"
-        return f"kernel times fitted to {FITTED_TO}{scaled}{unchecked}"
+        return f"kernel times fitted to {times.FITTED_TO}{scaled}{unchecked}"
 
     def _norm(self, site: Site, match: Match, call: Call) -> Own:
         size, y = site.op.cost(call).bytes_moved, call.outputs[0]
@@ -129,15 +122,15 @@ class Model:
         before_us = sum(map(self.convolution_us, convs))
         mergeable_us = before_us if together else 0.0
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
-        activation, residual = str(facts["activation"]), facts["residual"]
+        activation, residual, anchor = str(facts["activation"]), facts["residual"], match.nodes[0]
+        biased = len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
         for conv in convs:
             y = conv.output_bytes
             summed = residual == AFTER and activation in ("Relu", "Clip")
             if self.engine.computes(self.graph, match, activation) and not summed:
                 before_us += self.device.move_us(y) if residual else 0.0
-            elif self.engine.inside("") or activation or residual or self._has_bias(match):
+            elif self.engine.inside("") or activation or residual or biased:
                 before_us += self.device.pass_us(3 * y if residual else 2 * y)
-        anchor = match.nodes[0]
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
             before_us += self.device.copy_us(2 * self.plain.size_of(anchor.input[0]))
@@ -202,10 +195,6 @@ class Model:
         whole = Convolution(x[0], x[1], x[2], x[3], sum(filters), y[2], y[3], 1, dtype)
         return self.convolution_us(whole)
 
-    def _has_bias(self, match: Match) -> bool:
-        anchor = match.nodes[0]
-        return len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
-
     # ---------------------------------------------------------------------------------------------------- the graph
     def node_us(self, node: NodeProto, wiring: Wiring) -> float:
         """What a node that stays costs beside the convolutions, by what the compiler made of it, else by rules."""
@@ -245,10 +234,9 @@ class Model:
         in_pixels = self.engine.in_pixels
         return {id(n): n for n in self.between if in_pixels(plain, n) != in_pixels(wiring, n)}
 
-    def layout_us(self, plain: Wiring, wiring: Wiring) -> float:
-        """What that saves."""
-        changed = self.laid_out(plain, wiring).values()
-        return sum(self.node_us(n, plain) - self.node_us(n, wiring) for n in changed)
+    def saved_us(self, nodes: Iterable[NodeProto], plain: Wiring, wiring: Wiring) -> float:
+        """What these nodes take in one wiring less what they take in another one."""
+        return sum(self.node_us(n, plain) - self.node_us(n, wiring) for n in nodes)
 
     # ------------------------------------------------------------------------------------------------------- in words
     def note(self, site: Site, match: Match, wiring: Wiring) -> str:
@@ -321,7 +309,7 @@ class Pricer:
         parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
         near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
-        parts["neighbours"] = sum(model.node_us(n, plain) - model.node_us(n, wiring) for n in near.values())
+        parts["neighbours"] = model.saved_us(near.values(), plain, wiring)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}

@@ -225,7 +225,8 @@ class _Round:
         found: list[Site] = []
         for site in self.sites.values() if self.model.between else []:
             assert site.match is not None
-            layout_us = self.model.layout_us(self.wiring.unfused(site.match), self.wiring)
+            plain = self.wiring.unfused(site.match)
+            layout_us = self.model.saved_us(self.model.laid_out(plain, self.wiring).values(), plain, self.wiring)
             if layout_us and self._excess(site) < layout_us:
                 found.append(site)
         return found

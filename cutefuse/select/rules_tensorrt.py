@@ -17,18 +17,9 @@ from onnx import NodeProto
 from cutefuse.graph.read import Graph
 from cutefuse.match.answer import Match
 from cutefuse.operators.layouts import RTX_ASSUMED
+from cutefuse.select import wiring as w
 from cutefuse.select.times import Device
-from cutefuse.select.wiring import (
-    ELEMENTWISE,
-    ENLARGED,
-    MEANS,
-    POOLS,
-    RANGES,
-    Engine,
-    Input,
-    Wiring,
-    is_between,
-)
+from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, Engine, Input, Wiring, is_between
 
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
@@ -82,7 +73,7 @@ class TensorRT(Engine):
             return "a network input" if own in graph.inputs else "a constant"
         if graph.escapes(tensor) or graph.escapes(own):
             return "a network output (stomping hazard)"
-        if node.op_type in RANGES:
+        if node.op_type in w.RANGES:
             return "a range of another tensor, which is not movable"
         if node.op_type in ENLARGED:
             return "an enlarged tensor, which TensorRT copies"
@@ -92,7 +83,12 @@ class TensorRT(Engine):
             return "it lies in another Concat already"
         conv = self._convolution_behind(wiring, own)
         merged = conv is not None and len(wiring.siblings(conv)) > 1
-        return "the output of merged 1x1 convolutions, which is not movable" if merged else ""
+        if merged:
+            return "the output of merged 1x1 convolutions, which is not movable"
+        # Recorded for the boxes of detectors, sums and products with a constant; the condition itself is not public.
+        constant = any(graph.is_constant(t) for t in node.input if t)
+        image = len(graph.dims(node.output[0]) or ()) == 4
+        return "stomping hazard" if node.op_type in ("Mul", "Div", "Add", "Sub") and constant and not image else ""
 
     def _convolution_behind(self, wiring: Wiring, tensor: str) -> NodeProto | None:
         """The Conv whose kernel writes the tensor: bias, folded affine steps and the activation inside included."""
@@ -148,7 +144,7 @@ class Myelin(TensorRT):
 
     def _pooled(self, wiring: Wiring, tensor: str) -> str:
         """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does."""
-        pooled = any(u.op_type in POOLS and wiring.alive(u) for u in wiring.graph.users(wiring.source(tensor)))
+        pooled = any(u.op_type in w.POOLS and wiring.alive(u) for u in wiring.graph.users(wiring.source(tensor)))
         return "a tensor that a pooling reads too" if pooled else ""
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
@@ -158,10 +154,10 @@ class Myelin(TensorRT):
         return enlarged and bool(wiring.joined_alone(tensor))
 
     def node_us(self, wiring: Wiring, node: NodeProto) -> float:
-        if node.op_type in MEANS:  # it takes them of NCHW alone where a fused node stands before
+        if node.op_type in w.MEANS:  # it takes them of NCHW alone where a fused node stands before
             turned = wiring.source(node.input[0]) in wiring.made
             return wiring.device.pass_us(2 * wiring.size_of(node.input[0])) if turned else 0.0
-        if node.op_type in RANGES:  # it copies a range of channels for every reader but a Concat
+        if node.op_type in w.RANGES:  # it copies a range of channels for every reader but a Concat
             read = [u for o in node.output for u in wiring.graph.users(o) if wiring.alive(u) and u.op_type != "Concat"]
             if not read and not any(wiring.read[o] or wiring.graph.escapes(o) for o in node.output):
                 return 0.0
@@ -213,6 +209,6 @@ def shortcut_fault(graph: Graph, tensor: str) -> bool:
             for other in (t for t in add.input if t != tensor):
                 maker = graph.producer(other)
                 inside = any(n.op_type == "Concat" for n in graph.users(other))
-                if inside or maker is not None and maker.op_type in RANGES:
+                if inside or maker is not None and maker.op_type in w.RANGES:
                     return True
     return False

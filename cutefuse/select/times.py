@@ -44,16 +44,18 @@ class Rates:
     end_us: float  # storing _AREA outputs; all but the first tiles of a multiprocessor do it beside another's reduction
     split_us: float  # adding up a divided reduction, and a tenth more for each part
     pads_us: float  # of images and filters, before the kernel, and of the result, where filters are no whole _VECTOR
+    vector_us: float  # how much sooner one pixel is done, as in squeeze-and-excite blocks
+    block: int  # channels that are computed together; fewer take as long, down to _FEW
 
 
 # Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
 # single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
 # its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks.
-POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0)
-SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7)
+POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0, 1.4, 16)
+SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7, 0.0, 32)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
 _AREA = 1 << 13
-_BLOCK = 16  # channels that are computed together
+_FEW = 16  # channels
 _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
 _VECTOR = 8  # filters; cuDNN pads others to them, in kernels of their own
@@ -118,11 +120,6 @@ class Device:
         return _LATE_US if self.sm >= _FITTED else 0.0
 
     @property
-    def norm_us(self) -> float:
-        """How much longer than a pass one of our norms takes."""
-        return NORM_US
-
-    @property
     def slower(self) -> float:
         """How much less bandwidth it has than the GPU of the constants."""
         return device_of(_FITTED).peaks.bandwidth_gbs / self.peaks.bandwidth_gbs
@@ -180,7 +177,8 @@ def convolution_us(conv: Convolution, device: Device, rates: Rates | None = None
     """Time of an engine's own kernel: convolution, bias and an activation that it computes inside."""
     rates = rates or (POINTWISE if conv.taps == 1 else SPATIAL)
     pixels, size = conv.N * conv.P * conv.Q, ELEMENT_BYTES[conv.dtype]
-    steps = math.ceil(conv.C / _BLOCK) * _BLOCK / _STEP * conv.taps
+    block = rates.block if conv.C > _FEW else _FEW
+    steps = math.ceil(conv.C / block) * block / _STEP * conv.taps
     best = math.inf
     for outputs, filters in _TILES:
         tiles = math.ceil(pixels / outputs) * math.ceil(conv.K / filters)
@@ -197,7 +195,8 @@ def convolution_us(conv: Convolution, device: Device, rates: Rates | None = None
     again = rates.again * max(covered - 1, 0) / 8 * conv.N * conv.C * conv.H * conv.W * size
     memory_us = (conv.bytes_moved + again) / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
     pads_us = rates.pads_us if conv.K % _VECTOR else 0.0
-    return rates.start_us + pads_us + math.hypot(best, memory_us)
+    vector_us = rates.vector_us if pixels == 1 else 0.0
+    return rates.start_us + pads_us - vector_us + math.hypot(best, memory_us)
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:

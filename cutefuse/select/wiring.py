@@ -16,7 +16,7 @@ from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.answer import Match, tensors_of
 from cutefuse.select.tally import Tally
-from cutefuse.select.times import ELEMENT_BYTES, Device, device_of
+from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Device, device_of
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -125,7 +125,7 @@ class Engine:
 
     def our_norm_us(self, device: Device, size_bytes: float) -> float:
         """Time of ours with what it costs inside this engine."""
-        return device.pass_us(size_bytes) + device.norm_us
+        return device.pass_us(size_bytes) + NORM_US
 
     def widened_us(self, wiring: Wiring, tensor: str) -> float:
         """Time in which a tensor is copied to the layout that fused nodes read."""
