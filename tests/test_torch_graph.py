@@ -330,7 +330,7 @@ def test_a_feed_that_does_not_fit_is_refused(feed: dict[str, np.ndarray], words:
 
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"\xff\xff nonsense")
-    with pytest.raises(CutefuseError, match="cannot be read as an ONNX model"):
+    with pytest.raises(CutefuseError, match="is not an ONNX model"):
         engine_of(tmp_path / "m.onnx")
     with pytest.raises(CutefuseError, match="does not exist"):
         engine_of(tmp_path / "none.onnx")
