@@ -126,7 +126,7 @@ def test_beside_a_profile_the_engine_and_the_gpu_price_only_the_rest(
 ) -> None:
     from cutefuse.commands import patch as command
 
-    monkeypatch.setattr(command, "_pricing", lambda model, profile: None)
+    monkeypatch.setattr(command, "profiled", lambda profile, model: None)
     main([str(source), "--dry-run", "--profile", "plain/", "--gpu", "H200", "--trt-version", "10.3"])
     out = capsys.readouterr().out
     assert "--gpu prices only what --profile has not timed: what stands beside the sites" in out

@@ -24,9 +24,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutefuse.commands import patch as command
-
-    monkeypatch.setattr(command, "local_sm", lambda: 89)
+    monkeypatch.setattr("cutefuse.commands.choices.local_sm", lambda: 89)
     for options, sm in (([], 89), (["--sm", "90"], 90), (["--sm", "0"], 0)):
         assert main([str(source), "--all", *options]) == 0
         assert json.loads(source.with_name("model.patch.json").read_text())["sm"] == sm

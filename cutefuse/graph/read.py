@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -68,6 +68,13 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[NodeProto]:
         yield node
         for body in subgraphs(node):
             yield from nodes_of(body)
+
+
+def remove(items: Any, doomed: Callable[[Any], bool]) -> None:
+    """Take items out of a list of a model in place: a new list would copy every weight."""
+    for i in reversed(range(len(items))):
+        if doomed(items[i]):
+            del items[i]
 
 
 def label(node: NodeProto) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.read import Graph, attribute
+from cutefuse.graph.read import Graph, attribute, remove
 from cutefuse.kernels import facts
 from cutefuse.match.qdq import kind_of
 from cutefuse.operators.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
@@ -122,9 +122,7 @@ def _moved(axis: int, perm: Sequence[int]) -> int:
 
 
 def _set(node: NodeProto, name: str, value: int | list[int]) -> None:
-    for i in reversed(range(len(node.attribute))):
-        if node.attribute[i].name == name:
-            del node.attribute[i]
+    remove(node.attribute, lambda a: a.name == name)
     node.attribute.append(helper.make_attribute(name, value))
 
 

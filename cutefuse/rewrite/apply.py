@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import cutefuse
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.numbers import NUMBERS
-from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, subgraphs
+from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, remove, subgraphs
 from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Constant, Joined, Operand, Quantized, tensors_of
@@ -133,14 +133,14 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
         nodes = in_order(nodes)
     del proto.node[:]
     proto.node.extend(nodes)
-    _remove(proto.initializer, lambda t: t.name in doomed.orphans)
+    remove(proto.initializer, lambda t: t.name in doomed.orphans)
     proto.initializer.extend(constants.tensors)
-    _remove(proto.input, lambda v: v.name in doomed.orphans)
-    _remove(proto.value_info, lambda v: v.name in made)
+    remove(proto.input, lambda v: v.name in doomed.orphans)
+    remove(proto.value_info, lambda v: v.name in made)
     _correct_types(model, sites)
     proto.value_info.extend(_types(graph, [o for s in sites if s.status == FUSED and s.match for o in s.match.outputs]))
     proto.value_info.extend(casts.described(graph))
-    _remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
+    remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
     if DOMAIN not in {o.domain for o in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     metadata = {"cutefuse.version": cutefuse.__version__, "cutefuse.input_sha256": origin}
@@ -186,12 +186,6 @@ def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
             known = [s if isinstance(s, int) or s in names else None for s in sizes]
             found.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known))
     return found
-
-
-def _remove(items: Any, doomed: Callable[[Any], bool]) -> None:
-    for i in reversed(range(len(items))):  # in place: a new list would copy every weight
-        if doomed(items[i]):
-            del items[i]
 
 
 def _fused_node(

@@ -8,7 +8,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.read import Graph
+from cutefuse.graph.read import Graph, remove
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import Call
 from cutefuse.operators.function import body_for, complete, fused_nodes, graph_call
@@ -43,15 +43,11 @@ def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], op_type
     if model.ir_version < MIN_BODY_IR:
         if model.ir_version < 4:  # keep initializers constant: from IR 4 on a listed one may be overridden
             stored = {t.name for t in model.graph.initializer}
-            for i in reversed(range(len(model.graph.input))):
-                if model.graph.input[i].name in stored:
-                    del model.graph.input[i]
+            remove(model.graph.input, lambda v: v.name in stored)
         model.ir_version = MIN_BODY_IR
 
 
 def remove_bodies(model: ModelProto, op_types: Iterable[str]) -> None:
     """Take the bodies of these op_types out of the model."""
     doomed = set(op_types)
-    for i in reversed(range(len(model.functions))):
-        if model.functions[i].domain == DOMAIN and model.functions[i].name in doomed:
-            del model.functions[i]
+    remove(model.functions, lambda f: f.domain == DOMAIN and f.name in doomed)

@@ -14,14 +14,13 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
+from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label, remove
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.operators.function import fused_nodes, graph_call
@@ -222,9 +221,10 @@ class _Island:
         read = {name for n in nodes for name in n.input}
         made = {o for n in nodes for o in n.output}
         gone = self._read - read - made - graph.inputs
-        _remove(proto.initializer, gone)
+        remove(proto.initializer, lambda t: t.name in gone)
         known = {v.name for v in (*proto.input, *proto.output)}
-        _remove(proto.value_info, {v.name for v in proto.value_info} - made - set(graph.initializers) | set(origins))
+        described = made | set(graph.initializers)
+        remove(proto.value_info, lambda v: v.name in origins or v.name not in described)
         symbols = {d.dim_param for v in proto.input for d in v.type.tensor_type.shape.dim if d.dim_param}
         for tensor, origin in origins.items():
             dtype, sizes = graph.dtype(origin), graph.partial_symbols(origin)
@@ -233,12 +233,6 @@ class _Island:
                 turned = (sizes[axis] for axis in turned_axes(self._perm, len(sizes)))
                 told = [s if isinstance(s, int) or s in symbols else None for s in turned]
                 proto.value_info.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], told))
-
-
-def _remove(items: Any, names: set[str]) -> None:
-    for i in reversed(range(len(items))):  # in place: a new list would copy every weight
-        if items[i].name in names:
-            del items[i]
 
 
 class _Sea:

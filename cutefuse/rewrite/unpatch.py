@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
-from cutefuse.graph.read import Graph, read_tensor, run_node
+from cutefuse.graph.read import Graph, read_tensor, remove, run_node
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
 from cutefuse.operators.function import body_for, fused_nodes, graph_call
@@ -54,14 +54,9 @@ def unpatch(source: Path, output: Path) -> int:
         model.functions.remove(function)
     plain = inlined(model, [(DOMAIN, n) for n in names])
     plain.functions.extend(theirs)
-    for unused in [f for f in plain.functions if f.domain == DOMAIN]:
-        plain.functions.remove(unused)
-    for i in reversed(range(len(plain.opset_import))):
-        if plain.opset_import[i].domain == DOMAIN:
-            del plain.opset_import[i]
-    for i in reversed(range(len(plain.metadata_props))):
-        if plain.metadata_props[i].key.startswith("cutefuse."):
-            del plain.metadata_props[i]
+    remove(plain.functions, lambda f: f.domain == DOMAIN)
+    remove(plain.opset_import, lambda o: o.domain == DOMAIN)
+    remove(plain.metadata_props, lambda p: p.key.startswith("cutefuse."))
     with writer(output, uses_external_data(plain), source) as out:
         _fold(plain, source.parent, kept, out)
         _rename(plain, sites)
@@ -114,10 +109,8 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
                 values.pop(name, None)
     nodes = _without_dead(nodes, kept, graph)
     used = {name for n in nodes for name in n.input}
-    for i in reversed(range(len(model.graph.initializer))):
-        name = model.graph.initializer[i].name
-        if name in consumed and name not in used and not graph.escapes(name):
-            del model.graph.initializer[i]
+    gone = {name for name in consumed - used if not graph.escapes(name)}
+    remove(model.graph.initializer, lambda t: t.name in gone)
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     model.graph.initializer.extend(t for name, t in constants.items() if name in used)

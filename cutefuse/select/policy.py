@@ -49,17 +49,6 @@ class Saving:
     plain_us: float | None
 
 
-@dataclass
-class _Start:
-    """A site as it was before any choice."""
-
-    site: Site
-    status: str
-    reason: str
-    match: Match | None
-    dropped: bool = False
-
-
 class Choice:
     """Which sites stay FUSED, decided in rounds: `restore` the sites, make them legal beside each other, `judge` them.
 
@@ -69,33 +58,30 @@ class Choice:
     def __init__(self, model: Model, sites: Sequence[Site], policy: Policy) -> None:
         self.apart: set[int] = set()
         self._model, self._policy = model, policy
-        self._starts = [_Start(s, s.status, s.reason, s.match) for s in sites]
+        self._sites = sites
+        self._starts = {id(s): replace(s) for s in sites}  # as they were before any choice; without those that went
 
     def restore(self) -> None:
-        """Give every site that never went the match and status that it had before any choice."""
-        for start in (s for s in self._starts if not s.dropped):
-            site = start.site
-            site.status, site.reason, site.gain_us = start.status, start.reason, None
-            site.basis, site.priced_by, site.gain_parts = "", "", {}
-            if start.match is not None:
-                site.take(start.match)
+        """Make every site that never went what it was before any choice."""
+        for site in self._sites:
+            if start := self._starts.get(id(site)):
+                vars(site).update(vars(start))
 
     def judge(self, price: Pricing | None = None) -> Saving | None:
         """Fill in `gain_us` and `basis`, and return what all fused sites save together; None where sites went or took a
         smaller match, and the rest must be restored, made legal and judged anew. price: figures to trust before the
         model's."""
-        sites = [s.site for s in self._starts]
+        sites = self._sites
         round_ = _Round(self._model, [s for s in sites if s.status == FUSED and s.match], self._policy, price)
         if self._policy.all_sites or not round_.decide():
             return round_.finish()
-        for start in (s for s in self._starts if id(s.site) in round_.changed):
-            site = start.site
-            if round_.changed[id(site)] is not None:
-                start.match = round_.changed[id(site)]
+        for site in (s for s in sites if id(s) in round_.changed):
+            if smaller := round_.changed[id(site)]:
+                self._starts[id(site)].take(smaller)
             elif site.match and len(site.match.outputs) > 1 and id(site) not in self.apart and _is_merged(site):
                 self.apart |= {id(s) for s in sites if s.status == MERGED and _shares(s, site)} | {id(site)}
             else:
-                start.dropped = True
+                self._starts.pop(id(site), None)
         return None
 
 
