@@ -23,101 +23,103 @@ from cutefuse.engines import build as engine
 from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import add_json, json_alone
-from cutefuse.report.read.sources import read_json
+from cutefuse.output import add_json, json_alone, make_folder
 
 _ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
 
 
 @dataclass(frozen=True)
-class Job:
-    """What to do with an ONNX model, an engine or a folder of JSON. `build`, `profile`, `draw`: the wanted steps;
-    `options`: of trtexec or the back end; `print_only`: print the commands, as of TensorRT `trt_version`."""
-
-    source: Path
-    outdir: Path
-    options: list[str]
+class Steps:
     build: bool
     profile: bool
     draw: bool
-    backend: str
-    use_plugins: bool
-    timeout_s: float | None
-    print_only: bool
-    trt_version: str | None
-
-    @property
-    def is_model(self) -> bool:
-        return self.source.suffix in _ONNX
 
 
-def process(job: Job) -> Path | None:
+def process(
+    source: Path,
+    outdir: Path,
+    options: list[str],
+    steps: Steps,
+    backend: str = "auto",
+    use_plugins: bool = True,
+    timeout_s: float | None = None,
+    print_only: bool = False,
+    trt_version: str | None = None,
+) -> Path | None:
     """Run the wanted steps; returns the path of the HTML page when one was drawn.
 
     Raises CutefuseError for an input that is missing or of no known kind, or when a step fails.
     """
-    source, outdir = job.source, job.outdir
     if not source.exists():
         raise CutefuseError(f"{source} does not exist; give an ONNX model, an engine, or a folder of engine JSON files")
     if source.is_dir() or source.suffix == ".json":
-        if not job.print_only:
-            return _draw(source, outdir)
-        print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
-        return None
+        if print_only:
+            print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
+            return None
+        return _draw(source, outdir)
     if source.suffix not in (*_ONNX, *_ENGINES):
         kinds = ", ".join((*_ONNX, *_ENGINES))
         raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
-    kind = "trtexec"
-    if not (job.print_only and job.trt_version):
-        kind = engine.choose_backend(job.backend, allow_onnxruntime=job.is_model)
-    if kind == "torch" and job.backend == "auto":
-        print("no TensorRT here: PyTorch on the GPU is the embedded engine (--mode=compile gives it to torch.compile)")
+    if print_only and trt_version:
+        kind = "trtexec"
+    else:
+        kind = engine.choose_backend(backend, allow_onnxruntime=source.suffix in _ONNX)
     files = Artifacts.of(source, outdir)
     if kind == "onnxruntime":
-        _with_onnxruntime(job)
+        _with_onnxruntime(source, outdir, options, steps, backend, print_only)
+    elif kind == "torch":
+        _with_torch(source, outdir, options, steps, backend, use_plugins, print_only)
     else:
-        files = _with_engine(job, kind, files)
-    return _draw(files.graph, outdir, source if job.is_model else None) if job.draw and not job.print_only else None
-
-
-def _with_engine(job: Job, kind: str, files: Artifacts) -> Artifacts:
-    """Build an engine file and profile it. Returns the files that were written."""
-    common = (job.use_plugins, job.timeout_s, job.print_only, job.trt_version)
-    # PyTorch loads the model again to profile it and then writes all that building writes: once is enough.
-    if job.build and job.is_model and not (kind == "torch" and job.profile):
-        files = engine.build(job.source, job.outdir, job.options, kind, *common)
-        untimed = rtx.cannot_run() if kind == "rtx" and not job.print_only else None
-        if job.profile and untimed:
+        common = (use_plugins, timeout_s, print_only, trt_version)
+        is_model = source.suffix in _ONNX
+        if steps.build and is_model:
+            files = engine.build(source, outdir, options, kind, *common)
+        untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
+        if steps.profile and untimed:
             print(f"not profiled: {untimed}")
             for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
                 old.unlink(missing_ok=True)  # of an engine that was here before
-            return files
-    if job.profile:
-        profiled = files.engine if job.is_model and kind != "torch" else job.source
-        engine.profile(profiled, job.outdir, job.options, kind, *common)
-    return files
+        elif steps.profile:
+            engine.profile(files.engine if is_model else source, outdir, options, kind, *common)
+    model = source if source.suffix in _ONNX else None
+    return _draw(files.graph, outdir, model) if steps.draw and not print_only else None
 
 
-def _with_onnxruntime(job: Job) -> None:
+def _with_onnxruntime(
+    model: Path, outdir: Path, options: list[str], steps: Steps, backend: str, print_only: bool
+) -> None:
     from cutefuse.engines import plugins
     from cutefuse.engines.onnxruntime import run as onnxruntime
 
-    facts = plugins.read_model(job.source)
-    if job.backend == "auto":
+    facts = plugins.read_model(model)
+    if backend == "auto":
         print("no TensorRT here: ONNX Runtime on the CPU is the embedded engine, its times are not those of a GPU")
     if facts.fused_nodes:
         print(
             f"ONNX Runtime runs the function bodies of {len(facts.fused_nodes)} fused nodes; TensorRT would run plugins"
         )
-    if job.print_only:
-        print(f"# ONNX Runtime would profile {job.source} into {job.outdir}; there is no command to print")
-    elif job.build or job.profile:
-        onnxruntime.profile(job.source, job.outdir, job.options)
+    if print_only:
+        print(f"# ONNX Runtime would profile {model} into {outdir}; there is no command to print")
+    elif steps.build or steps.profile:
+        onnxruntime.profile(model, outdir, options)
+
+
+def _with_torch(
+    source: Path, outdir: Path, options: list[str], steps: Steps, backend: str, use_plugins: bool, print_only: bool
+) -> None:
+    """Profiling loads the model again and writes all that building writes, so a model is loaded once for both."""
+    if backend == "auto":
+        print("no TensorRT here: PyTorch on the GPU is the embedded engine (--mode=compile gives it to torch.compile)")
+    if steps.profile:
+        engine.profile(source, outdir, options, "torch", use_plugins, dry_run=print_only)
+    elif steps.build and source.suffix in _ONNX:
+        engine.build(source, outdir, options, "torch", use_plugins, dry_run=print_only)
 
 
 def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:
     from cutefuse.report.write import write
 
+    make_folder(outdir)
     return write(source, outdir, model)
 
 
@@ -156,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> int:
         end_on_sigterm()
         every = not (args.build_engine or args.profile_engine or args.draw_engine)
-        steps = [every or step for step in (args.build_engine, args.profile_engine, args.draw_engine)]
+        steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
         words = [*args.trtexec, *rest]
         if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
             words, args.outdir = [str(args.outdir), *words], None
@@ -170,10 +172,10 @@ def main(argv: list[str] | None = None) -> int:
             if args.input.suffix in (*_ONNX, *_ENGINES):
                 say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
             page = process(
-                Job(args.input, outdir, options, steps[0], steps[1], steps[2], args.backend, not args.no_plugins,
-                    args.timeout, args.print_only, args.trt_version)
+                args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
+                args.print_only, args.trt_version,
             )  # fmt: skip
-            show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})
+            show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
             if page:
                 print(f"report: {page}")
                 next_step.after_process(args.input, outdir, again)

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.optimize.loop import Built, Graph
 from cutefuse.output import make_folder
 from cutefuse.progress import spinner
-from cutefuse.timing.noise import interleave
+from cutefuse.timing.noise import interleave, steady
 
 _SMALL_BYTES = 1 << 20
 ROUNDS, _SAMPLE_US = 31, 5000.0  # of a race
@@ -26,12 +25,7 @@ def race(engines: Sequence[Built]) -> list[list[float]]:
     """Times of loaded engines in turns, in microseconds: the mean of each sample. A runner's `sample_us(n)` is the mean
     time of n inferences."""
     with spinner(f"timing {', '.join(e.title for e in engines)} in turns"):
-        samplers = []
-        for sample_us in (e.runner.sample_us for e in engines):
-            sample_us(3)
-            once_us = max(sample_us(3), 1e-3)
-            samplers.append(partial(sample_us, min(max(round(_SAMPLE_US / once_us), 1), 1000)))
-        return interleave(samplers, ROUNDS)
+        return interleave([steady(e.runner.sample_us, _SAMPLE_US) for e in engines], ROUNDS)
 
 
 class Shelf:

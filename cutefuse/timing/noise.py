@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cutefuse.errors import CutefuseError
@@ -75,6 +76,13 @@ def _beyond(count: int) -> int:
             break
         skip = below
     return skip
+
+
+def steady(sample_us: Callable[[int], float], length_us: float, most_runs: int = 1000) -> Callable[[], float]:
+    """Samples of one length from `sample_us`, which takes the mean time of so many runs; it is warm then."""
+    sample_us(3)
+    runs = round(length_us / max(sample_us(3), 1e-3))
+    return partial(sample_us, min(max(runs, 1), most_runs))
 
 
 def interleave(samplers: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
