@@ -156,49 +156,26 @@ def _binding_bytes(graph: CompiledGraph) -> dict[str, int]:
 
 
 def _fused_beside(graph: Graph) -> dict[str, set[str]]:
-    """Name of a node -> the fused nodes that make what it reads or read what it makes, through VIEWS."""
+    """Name of a node -> the fused nodes that make what it reads or read what it makes, through VIEWS; of a Concat also
+    those that read its inputs: it is copied for them, since otherwise its inputs would be written in place."""
     found: dict[str, set[str]] = {}
     for node in graph.nodes:
-        if node.domain != DOMAIN:
-            found[label(node)] = _reached(graph, node)
-    for node in graph.nodes:
-        if node.domain == DOMAIN:
-            found[label(node)] = {label(node)}
+        beside = [n for t in node.output for n in _ends(graph, t, True)]
+        beside += [n for t in node.input for n in _ends(graph, t, False)]
+        if node.op_type == "Concat":
+            beside += [n for t in node.input for n in _ends(graph, t, True)]
+        fused = {label(n) for n in beside if n.domain == DOMAIN}
+        found[label(node)] = {label(node)} if node.domain == DOMAIN else fused
     return found
 
 
-def _reached(graph: Graph, start: NodeProto) -> set[str]:
-    found: set[str] = set()
-    for forward in (False, True):
-        waiting, seen = [start], {id(start)}
-        while waiting:
-            node = waiting.pop()
-            near = [u for o in node.output for u in graph.users(o)] if forward else _before(graph, node)
-            for other in near:
-                if id(other) in seen:
-                    continue
-                seen.add(id(other))
-                if other.domain == DOMAIN:
-                    found.add(label(other))
-                elif other.op_type in VIEWS:
-                    waiting.append(other)
-    return found
-
-
-def _before(graph: Graph, node: NodeProto) -> list[NodeProto]:
-    """What makes the inputs of a node and, of a Concat, the fused nodes that read them too: it is copied for them,
-    since otherwise its inputs would be written in place."""
-    makers = [n for n in map(graph.producer, filter(None, node.input)) if n is not None]
-    if node.op_type == "Concat":
-        makers += [u for t in node.input for u in _readers(graph, t) if u.domain == DOMAIN]
-    return makers
-
-
-def _readers(graph: Graph, tensor: str) -> list[NodeProto]:
-    """The nodes that read a tensor, through VIEWS."""
+def _ends(graph: Graph, tensor: str, forward: bool) -> list[NodeProto]:
+    """The nodes that read a tensor, or without `forward` the one that makes it, through VIEWS."""
+    maker = graph.producer(tensor)
     found = []
-    for node in graph.users(tensor):
-        found += [r for o in node.output for r in _readers(graph, o)] if node.op_type in VIEWS else [node]
+    for node in graph.users(tensor) if forward else [maker] if maker is not None else []:
+        beyond = node.output if forward else node.input
+        found += [n for t in beyond for n in _ends(graph, t, forward)] if node.op_type in VIEWS else [node]
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,19 @@ def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) ->
     }  # fmt: skip
 
 
+def _csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV; what is not known is empty."""
+    out = io.StringIO()
+    csv.writer(out).writerows(["" if value is None else value for value in row] for row in rows)
+    return out.getvalue()
+
+
 def layers_csv(analysis: Analysis) -> str:
     """One row a layer."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow([*analysis.rows[0], "onnx_nodes", "layer_source", "time_source"])
+    rows: list[list[Any]] = [[*analysis.rows[0], "onnx_nodes", "layer_source", "time_source"]]
     for row, layer in zip(analysis.rows, analysis.engine.layers, strict=True):
-        sources = [layer.sources.get("layer", ""), layer.sources.get("time", "")]
-        writer.writerow(["" if v is None else v for v in row.values()] + [";".join(layer.onnx), *sources])
-    return out.getvalue()
+        rows.append([*row.values(), ";".join(layer.onnx), layer.sources.get("layer"), layer.sources.get("time")])
+    return _csv(rows)
 
 
 def report_json(analysis: Analysis) -> dict[str, Any]:
@@ -138,16 +143,15 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
 def compare_csv(comparison: Comparison) -> str:
     """One row a group of aligned layers."""
     names = [e.name for e in comparison.engines]
-    columns = [[f"{figure} {n}" for n in names] for figure in ("time_us", "names", "copies", "copy_bytes")]
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(["layers", *columns[0], "saved_us", "speedup", "change", *columns[1], *columns[2], *columns[3]])
+    times, members, copies, sizes = (
+        [f"{figure} {n}" for n in names] for figure in ("time_us", "names", "copies", "copy_bytes")
+    )
+    rows: list[list[Any]] = [["layers", *times, "saved_us", "speedup", "change", *members, *copies, *sizes]]
     for row in comparison.rows:
-        times = ["" if t is None else t for t in row.times_us]
-        members = [";".join(layer.name for layer in own) for own in row.layers]
-        change = [row.saved_us, row.speedup or "", row.change]
-        writer.writerow([row.label, *times, *change, *members, *row.copies, *row.copy_bytes])
-    return out.getvalue()
+        own = [";".join(layer.name for layer in layers) for layers in row.layers]
+        change = [row.saved_us, row.speedup, row.change]
+        rows.append([row.label, *row.times_us, *change, *own, *row.copies, *row.copy_bytes])
+    return _csv(rows)
 
 
 def compare_json(comparison: Comparison) -> dict[str, Any]:

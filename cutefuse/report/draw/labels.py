@@ -8,6 +8,7 @@ from dataclasses import dataclass
 LINE = 11.0  # from one line of a label to the next, in pixels
 _CHARACTER = 6.4  # at most, of a label's font on average
 _LINES = 3
+_GAP = 7.0  # beside an edge
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,12 @@ class Labels:
         self._width = width
         self._rows: dict[int, list[Label]] = defaultdict(list)
 
-    def place(self, text: str, x: float, y: float, gap: float = 7.0, up: bool = False) -> Label | None:
+    def place(self, text: str, x: float, y: float, up: bool) -> Label | None:
         """A free place beside x, on either side of it, from the line at y downwards or `up`; None where all of them are
         taken."""
         for line in range(_LINES):
             at = y - LINE * line if up else y + LINE * line
-            for label in (Label(text, x + gap, at), Label(text, x - gap, at, ends=True)):
+            for label in (Label(text, x + _GAP, at), Label(text, x - _GAP, at, ends=True)):
                 left, right = label.span
                 if left >= 0 and right <= self._width and not self._taken(label):
                     self._rows[int(at // LINE)].append(label)

@@ -128,37 +128,32 @@ def _width(node: int, count: int) -> float:
 def _coordinates(
     order: list[list[int]], up: dict[int, list[int]], down: dict[int, list[int]], count: int
 ) -> dict[int, float]:
+    """The middle of each node: each rank is centred first, then pulled to the medians of the ranks beside it."""
     x: dict[int, float] = {}
     for row in order:
-        at = 0.0
-        for n in row:
-            x[n] = at + _width(n, count) / 2
-            at += _width(n, count) + _GAP_X
-        for n in row:
-            x[n] -= at / 2
+        _settle(row, [0.0] * len(row), x, count)
     for pull in range(_PULLS):
         rows, near = (order, up) if pull % 2 == 0 else (order[::-1], down)
         for row in rows:
-            wish = [median(x[m] for m in near[n]) if near[n] else x[n] for n in row]
-            _settle(row, wish, x, count)
+            _settle(row, [median(x[m] for m in near[n]) if near[n] else x[n] for n in row], x, count)
     return x
 
 
 def _settle(row: list[int], wish: list[float], x: dict[int, float], count: int) -> None:
-    """The positions nearest to the wished ones that keep order and distances: touching nodes share one offset."""
-    blocks: list[tuple[float, int, list[float], list[int]]] = []  # mean wish, size, offsets, nodes
-    for n, w in zip(row, wish, strict=True):
-        block = (w, 1, [0.0], [n])
-        while blocks:
-            mean, size, offsets, nodes = blocks[-1]
-            gap = (_width(nodes[-1], count) + _width(block[3][0], count)) / 2 + _GAP_X
-            shift = offsets[-1] + gap
-            if mean + shift <= block[0]:
-                break
-            blocks.pop()
-            merged = (mean * size + (block[0] - shift) * block[1]) / (size + block[1])
-            block = (merged, size + block[1], offsets + [o + shift for o in block[2]], nodes + block[3])
-        blocks.append(block)
-    for mean, _, offsets, nodes in blocks:
-        for offset, n in zip(offsets, nodes, strict=True):
-            x[n] = mean + offset
+    """The positions nearest to the wished ones that keep order and distances.
+
+    Less the offsets that touching nodes would have, positions may not fall: neighbours that do share their mean.
+    """
+    offsets = [0.0]
+    for a, b in zip(row, row[1:], strict=False):
+        offsets.append(offsets[-1] + (_width(a, count) + _width(b, count)) / 2 + _GAP_X)
+    blocks: list[tuple[float, int]] = []  # mean, size
+    for wished, offset in zip(wish, offsets, strict=True):
+        mean, size = wished - offset, 1
+        while blocks and blocks[-1][0] > mean:
+            other, more = blocks.pop()
+            mean, size = (mean * size + other * more) / (size + more), size + more
+        blocks.append((mean, size))
+    means = [mean for mean, size in blocks for _ in range(size)]
+    for n, mean, offset in zip(row, means, offsets, strict=True):
+        x[n] = mean + offset

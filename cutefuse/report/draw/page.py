@@ -17,6 +17,7 @@ from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.output import write_text
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw import charts, svg
+from cutefuse.report.read.alike import RUNNERS
 from cutefuse.report.read.cost import weight_bytes
 from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, Layer, format_of
 from cutefuse.report.read.graph import memory_profile
@@ -78,13 +79,11 @@ def _printable(text: str) -> str:
 def device(engine: Engine) -> str:
     """What ran an engine, on what, and with which shapes."""
     parts = [str(engine.device.get("Selected Device", ""))]
-    if engine.backend == "onnxruntime":
-        parts.append("profiled with ONNX Runtime, not with TensorRT")
-    elif engine.backend == "torch":
-        parts.append("profiled with PyTorch, not with TensorRT")
-    elif engine.backend == "rtx":
+    if engine.backend == "rtx":
         ran = "" if engine.profiled else ", built and not run"
-        parts.append(f"TensorRT for RTX {engine.version} for {engine.build.get('Target', 'this GPU')}{ran}")
+        parts.append(f"{RUNNERS['rtx']} {engine.version} for {engine.build.get('Target', 'this GPU')}{ran}")
+    elif engine.backend in RUNNERS:
+        parts.append(f"profiled with {RUNNERS[engine.backend]}, not with TensorRT")
     elif engine.version:
         parts.append(f"TensorRT {engine.version}")
     shapes = engine.inference.get("Input inference shapes") or engine.inference.get("Input inference shape")

@@ -90,7 +90,7 @@ def _labels(edges: list[Edge], drawing: Drawing, rich: bool) -> list[str]:
     out: list[str] = []
 
     def place(kind: str, content: str, x: float, y: float, up: bool = False) -> None:
-        if label := labels.place(content, x, y, up=up):
+        if label := labels.place(content, x, y, up):
             anchor = ' text-anchor="end"' if label.ends else ""
             at = f'x="{number(label.x)}" y="{number(label.y)}"'
             out.append(f'<text class="{kind}" {at}{anchor}>{text(content)}</text>')

@@ -12,7 +12,7 @@ from cutefuse.report.read.moves import layer_bytes
 _COMPUTES = ("conv", "gemm", "plugin", "attention")
 _LEAST_SHARE = 0.25  # of a mixed engine's work: more of the other's type than this, and both are called mixed
 _SHORT = {"float16": "FP16", "bfloat16": "BF16"}
-_RUNNERS = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch", "rtx": "TensorRT for RTX"}
+RUNNERS = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch", "rtx": "TensorRT for RTX"}
 
 
 def types(engine: Engine) -> dict[str, float]:
@@ -53,7 +53,7 @@ def unlike(first: Engine, last: Engine) -> str:
             f"the last is of a model that `patch --dtype` converted to {lowered(last)}, the first of the model before"
         )
     if first.backend != last.backend:
-        one, other = (_RUNNERS.get(e.backend, "TensorRT") for e in (first, last))
+        one, other = (RUNNERS.get(e.backend, "TensorRT") for e in (first, last))
         found.append(f"the first is of {one}, the last of {other}")
     else:
         boards = [str(e.device.get("Selected Device", "")) for e in (first, last)]
