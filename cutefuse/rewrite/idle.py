@@ -79,7 +79,7 @@ def _types(
             yield f"--keep-float32 '{pattern}' names no node of {where}; nothing was kept by it"
     if not conversion["changed"]:
         why = (
-            "the model holds no float32 to lower, it is in its type already"
+            "the model holds no float32 that it would lower"
             if whole
             else "no site that can be fused is float32"
         )
