@@ -159,9 +159,10 @@ class _Round:
     def _smaller(self, site: Site) -> None:
         """Try the smaller matches of a site, where the model alone prices it."""
         best = site.match
-        if best is None or best.otherwise is None:
+        if best is None or id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
             return
-        if id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
+        if best.otherwise is None:
+            site.take(best)
             return
         plain, largest = self.wiring.unfused(best), best
         match: Match | None = best.otherwise

@@ -66,7 +66,7 @@ def _types(state: State) -> Iterator[str]:
             where = "the model" if whole else "a candidate, and --scope sites lowers nothing else"
             yield f"--keep-float32 '{pattern}' names no node of {where}; nothing was kept by it"
     if not conversion.changed:
-        of_model, of_sites = "the model holds no float32 to lower", "no site that can be fused is float32"
+        of_model, of_sites = "the model holds no float32 that it would lower", "no site that can be fused is float32"
         yield f"--dtype does nothing: {of_model if whole else of_sites}"
 
 
