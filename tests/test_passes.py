@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -20,6 +19,7 @@ from cutefuse.rewrite.passes import apply, clean, convert, filter, find, idle, l
 from cutefuse.rewrite.patch import begin
 from cutefuse.rewrite.record import report_of
 from cutefuse.rewrite.state import State
+from cutefuse.select.price import TIMED, Price
 
 SIZED = {"a": "1,8,9,7", "b": "1,16,9,7"}
 SAME = "c = Concat<axis=1>(a, b) x1 = Conv(c, w) y1 = Relu(x1) x2 = Conv(c, w) y2 = Tanh(x2)"
@@ -150,7 +150,7 @@ def test_select_asks_for_prices_and_tiles_and_leaves_out_what_does_not_pay(tmp_p
         return [7] * len(calls)
 
     state = state_of(TWO, tmp_path, BEFORE, all_sites=False)
-    select.run(state, lambda graph, sites: [SimpleNamespace(gain_us=gains[s.name], note="told") for s in sites], tiles)
+    select.run(state, lambda graph, sites: lambda site: Price(gains[site.name], TIMED, "a clock", "told"), tiles)
     assert statuses(state) == [LEFT_OUT, FUSED] and [s.tile for s in state.sites] == [0, 7] and asked == [1]
     assert state.saving.gain_us is not None
 

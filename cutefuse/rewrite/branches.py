@@ -57,6 +57,8 @@ def fold(model: onnx.ModelProto, folder: Path) -> list[Folded]:
         if id(node) in gone or not graph.is_op(node, "Add", "Sum"):
             continue
         terms, nodes = _terms(graph, node)
+        if len(set(terms)) < len(terms):
+            continue
         branches = [_branch(graph, t) for t in terms]
         convs = [b for b in branches if b.conv is not None]
         if len({b.source for b in branches}) > 1 or len(convs) + any(b.steps for b in branches if b.conv is None) < 2:
