@@ -108,7 +108,8 @@ def test_a_type_that_the_model_has_is_no_conversion(source: Path, tmp_path: Path
     lower = tmp_path / "half.onnx"
     onnx.save(graph(TWO, outputs=("y1", "y2"), dtype="float16"), str(lower))
     said = patch(lower, tmp_path / "out.onnx", Options(dtype="float16", dry_run=True)).report
-    assert said["unused_options"] == ["--dtype does nothing: the model holds no float32 that it would lower"]
+    (line,) = said["unused_options"]
+    assert "--dtype does nothing" in line and "no float32" in line
     said = patch(source, tmp_path / "out.onnx", Options(dtype="float16", dry_run=True)).report
     assert said["unused_options"] == [] and said["conversion"]["changed"]
 

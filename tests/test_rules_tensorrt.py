@@ -163,7 +163,10 @@ def test_rtx_copies_a_deconvolution_for_fused_nodes_where_a_kernel_follows(after
 
 
 @pytest.mark.parametrize("between", ["", "t = Pad(s, nothing) ", "t = Identity(s) ", "t = Slice(s, nothing, all) "])
-@pytest.mark.parametrize(("reader", "pooled"), [("MaxPool<kernel_shape=[2,2]>", True), ("Relu", False)])
+@pytest.mark.parametrize(("reader", "pooled"), [
+    ("MaxPool<kernel_shape=[2,2], strides=[2,2]>", True), ("GlobalAveragePool", False), ("Relu", False),
+    ("MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>", False),  # of YOLO's SPPF
+])  # fmt: skip
 def test_rtx_copies_the_skip_of_a_unet_and_nothing_else_of_its_concat(reader: str, pooled: bool, between: str) -> None:
     body = (
         f"s = Conv<pads=[1,1,1,1]>(a, w1) z = {reader}(s) {between}u = Conv<pads=[1,1,1,1]>(b, w1) "

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from onnx import NodeProto
 
-from cutefuse.graph.read import Graph
+from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.answer import Match
 from cutefuse.operators.layouts import RTX_ASSUMED
 from cutefuse.select import wiring as w
@@ -143,8 +143,10 @@ class Myelin(TensorRT):
         return "a matrix product of Myelin reads the Concat" if reader and _is_product(wiring, reader) else ""
 
     def _pooled(self, wiring: Wiring, tensor: str) -> str:
-        """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does."""
-        pooled = any(u.op_type in w.POOLS and wiring.alive(u) for u in wiring.graph.users(wiring.source(tensor)))
+        """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does. Beside poolings
+        that keep the size of the image, as those of YOLO's SPPF, it writes in place."""
+        pools = [u for u in wiring.graph.users(wiring.source(tensor)) if u.op_type in w.POOLS and wiring.alive(u)]
+        pooled = any(set(attribute(u, "strides", (1,))) != {1} for u in pools)
         return "a tensor that a pooling reads too" if pooled else ""
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
