@@ -26,7 +26,7 @@ NETWORKS = ("bevfusion_fuser", "deeplabv3p_head", "hrnet_head", "raft_update", "
 
 
 def patched(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    from cutefuse.commands.patch import Options, patch
+    from cutefuse.rewrite.patch import Options, patch
 
     onnx.save(model, str(folder / "plain.onnx"))
     assert patch(folder / "plain.onnx", folder / "patched.onnx", Options(all_sites=True)).output is not None

@@ -189,8 +189,8 @@ def test_onnx_gets_the_plugins_nodes_and_the_same_numbers(tmp_path: Path) -> Non
     pytest.importorskip("onnxscript")
     import onnx
 
-    from cutefuse.commands.patch import Options, patch
     from cutefuse.engines.pytorch.run import TorchEngine
+    from cutefuse.rewrite.patch import Options, patch
 
     made, args = model()
     result = fused(copy.deepcopy(made), args, norms=False)

@@ -72,7 +72,7 @@ def kernel_program(model: onnx.ModelProto) -> tuple[Any, Any, list[Any]]:
 
 @pytest.mark.parametrize("name", ["unet", "yolo_elan", "yolo_neck", "hrnet_head", "vit_block", "googlenet"])
 def test_fused_nodes_are_kernel_calls(name: str, reference_kernels: list[str], tmp_path: Path) -> None:
-    from cutefuse.commands.patch import Options, patch
+    from cutefuse.rewrite.patch import Options, patch
 
     onnx.save(models.build(name, "float32", small=True), str(tmp_path / "m.onnx"))
     patch(tmp_path / "m.onnx", tmp_path / "p.onnx", Options(all_sites=True))

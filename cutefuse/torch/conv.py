@@ -17,6 +17,7 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.operators import conv_math
 from cutefuse.operators.conv_form import AFTER, BEFORE, Form, form_of
 from cutefuse.operators.function import node_attributes
+from cutefuse.operators.layouts import HWC8, LAYOUT
 from cutefuse.torch import compiled
 from cutefuse.torch.launch import NAMES, Plan, dense, enqueue, planned, runs_in_library
 from cutefuse.torch.pixels import as_pixels, empty_pixels, fusible, padded, pixel_in_place
@@ -183,7 +184,8 @@ def plan(inputs: Sequence[Tensor], op_type: str, *values: Any) -> Plan:
 def _onnx_node(inputs: Sequence[Tensor], given: Attributes) -> Sequence[Tensor]:
     """The plugin's node, as the rewriter writes it, in place of the call."""
     shapes = given.outputs(inputs)
-    attrs = node_attributes(kernels.Call(given.op_type, [], [], given.call_attrs()), given.tile)
+    whole = given.call_attrs() | {"residual_start": [0], LAYOUT: [HWC8]}
+    attrs = node_attributes(kernels.Call(given.op_type, [], [], whole), given.tile)
     return torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{given.op_type}", inputs, attrs, dtypes=[inputs[0].dtype] * len(shapes), shapes=shapes, version=1
     )
