@@ -365,9 +365,12 @@ def resident_bytes() -> int:
 def test_ten_thousand_lives_leave_no_memory_behind(host: Host) -> None:
     node = ("CuteConcatConv3Silu", attributes(CHANNELS[:3]))
     assert host.soak(node, 1000) == 1000
-    before = resident_bytes()
-    assert host.soak(node, 10_000) == 10_000
-    assert resident_bytes() - before < 256 * 1024
+    growth = []
+    for _ in range(3):  # threads of other tests may take memory meanwhile; a leak takes it every time
+        before = resident_bytes()
+        assert host.soak(node, 10_000) == 10_000
+        growth.append(resident_bytes() - before)
+    assert min(growth) < 256 * 1024
 
 
 def test_library_exports_only_tensorrts_entry_points_and_the_c_interface() -> None:
