@@ -165,10 +165,13 @@ def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequenc
     if typed is None or not is_float32(report):
         return []
     low = next((o for o in outlooks if o.dtype), None)
-    if low and not low.fused:
+    now_us = report["summary"]["gain_us"]
+    if low and (not low.fused or (low.gain_us is not None and now_us is not None and low.gain_us <= now_us)):
         return []
     command = next_step.typed("patch", *typed, "--dtype", "fp16")
-    told = f" would fuse {low.fused} sites, {_saved(low)} saved" if low else ", in which more sites pay"
+    told = ", in which more sites pay"
+    if low:
+        told = f" would fuse {low.fused} {'site' if low.fused == 1 else 'sites'}, {_saved(low)} saved"
     return [f"the model is float32; float16{told}: {command}"]
 
 
