@@ -327,7 +327,7 @@ class TestBound:
         from cutefuse.engines.pytorch.tile_times import QUICK
 
         stored: dict[str, dict[str, float]] = {}
-        with (Path(__file__).parent / "recorded" / "tiles_h200.csv").open(newline="") as file:
+        with (Path(__file__).parents[1] / "calibration/data/tiles_h200.csv").open(newline="") as file:
             for row in csv.DictReader(file):
                 stored.setdefault(row["shape"], {})[row["tile"]] = float(row["time_us"])
         places = []
