@@ -24,6 +24,7 @@ from cutefuse.select.wiring import Wiring
 # convolution is off by 10 % of its time in the mean, in both kernels alike.
 LEAST_US = 0.3
 LEAST_SHARE = 0.03
+MOST_TIED = 256  # sites that one tensor makes neighbours; a dense block has fewer readers
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,8 @@ def saves(gain_us: float) -> str:
 
 
 def _neighbours(sites: Sequence[Site], model: Model) -> dict[int, set[int]]:
-    """id of a site -> ids of those whose gain depends on it: they, or their readers, touch a tensor in common."""
+    """id of a site -> ids of those whose gain depends on it: they, or their readers, touch a tensor in common. One that
+    very many touch ties none: what each has of its cost is small, and all pairs would fill the memory."""
     by_tensor: dict[str, set[int]] = {}
     touched: dict[int, set[str]] = {}
     for site in sites:
@@ -303,4 +305,5 @@ def _neighbours(sites: Sequence[Site], model: Model) -> dict[int, set[int]]:
         touched[id(site)] = names = {t for t in names if t and not model.graph.is_constant(t)}
         for name in names:
             by_tensor.setdefault(name, set()).add(id(site))
-    return {i: {other for name in names for other in by_tensor[name]} - {i} for i, names in touched.items()}
+    tied = {name: ids for name, ids in by_tensor.items() if len(ids) <= MOST_TIED}
+    return {i: {other for name in names for other in tied.get(name, ())} - {i} for i, names in touched.items()}
