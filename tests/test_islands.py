@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from devices import skip_without_code
 from graphs import graph, run_patch, weights
 from onnx import ModelProto, helper
 
@@ -239,6 +240,8 @@ def test_turning_alone_is_worth_writing(tmp_path: Path) -> None:
     ("rtx", 89, "nhwc"), ("rtx", 0, "nhwc"), ("torch", 90, "hwc8"),
 ])  # fmt: skip
 def test_the_target_decides(engine: str, sm: int, layout: str, tmp_path: Path) -> None:
+    if sm:
+        skip_without_code(sm)
     result, _ = run_patch(graph(SITE, VALUES, inputs=INPUTS), tmp_path, engine=engine, sm=sm)
     assert result.report["layout"] | {"why": ""} == {"name": layout, "asked": "auto", "why": ""}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from devices import skip_without_code
 from onnx import numpy_helper, parser
 
 from cutefuse.commands.patch import main
@@ -124,6 +125,7 @@ def test_a_dry_run_compiles_and_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sm", [90, 87])
 def test_rules_decide_for_a_gpu_that_it_does_not_build_for(sm: int, tmp_path: Path) -> None:
+    skip_without_code(sm)
     result = oracle.judged(written(decoder(), tmp_path), tmp_path / "out.onnx", Options(engine="rtx", sm=sm))
     assert "rules" in result.report["compiled"]["note"]
     assert result.report["summary"]["fused"] == 1
