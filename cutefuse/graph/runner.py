@@ -20,8 +20,6 @@ from cutefuse.errors import VerificationError
 # that underflow in float16, the second joins a float16 LayerNorm with the Cast behind it to a node of two types, which
 # no session takes.
 WRONG = ["WeightBiasQuantization", "LayerNormFusionL1"]
-# In bodies of quantised nodes, whose filters pass a DequantizeLinear of scale 1, folding changes values (1.32).
-WRONG_IN_BODIES = ["ConstantFolding"]
 # ONNX Runtime's types that NumPy knows through ml_dtypes alone.
 UNKNOWN_TO_NUMPY = {
     "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16), "tensor(float8e4m3fn)": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -54,21 +52,15 @@ class Runner:
     def _with_onnxruntime(self, model: onnx.ModelProto, folder: Path) -> Any:
         import onnxruntime as ort
 
-        quantised = any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for f in model.functions for n in f.node)
         options = ort.SessionOptions()
         options.log_severity_level = 4
         # Higher levels fuse sums and layouts into convolutions, which fails on some valid graphs, unpatched ones too.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-        data = _told_apart(model).SerializeToString()
-        cpu = ["CPUExecutionProvider"]
-        try:
-            wrong = [*WRONG, *(WRONG_IN_BODIES if quantised else [])]
-            session = ort.InferenceSession(data, options, providers=cpu, disabled_optimizers=wrong)
-        except Exception:  # without folding it moves quantisers to where its operators take no float8
-            if not quantised:
-                raise
-            session = ort.InferenceSession(data, options, providers=cpu, disabled_optimizers=WRONG)
+        session = ort.InferenceSession(
+            _told_apart(model).SerializeToString(), options, providers=["CPUExecutionProvider"],
+            disabled_optimizers=WRONG,
+        )  # fmt: skip
         kinds = {o.name: UNKNOWN_TO_NUMPY.get(o.type) for o in session.get_outputs()}
         tensors = [o.name for o in session.get_outputs() if o.type.startswith("tensor(")]
         others = [name for name in self.outputs if name not in tensors]  # sequences, maps and optional values

@@ -80,26 +80,35 @@ class QuantConcatConv(FusedOp):
         number = NUMBERS.get(dtype, INT8)
         formals = [body.formal(f"x{i}") for i in range(form.sources)]
         w, w_scale, b = (body.formal(name) for name in ("w", "w_scale", "b"))
-        # A Transpose takes float8 from opset 21 on, so it stands behind the DequantizeLinear. That has a zero point,
-        # because ONNX Runtime (1.32) puts one without behind the Transpose and loses its scale.
-        zero = body.constant(0, number.name)
-        xs = [body.add("DequantizeLinear", x, self._scale(body, i), zero) for i, x in enumerate(formals)]
-        xs = [conv_body.to_nchw(body, x) for x in xs]
+        xs = [self._values(body, x, i, number) for i, x in enumerate(formals)]
         if form.sources + 1 in positive:
             filters = body.add("DequantizeLinear", conv_body.unpack(body, w, form.sources), w_scale, axis=0)
         else:
             # A folded BatchNormalization may have made a scale negative, and TensorRT's parser refuses such a node. But
             # its builder takes quantised constants through these nodes alone.
-            numbers = body.add("DequantizeLinear", w, body.constant(1, "float32"), zero)
+            numbers = body.add("DequantizeLinear", w, body.constant(1, "float32"))
             scaled = body.add("Mul", numbers, body.add("Reshape", w_scale, body.constant([-1, 1])))
             filters = conv_body.unpack(body, scaled, form.sources)
         y = conv_body.convolve(body, body.add("Concat", *xs, axis=1) if form.sources > 1 else xs[0], filters, b)
         y = conv_body.from_nchw(body, conv_body.activate(body, form.suffix, y, "float32"))
         if form.to_quantised:
-            y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), zero)
+            y = body.add("QuantizeLinear", y, body.float_attr("output_scale"), body.constant(0, number.name))
         else:
             y = body.add("Cast", y, refs={"to": "output_type"})
         return body.finish(op_type, [*formals, w, w_scale, b], [y], ATTRS)
+
+    def _values(self, body: Body, x: str, source: int, number: Number) -> str:
+        """A quantised source as float32 NCHW. ONNX Runtime (1.32) decides the form:
+
+        - it joins Q -> DQ -> Q -> DQ of int8 to one pair, which drops a rounding that the original has, if all four
+          have a zero point;
+        - it puts a Q without a zero point, thus of uint8, behind the Transpose of a DQ without one;
+        - a Transpose takes float8 from opset 21 on only.
+        """
+        if number is INT8:
+            return body.add("DequantizeLinear", conv_body.to_nchw(body, x), self._scale(body, source))
+        zero = body.constant(0, number.name)
+        return conv_body.to_nchw(body, body.add("DequantizeLinear", x, self._scale(body, source), zero))
 
     @staticmethod
     def _scale(body: Body, source: int) -> str:
