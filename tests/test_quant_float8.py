@@ -13,8 +13,11 @@ from devices import skip_without_code
 from graphs import fused_types, graph, run_patch
 from onnx import helper
 
+from cutefuse.errors import CutefuseError
 from cutefuse.graph.numbers import FLOAT8
+from cutefuse.graph.read import Graph
 from cutefuse.graph.runner import Runner
+from cutefuse.graph.shapes import inferred
 from cutefuse.graph.verify import verify
 from cutefuse.rewrite.unpatch import unpatch
 
@@ -25,6 +28,7 @@ HALVES = {
     "ws24": np.full(24, 0.001), "many": np.full(24, 0.01), "wf": RNG.standard_normal((16, 24, 3, 3)) / 8,
     "k": np.linspace(-1, 1, 16), "gamma": np.linspace(-1, 1, 16), "beta": np.ones(16), "mean": np.zeros(16),
     "var": np.full(16, 0.5), "k12": np.linspace(-1, 1, 12), "huge": 200.0,
+    "w8": RNG.standard_normal((8, 8, 1, 1)) / 4,
 }  # fmt: skip
 CODES = {
     "z": np.zeros((), E4M3), "z16": np.zeros(16, E4M3), "z24": np.zeros(24, E4M3), "one": np.ones((), E4M3),
@@ -188,6 +192,37 @@ def test_unpatching_gives_quantised_operators_back(name: str, functions: bool, t
         "Concat", "Conv", "Relu", "QuantizeLinear", "DequantizeLinear"
     ]  # fmt: skip
     assert verify(tmp_path / "model.onnx", plain, tmp_path, 2e-2, {})["passed"]
+
+
+# ---- NHWC: a Transpose takes float8 from opset 21 on ----
+
+
+@pytest.mark.parametrize("opset", [19, 20, 21])
+@pytest.mark.parametrize("front", ["", "t = Conv(a, w8) ", "t = MaxPool<kernel_shape=[1,1]>(a) ", "t = Tanh(a) "])
+def test_float8_is_turned_where_the_opset_can(front: str, opset: int, tmp_path: Path) -> None:
+    text = front + (SOURCES.replace("(a,", "(t,") if front else SOURCES) + FILTER + CONV + OUT
+    model = model_of(text, "float32", opset)
+    result, patched = run_patch(model, tmp_path, layout="nhwc")
+    assert patched is not None and result.report["verify"]["passed"]
+    onnx.checker.check_model(patched, full_check=True)
+    seen = Graph(patched, tmp_path, inferred(patched))
+    turned = {seen.dtype(n.input[0]) for n in patched.graph.node if n.op_type == "Transpose"}
+    assert ("float8_e4m3fn" in turned) == (opset >= 21)
+
+
+@pytest.mark.parametrize(("opset", "layout"), [(19, "nhwc"), (20, "nhwc"), (19, "hwc8"), (21, "nhwc")])
+def test_a_float8_input_of_a_model_is_turned_where_the_opset_can(opset: int, layout: str, tmp_path: Path) -> None:
+    model = model_of(SOURCES + FILTER + CONV + OUT, "float32", opset)
+    first = next(n for n in model.graph.node if n.output[0] == "qa")
+    model.graph.node.remove(first)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("qa", onnx.TensorProto.FLOAT8E4M3FN, (2, 8, 9, 7)))
+    if opset < 21 and layout == "nhwc":
+        with pytest.raises(CutefuseError, match=r"float8.* opset 21 .*hwc8"):
+            run_patch(model, tmp_path, layout=layout)
+        assert not (tmp_path / "model.cutefuse.onnx").exists()
+    else:
+        result, patched = run_patch(model, tmp_path, layout=layout)
+        assert fused_types(patched) == ["CuteQConcatConv2ReluQ"] and result.report["verify"]["passed"]
 
 
 # ---- refusals ----

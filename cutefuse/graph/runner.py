@@ -18,8 +18,8 @@ from cutefuse.errors import VerificationError
 
 # Optimisers of ONNX Runtime that change results: the first rounds the bias of a Conv between Q and DQ nodes to steps
 # that underflow in float16, the second joins a float16 LayerNorm with the Cast behind it to a node of two types, which
-# no session takes.
-WRONG = ["WeightBiasQuantization", "LayerNormFusionL1"]
+# no session takes, the third drops a rounding where an int8 Q and DQ follow a Q and DQ of another scale.
+WRONG = ["WeightBiasQuantization", "LayerNormFusionL1", "DoubleQDQPairsRemover"]
 # ONNX Runtime's types that NumPy knows through ml_dtypes alone.
 UNKNOWN_TO_NUMPY = {
     "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16), "tensor(float8e4m3fn)": np.dtype(ml_dtypes.float8_e4m3fn),

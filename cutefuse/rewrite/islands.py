@@ -20,6 +20,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.numbers import FLOAT8, INT8
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label, remove
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
@@ -33,6 +34,8 @@ from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 SUFFIX = ".nhwc"
 _REPAIR = "the model was changed after it was patched; patch the original again"
 _FREE = 1e-6  # the price of a Transpose that is a view: fewer are better where nothing else tells
+_BARRED = 1e15  # the price of one that the opset does not know: more than all bytes of a model
+_FLOAT8_OPSET = 21  # the first whose Transpose takes float8
 _SPATIAL = frozenset("Conv ConvTranspose MaxPool AveragePool Resize Upsample BatchNormalization".split())
 
 
@@ -69,6 +72,11 @@ def lay(model: ModelProto, folder: Path) -> None:
     nodes, dry = list[NodeProto](), _read_outside(graph, island)
 
     def shore(tensor: str, source: str, target: str, perm: Sequence[int], word: str) -> None:
+        if is_barred(graph, graph.dtype(tensor)):
+            raise CutefuseError(
+                f"'{tensor}' is float8, which a Transpose takes from opset {_FLOAT8_OPSET} on, and the model has opset "
+                f"{graph.opset}; convert the model, or choose --layout hwc8"
+            )
         name, order = island.names.of_node(f"{tensor}/to_{word}"), turned_axes(perm, len(graph.dims(tensor) or ()))
         nodes.append(helper.make_node("Transpose", [source], [target], name=name, perm=order))
 
@@ -149,6 +157,11 @@ def _refused(graph: Graph, node: NodeProto, layout: int) -> str | None:
     if any(not t.dtype for t in (*inputs, *outputs)):
         return None
     return kernels.reject(kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [layout]}))
+
+
+def is_barred(graph: Graph, dtype: str | None) -> bool:
+    """Whether no Transpose of the model's opset takes a type."""
+    return dtype == FLOAT8.name and graph.opset < _FLOAT8_OPSET
 
 
 def _is_shore(graph: Graph, node: NodeProto, perm: Sequence[int]) -> bool:
@@ -245,7 +258,7 @@ class _Sea:
         self._hosted: set[int] = set()
         for node in in_order(graph.nodes):
             follows = node.op_type == "BatchNormalization" or (id(node) in self._agnostic and is_pointwise(node))
-            if follows and any(map(self._hosts, node.input)):
+            if follows and any(map(self._hosts, node.input)) and not is_barred(graph, graph.dtype(node.output[0])):
                 self._hosted.add(id(node))
 
     def _hosts(self, tensor: str) -> bool:
@@ -302,8 +315,10 @@ class _Sea:
         return id(node) if id(node) in self._agnostic else SINK
 
     def _bytes(self, tensor: str) -> float:
+        if is_barred(self.graph, self.graph.dtype(tensor)):
+            return _BARRED
         sizes = self.graph.dims(tensor) or ()
-        itemsize = {"float32": 4, "int8": 1, "float8_e4m3fn": 1}.get(self.graph.dtype(tensor) or "", 2)
+        itemsize = {"float32": 4, INT8.name: 1, FLOAT8.name: 1}.get(self.graph.dtype(tensor) or "", 2)
         return float(math.prod(max(d, 1) for d in sizes) * itemsize)
 
 

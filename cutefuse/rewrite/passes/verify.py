@@ -23,6 +23,7 @@ from cutefuse.progress import spinner
 from cutefuse.rewrite.agnostic import is_nhwc
 from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
+from cutefuse.rewrite.islands import is_barred
 from cutefuse.rewrite.prove_parts import prove_parts
 from cutefuse.rewrite.state import State
 
@@ -34,7 +35,7 @@ def run(state: State, folder: Path) -> None:
         return
     source, graph, options = state.source, state.graph, state.options
     fused = [s for s in state.fused if s.match]
-    model, added = graph.model, _left_out(graph.model, fused)
+    model, added = graph.model, _left_out(graph, fused)
     if added or not options.functions:
         model = ModelProto()
         model.CopyFrom(graph.model)
@@ -105,19 +106,22 @@ def _inner(match: Match, tensor: str) -> tuple[str, ...]:
     return tuple(n for n in found if n != tensor) if convolved else ()
 
 
-def _left_out(model: ModelProto, sites: Sequence[Site]) -> list[NodeProto]:
+def _left_out(graph: Graph, sites: Sequence[Site]) -> list[NodeProto]:
     """Transposes and Casts to the results that a patched model does not make: between two sites that compute in another
     layout or type than the graph's, the rewriter leaves the tensors of the graph out."""
-    fused = {n.name: n for n in model.graph.node if n.domain == DOMAIN}
-    made = {o for n in model.graph.node for o in n.output}
+    fused = {n.name: n for n in graph.proto.node if n.domain == DOMAIN}
+    made = {o for n in graph.proto.node for o in n.output}
     found = list[NodeProto]()
     for site in (s for s in sites if s.status == FUSED and s.match):
         node, match = fused[site.name], site.match
-        for own, name in zip(node.output, match.outputs if match else (), strict=True):
+        dtypes = [t.dtype for t in match.call.outputs] if match else []
+        for own, name, dtype in zip(node.output, match.outputs if match else (), dtypes, strict=True):
             if not name or name in made:
                 continue
             steps: list[tuple[str, dict[str, Any]]] = []
             steps += [("Transpose", {"perm": TO_NCHW})] if is_nhwc(node) else []
+            if steps and is_barred(graph, dtype):
+                steps = [("Cast", {"to": ELEM_TYPES["float32"]}), *steps, ("Cast", {"to": ELEM_TYPES[dtype]})]
             steps += [("Cast", {"to": ELEM_TYPES[site.cast_from]})] if site.cast_from else []
             for i, (op_type, attributes) in enumerate(steps, start=1):
                 result = name if i == len(steps) else f"{name}.{op_type}"
