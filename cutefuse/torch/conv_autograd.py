@@ -64,7 +64,7 @@ class _FusedConv(torch.autograd.Function):
         inputs = [*xs, pack(weight.to(dtype), channels), b, *vectors]
         geometry = (channels, list(weight.shape[2:]), stride, padding, dilation)
         (y,) = torch.ops.cutefuse.packed_conv(inputs, op_type, *geometry, [0], [1], [0], *numbers, 0)
-        return y.contiguous(memory_format=torch.channels_last)
+        return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -110,7 +110,8 @@ def _convolve(
         xs, scale, shift = [_joined(xs, scale, shift)], None, None  # kernels scale whole vectors of channels
     op_type = _op_type(len(xs), activation, scale is not None)
     made: Tensor = _FusedConv.apply(weight, bias, scale, shift, (op_type, activation, *rest), *map(fusible, xs))
-    return made
+    # Not within the function: where nothing has to move, torch.compile of PyTorch 2.11 then took all gradients to be 0.
+    return made.contiguous(memory_format=torch.channels_last)
 
 
 def concat_conv(
