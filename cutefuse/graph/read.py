@@ -206,8 +206,9 @@ class Graph:
 
     def only_user(self, tensor: str) -> NodeProto | None:
         """The node that reads the tensor when nothing else does (it may read it through several inputs)."""
-        users = {id(n): n for n in self.users(tensor)}
-        return next(iter(users.values())) if len(users) == 1 and not self.escapes(tensor) else None
+        users = self.users(tensor)
+        alone = bool(users) and all(n is users[0] for n in users)  # ends at the second of very many
+        return users[0] if alone and not self.escapes(tensor) else None
 
     def reaching_outputs(self) -> set[int]:
         """The ids of the nodes whose results go into an output of the graph; of all nodes where it has no output."""

@@ -21,7 +21,7 @@ from cutefuse.select import times
 from cutefuse.select.compiled import Record
 from cutefuse.select.price import MODELLED, Price
 from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
-from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MEANS, RANGES, Engine, Wiring, is_between, wiring
+from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MEANS, MOST_TIED, RANGES, Engine, Wiring, is_between, wiring
 
 LEAST_SAID_US = 0.05  # what a figure with one digit can show
 # A part of a gain -> what takes less time, or more, where the site is fused.
@@ -208,6 +208,7 @@ class Model:
         for match in matches:
             for tensor in filter(None, match.outputs):
                 near = [*wiring.concats_of(tensor), *self.graph.users(tensor)]
+                near = [n for n in near if len(n.input) <= MOST_TIED]
                 found |= {id(n): n for n in near if n.op_type in ("Concat", *ELEMENTWISE, *MEANS)}
         return {i: n for i, n in found.items() if i not in own}
 
@@ -218,7 +219,7 @@ class Model:
         found = {id(n): n for n in own}
         for node in own:
             found |= {
-                id(n): n for t in node.input for n in (wiring.concats_of(t) if node.op_type not in RANGES else ())
+                id(n): n for t in node.input for n in (wiring.tied_concats(t) if node.op_type not in RANGES else ())
             }
             before = [self.graph.producer(t) for t in node.input]
             found |= {id(n): n for n in before if n is not None and n.op_type in ENLARGED}
@@ -226,7 +227,7 @@ class Model:
             if match.nodes[0].op_type == "Conv":
                 for conv in wiring.siblings(match.nodes[0]):
                     ends = [o for n in (conv, *self.graph.users(conv.output[0])) for o in n.output]
-                    found |= {id(n): n for t in ends for n in wiring.concats_of(t)}
+                    found |= {id(n): n for t in ends for n in wiring.tied_concats(t)}
         return found
 
     def laid_out(self, plain: Wiring, wiring: Wiring) -> dict[int, NodeProto]:

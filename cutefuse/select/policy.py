@@ -18,13 +18,12 @@ from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, Site
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.network_time import network_us
 from cutefuse.select.price import MODELLED, Price, Pricing
-from cutefuse.select.wiring import Wiring
+from cutefuse.select.wiring import MOST_TIED, Wiring
 
 # A site is taken when it saves this much: the timing of one kernel repeats to about 0.3 us, and the model of a
 # convolution is off by 10 % of its time in the mean, in both kernels alike.
 LEAST_US = 0.3
 LEAST_SHARE = 0.03
-MOST_TIED = 256  # sites that one tensor makes neighbours; a dense block has fewer readers
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ def _neighbours(sites: Sequence[Site], model: Model) -> dict[int, set[int]]:
         assert site.match is not None
         names = {t for n in site.nodes for t in (*n.input, *n.output)}
         for output in site.match.outputs:
-            for reader in model.graph.users(output):
+            for reader in (u for u in model.graph.users(output) if len(u.input) <= MOST_TIED):
                 names |= {*reader.input, *reader.output}
         touched[id(site)] = names = {t for t in names if t and not model.graph.is_constant(t)}
         for name in names:

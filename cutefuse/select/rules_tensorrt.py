@@ -78,8 +78,8 @@ class TensorRT(Engine):
         if node.op_type in ENLARGED:
             return "an enlarged tensor, which TensorRT copies"
         # Another Concat that stays takes it: engines begin with the last one.
-        others = [n for n in wiring.concats_of(own) if n is not concat and wiring.alive(n)]
-        if any(wiring.position[id(n)] > wiring.position[id(concat)] for n in others):
+        last = next(filter(wiring.alive, reversed(wiring.concats_of(own))), concat)
+        if wiring.position[id(last)] > wiring.position[id(concat)]:
             return "it lies in another Concat already"
         conv = self._convolution_behind(wiring, own)
         merged = conv is not None and len(wiring.siblings(conv)) > 1
@@ -187,7 +187,7 @@ class Myelin(TensorRT):
             after.add(node.op_type)
             node = wiring.graph.producer(wiring.source(node.input[0]))
         if node is None:
-            joined = any(not wiring.alive(c) for c in wiring.concats_of(tensor))
+            joined = any(not wiring.alive(c) for c in reversed(wiring.concats_of(tensor)))
             return joined or any(map(wiring.alive, wiring.graph.users(tensor)))
         if node.op_type == "Conv":
             return _is_product(wiring, node)

@@ -69,9 +69,9 @@ class TorchCompile(Engine):
         if node is None or node.op_type not in ELEMENTWISE or wiring.read[tensor]:
             return False
         users = [u for u in wiring.graph.users(tensor) if wiring.alive(u)]
-        first = min(wiring.position[id(u)] for u in (*wiring.concats_of(tensor), concat) if wiring.alive(u))
+        first = next(filter(wiring.alive, wiring.concats_of(tensor)), concat)
         pooled = any(u.op_type in POOLS for u in users) and not any(u.op_type == "Conv" for u in users)
-        return pooled and first == wiring.position[id(concat)]
+        return pooled and first is concat
 
     def joins_for_pools(self, wiring: Wiring, concat: NodeProto) -> bool:
         """Whether a pooling reads a Concat of what fused nodes made: Triton then joins it in the pooling's kernel."""

@@ -28,6 +28,9 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
 MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _SEEN_THROUGH = ("Identity", "Dropout")
+# Neighbours that one tensor or one Concat ties, as DenseNet-264 has at most: what each of more has of its cost is
+# small, and all pairs of them would take hours.
+MOST_TIED = 64
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ class Wiring:
     convolutions: Sequence[NodeProto] = ()
     _sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     _pointwise: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)  # by the id of a node
+    _concats: dict[str, list[NodeProto]] = field(default_factory=dict, compare=False, repr=False)
 
     def fused(self, *matches: Match) -> Wiring:
         """The same graph with more matches fused, one after the other."""
@@ -166,9 +170,14 @@ class Wiring:
             result.read.add(_operands(match))
             result.low_made.put(result._low_outputs(match), 1)
             result.low_read.add(result._low_operands(match))
-            waiting = sorted(match.nodes, key=lambda n: -self.position[id(n)])
-            while found := [n for n in waiting if id(n) not in result.gone and not result._needed(n)]:
-                result.gone.put(map(id, found), 1)  # one pass takes all where the nodes are in order
+        waiting = {id(n): n for m in matches for n in m.nodes if id(n) not in result.gone}
+        found = None
+        while found != []:  # the first pass takes all where the nodes are in order
+            found = []
+            for key in sorted(waiting, key=self.position.__getitem__, reverse=True):
+                if not result._needed(waiting[key]):
+                    found.append(waiting.pop(key))
+                    result.gone.put([key], 1)
         return result
 
     def unfused(self, *matches: Match) -> Wiring:
@@ -189,7 +198,7 @@ class Wiring:
         return Wiring(
             self.graph, self.engine, self.device, self.position, self.made.copy(), self.read.copy(),
             self.low_made.copy(), self.low_read.copy(), self.awaited.copy(), self.gone.copy(), self.convolutions,
-            self._sources, self._pointwise,
+            self._sources, self._pointwise, self._concats,
         )  # fmt: skip
 
     def _beside(self, match: Match) -> Wiring:
@@ -290,7 +299,9 @@ class Wiring:
         return bool(node.input) and (node.op_type in _SEEN_THROUGH or has_no_effect(self.graph, node))
 
     def concats_of(self, tensor: str) -> list[NodeProto]:
-        """The Concats that read a tensor, those behind nodes without effect included."""
+        """The Concats that read a tensor, those behind nodes without effect included, in graph order."""
+        if (known := self._concats.get(tensor)) is not None:
+            return known
         found: dict[int, NodeProto] = {}
         pending = [tensor]
         while pending:
@@ -299,18 +310,26 @@ class Wiring:
                     found[id(node)] = node
                 elif self._is_passed(node):
                     pending += node.output[:1]
-        return list(found.values())
+        self._concats[tensor] = [found[i] for i in sorted(found, key=self.position.__getitem__)]
+        return self._concats[tensor]
+
+    def tied_concats(self, tensor: str) -> list[NodeProto]:
+        """The Concats that read a tensor, without those of very many; [] of one that very many do."""
+        found = self.concats_of(tensor)
+        return [n for n in found if len(n.input) <= MOST_TIED] if len(found) <= MOST_TIED else []
 
     def joined_alone(self, tensor: str) -> list[NodeProto]:
-        """The Concats that alone read what a node of the engine makes; [] where anything else does."""
+        """The Concats that alone read what a node of the engine makes; [] where anything else does, or very many do."""
         own = self.source(tensor)
         readers = self.graph.users(own)
-        stay = all(r.op_type == "Concat" and self.alive(r) for r in readers)
+        stay = len(readers) <= MOST_TIED and all(r.op_type == "Concat" and self.alive(r) for r in readers)
         return readers if stay and self.maker(own) is not None and not self.graph.escapes(own) else []
 
     def siblings(self, conv: NodeProto) -> list[NodeProto]:
-        """The convolutions that stay and that the engine computes in the kernel of this one, itself included."""
-        if not self.engine.merges_pointwise or not self.is_pointwise(conv):
+        """The convolutions that stay and that the engine computes in the kernel of this one, itself included; alone
+        where very many read its tensor."""
+        many = len(self.graph.users(conv.input[0])) > MOST_TIED
+        if many or not self.engine.merges_pointwise or not self.is_pointwise(conv):
             return [conv] if self.alive(conv) else []
         users = {id(n): n for n in self.graph.users(conv.input[0]) if n.op_type == "Conv"}
         return [n for n in users.values() if self.alive(n) and self.is_pointwise(n)]
