@@ -40,6 +40,8 @@ FOLDABLE = frozenset(
     "Constant ConstantOfShape Identity Cast Unsqueeze Squeeze Reshape Transpose Mul Add Sub Div Sqrt Neg Pow "
     "BatchNormalization ReduceL2 ReduceMean ReduceSum".split()
 )
+# Types of attributes that may hold bodies; the oldest files name no type.
+_BODIES = frozenset({onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 RUN_TIME = "is computed at run time"
 _RETIRED = ("GroupNormalization",)  # that of opset 18 is deprecated, and what exporters write
 MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating
@@ -57,9 +59,8 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
 def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
     """The bodies of a control-flow node (If, Loop, Scan)."""
     for a in node.attribute:
-        if a.HasField("g"):
-            yield a.g
-        yield from a.graphs
+        if a.type in _BODIES:
+            yield from (a.g,) if a.HasField("g") else a.graphs
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[NodeProto]:
@@ -149,13 +150,12 @@ class Graph:
         self._dims.clear()
 
     def _check_acyclic(self) -> None:
-        def parents(node: NodeProto) -> set[str]:
-            return self._producers.keys() & reads_of(node)
-
-        waiting = {id(n): len(parents(n)) for n in self.nodes}
+        waiting: dict[int, int] = {}
         readers: defaultdict[str, list[NodeProto]] = defaultdict(list)
         for n in self.nodes:
-            for name in parents(n):
+            parents = self._producers.keys() & reads_of(n)
+            waiting[id(n)] = len(parents)
+            for name in parents:
                 readers[name].append(n)
         ready = deque(n for n in self.nodes if not waiting[id(n)])
         done = 0
@@ -424,7 +424,8 @@ def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
 
 def reads_of(node: NodeProto) -> list[str]:
     """The tensors that a node reads, through its inputs or from within its bodies."""
-    return [*node.input, *sorted(set().union(*map(names_read, subgraphs(node))))]
+    bodies = [*subgraphs(node)]
+    return [*node.input, *(sorted(set().union(*map(names_read, bodies))) if bodies else ())]
 
 
 def names_read(graph: onnx.GraphProto) -> set[str]:

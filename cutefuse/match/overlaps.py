@@ -82,8 +82,10 @@ def _goes(graph: Graph, match: Match) -> set[int]:
         kept = {
             id(node)
             for node in match.nodes
-            for o in node.output
-            if o not in match.outputs and (graph.escapes(o) or any(id(u) not in going for u in graph.users(o)))
+            if any(
+                o not in match.outputs and (graph.escapes(o) or any(id(u) not in going for u in graph.users(o)))
+                for o in node.output
+            )
         }
         if not kept & going:
             return going

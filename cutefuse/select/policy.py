@@ -297,10 +297,8 @@ def _neighbours(sites: Sequence[Site], model: Model) -> dict[int, set[int]]:
     touched: dict[int, set[str]] = {}
     for site in sites:
         assert site.match is not None
-        names = {t for n in site.nodes for t in (*n.input, *n.output)}
-        for output in site.match.outputs:
-            for reader in (u for u in model.graph.users(output) if len(u.input) <= MOST_TIED):
-                names |= {*reader.input, *reader.output}
+        near = [*site.nodes, *(u for o in site.match.outputs for u in model.graph.users(o))]
+        names = {t for n in near if len(n.input) + len(n.output) <= MOST_TIED for t in (*n.input, *n.output)}
         touched[id(site)] = names = {t for t in names if t and not model.graph.is_constant(t)}
         for name in names:
             by_tensor.setdefault(name, set()).add(id(site))
