@@ -109,6 +109,17 @@ class Call:
     sm_count: int = 0
     _keep: list[Any] = field(default_factory=list, repr=False, compare=False)
 
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for calls that ask the library for the same, whatever memory they are given."""
+        tensors = tuple([(tuple(t.dims), t.dtype, t.layout, t.ld) for t in (*self.inputs, *self.outputs)])
+        # Nearly all are lists; to ask an abstract class takes longer than all else here.
+        attrs = tuple(
+            [(n, tuple(v) if type(v) is list or isinstance(v, Sequence) else v) for n, v in self.attrs.items()]
+        )
+        sizes = (len(self.inputs), self.workspace_bytes, self.config, self.sm, self.sm_count)
+        return (self.op_type, tensors, attrs, sizes)
+
 
 @functools.cache
 def library() -> ctypes.CDLL:
@@ -222,18 +233,11 @@ def _asked_once(ask: Callable[[Call], _T]) -> Callable[[Call], _T]:
 
     @functools.wraps(ask)
     def answer(call: Call) -> _T:
-        tensors = tuple([(tuple(t.dims), t.dtype, t.layout, t.ld) for t in (*call.inputs, *call.outputs)])
-        # Nearly all are lists; to ask an abstract class takes longer than all else here.
-        attrs = tuple(
-            [(n, tuple(v) if type(v) is list or isinstance(v, Sequence) else v) for n, v in call.attrs.items()]
-        )
-        sizes = (len(call.inputs), call.workspace_bytes, call.config, call.sm, call.sm_count)
-        key = (call.op_type, tensors, attrs, sizes)
-        if key not in known:
+        if call.key not in known:
             if len(known) >= _MEMORY:
                 known.clear()
-            known[key] = ask(call)
-        return known[key]
+            known[call.key] = ask(call)
+        return known[call.key]
 
     return answer
 

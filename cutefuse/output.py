@@ -70,20 +70,15 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def indented(data: Any, depth: int = 0) -> str:
-    """The text of `json.dumps(data, indent=1)`, keys being texts, in a fraction of the time: what holds nothing that
-    holds more is left to the encoder in C, which knows no indentation."""
-    if not data or not isinstance(data, (dict, list, tuple)):
-        return json.dumps(data)
-    values = data.values() if isinstance(data, dict) else data
+    """Data as JSON, keys being texts: each entry of an object is a line, and each item of a list that holds objects or
+    lists, so that the encoder in C, which knows no indentation, writes thousands of them at once."""
     start, end = "\n" + " " * (depth + 1), "\n" + " " * depth
-    if not any(isinstance(v, (dict, list, tuple)) for v in values):
-        flat = json.dumps(data, separators=("," + start, ": "))
-        return f"{flat[0]}{start}{flat[1:-1]}{end}{flat[-1]}"
-    parts = [indented(v, depth + 1) for v in values]
-    if isinstance(data, dict):
-        parts = [f"{json.dumps(key)}: {part}" for key, part in zip(data, parts, strict=True)]
-        return "{" + start + ("," + start).join(parts) + end + "}"
-    return "[" + start + ("," + start).join(parts) + end + "]"
+    if data and isinstance(data, dict):
+        lines = [f"{json.dumps(key)}: {indented(value, depth + 1)}" for key, value in data.items()]
+        return "{" + start + ("," + start).join(lines) + end + "}"
+    if isinstance(data, (list, tuple)) and any(isinstance(v, (dict, list, tuple)) for v in data):
+        return "[" + start + ("," + start).join(map(json.dumps, data)) + end + "]"
+    return json.dumps(data)
 
 
 def make_folder(path: Path) -> None:

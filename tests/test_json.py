@@ -117,4 +117,6 @@ def test_a_page_does_not_overwrite_the_data_beside_it(folder: Path, capsys: pyte
     {"a": 1, "b": {"c": [1, {"d": "\udc80\u00e9"}], "e": (1, 2)}, "f": math.nan}, ({"x": ()},), {"a\"b": {"c": [0]}},
 ])  # fmt: skip
 def test_indented_writes_what_json_writes(data: object) -> None:
-    assert indented(data) == json.dumps(data, indent=1)
+    assert json.dumps(json.loads(indented(data))) == json.dumps(data)
+    items = isinstance(data, (dict, list, tuple))  # each takes a line of its own, and numbers one together
+    assert indented({"sites": [data, data], "more": 1}).count("\n") == (6 if items else 3)

@@ -128,6 +128,7 @@ class Graph:
             for body in subgraphs(node):
                 self._captured |= names_read(body)
         self._infos = {v.name: v for v in _infos(self.proto)}
+        self._symbols: dict[str, tuple[int | str, ...] | None] = {}  # as `partial_symbols` answered
         self._dims: dict[str, tuple[int, ...] | None] = {}  # as `dims` answered
         self._sizes: dict[str, NodeProto] = {}
         self._folded: dict[str, TensorProto] = {}
@@ -141,6 +142,7 @@ class Graph:
         self._are_constant.clear()
         self._infos.update((v.name, v) for v in _infos(shapes))
         self._dims.clear()
+        self._symbols.clear()
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
 
@@ -148,6 +150,7 @@ class Graph:
         """Take no note of what the model says of the sizes of its tensors, but for its inputs."""
         self._infos = {v.name: v for v in self.proto.input}
         self._dims.clear()
+        self._symbols.clear()
 
     def _check_acyclic(self) -> None:
         waiting: dict[int, int] = {}
@@ -268,10 +271,13 @@ class Graph:
         """Sizes as in `dims`, or the names that the model gives them, "" for one that has neither."""
         if tensor in self.initializers:
             return tuple(self.initializers[tensor].dims)
-        info = self._infos.get(tensor)
-        if info is None or not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
-            return None
-        return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in info.type.tensor_type.shape.dim)
+        if tensor not in self._symbols:
+            info, found = self._infos.get(tensor), None
+            if info is not None and info.type.HasField("tensor_type") and info.type.tensor_type.HasField("shape"):
+                dims = info.type.tensor_type.shape.dim
+                found = tuple([d.dim_value if d.HasField("dim_value") else d.dim_param for d in dims])
+            self._symbols[tensor] = found
+        return self._symbols[tensor]
 
     def symbols(self, tensor: str) -> tuple[int | str, ...] | None:
         """Sizes as in `dims`, or the names that the model gives them; None when one has neither."""

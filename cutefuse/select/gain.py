@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,6 +63,7 @@ class Model:
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self.convolution_us = functools.cache(partial(convolution_us, device=device))
+        self._fused_us: dict[Hashable, float | None] = {}  # by what a call asks of the library
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
 
     # ------------------------------------------------------------------------------------------------------- a site
@@ -134,7 +135,9 @@ class Model:
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
             before_us += self.device.copy_us(2 * self.plain.size_of(anchor.input[0]))
-        after_us = fused_us(call, self.device, site.op.cost(call).bytes_moved)
+        if call.key not in self._fused_us:
+            self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
+        after_us = self._fused_us[call.key]
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
         if not self.engine.timed:
