@@ -57,7 +57,8 @@ def read(count: int) -> Wide:
 
 def pointwise(count: int) -> Wide:
     """1x1 Convs that share a Concat, all of which TensorRT could merge."""
-    return [node("Concat", ["a", "b"], "c", axis=1), *(node("Conv", ["c", "w"], f"t{i}") for i in range(count))], ["b"], 1
+    convs = [node("Conv", ["c", "w"], f"t{i}") for i in range(count)]
+    return [node("Concat", ["a", "b"], "c", axis=1), *convs], ["b"], 1
 
 
 def enlarged(count: int) -> Wide:
@@ -74,8 +75,8 @@ def split(count: int) -> Wide:
 
 def gathered(count: int) -> Wide:
     """Sites whose results one Concat joins."""
-    nodes = joined(count, lambda i: f"p{i}")
-    return [*nodes, node("Concat", [f"t{i}" for i in range(count)], "z", axis=1)], [*own(count), *(f"p{i}" for i in range(count))], 1
+    last = node("Concat", [f"t{i}" for i in range(count)], "z", axis=1)
+    return [*joined(count, lambda i: f"p{i}"), last], [*own(count), *(f"p{i}" for i in range(count))], 1
 
 
 def model(wide: Wide) -> onnx.ModelProto:
@@ -84,9 +85,7 @@ def model(wide: Wide) -> onnx.ModelProto:
     values = [onnx.numpy_helper.from_array(np.full(dims, 1e-3, np.float16), name) for name, dims in stored.items()]
     values.append(onnx.numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"))
     shapes = {"l": [1, 8, 4, 4], "d": [1, 16, 8, 8]}
-    infos = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT16, shapes.get(n, [1, 8, 8, 8])) for n in ("a", *inputs)
-    ]
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, shapes.get(n, [1, 8, 8, 8])) for n in ("a", *inputs)]
     read_later = {t for n in nodes for t in n.input}
     ends = [o for n in nodes for o in n.output[:1] if o not in read_later]
     outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, None) for n in ends]
@@ -94,18 +93,21 @@ def model(wide: Wide) -> onnx.ModelProto:
     return helper.make_model(made_, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-# In one of them all sites go, one by one or together, in the other all stay.
-@pytest.mark.parametrize("engine, all_sites", [("tensorrt", True), ("rtx", False), ("torch", False)])
-@pytest.mark.parametrize("kind", [shared, made, read, pointwise, enlarged, split, gathered])
+# With --all every site stays; else those of the other two engines go, one by one or together.
+@pytest.mark.parametrize("kind, engine, all_sites", [
+    (shared, "tensorrt", True), (shared, "rtx", False), (shared, "torch", False), (made, "torch", False),
+    (read, "tensorrt", True), (pointwise, "tensorrt", True), (enlarged, "tensorrt", True), (split, "tensorrt", True),
+    (gathered, "tensorrt", True), (gathered, "torch", False),
+])  # fmt: skip
 def test_calls_grow_as_the_readers_of_a_tensor_do(
     kind: Callable[[int], Wide], engine: str, all_sites: bool, tmp_path: Path
 ) -> None:
     calls = []
-    for count in (MOST_TIED + 16, MOST_TIED + 16, 3 * (MOST_TIED + 16)):  # the first run fills caches
+    for count in (8, MOST_TIED + 6, 3 * (MOST_TIED + 6)):  # the first run fills caches
         profile = cProfile.Profile()
         profile.enable()
         result, _ = run_patch(model(kind(count)), tmp_path, dry_run=True, engine=engine, all_sites=all_sites)
         profile.disable()
         calls.append(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
         assert result.report["summary"]["candidates"] >= count
-    assert calls[2] < 4.5 * calls[1]  # nine times where every pair is looked at
+    assert calls[2] < 4.5 * calls[1]  # up to nine times where every pair is looked at

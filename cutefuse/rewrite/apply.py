@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,7 +190,7 @@ def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
 
 def _fused_node(
     site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int,
-    known: dict[str, list[onnx.AttributeProto]],
+    known: dict[Hashable, list[onnx.AttributeProto]],
 ) -> NodeProto:  # fmt: skip
     """The node of a site; `known` holds the attributes of the nodes made before, since many are alike."""
     assert site.match is not None
@@ -198,9 +198,9 @@ def _fused_node(
     node = helper.make_node(
         call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
     )
-    attributes = node_attributes(call, site.tile)
-    key = repr(attributes)
+    key = (call.key, site.tile)
     if key not in known:
+        attributes = node_attributes(call, site.tile)
         known[key] = [helper.make_attribute(name, value) for name, value in attributes.items()]
     node.attribute.extend(known[key])
     if ir_version >= 10:
@@ -309,7 +309,7 @@ class _Casts:
         self.up: dict[int, NodeProto] = {}  # back to the graph's type; superfluous when only our sites read the result
         self._names = names
         self._lowered: dict[tuple[str, str], str] = {}
-        self._attributes: dict[str, list[onnx.AttributeProto]] = {}
+        self._attributes: dict[Hashable, list[onnx.AttributeProto]] = {}
 
     def around(self, site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> list[NodeProto]:
         """The fused node, in the graph's type or between Casts."""
