@@ -87,7 +87,9 @@ def test_every_operator_of_the_table_has_a_case() -> None:
     assert {case.op_type for case in CASES} | REFUSED == set(TABLE)
 
 
-@pytest.mark.parametrize("op_type", ["Relu", "Conv", "MaxPool", "Softmax", "Resize", "MatMul", "Clip", "ReduceMean"])
+@pytest.mark.parametrize(
+    "op_type", ["Relu", "Conv", "MaxPool", "LpPool", "Softmax", "Resize", "MatMul", "Clip", "ReduceMean"]
+)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_an_operator_keeps_a_type_of_16_bits(op_type: str, dtype: str) -> None:
     import ml_dtypes
@@ -131,6 +133,10 @@ X = np.ones((2, 3, 5, 7), np.float32)
         (OpCase("Reshape", 17, [X, np.array([6, 35])]), "must be known when the model is loaded"),
         (OpCase("TopK", 17, [X, np.array([1])], outputs=2), "must be known"),
         (OpCase("MaxPool", 17, [X], {"kernel_shape": [2, 2]}, outputs=2), "second output"),
+        (OpCase("LpPool", 18, [X], {"kernel_shape": [2, 2], "p": 0}), "give 1 or more"),
+        (OpCase("LpPool", 18, [X[:, :, 0]], {"kernel_shape": [2, 2]}), "1 spatial axes"),
+        (OpCase("CumProd", 26, [X, np.array(1)]), "must be known"),
+        (OpCase("CumProd", 26, [X, Const(np.array(4))]), "axis 4"),
         (OpCase("Conv", 17, [X, Const(np.ones((4, 3, 1, 1), np.float32))], {"pads": [-1, 0, 0, 0]}), "negative"),
         (OpCase("Conv", 17, [np.ones((1, 1, 2, 2, 2, 2), np.float32), np.ones((1, 1, 1, 1, 1, 1), np.float32)]),
          "4 spatial axes"),

@@ -202,6 +202,11 @@ def _arithmetic_of_rows() -> list[OpCase]:
               OpCase("CumSum", 17, [ROWS, Const(np.array(-2))], {"reverse": 1}),
               OpCase("CumSum", 17, [whole(2, 5), Const(np.array(1))], {"exclusive": 1}),
               OpCase("CumSum", 17, [ROWS, Const(np.array(1))], {"exclusive": 1, "reverse": 1})]  # fmt: skip
+    found += [OpCase("CumProd", 26, [ROWS, Const(np.array(1))], truth="onnx"),
+              OpCase("CumProd", 26, [ROWS, Const(np.array(-2))], {"reverse": 1}, truth="onnx"),
+              OpCase("CumProd", 26, [whole(2, 5), Const(np.array(1))], {"exclusive": 1}, truth="onnx"),
+              OpCase("CumProd", 26, [ROWS, Const(np.array(1))], {"exclusive": 1, "reverse": 1},
+                     truth="onnx")]  # fmt: skip
     ties = np.array([[1, 5, 5, 2], [7, 7, 0, 7]], np.float32)
     for op in ("ArgMax", "ArgMin"):
         found += [OpCase(op, 17, [ROWS], {"axis": 1}), OpCase(op, 17, [ROWS], {"keepdims": 0}),
@@ -255,6 +260,13 @@ def _images() -> list[OpCase]:
               OpCase("MaxPool", 17, [f(1, 2, 9)], {"kernel_shape": [3]}),
               OpCase("AveragePool", 19, [f(1, 2, 4, 5, 6)], {"kernel_shape": [2, 2, 2], "pads": [1, 0, 0, 0, 0, 0]}),
               OpCase("GlobalAveragePool", 17, [X]), OpCase("GlobalMaxPool", 17, [X])]  # fmt: skip
+    found += [OpCase("LpPool", 18, [X], p) for p in pools]
+    found += [OpCase("LpPool", 18, [X], {"kernel_shape": [3, 2], "p": p}) for p in (1, 3)]
+    found += [
+        OpCase("LpPool", 18, [X], {"kernel_shape": [2, 2], "dilations": [2, 3], "pads": [1, 1, 1, 1]}),
+        OpCase("LpPool", 11, [f(1, 2, 9)], {"kernel_shape": [3], "strides": [2]}),
+        OpCase("LpPool", 18, [f(1, 2, 4, 5, 6)], {"kernel_shape": [2, 2, 2], "pads": [1, 0, 0, 0, 0, 0]}),
+    ]
     return found + _resized()
 
 

@@ -97,6 +97,26 @@ def average_pool(node: Node) -> Run:
     return lambda x, inverse: _sums(F.pad(x, pads), window) * inverse
 
 
+@operator("LpPool")
+def lp_pool(node: Node) -> Run:
+    window, p = _Window(node), node.attr("p", 2)
+    if p < 1:
+        raise node.refuse(f"p is {p}; give 1 or more")
+    function, kernel, stride = _AVERAGE[window.rank], window.kernel, window.stride
+    plain = window.plain and all(d == 1 for d in window.dilation)
+    begin, pads, pixels = window.pads[: window.rank], torch_pads(window.all_pads), math.prod(kernel)
+
+    def run(x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # float16 ends at the square of 256
+        powers = wide.abs() if p == 1 else wide.abs() ** p
+        sums = function(powers, kernel, stride, begin, False, True) * pixels if plain else _sums(
+            F.pad(powers, pads), window
+        )  # fmt: skip
+        return (sums if p == 1 else sums ** (1 / p)).to(x.dtype)
+
+    return run
+
+
 def _sums(x: Tensor, window: _Window) -> Tensor:
     """The sum of each window of a padded image."""
     total: Tensor | None = None

@@ -71,8 +71,9 @@ def softmax(node: Node) -> Run:
     return lambda x: function(x.flatten(axis), axis).reshape(x.shape)  # before opset 13 over all axes from there on
 
 
-@operator("CumSum", host=(1,))
-def cumulative_sum(node: Node) -> Run:
+@operator("CumSum", "CumProd", host=(1,))
+def cumulative(node: Node) -> Run:
+    function, neutral = (torch.cumsum, 0) if node.op_type == "CumSum" else (torch.cumprod, 1)
     axis = node.axis(int(node.number(1)), node.rank(0))
     exclusive, reverse = node.attr("exclusive", 0), node.attr("reverse", 0)
     before = max(node.shape(0)[axis] - 1, 0)
@@ -80,10 +81,9 @@ def cumulative_sum(node: Node) -> Run:
     def run(x: Tensor) -> Tensor:
         x = x.flip(axis) if reverse else x
         if exclusive:
-            x = torch.cat(
-                [torch.zeros_like(x.narrow(axis, 0, x.shape[axis] - before)), x.narrow(axis, 0, before)], axis
-            )
-        y = torch.cumsum(x, axis, dtype=x.dtype)
+            first = torch.full_like(x.narrow(axis, 0, x.shape[axis] - before), neutral)
+            x = torch.cat([first, x.narrow(axis, 0, before)], axis)
+        y = function(x, axis, dtype=x.dtype)
         return y.flip(axis) if reverse else y
 
     return run
