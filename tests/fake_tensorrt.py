@@ -124,7 +124,7 @@ class OnnxParser:
         return not self.num_errors
 
     def get_error(self, index: int) -> str:
-        return f"node {index} is not supported"
+        return f"node {index} is\nnot supported"
 
 
 class _OptimizationProfile:

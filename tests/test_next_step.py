@@ -25,7 +25,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("/usr/bin/cutefuse", "process", "cutefuse process 'a b.onnx' out"),
         (ROOT / "scripts/patch_onnx.py", "process", "python scripts/process_engine.py 'a b.onnx' out"),
         (ROOT / "scripts/patch_onnx.py", "build", "scripts/build_engine.sh 'a b.onnx' out"),
-        (ROOT / "scripts/patch_onnx.py", "rank", "cutefuse rank 'a b.onnx' out"),
+        (ROOT / "scripts/patch_onnx.py", "rank", "PYTHONPATH=. python -m cutefuse rank 'a b.onnx' out"),
         (ROOT / "cutefuse/cli.py", "process", "python scripts/process_engine.py 'a b.onnx' out"),
         (ROOT / "cutefuse/__main__.py", "process", "python -m cutefuse process 'a b.onnx' out"),
         ("/elsewhere/scripts/patch_onnx.py", "process", "cutefuse process 'a b.onnx' out"),

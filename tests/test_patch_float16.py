@@ -95,6 +95,15 @@ def test_a_weight_that_is_an_output_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "output 'w' is a weight, which float16 would round; use --scope sites" in refusal(tmp_path, model, capsys)
 
 
+def test_the_noted_type_of_a_weight_that_stays_float32_does(tmp_path: Path) -> None:
+    """PyTorch's dynamo exporter notes weights as well, and the converter takes a Resize's scales for lowered ones."""
+    model = graph(SITE + "y = Resize(r, , s)", VALUES | {"s": np.float32([1, 1, 2, 2])})
+    model.graph.value_info.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, [4]))
+    patched = check_float16(tmp_path, model)
+    (note,) = [v for v in patched.graph.value_info if v.name == "s"]
+    assert note.type.tensor_type.elem_type == TensorProto.FLOAT
+
+
 def test_what_the_converter_makes_invalid_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """HammingWindow makes the type that its attribute names, whatever the converter believes."""
     body = f"{SITE} h = HammingWindow<output_datatype=1>(seven) y = Mul(r, h)"

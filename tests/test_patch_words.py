@@ -12,7 +12,7 @@ import onnx
 import pytest
 from devices import skip_without_code
 from graphs import graph, weights
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 import models
 from cutefuse import kernels
@@ -22,6 +22,7 @@ from cutefuse.engines.tensorrt import rtx
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.rewrite.outlook import USUAL, USUAL_RTX, foresee
 from cutefuse.rewrite.patch import Options, patch
+from cutefuse.select.gain import Model
 from cutefuse.select.times import device_of
 
 pytestmark = pytest.mark.slow
@@ -76,6 +77,35 @@ def test_a_model_in_16_bits_or_one_that_is_converted_is_not(
         onnx.save(models.build("unet", "float16", batch=1, size=64), str(source))
     lines = said(capsys, source, "--dry-run", "--sm", "90", *more, code=None)
     assert not any("is float32" in line for line in lines)
+
+
+def test_float16_that_costs_time_or_cannot_be_written_is_not_advised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loss is no saving, a command that ends in an error no advice, and nothing is said to stand above."""
+    body = "c = Concat<axis=1>(a, b) x = Conv(c, w) y = Relu(x)"
+    lossy = graph(body, weights(w=(8, 16, 1, 1)), inputs={"a": "1,8,4,4", "b": "1,8,4,4"})
+    recursive = onnx.ModelProto()
+    recursive.CopyFrom(lossy)
+    recursive.opset_import.add(domain="loc", version=1)
+    recursive.graph.node.add(op_type="F", domain="loc", input=["y"], output=["z"])
+    recursive.graph.output[0].name = "z"
+    recursive.functions.append(
+        helper.make_function(
+            "loc",
+            "F",
+            ["p"],
+            ["q"],
+            [helper.make_node("F", ["p"], ["q"], domain="loc")],
+            [helper.make_opsetid("loc", 1)],
+        )  # fmt: skip
+    )
+    for name, model in ("lossy", lossy), ("recursive", recursive):
+        source = tmp_path / f"{name}.onnx"
+        onnx.save(model, str(source))
+        for options, code in ((["--all"], 0), ([], 3)):
+            lines = said(capsys, source, "--dry-run", "--gpu", "RTX 4090", *options, code=code)
+            assert not any("float16" in line for line in lines), lines
 
 
 # ---------------------------------------------------------------------------------------------------------- target
@@ -245,6 +275,26 @@ def test_a_norm_without_a_neighbour_is_left_out_and_one_behind_an_add_is_priced(
 
 
 # ------------------------------------------------------------------------------------------------------- the table
+def test_a_norm_that_the_engine_computes_elsewhere_is_said_with_what_ours_takes() -> None:
+    """The engine's part is nothing there, and the sum still adds up."""
+    said = Model.sum_in_words({"our_kernels": -1.6, "neighbours": -1.5})
+    assert re.findall(r"take ([\d.]+) us, ours ([\d.]+) us", said) == [("0.0", "1.6")] and "1.5 us more" in said
+    assert "ours" not in Model.sum_in_words({"measured": 2.0})
+
+
+def test_many_reasons_with_long_names_stay_on_the_first_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its 40 lines of 100 columns, the table has the others; an example is cut behind its sum."""
+    monkeypatch.setattr(patch_words, "cause_of", lambda reason: reason.partition(":")[0])
+    sums = "costs 1.5 us (the engine's kernels take 2.7 us, ours 4.2 us; Add '{}' would become a kernel of its own)"
+    sites = [
+        {"status": "refused", "name": "n" * 90, "gain_us": None, "reason": f"cause {i}: " + sums.format("a" * 300)}
+        for i in range(9)
+    ]
+    lines = patch_words._groups(sites)
+    assert sum(-(-len(line) // 100) for line in lines) <= 20 and lines[-1].startswith("3 more")
+    assert all("ours 4.2 us" in line for line in lines[:-1])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("network", ["yolov8s", "smp_unet"])
 def test_the_first_screen_is_forty_lines(network: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

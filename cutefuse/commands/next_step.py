@@ -31,9 +31,11 @@ def typed(command: str, *words: str | Path) -> str:
     started = Path(sys.argv[0])
     scripts = started.parent if started.parent.name == "scripts" else started.parent.parent / "scripts"
     script = scripts / _SCRIPTS.get(command, "")
-    if started.name in (*_SCRIPTS.values(), "cli.py") and script.is_file():
+    if started.name in (*_SCRIPTS.values(), "cli.py") and (scripts / _SCRIPTS["patch"]).is_file():
         path = os.path.relpath(script)
         start = ["python", path] if script.suffix == ".py" else [path]
+        if not script.is_file():
+            start = [f"PYTHONPATH={os.path.relpath(scripts.parent)}", "python", "-m", "cutefuse", command]
     elif started.name == "__main__.py":
         start = ["python", "-m", "cutefuse", command]
     else:

@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
             usual = [g for g in known if assumed and not kernels.reject_device(sm_of(g))]
             named, measured = len(args.gpu) > 1, price is not None
             outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named, measured)
-            result.report["prediction"]["targets"] = [asdict(o) for o in outlooks]
+            result.report["prediction"]["targets"] = [asdict(o) for o in outlooks if o.gpu]
             show_json(result.report)
         if not args.json:
             show(result, args.verbose, outlooks, behind_patch(argv))

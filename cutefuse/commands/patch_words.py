@@ -28,7 +28,7 @@ MOST_SITES = 10  # that the table shows
 MOST_GROUPS = 6  # of reasons, with an example each
 COLUMNS = 80
 PROBLEM = 34  # characters of a problem, "32+32+32->64 1x1 @160x160 Silu"
-REASON = 240  # characters of an example's reason
+REASON = 200  # characters of an example's reason
 
 
 def show(
@@ -38,10 +38,10 @@ def show(
     `cutefuse patch`, from which it makes a further command; None where another command was typed."""
     report = result.report
     lines = [_target(report["prediction"], report["sm"]), *_targets(outlooks), _counts(report["summary"])]
-    if report["summary"]["refused_by"]:
+    if verbose and report["summary"]["refused_by"]:
         lines.append(sentence(report["summary"]["refused_by"]))
     lines += [*_prediction(report), *filter(None, [oracle.sentence(report)]), *_sizes(report)]
-    lines += _float16(report, outlooks, typed)
+    lines += (advice := _float16(report, outlooks, typed))
     print("\n".join(lines))
     if verbose:
         _everything(report)
@@ -65,7 +65,7 @@ def show(
         print(f"wrote {result.output} and {report_path(result.output)}")
         next_step.after_patch(result.output)
     elif result.exit_code == 3:
-        print(_nothing(report, outlooks))
+        print(_nothing(report, bool(advice)))
 
 
 def _kept(report: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def _targets(outlooks: Sequence[Outlook]) -> list[str]:
     own = [o for o in outlooks if not o.dtype]
     if len(own) < 2:
         return []
-    lowered = {o.gpu: o for o in outlooks if o.dtype}
+    lowered = {o.gpu: o for o in outlooks if o.dtype and o.gpu}
     headings = ["GPU", "fused", "saved", *(["with --dtype fp16: fused", "saved"] if lowered else [])]
     rows = []
     for i, o in enumerate(own):
@@ -165,8 +165,8 @@ def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequenc
     if typed is None or not is_float32(report):
         return []
     low = next((o for o in outlooks if o.dtype), None)
-    now_us = report["summary"]["gain_us"]
-    if low and (not low.fused or (low.gain_us is not None and now_us is not None and low.gain_us <= now_us)):
+    least_us = max(report["summary"]["gain_us"] or 0.0, 0.0)
+    if low and (not low.fused or (low.gain_us is not None and low.gain_us <= least_us)):
         return []
     command = next_step.typed("patch", *typed, "--dtype", "fp16")
     told = ", in which more sites pay"
@@ -335,10 +335,10 @@ def _faults(faults: Sequence[dict[str, Any]], verbose: bool) -> Iterable[str]:
         yield f"{about}; {fault['advice']}; {rest}"
 
 
-def _nothing(report: dict[str, Any], outlooks: Sequence[Outlook]) -> str:
+def _nothing(report: dict[str, Any], advised: bool) -> str:
     if not report["summary"]["left_out"]:
         return "nothing to patch; nothing was written"
-    if any(o.dtype and o.fused for o in outlooks):
+    if advised:
         return "no site would pay in float32; nothing was written (the line above says what float16 would fuse)"
     return "no site would pay; nothing was written (--all fuses every legal site)"
 

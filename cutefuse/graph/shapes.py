@@ -186,17 +186,20 @@ def fault(model: ModelProto) -> str:
 
 
 def settle_types(model: ModelProto) -> None:
-    """Let the types that a model notes on the way be those that its nodes make; outputs stay as they are."""
+    """Let the types that a model notes on the way be those that its nodes make and its weights have; outputs stay as
+    they are."""
     skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer})
     del skeleton.graph.value_info[:]
     try:
-        found = {v.name: v for v in onnx.shape_inference.infer_shapes(skeleton).graph.value_info}
+        known = onnx.shape_inference.infer_shapes(skeleton).graph.value_info
     except Exception:  # whoever writes the model checks it
         return
+    made = {v.name: v.type.tensor_type.elem_type for v in known} | {
+        t.name: t.data_type for t in model.graph.initializer
+    }
     for info in model.graph.value_info:
-        made = found[info.name].type.tensor_type.elem_type if info.name in found else 0
-        if made and info.type.HasField("tensor_type"):
-            info.type.tensor_type.elem_type = made
+        if made.get(info.name) and info.type.HasField("tensor_type"):
+            info.type.tensor_type.elem_type = made[info.name]
 
 
 def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProto:

@@ -26,14 +26,23 @@ class RowNorm(FusedOp):
         body = body_of(opset, dtype, calls)
         names = ["x", *(["residual"] if residual else []), "gamma", *(["beta"] if layer else [])]
         formals = [body.formal(n) for n in names]
-        wide = dict(zip(names, (body.add("Cast", f, to=1) for f in formals), strict=True))  # 1: float32
+        # TensorRT's parser takes the operator's epsilon as a number alone.
+        operator = layer and opset >= 17 and body.agreed("epsilon") is not None
+        # It adds up in float32 by itself, where it is to be had in the type of all inputs.
+        alike = operator and dtype != "bfloat16" and {t.dtype for c in calls for t in c.inputs} == {dtype}
+        wide = dict(zip(names, formals if alike else (body.add("Cast", f, to=1) for f in formals), strict=True))
         total = body.add("Add", wide["x"], wide["residual"]) if residual else wide["x"]
-        centred = body.add("Sub", total, self._mean(body, total)) if layer else total
-        variance = self._mean(body, body.add("Mul", centred, centred))
-        deviation = body.add("Sqrt", body.add("Add", variance, body.float_attr("epsilon")))
-        scaled = body.add("Mul", body.add("Div", centred, deviation), wide["gamma"])
-        y = body.add("Add", scaled, wide["beta"]) if layer else scaled
-        outputs = [body.cast_like(y, formals[0])] + ([body.cast_like(total, formals[0])] if residual else [])
+        if operator:
+            wires, refs = (total, wide["gamma"], wide["beta"]), {"epsilon": "epsilon"}
+            y = body.add("LayerNormalization", *wires, refs=refs, axis=-1)
+        else:
+            centred = body.add("Sub", total, self._mean(body, total)) if layer else total
+            variance = self._mean(body, body.add("Mul", centred, centred))
+            deviation = body.add("Sqrt", body.add("Add", variance, body.float_attr("epsilon")))
+            scaled = body.add("Mul", body.add("Div", centred, deviation), wide["gamma"])
+            y = body.add("Add", scaled, wide["beta"]) if layer else scaled
+        made = [y, total][: 1 + residual]
+        outputs = made if alike else [body.cast_like(value, formals[0]) for value in made]
         return body.finish(op_type, formals, outputs, ["epsilon"])
 
     @staticmethod

@@ -73,7 +73,7 @@ def is_float32(report: dict[str, Any]) -> bool:
 
 
 def _in_float16(source: Path, targets: Sequence[Options]) -> list[Outlook]:
-    """Converted once for all targets; nothing where the converter cannot."""
+    """Converted once for all targets; where the converter cannot, one of no GPU that fuses nothing."""
     from cutefuse.rewrite.retype import to_float16
 
     with tempfile.TemporaryDirectory(prefix="cutefuse_") as folder:
@@ -82,7 +82,7 @@ def _in_float16(source: Path, targets: Sequence[Options]) -> list[Outlook]:
             onnx.save(to_float16(load_model(source), source.parent, ())[0], str(lowered))
             return _weighed(lowered, targets, "float16")
         except (CutefuseError, ValueError):  # the second: over protobuf's limit
-            return []
+            return [Outlook("", "float16", 0, None, None)]
 
 
 def _weighed(source: Path, targets: Sequence[Options], dtype: str) -> list[Outlook]:

@@ -266,12 +266,13 @@ class Model:
             parts.append(f"{self.engine.title} merges {len(group)} 1x1 convolutions of this tensor")
         return "; ".join(parts)
 
-    def sum_in_words(self, parts: Mapping[str, float]) -> str:
+    @staticmethod
+    def sum_in_words(parts: Mapping[str, float]) -> str:
         """Where a gain comes from, part by part, so that a reader can add it up."""
         said = []
-        if "engine_kernels" in parts:
-            said.append(f"the engine's kernels take {parts['engine_kernels']:.1f} us, "
-                        f"ours {-parts['our_kernels']:.1f} us")  # fmt: skip
+        if ours := -parts.get("our_kernels", 0.0):
+            # Nothing for the engine's: its kernel of another layer computes this one as well.
+            said.append(f"the engine's kernels take {parts.get('engine_kernels', 0.0):.1f} us, ours {ours:.1f} us")
         for part, words in _PARTS.items():
             if abs(us := parts.get(part, 0.0)) >= LEAST_SAID_US:
                 said.append(f"{words} {abs(us):.1f} us {'less' if us > 0 else 'more'}")

@@ -244,8 +244,9 @@ class _Round:
                 site.gain_us, site.gain_parts = round(gain, 3), parts if len(group) == 1 else {}
                 least = self.policy.min_gain_us
                 asked = "" if least is None else f", less than --min-gain {least:g} us"
-                words = [price.note, "" if measured else self.model.note(site, site.match, self.wiring)]
-                words += [] if measured and len(group) == 1 else [self.model.sum_in_words(parts)]
+                # The sum first: a line that is cut keeps what adds up.
+                words = [price.note, "" if measured and len(group) == 1 else self.model.sum_in_words(parts)]
+                words += [] if measured else [self.model.note(site, site.match, self.wiring)]
                 shared = f" as its share of {len(group)} sites that need each other" if len(group) > 1 else ""
                 why = "; ".join(filter(None, words))
                 site.refuse(LEFT_OUT, f"{saves(gain)}{asked}{shared}" + (f" ({why})" if why else ""))

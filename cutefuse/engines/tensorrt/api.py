@@ -156,8 +156,8 @@ def parse(trt: Any, log: Log, model: Path, libraries: list[Path], strong: bool) 
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if strong else 0)
     parser = trt.OnnxParser(network, log.logger)
     if not parser.parse_from_file(str(model)):
-        reasons = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
-        raise CutefuseError(f"TensorRT's ONNX parser refused {model}: {reasons}")
+        reasons = "; ".join(" ".join(str(parser.get_error(i)).split()) for i in range(parser.num_errors))
+        raise CutefuseError(f"TensorRT's ONNX parser refused {model.name}: {reasons}")
     return builder, network, parser
 
 
