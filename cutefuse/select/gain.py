@@ -23,6 +23,7 @@ from cutefuse.select.price import MODELLED, Price
 from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MEANS, RANGES, Engine, Wiring, is_between, wiring
 
+_INSIDE = ("Concat", *ENLARGED, *RANGES)  # nodes of a match that cost something whatever it is
 LEAST_SAID_US = 0.05  # what a figure with one digit can show
 # A part of a gain -> what takes less time, or more, where the site is fused.
 _PARTS = {
@@ -102,7 +103,7 @@ class Model:
         output_bytes = math.prod(y.dims) * ELEMENT_BYTES[y.dtype]
         facts = kernels.facts(call.op_type)
         known = self.record is not None and not self.engine.timed
-        before_us = self._kernels_us(match) if known else self.engine.norm_us(self.device, size, output_bytes, facts)
+        before_us = self._kernels_us(match.nodes) if known else self.engine.norm_us(self.device, size, output_bytes, facts)
         return Own(before_us, self.engine.our_norm_us(self.device, size))
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
@@ -138,28 +139,33 @@ class Model:
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
         if not self.engine.timed:
-            normalised_us = self._normalised_us(match, call) if facts["pre_activated"] else 0.0
-            around_us = self._kernels_us(match) if self.record else normalised_us
-            return Own(after_us + around_us, after_us + self._joined_us(match, call))
+            unknown = facts["pre_activated"] and not self.record  # else `inner_us` tells
+            normalised_us = self._normalised_us(match, call) if unknown else 0.0
+            return Own(after_us + normalised_us, after_us + self._joined_us(match, call))
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
 
-    def _kernels_us(self, match: Match) -> float:
-        """Time of the recorded kernels that compute nodes of a match beside its convolution. What they move there is
-        counted by `node_us`."""
+    def _kernels_us(self, nodes: Iterable[NodeProto], copies_alone: bool = False) -> float:
+        """Time of the recorded kernels of these nodes beside convolutions."""
         assert self.record is not None
-        shares = self.record.of(label(n) for n in match.nodes)
-        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if not k.is_copy)
+        found = self.record.of(label(n) for n in nodes).items()
+        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in found if k.is_copy or not copies_alone)
+
+    def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring) -> float:
+        """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
+        nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
+        gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
+        return self._kernels_us(gone) if self.record and not self.engine.timed else 0.0
 
     def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
-        """Time of the recorded kernels that move for a node; None where nothing is recorded, or where a fused node
-        makes one of its inputs, so that the compiler may decide otherwise."""
+        """Time of the recorded kernels of a node, of those that only move where `network_us` adds the rest; None where
+        nothing is recorded, or where a fused node makes one of its inputs, so that the compiler may decide
+        otherwise."""
         changed = any(wiring.source(t) in wiring.made for t in node.input)
         if self.record is None or changed or label(node) not in self.record.known:
             return None
-        shares = self.record.of([label(node)])
-        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if k.is_copy)
+        return self._kernels_us([node], copies_alone=node.op_type not in (*_INSIDE, *ELEMENTWISE))
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""
@@ -214,7 +220,7 @@ class Model:
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
-        own = [n for m in matches for n in m.nodes if n.op_type in ("Concat", *ENLARGED, *RANGES)]
+        own = [n for m in matches for n in m.nodes if n.op_type in _INSIDE]
         found = {id(n): n for n in own}
         for node in own:
             found |= {
@@ -309,7 +315,7 @@ class Pricer:
         parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
         near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
-        parts["neighbours"] = model.saved_us(near.values(), plain, wiring)
+        parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}

@@ -176,23 +176,36 @@ class Myelin(TensorRT):
     def widened_us(self, wiring: Wiring, tensor: str) -> float:
         """What lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
         read = wiring.read[tensor] > 0 and tensor not in wiring.made and self._in_nchw(wiring, tensor)
-        return wiring.device.copy_us(2 * wiring.size_of(tensor)) if read else 0.0
+        return wiring.device.pass_us(2 * wiring.size_of(tensor)) if read else 0.0
 
     def _in_nchw(self, wiring: Wiring, tensor: str) -> bool:
         """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions that no part of
         their kernel ends, as a BatchNormalization, and convolutions that are matrix products, are made in NCHW. So are
-        the inputs, which a convolution of its own would copy too, unless a Concat does or others read them as well."""
-        node, after = wiring.graph.producer(wiring.source(tensor)), set()
-        while node is not None and node.op_type in ELEMENTWISE and wiring.alive(node):
+        the inputs, which a convolution of its own would copy too, unless a Concat does or others read them as well.
+        What is computed of several images is so only where all of them are."""
+        graph, first, after = wiring.graph, list[NodeProto | None](), set[str]()
+        pending, seen = [wiring.source(tensor)], set[str]()
+        while pending:
+            seen.add(own := pending.pop())
+            node = graph.producer(own)
+            if own in wiring.made:
+                return False
+            if node is None or node.op_type not in ELEMENTWISE or not wiring.alive(node):
+                first.append(node)
+                continue
             after.add(node.op_type)
-            node = wiring.graph.producer(wiring.source(node.input[0]))
-        if node is None:
-            joined = any(not wiring.alive(c) for c in wiring.concats_of(tensor))
-            return joined or any(map(wiring.alive, wiring.graph.users(tensor)))
-        if node.op_type == "Conv":
-            return _is_product(wiring, node)
-        apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
-        return apart or (node.op_type in ENLARGED and is_between(node))
+            images = [t for t in node.input if t and not graph.is_constant(t) and wiring.dims(t) == wiring.dims(own)]
+            pending += [t for t in map(wiring.source, images) if t not in seen]
+
+        def apart(node: NodeProto | None) -> bool:
+            if node is None:
+                joined = any(not wiring.alive(c) for c in wiring.concats_of(tensor))
+                return joined or any(map(wiring.alive, graph.users(tensor)))
+            if node.op_type == "ConvTranspose":
+                return not after <= _INSIDE_DECONVOLUTION
+            return _is_product(wiring, node) or (node.op_type in ENLARGED and is_between(node))
+
+        return all(map(apart, first))
 
 
 def _is_product(wiring: Wiring, node: NodeProto) -> bool:
