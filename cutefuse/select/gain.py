@@ -160,9 +160,10 @@ class Model:
 
     def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
         """Time of the recorded kernels of a node, of those that only move where `network_us` adds the rest; None where
-        nothing is recorded, or where a fused node makes one of its inputs, so that the compiler may decide
-        otherwise."""
+        nothing is recorded, or where a fused node makes one of its inputs, or reads what it enlarges, so that the
+        compiler may decide otherwise."""
         changed = any(wiring.source(t) in wiring.made for t in node.input)
+        changed |= node.op_type in ENLARGED and any(wiring.read[o] for o in node.output)
         if self.record is None or changed or label(node) not in self.record.known:
             return None
         return self._kernels_us([node], copies_alone=node.op_type not in (*_INSIDE, *ELEMENTWISE))
