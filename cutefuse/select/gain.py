@@ -18,7 +18,7 @@ from cutefuse.match.answer import Joined, Match, tensors_of
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.select import times
-from cutefuse.select.compiled import Record
+from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
 from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MEANS, RANGES, Engine, Wiring, is_between, wiring
@@ -63,6 +63,8 @@ class Model:
         self.plain = wiring(graph, engine, device)
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
+        self.shares = functools.cache(lambda name: record.of([name]) if record else {})
+        self._named = {label(n): n for n in graph.nodes}
         self.convolution_us = functools.cache(partial(convolution_us, device=device))
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
 
@@ -102,8 +104,10 @@ class Model:
         size, y = site.op.cost(call).bytes_moved, call.outputs[0]
         output_bytes = math.prod(y.dims) * ELEMENT_BYTES[y.dtype]
         facts = kernels.facts(call.op_type)
-        known = self.record is not None and not self.engine.timed
-        before_us = self._kernels_us(match.nodes) if known else self.engine.norm_us(self.device, size, output_bytes, facts)
+        before_us = self.engine.norm_us(self.device, size, output_bytes, facts)
+        if self.record and not self.engine.timed:  # what they move is counted by `node_us`
+            shares = self.record.of(label(n) for n in match.nodes)
+            before_us = self._kernels_us({k: share for k, share in shares.items() if not k.is_copy})
         return Own(before_us, self.engine.our_norm_us(self.device, size))
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
@@ -146,27 +150,31 @@ class Model:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
 
-    def _kernels_us(self, nodes: Iterable[NodeProto], copies_alone: bool = False) -> float:
-        """Time of the recorded kernels of these nodes beside convolutions."""
-        assert self.record is not None
-        found = self.record.of(label(n) for n in nodes).items()
-        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in found if k.is_copy or not copies_alone)
+    def _unchanged(self, node: NodeProto, wiring: Wiring) -> Mapping[Kernel, float] | None:
+        """The recorded kernels of a node, each with its share; None where nothing is recorded, or where fused nodes
+        compute a part of such a kernel or make what the node reads, so that the compiler may decide otherwise."""
+        if self.record is None or label(node) not in self.record.known:
+            return None
+        shares = self.shares(label(node))
+        absorbed = [wiring.maker(t) for t in node.input if self.engine.absorbed(wiring, t)]
+        read = [t for n in (node, *absorbed) if n for t in n.input]
+        beside = [self._named[name] for k in shares for name in k.nodes if name in self._named]
+        changed = any(wiring.source(t) in wiring.made for t in read) or not all(map(wiring.alive, beside))
+        return None if changed else shares
+
+    def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
+        """Time of a node's recorded kernels, of those that only move where `network_us` adds the rest; None: unknown"""
+        shares, every = self._unchanged(node, wiring), node.op_type in (*_INSIDE, *ELEMENTWISE)
+        return None if shares is None else self._kernels_us({k: s for k, s in shares.items() if every or k.is_copy})
+
+    def _kernels_us(self, shares: Mapping[Kernel, float]) -> float:
+        return sum(share * self.device.pass_us(kernel.traffic_bytes) for kernel, share in shares.items())
 
     def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring) -> float:
         """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
         nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
         gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
-        return self._kernels_us(gone) if self.record and not self.engine.timed else 0.0
-
-    def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
-        """Time of the recorded kernels of a node, of those that only move where `network_us` adds the rest; None where
-        nothing is recorded, or where a fused node makes one of its inputs, or reads what it enlarges, so that the
-        compiler may decide otherwise."""
-        changed = any(wiring.source(t) in wiring.made for t in node.input)
-        changed |= node.op_type in ENLARGED and any(wiring.read[o] for o in node.output)
-        if self.record is None or changed or label(node) not in self.record.known:
-            return None
-        return self._kernels_us([node], copies_alone=node.op_type not in (*_INSIDE, *ELEMENTWISE))
+        return 0.0 if self.engine.timed else sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""
