@@ -185,9 +185,7 @@ class Myelin(TensorRT):
             return False
         makers = [m for m in map(wiring.maker, reader.input) if m and m is not node and wiring.alive(m)]
         place = wiring.position[id(node)]
-        return any(
-            m.op_type == "Conv" or (m.op_type in ELEMENTWISE and wiring.position[id(m)] < place) for m in makers
-        )
+        return any(m.op_type == "Conv" or (m.op_type in ELEMENTWISE and wiring.position[id(m)] < place) for m in makers)
 
     def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
         return device.pass_us(size_bytes)
@@ -229,7 +227,6 @@ class Myelin(TensorRT):
             return self._enlarges_nchw(wiring, node) if between else _is_product(wiring, node)
 
         return all(map(apart, first))
-
 
     def _enlarges_nchw(self, wiring: Wiring, node: NodeProto) -> bool:
         """Whether Myelin makes an enlargement between pixels in NCHW. In NHWC were seen those of a fused node's output,
