@@ -172,20 +172,7 @@ class Myelin(TensorRT):
             return wiring.device.pass_us(sum(map(wiring.size_of, copied + read))) if copied else 0.0
         if node.op_type in ENLARGED and is_between(node) and wiring.source(node.input[0]) in wiring.made:
             return super().node_us(wiring, node) + wiring.device.pass_us(2 * wiring.size_of(node.input[0]))
-        if self._in_reader(wiring, node):
-            read = [wiring.size_of(t) for t in node.input if t and not wiring.graph.is_constant(t)]
-            return wiring.device.move_us(sum(read[1:]))
         return super().node_us(wiring, node)
-
-    def _in_reader(self, wiring: Wiring, node: NodeProto) -> bool:
-        """Whether Myelin computes an elementwise node in the kernel of another one that reads it, which begins with
-        another input of that one, as in a gated sum."""
-        reader = wiring.graph.only_user(node.output[0]) if node.op_type in ELEMENTWISE else None
-        if reader is None or reader.op_type not in ELEMENTWISE or not wiring.alive(reader):
-            return False
-        makers = [m for m in map(wiring.maker, reader.input) if m and m is not node and wiring.alive(m)]
-        place = wiring.position[id(node)]
-        return any(m.op_type == "Conv" or (m.op_type in ELEMENTWISE and wiring.position[id(m)] < place) for m in makers)
 
     def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
         return device.pass_us(size_bytes)
@@ -198,18 +185,17 @@ class Myelin(TensorRT):
         read = wiring.read[tensor] > 0 and tensor not in wiring.made and self._in_nchw(wiring, tensor)
         return wiring.device.pass_us(2 * wiring.size_of(tensor)) if read else 0.0
 
-    def _in_nchw(self, wiring: Wiring, tensor: str) -> bool:
-        """Whether Myelin copies a tensor for fused nodes: some enlargements, deconvolutions that no part of their
-        kernel ends, as a BatchNormalization, and convolutions that are matrix products, are made in NCHW. So are
-        the inputs, which a convolution of its own would copy too, unless a Concat does or others read them as well.
-        What is computed of several images is so only where all of them are."""
+    def _in_nchw(self, wiring: Wiring, tensor: str, enlarged: bool = False) -> bool:
+        """Whether Myelin copies a tensor for fused nodes: the inputs, which a convolution of its own would copy too,
+        unless a Concat does or others read them as well, deconvolutions that no part of their kernel ends, as a
+        BatchNormalization, and convolutions that are matrix products. What is computed of several images is copied
+        only where all of them would be, and an enlargement between pixels where a part of what it reads would be, or
+        is `enlarged` itself."""
         graph, first, after = wiring.graph, list[NodeProto | None](), set[str]()
         pending, seen = [wiring.source(tensor)], set[str]()
         while pending:
             seen.add(own := pending.pop())
             node = graph.producer(own)
-            if own in wiring.made:
-                return False
             if node is None or node.op_type not in ELEMENTWISE or not wiring.alive(node):
                 first.append(node)
                 continue
@@ -220,32 +206,14 @@ class Myelin(TensorRT):
         def apart(node: NodeProto | None) -> bool:
             if node is None:
                 joined = any(not wiring.alive(c) for c in wiring.concats_of(tensor))
-                return joined or any(map(wiring.alive, graph.users(tensor)))
-            if node.op_type == "ConvTranspose":
-                return not after <= _INSIDE_DECONVOLUTION
-            between = node.op_type in ENLARGED and is_between(node)
-            return self._enlarges_nchw(wiring, node) if between else _is_product(wiring, node)
+                return enlarged or joined or any(map(wiring.alive, graph.users(tensor)))
+            if node.op_type in ENLARGED and is_between(node) and wiring.alive(node):
+                read = node.input[0]
+                return enlarged or graph.escapes(read) or self._in_nchw(wiring, read, enlarged=True)
+            apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
+            return apart or (wiring.alive(node) and _is_product(wiring, node))
 
-        return all(map(apart, first))
-
-    def _enlarges_nchw(self, wiring: Wiring, node: NodeProto) -> bool:
-        """Whether Myelin makes an enlargement between pixels in NCHW. In NHWC were seen those of a fused node's output,
-        and of a convolution with at most one sum behind it, whose kernel ends there: longer sums are computed in the
-        enlargement."""
-        graph, sums, own = wiring.graph, 0, wiring.source(node.input[0])
-        while own not in wiring.made:
-            if graph.escapes(own) or (maker := graph.producer(own)) is None:
-                return True
-            if maker.op_type == "Conv":
-                return _is_product(wiring, maker)
-            if maker.op_type not in ELEMENTWISE:
-                return True
-            images = [wiring.source(t) for t in maker.input if t and not graph.is_constant(t)]
-            sums += len(images) > 1
-            if sums > 1 or not images:
-                return True
-            own = max(images, key=lambda t: wiring.position.get(id(graph.producer(t)), -1))
-        return graph.escapes(own)
+        return any(map(apart, first)) if enlarged else all(map(apart, first))
 
 
 def _is_product(wiring: Wiring, node: NodeProto) -> bool:
