@@ -163,7 +163,7 @@ def test_rtx_copies_a_deconvolution_for_fused_nodes_where_a_kernel_follows(after
     assert is_widened(wiring(cleaned.whole, RTX).fused(match), "t") == in_nchw
 
 
-# What an enlargement between pixels reads -> whether Myelin makes it in NCHW; held against the compiler by test_oracle_rules.
+# What an enlargement between pixels reads -> whether Myelin makes it in NCHW, as test_oracle_rules sees it do.
 CONV, HALF = "Conv<pads=[1,1,1,1]>", "Conv<pads=[1,1,1,1], strides=[2,2]>"
 ENLARGED = [
     (f"d = {HALF}(a, w1)", False),
@@ -217,7 +217,8 @@ def test_an_enlargement_of_what_a_fused_node_makes_is_copied_before_it() -> None
 
 
 @pytest.mark.parametrize(("body", "in_nchw"), [
-    ("t = Mul(b, b2)", True), ("t = Mul(b, s)", False), ("t = Mul(s, b)", False), ("u = Sub(one, b) t = Mul(u, s)", False),
+    ("t = Mul(b, b2)", True), ("t = Mul(b, s)", False), ("t = Mul(s, b)", False),
+    ("u = Sub(one, b) t = Mul(u, s)", False),
     ("u = Sub(one, b) t = Relu(u)", True), ("t = Mul(b, h)", True), ("t = Mul(b, p)", True),
 ])  # fmt: skip
 def test_an_image_lies_in_nchw_where_all_that_it_is_computed_of_does(body: str, in_nchw: bool) -> None:

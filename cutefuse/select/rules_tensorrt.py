@@ -167,9 +167,9 @@ class Myelin(TensorRT):
             return wiring.device.pass_us(2 * wanted)
         if node.op_type == "Concat":  # one kernel
             copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
-            made = [wiring.maker(t) if self.absorbed(wiring, t) else None for t in copied]
-            read = [m.input[0] if m else t for t, m in zip(copied, made, strict=True)]
-            return wiring.device.pass_us(sum(map(wiring.size_of, copied + read))) if copied else 0.0
+            makers = [wiring.maker(t) if self.absorbed(wiring, t) else None for t in copied]
+            moved = [*copied, *(m.input[0] if m else t for m, t in zip(makers, copied, strict=True))]
+            return wiring.device.pass_us(sum(map(wiring.size_of, moved))) if copied else 0.0
         if node.op_type in ENLARGED and is_between(node) and wiring.source(node.input[0]) in wiring.made:
             return super().node_us(wiring, node) + wiring.device.pass_us(2 * wiring.size_of(node.input[0]))
         return super().node_us(wiring, node)

@@ -45,8 +45,9 @@ class Engine:
 
     merges_pointwise: 1x1 convolutions of the same tensor become one. reads_ranges: a convolution reads channels of a
     wider tensor where they lie. timed: its kernels were timed; those of another count as fast as ours in the same
-    place, so that copies decide and a start behind any kernel costs both alike. fitted: the time model was fitted in it. quantised: times of its quantised convolutions are known. joins:
-    what it does with the inputs of a Concat that it does not write in place.
+    place, so that copies decide and a start behind any kernel costs both alike. fitted: the time model was fitted in
+    it. quantised: times of its quantised convolutions are known. joins: what it does with the inputs of a Concat that
+    it does not write in place.
     """
 
     name: str = ""
