@@ -232,6 +232,22 @@ def test_an_image_lies_in_nchw_where_all_that_it_is_computed_of_does(body: str, 
     assert is_widened(wiring(cleaned.whole, RTX).fused(match), "t") == in_nchw
 
 
+@pytest.mark.parametrize(("after", "joined"), [
+    ("y = Add(m, n)", True), ("y = Add(n, m)", True), ("z = Add(m, n) y = Neg(n)", False),
+    ("z = Neg(m) y = Neg(n)", False),
+])  # fmt: skip
+def test_rtx_computes_a_gate_in_the_sum_that_alone_reads_it(after: str, joined: bool) -> None:
+    text = f"e = {CONV}(a, w1) p = Relu(e) f = {CONV}(a, w1) q = Relu(f) m = Mul(p, a) n = Mul(q, a) {after}"
+    outputs = tuple(o for o in ("z", "y") if f"{o} =" in after)
+    model = graphs.graph(text, graphs.weights(w1=(8, 8, 3, 3)), inputs={"a": "1,8,8,8"}, outputs=outputs)
+    cleaned, sites = find_sites(model, Path())
+    wires = wiring(cleaned.whole, RTX).fused(*(s.match for s in sites if s.match))
+    first, second = (wires.graph.producer(t) for t in ("m", "n"))
+    assert first and second
+    assert (wires.node_us(second) < wires.node_us(first)) == joined
+    assert wires.node_us(first) > wires.device.pass_us(0)
+
+
 @pytest.mark.parametrize("between", ["", "t = Pad(s, nothing) ", "t = Identity(s) ", "t = Slice(s, nothing, all) "])
 @pytest.mark.parametrize(("reader", "pooled"), [
     ("MaxPool<kernel_shape=[2,2], strides=[2,2]>", True), ("GlobalAveragePool", False), ("Relu", False),

@@ -165,6 +165,9 @@ class Myelin(TensorRT):
                 return 0.0
             wanted = sum(wiring.size_of(o) for o in node.output if o and wiring.graph.users(o))
             return wiring.device.pass_us(2 * wanted)
+        if self._in_reader(wiring, node):
+            read = [wiring.size_of(t) for t in node.input if t and not wiring.graph.is_constant(t)]
+            return wiring.device.move_us(sum(read[1:]))
         if node.op_type == "Concat":  # one kernel
             copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
             makers = [wiring.maker(t) if self.absorbed(wiring, t) else None for t in copied]
@@ -173,6 +176,16 @@ class Myelin(TensorRT):
         if node.op_type in ENLARGED and is_between(node) and wiring.source(node.input[0]) in wiring.made:
             return super().node_us(wiring, node) + wiring.device.pass_us(2 * wiring.size_of(node.input[0]))
         return super().node_us(wiring, node)
+
+    def _in_reader(self, wiring: Wiring, node: NodeProto) -> bool:
+        """Whether Myelin computes an elementwise node in the kernel of another one that alone reads it and that has
+        begun with another input, as in a gated sum."""
+        reader = wiring.graph.only_user(node.output[0]) if node.op_type in ELEMENTWISE else None
+        if reader is None or reader.op_type not in ELEMENTWISE:
+            return False
+        makers = [m for m in map(wiring.maker, reader.input) if m and wiring.alive(m)]
+        begins = [(m.op_type != "Conv", wiring.position[id(m)]) for m in makers if m.op_type in ("Conv", *ELEMENTWISE)]
+        return bool(begins) and min(begins) < (True, wiring.position[id(node)])
 
     def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
         return device.pass_us(size_bytes)
