@@ -102,3 +102,13 @@ def test_a_copy_that_enlarges_what_a_fused_node_makes_is_priced_by_rules() -> No
     assert model.node_us(concat, beside) == pytest.approx(once)
     assert model.node_us(resize, beside) == pytest.approx(DEVICE.pass_us(2 * size_of("d")))
     assert model.node_us(concat, model.plain) == model.node_us(resize, model.plain) == DEVICE.pass_us(MB) / 2
+
+
+def test_a_copy_in_two_kernels_costs_a_start_more() -> None:
+    """Whatever its size: both move as much."""
+    large = graph("c = Concat<axis=1>(a, b) y = Conv(c, w1)", weights(w1=(64, 64, 1, 1)),
+                  inputs={"a": "1,32,512,512", "b": "1,32,512,512"})  # fmt: skip
+    model, _ = priced(large)
+    whole_us, half_us = (model.device.pass_us(2 * model.plain.size_of(t)) for t in ("c", "a"))
+    assert 2 * half_us - whole_us == pytest.approx(DEVICE.pass_us(0))
+    assert DEVICE.pass_us(2 * model.plain.size_of("c")) > 2 * DEVICE.pass_us(2 * model.plain.size_of("a"))

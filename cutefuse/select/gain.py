@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,7 @@ class Model:
     """
 
     def __init__(self, graph: Graph, engine: Engine, device: Device, record: Record | None = None) -> None:
+        device = replace(device, spills=engine.timed)
         self.graph, self.engine, self.device, self.record = graph, engine, device, record
         self.plain = wiring(graph, engine, device)
         # Enlargements whose pixels lie between others.
