@@ -166,8 +166,8 @@ class Myelin(TensorRT):
             wanted = sum(wiring.size_of(o) for o in node.output if o and wiring.graph.users(o))
             return wiring.device.pass_us(2 * wanted)
         if self._in_reader(wiring, node):
-            read = [wiring.size_of(t) for t in node.input if t and not wiring.graph.is_constant(t)]
-            return wiring.device.move_us(sum(read[1:]))
+            images = [t for t in node.input if t and not wiring.graph.is_constant(t)]
+            return wiring.device.move_us(sum(map(wiring.size_of, images[1:])))
         if node.op_type == "Concat":  # one kernel
             copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
             makers = [wiring.maker(t) if self.absorbed(wiring, t) else None for t in copied]
