@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
+from test_rules_tensorrt import ENLARGED, decoder
 
+from cutefuse.engines import plugins
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.graph.read import label
 from cutefuse.graph.store import load_model
 from cutefuse.match.find import find_sites
 from cutefuse.operators.layouts import RTX, TENSORRT
 from cutefuse.optimize.oracle import record_of
+from cutefuse.rewrite.patch import Options, patch
 from cutefuse.select.engines import engine_of
 from cutefuse.select.wiring import wiring
 from models.__main__ import main as write_models
@@ -50,3 +54,17 @@ def test_rules_and_compiler_copy_the_same_concats(network: str, tmp_path: Path) 
         plain = wiring(graph, engine_of(engine, "", 89))
         ruled = {label(n) for n in concats if any(i.copied for i in plain.engine.inputs_of(plain, n))}
         assert (ruled - compiled, compiled - ruled) == DIFFER.get((engine, network), (set(), set())), engine
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(rtx.available() is not None, reason="TensorRT for RTX is not installed")
+@pytest.mark.parametrize(("before", "in_nchw"), ENLARGED)
+def test_the_compiler_turns_the_enlargements_that_the_rules_say(before: str, in_nchw: bool, tmp_path: Path) -> None:
+    """A Transpose beside an enlargement is a kernel where that one lies in NCHW, else a view."""
+    source, output = tmp_path / "m.onnx", tmp_path / "out.onnx"
+    onnx.save(decoder(before), source)
+    joined = next(n.name for n in onnx.load(source).graph.node if n.op_type == "Concat")
+    result = patch(source, output, Options(engine="rtx", sm=120, all_sites=True, include=(joined,)))
+    assert result.output == output
+    compiled = rtx.compile_model(output, 120, {}, plugins.libraries(True))
+    assert any("t/to_nhwc" in copy.onnx_nodes for copy in compiled.copies) == in_nchw

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import graphs
 import numpy as np
+import onnx
 import pytest
 
 from cutefuse.errors import CutefuseError
@@ -160,6 +161,91 @@ def test_rtx_copies_a_deconvolution_for_fused_nodes_where_a_kernel_follows(after
     cleaned, sites = find_sites(model, Path())
     (match,) = [s.match for s in sites if s.match and "y" in s.match.outputs]
     assert is_widened(wiring(cleaned.whole, RTX).fused(match), "t") == in_nchw
+
+
+# What an enlargement between pixels reads -> whether Myelin makes it in NCHW, as test_oracle_rules sees it do.
+CONV, HALF = "Conv<pads=[1,1,1,1]>", "Conv<pads=[1,1,1,1], strides=[2,2]>"
+ENLARGED = [
+    (f"d = {HALF}(a, w1)", False),
+    (f"d0 = {HALF}(a, w1) d = Relu(d0)", False),
+    (f"e = {HALF}(a, w1) f = Relu(e) g = {CONV}(f, w1) h = Add(g, f) d = Relu(h)", False),
+    (f"e = {HALF}(a, w1) f = Sigmoid(e) d = Mul(e, f)", False),
+    (f"e = {HALF}(a, w1) f = {HALF}(a, w1) g = {HALF}(a, w1) h = Add(e, f) d = Add(h, g)", False),
+    ("d = Identity(b)", True),  # a network input
+]
+NETWORK = (
+    f's = {CONV}(a, w1) {{}} t = Resize<mode="linear">(d, , two) c = Concat<axis=1>(s, t) v = {CONV}(c, w3) y = Relu(v)'
+)
+
+
+def decoder(before: str, size: int = 64) -> onnx.ModelProto:
+    values = graphs.weights(dtype="float16", w1=(32, 32, 3, 3), w3=(32, 64, 3, 3)) | {
+        "two": np.array([1, 1, 2, 2], np.float32)
+    }
+    inputs = {"a": f"1,32,{size},{size}", "b": f"1,32,{size // 2},{size // 2}"}
+    used = {name: dims for name, dims in inputs.items() if name == "a" or f"({name})" in before}
+    return graphs.graph(NETWORK.format(before), values, inputs=used, dtype="float16")
+
+
+def enlarged(before: str, *fused: str, outputs: tuple[str, ...] = ("y",)) -> Wiring:
+    model = decoder(before)
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(o, 10, None) for o in outputs if o != "y")
+    cleaned, sites = find_sites(model, Path())
+    matches = [s.match for s in sites if s.match and {"y", *fused} & set(s.match.outputs)]
+    assert len(matches) == 1 + len(fused)
+    return wiring(cleaned.whole, RTX).fused(*matches)
+
+
+@pytest.mark.parametrize(("before", "in_nchw"), ENLARGED)
+def test_rtx_enlarges_in_nhwc_what_convolutions_make(before: str, in_nchw: bool) -> None:
+    assert is_widened(enlarged(before), "t") == in_nchw
+
+
+def test_rtx_enlarges_in_nchw_what_is_an_output_or_enlarged_itself() -> None:
+    plain = f"d0 = {HALF}(a, w1) d = Relu(d0)"
+    assert is_widened(enlarged(plain, outputs=("y", "d")), "t")
+    twice = f'e = {HALF}(a, w1) f = {HALF}(e, w1) d = Resize<mode="linear">(f, , two)'
+    assert is_widened(enlarged(twice), "t")
+
+
+def test_an_enlargement_of_what_a_fused_node_makes_is_copied_before_it() -> None:
+    plain, fused = enlarged(f"d0 = {HALF}(a, w1) d = Relu(d0)"), enlarged(f"d0 = {HALF}(a, w1) d = Relu(d0)", "d")
+    assert not is_widened(fused, "t")
+    resize = fused.graph.producer("t")
+    copy_us = fused.device.pass_us(2 * fused.size_of("d"))
+    assert resize and fused.node_us(resize) == pytest.approx(plain.node_us(resize) + copy_us)
+
+
+@pytest.mark.parametrize(("body", "in_nchw"), [
+    ("t = Mul(b, b2)", True), ("t = Mul(b, s)", False), ("t = Mul(s, b)", False),
+    ("u = Sub(one, b) t = Mul(u, s)", False),
+    ("u = Sub(one, b) t = Relu(u)", True), ("t = Mul(b, h)", True), ("t = Mul(b, p)", True),
+])  # fmt: skip
+def test_an_image_lies_in_nchw_where_all_that_it_is_computed_of_does(body: str, in_nchw: bool) -> None:
+    """`p` has one pixel, which says nothing of the image that it scales."""
+    text = f"s = {CONV}(a, w1) q = GlobalAveragePool(s) p = Conv(q, w2) {body} "
+    text += f"c = Concat<axis=1>(s, t) v = {CONV}(c, w3) y = Relu(v)"
+    values = graphs.weights(w1=(8, 8, 3, 3), w2=(8, 8, 1, 1), w3=(8, 16, 3, 3), h=(1, 8, 1, 1), one=(1,))
+    inputs = {n: "1,8,8,8" for n in ("a", "b", "b2") if n == "a" or f"{n}," in body or f"{n})" in body}
+    cleaned, sites = find_sites(graphs.graph(text, values, inputs=inputs), Path())
+    (match,) = [s.match for s in sites if s.match and "y" in s.match.outputs]
+    assert is_widened(wiring(cleaned.whole, RTX).fused(match), "t") == in_nchw
+
+
+@pytest.mark.parametrize(("after", "joined"), [
+    ("y = Add(m, n)", True), ("y = Add(n, m)", True), ("z = Add(m, n) y = Neg(n)", False),
+    ("z = Neg(m) y = Neg(n)", False),
+])  # fmt: skip
+def test_rtx_computes_a_gate_in_the_sum_that_alone_reads_it(after: str, joined: bool) -> None:
+    text = f"e = {CONV}(a, w1) p = Relu(e) f = {CONV}(a, w1) q = Relu(f) m = Mul(p, a) n = Mul(q, a) {after}"
+    outputs = tuple(o for o in ("z", "y") if f"{o} =" in after)
+    model = graphs.graph(text, graphs.weights(w1=(8, 8, 3, 3)), inputs={"a": "1,8,8,8"}, outputs=outputs)
+    cleaned, sites = find_sites(model, Path())
+    wires = wiring(cleaned.whole, RTX).fused(*(s.match for s in sites if s.match))
+    first, second = (wires.graph.producer(t) for t in ("m", "n"))
+    assert first and second
+    assert (wires.node_us(second) < wires.node_us(first)) == joined
+    assert wires.node_us(first) > wires.device.pass_us(0)
 
 
 @pytest.mark.parametrize("between", ["", "t = Pad(s, nothing) ", "t = Identity(s) ", "t = Slice(s, nothing, all) "])

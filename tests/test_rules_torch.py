@@ -198,13 +198,13 @@ def test_what_several_concats_alone_read_is_computed_in_each() -> None:
     assert TORCH.absorbed(wires, "x") and not TORCH.absorbed(wires, "v")  # Neg reads v
 
 
-def chain() -> tuple[Wiring, list[Match]]:
+def chain(engine: Engine = TORCH, sm: int = 0) -> tuple[Wiring, list[Match]]:
     """Two convolutions one after the other, then a Concat that a pooling reads; their matches."""
     body = conv("a", "h", "w1", "Relu") + conv("h", "k", "w1", "Relu")
     body += "c = Concat<axis=1>(k, b) p = MaxPool<kernel_shape=[2,2]>(c) y = Relu(p)"
     model = graph(body, weights(w1=(8, 8, 1, 1)), inputs={"a": "1,8,6,6", "b": "1,8,6,6"})
     work, sites = find_sites(model, Path())
-    return wiring(work.whole, TORCH), [s.match for s in sites if s.match]
+    return wiring(work.whole, engine, device_of(sm)), [s.match for s in sites if s.match]
 
 
 def test_only_a_convolution_behind_another_fused_one_starts_early() -> None:
@@ -213,6 +213,14 @@ def test_only_a_convolution_behind_another_fused_one_starts_early() -> None:
     both = wires.fused(first).fused(second)
     assert both.late_us("a") and not both.late_us("h")
     assert both.unfused(first).late_us("h") and not both.unfused(first).late_us("a")
+
+
+@pytest.mark.parametrize(("engine", "sm", "late"), [
+    ("torch", 120, True), ("tensorrt", 90, True), ("torch", 89, False), ("rtx", 120, False), ("rtx", 89, False),
+])  # fmt: skip
+def test_a_late_start_counts_against_kernels_that_were_timed(engine: str, sm: int, late: bool) -> None:
+    wires, (first, _) = chain(engine_of(engine), sm)
+    assert (wires.fused(first).late_us("a") > 0) == late
 
 
 def test_torch_compile_fixes_pixels_as_long_as_a_convolution_of_its_own_is_behind() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,12 @@ from cutefuse.match.answer import Joined, Match, tensors_of
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.select import times
-from cutefuse.select.compiled import Record
+from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
 from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MEANS, MOST_TIED, RANGES, Engine, Wiring, is_between, wiring
 
+_INSIDE = ("Concat", *ENLARGED, *RANGES)  # nodes of a match that cost something whatever it is
 LEAST_SAID_US = 0.05  # what a figure with one digit can show
 # A part of a gain -> what takes less time, or more, where the site is fused.
 _PARTS = {
@@ -58,10 +59,13 @@ class Model:
     """
 
     def __init__(self, graph: Graph, engine: Engine, device: Device, record: Record | None = None) -> None:
+        device = replace(device, spills=engine.timed)
         self.graph, self.engine, self.device, self.record = graph, engine, device, record
         self.plain = wiring(graph, engine, device)
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
+        self.shares = functools.cache(lambda name: record.of([name]) if record else {})
+        self._named = {label(n): n for n in graph.nodes}
         self.convolution_us = functools.cache(partial(convolution_us, device=device))
         self._fused_us: dict[Hashable, float | None] = {}  # by what a call asks of the library
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
@@ -102,8 +106,10 @@ class Model:
         size, y = site.op.cost(call).bytes_moved, call.outputs[0]
         output_bytes = math.prod(y.dims) * ELEMENT_BYTES[y.dtype]
         facts = kernels.facts(call.op_type)
-        known = self.record is not None and not self.engine.timed
-        before_us = self._kernels_us(match) if known else self.engine.norm_us(self.device, size, output_bytes, facts)
+        before_us = self.engine.norm_us(self.device, size, output_bytes, facts)
+        if self.record and not self.engine.timed:  # what they move is counted by `node_us`
+            shares = self.record.of(label(n) for n in match.nodes)
+            before_us = self._kernels_us({k: share for k, share in shares.items() if not k.is_copy})
         return Own(before_us, self.engine.our_norm_us(self.device, size))
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
@@ -141,28 +147,38 @@ class Model:
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
         if not self.engine.timed:
-            normalised_us = self._normalised_us(match, call) if facts["pre_activated"] else 0.0
-            around_us = self._kernels_us(match) if self.record else normalised_us
-            return Own(after_us + around_us, after_us + self._joined_us(match, call))
+            unknown = facts["pre_activated"] and not self.record  # else `inner_us` tells
+            normalised_us = self._normalised_us(match, call) if unknown else 0.0
+            return Own(after_us + normalised_us, after_us + self._joined_us(match, call))
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
 
-    def _kernels_us(self, match: Match) -> float:
-        """Time of the recorded kernels that compute nodes of a match beside its convolution. What they move there is
-        counted by `node_us`."""
-        assert self.record is not None
-        shares = self.record.of(label(n) for n in match.nodes)
-        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if not k.is_copy)
+    def _unchanged(self, node: NodeProto, wiring: Wiring) -> Mapping[Kernel, float] | None:
+        """The recorded kernels of a node, each with its share; None where nothing is recorded, or where fused nodes
+        compute a part of such a kernel or make what the node reads, so that the compiler may decide otherwise."""
+        if self.record is None or label(node) not in self.record.known:
+            return None
+        shares = self.shares(label(node))
+        absorbed = [wiring.maker(t) for t in node.input if self.engine.absorbed(wiring, t)]
+        read = [t for n in (node, *absorbed) if n for t in n.input]
+        beside = [self._named[name] for k in shares for name in k.nodes if name in self._named]
+        changed = any(wiring.source(t) in wiring.made for t in read) or not all(map(wiring.alive, beside))
+        return None if changed else shares
 
     def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
-        """Time of the recorded kernels that move for a node; None where nothing is recorded, or where a fused node
-        makes one of its inputs, so that the compiler may decide otherwise."""
-        changed = any(wiring.source(t) in wiring.made for t in node.input)
-        if self.record is None or changed or label(node) not in self.record.known:
-            return None
-        shares = self.record.of([label(node)])
-        return sum(share * self.device.pass_us(k.traffic_bytes) for k, share in shares.items() if k.is_copy)
+        """Time of a node's recorded kernels, of those that only move where `network_us` adds the rest; None: unknown"""
+        shares, every = self._unchanged(node, wiring), node.op_type in (*_INSIDE, *ELEMENTWISE)
+        return None if shares is None else self._kernels_us({k: s for k, s in shares.items() if every or k.is_copy})
+
+    def _kernels_us(self, shares: Mapping[Kernel, float]) -> float:
+        return sum(share * self.device.pass_us(kernel.traffic_bytes) for kernel, share in shares.items())
+
+    def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring) -> float:
+        """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
+        nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
+        gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
+        return 0.0 if self.engine.timed else sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""
@@ -218,7 +234,7 @@ class Model:
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
-        own = [n for m in matches for n in m.nodes if n.op_type in ("Concat", *ENLARGED, *RANGES)]
+        own = [n for m in matches for n in m.nodes if n.op_type in _INSIDE]
         found = {id(n): n for n in own}
         for node in own:
             found |= {
@@ -314,7 +330,7 @@ class Pricer:
         parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
         near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
-        parts["neighbours"] = model.saved_us(near.values(), plain, wiring)
+        parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}

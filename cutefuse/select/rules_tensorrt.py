@@ -165,7 +165,27 @@ class Myelin(TensorRT):
                 return 0.0
             wanted = sum(wiring.size_of(o) for o in node.output if o and wiring.graph.users(o))
             return wiring.device.pass_us(2 * wanted)
+        if self._in_reader(wiring, node):
+            images = [t for t in node.input if t and not wiring.graph.is_constant(t)]
+            return wiring.device.move_us(sum(map(wiring.size_of, images[1:])))
+        if node.op_type == "Concat":  # one kernel
+            copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
+            makers = [wiring.maker(t) if self.absorbed(wiring, t) else None for t in copied]
+            moved = [*copied, *(m.input[0] if m else t for m, t in zip(makers, copied, strict=True))]
+            return wiring.device.pass_us(sum(map(wiring.size_of, moved))) if copied else 0.0
+        if node.op_type in ENLARGED and is_between(node) and wiring.source(node.input[0]) in wiring.made:
+            return super().node_us(wiring, node) + wiring.device.pass_us(2 * wiring.size_of(node.input[0]))
         return super().node_us(wiring, node)
+
+    def _in_reader(self, wiring: Wiring, node: NodeProto) -> bool:
+        """Whether Myelin computes an elementwise node in the kernel of another one that alone reads it and that has
+        begun with another input, as in a gated sum."""
+        reader = wiring.graph.only_user(node.output[0]) if node.op_type in ELEMENTWISE else None
+        if reader is None or reader.op_type not in ELEMENTWISE:
+            return False
+        makers = [m for m in map(wiring.maker, reader.input) if m and wiring.alive(m)]
+        begins = [(m.op_type != "Conv", wiring.position[id(m)]) for m in makers if m.op_type in ("Conv", *ELEMENTWISE)]
+        return bool(begins) and min(begins) < (True, wiring.position[id(node)])
 
     def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
         return device.pass_us(size_bytes)
@@ -176,23 +196,37 @@ class Myelin(TensorRT):
     def widened_us(self, wiring: Wiring, tensor: str) -> float:
         """What lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
         read = wiring.read[tensor] > 0 and tensor not in wiring.made and self._in_nchw(wiring, tensor)
-        return wiring.device.copy_us(2 * wiring.size_of(tensor)) if read else 0.0
+        return wiring.device.pass_us(2 * wiring.size_of(tensor)) if read else 0.0
 
-    def _in_nchw(self, wiring: Wiring, tensor: str) -> bool:
-        """Whether Myelin copies a tensor for fused nodes: enlargements between pixels, deconvolutions that no part of
-        their kernel ends, as a BatchNormalization, and convolutions that are matrix products, are made in NCHW. So are
-        the inputs, which a convolution of its own would copy too, unless a Concat does or others read them as well."""
-        node, after = wiring.graph.producer(wiring.source(tensor)), set()
-        while node is not None and node.op_type in ELEMENTWISE and wiring.alive(node):
+    def _in_nchw(self, wiring: Wiring, tensor: str, enlarged: bool = False) -> bool:
+        """Whether Myelin copies a tensor for fused nodes: the inputs, which a convolution of its own would copy too,
+        unless a Concat does or others read them as well, deconvolutions that no part of their kernel ends, as a
+        BatchNormalization, and convolutions that are matrix products. What is computed of several images is copied
+        only where all of them would be, and an enlargement between pixels where a part of what it reads would be, or
+        is `enlarged` itself."""
+        graph, first, after = wiring.graph, list[NodeProto | None](), set[str]()
+        pending, seen = [wiring.source(tensor)], set[str]()
+        while pending:
+            seen.add(own := pending.pop())
+            node = graph.producer(own)
+            if node is None or node.op_type not in ELEMENTWISE or not wiring.alive(node):
+                first.append(node)
+                continue
             after.add(node.op_type)
-            node = wiring.graph.producer(wiring.source(node.input[0]))
-        if node is None:
-            joined = any(not wiring.alive(c) for c in reversed(wiring.concats_of(tensor)))
-            return joined or any(map(wiring.alive, wiring.graph.users(tensor)))
-        if node.op_type == "Conv":
-            return _is_product(wiring, node)
-        apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
-        return apart or (node.op_type in ENLARGED and is_between(node))
+            images = [t for t in node.input if t and not graph.is_constant(t) and wiring.dims(t) == wiring.dims(own)]
+            pending += [t for t in map(wiring.source, images) if t not in seen]
+
+        def apart(node: NodeProto | None) -> bool:
+            if node is None:
+                joined = any(not wiring.alive(c) for c in reversed(wiring.concats_of(tensor)))
+                return enlarged or joined or any(map(wiring.alive, graph.users(tensor)))
+            if node.op_type in ENLARGED and is_between(node) and wiring.alive(node):
+                read = node.input[0]
+                return enlarged or graph.escapes(read) or self._in_nchw(wiring, read, enlarged=True)
+            apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
+            return apart or (wiring.alive(node) and _is_product(wiring, node))
+
+        return any(map(apart, first)) if enlarged else all(map(apart, first))
 
 
 def _is_product(wiring: Wiring, node: NodeProto) -> bool:

@@ -77,13 +77,15 @@ _MMA_SYNC_SHARE = 0.62
 class Device:
     """The GPU whose time is predicted.
 
-    assumed: nobody named it. others: boards that share the name it was given.
+    assumed: nobody named it. others: boards that share the name it was given. spills: large passes are slower, so that
+    one costs more than its two halves; where what is copied decides, they should not.
     """
 
     peaks: Peaks
     sm: int
     assumed: bool = True
     others: tuple[str, ...] = ()
+    spills: bool = True
 
     @property
     def name(self) -> str:
@@ -103,7 +105,7 @@ class Device:
 
     def pass_us(self, size_bytes: float) -> float:
         """Time of an elementwise kernel that reads and writes so many bytes together."""
-        spilled = max(size_bytes - _HELD_SHARE * _L2_BYTES, 0.0)
+        spilled = max(size_bytes - _HELD_SHARE * _L2_BYTES, 0.0) if self.spills else 0.0
         return _KERNEL_US + self.move_us(size_bytes) + self.move_us(spilled) * (1 / _SPILLED_SHARE - 1)
 
     def copy_us(self, size_bytes: float) -> float:

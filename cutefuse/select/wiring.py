@@ -47,9 +47,10 @@ class Engine:
     computes nothing inside a convolution.
 
     merges_pointwise: 1x1 convolutions of the same tensor become one. reads_ranges: a convolution reads channels of a
-    wider tensor where they lie. timed: its kernels were timed; those of another count as fast as ours, and copies
-    decide. fitted: the time model was fitted in it. quantised: times of its quantised convolutions are known. joins:
-    what it does with the inputs of a Concat that it does not write in place.
+    wider tensor where they lie. timed: its kernels were timed; those of another count as fast as ours in the same
+    place, so that copies decide and a start behind any kernel costs both alike. fitted: the time model was fitted in
+    it. quantised: times of its quantised convolutions are known. joins: what it does with the inputs of a Concat that
+    it does not write in place.
     """
 
     name: str = ""
@@ -251,8 +252,9 @@ class Wiring:
         return self.engine.node_us(self, node)
 
     def late_us(self, tensor: str) -> float:
-        """What it costs fused nodes that another engine's kernel makes the tensor they wait for."""
-        return self.device.late_us if self.awaited[tensor] > 0 and self.source(tensor) not in self.made else 0.0
+        """What it costs fused nodes that a kernel of a timed engine makes the tensor they wait for."""
+        late = self.engine.timed and self.awaited[tensor] > 0 and self.source(tensor) not in self.made
+        return self.device.late_us if late else 0.0
 
     def cast_us(self, tensor: str) -> float:
         """Time of the Cast of a tensor beside fused nodes that compute in a type of half the size: its maker or a
