@@ -29,7 +29,7 @@ AROUND = {
     "a residual": ("u = Resize(a, , s) c = Concat<axis=1>(u, b) x = Conv(c, w3) t = Add(x, e) y = Tanh(t)",
                    ["Resize", "Concat", "Conv", "Add", "Tanh"]),
     "side by side": ("c = Concat<axis=1>(e, b) p = Conv(c, w3) r = Relu(p) q = Conv(c, w3) t = Relu(q) y = Sub(r, t)",
-                     ["Concat", "Conv", "Relu", "Split", "Sub"]),
+                     ["Concat", "Conv", "Conv", "Relu", "Relu", "Sub"]),
 }  # fmt: skip
 
 

@@ -53,14 +53,19 @@ class ConcatConv(FusedOp):
         filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
         concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
         concat = conv_body.pre_activate(body, concat, *others) if form.pre_activated else concat
-        y = conv_body.convolve(body, concat, filters, b if widen else body.cast_like(b, xs[0]))
-        y = body.add("Add", y, *z) if form.residual == BEFORE else y
-        y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
-        y = body.add("Add", y, *z) if form.residual == AFTER else y
-        y = conv_body.from_nchw(body, y)
-        y = body.cast_like(y, formals[0], dtype) if widen else y
-        channels = 3 if conv_body.is_nhwc(body) else 1
-        return body.finish(op_type, formals, body.split(y, "output_channels", form.outputs, axis=channels), ATTRS)
+        b = b if widen else body.cast_like(b, xs[0])
+
+        def convolved(filters: str, b: str) -> str:
+            y = conv_body.convolve(body, concat, filters, b)
+            y = body.add("Add", y, *z) if form.residual == BEFORE else y
+            y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
+            y = body.add("Add", y, *z) if form.residual == AFTER else y
+            y = conv_body.from_nchw(body, y)
+            return body.cast_like(y, formals[0], dtype) if widen else y
+
+        # A convolution for each output, as the model had: a Split of their images would be a copy.
+        parts = (body.split(v, "output_channels", form.outputs, axis=0) for v in (filters, b))
+        return body.finish(op_type, formals, list(map(convolved, *parts)), ATTRS)
 
     def cases(self) -> list[Case]:
         return conv_cases.cases()
