@@ -51,6 +51,11 @@ def test_every_activation_of_the_list_is_used_and_no_other() -> None:
         assert {v["activation"] for v in OPS[stem]["variants"]} == set(listed)
 
 
+def test_the_page_of_the_plugins_lists_every_activation() -> None:
+    page = (Path(__file__).parents[1] / "docs/plugin.md").read_text()
+    assert f"`CuteConcatConv{{1..8}}{{{','.join(kernels.describe()['activations'])}}}`" in page
+
+
 def test_facts_finds_an_op_type_and_refuses_an_unknown_one() -> None:
     facts = kernels.facts("CuteConcatConv3x2Silu")
     assert (facts["sources"], facts["outputs"], facts["activation"]) == (3, 2, "Silu")

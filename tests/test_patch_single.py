@@ -11,6 +11,8 @@ import onnx
 import pytest
 from graphs import bn_weights, fused_types, graph, run_patch, weights
 
+from cutefuse import kernels
+
 NEWEST = onnx.defs.onnx_opset_version()
 ALONE = "x = Conv<pads=[1,1,1,1]>(b, w, k) "
 JOINED = "c = Concat<axis=1>(a, b) x = Conv<pads=[1,1,1,1]>(c, v, k) "
@@ -81,6 +83,10 @@ ACTIVATIONS = {
     "HardSwish by a unit Clip": ("m = Mul(x, sixth) s = Add(m, half) g = Clip(s, zero, one) y = Mul(x, g)",
                                  "HardSwish"),
 }  # fmt: skip
+
+
+def test_every_activation_of_the_library_has_a_form_here() -> None:
+    assert {"", *(suffix for _, suffix in ACTIVATIONS.values())} == set(kernels.describe()["activations"])
 
 
 @pytest.mark.parametrize("front", ["alone", "joined"])

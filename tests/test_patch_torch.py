@@ -8,6 +8,8 @@ import onnx
 import pytest
 from graphs import fused_types
 
+from cutefuse import kernels
+from cutefuse.operators.conv_form import form_of
 from cutefuse.rewrite.patch import Options, patch
 from models import exports
 
@@ -26,6 +28,12 @@ def check(path: Path, types: list[str]) -> None:
         return
     assert result.report["verify"]["passed"]
     assert fused_types(onnx.load(str(path.with_name("out.onnx")))) == types
+
+
+def test_every_activation_of_the_library_is_exported_by_some_module() -> None:
+    pytest.importorskip("torch")
+    types = [t for _, _, types in exports.modules().values() for t in types if "Conv" in t]
+    assert {form_of(t).suffix for t in types} == set(kernels.describe()["activations"])
 
 
 @pytest.mark.parametrize("opset", exports.TRACING_OPSETS)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from cutefuse import kernels
+
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 nn = torch.nn
@@ -69,6 +71,21 @@ def assert_same(got: Any, made: Any, args: Any, factor: float = 2.0) -> None:
         allowed = factor * float((theirs.double() - true).abs().max())
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
         assert float((ours.double() - true).abs().max()) <= allowed + torch.finfo(ours.dtype).eps * true.abs().max()
+
+
+MODULES = {
+    "": nn.Identity(), "Relu": nn.ReLU(), "LeakyRelu": nn.LeakyReLU(0.2), "Clip": nn.ReLU6(), "Silu": nn.SiLU(),
+    "HardSwish": nn.Hardswish(), "Sigmoid": nn.Sigmoid(), "Tanh": nn.Tanh(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", kernels.describe()["activations"])
+def test_every_activation_of_the_library_is_taken_behind_a_convolution(activation: str) -> None:
+    made, args = conv(16, 24, act=MODULES[activation]).eval().half(), (torch.randn(1, 16, 9, 7).half(),)
+    result = fused(copy.deepcopy(made), args)
+    (taken,) = result.report.taken.values()
+    assert taken.split()[0] == f"CuteConcatConv1{activation}"
+    assert_same(result(*args), made, args)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -112,6 +112,13 @@ def test_an_operator_keeps_a_type_of_16_bits(op_type: str, dtype: str) -> None:
     assert 0 <= error < (2e-2 if dtype == "bfloat16" else 2e-3)
 
 
+def test_lp_pool_of_float16_sums_squares_beyond_its_largest_number() -> None:
+    x = np.full((1, 2, 4, 4), 300, np.float16)
+    for pads in ([0, 0, 0, 0], [0, 0, 1, 1]):  # by PyTorch's own pooling, and by ours
+        (got,) = run(*model_of(OpCase("LpPool", 22, [x], {"kernel_shape": [2, 2], "pads": pads}))).values()
+        assert got.shape[2] == 3 + pads[2] and float(got[0, 0, 0, 0]) == 600
+
+
 def refusal(case: OpCase) -> str:
     from cutefuse.engines.pytorch.onnx_ops.node import UnsupportedError
 
