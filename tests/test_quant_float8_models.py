@@ -146,7 +146,7 @@ def test_a_network_stays_as_it_is_for_gpus_without_float8(
 ) -> None:
     skip_without_code(sm)
     assert main(["patch", str(source), "--all", *gpu]) == 3
-    assert "2 no kernels for this GPU" in " ".join(capsys.readouterr().out.split())
+    assert "2 refused, no kernels for this GPU" in " ".join(capsys.readouterr().out.split())
     assert not source.with_name("net.cutefuse.onnx").exists()
 
 
