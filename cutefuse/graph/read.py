@@ -130,6 +130,7 @@ class Graph:
         self._infos = {v.name: v for v in _infos(self.proto)}
         self._symbols: dict[str, tuple[int | str, ...] | None] = {}  # as `partial_symbols` answered
         self._dims: dict[str, tuple[int, ...] | None] = {}  # as `dims` answered
+        self._dtypes: dict[str, str | None] = {}  # as `dtype` answered
         self._sizes: dict[str, NodeProto] = {}
         self._folded: dict[str, TensorProto] = {}
         if shapes is not None:
@@ -142,6 +143,7 @@ class Graph:
         self._are_constant.clear()
         self._infos.update((v.name, v) for v in _infos(shapes))
         self._dims.clear()
+        self._dtypes.clear()
         self._symbols.clear()
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
@@ -150,6 +152,7 @@ class Graph:
         """Take no note of what the model says of the sizes of its tensors, but for its inputs."""
         self._infos = {v.name: v for v in self.proto.input}
         self._dims.clear()
+        self._dtypes.clear()
         self._symbols.clear()
 
     def _check_acyclic(self) -> None:
@@ -245,7 +248,11 @@ class Graph:
 
     def dtype(self, tensor: str) -> str | None:
         """Element type as a NumPy name ('float16', 'bfloat16', ...); None when unknown."""
-        return TYPE_NAMES.get(self._elem_type(tensor))
+        if tensor in self.initializers:
+            return TYPE_NAMES.get(self.initializers[tensor].data_type)
+        if tensor not in self._dtypes:
+            self._dtypes[tensor] = TYPE_NAMES.get(self._elem_type(tensor))
+        return self._dtypes[tensor]
 
     def type_word(self, tensor: str) -> str:
         """What to call the element type in a message, also one that `dtype` does not know, as 'float4_e2m1fn'."""

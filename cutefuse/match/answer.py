@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from onnx import NodeProto
@@ -115,6 +116,11 @@ class Match:
     takes: frozenset[str] = frozenset()
     otherwise: Match | None = None
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def read(self) -> tuple[str, ...]:
+        """The tensors of the graph that hold its inputs, in their order."""
+        return tuple(t for operand in self.inputs for t in tensors_of(operand))
 
 
 @dataclass(frozen=True)

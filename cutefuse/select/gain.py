@@ -14,7 +14,7 @@ from onnx import NodeProto
 from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
-from cutefuse.match.answer import Joined, Match, tensors_of
+from cutefuse.match.answer import Joined, Match
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.select import times
@@ -333,10 +333,10 @@ class Pricer:
         parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
-        read = {t for m in convs for operand in m.inputs for t in tensors_of(operand)}
+        read = {t for m in convs for t in m.read}
         read |= {o for m in convs for o in m.outputs if o}
         parts["widened"] = sum(widened_us(plain, t) - widened_us(wiring, t) for t in sorted(read))
-        ends = {t for m in chosen for operand in (*m.inputs, *m.outputs) if operand for t in tensors_of(operand)}
+        ends = {t for m in chosen for t in (*m.read, *m.outputs) if t}
         parts["late_start"] = sum(plain.late_us(t) - wiring.late_us(t) for t in sorted(ends))
         low = [s.match for s in sites if s.cast_from and s.match]
         casts = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from onnx import NodeProto
 
 from cutefuse.graph.read import attribute
-from cutefuse.match.answer import tensors_of
 from cutefuse.match.site import Site
 from cutefuse.select.gain import Model
 from cutefuse.select.times import ELEMENT_BYTES, Convolution
@@ -35,7 +34,7 @@ def network_us(model: Model, fused: Sequence[Site], wiring: Wiring) -> float:
     matches = [s.match for s in fused if s.match]
     total = sum(model.own(s, s.match).after_us for s in fused if s.match)
     total += sum(model.node_us(n, wiring) + _own_us(model, n, wiring) for n in model.graph.nodes if wiring.alive(n))
-    read = {t for m in matches for operand in m.inputs for t in tensors_of(operand)}
+    read = {t for m in matches for t in m.read}
     total += sum(model.engine.widened_us(wiring, t) for t in sorted(read))
     ends = read | {o for m in matches for o in m.outputs if o}
     return total + sum(wiring.late_us(t) + wiring.cast_us(t) for t in sorted(ends))

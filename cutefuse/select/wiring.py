@@ -14,7 +14,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.match.answer import Match, tensors_of
+from cutefuse.match.answer import Match
 from cutefuse.select.tally import Tally
 from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Device, device_of
 
@@ -168,7 +168,7 @@ class Wiring:
             result = result._beside(match)
             result.awaited.add(result._last_operand(match))
             result.made.put([o for o in match.outputs if o], 1)
-            result.read.add(_operands(match))
+            result.read.add(match.read)
             result.low_made.put(result._low_outputs(match), 1)
             result.low_read.add(result._low_operands(match))
         waiting = {id(n): n for m in matches for n in m.nodes if id(n) not in result.gone}
@@ -188,7 +188,7 @@ class Wiring:
             result = result._beside(match)
             result.awaited.add(result._last_operand(match), -1)
             result.made.put(match.outputs, 0)
-            result.read.add(_operands(match), -1)
+            result.read.add(match.read, -1)
             result.low_made.put(match.outputs, 0)
             result.low_read.add(result._low_operands(match), -1)
             result.gone.put(map(id, match.nodes), 0)
@@ -220,7 +220,7 @@ class Wiring:
         """The tensor that a fused convolution reads and that is made last; none of a norm."""
         if match.nodes[0].op_type != "Conv":
             return []
-        read = [t for t in _operands(match) if t and not self.graph.is_constant(t)]
+        read = [t for t in match.read if t and not self.graph.is_constant(t)]
         places = {t: self.position.get(id(self.graph.producer(self.source(t))), -1) for t in read}
         return [max(read, key=lambda t: places[t])] if read else []
 
@@ -372,7 +372,3 @@ def wiring(
     convolutions = [n for n in graph.nodes if n.op_type in CONVOLUTIONS]
     position = {id(n): i for i, n in enumerate(graph.nodes)}
     return Wiring(graph, engine, device or device_of(0), position, convolutions=convolutions)
-
-
-def _operands(match: Match) -> list[str]:
-    return [t for operand in match.inputs for t in tensors_of(operand)]
