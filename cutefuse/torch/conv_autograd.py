@@ -110,7 +110,7 @@ def _convolve(
         xs, scale, shift = [_joined(xs, scale, shift)], None, None  # kernels scale whole vectors of channels
     op_type = _op_type(len(xs), activation, scale is not None)
     made: Tensor = _FusedConv.apply(weight, bias, scale, shift, (op_type, activation, *rest), *map(fusible, xs))
-    # Not within the function: where nothing has to move, torch.compile of PyTorch 2.11 then took all gradients to be 0.
+    # Outside the function: inside it, torch.compile of PyTorch 2.11 made all gradients 0 wherever nothing had to move.
     return made.contiguous(memory_format=torch.channels_last)
 
 
