@@ -129,6 +129,17 @@ def test_hardswish_of_the_standard_is_fused(tmp_path: Path) -> None:
     assert fused_types(patched) == ["CuteConcatConv2HardSwish"]
 
 
+@pytest.mark.parametrize("opset", [9, 13, 14, 20, NEWEST])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_opset_has_a_body_for_gelu(opset: int, dtype: str, tmp_path: Path) -> None:
+    body, values, op_type = POSITIVE["gelu"]
+    assert values is not None
+    typed = {name: value.astype(dtype) for name, value in values.items()}
+    result, patched = run_patch(graph(body, typed, opset=opset, dtype=dtype), tmp_path)
+    assert fused_types(patched) == [op_type] and result.report["verify"]["passed"]
+    onnx.checker.check_model(patched, full_check=True)
+
+
 def gelu(op_type: str, domain: str = "", **attrs: str) -> onnx.ModelProto:
     """A Conv and an operator of this name."""
     model = graph(CONV + "y = Gelu(x)", opset=20)

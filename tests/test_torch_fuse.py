@@ -336,3 +336,18 @@ def test_a_fused_model_is_not_for_training() -> None:
     x = args[0].clone().requires_grad_()
     with pytest.raises(RuntimeError):
         result(x)[1].sum().backward()
+
+
+@pytest.mark.parametrize(("approximate", "suffix"), [("none", "Gelu"), ("tanh", "")])
+def test_gelu_by_erf_is_taken_and_by_tanh_is_not(approximate: str, suffix: str) -> None:
+    made = conv(16, 24, act=nn.GELU(approximate=approximate)).eval().half()
+    args = (torch.randn(1, 16, 9, 7).half(),)
+    result = fused(copy.deepcopy(made), args)
+    (taken,) = result.report.taken.values()
+    assert taken.split()[0] == f"CuteConcatConv1{suffix}"
+    assert_same([result(*args)], nn.Sequential(made, _Listed()), args)
+
+
+class _Listed(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return [x]
