@@ -76,6 +76,7 @@ def assert_same(got: Any, made: Any, args: Any, factor: float = 2.0) -> None:
 MODULES = {
     "": nn.Identity(), "Relu": nn.ReLU(), "LeakyRelu": nn.LeakyReLU(0.2), "Clip": nn.ReLU6(), "Silu": nn.SiLU(),
     "HardSwish": nn.Hardswish(), "Sigmoid": nn.Sigmoid(), "Tanh": nn.Tanh(),
+    "Gelu": nn.GELU(),
 }  # fmt: skip
 
 
@@ -338,16 +339,7 @@ def test_a_fused_model_is_not_for_training() -> None:
         result(x)[1].sum().backward()
 
 
-@pytest.mark.parametrize(("approximate", "suffix"), [("none", "Gelu"), ("tanh", "")])
-def test_gelu_by_erf_is_taken_and_by_tanh_is_not(approximate: str, suffix: str) -> None:
-    made = conv(16, 24, act=nn.GELU(approximate=approximate)).eval().half()
-    args = (torch.randn(1, 16, 9, 7).half(),)
-    result = fused(copy.deepcopy(made), args)
-    (taken,) = result.report.taken.values()
-    assert taken.split()[0] == f"CuteConcatConv1{suffix}"
-    assert_same([result(*args)], nn.Sequential(made, _Listed()), args)
-
-
-class _Listed(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return [x]
+def test_gelu_by_tanh_is_not_taken() -> None:
+    made, args = conv(16, 24, act=nn.GELU(approximate="tanh")).eval().half(), (torch.randn(1, 16, 9, 7).half(),)
+    (taken,) = fused(made, args).report.taken.values()
+    assert taken.split()[0] == "CuteConcatConv1"
