@@ -63,6 +63,8 @@ __device__ __forceinline__ void activate(Tensor &&acc, Problem const &p) {
     each([a = p.alpha](float x) { return x > 0.f ? x : a * x; });
   } else if (kind == Activation::kHardSwish) {
     each([](float x) { return x * min_nan(max_nan(x * (1.f / 6.f) + 0.5f, 0.f), 1.f); });
+  } else if (kind == Activation::kGelu) {
+    each([](float x) { return 0.5f * x * (1.f + erff(x * 0.70710678f)); });
   } else {  // tanh, through one exponential: tanhf branches
     each([](float x) { return 1.f - __fdividef(2.f, 1.f + __expf(2.f * x)); });
   }
