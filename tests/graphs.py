@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from cutefuse.rewrite.patch import Options, Result, patch, report_path
+from cutefuse.rewrite.patch import Options, Result, patch
 
 TEXT_TYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16", "float64": "double"}
 IR_OF_OPSET = ((21, 10), (15, 8), (12, 7), (11, 6), (0, 4))
@@ -65,7 +65,8 @@ def run_patch(model: onnx.ModelProto, folder: Path, **options: object) -> tuple[
     measured = {name: options.pop(name) for name in ("price", "tiles") if name in options}
     result = patch(source, output, Options(**{**usual, **options}), **measured)  # type: ignore[arg-type]
     assert (result.output is not None) == output.exists()
-    assert report_path(output).exists() == (result.exit_code in (0, 1) and not options.get("dry_run"))
+    written = result.report_path is not None and result.report_path.exists()
+    assert written == (result.exit_code in (0, 1) and not options.get("dry_run"))
     return result, onnx.load(str(output)) if output.exists() else None
 
 

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_patch_leads_to_build_and_process_and_these_to_compare(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    next_step.after_patch(Path("p.onnx"))
+    next_step.after_patch(Path("p.onnx"), {})
     assert said(capsys) == ["cutefuse build p.onnx", "cutefuse process p.onnx p.out"]
     next_step.after_build(Path("p.trt/p.onnx.engine"))
     assert said(capsys) == ["cutefuse process p.trt/p.onnx.engine p.trt"]
@@ -108,7 +108,7 @@ def engine_of(folder: Path, model: str, backend: str) -> None:
 def test_a_converted_model_is_compared_with_itself_undone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The engine of the float32 model before is no rival: it would credit fusing with what float16 gains."""
     patched = lowered(folder)
-    next_step.after_patch(patched)
+    next_step.after_patch(patched, json.loads((folder / "m.patch.json").read_text()))
     assert said(capsys)[-1] == "cutefuse unpatch p.cutefuse.onnx"
     engine_of(folder / "plain", "m.onnx", "onnxruntime")
     next_step.after_process(patched, Path("p.out"))
@@ -127,7 +127,7 @@ def test_a_conversion_that_changed_nothing_asks_for_nothing(folder: Path, capsys
     report = json.loads((folder / "m.patch.json").read_text())
     report["conversion"]["changed"] = False
     (folder / "m.patch.json").write_text(json.dumps(report))
-    next_step.after_patch(patched)
+    next_step.after_patch(patched, json.loads((folder / "m.patch.json").read_text()))
     assert not [line for line in said(capsys) if "unpatch" in line]
     next_step.after_process(patched, Path("p.out"))
     assert said(capsys) == ["cutefuse process m.onnx p.out_plain", "cutefuse compare p.out_plain p.out"]

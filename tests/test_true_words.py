@@ -58,7 +58,7 @@ def test_a_branch_that_only_a_body_reads_is_alive(tmp_path: Path) -> None:
 
 
 def test_a_path_that_begins_like_an_option_is_written_as_a_path(capsys: pytest.CaptureFixture[str]) -> None:
-    next_step.after_patch(Path("-o.cutefuse.onnx"))
+    next_step.after_patch(Path("-o.cutefuse.onnx"), {})
     lines = capsys.readouterr().out.splitlines()
     assert lines and all(" ./-o.cutefuse.onnx" in line and " -o" not in line for line in lines)
     assert next_step.typed("build", Path("m.onnx"), "--dtype", Path("a/-b")).endswith("build m.onnx --dtype a/-b")

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,10 @@ def say(command: str, *words: str | Path, why: str = "") -> None:
     print(f"next: {typed(command, *words)}{f'  # {why}' if why else ''}")
 
 
-def after_patch(model: Path) -> None:
-    """`model`: the patched model that was written."""
-    report = _report(model, model.parent)
-    compiled = (report or {}).get("compiled") or {}
-    if compiled.get("sm"):
-        say("build", model, "--backend", "rtx", "--sm", str(compiled["sm"]), why=f"an engine of {rtx.NAME}")
+def after_patch(model: Path, report: Mapping[str, Any]) -> None:
+    """`model`: the patched model that was written; `report`: its patch report."""
+    if sm := (report.get("compiled") or {}).get("sm"):
+        say("build", model, "--backend", "rtx", "--sm", str(sm), why=f"an engine of {rtx.NAME}")
     else:
         say("build", model, why="an engine of TensorRT")
     say("process", model, model.with_suffix(".out"), why="build, profile and report, with any engine that is here")

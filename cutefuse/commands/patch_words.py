@@ -17,7 +17,7 @@ from cutefuse.match.explain import cause_of, sentence
 from cutefuse.match.site import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.optimize import oracle
 from cutefuse.rewrite.outlook import Outlook, is_float32
-from cutefuse.rewrite.patch import Result, report_path
+from cutefuse.rewrite.patch import Result
 from cutefuse.rewrite.prove import failure, words
 from cutefuse.select.price import MODELLED, PROFILED, TIMED
 
@@ -62,8 +62,8 @@ def show(
                 f"error: verification failed ({failure(proof)}); no model was written{_kept(report)}", file=sys.stderr
             )
     if result.output:
-        print(f"wrote {result.output} and {report_path(result.output)}")
-        next_step.after_patch(result.output)
+        print(f"wrote {result.output} and {result.report_path}")
+        next_step.after_patch(result.output, report)
     elif result.exit_code == 3:
         print(_nothing(report, bool(advice)))
 

@@ -34,23 +34,24 @@ from cutefuse.output import check_named, real, write_text
 from cutefuse.rewrite import islands
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.rewrite.passes import apply, branches, clean, convert, filter, find, idle, plan, select, verify
-from cutefuse.rewrite.record import report_of, report_path, reported_there, text_of
+from cutefuse.rewrite.record import report_of, report_path, text_of
 from cutefuse.rewrite.state import State
 from cutefuse.select.engines import engine_of
 from cutefuse.select.price import Pricing
 from cutefuse.select.times import device_of
 
-__all__ = ["TAKES", "Options", "Result", "default_output", "patch", "report_path"]
+__all__ = ["TAKES", "Options", "Result", "default_output", "patch"]
 
 
 @dataclass
 class Result:
-    """The sites, the report that patch.json holds, and what was written."""
+    """The sites, the report that patch.json holds, and what was written; `report_path` is where patch.json lies."""
 
     sites: list[Site]
     report: dict[str, Any]
     output: Path | None
     exit_code: int
+    report_path: Path | None = None
 
 
 def default_output(source: Path) -> Path:
@@ -75,7 +76,7 @@ def patch(
     select.run(state, price, tiles)
     plan.run(state)
     idle.run(state)
-    if options.dry_run or not state.changes:
+    if not state.report_path or not state.changes:
         return Result(state.sites, report_of(state).as_json, None, 0 if state.changes else 3)
     with writer(output, _outside(state), source) as out:
         apply.run(state, out)
@@ -83,11 +84,11 @@ def patch(
         report = report_of(state).as_json
         if state.proof and not state.proof["passed"]:
             if not output.exists():
-                write_text(report_path(output), text_of(report), [source])
-            return Result(state.sites, report, None, 1)
-        out.text(report_path(output), text_of(report))
+                write_text(state.report_path, text_of(report), [source])
+            return Result(state.sites, report, None, 1, state.report_path)
+        out.text(state.report_path, text_of(report))
         out.commit()
-    return Result(state.sites, report, output, 0)
+    return Result(state.sites, report, output, 0, state.report_path)
 
 
 def plain_model(source: Path, options: Options) -> onnx.ModelProto:
@@ -109,15 +110,15 @@ def begin(source: Path, output: Path, options: Options) -> State:
     check_named(output)
     if real(output) == real(source):
         raise CutefuseError(f"the output {output} is the input; choose another -o")
-    if (other := reported_there(report_path(output))) not in ("", output.name) and not options.dry_run:
-        raise CutefuseError(f"{report_path(output)} is the report of {other}; choose another -o, or move that report")
+    report = None if options.dry_run else report_path(output)
     model = load_model(source)
-    if not options.dry_run:
-        check_apart(model, source, output, data_path(output), report_path(output))
+    if report:
+        check_apart(model, source, output, data_path(output), report)
     layout = layout_of(options.layout, options.engine, options.sm)
     assumed = batch_of_one(model, options.shapes)
     state = State(
-        source, output, sha256_of(source), options, model, engine, device_of(engine.device_sm, options.gpu), layout,
+        source, output, report, sha256_of(source), options,
+        model, engine, device_of(engine.device_sm, options.gpu), layout,
         turned=bool(islands.layouts(model) - {layout}),
         before=op_counts(model.graph),
         external=uses_external_data(model),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cutefuse
+from cutefuse.errors import CutefuseError
 from cutefuse.match.explain import by_cause
 from cutefuse.match.site import EXCLUDED, FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.operators.layouts import NAMES, rule_of
@@ -97,13 +98,18 @@ def text_of(report: Mapping[str, Any]) -> str:
 
 def report_path(output: Path) -> Path:
     """model.cutefuse.onnx and model.onnx -> model.patch.json, beside it; where that is the report of model.onnx,
-    model.cutefuse.onnx -> model.cutefuse.patch.json, which readers look for first."""
+    model.cutefuse.onnx -> model.cutefuse.patch.json, which readers look for first. Raises CutefuseError where both are
+    reports of other models."""
     name = output.name.removesuffix(".onnx")
-    usual = output.with_name(f"{name.removesuffix('.cutefuse')}.patch.json")
-    return output.with_name(f"{name}.patch.json") if reported_there(usual) not in ("", output.name) else usual
+    path, other = output, ""
+    for stem in dict.fromkeys((name.removesuffix(".cutefuse"), name)):
+        path = output.with_name(f"{stem}.patch.json")
+        if (other := _reported_there(path)) in ("", output.name):
+            return path
+    raise CutefuseError(f"{path} is the report of {other}; choose another -o, or move that report")
 
 
-def reported_there(report: Path) -> str:
+def _reported_there(report: Path) -> str:
     """The file name of the model that a patch report speaks of; empty where there is none."""
     try:
         return Path(json.loads(report.read_text(encoding="utf-8"))["output"]["path"]).name

@@ -45,6 +45,7 @@ class State:
 
     source: Path
     output: Path
+    report_path: Path | None  # None on a dry run
     sha256: str  # of the file `source`
     options: Options
     model: ModelProto

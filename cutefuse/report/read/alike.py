@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def types(engine: Engine) -> dict[str, float]:
     return {t: w / total for t, w in sorted(found.items(), key=lambda item: -item[1])} if total else {}
 
 
-def converted(report: dict[str, Any] | None) -> str:
+def converted(report: Mapping[str, Any] | None) -> str:
     """The type that `patch --dtype` converted a model to; empty where it has the types of the one before it."""
     about = (report or {}).get("conversion")
     return str(about.get("dtype") or "") if isinstance(about, dict) and about.get("changed") else ""
