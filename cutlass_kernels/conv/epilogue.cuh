@@ -41,16 +41,19 @@ __device__ __forceinline__ void silu_pair(float &x, float &y) {
 }
 
 // x * (1 + erf(x / sqrt(2))) / 2 as max(x, 0) - |x| * erfc(|x| / sqrt(2)) / 2. erfc is Hastings' polynomial under an
-// exponential (Abramowitz and Stegun 7.1.26, off by 1.5e-7 at most): erff takes more registers than some tiles have.
-// Beyond 16 the second term is nothing; the bound keeps it from NaN for infinities.
+// exponential (Abramowitz and Stegun 7.1.26, off by 1.5e-7 at most). Beyond 16 the second term is nothing; the bound
+// keeps it from NaN for infinities. Volatile keeps one value behind the other: side by side they spill registers.
 __device__ __forceinline__ float gelu(float x) {
-  float const size = min_nan(fabsf(x), 16.f), t = __fdividef(1.f, 1.f + 0.23164189f * size);
+  float const size = min_nan(fabsf(x), 16.f);
+  float t, e;
+  asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(1.f + 0.23164189f * size));
   float erfc = 1.061405429f;
   erfc = erfc * t - 1.453152027f;
   erfc = erfc * t + 1.421413741f;
   erfc = erfc * t - 0.284496736f;
   erfc = erfc * t + 0.254829592f;
-  return max_nan(x, 0.f) - 0.5f * size * erfc * t * __expf(-0.5f * size * size);
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-0.72134752f * size * size));
+  return max_nan(x, 0.f) - 0.5f * size * erfc * t * e;
 }
 
 // acc = act(acc) for every element, in place. Call it on slices of the accumulator: its unrolled bodies over all of it
