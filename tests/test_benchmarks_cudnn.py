@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import pickle
 import sys
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from benchmarks import networks, page
 from benchmarks.lib import convolutions, cudnn, network_bare, network_table
@@ -378,10 +383,132 @@ ODD = Convolution(2, 19, 23, 17, 35, 3, 3, (2, 1), (1, 2, 1, 2))
 DILATED = Convolution(1, 3, 31, 29, 17, 3, 5, (1, 2), (2, 0, 1, 3), (2, 1))
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("conv", [ODD, DILATED, Convolution(1, 12, 9, 8, 6, 3, 3, pads=(1, 1, 1, 1), groups=3)])
+def test_plans_are_judged_by_what_onnx_computes(conv: Convolution) -> None:
+    first, second = cudnn.operands(Job(conv, True, "Relu", "after"), 2, "cpu")
+    assert first[cudnn.W] is second[cudnn.W] and not first[cudnn.X].equal(second[cudnn.X])
+    assert first[cudnn.X].stride() == (conv.C * conv.H * conv.W, 1, conv.C * conv.W, conv.C)
+    node = helper.make_node(
+        "Conv", ["x", "w"], ["y"], strides=conv.strides, pads=conv.pads, dilations=conv.dilations, group=conv.groups
+    )
+    values = {name: first[uid].double().numpy() for name, uid in (("x", cudnn.X), ("w", cudnn.W))}
+    (y,) = ReferenceEvaluator(node).run(None, values)
+    assert y.shape == conv.output
+    bias, residual = (first[uid].double().numpy() for uid in (cudnn.BIAS, cudnn.RESIDUAL))
+    jobs = {
+        Job(conv): y,
+        Job(conv, True, "Relu", "after"): (y + bias).clip(0) + residual,
+        Job(conv, True, "Relu", "before"): (y + bias + residual).clip(0),
+    }
+    for job, exact in jobs.items():
+        assert abs(cudnn.computed(job, first).double().numpy() - exact).max() < 1e-4, job
+
+
+@pytest.mark.torch
+class TestCandidates:
+    """On the CPU: a plan is a word that says what it does, and `us` how long it takes."""
+
+    us = {"good": 2.0, "better": 1.0, "slow": 9.0, "wrong": 0.1, "late": 1.2}
+
+    @pytest.fixture(autouse=True)
+    def played(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        us = self.us
+
+        class Plan:
+            def __init__(self, job: Job, name: str) -> None:
+                self.job, self.name = job, name
+
+            def run(self, given: Any) -> None:
+                if self.name == "fails":
+                    raise RuntimeError("not supported\nmore")
+                if self.name != "silent":
+                    given[cudnn.Y].copy_(cudnn.computed(self.job, given) + (self.name == "wrong") * 0.01)
+
+        monkeypatch.setattr(cudnn, "gpu", lambda: types.SimpleNamespace(cudnn=None, handle=None))
+        monkeypatch.setattr(cudnn, "planned", lambda *_, **__: (None, self.names))
+        monkeypatch.setattr(cudnn.Source, "make", lambda source, name: Plan(source.job, name))
+        monkeypatch.setattr(cudnn, "operands", partial(cudnn.operands, device="cpu"))
+        monkeypatch.setattr(cudnn, "_rough_us", lambda launch, sets: us[launch.args[0].name])
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        self.names = ["good", "fails", "slow", "silent", "better", "wrong", "late"]
+
+    def test_those_that_are_right_and_near_the_fastest_stay(self) -> None:
+        noted: list[str] = []
+        found = cudnn.candidates(Job(SMALL), {}, 2, ["late"], noted.append)
+        assert list(found) == ["better"] and noted == [n for n in self.names if n != "late"]
+        assert list(cudnn.candidates(Job(SMALL), {}, 1)) == ["better", "late"]
+        found["better"](1)  # the second set
+
+    def test_odd_channels_compete_in_both_forms(self) -> None:
+        self.names = ["better", "late"]
+        found = cudnn.candidates(Job(Convolution(1, 3, 9, 7, 8, 3, 3)), {}, 1)
+        assert sorted(found) == ["better", "better, padded", "late", "late, padded"]
+
+    @pytest.mark.parametrize("names", [["wrong"], ["silent"], ["fails"], []])
+    def test_without_a_right_one_there_is_a_reason(self, names: list[str]) -> None:
+        self.names = names
+        with pytest.raises(CutefuseError, match="no plan of cuDNN"):
+            cudnn.candidates(Job(SMALL), {}, 1)
+
+    def test_a_plan_that_breaks_the_gpu_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+
+        def broken() -> None:
+            raise RuntimeError("illegal memory access")
+
+        monkeypatch.setattr(torch.cuda, "synchronize", broken)
+        with pytest.raises(RuntimeError, match="illegal"):
+            cudnn.candidates(Job(SMALL), {}, 1)
+
+    def test_the_best_is_chosen_in_turns_and_what_happened_is_journalled(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import torch
+
+        from cutefuse.engines.pytorch import tile_times
+
+        class Repeated:
+            def __init__(self, work: Any, effort: Any) -> None:
+                work()
+
+        turns: list[list[int]] = []
+
+        def in_turns(graphs: Any, rounds: int) -> Any:
+            turns.append(list(graphs))
+            return {i: 5.0 - i for i in graphs}  # in a graph the later one is the faster
+
+        monkeypatch.setattr(tile_times, "Repeated", Repeated)
+        monkeypatch.setattr(tile_times, "in_turns", in_turns)
+        monkeypatch.setattr(cudnn.timing, "l2_bytes", lambda: 1 << 20)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        (tmp_path / "plans").write_bytes(pickle.dumps({}))
+        odd = Job(SMALL, True, "Clip")
+        monkeypatch.setattr(cudnn, "planned", self.refuse_fused)
+        jobs = (Job(SMALL), odd)
+        task = cudnn.Measuring(jobs, tmp_path / "plans", tmp_path / "j", frozenset(), time.monotonic() + 60)
+        cudnn.measure(task, None)  # type: ignore[arg-type]
+        found: dict[Job, Best | str] = {}
+        assert cudnn._read(task, found) is None
+        assert found[Job(SMALL)] == Best(4.0, "late") and turns == [[0, 1], [1]]
+        assert "no plan" in found[odd] and "\n" not in found[odd]  # type: ignore[operator]
+        cudnn.measure(replace(task, until=0.0), None)  # type: ignore[arg-type]
+        gc.unfreeze()
+        assert task.journal.read_text() == ""
+
+    def refuse_fused(self, package: Any, job: Job, **where: Any) -> Any:
+        if job.fused:
+            raise CutefuseError("no Clip")
+        return None, self.names
+
+
 @pytest.mark.gpu
 class TestGpu:
     @pytest.fixture(autouse=True)
     def package(self) -> None:
+        pytest.importorskip("torch")  # first: it brings cuDNN
         pytest.importorskip("cudnn")
 
     @pytest.mark.parametrize("conv", [ODD, DILATED])

@@ -31,7 +31,7 @@ LARGEST_ERROR = 2e-3  # of a whole output: float16 makes 3e-4, and a plan beyond
 WORKSPACE_BYTES = 512 << 20  # a plan that needs more is left out
 ROUGH_LAUNCHES, AHEAD_CYCLES = 4, 1_500_000  # the host enqueues while the GPU waits most of a millisecond
 NEAR, MOST = 1.4, 12  # plans within this of the best rough time, and how many of them, are timed well
-COMPILING = 0.4  # of the time for `times`, at most
+COMPILING = 0.5  # of the time for `times`, at most
 GRACE_S = 10.0  # for what is under way at the end
 RESTARTS = 4
 
@@ -161,8 +161,8 @@ class Gpu:
         import torch
 
         self.cudnn = frontend()
-        self.handle = self.cudnn.create_handle()
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        self.handle = self.cudnn.create_handle()  # on the device that has just become current
 
     def plan(self, graph: Any, index: int | None) -> Plan:
         """A plan that was built: of a graph that was loaded (None), or one of those that a graph lists."""
@@ -220,16 +220,16 @@ class Source:
         return self.gpu.plan(graph, index)
 
 
-def operands(job: Job, sets: int) -> list[dict[int, Any]]:
+def operands(job: Job, sets: int, device: str = "cuda") -> list[dict[int, Any]]:
     """The tensors of each set by their numbers, with values like a network's; all sets share filter and bias."""
     import torch
 
-    conv, generator = job.conv, torch.Generator("cuda").manual_seed(0)
+    conv, generator = job.conv, torch.Generator(device).manual_seed(0)
     n, k, p, q = conv.output
     c = conv.C // conv.groups
 
     def image(n: int, c: int, h: int, w: int, deviation: float = 1.0) -> Any:
-        pixels = torch.empty(n, h, w, c, dtype=torch.float16, device="cuda")
+        pixels = torch.empty(n, h, w, c, dtype=torch.float16, device=device)
         return pixels.normal_(0, deviation, generator=generator).permute(0, 3, 1, 2)
 
     shared = {W: image(k, c, conv.R, conv.S, (c * conv.R * conv.S) ** -0.5)}
