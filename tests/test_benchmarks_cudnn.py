@@ -379,6 +379,54 @@ class TestCommand:
         assert given == [70.0, 30.0] and json.loads(args.json.read_text())[0]["bare"] == row["bare"] == {}
 
 
+class TestLayers:
+    """The peers of benchmarks/concat_conv.py."""
+
+    def test_a_problem_is_asked_for_on_the_concatenation(self) -> None:
+        from problems import Problem
+
+        from benchmarks.lib import peers
+
+        problem = Problem(2, 9, 7, (5, 3), 16, 3, 1, (2, 1), (1, 0, 2, 0), (1, 2), "Silu", residual="after")
+        conv = Convolution(2, 8, 9, 7, 16, 3, 1, (2, 1), (1, 0, 2, 0), (1, 2))
+        assert peers._job(problem, False) == Job(conv)
+        assert peers._job(problem, True) == Job(conv, True, "Silu", "after")
+
+    def test_without_the_package_both_are_left_out_in_one_sentence(
+        self, frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from benchmarks.lib import peers
+
+        monkeypatch.setitem(sys.modules, "cudnn", None)
+        assert peers.build_cudnn(["ours", "eager"], [], 1, 1.0) == {}
+        found = peers.build_cudnn(["ours", "cudnn_bare", "cudnn_fused"], [], 1, 1.0)
+        assert list(found) == ["cudnn_bare", "cudnn_fused"] and "nvidia-cudnn-frontend" in found["cudnn_bare"]
+
+    def test_plans_are_compiled_once_for_all_shapes(self, frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+        from problems import Problem
+
+        from benchmarks.lib import peers
+
+        asked: list[Any] = []
+        monkeypatch.setattr(peers, "_PLANS", {})
+        monkeypatch.setattr(cudnn, "compiled", lambda jobs, *more: asked.append(jobs) or {Job(SMALL): {"p": b""}})
+        shapes = [Problem(1, 9, 7, (4, 4), 16, 3, 3), Problem(1, 9, 7, (8,), 8)]
+        assert peers.build_cudnn(["cudnn_bare", "cudnn_fused"], shapes, 1, 1.0) == {}
+        assert [(j.conv.K, j.fused) for j in asked[0]] == [(16, False), (8, False), (16, True), (8, True)]
+        assert peers._PLANS == {Job(SMALL): {"p": b""}}
+
+    def test_every_peer_can_be_drawn(self) -> None:
+        from benchmarks.lib import peers, plots
+
+        assert {*peers.NAMES} <= {*plots.LABELS}
+
+    def test_other_types_are_refused(self) -> None:
+        from benchmarks.lib import peers
+
+        with pytest.raises(CutefuseError, match="float32"):
+            peers.cudnn_plan(types.SimpleNamespace(dtype="float32"), "cudnn_bare")  # type: ignore[arg-type]
+
+
 ODD = Convolution(2, 19, 23, 17, 35, 3, 3, (2, 1), (1, 2, 1, 2))
 DILATED = Convolution(1, 3, 31, 29, 17, 3, 5, (1, 2), (2, 0, 1, 3), (2, 1))
 
