@@ -208,6 +208,10 @@ class TestPlans:
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(CutefuseError, match=f"{missing}.*pip install .*nvidia-cudnn-frontend"):
             cudnn.frontend()
+        task = cudnn.Measuring((), Path("none"), Path("none"), frozenset(), 0.0)
+        cudnn.gpu.cache_clear()
+        with pytest.raises(CutefuseError, match="nvidia-cudnn-frontend"):
+            cudnn.measure(task, None)  # type: ignore[arg-type]
 
 
 class TestTimes:

@@ -158,9 +158,9 @@ class Gpu:
     """A handle of cuDNN and a workspace on PyTorch's current device."""
 
     def __init__(self) -> None:
+        self.cudnn = frontend()
         import torch
 
-        self.cudnn = frontend()
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
         self.handle = self.cudnn.create_handle()  # on the device that has just become current
 
@@ -356,10 +356,10 @@ class Measuring:
 
 def measure(task: Measuring, talk: pool.Talk) -> None:
     """See `Measuring`."""
+    gpu()
     import torch
 
     plans = pickle.loads(task.plans.read_bytes())
-    gpu()
     gc.collect()
     gc.freeze()  # every capture of a graph collects garbage
     with task.journal.open("w", encoding="utf-8") as out:
