@@ -4,6 +4,7 @@
     python benchmarks/concat_conv.py --shapes unet_up4_b1 pan_p5_b1 --variants ours,cudnn_precat --tiles all
     python benchmarks/concat_conv.py --variants ours,ours_sm80,cutlass2,cat_cutlass2 --tiles all
     python benchmarks/concat_conv.py --set latency --variants ours,cudnn_precat,cublaslt --tiles all --warm
+    python benchmarks/concat_conv.py --warm --variants ours,cudnn_bare,cudnn_fused   # needs nvidia-cudnn-frontend
     python benchmarks/concat_conv.py --from rows.json --markdown
 
 Every variant of a shape is timed in the same interleaved rounds of CUDA-graph replays over inputs that do not fit into
@@ -33,6 +34,7 @@ from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 SETS = ("conv", "latency", "single_source", "few_filters", "odd_filters")
 WARM_SETS = 2  # of operands: a network's tensors are in the L2 cache, but the same launch does not find its own output
 OURS = {"ours": "", "ours_sm80": "sm80"}  # variant -> what the names of its tiles begin with
+CUDNN_S = 120.0  # for compiling plans of cuDNN's graph API, at most
 DEFAULT_VARIANTS = "ours,ours_sm80,eager,cat_cudnn,compile,cudnn_precat,cublaslt,cutlass2,cat_cutlass2,cutlass3"
 
 
@@ -54,7 +56,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16", "float32"])
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds; default 10")
     parser.add_argument("--autotune-s", type=float, default=60, help="seconds that compile_max may tune in all; 60")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time for CUTLASS's tiles")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time for CUTLASS and cuDNN"
+    )
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--plot", type=Path, help="draw ratios and a roofline, as .svg or .html")
     parser.add_argument("--markdown", action="store_true", help="print the tables of docs/measured.md instead of text")
@@ -160,17 +164,19 @@ def run(argv: list[str] | None) -> int:
         known = {p.name: p for p in problems.benchmark_shapes(args.set)}
         if unknown := sorted(set(args.shapes or []) - set(known)):
             raise CutefuseError(f"'{unknown[0]}' is not in {args.set}_shapes.json; choose from {', '.join(known)}")
+        chosen = [known[name] for name in args.shapes or known]
         missing = peers.build_cutlass(args.variants, args.jobs)
+        missing |= peers.build_cudnn(args.variants, chosen, args.jobs, CUDNN_S)
         for name, reason in missing.items():
             print(f"# without {name}: {reason}", file=sys.stderr)
         args.variants = [name for name in args.variants if name not in missing]
         device = timing.device_row()
         rows, started = [], time.time()
-        for name in args.shapes or known:
+        for problem in chosen:
             for warm in [False] * (not args.warm) + [True] * (not args.cold):
-                rows += measure(known[name], args, device, warm)
+                rows += measure(problem, args, device, warm)
             table_rows.write(args.json, rows)  # after each shape, so that an interrupted run keeps its figures
-            print(f"# {name} done after {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+            print(f"# {problem.name} done after {time.time() - started:.0f} s", file=sys.stderr, flush=True)
         print(f"{device['gpu']}, torch {device['torch']}, cuDNN {device['cudnn']}, {args.dtype}")
     print(markdown.text(rows) if args.markdown else table.text(rows))
     if args.plot:

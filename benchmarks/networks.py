@@ -3,6 +3,7 @@
     python benchmarks/networks.py --json networks.json --markdown
     python benchmarks/networks.py --networks 'yolo*' --batch 1 --layers --json layers.json
     python benchmarks/networks.py --networks model.onnx,'yolo*'      # a file as well, in float16, with its own sizes
+    python benchmarks/networks.py --bare --limit-s 900 --json networks.json   # with the sum of the bare convolutions
     python benchmarks/networks.py --from networks.json --markdown   # docs/measured.md; --short: the README
 
 Each network has a process of its own. These compile side by side; whoever tries kernels on the GPU holds a lock, and
@@ -12,6 +13,10 @@ predicted plain time under torch.compile, times what torch.compile took over the
 Outputs are compared on the GPU with those of the plain network in float32: `error` is the largest difference of a
 tensor over its largest value, of the worst mode. A patched network may have twice the error of the plain one. One that
 fails is named in one sentence, and the JSON is written after each network.
+
+`bare` is the sum of all 2-D convolutions of the plain network, each without bias and activation, by the fastest of all
+plans of cuDNN's graph API (pip install nvidia-cudnn-frontend) from the L2 cache; `over bare`, the patched network's
+time under torch.compile over it. A column that could not be measured says n/a.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import models  # noqa: E402
-from benchmarks.lib import network_table, network_work, pool  # noqa: E402
+from benchmarks.lib import network_bare, network_table, network_work, pool  # noqa: E402
 from benchmarks.lib import rows as table_rows  # noqa: E402
 from benchmarks.lib.network_model import images_of  # noqa: E402
 from benchmarks.lib.network_work import Task  # noqa: E402
@@ -52,6 +57,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", default="1,8", help="comma list of images in a run; default 1,8")
     parser.add_argument("--variants", default="default", help=f"comma list of {known}; default: default")
     parser.add_argument("--layers", action="store_true", help="also record layer times, and those of each fused site")
+    parser.add_argument("--bare", nargs="?", type=float, const=150.0, metavar="SECONDS",
+                        help="also time bare convolutions, for so many seconds of --limit-s; 150")  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="only print the distinct convolutions; needs no GPU")
     parser.add_argument("--compile-jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), metavar="N",
                         help="networks that are prepared at a time; default: all processors but two")  # fmt: skip
     parser.add_argument("--limit-s", type=float, default=540, help="end after so many seconds; default 540")
@@ -118,24 +126,39 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         os.environ.setdefault(name, value)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     tasks, rows, begin = tasks_of(args, folder), list[dict[str, Any]](), time.monotonic()
+    limit_s = args.limit_s - (args.bare or 0)
 
     def say(task: Task, text: str) -> None:
         print(f"# {time.monotonic() - begin:.0f} s: {task.network} b{task.batch} {text}", file=sys.stderr, flush=True)
 
     for task, row, failure in pool.run(
-        network_work.measure, tasks, max(args.compile_jobs, 1), folder / "pool", args.limit_s, say
+        network_work.measure, tasks, max(args.compile_jobs, 1), folder / "pool", limit_s, say
     ):
         rows.append(row or {"network": task.network, "batch": task.batch, "failure": failure})
         table_rows.write(args.json, ordered(rows))
         say(task, rows[-1].get("failure", "done"))
-    return ordered(rows)
+    rows = ordered(rows)
+    if args.bare is not None:
+        network_bare.add(rows, tasks, args.compile_jobs, args.bare, folder / "bare", args.layers)
+        table_rows.write(args.json, rows)
+    return rows
 
 
 def run(argv: list[str] | None) -> int:
     args = parse(argv)
     if args.source:
         rows = table_rows.read(args.source)
+    elif args.list:
+        print("\n".join(network_bare.listed(tasks_of(args, Path()))))
+        return 0
     else:
+        if args.bare is not None and not 0 < args.bare < args.limit_s:
+            raise CutefuseError(
+                f"--bare {args.bare:g} of --limit-s {args.limit_s:g} seconds leaves none for the networks, or none for "
+                "the convolutions; give --limit-s more"
+            )
+        if args.bare is not None and args.device == "cpu":
+            raise CutefuseError("--bare asks cuDNN, which runs on a GPU; leave --device cpu out")
         if args.device != "cpu":
             from cutefuse.engines.cuda_memory import local_sm
 

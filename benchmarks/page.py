@@ -34,8 +34,8 @@ PAGE = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "benchmarks" / "results"
 MARKED = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- /results -->)", re.S)
 SETS = ("conv", "latency", "single_source", "few_filters", "odd_filters")
-LAYER_COLUMNS = ("shape", "floor", "ours", "compile", "cudnn_precat", "/unfused", "/precat")
-TITLES = {"compile": "torch.compile", "cudnn_precat": "cuDNN"}
+LAYER_COLUMNS = ("shape", "floor", "ours", "compile", "cudnn_precat", "cudnn_bare", "/unfused", "/precat", "/bare")
+TITLES = {"compile": "torch.compile", "cudnn_precat": "cuDNN", "cudnn_bare": "cuDNN, best plan"}
 DEFAULT = "default"
 
 Rows = list[dict[str, Any]]
@@ -57,18 +57,22 @@ def version(cudnn: int) -> str:
 
 
 def networks(rows: Rows) -> list[str]:
-    """One line a network: the better plain time, the better patched one and their ratio, for each number of images."""
-    batches = sorted({row["batch"] for row in rows})
-    found = {(row["network"], row["batch"]): row.get("variants", {}) for row in rows}
-    lines = [["network", *(f"{what}, {b}" for b in batches for what in ("plain", "patched", "ratio"))]]
-    for name in dict.fromkeys(row["network"] for row in rows):
-        cells = [name]
-        for batch in batches:
-            both = found.get((name, batch), {})
-            plain, own = both.get(PLAIN, {}), both.get(DEFAULT, {})
-            cells += [_shown(plain, "best_us", 0), _shown(own, "best_us", 0), _shown(own, "ratio", 3)]
-        lines.append(cells)
-    remarks = [f"- {text}" for b in batches for text in network_table.remarks([r for r in rows if r["batch"] == b])]
+    """One line a network: for each number of images the better plain time, the better patched one, their ratio, and the
+    sum of the bare convolutions where the rows have it."""
+    names = dict.fromkeys(row["network"] for row in rows)
+    lines, remarks = [["network"], *([name] for name in names)], list[str]()
+    for batch in sorted({row["batch"] for row in rows}):
+        part = [row for row in rows if row["batch"] == batch]
+        head, *bare = network_table.bare_columns(part, [DEFAULT])
+        lines[0] += [f"{what}, {batch}" for what in ("plain", "patched", "ratio", *head)]
+        cells = {}
+        for row, more in zip(part, bare, strict=True):
+            plain, own = (row.get("variants", {}).get(name, {}) for name in (PLAIN, DEFAULT))
+            shown = [_shown(plain, "best_us", 0), _shown(own, "best_us", 0), _shown(own, "ratio", 3)]
+            cells[row["network"]] = shown + more
+        for line in lines[1:]:
+            line += cells.get(line[0], ["-"] * (3 + len(head)))
+        remarks += [f"- {text}" for text in network_table.remarks(part)]
     return [*grid(lines), "", *remarks]
 
 

@@ -77,6 +77,19 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     for row in rows:
         cells = [cell for name in (PLAIN, *variants) for cell in _cells(row, name)]
         table.append([row["network"], str(row["batch"]), *cells])
+    return [own + bare for own, bare in zip(table, bare_columns(rows, variants), strict=True)]
+
+
+def bare_columns(rows: Sequence[dict[str, Any]], variants: Sequence[str]) -> list[list[str]]:
+    """The last columns, head first: the sum of the bare convolutions, and each variant over it; n/a for what could not
+    be measured. No columns where no row has them."""
+    if not any("bare" in row for row in rows):
+        return [[] for _ in (None, *rows)]
+    table = [["bare", *("over bare" if len(variants) == 1 else f"{name} over bare" for name in variants)]]
+    for row in rows:
+        over = [row.get("variants", {}).get(name, {}).get("over_bare") for name in variants]
+        cells = [_number(row.get("bare", {}).get("us"), 0), *(_number(ratio, 2) for ratio in over)]
+        table.append(["n/a" if cell == "-" else cell for cell in cells])
     return table
 
 
@@ -98,6 +111,12 @@ def remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
             off = [f"{n} {p:.3f} for {measured[n]:.3f}" for n, p in told.items() if abs(p - measured[n]) > CLOSE]
             text = f"{variant}: {len(told) - len(off)} of {len(told)} predictions within {CLOSE * 100:.0f} points"
             found.append(text + (f"; off: {', '.join(off)}" if off else ""))
+        over = {label(row): row["variants"].get(variant, {}).get("over_bare") for row in rows if "bare" in row}
+        if known := {name: ratio for name, ratio in over.items() if ratio is not None}:
+            worst = max(known, key=lambda name: known[name])
+            text = f"{variant} over bare convolutions: geometric mean {geometric_mean(known.values()):.3f} over "
+            found.append(text + f"{len(known)}, worst {known[worst]:.3f} ({worst})")
+    found += _bare_remarks(rows)
     found += [f"wrong: {sentence}" for sentence in wrong(rows)]
     for row in rows:
         failures = {k: v for k, v in row.get("failures", {}).items()}
@@ -106,6 +125,18 @@ def remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
         else:
             found += [f"{label(row)} {key}: {text}" for key, text in failures.items()]
     return found
+
+
+def _bare_remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Why sums of bare convolutions are missing, each reason once, and what they leave out."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        bare = row.get("bare", {})
+        if "reason" in bare:
+            reasons.setdefault(f"no sum of bare convolutions: {bare['reason']}", []).append(label(row))
+        elif bare.get("left_out"):
+            reasons.setdefault(f"{bare['left_out']} Convs are not in the sum", []).append(label(row))
+    return [f"{reason} ({', '.join(names)})" for reason, names in reasons.items()]
 
 
 def machine(rows: Sequence[dict[str, Any]]) -> str:
@@ -124,7 +155,8 @@ def short(rows: Sequence[dict[str, Any]]) -> str:
     """The table of the README: the better plain time, the better one of each variant, their ratio, means."""
     variants = variants_of(rows)
     table = [["network", PLAIN, *(c for v in variants for c in (v, "ratio"))]]
-    for row in (r for r in rows if "variants" in r):
+    measured = [row for row in rows if "variants" in row]
+    for row in measured:
         found = row["variants"]
         plain_us = found.get(PLAIN, {}).get("best_us")
         cells = [row["network"] if row["batch"] == 1 else label(row), _number(plain_us, 0)]
@@ -132,6 +164,7 @@ def short(rows: Sequence[dict[str, Any]]) -> str:
             own = found.get(name, {})
             cells += [_number(own.get("best_us"), 0), _number(own.get("ratio"), 2)]
         table.append(cells)
+    table = [own + bare for own, bare in zip(table, bare_columns(measured, variants), strict=True)]
     means = [f"- {sentence}" for sentence in remarks(rows) if "geometric mean" in sentence]
     return "\n".join([machine(rows), "", *grid(table), "", *means])
 

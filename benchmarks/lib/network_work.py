@@ -43,6 +43,15 @@ class Task:
     def key(self) -> tuple[str, int]:
         return self.network, self.batch
 
+    @property
+    def own_folder(self) -> Path:
+        return self.folder / f"{self.network}.b{self.batch}"
+
+    @property
+    def plain(self) -> Path:
+        """The network as it is measured, before any rewriting."""
+        return self.own_folder / "plain.onnx"
+
 
 @dataclass
 class Variant:
@@ -122,9 +131,8 @@ def measure(task: Task, talk: Talk) -> dict[str, Any]:
     share_gpu(talk.quiet)
     clock = _Clock()
     gpu = task.device != "cpu"
-    folder = task.folder / f"{task.network}.b{task.batch}"
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {PLAIN: folder / "plain.onnx"}
+    task.own_folder.mkdir(parents=True, exist_ok=True)
+    paths = {PLAIN: task.plain}
     onnx.save(in_float16(task), str(paths[PLAIN]))
     major, minor = torch.cuda.get_device_capability() if gpu else (0, 0)
     sm = 10 * major + minor

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import gpu
 import problems
 
-from benchmarks.lib import cublaslt, cutlass_peers, timing
+from benchmarks.lib import cublaslt, cudnn, cutlass_peers, timing
+from benchmarks.lib.convolutions import Convolution
 from benchmarks.lib.table import LARGEST_ERROR
 from benchmarks.lib.timing import Launch
 from cutefuse import kernels
@@ -292,7 +295,10 @@ CUTLASS = {
     "cutlass3": ("cutlass3", False),
     "cat_cutlass3": ("cutlass3", True),
 }
-NAMES = (*PEERS, "cublaslt", *CUTLASS)
+# Whether bias and activation are part of it.
+CUDNN = {"cudnn_bare": False, "cudnn_fused": True}
+NAMES = (*PEERS, "cublaslt", *CUTLASS, *CUDNN)
+_PLANS: dict[cudnn.Job, dict[str, bytes]] = {}
 
 
 def build_cutlass(names: Sequence[str], jobs: int) -> dict[str, str]:
@@ -310,6 +316,38 @@ def build_cutlass(names: Sequence[str], jobs: int) -> dict[str, str]:
     return missing
 
 
+def _job(problem: problems.Problem, fused: bool) -> cudnn.Job:
+    """The problem on the concatenated inputs."""
+    p = problem
+    conv = Convolution(p.N, sum(p.C), p.H, p.W, p.K, p.R, p.S, p.strides, p.pads, p.dilations)
+    return cudnn.Job(conv, fused, p.activation if fused else "", p.residual if fused else "")
+
+
+def build_cudnn(names: Sequence[str], shapes: Sequence[problems.Problem], jobs: int, limit_s: float) -> dict[str, str]:
+    """Compile the plans of cuDNN's graph API for its variants, for at most `limit_s` seconds: what is missing then is
+    compiled when it is measured. name -> reason for the variants that cannot be had."""
+    wanted = [name for name in names if name in CUDNN]
+    if not wanted:
+        return {}
+    try:
+        cudnn.frontend()
+    except CutefuseError as error:
+        return dict.fromkeys(wanted, str(error))
+    every = [_job(problem, CUDNN[name]) for name in wanted for problem in shapes]
+    with tempfile.TemporaryDirectory() as folder:
+        _PLANS.update(cudnn.compiled(every, jobs, time.monotonic() + limit_s, Path(folder)))
+    return {}
+
+
+def cudnn_plan(work: Workload, name: str) -> Prepared:
+    """The fastest of all plans of cuDNN's graph API, on operands of its own."""
+    if work.dtype != "float16":
+        raise CutefuseError(f"{name} is measured in float16, not {work.dtype}; leave it out of --variants")
+    found = cudnn.candidates(_job(work.problem, CUDNN[name]), _PLANS, work.sets)
+    best = fastest(work, name, found)
+    return Prepared(found[best], {"tile": best})
+
+
 def make(name: str, work: Workload) -> Prepared:
     """A peer, ready to launch, PyTorch's warnings about it silenced; torch.compile has compiled when this returns."""
     import torch
@@ -318,6 +356,8 @@ def make(name: str, work: Workload) -> Prepared:
         return cutlass(work, *CUTLASS[name])
     if name == "cublaslt":
         return cublas(work)
+    if name in CUDNN:
+        return cudnn_plan(work, name)
     started = time.perf_counter()
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")

@@ -20,6 +20,8 @@ LABELS = {
     "compile": ("torch.compile", "#bcbd22"),
     "compile_max": ("torch.compile max-autotune", "#2ca02c"),
     "cudnn_precat": ("cuDNN, pre-concatenated", "#1f77b4"),
+    "cudnn_bare": ("cuDNN's best plan, bare", "#aec7e8"),
+    "cudnn_fused": ("cuDNN's best plan, fused", "#3b4cc0"),
     "cublaslt": ("cuBLASLt, pre-concatenated", "#8c564b"),
     "cutlass2": ("CUTLASS 2.x, pre-concatenated", "#9467bd"),
     "cat_cutlass2": ("cat + CUTLASS 2.x", "#c49cde"),

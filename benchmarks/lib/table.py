@@ -16,10 +16,11 @@ RATIOS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ours / CUTLASS 3.x on the pre-concatenated tensor": ("ours", ("cutlass3",)),
     "ours on the Ampere path / CUTLASS 2.x on the pre-concatenated tensor": ("ours_sm80", ("cutlass2",)),
     "ours on the Ampere path / torch.cat + CUTLASS 2.x": ("ours_sm80", ("cat_cutlass2",)),
+    "ours / cuDNN's best plan for the bare convolution": ("ours", ("cudnn_bare",)),
+    "ours / cuDNN's best plan, fused": ("ours", ("cudnn_fused",)),
 }
-SHORT = dict(
-    zip(RATIOS, ("/unfused", "/precat", "/cublaslt", "/cutlass3", "sm80/cutlass2", "sm80/cat+c2"), strict=True)
-)
+_HEADS = ("/unfused", "/precat", "/cublaslt", "/cutlass3", "sm80/cutlass2", "sm80/cat+c2", "/bare", "/fused")
+SHORT = dict(zip(RATIOS, _HEADS, strict=True))
 
 Shapes = dict[str, dict[str, dict[str, Any]]]
 
