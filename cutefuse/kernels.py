@@ -233,11 +233,12 @@ def _asked_once(ask: Callable[[Call], _T]) -> Callable[[Call], _T]:
 
     @functools.wraps(ask)
     def answer(call: Call) -> _T:
-        if call.key not in known:
+        try:
+            return known[key := call.key]
+        except KeyError:
             if len(known) >= _MEMORY:
                 known.clear()
-            known[call.key] = ask(call)
-        return known[call.key]
+            return known.setdefault(key, ask(call))
 
     return answer
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -56,11 +56,13 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
-def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: NodeProto) -> list[onnx.GraphProto]:
     """The bodies of a control-flow node (If, Loop, Scan)."""
-    for a in node.attribute:
-        if a.type in _BODIES:
-            yield from (a.g,) if a.HasField("g") else a.graphs
+    return [body for a in node.attribute if a.type in _BODIES for body in _bodies(a)]
+
+
+def _bodies(attribute: onnx.AttributeProto) -> Iterable[onnx.GraphProto]:
+    return (attribute.g,) if attribute.HasField("g") else attribute.graphs
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[NodeProto]:
@@ -114,19 +116,23 @@ class Graph:
         self._faults: dict[int, str] = {}
         self._rules: Any = type(onnx.checker.DEFAULT_CONTEXT)()
         self._rules.ir_version, self._rules.opset_imports = model.ir_version, {"": self.opset}
+        in_order = True
         for node in self.nodes:
-            if any(a.ref_attr_name for a in node.attribute):
-                raise CutefuseError(
-                    f"node '{label(node)}' takes an attribute of a local function and stands in none; repair the model"
-                )
+            for name in filter(None, node.input):
+                self._users[name].append(node)
+            for a in node.attribute:
+                if a.ref_attr_name:
+                    raise CutefuseError(
+                        f"node '{label(node)}' takes an attribute of a local function and stands in none; repair the "
+                        "model"
+                    )
+                if a.type in _BODIES:
+                    self._captured.update(*map(names_read, _bodies(a)))
             for name in filter(None, node.output):
                 if name in self._producers or name in inputs or name in self.initializers:
                     raise CutefuseError(f"tensor '{name}' is defined twice; names must be unique, repair the model")
                 self._producers[name] = node
-            for name in filter(None, node.input):
-                self._users[name].append(node)
-            for body in subgraphs(node):
-                self._captured |= names_read(body)
+                in_order = in_order and name not in self._users and name not in self._captured
         self._infos = {v.name: v for v in _infos(self.proto)}
         self._symbols: dict[str, tuple[int | str, ...] | None] = {}  # as `partial_symbols` answered
         self._dims: dict[str, tuple[int, ...] | None] = {}  # as `dims` answered
@@ -135,7 +141,8 @@ class Graph:
         self._folded: dict[str, TensorProto] = {}
         if shapes is not None:
             self.learn(shapes)
-        self._check_acyclic()
+        if not in_order:
+            self._check_acyclic()
 
     def learn(self, shapes: onnx.GraphProto, values: Mapping[str, TensorProto] | None = None) -> None:
         """Take over what shape inference of this graph found, and the values of tensors that are constant."""
@@ -414,7 +421,7 @@ def _is_random(node: NodeProto) -> bool:
 
 def _is_pure(node: NodeProto) -> bool:
     """Whether a standard node gives the same for the same inputs, all of which it names."""
-    return node.domain in ("", "ai.onnx") and not _is_random(node) and next(subgraphs(node), None) is None
+    return node.domain in ("", "ai.onnx") and not _is_random(node) and not subgraphs(node)
 
 
 def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:
@@ -437,7 +444,7 @@ def _infos(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
 
 def reads_of(node: NodeProto) -> list[str]:
     """The tensors that a node reads, through its inputs or from within its bodies."""
-    bodies = [*subgraphs(node)]
+    bodies = subgraphs(node)
     return [*node.input, *(sorted(set().union(*map(names_read, bodies))) if bodies else ())]
 
 

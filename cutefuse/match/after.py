@@ -79,7 +79,8 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], S
         else:
             whole = replace(whole, stored=plain.stored or act.output)
         return [whole, plain]
-    return [plain if plain.note else replace(plain, note=other_sum(graph, act.output) if shape else "")]
+    note = plain.note or (other_sum(graph, act.output) if shape else "")
+    return [plain if note == plain.note else replace(plain, note=note)]
 
 
 def residual_after(graph: Graph, tensor: str, shape: Callable[[], Shape] | None) -> tuple[NodeProto, str] | None:

@@ -63,11 +63,11 @@ Operand = str | Constant | Quantized | Joined
 
 def tensors_of(operand: Operand) -> tuple[str, ...]:
     """The tensors of the graph that hold an operand; those that only say how to quantise it are not among them."""
+    if isinstance(operand, str):
+        return (operand,)
     if isinstance(operand, Joined):
         return operand.tensors
-    if isinstance(operand, Quantized):
-        return (operand.tensor,)
-    return (operand,) if isinstance(operand, str) else ()
+    return (operand.tensor,) if isinstance(operand, Quantized) else ()
 
 
 @dataclass(frozen=True)

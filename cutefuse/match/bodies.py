@@ -40,7 +40,8 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
                 break
         else:
             assert site.match is not None
-            written.setdefault(site.match.call.op_type, Shared.of(site.op, graph.opset, site.match.call))
+            if (call := site.match.call).op_type not in written:
+                written[call.op_type] = Shared.of(site.op, graph.opset, call)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Site:
     def call_of(self, match: Match) -> Call | None:
         """The call of one of its matches on inputs of the given sizes; None where a size is not known."""
         call = match.call
-        if all(d >= 0 for t in (*call.inputs, *call.outputs) for d in t.dims):
+        if all(min(t.dims, default=0) >= 0 for t in (*call.inputs, *call.outputs)):
             return call
         sizes = self.graph.sizes
         known = next((sizes(name) for name in match.outputs if name), None)

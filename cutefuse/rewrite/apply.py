@@ -360,12 +360,11 @@ def cast_tensors(graph: Graph, sites: Sequence[Site], doomed: Plan) -> list[str]
 
 
 def _is_in_order(nodes: Sequence[NodeProto]) -> bool:
-    made = {o for n in nodes for o in n.output}
-    seen: set[str] = set()
+    read: set[str] = set()
     for node in nodes:
-        if any(i in made and i not in seen for i in reads_of(node) if i):
+        read.update(filter(None, reads_of(node)))
+        if not read.isdisjoint(node.output):
             return False
-        seen.update(node.output)
     return True
 
 

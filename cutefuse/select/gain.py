@@ -176,9 +176,11 @@ class Model:
 
     def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring) -> float:
         """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
+        if self.engine.timed:
+            return 0.0
         nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
         gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
-        return 0.0 if self.engine.timed else sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
+        return sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""

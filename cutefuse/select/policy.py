@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from cutefuse.match.answer import Match
@@ -59,7 +60,7 @@ class Choice:
         self.apart: set[int] = set()
         self._model, self._policy = model, policy
         self._sites = sites
-        self._starts = {id(s): replace(s) for s in sites}  # as they were before any choice; without those that went
+        self._starts = {id(s): copy(s) for s in sites}  # as they were before any choice; without those that went
 
     def restore(self) -> None:
         """Make every site that never went what it was before any choice."""

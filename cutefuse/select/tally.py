@@ -18,7 +18,8 @@ class Tally:
         return self._base.get(key, 0) if found is None else found
 
     def __contains__(self, key: Hashable) -> bool:
-        return self[key] > 0
+        found = self._changes.get(key)
+        return (self._base.get(key, 0) if found is None else found) > 0
 
     def copy(self) -> Tally:
         """Another one with the same counts."""

@@ -279,6 +279,8 @@ class Wiring:
 
     def source(self, tensor: str) -> str:
         """The tensor behind nodes without effect."""
+        if (known := self._sources.get(tensor)) is not None:
+            return known
         passed = []
         while (found := self._sources.get(tensor)) is None:
             node = self.graph.producer(tensor)
@@ -338,9 +340,9 @@ class Wiring:
 
     def is_pointwise(self, conv: NodeProto) -> bool:
         """Whether a convolution takes each pixel by itself."""
-        if id(conv) not in self._pointwise:
-            self._pointwise[id(conv)] = is_pointwise(self.graph, conv)
-        return self._pointwise[id(conv)]
+        if (known := self._pointwise.get(id(conv))) is None:
+            known = self._pointwise[id(conv)] = is_pointwise(self.graph, conv)
+        return known
 
     def own_kernel(self, node: NodeProto) -> bool:
         """Whether an elementwise node that stays is a kernel of its own: nothing but fused nodes, inputs and ranges

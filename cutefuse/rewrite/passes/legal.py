@@ -14,6 +14,8 @@ def run(state: State) -> None:
     suit_device(state.sites, state.options.sm)
     if state.options.functions:
         check_bodies(state.graph, state.sites)
+    chosen = [(s.status, s.match) for s in state.sites]
     check_overlaps(state.graph, state.sites)  # after the other checks: an excluded site must claim no nodes
-    if state.options.functions:
+    changed = [(s.status, s.match) for s in state.sites] != chosen
+    if state.options.functions and changed:
         check_bodies(state.graph, state.sites)  # of the smaller matches that this left
