@@ -6,10 +6,12 @@
 namespace cutefuse {
 
 // The order is that of the tables of op_types, and must never change.
-enum class Activation : std::int32_t { kNone, kRelu, kLeakyRelu, kClip, kSilu, kHardSwish, kSigmoid, kTanh };
-constexpr int kActivations = 8;
-constexpr char const *kActivationNames[kActivations] = {"",     "Relu",      "LeakyRelu", "Clip",
-                                                        "Silu", "HardSwish", "Sigmoid",   "Tanh"};
+enum class Activation : std::int32_t { kNone, kRelu, kLeakyRelu, kClip, kSilu, kHardSwish, kSigmoid, kTanh, kGelu };
+constexpr int kActivations = 9;
+// How many of them the first op_types had: those with later ones stand behind, so that no index changes.
+constexpr int kFirstActivations = 8;
+constexpr char const *kActivationNames[kActivations] = {"",          "Relu",    "LeakyRelu", "Clip", "Silu",
+                                                        "HardSwish", "Sigmoid", "Tanh",      "Gelu"};
 
 // A tensor z like the output. Convolutions: y = act(conv + b + z), or act(conv + b) + z. Norms: y = norm(x + z).
 enum class Residual : std::int32_t { kNone, kBefore, kAfter };

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-NAMES = ("unet_up", "yolo_up", "c2f", "elan", "bottleneck", "gru", "relu6", "leaky_relu", "hardswish", "tanh_silu",
-         "dropout", "grouped", "pre_activation", "llama_block")  # fmt: skip
+NAMES = ("unet_up", "yolo_up", "c2f", "elan", "bottleneck", "gru", "relu6", "leaky_relu", "gelu", "hardswish",
+         "tanh_silu", "dropout", "grouped", "pre_activation", "llama_block")  # fmt: skip
 TRACING_OPSETS = (11, 13, 14, 17, 20)
 OLDEST_TRACING = {"llama_block": 14}  # scaled_dot_product_attention
 DYNAMO_OPSETS = (18, 21, 23)
@@ -110,6 +110,7 @@ def modules() -> dict[str, tuple[Any, list[tuple[int, ...]], list[str]]]:
         "gru": (Gru(), pair, ["CuteConcatConv2Sigmoid", "CuteConcatConv2Tanh"]),
         "relu6": (Joined(conv(stride=2), nn.ReLU6()), pair, ["CuteConcatConv2Clip"]),
         "leaky_relu": (Joined(conv(dilation=2), nn.LeakyReLU(0.2)), pair, ["CuteConcatConv2LeakyRelu"]),
+        "gelu": (Joined(conv(padding=1), nn.GELU()), pair, ["CuteConcatConv2Gelu"]),
         "hardswish": (Joined(conv(padding=1), nn.Hardswish()), pair, ["CuteConcatConv2HardSwish"]),
         "tanh_silu": (nn.Sequential(conv(padding=1), TanhSiLU()), [(1, 24, 12, 10)], ["CuteConcatConv1Silu"]),
         "dropout": (Joined(nn.Dropout2d(), conv(padding="same")), pair, ["CuteConcatConv2"]),

@@ -281,6 +281,7 @@ def activate(y: Any, suffix: str) -> Any:
     functions = {
         "": lambda v: v, "Relu": F.relu, "LeakyRelu": lambda v: F.leaky_relu(v, ALPHA), "Silu": F.silu,
         "Clip": lambda v: v.clamp(LO, HI), "HardSwish": F.hardswish, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh,
+        "Gelu": F.gelu,
     }  # fmt: skip
     return functions[suffix](y)
 

@@ -46,7 +46,7 @@ def test_the_facts_of_the_norms() -> None:
 
 def test_every_activation_of_the_list_is_used_and_no_other() -> None:
     listed = kernels.describe()["activations"]
-    assert listed[0] == "" and len(set(listed)) == len(listed) == 8
+    assert listed[0] == "" and len(set(listed)) == len(listed) == 9
     for stem in ("concat_conv", "quant_concat_conv"):
         assert {v["activation"] for v in OPS[stem]["variants"]} == set(listed)
 
@@ -92,7 +92,7 @@ def test_forms_are_the_facts_of_all_convolutions_and_one_that_is_none_is_a_sente
     assert len(forms()) == sum(len(OPS[stem]["variants"]) for stem in ("concat_conv", "quant_concat_conv"))
     assert all(form_of(op_type) == form and form.op_type == op_type for form, op_type in forms().items())
     assert all(form.inputs == kernels.facts(op_type)["inputs"] for form, op_type in forms().items())
-    for form in (Form(9), Form(2, "Gelu"), Form(2, outputs=2, residual="before"), Form(2, to_quantised=True)):
+    for form in (Form(9), Form(2, "Mish"), Form(2, outputs=2, residual="before"), Form(2, to_quantised=True)):
         with pytest.raises(kernels.KernelError, match="no op_type for"):
             _ = form.op_type
     with pytest.raises(kernels.KernelError, match="CuteRMSNorm is no convolution"):

@@ -93,9 +93,9 @@ BESIDE = {
         "x = Conv(b, z) s = Softplus(x) t = Tanh(s) y = Mul(x, t)",
         "Mish 'Mul_3' stays: only Relu, LeakyRelu",
     ),
-    "GELU in steps": (
-        "x = Conv(b, z) d = Div(x, root) r = Erf(d) p = Add(r, unit) h = Mul(x, half) y = Mul(h, p)",
-        "GELU 'Mul_5' stays: only Relu, LeakyRelu",
+    "GELU in steps of another root": (
+        "x = Conv(b, z) d = Div(x, three) r = Erf(d) p = Add(r, unit) h = Mul(x, half) y = Mul(h, p)",
+        "GELU 'Mul_5' stays: it is not x * (1 + erf(x / sqrt(2))) / 2; only Relu, LeakyRelu",
     ),
     "GELU with tanh": (
         "x = Conv(b, z) q = Pow(x, three) c = Mul(q, half) s = Add(x, c) m = Mul(s, root) t = Tanh(m) p = Add(t, unit) "

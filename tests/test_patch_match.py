@@ -16,6 +16,9 @@ CONV = JOIN + "x = Conv<pads=[1,1,1,1]>(c, w, k) "
 WITH_BN = weights(w=FILTER, k=(12,)) | bn_weights()
 SCALE = {"s": np.linspace(0.5, 2, 12, dtype=np.float32).reshape(12, 1, 1), "t": np.float32([[[[0.25]]]])}
 BOUNDS = {"lo": np.float32(-0.25), "hi": np.float32(0.5)}
+WITH_ROOT = weights(w=FILTER, k=(12,)) | {
+    "root": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)
+}  # fmt: skip
 
 POSITIVE = {
     "conv alone": (CONV + "y = Identity(x)", None, "CuteConcatConv2"),
@@ -25,6 +28,8 @@ POSITIVE = {
     "sigmoid": (CONV + "y = Sigmoid(x)", None, "CuteConcatConv2Sigmoid"),
     "tanh": (CONV + "y = Tanh(x)", None, "CuteConcatConv2Tanh"),
     "silu": (CONV + "g = Sigmoid(x) y = Mul(x, g)", None, "CuteConcatConv2Silu"),
+    "gelu": (CONV + "d = Div(x, root) r = Erf(d) p = Add(r, one) h = Mul(x, p) y = Mul(h, half)", WITH_ROOT,
+             "CuteConcatConv2Gelu"),
     "silu, gate first": (CONV + "g = Sigmoid(x) y = Mul(g, x)", None, "CuteConcatConv2Silu"),
     "hardsigmoid times x": (
         CONV + "g = HardSigmoid<alpha=0.16666667, beta=0.5>(x) y = Mul(x, g)", None, "CuteConcatConv2HardSwish",
@@ -124,6 +129,41 @@ def test_hardswish_of_the_standard_is_fused(tmp_path: Path) -> None:
     assert fused_types(patched) == ["CuteConcatConv2HardSwish"]
 
 
+@pytest.mark.parametrize("opset", [9, 13, 14, 20, NEWEST])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_opset_has_a_body_for_gelu(opset: int, dtype: str, tmp_path: Path) -> None:
+    body, values, op_type = POSITIVE["gelu"]
+    assert values is not None
+    typed = {name: value.astype(dtype) for name, value in values.items()}
+    result, patched = run_patch(graph(body, typed, opset=opset, dtype=dtype), tmp_path)
+    assert fused_types(patched) == [op_type] and result.report["verify"]["passed"]
+    onnx.checker.check_model(patched, full_check=True)
+
+
+def gelu(op_type: str, domain: str = "", **attrs: str) -> onnx.ModelProto:
+    """A Conv and an operator of this name."""
+    model = graph(CONV + "y = Gelu(x)", opset=20)
+    if domain:
+        model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    model.graph.node[2].CopyFrom(onnx.helper.make_node(op_type, ["x"], ["y"], name="g", domain=domain, **attrs))
+    return model
+
+
+@pytest.mark.parametrize("model", [gelu("Gelu"), gelu("Gelu", approximate="none"), gelu("Gelu", "com.microsoft")])
+def test_gelu_of_the_standard_and_of_onnx_runtime_is_fused(model: onnx.ModelProto, tmp_path: Path) -> None:
+    result, patched = run_patch(model, tmp_path)
+    assert fused_types(patched) == ["CuteConcatConv2Gelu"] and result.report["verify"]["passed"]
+
+
+@pytest.mark.parametrize("model", [
+    gelu("Gelu", approximate="tanh"), gelu("QuickGelu", "com.microsoft"), gelu("FastGelu", "com.microsoft"),
+    gelu("Gelu", "com.mine"),
+])  # fmt: skip
+def test_a_gelu_that_is_another_function_stays(model: onnx.ModelProto, tmp_path: Path) -> None:
+    _, patched = run_patch(model, tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv2"]
+
+
 @pytest.mark.skipif(NEWEST < 24, reason="Swish came with opset 24")
 def test_swish_of_the_standard_is_fused_as_silu_only_with_alpha_one(tmp_path: Path) -> None:
     # ONNX Runtime has no kernel for Swish in every release: only the match is looked at.
@@ -218,6 +258,9 @@ STOPS = {
     "batch norm read twice": (
         CONV + "z = BatchNormalization(x, gamma, beta, mean, var) y1 = Relu(z) y2 = Tanh(z)", "CuteConcatConv2",
         {"Relu", "Tanh"}),
+    "erf read twice": (
+        CONV + "d = Div(x, root) r = Erf(d) p = Add(r, one) h = Mul(x, p) y1 = Mul(h, half) y2 = Neg(r)",
+        "CuteConcatConv2", {"Div", "Erf", "Add", "Mul", "Neg"}),
     "sigmoid read twice": (CONV + "g = Sigmoid(x) y1 = Mul(x, g) y2 = Neg(g)", "CuteConcatConv2",
                            {"Sigmoid", "Mul", "Neg"}),
     "sigmoid times another": (CONV + "g = Sigmoid(x) y1 = Mul(g, g) y2 = Neg(g)", "CuteConcatConv2Sigmoid",
@@ -241,7 +284,7 @@ STOPS = {
 @pytest.mark.parametrize("name", STOPS)
 def test_a_chain_ends_before_what_is_not_exactly_ours(name: str, tmp_path: Path) -> None:
     body, op_type, kept = STOPS[name]
-    values = WITH_BN | BOUNDS | {"row": np.arange(7, dtype=np.float32)}
+    values = WITH_BN | BOUNDS | WITH_ROOT | {"row": np.arange(7, dtype=np.float32)}
     ranks = graph(body, values, outputs=("y1", "y2")) if "ReduceMax" not in body else _scalar_output(body, values)
     result, patched = run_patch(ranks, tmp_path, verify="training" not in name)
     assert fused_types(patched) == [op_type]

@@ -20,7 +20,8 @@ FILTERS = weights(w=(12, 16, 3, 3), v=(12, 24, 3, 3), k=(12,))
 NUMBERS = {
     "half": np.float32(0.5), "two": np.float32([2]), "one": np.float32(1), "three": np.float32([[[[3]]]]),
     "six": np.float32(6), "sixth": np.float32(1 / 6), "zero": np.float32(0), "ln": np.float32(0.4),
-    "off": np.float32(0.1667), "vec": np.full((12, 1, 1), 0.5, np.float32), "r5": np.full((1,) * 5, 0.5, np.float32),
+    "off": np.float32(0.1667), "root": np.float32(2**0.5), "unroot": np.float32(0.5**0.5),
+    "vec": np.full((12, 1, 1), 0.5, np.float32), "r5": np.full((1,) * 5, 0.5, np.float32),
     "lo": np.float32(-0.25), "hi": np.float32(0.5), "minus": np.float32(-1),
     "nan": np.float32(np.nan), "inf": np.float32(np.inf),
 }  # fmt: skip
@@ -80,6 +81,12 @@ ACTIVATIONS = {
         "s = Add(x, three) m = Max(s, zero) e = Min(six, m) p = Mul(x, e) y = Div(p, six)", "HardSwish"),
     "HardSwish by Relu and Min": (
         "s = Add(x, three) m = Relu(s) e = Min(m, six) g = Div(e, six) y = Mul(x, g)", "HardSwish"),
+    "GELU": ("d = Div(x, root) r = Erf(d) p = Add(r, one) h = Mul(x, p) y = Mul(h, half)", "Gelu"),
+    "GELU, constants first": ("d = Mul(unroot, x) r = Erf(d) p = Add(one, r) h = Mul(p, x) y = Mul(half, h)", "Gelu"),
+    "GELU, halved by Div": ("d = Div(x, root) r = Erf(d) p = Add(r, one) h = Mul(x, p) y = Div(h, two)", "Gelu"),
+    "GELU, x halved": ("h = Mul(x, half) d = Mul(x, unroot) r = Erf(d) p = Add(r, one) y = Mul(h, p)", "Gelu"),
+    "GELU, x halved last": ("d = Div(x, root) r = Erf(d) p = Add(r, one) h = Div(x, two) y = Mul(p, h)", "Gelu"),
+    "GELU, its gate halved": ("d = Div(x, root) r = Erf(d) p = Add(r, one) g = Mul(p, half) y = Mul(x, g)", "Gelu"),
     "HardSwish by a unit Clip": ("m = Mul(x, sixth) s = Add(m, half) g = Clip(s, zero, one) y = Mul(x, g)",
                                  "HardSwish"),
 }  # fmt: skip
@@ -104,7 +111,7 @@ def test_every_form_of_an_activation_is_fused_with_and_without_a_concat(name: st
     onnx.checker.check_model(patched, full_check=True)
 
 
-@pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n.startswith(("SiLU", "HardSwish by"))])
+@pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n.startswith(("SiLU", "GELU", "HardSwish by"))])
 def test_the_forms_of_gates_are_known_in_float16_too(name: str, tmp_path: Path) -> None:
     body, suffix = ACTIVATIONS[name]
     _, patched = run_patch(model_of(ALONE + body, dtype="float16"), tmp_path)
@@ -148,6 +155,7 @@ ALMOST = {
     "divided by 3": "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y = Div(p, three)",
     "times 0.1667": "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y = Mul(p, off)",
     "divided by nothing": "s = Add(x, three) e = Clip(s, zero, six) p = Mul(x, e) y = Neg(p)",
+    "gelu added": "d = Div(x, root) r = Erf(d) p = Add(r, one) h = Mul(x, half) y = Add(h, p)",
     "hard sigmoid of the default slope": "g = HardSigmoid(x) y = Mul(x, g)",
 }  # fmt: skip
 
@@ -156,6 +164,25 @@ ALMOST = {
 def test_what_is_almost_an_activation_is_none(name: str, tmp_path: Path) -> None:
     result, patched = run_patch(model_of(ALONE + ALMOST[name], rank=5 if "rank 5" in name else 4), tmp_path)
     assert patched is None and result.report["sites"] == [] and result.exit_code == 3
+
+
+ALMOST_GELU = {
+    "without its half": "d = Div(x, root) r = Erf(d) p = Add(r, one) y = Mul(x, p)",
+    "of another root": "d = Div(x, two) r = Erf(d) p = Add(r, one) h = Mul(x, p) y = Mul(h, half)",
+    "of 0.4 more": "d = Div(x, root) r = Erf(d) p = Add(r, ln) h = Mul(x, p) y = Mul(h, half)",
+    "shifted": "s = Add(x, one) d = Div(s, root) r = Erf(d) p = Add(r, one) h = Mul(x, p) y = Mul(h, half)",
+    "whose half is shifted": (
+        "s = Sub(x, half) d = Div(x, root) r = Erf(d) p = Add(r, one) h = Mul(s, p) y = Mul(h, half)"
+    ),
+    "of each channel": "d = Div(x, vec) r = Erf(d) p = Add(r, one) h = Mul(x, p) y = Mul(h, half)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALMOST_GELU)
+def test_what_is_almost_a_gelu_stays_and_is_told(name: str, tmp_path: Path) -> None:
+    result, patched = run_patch(model_of(ALONE + ALMOST_GELU[name]), tmp_path)
+    (site,) = result.report["sites"]
+    assert patched is None and "it is not x * (1 + erf(" in site["reason"]
 
 
 SLOPES = {

@@ -76,6 +76,7 @@ def assert_same(got: Any, made: Any, args: Any, factor: float = 2.0) -> None:
 MODULES = {
     "": nn.Identity(), "Relu": nn.ReLU(), "LeakyRelu": nn.LeakyReLU(0.2), "Clip": nn.ReLU6(), "Silu": nn.SiLU(),
     "HardSwish": nn.Hardswish(), "Sigmoid": nn.Sigmoid(), "Tanh": nn.Tanh(),
+    "Gelu": nn.GELU(),
 }  # fmt: skip
 
 
@@ -336,3 +337,9 @@ def test_a_fused_model_is_not_for_training() -> None:
     x = args[0].clone().requires_grad_()
     with pytest.raises(RuntimeError):
         result(x)[1].sum().backward()
+
+
+def test_gelu_by_tanh_is_not_taken() -> None:
+    made, args = conv(16, 24, act=nn.GELU(approximate="tanh")).eval().half(), (torch.randn(1, 16, 9, 7).half(),)
+    (taken,) = fused(made, args).report.taken.values()
+    assert taken.split()[0] == "CuteConcatConv1"

@@ -262,16 +262,16 @@ def test_wrong_arguments_are_named() -> None:
     from cutefuse.errors import CutefuseError
 
     xs = [torch.randn(1, 8, 4, 4), torch.randn(1, 8, 4, 4)]
-    with pytest.raises(CutefuseError, match="activation 'Gelu' is unknown"):
-        cute.concat_conv(xs, torch.randn(4, 16, 1, 1), activation="Gelu")
+    with pytest.raises(CutefuseError, match="activation 'Mish' is unknown"):
+        cute.concat_conv(xs, torch.randn(4, 16, 1, 1), activation="Mish")
     with pytest.raises(CutefuseError, match="9 sources were given; give 1 to 8"):
         cute.concat_conv([*xs, *xs, *xs, *xs, xs[0]], torch.randn(4, 72, 1, 1))
     with pytest.raises(CutefuseError, match="16 channels, the filter has 12"):
         cute.concat_conv(xs, torch.randn(4, 12, 1, 1))
     with pytest.raises(CutefuseError, match="the filter has 16, scale and shift have 16 and 8"):
         cute.pre_concat_conv(xs, torch.ones(16), torch.ones(8), torch.randn(4, 16, 1, 1))
-    with pytest.raises(CutefuseError, match="activation 'Gelu' is unknown"):
-        cute.pre_concat_conv(xs, torch.ones(16), torch.ones(16), torch.randn(4, 16, 1, 1), activation="Gelu")
+    with pytest.raises(CutefuseError, match="activation 'Mish' is unknown"):
+        cute.pre_concat_conv(xs, torch.ones(16), torch.ones(16), torch.randn(4, 16, 1, 1), activation="Mish")
 
 
 @pytest.mark.gpu

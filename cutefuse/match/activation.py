@@ -12,8 +12,8 @@ from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.operators.conv_call import FLOAT_MAX
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative; else float32's
-FUSED = "only Relu, LeakyRelu, Clip, Sigmoid, Tanh, HardSwish and SiLU"
-_OTHERS = ("PRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "Softsign", "HardSigmoid", "ThresholdedRelu")
+FUSED = "only Relu, LeakyRelu, Clip, Sigmoid, Tanh, HardSwish, SiLU and GELU by erf"
+_OTHERS = ("PRelu", "Elu", "Selu", "Celu", "Mish", "Softplus", "Softsign", "HardSigmoid", "ThresholdedRelu")
 MAX_STEPS = 4  # scalar steps on one side of a gate; exporters write at most two
 # Activations without an operator of their own before opset 18 and 20, by what only they are written with.
 _WRITTEN = {"Softplus": "Mish", "Erf": "GELU", "Pow": "GELU"}
@@ -40,7 +40,7 @@ def activation_after(graph: Graph, tensor: str) -> Activation | None:
         return _single(graph, users[0], tensor)
     if len(users) == 2:
         for first, last in (users, reversed(users)):
-            for form in (_gated, _divided, _leaky):
+            for form in (_gated, _divided, _leaky, _gelu):
                 if found := form(graph, tensor, first, last):
                     return found
     return None
@@ -51,6 +51,8 @@ def near_miss(graph: Graph, tensor: str) -> str:
     node = graph.only_user(tensor)
     if graph.is_op(node, "Swish") and (alpha := attribute(node, "alpha", 1.0)) != 1.0:
         return f"Swish '{label(node)}' stays: its alpha is {alpha:g}; only alpha=1, which is SiLU, can be fused"
+    if graph.is_op(node, "Gelu") and node.input[0] == tensor:
+        return f"Gelu '{label(node)}' stays: its approximate is tanh; {FUSED} can be fused"
     if graph.is_op(node, *_OTHERS) and node.input[0] == tensor:
         return f"{node.op_type} '{label(node)}' stays: {FUSED} can be fused"
     if graph.is_op(node, "BatchNormalization") and attribute(node, "training_mode", 0):
@@ -86,7 +88,8 @@ def _written_out(graph: Graph, tensor: str) -> str:
             if names and others and node.op_type == "Mul":
                 scaled = graph.producer(others[0])
                 same = others == [tensor] or _scalar_step(graph, scaled, tensor) is not None
-                return f"{names[0]} '{label(node)}' stays: {FUSED} can be fused" if same else ""
+                why = "it is not x * (1 + erf(x / sqrt(2))) / 2; " if any(n.op_type == "Erf" for n in nodes) else ""
+                return f"{names[0]} '{label(node)}' stays: {why}{FUSED} can be fused" if same else ""
             at, following = node.output[0], graph.only_user(node.output[0])
             if following is None:
                 break
@@ -95,6 +98,8 @@ def _written_out(graph: Graph, tensor: str) -> str:
 
 
 def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
+    if _is_gelu(graph, node):
+        return Activation("Gelu", (node,), node.output[0], {})
     cuts, output, (lo, hi) = _cuts(graph, node, tensor)
     if all(n.op_type == "Relu" for n in cuts) and cuts:
         return Activation("Relu", tuple(cuts), output, {})
@@ -228,6 +233,30 @@ def _leaky(graph: Graph, tensor: str, first: NodeProto, larger: NodeProto) -> Ac
     return Activation("LeakyRelu", (*before, larger), larger.output[0], {"alpha": line.scale})
 
 
+def _gelu(graph: Graph, tensor: str, first: NodeProto, other: NodeProto) -> Activation | None:
+    """GELU as x * (1 + erf(x / sqrt(2))) / 2, where x, the gate or the product is halved."""
+    inner, outer, halved = _Line(), _Line(), _Line()
+    before, _, erf = _steps(graph, tensor, first, inner)
+    if not graph.is_op(erf, "Erf"):
+        return None
+    after, gate, product = _steps(graph, erf.output[0], graph.only_user(erf.output[0]), outer)
+    halves, x, last = _steps(graph, tensor, other, halved)
+    if last is None or last is not product or not graph.is_op(product, "Mul"):
+        return None
+    if halved.shift != 0.0 or sorted(product.input) != sorted((x, gate)):
+        return None
+    outer.then(halved.scale, 0.0, halved.rounding)
+    nodes, output = (*before, erf, *after, *halves, product), product.output[0]
+    if _is_erf_gelu(inner, outer):
+        return Activation("Gelu", nodes, output, {})
+    scale = graph.only_user(output)
+    step = _scalar_step(graph, scale, output)
+    if scale is None or step is None or step[1] != 0.0:
+        return None
+    outer.then(*step)
+    return Activation("Gelu", (*nodes, scale), scale.output[0], {}) if _is_erf_gelu(inner, outer) else None
+
+
 def _steps(
     graph: Graph, tensor: str, node: NodeProto | None, line: _Line
 ) -> tuple[list[NodeProto], str, NodeProto | None]:
@@ -277,6 +306,19 @@ def _is_silu(function: NodeProto, inner: _Line, outer: _Line) -> bool:
     factor = {"Sigmoid": (1.0, 0.0, 1.0, 0.0), "Tanh": (0.5, 0.0, 0.5, 0.5)}.get(function.op_type)
     lines = (inner.scale, inner.shift, outer.scale, outer.shift)
     return factor is not None and lines == factor  # these numbers are exact in every type
+
+
+def _is_gelu(graph: Graph, node: NodeProto) -> bool:
+    """Whether the node is a GELU by erf: of the standard, or of ONNX Runtime, which has no other under this name."""
+    if (node.domain, node.op_type) == ("com.microsoft", "Gelu"):
+        return len(node.input) == len(node.output) == 1
+    return graph.is_op(node, "Gelu") and attribute(node, "approximate", "none") == "none"
+
+
+def _is_erf_gelu(inner: _Line, outer: _Line) -> bool:
+    """Whether erf(inner(x)) and outer make (1 + erf(x / sqrt(2))) / 2."""
+    exact = (outer.scale, outer.shift, inner.shift) == (0.5, 0.5, 0.0)  # exact in every type
+    return exact and _equal((inner.scale,), (0.5**0.5,), inner.rounding)
 
 
 def _is_hard_swish(function: NodeProto, bounds: tuple[float, float], inner: _Line, outer: _Line) -> bool:

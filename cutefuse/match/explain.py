@@ -97,7 +97,7 @@ CAUSES = (
     ("Upsample '", "Resize by other factors or coordinates"),
     ("known to have the same sizes", "sum with another or unknown size"),
     ("only a sum of two", "sum with another or unknown size"),
-    ("HardSwish and SiLU can be fused", "activation of another kind"),
+    ("SiLU and GELU by erf can be fused", "activation of another kind"),
     ("only alpha=1", "activation of another kind"),
     ("only a BatchNormalization can be fused", "norm over pixels"),
     ("goes over the pixels", "norm over pixels"),

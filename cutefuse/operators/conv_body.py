@@ -169,6 +169,10 @@ def activate(body: Body, suffix: str, y: str, dtype: str) -> str:
         return body.add("Mul", y, body.add("Sigmoid", y))
     if suffix == "HardSwish":
         return body.add("Mul", y, body.add("HardSigmoid", y, alpha=1 / 6, beta=0.5))
+    if suffix == "Gelu":  # its own operator is of opset 20
+        root, one, half = (body.cast_like(body.constant(v, "float32"), y, dtype) for v in (0.5**0.5, 1.0, 0.5))
+        gate = body.add("Add", body.add("Erf", body.add("Mul", y, root)), one)
+        return body.add("Mul", body.add("Mul", y, half), gate)
     return body.add(suffix, y)
 
 

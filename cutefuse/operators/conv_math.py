@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,8 @@ def split_channels(call: Call, y: np.ndarray) -> list[np.ndarray]:
 def activation(call: Call, suffix: str, y: np.ndarray) -> np.ndarray:
     """The activation of an op_type's suffix in float64."""
     attrs: dict[str, Any] = dict(call.attrs)
+    if suffix == "Gelu":
+        return np.asarray(y * (1 + np.vectorize(math.erf, otypes=[np.float64])(y * 0.5**0.5)) / 2)
     gate = 1 / (1 + np.exp(-np.clip(y, -700, 700)))
     table = {
         "": y, "Relu": np.maximum(y, 0), "LeakyRelu": np.where(y > 0, y, attrs["alpha"][0] * y),

@@ -36,7 +36,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
     "": lambda z, *_: z, "Relu": lambda z, *_: F.relu(z),
     "LeakyRelu": lambda z, alpha, *_: F.leaky_relu(z, alpha), "Clip": lambda z, _, lo, hi: z.clamp(lo, hi),
     "Silu": lambda z, *_: F.silu(z), "HardSwish": lambda z, *_: F.hardswish(z),
-    "Sigmoid": lambda z, *_: torch.sigmoid(z), "Tanh": lambda z, *_: torch.tanh(z),
+    "Sigmoid": lambda z, *_: torch.sigmoid(z), "Tanh": lambda z, *_: torch.tanh(z), "Gelu": lambda z, *_: F.gelu(z),
 }  # fmt: skip
 ACTIVATIONS = tuple(_FUNCTIONS)
 

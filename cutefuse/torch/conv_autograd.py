@@ -5,6 +5,7 @@ The filter is packed at every call, as a step of training changes it; `PackedCon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,12 +30,17 @@ def _silu_slope(z: Tensor, *_: float) -> Tensor:
     return s * (1 + z * (1 - s))
 
 
+def _gelu_slope(z: Tensor, *_: float) -> Tensor:
+    return (1 + torch.erf(z * 0.5**0.5)) / 2 + z * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+
+
 # The derivatives of ACTIVATIONS at z, by (z, alpha, lo, hi)
 _SLOPES: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
     "Relu": lambda z, *_: z > 0, "LeakyRelu": lambda z, alpha, *_: torch.where(z > 0, 1.0, alpha),
     "Clip": lambda z, _, lo, hi: (z >= lo) & (z <= hi),
     "HardSwish": lambda z, *_: torch.where(z < -3, 0.0, torch.where(z <= 3, z / 3 + 0.5, 1.0)),
     "Tanh": lambda z, *_: 1 - torch.tanh(z).square(), "Sigmoid": _gate_slope, "Silu": _silu_slope,
+    "Gelu": _gelu_slope,
 }  # fmt: skip
 
 

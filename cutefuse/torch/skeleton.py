@@ -236,6 +236,11 @@ def _silu(s: Skeleton, node: fx.Node, value: Any) -> bool:
     return True
 
 
+def _gelu(s: Skeleton, node: fx.Node, value: Any) -> bool:
+    s._add(node, "Gelu", [s._name(node.all_input_nodes[0])], approximate=str(_arguments(node)["approximate"]))
+    return True
+
+
 def _leaky_relu(s: Skeleton, node: fx.Node, value: Any) -> bool:
     s._add(node, "LeakyRelu", [s._name(node.all_input_nodes[0])], alpha=float(_arguments(node)["negative_slope"]))
     return True
@@ -296,7 +301,8 @@ _RULES: dict[str, Rule] = {
     "aten.conv2d.default": _conv, "aten.convolution.default": _conv,
     "aten.conv_transpose2d.input": _conv,
     "aten.batch_norm.default": _batch_norm, "aten._native_batch_norm_legit_no_training.default": _batch_norm,
-    "aten.cat.default": _cat, "aten.silu.default": _silu, "aten.leaky_relu.default": _leaky_relu,
+    "aten.cat.default": _cat, "aten.silu.default": _silu, "aten.gelu.default": _gelu,
+    "aten.leaky_relu.default": _leaky_relu,
     "aten.hardtanh.default": _clip, "aten.clamp.default": _clip, "aten.relu6.default": _clip,
     "aten.upsample_nearest2d.vec": _nearest, "aten.upsample_nearest2d.default": _nearest,
     "aten._upsample_nearest_exact2d.vec": _nearest, "aten._upsample_nearest_exact2d.default": _nearest,

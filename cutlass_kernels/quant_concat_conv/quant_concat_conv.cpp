@@ -26,21 +26,27 @@ constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
     {"sum_bound", AttrKind::kInts, 1, 1, 1, 0.0},  // which no sum of int8 exceeds (check_sum_bound); 0: not known
 });
 
-constexpr int kFloatVariants = kMaxSources * kActivations, kVariants = 2 * kFloatVariants;
+constexpr int kVariants = 2 * kMaxSources * kActivations;
 
 // First the variants with a float output, then those with an output of the sources' type, whose names end in Q.
 std::array<Variant, kVariants> const kVariantTable = [] {
   std::array<Variant, kVariants> table{};
-  for (int i = 0; i < kVariants; ++i) {
-    Facts &facts = table[i].facts;
-    facts.sources = i % kFloatVariants / kActivations + 1;
-    facts.activation = static_cast<Activation>(i % kActivations);
-    facts.quantised = true, facts.quantised_output = i >= kFloatVariants;
-    std::snprintf(table[i].op_type, sizeof(table[i].op_type), "CuteQConcatConv%d%s%s", facts.sources,
-                  kActivationNames[i % kActivations], facts.quantised_output ? "Q" : "");
-    table[i].inputs = facts.sources + 3;  // sources, packed filter, its scales, bias
-    table[i].outputs = 1;
-  }
+  std::size_t i = 0;
+  auto const add = [&](int first, int last, bool quantised_output) {
+    for (int sources = 1; sources <= kMaxSources; ++sources) {
+      for (int a = first; a < last; ++a) {
+        Variant &variant = table.at(i++);
+        variant.facts = {Kind::kConvolution, sources, static_cast<Activation>(a)};
+        variant.facts.quantised = true, variant.facts.quantised_output = quantised_output;
+        std::snprintf(variant.op_type, sizeof(variant.op_type), "CuteQConcatConv%d%s%s", sources, kActivationNames[a],
+                      quantised_output ? "Q" : "");
+        variant.inputs = sources + 3;  // sources, packed filter, its scales, bias
+        variant.outputs = 1;
+      }
+    }
+  };
+  for (bool const quantised_output : {false, true}) add(0, kFirstActivations, quantised_output);
+  for (bool const quantised_output : {false, true}) add(kFirstActivations, kActivations, quantised_output);
   return table;
 }();
 

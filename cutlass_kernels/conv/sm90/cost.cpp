@@ -15,6 +15,11 @@
 namespace cutefuse::conv {
 namespace {
 
+// Whether an activation costs as much as an exponential. GELU's time has not been measured.
+bool exponential(Activation a) {
+  return a == Activation::kSilu || a == Activation::kSigmoid || a == Activation::kGelu;
+}
+
 int pixel_tiles(Sm90Tile const &tile, Problem const &p) {
   if (!tile.halo) return ceil_div(p.N * p.P * p.Q, tile.pixels());
   HaloPlan const plan = halo_plan(p, tile);
@@ -78,7 +83,6 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kMeet = 1.25;         // us for sums to be exchanged, if every multiprocessor takes part
   constexpr double kSend = 0.62;         // us for 64 x 64 sums to go to other blocks
   constexpr double kAdd = 0.033;         // us to read one block's part of 64 x 8 sums
-  bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const activate = p.pre_activated ? kActivate : 0, chain = tile.type_bytes == 1 ? k8BitChain : kChain;
   // Under several taps a filter's two blocks are two rows of 64 bytes, which take a quarter longer than one of 128.
@@ -93,7 +97,7 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   // A width of fewer than 32 is finished no sooner than 32.
   double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0;
   int const units = tile.width() / 8, finished = ceil_div(units, splits);  // of a block
-  double const finish = area * finished / units * (exponential ? kExponential : kFinish);
+  double const finish = area * finished / units * (exponential(p.activation) ? kExponential : kFinish);
   int const drains = int(std::bitset<32>(drains_after(p)).count());  // one, but for 8-bit sources
   double const drain = kDrain * area * (drains - 1) / splits;
   double const send = kSend * area * (splits - 1) / splits, add = kAdd * tile.rows() / 64 * finished * splits;
@@ -203,14 +207,13 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p) {
 // Clocks of bias, activation and stores of one tile, in the mean of a block's `waves`.
 double epilogue_clocks(Sm90Tile const &tile, Problem const &p, double waves) {
   constexpr double kPlain = 3500, kExponential = 6700, kShortcut = 500;  // clocks of 128 x 256 outputs
-  bool const exponential = p.activation == Activation::kSilu || p.activation == Activation::kSigmoid;
   bool const shortcut = p.residual != Residual::kNone;
   // Float32 outputs are twice the bytes. That they take twice the time has not been measured.
   double const area = tile.filters * tile.pixels() / 32768.0 * (tile.type_bytes == 4 ? 2 : 1);
   // Filters that do not exist are converted like the others, and not stored. A pixel takes as long as 32 at least, and
   // the last tile of a block as long as if all existed.
   double const empty = 1 - std::max(double(p.K) / filter_tiles(tile, p), 32.0) / tile.filters;
-  double const last = (exponential ? kExponential : kPlain) + (shortcut ? kShortcut : 0);
+  double const last = (exponential(p.activation) ? kExponential : kPlain) + (shortcut ? kShortcut : 0);
   return area * (last - kPlain * empty * (1 - 1 / waves));
 }
 
