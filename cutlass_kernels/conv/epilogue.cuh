@@ -40,20 +40,36 @@ __device__ __forceinline__ void silu_pair(float &x, float &y) {
   x *= inverse * b, y *= inverse * a;
 }
 
-// x * (1 + erf(x / sqrt(2))) / 2 as max(x, 0) - |x| * erfc(|x| / sqrt(2)) / 2. erfc is Hastings' polynomial under an
-// exponential (Abramowitz and Stegun 7.1.26, off by 1.5e-7 at most). Beyond 16 the second term is nothing; the bound
-// keeps it from NaN for infinities. Volatile keeps one value behind the other: side by side they spill registers.
+// x * (1 + erf(x / sqrt(2))) / 2 as x * sigmoid(x * Q(x^2)), off by 3e-6 at most: calibration/gelu.py fits Q, here in
+// powers of two. erff takes more registers than some tiles have.
 __device__ __forceinline__ float gelu(float x) {
-  float const size = min_nan(fabsf(x), 16.f);
-  float t, e;
-  asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(1.f + 0.23164189f * size));
-  float erfc = 1.061405429f;
-  erfc = erfc * t - 1.453152027f;
-  erfc = erfc * t + 1.421413741f;
-  erfc = erfc * t - 0.284496736f;
-  erfc = erfc * t + 0.254829592f;
-  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-0.72134752f * size * size));
-  return max_nan(x, 0.f) - 0.5f * size * erfc * t * e;
+  float const u = x * x;
+  float q = -3.22899101e-06f;
+  q = q * u + 8.82381719e-05f;
+  q = q * u + 0.000360274335f;
+  q = q * u - 0.105226687f;
+  q = q * u - 2.30204539f;
+  float e, y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * q));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + e));
+  return x * y;
+}
+
+// acc = f(acc), two values at a time, in a loop through which the registers move: unrolled, a long function would make
+// every kernel up to half as long again, and code that does not run costs time and registers too.
+template <class Tensor, class Function>
+__device__ __forceinline__ void each_in_a_loop(Tensor &acc, Function f) {
+  constexpr int kSize = decltype(cute::size(acc))::value, kStep = kSize % 2 == 0 ? 2 : 1;
+  CUTE_NO_UNROLL
+  for (int done = 0; done < kSize; done += kStep) {
+    float y[kStep];
+    CUTE_UNROLL
+    for (int i = 0; i < kStep; ++i) y[i] = f(acc(i));
+    CUTE_UNROLL
+    for (int i = 0; i < kSize - kStep; ++i) acc(i) = acc(i + kStep);
+    CUTE_UNROLL
+    for (int i = 0; i < kStep; ++i) acc(kSize - kStep + i) = y[i];
+  }
 }
 
 // acc = act(acc) for every element, in place. Call it on slices of the accumulator: its unrolled bodies over all of it
@@ -80,7 +96,7 @@ __device__ __forceinline__ void activate(Tensor &&acc, Problem const &p) {
   } else if (kind == Activation::kHardSwish) {
     each([](float x) { return x * min_nan(max_nan(x * (1.f / 6.f) + 0.5f, 0.f), 1.f); });
   } else if (kind == Activation::kGelu) {
-    each(gelu);
+    each_in_a_loop(acc, [](float x) { return gelu(x); });
   } else {  // tanh, through one exponential: tanhf branches
     each([](float x) { return 1.f - __fdividef(2.f, 1.f + __expf(2.f * x)); });
   }
