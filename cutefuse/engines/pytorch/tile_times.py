@@ -88,8 +88,9 @@ class TileTimer:
             return found
 
         first = node()
+        count = operand_sets(sum(t.nbytes for t in given), self.l2_bytes)
         # No copy is part of the time.
-        sets = [[first.operand(_operand(t)) for t in call.inputs] for _ in range(operand_sets(call, self.l2_bytes))]
+        sets = [[first.operand(_operand(t)) for t in call.inputs] for _ in range(count)]
         size = max(first.workspace_bytes(), 0)
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
         with shared()():
@@ -192,10 +193,10 @@ def _launch_next(node: Any, sets: Iterator[list[Any]]) -> None:
     node.launch(next(sets))
 
 
-def operand_sets(call: Call, l2_bytes: int) -> int:
-    """How many sets of operands take turns: what fills more than half of the L2 cache is not found there after the
-    layers between, so that two of them together must not fit."""
-    return 1 if sum(_meta(t).nbytes for t in call.inputs) <= l2_bytes / 2 else 2
+def operand_sets(read_bytes: int, l2_bytes: int) -> int:
+    """How many sets of operands of so many bytes take turns: what fills more than half of the L2 cache is not found
+    there after the layers between, so that two sets together must not fit."""
+    return 1 if read_bytes <= l2_bytes / 2 else 2
 
 
 def _operand(tensor: kernels.Tensor) -> Any:
