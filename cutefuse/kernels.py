@@ -233,12 +233,11 @@ def _asked_once(ask: Callable[[Call], _T]) -> Callable[[Call], _T]:
 
     @functools.wraps(ask)
     def answer(call: Call) -> _T:
-        try:
-            return known[key := call.key]
-        except KeyError:
+        if (key := call.key) not in known:
             if len(known) >= _MEMORY:
                 known.clear()
-            return known.setdefault(key, ask(call))
+            known[key] = ask(call)
+        return known[key]
 
     return answer
 

@@ -30,6 +30,17 @@ def broken(tmp_path: Path, kind: str) -> Path:
         model.graph.node[3].output[0] = "c"
     elif kind == "cycle":
         model.graph.node[0].input[0] = "y1"
+    elif kind == "cycle of one":
+        model.graph.node[0].input[0] = model.graph.node[0].output[0]
+    elif kind == "cycle through a body":
+        body = helper.make_graph(
+            [helper.make_node("Identity", ["y1"], ["inner"])], "body", [],
+            [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)],
+        )  # fmt: skip
+        either = helper.make_node("If", ["truth"], ["again"], name="if", then_branch=body, else_branch=body)
+        model.graph.initializer.append(helper.make_tensor("truth", TensorProto.BOOL, [], [True]))
+        model.graph.node[0].input[0] = "again"
+        model.graph.node.insert(0, either)
     elif kind == "short weights":
         model.graph.initializer[0].raw_data = b"1234"
     elif kind == "weights elsewhere":
@@ -37,7 +48,7 @@ def broken(tmp_path: Path, kind: str) -> Path:
         t.ClearField("raw_data")
         t.data_location = TensorProto.EXTERNAL
         t.external_data.add(key="location", value="../missing.bin")
-    if kind in ("twice", "cycle", "short weights", "weights elsewhere"):
+    if kind in ("twice", "short weights", "weights elsewhere") or kind.startswith("cycle"):
         path.write_bytes(model.SerializeToString())
     return path
 
@@ -50,6 +61,8 @@ BROKEN = {
     "empty": "no ONNX graph|is not an ONNX model",
     "twice": "tensor 'c' is defined twice",
     "cycle": "cycle through node",
+    "cycle of one": "cycle through node",
+    "cycle through a body": "cycle through node",
     "short weights": "data of tensor 'w' cannot be read",
     "weights elsewhere": "data of tensor 'w'",
 }

@@ -294,7 +294,7 @@ def gpu_timer(monkeypatch: pytest.MonkeyPatch, fails: int) -> Any:
     class Repeated:
         def __init__(self, work: Any, effort: Any) -> None:
             assert effort is tile_timer.QUICK
-            own = work.func.__self__
+            own = work.args[0]
             self.place = own.tiles().index(own.config)
             if self.place == fails:
                 raise RuntimeError("no such kernel\nand more")
@@ -303,11 +303,18 @@ def gpu_timer(monkeypatch: pytest.MonkeyPatch, fails: int) -> Any:
             return {1: 3.0, 2: 4.0}.get(self.place, 10.0)
 
     class OnCpu(tile_timer.TileTimer):
-        device, tiles_machine = "cpu", "GPU X"  # type: ignore[assignment]
+        device, tiles_machine, l2_bytes = "cpu", "GPU X", 50 << 20  # type: ignore[assignment]
 
     monkeypatch.setattr(tile_timer, "Repeated", Repeated)
     monkeypatch.setattr(tile_timer, "_operand", lambda t: torch.empty(t.dims, dtype=getattr(torch, t.dtype)))
     return OnCpu(tile_timer.QUICK)
+
+
+@pytest.mark.parametrize(("read_bytes", "sets"), [(0, 1), (50, 1), (51, 2), (400, 2)])
+def test_operands_that_the_cache_cannot_keep_take_turns(read_bytes: int, sets: int) -> None:
+    from cutefuse.engines.pytorch.tile_times import operand_sets
+
+    assert operand_sets(read_bytes, l2_bytes=100) == sets
 
 
 class TestWorkspace:

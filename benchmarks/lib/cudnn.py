@@ -328,7 +328,7 @@ def fastest(job: Job, plans: Plans, skip: Sequence[str], note: Callable[[str], N
     conv, effort = job.conv, tile_times.THOROUGH
     effort = replace(effort, graph_us=500.0, least_copies=8, most_copies=100)
     read_bytes = 2 * (conv.N * conv.C * conv.H * conv.W + conv.K * conv.C // conv.groups * conv.R * conv.S)
-    sets = 1 if read_bytes <= timing.l2_bytes() / 2 else 2
+    sets = tile_times.operand_sets(read_bytes, timing.l2_bytes())
     launches = candidates(job, plans, sets, skip, note)
     names, graphs = list(launches), dict[int, tile_times.Repeated]()
     for i, name in enumerate(names):

@@ -35,9 +35,10 @@ def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], op_type
     calls: dict[str, list[Call]] = {op_type: [] for op_type in (*(c.op_type for c in new.values()), *op_types)}
     for node in fused_nodes(model):
         if node.op_type in calls:
-            call = new.get(node.name) or graph_call(node, graph)
+            if (call := new.get(node.name)) is None:
+                call = graph_call(node, graph)
+                complete(node, call)
             calls[node.op_type].append(call)
-            complete(node, call)
     remove_bodies(model, calls)
     model.functions.extend(body_for(served, graph.opset) for served in calls.values())
     if model.ir_version < MIN_BODY_IR:

@@ -67,6 +67,8 @@ def _pair(graph: Graph, node: NodeProto) -> tuple[str, str] | None:
 def write(model: onnx.ModelProto, silus: Sequence[Silu]) -> None:
     """Write those that are not `left` in their tanh form; tensors keep their names."""
     chosen = {s.y: s for s in silus if not s.left}
+    if not chosen:
+        return
     gates = {s.gate for s in chosen.values() if s.gate}
     taken = {n.name for n in model.graph.node} | {o for n in model.graph.node for o in n.output}
     taken |= {v.name for v in (*model.graph.input, *model.graph.initializer)}

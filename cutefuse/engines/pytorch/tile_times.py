@@ -10,9 +10,9 @@ import functools
 import hashlib
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,12 @@ class TileTimer:
         return f"{torch.cuda.get_device_name()}, driver {_driver() or 'unknown'}"
 
     @cached_property
+    def l2_bytes(self) -> int:
+        import torch
+
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+
+    @cached_property
     def tiles_machine(self) -> str:
         return f"{self.gpu}, cutefuse {cutefuse.__version__} {_digest(cutefuse.plugin_path())}"
 
@@ -82,8 +88,9 @@ class TileTimer:
             return found
 
         first = node()
+        count = operand_sets(sum(t.nbytes for t in given), self.l2_bytes)
         # No copy is part of the time.
-        sets = [[first.operand(_operand(t)) for t in call.inputs] for _ in range(_operand_sets(call))]
+        sets = [[first.operand(_operand(t)) for t in call.inputs] for _ in range(count)]
         size = max(first.workspace_bytes(), 0)
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
         with shared()():
@@ -93,7 +100,7 @@ class TileTimer:
                 own = node(tile)
                 own.workspace = workspace
                 try:
-                    graphs[tile] = Repeated(map(own.launch, cycle(sets)).__next__, self.effort)
+                    graphs[tile] = Repeated(partial(_launch_next, own, cycle(sets)), self.effort)
                 except (CutefuseError, RuntimeError) as error:
                     reasons.append(f"tile {own.tile_name} of {call.op_type} was not timed: {first_line(error)}")
             if not graphs:
@@ -182,13 +189,14 @@ def _meta(tensor: kernels.Tensor) -> Any:
     return torch.empty(tensor.dims, dtype=_dtype(tensor), device="meta")
 
 
-def _operand_sets(call: Call) -> int:
-    """How many sets of operands take turns: one that fills more than half of the L2 cache is not found there after the
-    layers between, so that two together must not fit."""
-    import torch
+def _launch_next(node: Any, sets: Iterator[list[Any]]) -> None:
+    node.launch(next(sets))
 
-    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    return 1 if sum(_meta(t).nbytes for t in call.inputs) <= l2_bytes / 2 else 2
+
+def operand_sets(read_bytes: int, l2_bytes: int) -> int:
+    """How many sets of operands of so many bytes take turns: what fills more than half of the L2 cache is not found
+    there after the layers between, so that two sets together must not fit."""
+    return 1 if read_bytes <= l2_bytes / 2 else 2
 
 
 def _operand(tensor: kernels.Tensor) -> Any:
