@@ -17,6 +17,11 @@ struct ImageTraits {
   using Element = Element_;
   static constexpr Tile kTile = Row::kTile;
   static constexpr int kBytes = sizeof(Element), kThreads = kTile.threads();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // here the compiler takes more registers, and would spill two
+  static constexpr int kBlocks = kThreads > 128 ? 1 : kTile.blocks_per_sm;
+#else
+  static constexpr int kBlocks = kTile.blocks_per_sm;
+#endif
   static_assert(kBytes == 2 && kThreads >= ImageCut::kMostFilters);
 };
 
@@ -128,7 +133,7 @@ __device__ __forceinline__ void copy_filters(Params const &params, ImageTile con
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks_per_sm)
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     conv_sm80_image(Params const __grid_constant__ params) {
   using Output = typename Traits::Element;
   constexpr int kUnit = ImageCut::kUnitBytes, kMostFilters = ImageCut::kMostFilters, kThreads = Traits::kThreads;
