@@ -95,7 +95,5 @@ class TestOnAGpu:
 
     def test_a_chain_of_launches_sees_each_result(self) -> None:
         shape = problems.emulable(Problem(1, 64, 64, (8,), 8, **SAME, activation="Tanh"))
-        stages = [problems.instantiate(shape, "float16", seed) for seed in range(6)]
-        for previous, stage in zip(stages, stages[1:], strict=False):
-            stage.call.inputs[0] = previous.call.outputs[0]
+        stages = gpu_checks.chained([problems.instantiate(shape, "float16", seed) for seed in range(6)])
         gpu_checks.assert_dependent_launches_wait(stages, TILE)

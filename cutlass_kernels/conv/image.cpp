@@ -6,7 +6,7 @@
 namespace cutefuse::conv {
 namespace {
 
-constexpr int kMostChannels = 8;                 // the kernel would take 32, more slowly than others
+constexpr int kMostChannels = 8;                 // the kernel takes 32, but what more than 8 cost is not modelled
 constexpr int kMostShared = 80 << 10;            // of a block: two fit where a multiprocessor has the most
 constexpr int kWidth = 32;                       // outputs of a row that a warp computes at a time: a part
 constexpr int kMostAcross = 5, kMostRounds = 4;  // parts of a block in a row; parts of each of its warps
