@@ -31,7 +31,7 @@ from benchmarks.lib import rows as table_rows  # noqa: E402
 from benchmarks.lib.targets import PEAK_BYTES, PEAK_FLOPS  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
 
-SETS = ("conv", "latency", "single_source", "few_filters", "odd_filters")
+SETS = ("conv", "latency", "single_source", "few_filters", "odd_filters", "few_channels")
 WARM_SETS = 2  # of operands: a network's tensors are in the L2 cache, but the same launch does not find its own output
 OURS = {"ours": "", "ours_sm80": "sm80"}  # variant -> what the names of its tiles begin with
 CUDNN_S = 120.0  # for compiling plans of cuDNN's graph API, at most

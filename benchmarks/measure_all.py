@@ -42,6 +42,7 @@ STEPS = {
     "single_source": Step("concat_conv.py", ["--set", "single_source", *SMALL_MAPS], 90),
     "few_filters": Step("concat_conv.py", ["--set", "few_filters", "--tiles", "all"], 60),
     "odd_filters": Step("concat_conv.py", ["--set", "odd_filters", *SMALL_MAPS], 60),
+    "few_channels": Step("concat_conv.py", ["--set", "few_channels", *SMALL_MAPS], 60),
     "forms": Step("concat_conv_forms.py", [], 60),
     "forms_float32": Step("concat_conv_forms.py", ["--dtype", "float32"], 60),
     "pre_activation": Step("pre_activation.py", [], 60, json=""),

@@ -33,7 +33,7 @@ from cutefuse.output import write_text  # noqa: E402
 PAGE = ROOT / "docs" / "measured.md"
 RESULTS = ROOT / "benchmarks" / "results"
 MARKED = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- /results -->)", re.S)
-SETS = ("conv", "latency", "single_source", "few_filters", "odd_filters")
+SETS = ("conv", "latency", "single_source", "few_filters", "odd_filters", "few_channels")
 LAYER_COLUMNS = ("shape", "floor", "ours", "compile", "cudnn_precat", "cudnn_bare", "/unfused", "/precat", "/bare")
 TITLES = {"compile": "torch.compile", "cudnn_precat": "cuDNN", "cudnn_bare": "cuDNN, best plan"}
 DEFAULT = "default"

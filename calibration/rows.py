@@ -98,10 +98,13 @@ def convolution_of(call: Call) -> Convolution:
 
 def tile_sets() -> dict[str, list[tuple[str, Call, Tiles]]]:
     """What is called so -> name, call and times of each of its shapes."""
-    known = shapes("conv", "latency", "single_source")
+    known = shapes("conv", "latency", "single_source", "few_channels")
     sets: dict[str, list[tuple[str, Call, Tiles]]] = {}
     sets["float16, benchmark shapes"] = [
         (name, call_of(known[name]), tiles) for (name,), tiles in _tiles("tiles_h200.csv").items()
+    ]
+    sets["float16, images and wide early maps"] = [
+        (name, call_of(known[name]), tiles) for (name,), tiles in _tiles("tiles_images_h200.csv").items()
     ]
     sets["float16, random layers"] = [
         (" ".join(layer), _random_call(layer), tiles) for layer, tiles in _tiles("random_layers_h200.csv").items()

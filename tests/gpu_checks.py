@@ -88,6 +88,13 @@ def assert_replays_equal_eager(instance: Any, tiles: Sequence[int] | None = None
             assert torch.equal(instance.output()[0], eager), f"tile {config}"
 
 
+def chained(stages: Sequence[Any]) -> Sequence[Any]:
+    """The stages, each of which reads what the one before it wrote."""
+    for previous, stage in zip(stages, stages[1:], strict=False):
+        stage.call.inputs[0] = previous.call.outputs[0]
+    return stages
+
+
 def assert_dependent_launches_wait(stages: Sequence[Any], config: int) -> None:
     """One tile, launched for each instance in turn, of which each reads what the one before wrote, gives the same bits
     whether or not the host waits in between: programmatic dependent launch starts a kernel early."""

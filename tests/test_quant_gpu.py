@@ -165,9 +165,9 @@ def test_a_chain_of_launches_sees_each_result(size: int) -> None:
     problem = problems.emulable(problems.Problem(1, size, size, (64,), 64, 3, 3, pads=(1, 1, 1, 1), activation="Tanh"))
     first = quant_problems.instantiate(problem, "int8", one_scale=True)
     for config in emulated.compiled(first, kernels.configs(first.call)):
-        stages = [quant_problems.instantiate(problem, "int8", one_scale=True, seed=seed) for seed in range(6)]
-        for previous, stage in zip(stages, stages[1:], strict=False):
-            stage.call.inputs[0] = previous.call.outputs[0]
+        stages = gpu_checks.chained(
+            [quant_problems.instantiate(problem, "int8", one_scale=True, seed=seed) for seed in range(6)]
+        )
         gpu_checks.assert_dependent_launches_wait(stages, config)
 
 

@@ -280,9 +280,7 @@ class TestOnHopper:
         shape = problems.Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh")
         shape = problems.emulable(shape)
         for config in (105, 110, 121, 126, 131, 154):
-            stages = [problems.instantiate(shape, "float16", seed) for seed in range(6)]
-            for previous, stage in zip(stages, stages[1:], strict=False):
-                stage.call.inputs[0] = previous.call.outputs[0]
+            stages = gpu_checks.chained([problems.instantiate(shape, "float16", seed) for seed in range(6)])
             gpu_checks.assert_dependent_launches_wait(stages, config)
 
     @pytest.mark.skipif(problems.SANITIZED, reason="times mean nothing under compute-sanitizer")

@@ -4,6 +4,7 @@
 
 #include "architecture.h"
 #include "conv/checks.h"
+#include "conv/image.h"
 #include "device.h"
 
 namespace cutefuse::conv {
@@ -69,10 +70,12 @@ Target::Target(Call const &call)
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
+  if (char const *const why = tile.image ? obstacle_to_image(tile, p) : nullptr) return why;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
   if (sized && output_tiles(tile, p) > kMostBlocks) return "images of more than 2^31 blocks";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
+  if (tile.image) return nullptr;
   if (tile.few_channels && !has_few_channels(p)) return "more than a vector of channels, or one tap";
   char const *const taps = tile.halo_rows > 0 ? obstacle_to_taps(tile, p) : nullptr;
   if (taps != nullptr) return taps;
@@ -90,6 +93,7 @@ bool runs(Tile const &tile, Problem const &p, std::int32_t sm) {
 }
 
 std::int64_t output_tiles(Tile const &tile, Problem const &p) {
+  if (tile.image) return cut_of(tile, p).blocks(p.N);
   return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
 }
 
@@ -134,6 +138,7 @@ double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   // From the end of the kernel before it to the end of its last stores, apart from its tiles. An early start was timed
   // to save 0.8 to 1.3 us.
   double const start_us = starts_early(tile, p, target) ? 1.2 : 2.3;
+  if (tile.image) return start_us + image_us(tile, p, target.sm_count);
   double const together[] = {0.0, 1.0, 1.45, tile.takes(Type::kInt8) ? 1.8 : 2.2, 2.2};
   int const splits = splits_of(tile, p, target), resident = resident_blocks(tile, target.sm);
   std::int64_t const blocks = output_tiles(tile, p) * splits;

@@ -6,6 +6,27 @@
 
 namespace cutefuse::conv {
 
+// What a block of an image tile computes (image.cpp), and its shared memory: pixels, filters, biases, offsets.
+struct ImageCut {
+  int shift;          // 1 << shift units of 4 channels in a pixel
+  int steps;          // of the reduction, four units each
+  int filters;        // of a block, in whole groups of 16
+  int filter_tiles;   // blocks with the same pixels
+  int height, width;  // outputs of a block
+  int across, down;   // blocks of an image
+  int rows, span;     // of pixels under them; units of a row
+  int columns_bytes;  // between pixels under outputs 8 columns apart
+  int ld, stored;     // channels of an output's pixel, and those to write: all that exist, and pad lanes
+  int shared_bytes;
+  static constexpr int kUnitBytes = 8, kMostFilters = 64;
+
+  // Four units more than there are filters: the four units of a step then touch different banks.
+  CUTEFUSE_HOST_DEVICE int pitch() const { return filters + 4; }
+  CUTEFUSE_HOST_DEVICE int pixels_bytes() const { return (rows * span * kUnitBytes + 15) / 16 * 16; }
+  CUTEFUSE_HOST_DEVICE int filters_bytes() const { return steps * 4 * pitch() * kUnitBytes; }
+  std::int64_t blocks(int images) const { return std::int64_t(images) * down * across * filter_tiles; }
+};
+
 struct Params {
   Problem problem;
   void const *x[kMaxSources];  // at each source's first channel
@@ -30,6 +51,8 @@ struct Params {
   int side_by_side;  // 1 under a 1x1 filter over channels-last pixels: a source's channel blocks follow each other in
                      // memory, so that its k-tiles are one run
   bool pointwise;    // output pixel m reads pixel m of every source, and no other
+
+  ImageCut cut;  // of image tiles
 
   void set_steps() {
     Problem const &p = problem;
@@ -73,6 +96,7 @@ enum TileOption : unsigned {
   kAlsoPreActivated = 1 << 7,   // pre_activates of both
   kBlockPairs = 1 << 8,         // Hopper: Sm90Tile::pairs
   kFewChannels = 1 << 10,       // Ampere: Tile::few_channels
+  kImage = 1 << 13,             // Ampere: Tile::image
   kOnlyPreActivated = 1 << 11,  // Hopper: pre_activates, not plain
   kMulticastPixels = 1 << 9,    // Hopper: two blocks with different filters share their pixels
 };
@@ -83,6 +107,7 @@ enum class Group {
   kTaps,                // Ampere: the taps of a filter row share their pixels
   kEnlarged,            // Ampere: enlarged sources
   kPieces,              // Ampere: copies of fewer than 16 bytes, for pixels of any stride
+  kImage,               // Ampere: images, copied once for all taps
   kSums,                // Ampere: kPlain with float32 sums of earlier sources
   kTapsSums,            // Ampere: kTaps with float32 sums of earlier sources
   kHopper,              // Hopper: all tiles but the small ones

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "conv/sm80/image.cuh"
 #include "conv/sm80/main_loop.cuh"
 #include "conv/sm80/split.cuh"
 
@@ -30,7 +31,13 @@ Kernels find_sm80(int tile_id, std::index_sequence<kRows...>) {
     constexpr bool kPre = kGroup == Group::kPreActivated;
     constexpr bool kTakes = kTile.type_bytes == sizeof(Element) && kTile.float8 == Numbers<Element>::kInexact;
     if constexpr (kTakes && (kPre ? kTile.pre_activates : kTile.group() == kGroup)) {
-      if (tile_id == kTile.id) found = sm80_kernels<Sm80<Element, Row<kTiles, decltype(row)::value>, kPre>>();
+      if (tile_id != kTile.id) return;
+      if constexpr (kTile.image) {
+        using Traits = ImageTraits<Element, Row<kTiles, decltype(row)::value>>;
+        found.main = {reinterpret_cast<void const *>(&conv_sm80_image<Traits>), kTile.threads(), 0};
+      } else {
+        found = sm80_kernels<Sm80<Element, Row<kTiles, decltype(row)::value>, kPre>>();
+      }
     }
   };
   (visit(std::integral_constant<std::size_t, kRows>{}), ...);

@@ -33,17 +33,20 @@ struct Tile {
   // channels allow.
   int copy_bytes;
   // The cost model: the time that a block takes alone on a multiprocessor, for every channel of the reduction, and for
-  // its start and end. Fitted on an H200 to the shapes of benchmarks/conv_shapes.json.
+  // its start and end. Fitted on an H200 to the shapes of benchmarks/conv_shapes.json. Of image tiles, a warp's time
+  // for 32 outputs (image.cpp).
   double channel_ns, block_us;
   int halo_rows;  // > 0: the taps of a filter row share their pixels, and a stage holds up to m + halo_rows of them
   Sums sums;
   bool pre_activates;  // has a second kernel, for pre-activated sources
   bool float8;         // multiplies float8, and nothing else
   bool few_channels;   // takes one source of at most a vector of channels alone: a k-tile is as many taps as vectors
+  bool image;          // takes an image of at most 8 channels alone, in pixels of any stride (image.cuh)
   constexpr bool takes(Type type) const { return type_bytes == size_of(type) && float8 == (type == Type::kFloat8); }
   constexpr std::uint32_t needs() const { return float8 ? kFloat8Mma : kNoFeature; }
   constexpr bool drains() const { return sums != Sums::kNone; }
   constexpr Group group() const {
+    if (image) return Group::kImage;
     if (copy_bytes < 16) return Group::kPieces;
     if (upsamples) return Group::kEnlarged;
     if (halo_rows > 0) return drains() ? Group::kTapsSums : Group::kTaps;
@@ -93,7 +96,7 @@ constexpr Tile make_tile(int id, char const *name, TypeSize type, TileSize size,
   tile.halo_rows = has(kSharedTaps) ? halo_rows_of(type) : 0;
   tile.sums = has(kSumsInRegisters) ? Sums::kRegisters : has(kSumsInShared) ? Sums::kShared : Sums::kNone;
   tile.pre_activates = has(kAlsoPreActivated);
-  tile.few_channels = has(kFewChannels);
+  tile.few_channels = has(kFewChannels), tile.image = has(kImage);
   return tile;
 }
 

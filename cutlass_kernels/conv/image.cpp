@@ -1,0 +1,73 @@
+#include "conv/image.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cutefuse::conv {
+namespace {
+
+constexpr int kMostChannels = 8;                 // the kernel takes 32, but what more than 8 cost is not modelled
+constexpr int kMostShared = 80 << 10;            // of a block: two fit where a multiprocessor has the most
+constexpr int kWidth = 32;                       // outputs of a row that a warp computes at a time: a part
+constexpr int kMostAcross = 5, kMostRounds = 4;  // parts of a block in a row; parts of each of its warps
+
+// How long a launch takes, about, in the time that a part takes a warp alone. Copying takes as long as two parts. Where
+// the instructions of many warps compete on an H200's 132 multiprocessors, both take longer.
+double length(Tile const &tile, ImageCut const &cut, std::int64_t blocks) {
+  int const parts = cut.width / kWidth * cut.height;
+  double const on_sm = double(blocks) / 132, warps = on_sm * tile.warps_m;
+  double const waves = std::max(1.0, on_sm / tile.blocks_per_sm);
+  return 2 * std::max(1.0, 0.05 * warps) + std::max(ceil_div(parts, tile.warps_m) * waves, 0.09 * on_sm * parts);
+}
+
+}  // namespace
+
+ImageCut cut_of(Tile const &tile, Problem const &p) {
+  int const P = p.P > 0 ? p.P : 1, Q = p.Q > 0 ? p.Q : kWidth;  // a size that is not known stands in no way
+  int const parts = ceil_div(Q, kWidth);
+  ImageCut cut{};
+  while (4 << cut.shift < p.C[0]) ++cut.shift;
+  cut.steps = ceil_div(p.R * p.S << cut.shift, 4);
+  cut.filters = ceil_div(std::min(p.K, ImageCut::kMostFilters), 16) * 16;
+  cut.filter_tiles = ceil_div(p.K, cut.filters);
+  cut.ld = int(p.ranges[0].ld), cut.stored = owns_pad_lanes(p, p.ranges[0]) ? cut.ld : p.K;
+  ImageCut best = cut;
+  double shortest = 0;
+  for (int across = parts; across >= ceil_div(parts, kMostAcross); --across) {
+    cut.width = ceil_div(parts, across) * kWidth, cut.across = ceil_div(Q, cut.width);
+    for (cut.height = 1; cut.height <= std::min(P, kMostRounds * tile.warps_m * kWidth / cut.width); ++cut.height) {
+      cut.down = ceil_div(P, cut.height);
+      std::int64_t const rows = std::int64_t(cut.height - 1) * p.stride_h + std::int64_t(p.R - 1) * p.dilation_h + 1;
+      std::int64_t const span = std::int64_t(cut.width - 1) * p.stride_w + std::int64_t(p.S - 1) * p.dilation_w + 1;
+      if (std::max({rows, span, rows * span}) * ImageCut::kUnitBytes > kMostShared) break;
+      cut.rows = int(rows), cut.span = int(span) << cut.shift;
+      cut.columns_bytes = (8 * p.stride_w << cut.shift) * ImageCut::kUnitBytes;
+      cut.shared_bytes = cut.pixels_bytes() + cut.filters_bytes() + ImageCut::kMostFilters * 4 + cut.steps * 16;
+      if (cut.shared_bytes > kMostShared) break;
+      double const now = length(tile, cut, cut.blocks(p.N));
+      if (best.height == 0 || now < shortest) best = cut, shortest = now;
+    }
+  }
+  return best;
+}
+
+char const *obstacle_to_image(Tile const &tile, Problem const &p) {
+  if (p.sources > 1 || p.outputs > 1 || p.residual != Residual::kNone) return "several sources, outputs or a residual";
+  if (p.C[0] > kMostChannels) return "more than 8 channels";
+  return cut_of(tile, p).height > 0 ? nullptr : "filters or strides this large";
+}
+
+double image_us(Tile const &tile, Problem const &p, int sm_count) {
+  constexpr double kCopyUs = 3.0;      // of the first pixels and filters
+  constexpr double kActivationUs = 5;  // of 16 filters by exponentials, whose latency the other warps hide
+  constexpr int kSchedulers = 4;       // of a multiprocessor
+  ImageCut const cut = cut_of(tile, p);
+  Activation const kind = p.activation;
+  bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
+  double const activation_us = clamps ? 0 : cut.filters / 16 * kActivationUs / (tile.blocks_per_sm * tile.warps_m);
+  double const part_us = cut.steps * cut.filters * tile.channel_ns * 1e-3 + tile.block_us + activation_us;
+  double const parts = double(cut.blocks(p.N)) * cut.height * cut.width / kWidth;
+  return kCopyUs + std::max(1.0, parts / (kSchedulers * sm_count)) * part_us;
+}
+
+}  // namespace cutefuse::conv

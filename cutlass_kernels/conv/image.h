@@ -1,0 +1,18 @@
+// How image tiles cut a problem into blocks, and how long those take. Host code.
+#pragma once
+
+#include "conv/sm80/tiles.h"
+
+namespace cutefuse::conv {
+
+// `height` is 0 where nothing fits the shared memory.
+ImageCut cut_of(Tile const &tile, Problem const &p);
+
+// As obstacle_of, which calls it.
+char const *obstacle_to_image(Tile const &tile, Problem const &p);
+
+// As sm80_us, from the start of the kernel's blocks on. Fitted on an H200 to the shapes of
+// benchmarks/few_channels_shapes.json; `make calibrate` judges it by calibration/data/tiles_images_h200.csv.
+double image_us(Tile const &tile, Problem const &p, int sm_count);
+
+}  // namespace cutefuse::conv

@@ -1,0 +1,137 @@
+"""The tiles for images, whose block copies its pixels once: what they take and what they compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gpu_checks
+import problems
+import pytest
+from problems import Problem
+from test_sm90 import call, library_or_skip
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+from cutefuse.operators import conv_call, conv_math
+from cutefuse.operators.conv_form import Form, Source
+
+TILES = (50, 51)  # 16 and 64 filters at a time
+SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
+IMAGE = Problem(1, 64, 64, (3,), 32, **SAME, strides=(2, 2), activation="Silu")
+
+
+def takes(problem: Problem, dtype: str = "float16", sm: int = 90) -> bool:
+    library_or_skip()
+    ids = kernels.configs(call(problem, dtype, sm))
+    assert (TILES[0] in ids) == (TILES[1] in ids)
+    return TILES[0] in ids
+
+
+class TestLegality:
+    @pytest.mark.parametrize("channels", [1, 3, 4, 5, 8])
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_up_to_8_channels(self, channels: int, dtype: str) -> None:
+        assert takes(replace(IMAGE, C=(channels,)), dtype)
+
+    def test_one_is_the_first_guess_for_images(self) -> None:
+        """On the shapes on which it was timed as the fastest, out of the L2 cache of an H200."""
+        library_or_skip()
+        for problem in (
+            replace(IMAGE, H=640, W=640, K=16),
+            replace(IMAGE, H=640, W=640, N=8),
+            replace(IMAGE, H=224, W=224, K=64, R=7, S=7, pads=(3, 3, 3, 3)),
+        ):
+            assert kernels.configs(replace(call(problem), sm_count=132, _keep=[]))[0] in TILES
+
+    @pytest.mark.parametrize(
+        ("change", "obstacle"),
+        [
+            ({"C": (9,)}, "more than 8 channels"),
+            ({"C": (3, 3)}, "several sources, outputs or a residual"),
+            ({"R": 16, "S": 16, "K": 64}, "filters or strides this large"),
+            ({"strides": (16, 63), "C": (8,)}, "filters or strides this large"),
+            ({"H": 4000, "W": 4000, "dilations": (1024, 1024)}, "filters or strides this large"),
+        ],
+    )
+    def test_all_else_has_other_tiles(self, change: dict[str, object], obstacle: str) -> None:
+        problem = replace(IMAGE, **change)  # type: ignore[arg-type]
+        assert not takes(problem)
+        with pytest.raises(CutefuseError, match=obstacle):
+            kernels.Launcher(replace(call(problem), config=TILES[0], _keep=[]))
+
+    def test_float32_has_other_tiles(self) -> None:
+        assert not takes(IMAGE, "float32")
+
+    @pytest.mark.parametrize(
+        ("form", "outputs"),
+        [
+            (Form(1, "Relu", pre_activated=True), [32]),
+            (Form(1, "Silu", residual="after"), [32]),
+            (Form(1, "Silu", outputs=2), [16, 16]),
+        ],
+    )
+    def test_other_forms_have_other_tiles(self, form: Form, outputs: list[int]) -> None:
+        library_or_skip()
+        geometry = conv_math.Geometry((3, 3), pads=(1,) * 4)
+        ids = kernels.configs(conv_call.make_call(form, [Source((2, 8, 20, 20), 8)], outputs, geometry, "float16", {}))
+        assert ids and not {*TILES} & {*ids}
+
+
+CORNERS = [
+    Problem(1, 20, 22, (3,), 16, **SAME, strides=(2, 2), activation="Silu"),
+    Problem(1, 30, 34, (3,), 64, 7, 7, strides=(2, 2), pads=(3, 3, 3, 3), activation="Relu"),
+    Problem(2, 17, 15, (8,), 72, **SAME, activation="Relu"),
+    Problem(1, 13, 19, (1,), 40, 5, 1, pads=(2, 0, 2, 0)),
+    Problem(1, 33, 31, (4,), 32, 6, 6, strides=(2, 2), pads=(2, 2, 2, 2), activation="Silu"),
+    Problem(3, 40, 30, (6,), 65, 3, 5, pads=(3, 0, 1, 4), dilations=(3, 2), activation="Tanh"),
+    Problem(1, 60, 60, (3,), 48, 8, 8, strides=(8, 8)),
+    Problem(1, 60, 60, (3,), 96, 4, 4, strides=(4, 4), activation="Sigmoid"),
+    Problem(2, 18, 70, (8,), 32, **SAME, strides=(2, 2), activation="Silu"),
+    Problem(1, 19, 67, (7,), 64, **SAME, activation="Clip"),
+    Problem(1, 21, 35, (6,), 18, 1, 1, activation="Sigmoid"),
+    Problem(1, 33, 37, (5,), 130, 2, 3, pads=(1, 0, 0, 2), strides=(1, 2), activation="LeakyRelu"),
+    Problem(1, 40, 41, (3,), 5, **SAME, strides=(2, 2), activation="Sigmoid", dense=True),
+    Problem(1, 23, 50, (5,), 30, **SAME, activation="Sigmoid", dense=True),
+    Problem(2, 16, 33, (4,), 12, 5, 5, pads=(2,) * 4, activation="HardSwish", dense=True),
+    Problem(1, 12, 65, (3,), 33, **SAME, dilations=(1, 2), activation="Silu", dense=True),
+    Problem(1, 17, 33, (8,), 16, **SAME, starts=(8,), tail=4, activation="Silu"),
+    Problem(1, 17, 33, (6,), 16, **SAME, starts=(3,), tail=2, activation="Silu", dense=True),
+    Problem(1, 320, 320, (3,), 48, **SAME, strides=(2, 2), activation="Silu"),
+]
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("index", range(len(CORNERS)))
+    def test_corner_sizes_match_float64(self, index: int, dtype: str) -> None:
+        instance = problems.instantiate(problems.affordable(CORNERS[index]), dtype, index)
+        assert {*TILES} <= {*kernels.configs(instance.call)}
+        gpu_checks.assert_every_tile_is_right(instance, TILES)
+
+    @pytest.mark.parametrize("channels", [3, 7])
+    def test_nan_and_infinity_reach_the_outputs_under_their_taps_and_no_other(self, channels: int) -> None:
+        """The last mma step has fewer taps than it could, whose filters are zeros: NaN times those would be NaN."""
+        problem = Problem(2, 21, 39, (channels,), 18, **SAME, strides=(2, 1), activation="LeakyRelu")
+        instance = problems.instantiate(problem, "float16")
+        pixels = instance.buffers[0].view.view(2, 21, 39, -1)
+        for (n, h, w, c), value in {(0, 0, 0, 1): "nan", (0, 9, 13, 2): "inf", (1, 20, 38, 0): "nan"}.items():
+            pixels[n, h, w, c] = instance.x[0][n, c, h, w] = float(value)
+        truth, bound = problems.reference(instance)
+        for tile in TILES:
+            instance.run(tile)
+            values = instance.output()[0].double()
+            assert bool((values.isnan() == truth.isnan()).all()), tile
+            assert bool((values[truth.isinf()] == truth[truth.isinf()]).all()), tile
+            near = truth.isfinite()
+            assert bool(((values - truth).abs() <= bound)[near].all()), tile
+            assert 0 < int((~near).sum()) < near.numel() / 20
+
+    def test_replays_of_a_graph_equal_eager_runs(self) -> None:
+        instance = problems.instantiate(problems.affordable(CORNERS[0]), "float16")
+        gpu_checks.assert_replays_equal_eager(instance, TILES)
+
+    def test_a_chain_of_launches_sees_each_result(self) -> None:
+        shape = problems.emulable(Problem(1, 64, 64, (8,), 8, **SAME, activation="Tanh"))
+        stages = gpu_checks.chained([problems.instantiate(shape, "float16", seed) for seed in range(6)])
+        gpu_checks.assert_dependent_launches_wait(stages, TILES[0])
