@@ -109,6 +109,11 @@ class Call:
     sm_count: int = 0
     _keep: list[Any] = field(default_factory=list, repr=False, compare=False)
 
+    @property
+    def dtype(self) -> str:
+        """The type of its activations: that of its first input, or of the filter of an image."""
+        return self.inputs[1 if self.op_type in _of_images() else 0].dtype
+
     @functools.cached_property
     def key(self) -> Hashable:
         """Equal for calls that ask the library for the same, whatever memory they are given."""
@@ -164,9 +169,14 @@ def facts(op_type: str) -> dict[str, Any]:
 
     inputs, outputs (counts), kind ("convolution", "norm", "norm_backward"), sources, activation ("" for none; the
     others are `describe()["activations"]`), residual (None, "before" or "after" the activation), view, quantised,
-    layer, pre_activated, types, output_types. Raises KernelError for an unknown op_type.
+    layer, pre_activated, image, types, output_types. Raises KernelError for an unknown op_type.
     """
     return dict(next(v for v in operator_of(op_type)["variants"] if v["op_type"] == op_type))
+
+
+@functools.cache
+def _of_images() -> frozenset[str]:
+    return frozenset(v["op_type"] for op in describe()["ops"] for v in op["variants"] if v["image"])
 
 
 def facts_in(text: str) -> dict[str, Any] | None:

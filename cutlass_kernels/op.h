@@ -78,7 +78,8 @@ struct Config {
 
 constexpr std::uint32_t bit_of(Type type) { return 1u << static_cast<std::int32_t>(type); }
 constexpr std::uint32_t kQuantisedTypes = bit_of(Type::kInt8) | bit_of(Type::kFloat8);
-constexpr std::uint32_t kFloatTypes = bit_of(Type::kFloat32) | bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
+constexpr std::uint32_t kHalfTypes = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
+constexpr std::uint32_t kFloatTypes = kHalfTypes | bit_of(Type::kFloat32);
 
 // A tile that left the table, and the tile that replaces it where an engine asks for it and that one can run the call.
 // Where it cannot, the best guess replaces both.

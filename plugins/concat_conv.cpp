@@ -15,7 +15,8 @@ Port port(Variant const &variant, std::int32_t pos) {
   if (pos == bias) return {TypeRule::kFloat32, Layout::kLinear};
   bool const vector = variant.facts.pre_activated && (pos == bias + 1 || pos == bias + 2);  // its scale and shift
   if (vector) return {TypeRule::kActivation, Layout::kLinear};
-  return {TypeRule::kActivation, Layout::kChannelsLast};
+  bool const planes = variant.facts.image && pos < filter;
+  return {TypeRule::kActivation, planes ? Layout::kLinear : Layout::kChannelsLast};
 }
 
 char const *shapes(ShapeCall const &call) {

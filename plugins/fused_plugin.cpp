@@ -101,7 +101,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       }
       for (std::int32_t i = 0; i < num_out; ++i) {
         TypeRule const rule = rules_.port(variant(), num_in + i).type;
-        out[i] = rule == TypeRule::kFloat32 ? DataType::kFLOAT : rule == TypeRule::kNamed ? named_type() : in[0];
+        out[i] = rule == TypeRule::kFloat32 ? DataType::kFLOAT : rule == TypeRule::kNamed ? named_type() : in[leader()];
       }
       return nullptr;
     });
@@ -123,7 +123,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
       if (pos < 0 || pos >= num_in + num_out) return sentence("tensor %d does not exist", pos);
-      if (!fits(tensors[pos].desc, tensors[0].desc, pos)) return nullptr;
+      if (!fits(tensors[pos].desc, tensors[std::min(pos, leader())].desc, pos)) return nullptr;
       // The operator judges when all is known, which is at the last position; no document promises output sizes here.
       bool const known = pos + 1 == num_in + num_out && tensors[pos].desc.dims.nbDims > 0;
       char const *reason = known ? reject(tensors, tensors + num_in) : nullptr;
@@ -261,6 +261,8 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
 
   std::int32_t const *axes() const { return AttrCall{op_, node_->values.data()}.axes(); }
   bool is_nhwc() const { return axes() != kAxes[0]; }
+  // The input that has the activation type.
+  std::int32_t leader() const { return variant().facts.image ? variant().facts.sources : 0; }
 
   Variant const &variant() const { return op_.variants[variant_index_]; }
   char const *name() const { return variant().op_type; }
@@ -290,7 +292,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       if (desc.dims.nbDims < 0 || desc.dims.nbDims > kMaxRank) {
         return sentence("tensor %d has rank %d, 0 to %d are allowed", i, desc.dims.nbDims, kMaxRank);
       }
-      if (!fits(desc, desc_of(in[0]), i)) {
+      if (!fits(desc, desc_of(in[std::min(i, leader())]), i)) {
         return sentence("tensor %d has data type %d in format %d, which was never offered; rebuild the engine", i,
                         int(desc.type), int(desc.format));
       }

@@ -15,7 +15,8 @@ constexpr char const *kPluginVersion = "1";
 constexpr char const *kPluginNamespace = "cutefuse";
 constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one node
 
-// The activation type of a node is that of its first input: float32, float16 or bfloat16. kQuantised: int8 or
+// The activation type of a node is that of its first input, of an image's that of its filter: float32, float16 or
+// bfloat16. kQuantised: int8 or
 // float8, as the first input. kNamed: the type that PluginRules::named_type reads from the attributes.
 enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32, kQuantised, kNamed };
 
@@ -65,7 +66,9 @@ struct ShapeCall : AttrCall {
   nvinfer1::DimsExprs *outputs;
   nvinfer1::IExprBuilder &builder;
   // `axis` counts N, C, H, W.
-  Expr dim(std::int32_t input, std::int32_t axis) const { return {builder, inputs[input].d[axes()[axis]]}; }
+  Expr dim(std::int32_t input, std::int32_t axis) const {
+    return {builder, inputs[input].d[(variant.facts.image ? kAxes[0] : axes())[axis]]};
+  }
   nvinfer1::IDimensionExpr const *&out_dim(std::int32_t output, std::int32_t axis) const {
     return outputs[output].d[axes()[axis]];
   }

@@ -6,7 +6,7 @@ of every op_type in milliseconds, and numbers (alpha, lo, hi, epsilon, scales) t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, NodeProto, helper, numpy_helper
 
-from cutefuse.kernels import Call, Tensor
+from cutefuse.kernels import LINEAR, Call, Tensor
 from cutefuse.operators.layouts import NHWC, TO_NHWC
 from cutefuse.operators.op import FusedOp
 
@@ -89,9 +89,15 @@ def as_given(value: np.ndarray, layout: int) -> np.ndarray:
     return np.ascontiguousarray(value.transpose(TO_NHWC)) if layout == NHWC and value.ndim == 4 else value
 
 
+def operands_given(call: Call, values: Sequence[np.ndarray], layout: int) -> list[np.ndarray]:
+    """The logical operands of a convolution's call as a node of a layout takes them."""
+    return [v if t.layout == LINEAR else as_given(v, layout) for t, v in zip(call.inputs, values, strict=True)]
+
+
 def given_dims(t: Tensor, layout: int) -> tuple[int, ...]:
     """The sizes of an operand of a convolution's call as a node of a layout has them."""
-    return tuple(t.dims[i] for i in TO_NHWC) if layout == NHWC and len(t.dims) == 4 else tuple(t.dims)
+    turned = layout == NHWC and len(t.dims) == 4 and t.layout != LINEAR
+    return tuple(t.dims[i] for i in TO_NHWC) if turned else tuple(t.dims)
 
 
 def literal_of(model: onnx.ModelProto, name: str) -> list[Any]:

@@ -57,7 +57,10 @@ def in_layout(call: kernels.Call, layout: int) -> kernels.Call:
     """The call as a node of that layout has it: attribute written and, in layout 1, images NHWC."""
     if layout == 0:
         return call
-    tensors = [[replace(t, dims=to_node(t.dims)) for t in some] for some in (call.inputs, call.outputs)]
+    tensors = [
+        [t if t.layout == kernels.LINEAR else replace(t, dims=to_node(t.dims)) for t in some]
+        for some in (call.inputs, call.outputs)
+    ]
     return replace(call, inputs=tensors[0], outputs=tensors[1], attrs={**call.attrs, "layout": [1]}, _keep=[])
 
 

@@ -33,6 +33,7 @@ class Problem:
     H and W are those of the concatenation. A view's source i has H / upsample[i] rows and lies in a tensor with
     `starts[i]` channels before it and `tail` after it, its residual in one with `residual_start` channels before it and
     `tail` after it. `residual` is "", "before" or "after" the activation. `dense`: pixels hold no padding (layout 1).
+    `image`: the type in which the source lies in NCHW, as a network is given it, "own" for the filter's.
     """
 
     N: int
@@ -55,11 +56,12 @@ class Problem:
     pre_activated: bool = False
     dense: bool = False
     residual_start: int = 0
+    image: str = ""
 
     @property
     def op_type(self) -> str:
-        """Cute[View|Pre]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
-        view = "View" if self.is_view else "Pre" if self.pre_activated else ""
+        """Cute[View|Pre|Image]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
+        view = "View" if self.is_view else "Pre" if self.pre_activated else "Image" if self.image else ""
         several = f"x{len(self.outputs)}" if self.outputs else ""
         before, after = ("Add" if self.residual == r else "" for r in ("before", "after"))
         return f"Cute{view}ConcatConv{len(self.C)}{several}{before}{self.activation}{after}"
@@ -245,6 +247,10 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     w = (normal(p.K, sum(p.C), p.R, p.S) / math.sqrt(sum(p.C) * p.R * p.S)).to(kind)
     b = normal(p.K)
     operands = [gpu.to_channel_range(t, dtype, start, p.tail, p.dense) for t, start in zip(x, starts, strict=True)]
+    if p.image:
+        given = dtype if p.image == "own" else p.image
+        image = x[0] if p.image == "own" else x[0].float() + normal(*x[0].shape) * x[0].float().abs() * UNIT[dtype] / 8
+        x, operands = [image.to(kind)], [gpu.to_linear(image, given)]
     operands += [gpu.to_linear(pack_filter(w, p.C), dtype), gpu.to_linear(b, "float32")]
     vectors = (normal(sum(p.C)).to(kind), normal(sum(p.C)).to(kind)) if p.pre_activated else None
     operands += [gpu.to_linear(v, dtype) for v in vectors or ()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import gpu_checks
 import problems
@@ -77,6 +79,54 @@ class TestLegality:
         assert ids and not {*TILES} & {*ids}
 
 
+class TestPlanes:
+    """What a network is given: NCHW, and in float32 perhaps."""
+
+    @pytest.mark.parametrize("given", ["float16", "float32"])
+    @pytest.mark.parametrize("layout", [0, 1])
+    def test_image_tiles_alone_take_them(self, given: str, layout: int) -> None:
+        library_or_skip()
+        assert {*TILES} == {*kernels.configs(of_image(given=given, layout=layout))}
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"channels": 9}, "an image of 9 channels under a 3x3 float16 filter .* at most 8 channels"),
+            ({"dtype": "float32", "given": "float32"}, "under a 3x3 float32 filter .* use CuteConcatConv1"),
+            ({"dtype": "bfloat16", "given": "float16"}, "source 0 is float16; all sources must be bfloat16"),
+            ({"given": "int32"}, "source 0 is int32; all sources must be float16"),
+            ({"kernel_shape": (16, 16), "filters": 64}, "under a 16x16 float16 filter"),
+            ({"layout": 2}, "layout is 2"),
+        ],
+    )
+    def test_all_else_is_refused_in_a_sentence(self, change: dict[str, Any], reason: str) -> None:
+        library_or_skip()
+        assert re.search(reason, kernels.reject(of_image(**change)) or "")
+
+    @pytest.mark.parametrize("change", [{"layout": kernels.CHANNELS_LAST}, {"ld": 640}])
+    def test_pixels_and_strides_are_refused(self, change: dict[str, int]) -> None:
+        library_or_skip()
+        image = of_image()
+        source = replace(image.inputs[0], **change)  # type: ignore[arg-type]
+        reason = kernels.reject(replace(image, inputs=[source, *image.inputs[1:]], _keep=[]))
+        assert reason and "the image is not dense in NCHW; pass it so (TensorRT: kLINEAR)" in reason
+
+    def test_no_pixel_tile_is_offered_them(self) -> None:
+        library_or_skip()
+        with pytest.raises(CutefuseError, match="an image in planes"):
+            kernels.Launcher(replace(of_image(), config=1, _keep=[]))
+
+
+def of_image(
+    channels: int = 3, dtype: str = "float16", given: str = "float16", layout: int = 0, filters: int = 32,
+    kernel_shape: tuple[int, int] = (3, 3),
+) -> kernels.Call:  # fmt: skip
+    geometry = conv_math.Geometry(kernel_shape, (2, 2), (1,) * 4)
+    sources = [Source((1, channels, 64, 64), channels)]
+    form = Form(1, "Silu", image=True)
+    return conv_call.make_call(form, sources, [filters], geometry, dtype, {}, layout, image_dtype=given)
+
+
 CORNERS = [
     Problem(1, 20, 22, (3,), 16, **SAME, strides=(2, 2), activation="Silu"),
     Problem(1, 30, 34, (3,), 64, 7, 7, strides=(2, 2), pads=(3, 3, 3, 3), activation="Relu"),
@@ -100,6 +150,23 @@ CORNERS = [
 ]
 
 
+PLANES = [replace(p, image="own") for p in CORNERS if not p.starts]
+PLANES += [replace(p, image="float32", dense=not p.dense) for p in PLANES]
+
+
+def assert_only_their_outputs(instance: problems.Instance) -> None:
+    """NaN and infinity stand where they do in the reference, and all else is right."""
+    truth, bound = problems.reference(instance)
+    for tile in TILES:
+        instance.run(tile)
+        values = instance.output()[0].double()
+        assert bool((values.isnan() == truth.isnan()).all()), tile
+        assert bool((values[truth.isinf()] == truth[truth.isinf()]).all()), tile
+        near = truth.isfinite()
+        assert bool(((values - truth).abs() <= bound)[near].all()), tile
+        assert 0 < int((~near).sum()) < near.numel() / 20
+
+
 @pytest.mark.gpu
 class TestOnAGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -109,6 +176,22 @@ class TestOnAGpu:
         assert {*TILES} <= {*kernels.configs(instance.call)}
         gpu_checks.assert_every_tile_is_right(instance, TILES)
 
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("index", range(len(PLANES)))
+    def test_planes_match_float64(self, index: int, dtype: str) -> None:
+        instance = problems.instantiate(problems.affordable(PLANES[index]), dtype, index)
+        assert {*TILES} == {*kernels.configs(instance.call)}
+        gpu_checks.assert_every_tile_is_right(instance, TILES)
+
+    @pytest.mark.parametrize("image", ["own", "float32"])
+    def test_nan_and_infinity_of_a_plane_reach_the_outputs_under_their_taps(self, image: str) -> None:
+        problem = Problem(2, 21, 39, (3,), 18, **SAME, strides=(2, 1), activation="Relu", image=image)
+        instance = problems.instantiate(problem, "float16")
+        planes = instance.buffers[0].view.view(2, 3, 21, 39)
+        for (n, c, h, w), value in {(0, 1, 0, 0): "nan", (0, 2, 9, 13): "inf", (1, 0, 20, 38): "nan"}.items():
+            planes[n, c, h, w] = instance.x[0][n, c, h, w] = float(value)
+        assert_only_their_outputs(instance)
+
     @pytest.mark.parametrize("channels", [3, 7])
     def test_nan_and_infinity_reach_the_outputs_under_their_taps_and_no_other(self, channels: int) -> None:
         """The last mma step has fewer taps than it could, whose filters are zeros: NaN times those would be NaN."""
@@ -117,15 +200,7 @@ class TestOnAGpu:
         pixels = instance.buffers[0].view.view(2, 21, 39, -1)
         for (n, h, w, c), value in {(0, 0, 0, 1): "nan", (0, 9, 13, 2): "inf", (1, 20, 38, 0): "nan"}.items():
             pixels[n, h, w, c] = instance.x[0][n, c, h, w] = float(value)
-        truth, bound = problems.reference(instance)
-        for tile in TILES:
-            instance.run(tile)
-            values = instance.output()[0].double()
-            assert bool((values.isnan() == truth.isnan()).all()), tile
-            assert bool((values[truth.isinf()] == truth[truth.isinf()]).all()), tile
-            near = truth.isfinite()
-            assert bool(((values - truth).abs() <= bound)[near].all()), tile
-            assert 0 < int((~near).sum()) < near.numel() / 20
+        assert_only_their_outputs(instance)
 
     def test_replays_of_a_graph_equal_eager_runs(self) -> None:
         instance = problems.instantiate(problems.affordable(CORNERS[0]), "float16")

@@ -53,7 +53,7 @@ class Shared:
 
     @classmethod
     def of(cls, op: FusedOp, opset: int, call: Call) -> Shared:
-        dtype = call.inputs[0].dtype
+        dtype = call.dtype
         attrs: Mapping[str, Any] = call.attrs
         return cls(
             dtype if opset < CAST_LIKE_OPSET or dtype in OWN_BODY else "float",
@@ -64,14 +64,14 @@ class Shared:
 def _no_body(graph: Graph, site: Site, written: Mapping[str, Shared]) -> str | None:
     assert site.match is not None
     call = site.match.call
-    if graph.opset < (oldest := site.op.oldest_opset(call.op_type, call.inputs[0].dtype)):
+    if graph.opset < (oldest := site.op.oldest_opset(call.op_type, call.dtype)):
         return f"opset {graph.opset} is older than {oldest}; convert the model, or use --no-functions"
     own = Shared.of(site.op, graph.opset, call)
     other = written.get(call.op_type, own)
     if other.kind != own.kind:
         remedy = f"convert the model to opset {CAST_LIKE_OPSET}, or " if graph.opset < CAST_LIKE_OPSET else ""
         return (
-            f"a site of another type than {call.inputs[0].dtype} has the same op_type, and one body cannot "
+            f"a site of another type than {call.dtype} has the same op_type, and one body cannot "
             f"serve both in opset {graph.opset}; {remedy}use --no-functions"
         )
     for (name, values), (_, others) in zip(own.attrs, other.attrs, strict=True):

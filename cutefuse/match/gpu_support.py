@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cutefuse import kernels
+from cutefuse.match.conv.image import IMAGE
 from cutefuse.match.site import FUSED, REFUSED, Site
 
 
@@ -26,7 +27,7 @@ def judge_device(sites: Sequence[Site], sm: int) -> None:
 
 def _only_on(call: kernels.Call) -> str:
     """Which GPUs alone have tiles for the number type of a call; "" where every GPU has one."""
-    dtype = call.inputs[0].dtype
+    dtype = call.dtype
     tiles = [c for c in kernels.operator_of(call.op_type)["configs"] if dtype in c["types"]]
     if not tiles or not all(c["needs"] for c in tiles):
         return ""
@@ -34,10 +35,11 @@ def _only_on(call: kernels.Call) -> str:
 
 
 def suit_device(sites: Sequence[Site], sm: int) -> None:
-    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not."""
+    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not, unless it
+    would copy the network's image."""
     for site in (s for s in sites if s.status == FUSED and s.finder.own_tiles_first):
         smaller = site.match
-        while smaller is not None and not kernels.made_for(smaller.call, sm):
+        while smaller is not None and IMAGE not in smaller.takes and not kernels.made_for(smaller.call, sm):
             smaller = smaller.otherwise
         if smaller is None or smaller is site.match or site.match is None:
             continue

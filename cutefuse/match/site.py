@@ -106,7 +106,7 @@ class Site:
                 "inputs": [list(t.dims) for t in call.inputs] if call else [],
                 "outputs": [list(t.dims) for t in call.outputs] if call else [],
             },
-            "dtype": call.inputs[0].dtype if call else None,
+            "dtype": call.dtype if call else None,
             "flops": cost.flops if cost else None,
             "bytes_moved": cost.bytes_moved if cost else None,
             "bytes_saved": self.bytes_saved if self.status == FUSED else 0,

@@ -44,8 +44,14 @@ class ConcatConv(FusedOp):
         formals += [body.formal("z")] if form.residual else []
         # Few runtimes convolve bfloat16 and before opset 22 the standard has no such Conv: compute it in float32.
         widen = dtype == "bfloat16"
+        like = formals[form.sources if form.image else 0]  # has the type of the activations
         wide = [body.add("Cast", f, to=TensorProto.FLOAT) if widen and f != body.formal("b") else f for f in formals]
-        xs, (w, b, *others) = [conv_body.to_nchw(body, x) for x in wide[: form.sources]], wide[form.sources :]
+        xs, (w, b, *others) = wide[: form.sources], wide[form.sources :]
+        if form.image:
+            given = any(c.inputs[0].dtype != c.dtype for c in calls) or not calls
+            xs = [body.cast_like(x, w) for x in xs] if given and not widen else xs
+        else:
+            xs = [conv_body.to_nchw(body, x) for x in xs]
         z = [conv_body.to_nchw(body, v) for v in (others[2:] if form.pre_activated else others)]
         if form.view:
             xs = [conv_body.view(body, x, i, form.sources, calls) for i, x in enumerate(xs)]
@@ -61,7 +67,7 @@ class ConcatConv(FusedOp):
             y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
             y = body.add("Add", y, *z) if form.residual == AFTER else y
             y = conv_body.from_nchw(body, y)
-            return body.cast_like(y, formals[0], dtype) if widen else y
+            return body.cast_like(y, like, dtype) if widen else y
 
         # A convolution for each output, as the model had: a Split of their images would be a copy.
         parts = (body.split(v, "output_channels", form.outputs, axis=0) for v in (filters, b))
@@ -89,7 +95,10 @@ class ConcatConv(FusedOp):
             rows, columns = (geometry.output_size(i, sizes["HW"[i]]) for i in range(2))
             width = first[0] + sizes["K"] + sizes.get("after", 0)
             residual = Source((sizes["N"], width, rows, columns), sizes["K"], first[0])
-        return conv_call.make_call(form, sources, outputs or (sizes["K"],), geometry, dtype, params, residual=residual)
+        return conv_call.make_call(
+            form, sources, outputs or (sizes["K"],), geometry, dtype, params, residual=residual,
+            image_dtype=sizes.get("image", ""),
+        )  # fmt: skip
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
         form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)

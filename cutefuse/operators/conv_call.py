@@ -18,21 +18,23 @@ ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def make_call(
     form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
-    params: dict[str, float], layout: int = HWC8, residual: Source | None = None,
+    params: dict[str, float], layout: int = HWC8, residual: Source | None = None, image_dtype: str = "",
 ) -> Call:  # fmt: skip
     """The call of these sources, `outputs` filters for each output, every attribute written.
 
     Its tensors have logical NCHW dims in either layout: HWC8 (pixels padded to whole vectors) or NHWC (dense pixels).
-    `residual`: where the channels to add are found, of a View form; without it, in a tensor of their own. Calls of the
-    same are one object, which nobody changes: a network has many layers alike.
+    `residual`: where the channels to add are found, of a View form; without it, in a tensor of their own.
+    `image_dtype`: of the source of an image; "" for `dtype`. Calls of the same are one object, which nobody changes: a
+    network has many layers alike.
     """
-    return _made(form, tuple(sources), tuple(outputs), geometry, dtype, tuple(params.items()), layout, residual)
+    values = tuple(params.items())
+    return _made(form, tuple(sources), tuple(outputs), geometry, dtype, values, layout, residual, image_dtype)
 
 
 @lru_cache(1 << 12)
 def _made(
     form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
-    params: Sequence[tuple[str, float]], layout: int, residual: Source | None,
+    params: Sequence[tuple[str, float]], layout: int, residual: Source | None, image_dtype: str,
 ) -> Call:  # fmt: skip
     channels = [s.channels for s in sources]
     sizes = conv_math.packed_sizes(channels, geometry.kernel_shape)
@@ -48,7 +50,8 @@ def _made(
         "residual_start": [residual.start if residual else 0], "layout": [layout],
     }  # fmt: skip
     filters = sum(outputs)
-    inputs = [Tensor(s.dims, dtype, CHANNELS_LAST) for s in sources]
+    kind = (image_dtype or dtype, LINEAR) if form.image else (dtype, CHANNELS_LAST)
+    inputs = [Tensor(s.dims, *kind) for s in sources]
     inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
     inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if form.pre_activated else []
     added = residual.dims if residual else (batch, filters, rows, columns)
@@ -69,8 +72,8 @@ def sources_of(call: Call) -> list[Source]:
     return [Source(tuple(t.dims), c, start, factor) for t, c, start, factor in rows]
 
 
-def with_logical_dims(inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
+def with_logical_dims(op_type: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
     """The inputs of a node as those of its call: of a convolution's in NHWC, the images get NCHW dims."""
-    if list(attrs.get("layout", ())) != [NHWC]:
+    if list(attrs.get("layout", ())) != [NHWC] or conv_form.form_of(op_type).image:
         return list(inputs)
     return [replace(t, dims=tuple(t.dims[i] for i in TO_NCHW)) if len(t.dims) == 4 else t for t in inputs]

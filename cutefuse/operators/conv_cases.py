@@ -53,6 +53,9 @@ def cases() -> list[Case]:
               widths=(32, 48), residual_start=[32]),
         _case("middle_of_a_residual", [16, 8], "Relu", view=True, residual=BEFORE, K=24, H=8, W=12, strides=(2, 1),
               upsample=(2, 1), residual_start=[8], after=16),
+        _case("image", [3], "Silu", N=2, K=19, H=9, W=11, strides=(2, 1), image=True, dtypes=("float16", "bfloat16")),
+        _case("float32_image", [4], "Relu", K=24, H=8, W=10, R=5, S=3, pads=(2, 1, 1, 0), dilations=(1, 2), image=True,
+              given="float32", dtypes=("float16", "bfloat16")),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
 
@@ -65,23 +68,27 @@ def _extended() -> Iterator[Case]:
             continue
         views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if form.view else {}
         parts = (8, 16, 8, 4)[: form.outputs]
-        channels = (PRE_ACTIVATED if form.pre_activated else CHANNELS)[:n]
+        channels = (PRE_ACTIVATED if form.pre_activated else (3,) if form.image else CHANNELS)[:n]
+        dtypes = ("float16", "bfloat16") if form.image else ("float32", "float16", "bfloat16")
         yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,
-                    K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, **views)  # fmt: skip
+                    K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, image=form.image, dtypes=dtypes,
+                    **views)  # fmt: skip
 
 
 def _case(
     name: str, channels: list[int] | tuple[int, ...], suffix: str, *, K: int, H: int, W: int, N: int = 1, R: int = 3,
     S: int = 3, pads: tuple[int, ...] = (1, 1, 1, 1), dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16"),
     view: bool = False, residual: str = "", outputs: tuple[int, ...] = (), widths: tuple[int, ...] = (),
-    pre_activated: bool = False, after: int = 0, **attrs: Any,
+    pre_activated: bool = False, after: int = 0, image: bool = False, given: str = "", **attrs: Any,
 ) -> Case:  # fmt: skip
     """H and W are those of the convolution; `widths` are the channels of the tensors that hold the sources, `after` is
-    how many channels the residual's tensor has behind those that are added."""
-    form = Form(len(channels), suffix, view, max(1, len(outputs)), residual, pre_activated=pre_activated)
-    sizes: dict[str, int | list[int]] = {"N": N, "C": list(channels), "H": H, "W": W, "K": K, "R": R, "S": S}
+    how many channels the residual's tensor has behind those that are added. `given`: the type of an image, "" for the
+    filter's."""
+    form = Form(len(channels), suffix, view, max(1, len(outputs)), residual, pre_activated=pre_activated, image=image)
+    sizes: dict[str, int | str | list[int]] = {"N": N, "C": list(channels), "H": H, "W": W, "K": K, "R": R, "S": S}
     sizes |= {"widths": list(widths)} if widths else {}
     sizes |= {"after": after} if after else {}
+    sizes |= {"image": given} if given else {}
     params = {"LeakyRelu": {"alpha": [0.125]}, "Clip": {"lo": [-0.5], "hi": [0.75]}}.get(suffix, {})
     parts = {"output_channels": outputs} if len(outputs) > 1 else {}
     return Case(name, form.op_type, sizes, {"pads": pads, **attrs, **parts, **params}, dtypes)

@@ -19,6 +19,7 @@ class Form:
     residual: whether a tensor of the output's shape is added `before` the activation, `after` it, or not at all ("").
     quantised: sources and filter are int8 or float8; to_quantised: so is the output.
     pre_activated: each input channel is scaled and shifted and passes ReLU before the filter sees it.
+    image: the source is a dense NCHW image, in the filter's type or in float32.
     """
 
     sources: int
@@ -29,6 +30,7 @@ class Form:
     quantised: bool = False
     to_quantised: bool = False
     pre_activated: bool = False
+    image: bool = False
 
     @property
     def op_type(self) -> str:
@@ -51,7 +53,7 @@ def forms() -> dict[Form, str]:
     return {
         Form(
             v["sources"], v["activation"], v["view"], v["outputs"], v["residual"] or "", v["quantised"],
-            v["quantised"] and "int8" in v["output_types"], v["pre_activated"],
+            v["quantised"] and "int8" in v["output_types"], v["pre_activated"], v["image"],
         ): v["op_type"]
         for v in variants
     }  # fmt: skip

@@ -27,7 +27,7 @@ def call_of(node: NodeProto, inputs: Sequence[Tensor]) -> Call:
     for spec in kernels.operator_of(node.op_type)["attributes"]:
         value = given.get(spec["name"], [spec["default_value"]] * spec["default_count"])
         attrs[spec["name"]] = list(value) if isinstance(value, list | tuple) else [value]
-    return Call(node.op_type, conv_call.with_logical_dims(inputs, attrs), [], attrs)
+    return Call(node.op_type, conv_call.with_logical_dims(node.op_type, inputs, attrs), [], attrs)
 
 
 def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def body_for(calls: list[Call], opset: int, positive: Collection[int] = ()) -> F
     op_type = calls[0].op_type
     stem = kernels.operator_of(op_type)["name"]
     op = next(op for op in operators() if op.stem == stem)
-    dtype = next((t.dtype for t in calls[0].inputs if t.dtype), "float32")
+    dtype = calls[0].dtype or next((t.dtype for t in calls[0].inputs if t.dtype), "float32")
     if opset < (oldest := op.oldest_opset(op_type, dtype)):
         raise CutefuseError(
             f"{op_type} has no standard form before opset {oldest}, the model has opset {opset}; convert the model "

@@ -25,7 +25,7 @@ class Case:
 
     name: str
     op_type: str
-    sizes: Mapping[str, int | Sequence[int]]  # in the operator's own letters: N H W C K R S, or rows and columns
+    sizes: Mapping[str, int | str | Sequence[int]]  # in the operator's own letters: N H W C K R S, or rows and columns
     attrs: AttrValues = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")  # in which the problem is legal
 
@@ -99,5 +99,5 @@ class FusedOp(ABC):
 
 def body_of(opset: int, dtype: str, calls: Sequence[Call]) -> Body:
     """An empty body for these calls; without a type of its own where CastLike has to tell float32 from float16."""
-    one_type = opset < 15 or {call.inputs[0].dtype for call in calls} == {dtype}
+    one_type = opset < 15 or {call.dtype for call in calls} == {dtype}
     return Body(opset, dtype if one_type else "", [call.attrs for call in calls])

@@ -26,10 +26,11 @@ Store = Callable[[str, np.ndarray], str]  # keeps a new constant under a name li
 
 
 def fused_ports(node: NodeProto) -> list[int] | None:
-    """The inputs of a fused convolution that are images; None for another node."""
+    """The inputs of a fused convolution that have its layout; None for another node."""
     if node.domain != DOMAIN or (found := facts(node.op_type))["kind"] != "convolution":
         return None
-    return [*range(found["sources"]), *([len(node.input) - 1] if found["residual"] else [])]
+    sources = 0 if found["image"] else found["sources"]  # an image stays NCHW
+    return [*range(sources), *([len(node.input) - 1] if found["residual"] else [])]
 
 
 def is_pointwise(node: NodeProto) -> bool:

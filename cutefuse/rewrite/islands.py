@@ -277,7 +277,7 @@ class _Sea:
             maker = self.graph.producer(tensor)
             flat = len(self.graph.dims(tensor) or ()) == FLAT
             own = SINK if maker is None else self._place(maker, flat)
-            wet = {self._place(r, flat) for r in reader_ids}
+            wet = {SINK if tensor in self._kept(r) else self._place(r, flat) for r in reader_ids}
             price = self._bytes(tensor) + _FREE
             if own is None:  # a view is all that its readers in NHWC need
                 for reader in wet - {None}:
@@ -313,6 +313,11 @@ class _Sea:
         if node.op_type in _SPATIAL or id(node) in self._hosted:
             return None
         return id(node) if id(node) in self._agnostic else SINK
+
+    def _kept(self, node: NodeProto) -> list[str]:
+        """What a fused node reads as it is given."""
+        read = fused_ports(node)
+        return [] if read is None else [name for i, name in enumerate(node.input) if i not in read]
 
     def _bytes(self, tensor: str) -> float:
         if is_barred(self.graph, self.graph.dtype(tensor)):

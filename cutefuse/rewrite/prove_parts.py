@@ -93,7 +93,7 @@ def _undone(model: ModelProto, ends: Mapping[str, ValueInfoProto], site: Site) -
     than the graph's, the patched graph has no tensor of the graph's."""
     assert site.match is not None
     made = {o: n for n in model.graph.node for o in n.output}
-    low, found = ELEM_TYPES[site.match.call.inputs[0].dtype], dict[str, NodeProto]()
+    low, found = ELEM_TYPES[site.match.call.dtype], dict[str, NodeProto]()
     for name in ends:
         steps, source = list[NodeProto](), name
         while (node := made.get(source)) is not None and node.op_type in ("Cast", "Transpose"):

@@ -197,7 +197,7 @@ def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -
     kept, large = list[str](), list[Overflow]()
     for site in sites:
         match = site.match
-        if site.status != FUSED or match is None or match.call.inputs[0].dtype != "float32":
+        if site.status != FUSED or match is None or match.call.dtype != "float32":
             continue
         lower = _lowered(match, dtype)
         constants = [i for i in lower.inputs if isinstance(i, Constant) and i.typed] if lower else []

@@ -117,7 +117,7 @@ class Model:
         r, s = attrs["kernel_shape"]
         first = call.inputs[0].dims
         factor = attrs.get("upsample", [1])[0]
-        dtype = site.cast_from or call.inputs[0].dtype
+        dtype = site.cast_from or call.dtype
         N, _, P, Q = call.outputs[0].dims
         outputs = [t.dims[1] for t in call.outputs]
         together = self.engine.merges_pointwise and r * s == 1
@@ -190,7 +190,7 @@ class Model:
             tensor = next(t for t in node.input if not self.graph.is_constant(t))
             node = self.graph.producer(tensor)
         N, _, H, W = call.inputs[0].dims
-        size = N * H * W * sum(dict[str, Any](call.attrs)["channels"]) * ELEMENT_BYTES[call.inputs[0].dtype]
+        size = N * H * W * sum(dict[str, Any](call.attrs)["channels"]) * ELEMENT_BYTES[call.dtype]
         return self.engine.normalised_us(self.device, size, node)
 
     def _joined_us(self, match: Match, call: Call) -> float:

@@ -195,8 +195,11 @@ class Myelin(TensorRT):
 
     def widened_us(self, wiring: Wiring, tensor: str) -> float:
         """What lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
-        read = wiring.read[tensor] > 0 and tensor not in wiring.made and self._in_nchw(wiring, tensor)
-        return wiring.device.pass_us(2 * wiring.size_of(tensor)) if read else 0.0
+        copy_us = wiring.device.pass_us(2 * wiring.size_of(tensor))
+        if wiring.given[tensor] == wiring.read[tensor] > 0:  # a convolution of its own would copy what it is given
+            return 0.0 if any(map(wiring.alive, wiring.graph.users(tensor))) else -copy_us
+        read = wiring.read[tensor] > wiring.given[tensor] and tensor not in wiring.made
+        return copy_us if read and self._in_nchw(wiring, tensor) else 0.0
 
     def _in_nchw(self, wiring: Wiring, tensor: str, enlarged: bool = False) -> bool:
         """Whether Myelin copies a tensor for fused nodes: the inputs, which a convolution of its own would copy too,

@@ -134,7 +134,7 @@ class TorchCompile(Engine):
         """PyTorch's pixels are as wide as they have channels."""
         dims = wiring.graph.dims(tensor)
         narrow = dims is not None and len(dims) == 4 and dims[1] % _VECTOR != 0
-        read = narrow and wiring.read[tensor] > 0 and tensor not in wiring.made
+        read = narrow and wiring.read[tensor] > wiring.given[tensor] and tensor not in wiring.made
         return wiring.device.copy_us(2 * wiring.size_of(tensor)) if read else 0.0
 
 

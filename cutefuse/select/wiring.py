@@ -15,6 +15,7 @@ from onnx import NodeProto
 from cutefuse.graph.clean import has_no_effect
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.answer import Match
+from cutefuse.match.conv.image import IMAGE
 from cutefuse.select.tally import Tally
 from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Device, device_of
 
@@ -140,7 +141,8 @@ class Engine:
 class Wiring:
     """A graph in which some matches are fused, in an engine on a device.
 
-    made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. low_made, low_read: those
+    made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. given: those that they read
+    as the network is given them, likewise. low_made, low_read: those
     among them in another type than the graph's. awaited: the tensors that fused convolutions read and that are made
     last, and how many wait for each. gone: ids of the nodes that nothing needs any more. position: id of a node -> its
     place in the graph. convolutions: in that order.
@@ -152,6 +154,7 @@ class Wiring:
     position: Mapping[int, int]
     made: Tally = field(default_factory=Tally)
     read: Tally = field(default_factory=Tally)
+    given: Tally = field(default_factory=Tally)
     low_made: Tally = field(default_factory=Tally)
     low_read: Tally = field(default_factory=Tally)
     awaited: Tally = field(default_factory=Tally)
@@ -169,6 +172,7 @@ class Wiring:
             result.awaited.add(result._last_operand(match))
             result.made.put([o for o in match.outputs if o], 1)
             result.read.add(match.read)
+            result.given.add(_given(match))
             result.low_made.put(result._low_outputs(match), 1)
             result.low_read.add(result._low_operands(match))
         waiting = {id(n): n for m in matches for n in m.nodes if id(n) not in result.gone}
@@ -189,6 +193,7 @@ class Wiring:
             result.awaited.add(result._last_operand(match), -1)
             result.made.put(match.outputs, 0)
             result.read.add(match.read, -1)
+            result.given.add(_given(match), -1)
             result.low_made.put(match.outputs, 0)
             result.low_read.add(result._low_operands(match), -1)
             result.gone.put(map(id, match.nodes), 0)
@@ -198,8 +203,8 @@ class Wiring:
         # Not dataclasses.replace, which takes several times as long: a wiring is copied for every price.
         return Wiring(
             self.graph, self.engine, self.device, self.position, self.made.copy(), self.read.copy(),
-            self.low_made.copy(), self.low_read.copy(), self.awaited.copy(), self.gone.copy(), self.convolutions,
-            self._sources, self._pointwise, self._concats,
+            self.given.copy(), self.low_made.copy(), self.low_read.copy(), self.awaited.copy(), self.gone.copy(),
+            self.convolutions, self._sources, self._pointwise, self._concats,
         )  # fmt: skip
 
     def _beside(self, match: Match) -> Wiring:
@@ -351,6 +356,10 @@ class Wiring:
             return False
         makers = [self.maker(t) for t in node.input if t and not self.graph.is_constant(t)]
         return not any(m for m in makers if self.alive(m) and m and m.op_type in ("Conv", *ELEMENTWISE))
+
+
+def _given(match: Match) -> tuple[str, ...]:
+    return match.read[:1] if IMAGE in match.takes else ()
 
 
 def is_between(node: NodeProto) -> bool:

@@ -56,4 +56,4 @@ def cheapest_path(rows: Sequence[Mapping[Kernel, float]], switch_us: float) -> l
 
 def _kernel(call: Call, tile: int) -> Kernel:
     pre_activated = bool(kernels.facts(call.op_type)["pre_activated"])
-    return str(kernels.operator_of(call.op_type)["name"]), pre_activated, call.inputs[0].dtype, tile
+    return str(kernels.operator_of(call.op_type)["name"]), pre_activated, call.dtype, tile

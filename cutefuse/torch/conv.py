@@ -128,18 +128,23 @@ def _unpacked(matrix: Tensor, channels: Sequence[int], kernel_shape: Sequence[in
     return torch.cat([p[:, :c] for p, c in zip(shaped, channels, strict=True)], 1)
 
 
-def _described(shape: Sequence[int], dtype: torch.dtype, pixel: int) -> kernels.Tensor:
+def _described(shape: Sequence[int], dtype: torch.dtype, pixel: int, image: bool) -> kernels.Tensor:
     if dtype not in NAMES:
         raise CutefuseError(f"packed_conv was given a {dtype} tensor; use float32, float16 or bfloat16")
-    layout = kernels.CHANNELS_LAST if len(shape) == 4 else kernels.LINEAR
+    layout = kernels.CHANNELS_LAST if image else kernels.LINEAR
     return kernels.Tensor(tuple(shape), NAMES[dtype], layout, 0, pixel)
+
+
+def _is_image(given: Attributes, t: Tensor, i: int) -> bool:
+    """Whether operand i is read as NHWC pixels; what a network is given, as it is."""
+    return t.dim() == 4 and i >= given.form.image
 
 
 def _call(given: Attributes, inputs: Sequence[tuple[Tensor, int]], outputs: Sequence[Sequence[int]]) -> kernels.Call:
     """The node as a kernel call, over tensors with their elements from pixel to pixel (0: a matrix or a vector)."""
     dtype = inputs[0][0].dtype
-    read = [_described(t.shape, t.dtype, pixel) for t, pixel in inputs]
-    made = [_described(dims, dtype, padded(dims[1], dtype.itemsize)) for dims in outputs]
+    read = [_described(t.shape, t.dtype, pixel, _is_image(given, t, i)) for i, (t, pixel) in enumerate(inputs)]
+    made = [_described(dims, dtype, padded(dims[1], dtype.itemsize), True) for dims in outputs]
     return kernels.Call(given.op_type, read, made, given.call_attrs(), config=given.tile)
 
 
@@ -150,7 +155,7 @@ def run(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
     if not runs_in_library(inputs[0]):
         return reference(inputs, given)
     compiled.ensure()
-    read = [as_pixels(t) if t.dim() == 4 else (dense(t), 0) for t in inputs]
+    read = [as_pixels(t) if _is_image(given, t, i) else (dense(t), 0) for i, t in enumerate(inputs)]
     made = [empty_pixels(dims, inputs[0].dtype, inputs[0].device) for dims in shapes]
     lists = (v for name in LISTS for v in (name, *given.lists[name]))
     key = (op_type, given.tile, *given.numbers.values(), *lists, *((t.shape, t.dtype, pixel) for t, pixel in read))
@@ -171,12 +176,13 @@ def plan(inputs: Sequence[Tensor], op_type: str, *values: Any) -> Plan:
     """The plan of a call, for the extension."""
     given = Attributes(op_type, values)
     shapes, size = given.outputs(inputs), inputs[0].element_size()
-    pixels = [pixel_in_place(t) if t.dim() == 4 else 0 for t in inputs]
+    images = [_is_image(given, t, i) for i, t in enumerate(inputs)]
+    pixels = [pixel_in_place(t) if image else 0 for t, image in zip(inputs, images, strict=True)]
     copies = [
-        padded(t.shape[1], t.element_size()) if t.dim() == 4 and not pixel else 0
-        for t, pixel in zip(inputs, pixels, strict=True)
+        (0 if pixel else padded(t.shape[1], t.element_size())) if image else -1
+        for t, pixel, image in zip(inputs, pixels, images, strict=True)
     ]
-    read = [(t, pixel or copy) for t, pixel, copy in zip(inputs, pixels, copies, strict=True)]
+    read = [(t, pixel or max(copy, 0)) for t, pixel, copy in zip(inputs, pixels, copies, strict=True)]
     made = planned(_call(given, read, shapes), inputs[0].device)
     return made.data, made.workspace_bytes, copies, [[*dims, padded(dims[1], size)] for dims in shapes]
 
@@ -223,7 +229,7 @@ class PackedConv(nn.Module):
         sources = self.form.sources
         vectors = (self.get_buffer(name) for name in self.vectors)
         for_onnx = _is_exporting() and torch.onnx.is_in_onnx_export()
-        images = list(xs) if for_onnx else [fusible(x) for x in xs]
+        images = [x if for_onnx or i < self.form.image else fusible(x) for i, x in enumerate(xs)]
         inputs = [*images[:sources], self.packed, self.bias, *vectors, *images[sources:]]
         values = (*self.lists.values(), *self.numbers.values(), self.tile)
         if for_onnx:

@@ -82,7 +82,7 @@ def fuse(
     )  # fmt: skip
     sites = _sites(skeleton.model, options)
     for site in sites:
-        if site.status == FUSED and site.match and (kind := site.match.call.inputs[0].dtype) not in TYPES:
+        if site.status == FUSED and site.match and (kind := site.match.call.dtype) not in TYPES:
             site.refuse(
                 "refused", f"it computes in {kind}; fuse takes {' and '.join(TYPES)}, call half() or bfloat16()"
             )

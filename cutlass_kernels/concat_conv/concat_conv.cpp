@@ -12,8 +12,9 @@ extern Op const op;
 
 namespace {
 
-// 72 plain ones, 352 with a residual or several outputs, 424 of both kinds with views, and 72 pre-activated ones.
-constexpr int kVariants = 920;
+// 72 plain ones, 352 with a residual or several outputs, 424 of both kinds with views, 72 pre-activated ones, and 9 of
+// images.
+constexpr int kVariants = 929;
 
 Variant variant_of(Facts const &facts, int outputs) {
   Variant variant{};
@@ -22,6 +23,7 @@ Variant variant_of(Facts const &facts, int outputs) {
   std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s",
                 facts.view            ? "View"
                 : facts.pre_activated ? "Pre"
+                : facts.image         ? "Image"
                                       : "",
                 facts.sources, several, facts.residual == Residual::kBefore ? "Add" : "",
                 kActivationNames[static_cast<int>(facts.activation)], facts.residual == Residual::kAfter ? "Add" : "");
@@ -63,6 +65,11 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   };
   add_all(0, kFirstActivations);
   add_all(kFirstActivations, kActivations);
+  for (int a = 0; a < kActivations; ++a) {
+    Facts facts{Kind::kConvolution, 1, static_cast<Activation>(a)};
+    facts.image = true;
+    table.at(i++) = variant_of(facts, 1);
+  }
   return table;
 }();
 

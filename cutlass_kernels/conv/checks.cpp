@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "conv/image.h"
+
 namespace cutefuse::conv {
 namespace {
 
@@ -80,8 +82,8 @@ char const *check_channels(Op const &op, Call const &call, Problem &p, int i) {
   std::int64_t const width = view && known(x.dims[1]) ? x.dims[1] : last;
   int const vector = vector_of(p, p.type);
   if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : pixel_elements(p, p.type, width);
-  if (p.ldx[i] < last || p.ldx[i] % vector != 0 || p.ldx[i] > (1 << 28) ||
-      (x.ld != 0 && p.layout == Layout::kBlocks32)) {
+  bool const whole = p.ldx[i] % vector == 0 || p.planes != Planes::kNone;
+  if (p.ldx[i] < last || !whole || p.ldx[i] > (1 << 28) || (x.ld != 0 && p.layout == Layout::kBlocks32)) {
     return sentence(
         "%s: source %d has %lld channels in pixels of %lld %s elements; the pixel stride must be a multiple of %d and "
         "hold them, and kCHW32 has none; pad the channels or skip this fusion",
@@ -102,9 +104,14 @@ char const *check_sources(Op const &op, Call const &call, Problem &p) {
       return sentence("%s: source %d has rank %d; only 2-D convolutions (rank 4, NCHW) can be fused", op.name, i,
                       x.rank);
     }
-    if (x.type != p.type) {
+    if (x.type != p.type && p.planes != Planes::kFloat32) {
       return sentence("%s: source %d is %s; all sources must be %s, insert a Cast", op.name, i, name_of(x.type),
                       name_of(p.type));
+    }
+    if (p.planes != Planes::kNone) {
+      if (x.layout == Layout::kLinear && x.ld == 0) return check_channels(op, call, p, i);
+      return sentence("%s: the image is not dense in NCHW; pass it so (TensorRT: kLINEAR), or use CuteConcatConv1",
+                      op.name);
     }
     bool const blocks = p.type == Type::kInt8 && x.layout == Layout::kBlocks32;
     if (x.layout != p.layout || !(blocks || x.layout == Layout::kChannelsLast)) {
@@ -227,6 +234,17 @@ char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *v
   return reason != nullptr ? reason : check_vector(op, "pre-activation's shift", p.type, channels, vectors[1]);
 }
 
+// Image tiles alone read planes.
+char const *check_planes(Family const &family, Problem const &p) {
+  for (Tile const &tile : family.tiles) {
+    if (tile.image && tile.takes(p.type) && obstacle_to_image(tile, p) == nullptr) return nullptr;
+  }
+  return sentence(
+      "%s: an image of %d channels under a %dx%d %s filter with strides %dx%d and dilations %dx%d; at most 8 channels "
+      "under a float16 or bfloat16 filter whose taps fit in shared memory are possible; use CuteConcatConv1",
+      family.op.name, p.C[0], p.R, p.S, name_of(p.type), p.stride_h, p.stride_w, p.dilation_h, p.dilation_w);
+}
+
 }  // namespace
 
 char const *Checks::pixels(char const *what, Tensor const &y, Type type, int channels, std::int64_t *ld, int start,
@@ -260,7 +278,8 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   p.sources = variant.facts.sources, p.outputs = variant.outputs;
   p.activation = variant.facts.activation, p.residual = variant.facts.residual;
   p.pre_activated = variant.facts.pre_activated;
-  p.type = p.output_type = call.inputs[0].type;
+  p.type = p.output_type = call.inputs[variant.facts.image ? p.sources : 0].type;
+  if (variant.facts.image) p.planes = call.inputs[0].type == Type::kFloat32 ? Planes::kFloat32 : Planes::kOwnType;
   p.layout = quantised ? call.inputs[0].layout : Layout::kChannelsLast;
   std::fill(p.upsample, p.upsample + p.sources, 1);
   if ((bit_of(p.type) & (quantised ? kQuantisedTypes : kFloatTypes)) == 0) {
@@ -282,7 +301,8 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   if (char const *reason = check_vector(op, "bias", Type::kFloat32, p.K, vectors[quantised])) return reason;
   char const *const pre = p.pre_activated ? check_pre_activation(op, p, vectors + 1) : nullptr;
   if (pre != nullptr) return pre;
-  return family.check_outputs(checks);
+  if (char const *reason = family.check_outputs(checks)) return reason;
+  return p.planes == Planes::kNone ? nullptr : check_planes(family, p);
 }
 
 }  // namespace cutefuse::conv

@@ -28,6 +28,9 @@ struct OutputRange {
   std::int64_t ld;
 };
 
+// In which type the source lies as dense NCHW planes: that of the filter, or float32. kNone: in pixels.
+enum class Planes : std::uint8_t { kNone, kOwnType, kFloat32 };
+
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
 // Pre-activated, a filter sees max(0, x[n,c,h,w] * s[c] + t[c]), and zeros outside of the image.
 // Over int8 or float8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The
@@ -56,6 +59,7 @@ struct Problem {
   bool pre_activated;
   bool dense;       // pixels hold their channels and no padding (kLayoutAttr is 1)
   bool small_sums;  // of int8: within 2^22 where they are brought to another source's unit, before and after
+  Planes planes;
 };
 
 // Where element (n, c, h, w) of a tensor lies: n * image + (h * W + w) * pixel + c / 32 * block + c % 32.

@@ -90,7 +90,7 @@ class TileTimer:
         first = node()
         count = operand_sets(sum(t.nbytes for t in given), self.l2_bytes)
         # No copy is part of the time.
-        sets = [[first.operand(_operand(t)) for t in call.inputs] for _ in range(count)]
+        sets = [[first.operand(_operand(t), i) for i, t in enumerate(call.inputs)] for _ in range(count)]
         size = max(first.workspace_bytes(), 0)
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
         with shared()():

@@ -19,6 +19,7 @@ from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
 from cutefuse.match.answer import Operand as MatchOperand
 from cutefuse.match.before import Operand
 from cutefuse.match.conv import read as conv_facts
+from cutefuse.match.conv.image import of_image
 from cutefuse.match.conv.read import Front
 from cutefuse.match.explain import behind_concat
 from cutefuse.match.neighbours import has_neighbour, transposed
@@ -171,6 +172,7 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
         for operands, chain, added in options
     ]
     legal = [m for m in built if not kernels.reject(m.call)] or built[-1:]
+    legal = [*filter(None, (of_image(graph, m) for m in legal)), *legal]
     found = legal[-1]
     for bigger in reversed(legal[:-1]):
         found = replace(bigger, otherwise=found)
@@ -237,10 +239,10 @@ def _filter_and_bias(folded: conv_facts.Folded, sources: Sequence[Source], call:
 def merge_key(found: Match) -> Hashable | None:
     """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
     form = conv_form.form_of(found.call.op_type)
-    if form.residual or form.outputs > 1 or form.pre_activated:
+    if form.residual or form.outputs > 1 or form.pre_activated or form.image:
         return None
     attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
-    return found.call.op_type, found.inputs[: form.sources], attrs, found.call.inputs[0].dtype
+    return found.call.op_type, found.inputs[: form.sources], attrs, found.call.dtype
 
 
 def merge(matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
@@ -267,7 +269,7 @@ def _merged(matches: Sequence[Match]) -> Match | None:
     params = {name: attrs[name][0] for name in ("alpha", "lo", "hi")}
     filters = [m.call.outputs[0].dims[1] for m in matches]
     layout = attrs["layout"][0]
-    call = make_call(form, sources_of(first.call), filters, geometry, first.call.inputs[0].dtype, params, layout)
+    call = make_call(form, sources_of(first.call), filters, geometry, first.call.dtype, params, layout)
     if kernels.reject(call):
         return None
     constants = [

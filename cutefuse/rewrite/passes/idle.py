@@ -16,6 +16,7 @@ FORMS = {
     "ranges": "reads channels of a wider tensor",
     "residual": "is followed by the Add of a residual",
     "alone": "stands alone",
+    "image": "reads the network's image",
 }
 
 

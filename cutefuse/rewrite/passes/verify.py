@@ -44,7 +44,7 @@ def run(state: State, folder: Path) -> None:
         add_bodies(model, graph, new_calls(fused))
     dtypes = [s.dtype for s in state.rewritten]  # of what is written anew without a fused node
     tolerance = max(
-        [s.op.tolerance(s.match.call.inputs[0].dtype) for s in fused if s.match]
+        [s.op.tolerance(s.match.call.dtype) for s in fused if s.match]
         + [concat_conv.OPERATOR.tolerance(dtype) for dtype in dtypes],
         default=concat_conv.OPERATOR.tolerance("float32"),  # nothing new: nodes of another layout were turned
     )

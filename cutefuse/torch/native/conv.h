@@ -26,9 +26,10 @@ inline Tensor empty_image(std::int64_t N, std::int64_t K, std::int64_t P, std::i
   return empty({N, P, Q, wide}, beside.scalar_type(), beside).narrow(3, 0, K).permute({0, 3, 1, 2});
 }
 
-// An operand as the kernel reads it; `pixel`: 0, or the elements of a pixel of an image that must be copied.
+// An operand as the kernel reads it; `pixel`: 0, or the elements of a pixel of an image that must be copied; negative:
+// what is read in its own order.
 inline Tensor readable(Tensor const &t, std::int64_t pixel) {
-  if (t.dim() != 4) return *dense(t);
+  if (pixel < 0) return *dense(t);
   return pixel == 0 ? t : empty_image(t.size(0), t.size(1), t.size(2), t.size(3), pixel, t).copy_(t);
 }
 

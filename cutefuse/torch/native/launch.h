@@ -67,7 +67,7 @@ struct HashOfKey {
 struct Kept {
   std::string plan;
   std::int64_t workspace_bytes;
-  std::vector<std::int64_t> copies;                  // of each input: elements of a pixel of the copy to make; 0: none
+  std::vector<std::int64_t> copies;                  // of each input: as `readable` takes it
   std::vector<std::array<std::int64_t, 5>> outputs;  // N, K, P, Q, elements of a pixel
 };
 

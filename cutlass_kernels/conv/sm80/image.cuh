@@ -1,6 +1,6 @@
-// Images: one source of a few channels, up to 32. A block copies the pixels under all of its outputs and the filters
-// once, and its warps multiply from there, 32 outputs at a time, and store from registers: k-tiles of mostly absent
-// channels, and barriers between them, would take longer than memory does.
+// Images: one source of a few channels, up to 32, in pixels or in planes. A block copies the pixels under all of its
+// outputs and the filters once, and its warps multiply from there, 32 outputs at a time, and store from registers:
+// k-tiles of mostly absent channels, and barriers between them, would take longer than memory does.
 //
 // A unit is 4 channels of a pixel, 8 bytes. An mma step has four of them, one for each of four neighbouring lanes,
 // whichever tap they belong to: the order of the sum is free as long as pixels and filters agree.
@@ -51,6 +51,36 @@ struct ImageTile {
     parts = ceil_div(columns, 32);
   }
 };
+
+// Copies rows of pixels out of planes, one row a warp and a pixel a lane, as numbers of another type where they are
+// such.
+template <class Traits, class Given>
+__device__ __forceinline__ void copy_planes(Params const &params, ImageTile const &tile, uint32_t shared) {
+  using Element = typename Traits::Element;
+  constexpr int kUnit = ImageCut::kUnitBytes;
+  Problem const &p = params.problem;
+  ImageCut const &cut = params.cut;
+  int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left, plane = p.H * p.W;
+  int const lane = threadIdx.x % 32, part = lane & ((1 << cut.shift) - 1), channels = p.C[0] - part * 4;
+  auto const *const image = static_cast<Given const *>(params.x[0]) + (int64_t(tile.n) * p.C[0] + part * 4) * plane;
+  CUTE_NO_UNROLL
+  for (int row = threadIdx.x / 32; row < cut.rows; row += Traits::kThreads / 32) {
+    int const h = h0 + row;
+    bool const inside = unsigned(h) < unsigned(p.H);
+    uint32_t const to = shared + row * cut.span * kUnit;
+#pragma unroll 2
+    for (int i = lane; i < cut.span; i += 32) {
+      int const w = w0 + (i >> cut.shift);
+      bool const exists = inside && unsigned(w) < unsigned(p.W);
+      Given const *const x = image + (exists ? h * p.W + w : 0);
+      Channels<Element, 4> unit;
+      CUTE_UNROLL
+      for (int c = 0; c < 4; ++c) unit.v[c] = exists && c < channels ? Element(x[int64_t(c) * plane]) : Element(0);
+      uint2 const words = reinterpret_cast<uint2 const &>(unit);
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + i * kUnit), "r"(words.x), "r"(words.y) : "memory");
+    }
+  }
+}
 
 // Copies rows of pixels, one row a warp.
 template <class Traits>
@@ -147,7 +177,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   int *const offsets = reinterpret_cast<int *>(bias + kMostFilters);
   let_next_kernel_start();
   wait_for_previous_kernel();  // no global memory has been touched yet
-  copy_pixels<Traits>(params, tile, pixels);
+  if (p.planes == Planes::kNone) {
+    copy_pixels<Traits>(params, tile, pixels);
+  } else if (p.planes == Planes::kOwnType) {
+    copy_planes<Traits, Output>(params, tile, pixels);
+  } else {
+    copy_planes<Traits, float>(params, tile, pixels);
+  }
   copy_filters<Traits>(params, tile, filters, offsets);
   if (int const k = threadIdx.x; k < kMostFilters) bias[k] = k < tile.filters ? __ldg(params.b + tile.filter + k) : 0;
   cp_async_fence();

@@ -49,7 +49,9 @@ class FusedNode:
         self.name, self.op_type = name, op_type
         self.attrs = {k: v for k, v in attrs.items() if k not in _LOOKUP}
         self.inputs, self.outputs = list(inputs), list(outputs)
-        self.images = kernels.facts(op_type)["kind"] == "convolution"  # read as NHWC pixels
+        facts = kernels.facts(op_type)
+        self.images = facts["kind"] == "convolution"  # read as NHWC pixels
+        self.first_image = int(facts.get("image", False))  # which of the inputs is the first of them
         self.config = 0
         self.tile_from = GUESS
         self.tiles_us: Mapping[int, float] = {}
@@ -59,10 +61,14 @@ class FusedNode:
         _nodes[self.handle] = self
 
     # ---------------------------------------------------------------------------------------------------- at load
-    def _describe(self, t: Tensor, pixel: int = 0) -> kernels.Tensor:
+    def _is_image(self, t: Tensor, i: int) -> bool:
+        """Whether operand i, inputs first, is read or written as NHWC pixels."""
+        return self.images and t.dim() == 4 and i >= self.first_image
+
+    def _describe(self, t: Tensor, i: int, pixel: int = 0) -> kernels.Tensor:
         if t.dtype not in NAMES:
             raise UnsupportedError(f"{self.op_type} '{self.name}' has an operand of {t.dtype}; the kernels have none")
-        layout = kernels.CHANNELS_LAST if self.images and t.dim() == 4 else kernels.LINEAR
+        layout = kernels.CHANNELS_LAST if self._is_image(t, i) else kernels.LINEAR
         return kernels.Tensor(tuple(t.shape), NAMES[t.dtype], layout, 0, pixel)
 
     def call(
@@ -71,7 +77,7 @@ class FusedNode:
         """The node as a kernel call. `pixels`: elements from pixel to pixel of each operand, none for dense ones."""
         operands = [*self.inputs, *self.outputs]
         steps = pixels or [0] * len(operands)
-        tensors = [self._describe(t, p) for t, p in zip(operands, steps, strict=True)]
+        tensors = [self._describe(t, i, p) for i, (t, p) in enumerate(zip(operands, steps, strict=True))]
         count = len(self.inputs)
         return kernels.Call(
             self.op_type, tensors[:count], tensors[count:], self.attrs, workspace_bytes=workspace_bytes,
@@ -86,7 +92,7 @@ class FusedNode:
     def tiles(self) -> list[int]:
         """The ids of the tiles that can run the node here, best guess first: on pixels of whole vectors, as `_operand`
         and `_empty` lay them out."""
-        pixels = [self._pixel(t) for t in (*self.inputs, *self.outputs)]
+        pixels = [self._pixel(t, i) for i, t in enumerate((*self.inputs, *self.outputs))]
         return kernels.configs(self.call(pixels, sm=_sm(), sm_count=_sm_count()))
 
     @property
@@ -120,7 +126,7 @@ class FusedNode:
 
     # --------------------------------------------------------------------------------------------------- at run time
     def __call__(self, *xs: Tensor) -> Any:
-        read = [fusible(x) for x in xs] if self.images else list(xs)
+        read = [fusible(x) if self._is_image(x, i) else x for i, x in enumerate(xs)]
         made = torch.ops.cutefuse.fused_node(read, self.handle)
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -129,22 +135,22 @@ class FusedNode:
             return torch.empty(t.shape, dtype=t.dtype, device=device)
         return empty_pixels(t.shape, t.dtype, device)
 
-    def _operand(self, x: Tensor) -> tuple[Tensor, int]:
+    def _operand(self, x: Tensor, i: int) -> tuple[Tensor, int]:
         """The tensor as the kernels can read it, and its elements from pixel to pixel (0: dense, linear)."""
-        if not (self.images and x.dim() == 4):
+        if not self._is_image(x, i):
             x = x.contiguous()
             return (x if x.data_ptr() % ALIGNMENT == 0 else x.clone()), 0
         return as_pixels(x)
 
-    def operand(self, x: Tensor) -> Tensor:
-        """The tensor as `launch` reads it without a copy."""
-        return self._operand(x)[0]
+    def operand(self, x: Tensor, i: int) -> Tensor:
+        """Input i as `launch` reads it without a copy."""
+        return self._operand(x, i)[0]
 
     def launch(self, xs: Sequence[Tensor]) -> list[Tensor]:
         """Enqueue the kernels on the current stream."""
-        read = [self._operand(x) for x in xs]
+        read = [self._operand(x, i) for i, x in enumerate(xs)]
         made = [self._empty(t, xs[0].device) for t in self.outputs]
-        pixels = (*(p for _, p in read), *(self._pixel(t) for t in made))
+        pixels = (*(p for _, p in read), *(self._pixel(t, len(xs)) for t in made))
         size, address = (0, 0) if self.workspace is None else (self.workspace.numel(), self.workspace.data_ptr())
         if pixels not in self._plans:
             self._plans[pixels] = kernels.Plan(self.call(pixels, size, _sm(), _sm_count()))
@@ -153,9 +159,9 @@ class FusedNode:
         self._plans[pixels].run(inputs, outputs, address, size, stream)
         return made
 
-    def _pixel(self, t: Tensor) -> int:
-        """Elements from pixel to pixel of a new image; 0 for what is none."""
-        return padded(t.shape[1], t.element_size()) if self.images and t.dim() == 4 else 0
+    def _pixel(self, t: Tensor, i: int) -> int:
+        """Elements from pixel to pixel of operand i, a new image; 0 for what is none."""
+        return padded(t.shape[1], t.element_size()) if self._is_image(t, i) else 0
 
 
 def _sm() -> int:

@@ -16,6 +16,7 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
+from cutefuse import kernels
 from cutefuse.engines.pytorch.onnx_ops.fused import DOMAIN, GIVEN, GUESS, FusedNode, body_of, whole_pixels
 from cutefuse.engines.pytorch.onnx_ops.node import TABLE, Node, Run, UnsupportedError, dtype_of
 from cutefuse.engines.pytorch.onnx_ops.shapes import tensor_of
@@ -277,7 +278,8 @@ class _Loader:
         outputs = self._shapes_of(proto, given, opsets)
         nhwc = attrs.get(LAYOUT, HWC8) == NHWC
         if nhwc:  # dense NHWC is channels-last memory, so that the node and its readers see one tensor in two ways
-            inputs = [self._turned(v, TO_NCHW, name) for v in inputs]
+            image = kernels.facts(proto.op_type)["image"]
+            inputs = [v if image and i == 0 else self._turned(v, TO_NCHW, name) for i, v in enumerate(inputs)]
             outputs = [t.permute(TO_NCHW) for t in outputs]
             attrs = attrs | {LAYOUT: HWC8}
         node = FusedNode(name, proto.op_type, attrs, [v.tensor for v in inputs], outputs)
@@ -286,7 +288,7 @@ class _Loader:
             self.program.notes.append(f"{name} runs its function body: {reason}")
             return None
         if node.images:
-            inputs = [self._widened(v) for v in inputs]
+            inputs = [self._widened(v) if i >= node.first_image else v for i, v in enumerate(inputs)]
             node.inputs = [v.tensor for v in inputs]
         made = self._step(node, inputs, node.results(), name, proto.op_type, attrs, [name])
         return [self._turned(v, TO_NHWC, name) for v in made] if nhwc else made
