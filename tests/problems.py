@@ -33,7 +33,8 @@ class Problem:
     H and W are those of the concatenation. A view's source i has H / upsample[i] rows and lies in a tensor with
     `starts[i]` channels before it and `tail` after it, its residual in one with `residual_start` channels before it and
     `tail` after it. `residual` is "", "before" or "after" the activation. `dense`: pixels hold no padding (layout 1).
-    `image`: the type in which the source lies in NCHW, as a network is given it, "own" for the filter's.
+    `image`: the type of the source as a network is given it, "own" for the filter's, in NCHW, or behind "pixels of" in
+    dense pixels.
     """
 
     N: int
@@ -248,9 +249,11 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     b = normal(p.K)
     operands = [gpu.to_channel_range(t, dtype, start, p.tail, p.dense) for t, start in zip(x, starts, strict=True)]
     if p.image:
-        given = dtype if p.image == "own" else p.image
-        image = x[0] if p.image == "own" else x[0].float() + normal(*x[0].shape) * x[0].float().abs() * UNIT[dtype] / 8
-        x, operands = [image.to(kind)], [gpu.to_linear(image, given)]
+        own, in_pixels = p.image.endswith("own"), p.image.startswith("pixels of ")
+        given = dtype if own else "float32"
+        image = x[0] if own else x[0].float() + normal(*x[0].shape) * x[0].float().abs() * UNIT[dtype] / 8
+        laid = gpu.to_channel_range(image, given, 0, 0, True) if in_pixels else gpu.to_linear(image, given)
+        x, operands = [image.to(kind)], [laid]
     operands += [gpu.to_linear(pack_filter(w, p.C), dtype), gpu.to_linear(b, "float32")]
     vectors = (normal(sum(p.C)).to(kind), normal(sum(p.C)).to(kind)) if p.pre_activated else None
     operands += [gpu.to_linear(v, dtype) for v in vectors or ()]

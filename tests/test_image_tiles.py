@@ -103,17 +103,26 @@ class TestPlanes:
         library_or_skip()
         assert re.search(reason, kernels.reject(of_image(**change)) or "")
 
-    @pytest.mark.parametrize("change", [{"layout": kernels.CHANNELS_LAST}, {"ld": 640}])
-    def test_pixels_and_strides_are_refused(self, change: dict[str, int]) -> None:
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"layout": kernels.BLOCKS32}, "neither dense in NCHW (TensorRT: kLINEAR) nor channels-last; pass it so"),
+            ({"ld": 640}, "neither dense in NCHW"),
+            ({"layout": kernels.CHANNELS_LAST, "ld": 2}, "source 0 has 3 channels in pixels of 2 float16 elements"),
+            ({"layout": kernels.CHANNELS_LAST, "ld": 3}, None),
+            ({"layout": kernels.CHANNELS_LAST, "ld": 0}, None),
+        ],
+    )
+    def test_what_is_no_image_is_refused(self, change: dict[str, int], reason: str | None) -> None:
         library_or_skip()
         image = of_image()
         source = replace(image.inputs[0], **change)  # type: ignore[arg-type]
-        reason = kernels.reject(replace(image, inputs=[source, *image.inputs[1:]], _keep=[]))
-        assert reason and "the image is not dense in NCHW; pass it so (TensorRT: kLINEAR)" in reason
+        said = kernels.reject(replace(image, inputs=[source, *image.inputs[1:]], _keep=[]))
+        assert said is None if reason is None else reason in (said or "")
 
     def test_no_pixel_tile_is_offered_them(self) -> None:
         library_or_skip()
-        with pytest.raises(CutefuseError, match="an image in planes"):
+        with pytest.raises(CutefuseError, match="the image of a network"):
             kernels.Launcher(replace(of_image(), config=1, _keep=[]))
 
 
@@ -152,6 +161,7 @@ CORNERS = [
 
 PLANES = [replace(p, image="own") for p in CORNERS if not p.starts]
 PLANES += [replace(p, image="float32", dense=not p.dense) for p in PLANES]
+PIXELS = [replace(p, image=f"pixels of {p.image}") for p in PLANES]
 
 
 def assert_only_their_outputs(instance: problems.Instance) -> None:
@@ -177,9 +187,9 @@ class TestOnAGpu:
         gpu_checks.assert_every_tile_is_right(instance, TILES)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("index", range(len(PLANES)))
-    def test_planes_match_float64(self, index: int, dtype: str) -> None:
-        instance = problems.instantiate(problems.affordable(PLANES[index]), dtype, index)
+    @pytest.mark.parametrize("problem", [*PLANES, *PIXELS], ids=str)
+    def test_images_as_networks_are_given_them_match_float64(self, problem: Problem, dtype: str) -> None:
+        instance = problems.instantiate(problems.affordable(problem), dtype)
         assert {*TILES} == {*kernels.configs(instance.call)}
         gpu_checks.assert_every_tile_is_right(instance, TILES)
 

@@ -20,7 +20,7 @@ from cutefuse.operators.function import node_attributes
 from cutefuse.operators.layouts import HWC8, LAYOUT
 from cutefuse.torch import compiled
 from cutefuse.torch.launch import NAMES, Plan, dense, enqueue, planned, runs_in_library
-from cutefuse.torch.pixels import as_pixels, empty_pixels, fusible, padded, pixel_in_place
+from cutefuse.torch.pixels import as_given, as_pixels, empty_pixels, fusible, padded, pixel_in_place
 
 LISTS = ("channels", "kernel_shape", "strides", "pads", "dilations", "channel_starts", "upsample", "output_channels")
 NUMBERS = ("alpha", "lo", "hi")
@@ -128,23 +128,18 @@ def _unpacked(matrix: Tensor, channels: Sequence[int], kernel_shape: Sequence[in
     return torch.cat([p[:, :c] for p, c in zip(shaped, channels, strict=True)], 1)
 
 
-def _described(shape: Sequence[int], dtype: torch.dtype, pixel: int, image: bool) -> kernels.Tensor:
+def _described(shape: Sequence[int], dtype: torch.dtype, pixel: int) -> kernels.Tensor:
     if dtype not in NAMES:
         raise CutefuseError(f"packed_conv was given a {dtype} tensor; use float32, float16 or bfloat16")
-    layout = kernels.CHANNELS_LAST if image else kernels.LINEAR
+    layout = kernels.CHANNELS_LAST if pixel else kernels.LINEAR
     return kernels.Tensor(tuple(shape), NAMES[dtype], layout, 0, pixel)
 
 
-def _is_image(given: Attributes, t: Tensor, i: int) -> bool:
-    """Whether operand i is read as NHWC pixels; what a network is given, as it is."""
-    return t.dim() == 4 and i >= given.form.image
-
-
 def _call(given: Attributes, inputs: Sequence[tuple[Tensor, int]], outputs: Sequence[Sequence[int]]) -> kernels.Call:
-    """The node as a kernel call, over tensors with their elements from pixel to pixel (0: a matrix or a vector)."""
+    """The node as a kernel call, over tensors with their elements from pixel to pixel (0: no pixels)."""
     dtype = inputs[0][0].dtype
-    read = [_described(t.shape, t.dtype, pixel, _is_image(given, t, i)) for i, (t, pixel) in enumerate(inputs)]
-    made = [_described(dims, dtype, padded(dims[1], dtype.itemsize), True) for dims in outputs]
+    read = [_described(t.shape, t.dtype, pixel) for t, pixel in inputs]
+    made = [_described(dims, dtype, padded(dims[1], dtype.itemsize)) for dims in outputs]
     return kernels.Call(given.op_type, read, made, given.call_attrs(), config=given.tile)
 
 
@@ -155,7 +150,8 @@ def run(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
     if not runs_in_library(inputs[0]):
         return reference(inputs, given)
     compiled.ensure()
-    read = [as_pixels(t) if _is_image(given, t, i) else (dense(t), 0) for i, t in enumerate(inputs)]
+    read = [as_pixels(t) if t.dim() == 4 else (dense(t), 0) for t in inputs[given.form.image :]]
+    read = [*map(as_given, inputs[: given.form.image]), *read]
     made = [empty_pixels(dims, inputs[0].dtype, inputs[0].device) for dims in shapes]
     lists = (v for name in LISTS for v in (name, *given.lists[name]))
     key = (op_type, given.tile, *given.numbers.values(), *lists, *((t.shape, t.dtype, pixel) for t, pixel in read))
@@ -176,13 +172,16 @@ def plan(inputs: Sequence[Tensor], op_type: str, *values: Any) -> Plan:
     """The plan of a call, for the extension."""
     given = Attributes(op_type, values)
     shapes, size = given.outputs(inputs), inputs[0].element_size()
-    images = [_is_image(given, t, i) for i, t in enumerate(inputs)]
-    pixels = [pixel_in_place(t) if image else 0 for t, image in zip(inputs, images, strict=True)]
-    copies = [
-        (0 if pixel else padded(t.shape[1], t.element_size())) if image else -1
-        for t, pixel, image in zip(inputs, pixels, images, strict=True)
-    ]
-    read = [(t, pixel or max(copy, 0)) for t, pixel, copy in zip(inputs, pixels, copies, strict=True)]
+    read, copies = list[tuple[Tensor, int]](), list[int]()
+    for i, t in enumerate(inputs):
+        if i < given.form.image:
+            x, pixel = as_given(t)
+            copy = 0 if x is t else -1
+        else:
+            pixel = pixel_in_place(t) if t.dim() == 4 else 0
+            copy = -1 if t.dim() != 4 else 0 if pixel else padded(t.shape[1], t.element_size())
+        read.append((t, pixel or max(copy, 0)))
+        copies.append(copy)
     made = planned(_call(given, read, shapes), inputs[0].device)
     return made.data, made.workspace_bytes, copies, [[*dims, padded(dims[1], size)] for dims in shapes]
 

@@ -40,6 +40,14 @@ def as_pixels(x: Tensor) -> tuple[Tensor, int]:
     return (x, pixel) if pixel else (widened(x), padded(x.shape[1], x.element_size()))
 
 
+def as_given(x: Tensor) -> tuple[Tensor, int]:
+    """An image as a network is given it: NCHW as it lies (0), or its elements from pixel to pixel."""
+    pixel = 0 if x.is_contiguous() else pixel_stride(x)
+    if x.data_ptr() % ALIGNMENT == 0 and (pixel or x.is_contiguous()):
+        return x, pixel
+    return x.clone(memory_format=torch.contiguous_format), 0
+
+
 def pixel_in_place(x: Tensor, pixel: int | None = None) -> int:
     """Elements from pixel to pixel, by default those of the strides, of an image that the kernels can read as it lies;
     else 0."""

@@ -82,7 +82,7 @@ char const *check_channels(Op const &op, Call const &call, Problem &p, int i) {
   std::int64_t const width = view && known(x.dims[1]) ? x.dims[1] : last;
   int const vector = vector_of(p, p.type);
   if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : pixel_elements(p, p.type, width);
-  bool const whole = p.ldx[i] % vector == 0 || p.planes != Planes::kNone;
+  bool const whole = p.ldx[i] % vector == 0 || p.image != Image::kNone;
   if (p.ldx[i] < last || !whole || p.ldx[i] > (1 << 28) || (x.ld != 0 && p.layout == Layout::kBlocks32)) {
     return sentence(
         "%s: source %d has %lld channels in pixels of %lld %s elements; the pixel stride must be a multiple of %d and "
@@ -104,14 +104,19 @@ char const *check_sources(Op const &op, Call const &call, Problem &p) {
       return sentence("%s: source %d has rank %d; only 2-D convolutions (rank 4, NCHW) can be fused", op.name, i,
                       x.rank);
     }
-    if (x.type != p.type && p.planes != Planes::kFloat32) {
+    if (x.type != p.type && p.image != Image::kFloat32) {
       return sentence("%s: source %d is %s; all sources must be %s, insert a Cast", op.name, i, name_of(x.type),
                       name_of(p.type));
     }
-    if (p.planes != Planes::kNone) {
-      if (x.layout == Layout::kLinear && x.ld == 0) return check_channels(op, call, p, i);
-      return sentence("%s: the image is not dense in NCHW; pass it so (TensorRT: kLINEAR), or use CuteConcatConv1",
-                      op.name);
+    if (p.image != Image::kNone) {
+      bool const planes = x.layout == Layout::kLinear && x.ld == 0;
+      if (!planes && x.layout != Layout::kChannelsLast) {
+        return sentence("%s: the image is neither dense in NCHW (TensorRT: kLINEAR) nor channels-last; pass it so",
+                        op.name);
+      }
+      if (char const *reason = check_channels(op, call, p, i)) return reason;
+      p.ldx[i] = planes ? 1 : x.ld != 0 ? x.ld : p.C[i];
+      continue;
     }
     bool const blocks = p.type == Type::kInt8 && x.layout == Layout::kBlocks32;
     if (x.layout != p.layout || !(blocks || x.layout == Layout::kChannelsLast)) {
@@ -235,7 +240,7 @@ char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *v
 }
 
 // Image tiles alone read planes.
-char const *check_planes(Family const &family, Problem const &p) {
+char const *check_image(Family const &family, Problem const &p) {
   for (Tile const &tile : family.tiles) {
     if (tile.image && tile.takes(p.type) && obstacle_to_image(tile, p) == nullptr) return nullptr;
   }
@@ -279,7 +284,7 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   p.activation = variant.facts.activation, p.residual = variant.facts.residual;
   p.pre_activated = variant.facts.pre_activated;
   p.type = p.output_type = call.inputs[variant.facts.image ? p.sources : 0].type;
-  if (variant.facts.image) p.planes = call.inputs[0].type == Type::kFloat32 ? Planes::kFloat32 : Planes::kOwnType;
+  if (variant.facts.image) p.image = call.inputs[0].type == Type::kFloat32 ? Image::kFloat32 : Image::kOwnType;
   p.layout = quantised ? call.inputs[0].layout : Layout::kChannelsLast;
   std::fill(p.upsample, p.upsample + p.sources, 1);
   if ((bit_of(p.type) & (quantised ? kQuantisedTypes : kFloatTypes)) == 0) {
@@ -302,7 +307,7 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   char const *const pre = p.pre_activated ? check_pre_activation(op, p, vectors + 1) : nullptr;
   if (pre != nullptr) return pre;
   if (char const *reason = family.check_outputs(checks)) return reason;
-  return p.planes == Planes::kNone ? nullptr : check_planes(family, p);
+  return p.image == Image::kNone ? nullptr : check_image(family, p);
 }
 
 }  // namespace cutefuse::conv

@@ -70,7 +70,7 @@ Target::Target(Call const &call)
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
-  if (p.planes != Planes::kNone && !tile.image) return "an image in planes";
+  if (p.image != Image::kNone && !tile.image) return "the image of a network";
   if (char const *const why = tile.image ? obstacle_to_image(tile, p) : nullptr) return why;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
   if (sized && output_tiles(tile, p) > kMostBlocks) return "images of more than 2^31 blocks";

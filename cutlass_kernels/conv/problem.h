@@ -28,8 +28,9 @@ struct OutputRange {
   std::int64_t ld;
 };
 
-// In which type the source lies as dense NCHW planes: that of the filter, or float32. kNone: in pixels.
-enum class Planes : std::uint8_t { kNone, kOwnType, kFloat32 };
+// The type of an image that a network is given, which may be float32, and which lies in NCHW where its `ldx` is 1.
+// kNone: the sources are no such image.
+enum class Image : std::uint8_t { kNone, kOwnType, kFloat32 };
 
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
 // Pre-activated, a filter sees max(0, x[n,c,h,w] * s[c] + t[c]), and zeros outside of the image.
@@ -59,7 +60,7 @@ struct Problem {
   bool pre_activated;
   bool dense;       // pixels hold their channels and no padding (kLayoutAttr is 1)
   bool small_sums;  // of int8: within 2^22 where they are brought to another source's unit, before and after
-  Planes planes;
+  Image image;
 };
 
 // Where element (n, c, h, w) of a tensor lies: n * image + (h * W + w) * pixel + c / 32 * block + c % 32.

@@ -52,17 +52,19 @@ struct ImageTile {
   }
 };
 
-// Copies rows of pixels out of planes, one row a warp and a pixel a lane, as numbers of another type where they are
-// such.
+// Copies rows of an image as a network is given it, one row a warp and a pixel a lane: NCHW or pixels, of the filter's
+// numbers or others.
 template <class Traits, class Given>
-__device__ __forceinline__ void copy_planes(Params const &params, ImageTile const &tile, uint32_t shared) {
+__device__ __forceinline__ void copy_given(Params const &params, ImageTile const &tile, uint32_t shared) {
   using Element = typename Traits::Element;
   constexpr int kUnit = ImageCut::kUnitBytes;
   Problem const &p = params.problem;
   ImageCut const &cut = params.cut;
-  int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left, plane = p.H * p.W;
+  int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left;
+  int const pixel = int(p.ldx[0]), pixels = p.H * p.W, plane = pixel == 1 ? pixels : 1;
   int const lane = threadIdx.x % 32, part = lane & ((1 << cut.shift) - 1), channels = p.C[0] - part * 4;
-  auto const *const image = static_cast<Given const *>(params.x[0]) + (int64_t(tile.n) * p.C[0] + part * 4) * plane;
+  auto const *const image = static_cast<Given const *>(params.x[0]) +
+                            int64_t(tile.n) * pixels * (pixel == 1 ? p.C[0] : pixel) + int64_t(part * 4) * plane;
   CUTE_NO_UNROLL
   for (int row = threadIdx.x / 32; row < cut.rows; row += Traits::kThreads / 32) {
     int const h = h0 + row;
@@ -72,7 +74,7 @@ __device__ __forceinline__ void copy_planes(Params const &params, ImageTile cons
     for (int i = lane; i < cut.span; i += 32) {
       int const w = w0 + (i >> cut.shift);
       bool const exists = inside && unsigned(w) < unsigned(p.W);
-      Given const *const x = image + (exists ? h * p.W + w : 0);
+      Given const *const x = image + (exists ? int64_t(h * p.W + w) * pixel : 0);
       Channels<Element, 4> unit;
       CUTE_UNROLL
       for (int c = 0; c < 4; ++c) unit.v[c] = exists && c < channels ? Element(x[int64_t(c) * plane]) : Element(0);
@@ -177,12 +179,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   int *const offsets = reinterpret_cast<int *>(bias + kMostFilters);
   let_next_kernel_start();
   wait_for_previous_kernel();  // no global memory has been touched yet
-  if (p.planes == Planes::kNone) {
+  if (p.image == Image::kNone) {
     copy_pixels<Traits>(params, tile, pixels);
-  } else if (p.planes == Planes::kOwnType) {
-    copy_planes<Traits, Output>(params, tile, pixels);
+  } else if (p.image == Image::kOwnType) {
+    copy_given<Traits, Output>(params, tile, pixels);
   } else {
-    copy_planes<Traits, float>(params, tile, pixels);
+    copy_given<Traits, float>(params, tile, pixels);
   }
   copy_filters<Traits>(params, tile, filters, offsets);
   if (int const k = threadIdx.x; k < kMostFilters) bias[k] = k < tile.filters ? __ldg(params.b + tile.filter + k) : 0;

@@ -16,7 +16,7 @@ from cutefuse.engines.pytorch.onnx_ops.node import UnsupportedError
 from cutefuse.graph.body import TILE
 from cutefuse.operators import operators
 from cutefuse.operators.function import body_for, call_of
-from cutefuse.torch.pixels import ALIGNMENT, as_pixels, empty_pixels, fusible, laid_out, padded, widened
+from cutefuse.torch.pixels import ALIGNMENT, as_given, as_pixels, empty_pixels, fusible, laid_out, padded, widened
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
@@ -68,7 +68,7 @@ class FusedNode:
     def _describe(self, t: Tensor, i: int, pixel: int = 0) -> kernels.Tensor:
         if t.dtype not in NAMES:
             raise UnsupportedError(f"{self.op_type} '{self.name}' has an operand of {t.dtype}; the kernels have none")
-        layout = kernels.CHANNELS_LAST if self._is_image(t, i) else kernels.LINEAR
+        layout = kernels.CHANNELS_LAST if self._is_image(t, i) or pixel else kernels.LINEAR
         return kernels.Tensor(tuple(t.shape), NAMES[t.dtype], layout, 0, pixel)
 
     def call(
@@ -137,6 +137,8 @@ class FusedNode:
 
     def _operand(self, x: Tensor, i: int) -> tuple[Tensor, int]:
         """The tensor as the kernels can read it, and its elements from pixel to pixel (0: dense, linear)."""
+        if i < self.first_image:
+            return as_given(x)
         if not self._is_image(x, i):
             x = x.contiguous()
             return (x if x.data_ptr() % ALIGNMENT == 0 else x.clone()), 0
