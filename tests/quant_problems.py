@@ -139,7 +139,8 @@ class Instance:
         kind = self.slack + self.roundings
         if kind not in self.bounds:
             truth = problems.activate(problems.convolve(self.exact, torch.float64), self.problem.activation)
-            slack = self.slack * problems.convolve(self.exact, torch.float64, magnitude=True) + 1e-6
+            slack = self.slack * problems.convolve(self.exact, torch.float64, magnitude=True)
+            slack = slack + problems.APPROXIMATE[self.problem.activation]
             slack = slack + STEEPEST * self.roundings * self.w_scale
             if self.output_type == "int8":
                 steps = (truth / OUTPUT_SCALE).clamp(-128, 127)

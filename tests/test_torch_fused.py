@@ -44,7 +44,7 @@ def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made = [self._empty(t, "cpu") for t in self.outputs]
         call = self.call()
         attrs = {k: v if isinstance(v, list) else [v] for k, v in call.attrs.items()}  # as the references want them
-        read = [self._operand(x)[0][:, : x.shape[1]] if x.dim() == 4 and self.images else x for x in xs]
+        read = [self.operand(x, i)[:, : x.shape[1]] if x.dim() == 4 and self.images else x for i, x in enumerate(xs)]
         values = half.reference(replace(call, attrs=attrs), [x.double().numpy() for x in read])
         for own, value in zip(made, values, strict=True):
             own.copy_(torch.from_numpy(value))
