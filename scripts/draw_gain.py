@@ -23,7 +23,7 @@ STYLE = """  <style>
 
 def times_us(readme: str, network: str) -> tuple[float, float]:
     """What a network takes before and after, from the table of networks. Raises ValueError where it has no row."""
-    found = re.search(rf"^\| {re.escape(network)} \| (\d+) \| (\d+) \|", readme, re.M)
+    found = re.search(rf"^\|{re.escape(network)}\|(\d+)\|(\d+)\|", readme, re.M)
     if not found:
         raise ValueError(f"the README's table has no row '{network}'")
     return float(found[1]), float(found[2])
@@ -38,7 +38,7 @@ def drawn(network: str, before_us: float, after_us: float) -> str:
   aria-label="{label}">
 {STYLE}
   <rect class="page" width="800" height="190" rx="8"/>
-  <text class="title" x="20" y="30">{network}, one image, float16: one inference on an H100</text>
+  <text class="title" x="20" y="30">{network}, one image, float16: one inference on an H200</text>
   <text class="name" x="{LEFT - 14}" y="{75}">plain</text>
   <rect class="before" x="{LEFT}" y="50" width="{WIDTH}" height="{BAR}" rx="3"/>
   <text x="{LEFT + WIDTH + 10}" y="75">{before_us:.0f} µs</text>

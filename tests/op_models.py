@@ -56,7 +56,8 @@ def _other(op: FusedOp, case: Case, opset: int) -> Case:
         attrs |= {"output_channels": [2 * k for k in attrs["output_channels"]]}
     sizes = {k: v for k, v in case.sizes.items() if k != "widths"} | {"H": 8, "W": 8, "R": 2, "S": 3}
     sizes |= {"K": sum(attrs["output_channels"])} if "output_channels" in attrs else {}
-    return replace(case, sizes=sizes | {"C": [c + 8 for c in case.sizes["C"]]}, attrs=attrs)  # type: ignore[union-attr]
+    more = 1 if "Image" in case.op_type else 8
+    return replace(case, sizes=sizes | {"C": [c + more for c in case.sizes["C"]]}, attrs=attrs)  # type: ignore[union-attr]
 
 
 def model_of_calls(groups: Sequence[Sequence[Call]], opset: int, bodies: bool = True) -> onnx.ModelProto:

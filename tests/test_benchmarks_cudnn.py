@@ -338,7 +338,7 @@ class TestTables:
         )
         assert any("over bare convolutions: geometric mean 0.750 over 1" in text for text in said)
         assert any("1 Convs are not in the sum (full b1)" in text for text in said)
-        assert "| full | 10 | 6 | 0.60 | 8 | 0.75 |" in network_table.short(self.rows())
+        assert "|full|10|6|0.60|8|0.75|" in network_table.short(self.rows())
 
     def test_rows_of_a_run_without_it_have_no_such_columns(self) -> None:
         assert "bare" not in network_table.text([measured()], True) + network_table.short([measured()])
@@ -347,9 +347,9 @@ class TestTables:
 
     def test_the_page_shows_it_for_the_batches_that_have_it(self) -> None:
         lines = page.networks([*self.rows(), measured("full") | {"batch": 8}])
-        assert lines[0].startswith("| network | plain, 1 | patched, 1 | ratio, 1 | bare, 1 | over bare, 1 | plain, 8 |")
-        assert lines[2] == "| full | 10 | 6 | 0.600 | 8 | 0.75 | 10 | 6 | 0.600 |"
-        assert lines[3] == "| lacks | 10 | 6 | 0.600 | n/a | n/a | - | - | - |"
+        assert lines[0].startswith("|network|plain, 1|patched, 1|ratio, 1|bare, 1|over bare, 1|plain, 8|")
+        assert lines[2] == "|full|10|6|0.600|8|0.75|10|6|0.600|"
+        assert lines[3] == "|lacks|10|6|0.600|n/a|n/a|-|-|-|"
 
 
 class TestCommand:

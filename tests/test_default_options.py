@@ -175,4 +175,4 @@ def test_a_float_body_keeps_its_numbers(layout: str, opset: int, dtype: str) -> 
     for group in calls_of_all(dtype, None, LAYOUTS[layout], opset)[opset % STEP :: STEP]:
         model = model_of_calls([group], opset)
         worst = max(error.max() for error in errors(model, model))
-        assert worst < {"float32": 2e-4, "float16": 5e-3}[dtype], group[0].op_type
+        assert worst < {"float32": 2e-4, "float16": 5e-3}[group[0].dtype], group[0].op_type  # images have no float32

@@ -12,7 +12,7 @@ ANSWERS = {True: "yes", False: "**no**", None: "-"}
 def grid(lines: list[list[str]]) -> list[str]:
     """A Markdown table; the first line is its heading, the first column is aligned left, the rest right."""
     rule = ["---", *("---:" for _ in lines[0][1:])]
-    return ["| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]]]
+    return [f"|{'|'.join(line)}|" for line in [lines[0], rule, *lines[1:]]]
 
 
 def machine(rows: list[dict[str, Any]]) -> str:
