@@ -43,7 +43,9 @@ class Stub:
             plan = SimpleNamespace(data=b"", workspace_bytes=0)
             patch.setattr(conv, "planned", lambda *_: plan)
             _, _, copies, outputs = conv.plan(inputs, op_type, *values)
-        read = [t if not c else pixels.widened(t) for t, c in zip(inputs, copies, strict=True)]
+        read = [
+            t if c == 0 else pixels.widened(t) if c > 0 else t.contiguous() for t, c in zip(inputs, copies, strict=True)
+        ]
         made = [pixels.empty_pixels(dims, inputs[0].dtype, "cpu") for *dims, _ in outputs]
         return *self._planned("conv", op_type, read, made, values), copies, outputs
 

@@ -227,6 +227,27 @@ def test_images_that_the_kernels_cannot_read_are_copied(stub: Any, channels: tup
     assert stub.calls[0]["inputs"][0] != inputs[0].data_ptr() and y.stride(3) % 8 == 0
 
 
+@pytest.mark.parametrize(
+    ("laid", "in_place"),
+    [
+        (lambda x: x.contiguous(), True),
+        (lambda x: x.contiguous(memory_format=torch.channels_last), True),
+        (lambda x: torch.cat([x, x], 1).contiguous()[:, 3:], False),  # NCHW with gaps between images
+        (lambda x: torch.cat([torch.zeros(1).half(), x.flatten()])[1:].view(x.shape), False),  # off 16 bytes
+    ],
+    ids=["NCHW", "channels-last", "gaps", "unaligned"],
+)
+def test_the_image_of_a_network_is_read_as_it_is_given(stub: Any, laid: Any, in_place: bool) -> None:
+    from cutefuse.operators.conv_form import Form
+
+    inputs, _, values, w = conv_args(3)
+    x = inputs[0] = laid(inputs[0])
+    (y,) = torch.ops.cutefuse.packed_conv(inputs, Form(1, "Relu", image=True).op_type, *values)
+    want = torch.relu(torch.conv2d(x.float(), w.half().float(), inputs[2], padding=1))
+    torch.testing.assert_close(y.float(), want, rtol=2e-3, atol=2e-3)
+    assert (stub.calls[0]["inputs"][0] == x.data_ptr()) == in_place
+
+
 # ------------------------------------------------------------------------------------------------- what is refused
 
 
