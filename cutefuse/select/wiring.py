@@ -142,10 +142,10 @@ class Wiring:
     """A graph in which some matches are fused, in an engine on a device.
 
     made: tensors that fused nodes make. read: tensors that fused nodes read, and how often. given: those that they read
-    as the network is given them, likewise. low_made, low_read: those
-    among them in another type than the graph's. awaited: the tensors that fused convolutions read and that are made
-    last, and how many wait for each. gone: ids of the nodes that nothing needs any more. position: id of a node -> its
-    place in the graph. convolutions: in that order.
+    as the network is given them, likewise. low_made, low_read: those among them in another type than the graph's.
+    awaited: the tensors that fused convolutions read and that are made last, and how many wait for each. gone: ids
+    of the nodes that nothing needs any more. position: id of a node -> its place in the graph. convolutions: in that
+    order.
     """
 
     graph: Graph
