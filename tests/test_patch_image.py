@@ -29,7 +29,7 @@ def made(
     outputs: Sequence[str] = ("y",),
 ) -> onnx.ModelProto:  # fmt: skip
     """A checked model in float16, its inputs of the `given` types: one for all, or one for each."""
-    values = weights(dtype="float16", w=(12, 3, 3, 3), k=(12,), w2=(8, 12, 1, 1), big=(12, 6, 3, 3))
+    values = weights(dtype="float16", w=(12, 3, 3, 3), k=(12,), w2=(8, 12, 1, 1), w3=(8, 15, 1, 1), big=(12, 6, 3, 3))
     read = set(re.split(r"[(), ]+", body))
     model = graph(body, {n: v for n, v in values.items() if n in read}, inputs=inputs, opset=opset, dtype="float16",
                   outputs=outputs)  # fmt: skip
@@ -65,6 +65,15 @@ def test_what_follows_it_in_nhwc_has_no_transpose_between(tmp_path: Path) -> Non
     kinds = [n.op_type for n in patched.graph.node]
     assert kinds == ["CuteImageConcatConv1Relu", "CuteConcatConv1Relu", "Transpose"]
     assert {attribute(n, "layout", 0) for n in patched.graph.node if n.domain == DOMAIN} == {1}
+
+
+def test_what_reads_the_image_beside_it_is_transposed_where_it_has_fewer_bytes(tmp_path: Path) -> None:
+    """The stem needs no Transpose of the float32 image, so that one of its Cast to float16 is the cheaper one."""
+    body = "h = Cast<to=10>(i) x = Conv<pads=[1,1,1,1]>(h, w, k) y = Relu(x) c = Concat<axis=1>(y, h) z = Conv(c, w3)"
+    result, patched = run_patch(made(body + " u = Relu(z)", "float32", outputs=("u",)), tmp_path, layout="nhwc")
+    assert result.report["verify"]["passed"] and patched is not None
+    assert fused_types(patched) == ["CuteImageConcatConv1Relu", "CuteConcatConv2Relu"]
+    assert [n.input[0] for n in patched.graph.node if n.op_type == "Transpose"][0] == "h"
 
 
 def test_a_model_is_turned_to_the_other_layout_and_back(tmp_path: Path) -> None:
