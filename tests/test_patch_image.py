@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from devices import skip_without_code
 from graphs import fused_types, graph, run_patch, weights
 from onnx import TensorProto, helper
 
@@ -158,6 +159,7 @@ def test_two_types_of_image_share_one_body(tmp_path: Path) -> None:
 @pytest.mark.parametrize("others", [False, True])
 def test_the_copy_of_the_image_counts_where_no_other_needs_it(others: bool, tmp_path: Path) -> None:
     """TensorRT for RTX copies the image for a convolution of its own."""
+    skip_without_code(89)
     body = STEM + (" v = Conv<strides=[16,16]>(i, w)" if others else "")
     model = made(body, inputs={"i": "1,3,640,640"}, outputs=("y", "v") if others else ("y",))
     result, _ = run_patch(model, tmp_path, engine="rtx", verify=False, include=["Relu*"])

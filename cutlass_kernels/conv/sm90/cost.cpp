@@ -16,9 +16,7 @@ namespace cutefuse::conv {
 namespace {
 
 // Whether an activation costs as much as an exponential. GELU's time has not been measured.
-bool exponential(Activation a) {
-  return a == Activation::kSilu || a == Activation::kSigmoid || a == Activation::kGelu;
-}
+bool exponential(Activation a) { return a == Activation::kSilu || a == Activation::kSigmoid || a == Activation::kGelu; }
 
 int pixel_tiles(Sm90Tile const &tile, Problem const &p) {
   if (!tile.halo) return ceil_div(p.N * p.P * p.Q, tile.pixels());
