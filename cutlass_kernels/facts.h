@@ -28,7 +28,7 @@ struct Facts {
   bool quantised_output = false;  // output of the sources' type, with a scale
   bool layer = false;             // LayerNorm, else RMSNorm
   bool pre_activated = false;     // each input channel is scaled and shifted, then ReLU, before the filter sees it
-  bool image = false;             // the source is a dense NCHW image, in the filter's type or in float32
+  bool image = false;  // the source is what a network is given: NCHW or channels-last, of the filter's type or float32
 };
 
 }  // namespace cutefuse

@@ -35,8 +35,8 @@ def _only_on(call: kernels.Call) -> str:
 
 
 def suit_device(sites: Sequence[Site], sm: int) -> None:
-    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not, unless it
-    would copy the network's image."""
+    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not, unless
+    the smaller one copies the network's image."""
     for site in (s for s in sites if s.status == FUSED and s.finder.own_tiles_first):
         smaller = site.match
         while smaller is not None and IMAGE not in smaller.takes and not kernels.made_for(smaller.call, sm):

@@ -19,7 +19,7 @@ class Form:
     residual: whether a tensor of the output's shape is added `before` the activation, `after` it, or not at all ("").
     quantised: sources and filter are int8 or float8; to_quantised: so is the output.
     pre_activated: each input channel is scaled and shifted and passes ReLU before the filter sees it.
-    image: the source is a dense NCHW image, in the filter's type or in float32.
+    image: the source is what a network is given: NCHW or channels-last, in the filter's type or in float32.
     """
 
     sources: int

@@ -239,7 +239,7 @@ char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *v
   return reason != nullptr ? reason : check_vector(op, "pre-activation's shift", p.type, channels, vectors[1]);
 }
 
-// Image tiles alone read planes.
+// Image tiles alone read the image of a network.
 char const *check_image(Family const &family, Problem const &p) {
   for (Tile const &tile : family.tiles) {
     if (tile.image && tile.takes(p.type) && obstacle_to_image(tile, p) == nullptr) return nullptr;

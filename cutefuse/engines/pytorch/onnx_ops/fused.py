@@ -51,7 +51,7 @@ class FusedNode:
         self.inputs, self.outputs = list(inputs), list(outputs)
         facts = kernels.facts(op_type)
         self.images = facts["kind"] == "convolution"  # read as NHWC pixels
-        self.first_image = int(facts.get("image", False))  # which of the inputs is the first of them
+        self.first_image = int(facts["image"])  # which of the inputs is the first of them
         self.config = 0
         self.tile_from = GUESS
         self.tiles_us: Mapping[int, float] = {}
