@@ -122,8 +122,10 @@ def benchmark_shapes(name: str = "conv") -> list[Problem]:
             s["S"],
             tuple(s["stride"]),
             tuple(s["pads"]),
+            dilations=tuple(s.get("dilations", (1, 1))),
             activation=names[s["activation"]],
             name=s["name"],
+            depthwise=name == "depthwise",
         )  # fmt: skip
         for s in json.loads(path.read_text())["shapes"]
     ]
@@ -139,9 +141,10 @@ def affordable(problem: Problem) -> Problem:
     p = problem
     reach_h, reach_w = p.dilations[0] * (p.R - 1) + 1, p.dilations[1] * (p.S - 1) + 1
     blocks = 1 if p.R * p.S > 1 else 2  # of 64 channels: more k-tiles than a ring has stages, with the taps
+    channels = tuple(min(c, 64 * blocks + c % 64) for c in p.C)
+    filters = channels[0] if p.depthwise else p.K if p.outputs else min(p.K, 256 + p.K % 64)
     return replace(
-        p, N=min(p.N, 2), H=min(p.H, max(18, reach_h)), W=min(p.W, max(17, reach_w)),
-        C=tuple(min(c, 64 * blocks + c % 64) for c in p.C), K=p.K if p.outputs else min(p.K, 256 + p.K % 64),
+        p, N=min(p.N, 2), H=min(p.H, max(18, reach_h)), W=min(p.W, max(17, reach_w)), C=channels, K=filters,
     )  # fmt: skip
 
 
