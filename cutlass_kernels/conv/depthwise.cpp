@@ -48,7 +48,7 @@ BlockCut depthwise_cut(Problem const &p) {
             (std::int64_t(cut.width - 1) * p.stride_w + std::int64_t(p.S - 1) * p.dilation_w + 1) | 1;
         if (std::max({rows, span, rows * span}) * BlockCut::kUnitBytes << cut.shift > kMostShared) break;
         cut.rows = int(rows), cut.span = int(span) << cut.shift;
-        cut.shared_bytes = cut.pixels_bytes() + (p.R * p.S + 1) * cut.filters * int(sizeof(float));
+        cut.shared_bytes = cut.pixels_bytes() + cut.filters * (p.R * p.S * size_of(p.type) + int(sizeof(float)));
         if (cut.shared_bytes > kMostShared) break;
         double const now = length_us(p, cut, cut.blocks(N), kSmCount);
         if (best.height == 0 || now < shortest) best = cut, shortest = now;
