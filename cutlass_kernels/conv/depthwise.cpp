@@ -5,7 +5,7 @@
 namespace cutefuse::conv {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kMostShared = 72 << 10;  // of a block: three fit where a multiprocessor has the most
 constexpr int kMostShift = 4;          // 64 channels of a block: whole lines of 128 bytes
 constexpr int kMostRounds = 8;         // outputs of a thread, kDepthwiseColumns at a time

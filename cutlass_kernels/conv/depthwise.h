@@ -5,7 +5,7 @@
 
 namespace cutefuse::conv {
 
-constexpr int kDepthwiseColumns = 4;  // outputs of a row that a thread computes at a time, 4 channels of each
+constexpr int kDepthwiseColumns = 8;  // outputs of a row that a thread computes at a time, 4 channels of each
 
 // `height` is 0 where nothing fits the shared memory.
 BlockCut depthwise_cut(Problem const &p);

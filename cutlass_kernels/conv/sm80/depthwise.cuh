@@ -145,6 +145,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   int group = first / tile.rows, row = first - group * tile.rows;  // of kColumns outputs
   int const k = tile.filter + unit * 4;
   Clamp<Element> const clamp(p);
+  bool const by_fours = cut.ld % 4 == 0;
   bool const adjacent = p.dilation_w == 1;
   int const kind = adjacent && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
   CUTE_NO_UNROLL
@@ -179,16 +180,23 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     if (!clamp.is_all) activate(sums, p);
     auto *const to = static_cast<Element *>(params.ys[0]) +
                      (int64_t(tile.n * p.P + tile.row + row) * p.Q + tile.column + column) * cut.ld + k;
-    CUTE_UNROLL
-    for (int i = 0; i < kColumns; ++i) {
-      if (column + i >= tile.columns) break;
-      Channels<Element, 4> y;
+    auto const store = [&](auto const &put) {
       CUTE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        Pair<Element> const pair = clamp(sums(half * 2, i), sums(half * 2 + 1, i));
-        y.v[half * 2] = pair.v[0], y.v[half * 2 + 1] = pair.v[1];
+      for (int i = 0; i < kColumns; ++i) {
+        if (column + i >= tile.columns) break;
+        Channels<Element, 4> y;
+        CUTE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          Pair<Element> const pair = clamp(sums(half * 2, i), sums(half * 2 + 1, i));
+          y.v[half * 2] = pair.v[0], y.v[half * 2 + 1] = pair.v[1];
+        }
+        put(to + i * cut.ld, y);
       }
-      store_four(p, cut.stored, cut.ld % 4 == 0, to + int64_t(i) * cut.ld, k, y);
+    };
+    if (by_fours && k + 4 <= p.K) {  // without the tests of each channel, which would take as long as the sums
+      store([](Element *at, auto const &y) { *reinterpret_cast<std::decay_t<decltype(y)> *>(at) = y; });
+    } else {
+      store([&](Element *at, auto &y) { store_four(p, cut.stored, by_fours, at, k, y); });
     }
   }
 }
