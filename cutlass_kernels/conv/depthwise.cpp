@@ -1,27 +1,38 @@
 #include "conv/depthwise.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace cutefuse::conv {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kMostShared = 72 << 10;  // of a block: three fit where a multiprocessor has the most
-constexpr int kMostShift = 4;          // 64 channels of a block: whole lines of 128 bytes
-constexpr int kMostRounds = 8;         // outputs of a thread, kDepthwiseColumns at a time
+constexpr int kThreads = 128, kBlocks = 4;  // of a multiprocessor, where its shared memory holds so many
+constexpr int kMostShared = 96 << 10;       // of a block: every GPU has as much
+constexpr int kMostShift = 4;               // 64 channels of a block: whole lines of 128 bytes
+constexpr int kMostRounds = 8;              // of a block's threads, kDepthwiseColumns outputs each
 
-// Microseconds of a launch whose blocks share `sm_count` multiprocessors. A block reads pixels, or computes; other
-// blocks of its multiprocessor do the other at the same time.
+// Instructions of a thread in a round. Rows of 3, 5 or 7 neighbouring taps have code of their own (depthwise.cuh).
+int instructions(Problem const &p) {
+  Activation const kind = p.activation;
+  bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
+  bool const unrolled = p.dilation_w == 1 && p.stride_w <= 2 && (p.S == 3 || p.S == 5 || (p.S == 7 && p.stride_w == 1));
+  int const pixels = unrolled ? (kDepthwiseColumns - 1) * p.stride_w + p.S : 2 * kDepthwiseColumns * p.S;
+  return p.R * (p.S * (4 * kDepthwiseColumns + 5) + 5 * pixels + 15) + (clamps ? 78 : 153);
+}
+
+// Microseconds of a launch whose blocks share `sm_count` multiprocessors: in waves, each as long as one block takes, or
+// longer where instructions or copies of many blocks compete. calibration/depthwise.py fits the constants.
 double length_us(Problem const &p, BlockCut const &cut, std::int64_t blocks, int sm_count) {
-  constexpr double kBytesOfUs = 30e3;  // into a multiprocessor, where all of them read
-  constexpr double kInstructionNs = 2 / 1.7;
-  int const rounds = ceil_div(cut.height * (cut.width / kDepthwiseColumns) << cut.shift, kThreads);
-  int const pixels = (kDepthwiseColumns - 1) * p.stride_w + p.S;  // of a filter row
-  double const instructions = p.R * (p.S * (4 * kDepthwiseColumns + 1) + 6 * pixels) + 60;
-  double const compute_us = rounds * instructions * kInstructionNs * 1e-3;
-  double const copy_us = cut.pixels_bytes() / kBytesOfUs;
-  double const on_sm = std::max(1.0, double(blocks) / sm_count);
-  return 1.5 + on_sm * std::max(compute_us, copy_us) + std::min(compute_us, copy_us);
+  constexpr double kBlockUs = 0.88, kSeveralWarpsUs = 0.67, kAloneNs = 1.79, kSharedNs = 0.193;
+  constexpr double kBytesOfUs = 31e3, kHalfLines = 0.765, kStartUs = 0.187;
+  int const items = cut.height * (cut.width / kDepthwiseColumns) << cut.shift;  // of a thread
+  int const rounds = ceil_div(items, kThreads), warps = ceil_div(items, 32);
+  double const work = instructions(p) * 1e-3;
+  double const block_us = kBlockUs + (warps > 1 ? kSeveralWarpsUs : 0) + rounds * work * kAloneNs;
+  int const resident = std::clamp((228 << 10) / (cut.shared_bytes + 1024), 1, kBlocks);
+  double const waves = std::ceil(double(blocks) / (sm_count * resident)), on_sm = std::ceil(double(blocks) / sm_count);
+  double const copy_us = cut.pixels_bytes() / (cut.filters < 32 ? kBytesOfUs * kHalfLines : kBytesOfUs);
+  return std::max(waves * block_us, on_sm * (warps * work * kSharedNs + copy_us + kStartUs));
 }
 
 }  // namespace
@@ -35,7 +46,7 @@ BlockCut depthwise_cut(Problem const &p) {
   double shortest = 0;
   int most = 1;
   while (most < kMostShift && 4 << most < p.K) ++most;
-  for (cut.shift = most; cut.shift >= std::max(1, most - 2); --cut.shift) {
+  for (cut.shift = most; cut.shift >= 1 && (cut.shift >= most - 2 || best.height == 0); --cut.shift) {
     cut.filters = 4 << cut.shift, cut.filter_tiles = ceil_div(p.K, cut.filters);
     for (int across = 1; across <= parts; across = across < 4 ? across + 1 : across * 2) {
       cut.width = ceil_div(parts, across) * kDepthwiseColumns, cut.across = ceil_div(Q, cut.width);
