@@ -48,13 +48,18 @@ def blocks(channels: int) -> int:
     return -(-channels // CHANNEL_BLOCK)
 
 
-def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int]) -> list[int]:
+def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int], depthwise: bool = False) -> list[int]:
     """Filter columns per source."""
+    if depthwise:
+        return list(channels)
     return [blocks(c) * kernel_shape[0] * kernel_shape[1] * CHANNEL_BLOCK for c in channels]
 
 
-def pack(w: np.ndarray, channels: Sequence[int]) -> np.ndarray:
-    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], pads zero."""
+def pack(w: np.ndarray, channels: Sequence[int], depthwise: bool = False) -> np.ndarray:
+    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], pads zero;
+    a depthwise one [C, 1, R, S] -> [R * S, C]."""
+    if depthwise:
+        return np.ascontiguousarray(w.reshape(len(w), -1).T)
     K, _, R, S = w.shape
     out = np.zeros((K, sum(packed_sizes(channels, (R, S)))), dtype=w.dtype)
     first, column = 0, 0
@@ -68,8 +73,12 @@ def pack(w: np.ndarray, channels: Sequence[int]) -> np.ndarray:
     return out
 
 
-def unpacked(matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence[int]) -> np.ndarray:
+def unpacked(
+    matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence[int], depthwise: bool = False
+) -> np.ndarray:  # fmt: skip
     """The inverse of `pack`."""
+    if depthwise:
+        return matrix.T.reshape(-1, 1, *kernel_shape)
     (K, _), (R, S) = matrix.shape, kernel_shape
     parts = np.split(matrix, np.cumsum(packed_sizes(channels, kernel_shape))[:-1], axis=1)
     shaped = [p.reshape(K, -1, R, S, CHANNEL_BLOCK).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
@@ -93,10 +102,10 @@ def seen(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
     """conv2d(concat(sources), filter) + bias in float64 for all K filters: no residual, no activation."""
-    attrs: dict[str, Any] = dict(call.attrs)
+    depthwise, attrs = form_of(call.op_type).depthwise, dict[str, Any](call.attrs)
     sources = seen(call, operands)
     packed, bias = operands[len(sources) : len(sources) + 2]
-    w = unpacked(packed, attrs["channels"], attrs["kernel_shape"])
+    w = unpacked(packed, attrs["channels"], attrs["kernel_shape"], depthwise)
     top, left, bottom, right = attrs["pads"]
     x = np.pad(np.concatenate(sources, axis=1), ((0, 0), (0, 0), (top, bottom), (left, right)))
     (sh, sw), (dh, dw) = attrs["strides"], attrs["dilations"]
@@ -105,7 +114,8 @@ def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
     for r in range(w.shape[2]):
         for s in range(w.shape[3]):
             tap = x[:, :, r * dh : r * dh + (p - 1) * sh + 1 : sh, s * dw : s * dw + (q - 1) * sw + 1 : sw]
-            y += np.tensordot(tap, w[:, :, r, s], axes=(1, 1))
+            one = w[:, :, r, s]
+            y += tap.transpose(0, 2, 3, 1) * one[:, 0] if depthwise else np.tensordot(tap, one, axes=(1, 1))
     return y.transpose(0, 3, 1, 2)
 
 

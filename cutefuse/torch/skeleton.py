@@ -70,7 +70,7 @@ class Skeleton:
                 continue
             group = attribute(node, "group", 1)
             if node.op_type == "Conv" and group != 1:
-                found[node.name] = f"it has {group} groups; only group=1 can be fused"
+                found[node.name] = f"it has {group} groups; only group=1 and one filter for each channel (depthwise) can be fused"
             elif node.op_type == "Conv":
                 found[node.name] = "nothing stands around it that could be fused with it"
             else:

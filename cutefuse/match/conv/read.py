@@ -45,6 +45,7 @@ class Facts:
     bias: str
     sources: tuple[tuple[int, int, int, int], ...]
     geometry: Geometry
+    depthwise: bool = False
 
 
 def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refusal | None:
@@ -188,13 +189,17 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     if dtype not in DTYPES:
         return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(DTYPES)} can be fused, convert the model")
     K, C, R, S = weight_dims
-    if (group := attribute(conv, "group", 1)) != 1:
-        return no(f"the Conv has {group} groups; only group=1 can be fused")
+    group = attribute(conv, "group", 1)
+    depthwise = group != 1 and (group, 1) == (K, C)
+    if group != 1 and not depthwise:
+        return no(f"the Conv has {group} groups; only group=1 and one filter for each channel (depthwise) can be fused")
+    if depthwise and site.concats:
+        return no("a depthwise Conv is fused without its Concat")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
         return no(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the filter's {R}x{S}; repair the model")
     if bias and _constant_type(graph, bias) != ((K,), dtype):
         return no(f"the bias is not a {dtype} vector of the filter's {K} outputs; repair the model")
-    sources = source_dims(graph, site, C)
+    sources = source_dims(graph, site, C * group)
     if isinstance(sources, str):
         return no(sources)
     for name in site.sources:
@@ -203,7 +208,7 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
-    return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry)
+    return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry, depthwise)
 
 
 def _constant_type(graph: Graph, tensor: str) -> tuple[tuple[int, ...], str | None]:
@@ -341,7 +346,8 @@ class Folded:
     def packed(self, channels: Sequence[int]) -> np.ndarray:
         """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
-        return pack(self._filter(scale).astype(numpy_type(self._facts.dtype)), channels)
+        w = self._filter(scale).astype(numpy_type(self._facts.dtype))
+        return pack(w, channels, self._facts.depthwise)
 
     def bias(self) -> np.ndarray:
         """The bias vector [K] in float32, zeros when the convolution has none."""
