@@ -12,9 +12,9 @@ extern Op const op;
 
 namespace {
 
-// 72 plain ones, 352 with a residual or several outputs, 424 of both kinds with views, 72 pre-activated ones, and 9 of
-// images.
-constexpr int kVariants = 929;
+// 72 plain ones, 352 with a residual or several outputs, 424 of both kinds with views, 72 pre-activated ones, 9 of
+// images and 9 depthwise ones.
+constexpr int kVariants = 938;
 
 Variant variant_of(Facts const &facts, int outputs) {
   Variant variant{};
@@ -24,6 +24,7 @@ Variant variant_of(Facts const &facts, int outputs) {
                 facts.view            ? "View"
                 : facts.pre_activated ? "Pre"
                 : facts.image         ? "Image"
+                : facts.depthwise     ? "Depthwise"
                                       : "",
                 facts.sources, several, facts.residual == Residual::kBefore ? "Add" : "",
                 kActivationNames[static_cast<int>(facts.activation)], facts.residual == Residual::kAfter ? "Add" : "");
@@ -65,10 +66,12 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   };
   add_all(0, kFirstActivations);
   add_all(kFirstActivations, kActivations);
-  for (int a = 0; a < kActivations; ++a) {
-    Facts facts{Kind::kConvolution, 1, static_cast<Activation>(a)};
-    facts.image = true;
-    table.at(i++) = variant_of(facts, 1);
+  for (bool Facts::*const form : {&Facts::image, &Facts::depthwise}) {
+    for (int a = 0; a < kActivations; ++a) {
+      Facts facts{Kind::kConvolution, 1, static_cast<Activation>(a)};
+      facts.*form = true;
+      table.at(i++) = variant_of(facts, 1);
+    }
   }
   return table;
 }();

@@ -22,6 +22,7 @@ inline constexpr Tile kTiles[] = {
     make_tile(19, "sm80_few_64x64x64_s3", k16Bit, {64, 64, 64, 3}, {2, 2}, 3, {10.5, 0.9}, kAnyChannels | kFewChannels),
     make_tile(50, "sm80_image_16", k16Bit, {128, 16, 64, 2}, {4, 1}, 8, {6.3, 0.06}, kImage),
     make_tile(51, "sm80_image_64", k16Bit, {256, 64, 64, 2}, {8, 1}, 2, {3.5, 0.28}, kImage),
+    make_tile(52, "sm80_depthwise", k16Bit, {128, 16, 64, 2}, {8, 1}, 3, {0, 0}, kDepthwise),
     make_tile(42, "sm80_32x64x64_w8_s4", k16Bit, {32, 64, 64, 4}, {1, 4, 2}, 2, {3.8, 1.25}, kAlsoPreActivated),
     make_tile(43, "sm80_128x64x64_w8_s3", k16Bit, {128, 64, 64, 3}, {2, 2, 2}, 1, {6.4, 2.5}, kAlsoPreActivated),
     make_tile(47, "sm80_any_64x64x64_s4", k16Bit, {64, 64, 64, 4}, {2, 2}, 3, {9.0, 2.5},

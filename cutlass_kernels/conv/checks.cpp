@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "conv/image.h"
+#include "conv/cost.h"
 
 namespace cutefuse::conv {
 namespace {
@@ -82,7 +82,7 @@ char const *check_channels(Op const &op, Call const &call, Problem &p, int i) {
   std::int64_t const width = view && known(x.dims[1]) ? x.dims[1] : last;
   int const vector = vector_of(p, p.type);
   if (width <= kInt32Max) p.ldx[i] = x.ld != 0 ? x.ld : pixel_elements(p, p.type, width);
-  bool const whole = p.ldx[i] % vector == 0 || p.image != Image::kNone;
+  bool const whole = p.ldx[i] % vector == 0 || is_image(p);
   if (p.ldx[i] < last || !whole || p.ldx[i] > (1 << 28) || (x.ld != 0 && p.layout == Layout::kBlocks32)) {
     return sentence(
         "%s: source %d has %lld channels in pixels of %lld %s elements; the pixel stride must be a multiple of %d and "
@@ -104,11 +104,11 @@ char const *check_sources(Op const &op, Call const &call, Problem &p) {
       return sentence("%s: source %d has rank %d; only 2-D convolutions (rank 4, NCHW) can be fused", op.name, i,
                       x.rank);
     }
-    if (x.type != p.type && p.image != Image::kFloat32) {
+    if (x.type != p.type && p.reads != Reads::kFloat32Image) {
       return sentence("%s: source %d is %s; all sources must be %s, insert a Cast", op.name, i, name_of(x.type),
                       name_of(p.type));
     }
-    if (p.image != Image::kNone) {
+    if (is_image(p)) {
       bool const planes = x.layout == Layout::kLinear && x.ld == 0;
       if (!planes && x.layout != Layout::kChannelsLast) {
         return sentence("%s: the image is neither dense in NCHW (TensorRT: kLINEAR) nor channels-last; pass it so",
@@ -193,11 +193,18 @@ char const *check_filter(Op const &op, Call const &call, Problem &p) {
         "%s: the packed filter must be a linear %s matrix of rank 2, it is %s of rank %d; repack it with the rewriter",
         op.name, name_of(p.type), name_of(w.type), w.rank);
   }
+  bool const depthwise = p.reads == Reads::kOwnChannel;
   for (int i = 0; i < p.sources; ++i) {
-    std::int64_t const columns = std::int64_t(blocks_of(p.C[i])) * p.R * p.S * kChannelBlock;
+    std::int64_t const columns = depthwise ? p.C[i] : std::int64_t(blocks_of(p.C[i])) * p.R * p.S * kChannelBlock;
     if (call.attrs[kPackedSizes].ints[i] == columns) continue;
     return sentence("%s: packed_sizes[%d] is %lld, %d channels of a %dx%d filter take %lld columns; repack it", op.name,
                     i, (long long)call.attrs[kPackedSizes].ints[i], p.C[i], p.R, p.S, (long long)columns);
+  }
+  if (depthwise) {
+    p.K = p.C[0];
+    if (w.dims[0] == p.R * p.S && w.dims[1] == p.K) return nullptr;
+    return sentence("%s: the packed depthwise filter is %lldx%lld, %d taps x %d channels are needed; repack it",
+                    op.name, (long long)w.dims[0], (long long)w.dims[1], p.R * p.S, p.K);
   }
   if (w.dims[0] < 1 || w.dims[0] > (1 << 20) || w.dims[1] != packed_columns(p) || w.dims[1] > (1 << 30)) {
     return sentence("%s: the packed filter is %lldx%lld, %lld columns and 1 to 1048576 rows are needed; repack it",
@@ -239,15 +246,18 @@ char const *check_pre_activation(Op const &op, Problem const &p, Tensor const *v
   return reason != nullptr ? reason : check_vector(op, "pre-activation's shift", p.type, channels, vectors[1]);
 }
 
-// Image tiles alone read the image of a network.
-char const *check_image(Family const &family, Problem const &p) {
+// Few tiles read the image of a network, or single channels.
+char const *check_reading(Family const &family, Problem const &p) {
   for (Tile const &tile : family.tiles) {
-    if (tile.image && tile.takes(p.type) && obstacle_to_image(tile, p) == nullptr) return nullptr;
+    if (runs(tile, p, 0)) return nullptr;
   }
+  bool const image = is_image(p);
   return sentence(
-      "%s: an image of %d channels under a %dx%d %s filter with strides %dx%d and dilations %dx%d; at most 8 channels "
-      "under a float16 or bfloat16 filter whose taps fit in shared memory are possible; use CuteConcatConv1",
-      family.op.name, p.C[0], p.R, p.S, name_of(p.type), p.stride_h, p.stride_w, p.dilation_h, p.dilation_w);
+      "%s: %s of %d channels under a %dx%d %s filter with strides %dx%d and dilations %dx%d; %s a float16 or bfloat16 "
+      "filter whose taps fit in shared memory are possible; %s",
+      family.op.name, image ? "an image" : "a depthwise source", p.C[0], p.R, p.S, name_of(p.type), p.stride_h,
+      p.stride_w, p.dilation_h, p.dilation_w, image ? "at most 8 channels under" : "whole vectors of channels under",
+      image ? "use CuteConcatConv1" : "leave the convolution outside");
 }
 
 }  // namespace
@@ -284,7 +294,8 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   p.activation = variant.facts.activation, p.residual = variant.facts.residual;
   p.pre_activated = variant.facts.pre_activated;
   p.type = p.output_type = call.inputs[variant.facts.image ? p.sources : 0].type;
-  if (variant.facts.image) p.image = call.inputs[0].type == Type::kFloat32 ? Image::kFloat32 : Image::kOwnType;
+  if (variant.facts.image) p.reads = call.inputs[0].type == Type::kFloat32 ? Reads::kFloat32Image : Reads::kImage;
+  if (variant.facts.depthwise) p.reads = Reads::kOwnChannel;
   p.layout = quantised ? call.inputs[0].layout : Layout::kChannelsLast;
   std::fill(p.upsample, p.upsample + p.sources, 1);
   if ((bit_of(p.type) & (quantised ? kQuantisedTypes : kFloatTypes)) == 0) {
@@ -307,7 +318,7 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   char const *const pre = p.pre_activated ? check_pre_activation(op, p, vectors + 1) : nullptr;
   if (pre != nullptr) return pre;
   if (char const *reason = family.check_outputs(checks)) return reason;
-  return p.image == Image::kNone ? nullptr : check_image(family, p);
+  return p.reads == Reads::kSources ? nullptr : check_reading(family, p);
 }
 
 }  // namespace cutefuse::conv

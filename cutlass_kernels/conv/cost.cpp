@@ -4,6 +4,7 @@
 
 #include "architecture.h"
 #include "conv/checks.h"
+#include "conv/depthwise.h"
 #include "conv/image.h"
 #include "device.h"
 
@@ -47,6 +48,17 @@ char const *obstacle_to_sums(Tile const &tile, Problem const &p) {
   return one_scale ? "sums beyond 32 bits" : "sources of other scales";
 }
 
+// Image tiles read images of networks and other sources of few channels, depthwise tiles each filter's own channel, and
+// no other tile reads either.
+char const *obstacle_to_reading(Tile const &tile, Problem const &p) {
+  if (tile.image && p.reads != Reads::kOwnChannel) return obstacle_to_image(tile, p);
+  if (!tile.depthwise && p.reads == Reads::kSources) return nullptr;
+  if (p.reads == Reads::kOwnChannel && tile.depthwise) {
+    return copy_bytes(p) == 16 ? obstacle_to_depthwise(p) : "pixels of this stride";
+  }
+  return p.reads == Reads::kSources ? "filters that read all channels" : "what these filters read";
+}
+
 // Slots for the blocks of a split launch. The 8-bit kernels are as fast with one block on a multiprocessor as with two.
 std::int64_t slots(Tile const &tile, Target const &target) {
   return std::int64_t(target.sm_count) * (tile.type_bytes == 1 ? 1 : resident_blocks(tile, target.sm));
@@ -70,13 +82,13 @@ Target::Target(Call const &call)
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
-  if (p.image != Image::kNone && !tile.image) return "the image of a network";
-  if (char const *const why = tile.image ? obstacle_to_image(tile, p) : nullptr) return why;
+  char const *const reading = obstacle_to_reading(tile, p);
+  if (reading != nullptr) return reading;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
   if (sized && output_tiles(tile, p) > kMostBlocks) return "images of more than 2^31 blocks";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";
   if (p.pre_activated && !tile.pre_activates) return "a pre-activation";
-  if (tile.image) return nullptr;
+  if (tile.has_cut()) return nullptr;
   if (tile.few_channels && !has_few_channels(p)) return "more than a vector of channels, or one tap";
   char const *const taps = tile.halo_rows > 0 ? obstacle_to_taps(tile, p) : nullptr;
   if (taps != nullptr) return taps;
@@ -93,8 +105,10 @@ bool runs(Tile const &tile, Problem const &p, std::int32_t sm) {
   return on_device && tile.takes(p.type) && obstacle_of(tile, p, sm) == nullptr;
 }
 
+BlockCut cut_of(Tile const &tile, Problem const &p) { return tile.image ? image_cut(tile, p) : depthwise_cut(p); }
+
 std::int64_t output_tiles(Tile const &tile, Problem const &p) {
-  if (tile.image) return cut_of(tile, p).blocks(p.N);
+  if (tile.has_cut()) return cut_of(tile, p).blocks(p.N);
   return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
 }
 
@@ -140,6 +154,7 @@ double sm80_us(Tile const &tile, Problem const &p, Target const &target) {
   // to save 0.8 to 1.3 us.
   double const start_us = starts_early(tile, p, target) ? 1.2 : 2.3;
   if (tile.image) return start_us + image_us(tile, p, target.sm_count);
+  if (tile.depthwise) return start_us + depthwise_us(p, target.sm_count);
   double const together[] = {0.0, 1.0, 1.45, tile.takes(Type::kInt8) ? 1.8 : 2.2, 2.2};
   int const splits = splits_of(tile, p, target), resident = resident_blocks(tile, target.sm);
   std::int64_t const blocks = output_tiles(tile, p) * splits;

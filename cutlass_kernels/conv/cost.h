@@ -22,6 +22,9 @@ constexpr int kMostSplits = 16;
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm);
 bool runs(Tile const &tile, Problem const &p, std::int32_t sm);
 
+// Of a tile that has a cut.
+BlockCut cut_of(Tile const &tile, Problem const &p);
+
 std::int64_t output_tiles(Tile const &tile, Problem const &p);
 
 // Blocks of a tile that share a multiprocessor.

@@ -13,7 +13,7 @@ constexpr int kMostAcross = 5, kMostRounds = 4;  // parts of a block in a row; p
 
 // How long a launch takes, about, in the time that a part takes a warp alone. Copying takes as long as two parts. Where
 // the instructions of many warps compete on an H200's 132 multiprocessors, both take longer.
-double length(Tile const &tile, ImageCut const &cut, std::int64_t blocks) {
+double length(Tile const &tile, BlockCut const &cut, std::int64_t blocks) {
   int const parts = cut.width / kWidth * cut.height;
   double const on_sm = double(blocks) / 132, warps = on_sm * tile.warps_m;
   double const waves = std::max(1.0, on_sm / tile.blocks_per_sm);
@@ -22,16 +22,16 @@ double length(Tile const &tile, ImageCut const &cut, std::int64_t blocks) {
 
 }  // namespace
 
-ImageCut cut_of(Tile const &tile, Problem const &p) {
+BlockCut image_cut(Tile const &tile, Problem const &p) {
   int const P = p.P > 0 ? p.P : 1, Q = p.Q > 0 ? p.Q : kWidth;  // a size that is not known stands in no way
   int const parts = ceil_div(Q, kWidth);
-  ImageCut cut{};
+  BlockCut cut{};
   while (4 << cut.shift < p.C[0]) ++cut.shift;
   cut.steps = ceil_div(p.R * p.S << cut.shift, 4);
-  cut.filters = ceil_div(std::min(p.K, ImageCut::kMostFilters), 16) * 16;
+  cut.filters = ceil_div(std::min(p.K, BlockCut::kMostFilters), 16) * 16;
   cut.filter_tiles = ceil_div(p.K, cut.filters);
   cut.ld = int(p.ranges[0].ld), cut.stored = owns_pad_lanes(p, p.ranges[0]) ? cut.ld : p.K;
-  ImageCut best = cut;
+  BlockCut best = cut;
   double shortest = 0;
   for (int across = parts; across >= ceil_div(parts, kMostAcross); --across) {
     cut.width = ceil_div(parts, across) * kWidth, cut.across = ceil_div(Q, cut.width);
@@ -39,10 +39,10 @@ ImageCut cut_of(Tile const &tile, Problem const &p) {
       cut.down = ceil_div(P, cut.height);
       std::int64_t const rows = std::int64_t(cut.height - 1) * p.stride_h + std::int64_t(p.R - 1) * p.dilation_h + 1;
       std::int64_t const span = std::int64_t(cut.width - 1) * p.stride_w + std::int64_t(p.S - 1) * p.dilation_w + 1;
-      if (std::max({rows, span, rows * span}) * ImageCut::kUnitBytes > kMostShared) break;
+      if (std::max({rows, span, rows * span}) * BlockCut::kUnitBytes > kMostShared) break;
       cut.rows = int(rows), cut.span = int(span) << cut.shift;
-      cut.columns_bytes = (8 * p.stride_w << cut.shift) * ImageCut::kUnitBytes;
-      cut.shared_bytes = cut.pixels_bytes() + cut.filters_bytes() + ImageCut::kMostFilters * 4 + cut.steps * 16;
+      cut.columns_bytes = (8 * p.stride_w << cut.shift) * BlockCut::kUnitBytes;
+      cut.shared_bytes = cut.pixels_bytes() + cut.filters_bytes() + BlockCut::kMostFilters * 4 + cut.steps * 16;
       if (cut.shared_bytes > kMostShared) break;
       double const now = length(tile, cut, cut.blocks(p.N));
       if (best.height == 0 || now < shortest) best = cut, shortest = now;
@@ -54,14 +54,14 @@ ImageCut cut_of(Tile const &tile, Problem const &p) {
 char const *obstacle_to_image(Tile const &tile, Problem const &p) {
   if (p.sources > 1 || p.outputs > 1 || p.residual != Residual::kNone) return "several sources, outputs or a residual";
   if (p.C[0] > kMostChannels) return "more than 8 channels";
-  return cut_of(tile, p).height > 0 ? nullptr : "filters or strides this large";
+  return image_cut(tile, p).height > 0 ? nullptr : "filters or strides this large";
 }
 
 double image_us(Tile const &tile, Problem const &p, int sm_count) {
   constexpr double kCopyUs = 3.0;      // of the first pixels and filters
   constexpr double kActivationUs = 5;  // of 16 filters by exponentials, whose latency the other warps hide
   constexpr int kSchedulers = 4;       // of a multiprocessor
-  ImageCut const cut = cut_of(tile, p);
+  BlockCut const cut = image_cut(tile, p);
   Activation const kind = p.activation;
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
   double const activation_us = clamps ? 0 : cut.filters / 16 * kActivationUs / (tile.blocks_per_sm * tile.warps_m);

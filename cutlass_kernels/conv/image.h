@@ -6,7 +6,7 @@
 namespace cutefuse::conv {
 
 // `height` is 0 where nothing fits the shared memory.
-ImageCut cut_of(Tile const &tile, Problem const &p);
+BlockCut image_cut(Tile const &tile, Problem const &p);
 
 // As obstacle_of, which calls it.
 char const *obstacle_to_image(Tile const &tile, Problem const &p);

@@ -6,16 +6,17 @@
 
 namespace cutefuse::conv {
 
-// What a block of an image tile computes (image.cpp), and its shared memory: pixels, filters, biases, offsets.
-struct ImageCut {
+// What a block of an image tile (image.cpp) or of a depthwise tile (depthwise.cpp) computes, and its shared memory:
+// pixels, filters, biases, offsets.
+struct BlockCut {
   int shift;          // 1 << shift units of 4 channels in a pixel
-  int steps;          // of the reduction, four units each
-  int filters;        // of a block, in whole groups of 16
+  int steps;          // of an image tile's reduction, four units each
+  int filters;        // of a block: in whole groups of 16, or depthwise as many as its pixels have channels
   int filter_tiles;   // blocks with the same pixels
   int height, width;  // outputs of a block
   int across, down;   // blocks of an image
   int rows, span;     // of pixels under them; units of a row
-  int columns_bytes;  // between pixels under outputs 8 columns apart
+  int columns_bytes;  // of an image tile: between pixels under outputs 8 columns apart
   int ld, stored;     // channels of an output's pixel, and those to write: all that exist, and pad lanes
   int shared_bytes;
   static constexpr int kUnitBytes = 8, kMostFilters = 64;
@@ -52,7 +53,7 @@ struct Params {
                      // memory, so that its k-tiles are one run
   bool pointwise;    // output pixel m reads pixel m of every source, and no other
 
-  ImageCut cut;  // of image tiles
+  BlockCut cut;  // of image tiles and depthwise ones
 
   void set_steps() {
     Problem const &p = problem;
@@ -97,6 +98,7 @@ enum TileOption : unsigned {
   kBlockPairs = 1 << 8,         // Hopper: Sm90Tile::pairs
   kFewChannels = 1 << 10,       // Ampere: Tile::few_channels
   kImage = 1 << 13,             // Ampere: Tile::image
+  kDepthwise = 1 << 14,         // Ampere: Tile::depthwise
   kOnlyPreActivated = 1 << 11,  // Hopper: pre_activates, not plain
   kMulticastPixels = 1 << 9,    // Hopper: two blocks with different filters share their pixels
 };
@@ -108,6 +110,7 @@ enum class Group {
   kEnlarged,            // Ampere: enlarged sources
   kPieces,              // Ampere: copies of fewer than 16 bytes, for pixels of any stride
   kImage,               // Ampere: images, copied once for all taps
+  kDepthwise,           // Ampere: depthwise convolutions
   kSums,                // Ampere: kPlain with float32 sums of earlier sources
   kTapsSums,            // Ampere: kTaps with float32 sums of earlier sources
   kHopper,              // Hopper: all tiles but the small ones

@@ -74,7 +74,7 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
   Params &params = state.params;
   for (int i = 0; i < p.sources; ++i) params.k_blocks += ceil_div(p.C[i], tile.k);
   params.splits = splits_of(tile, p, Target(call));
-  if (tile.image) params.cut = cut_of(tile, p);
+  if (tile.has_cut()) params.cut = cut_of(tile, p);
   std::int64_t const groups = ceil_div(stored_channels(p), kFinishChannels);
   std::int64_t const finished = std::int64_t(p.N) * p.P * p.Q * groups;
   state.main.blocks = output_tiles(tile, p) * params.splits;
@@ -86,7 +86,7 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
   if (find != nullptr && plan.device >= 0) {
     Kernels const kernels = find(tile.id);
     state.main.kernel = kernels.main, state.finish.kernel = kernels.finish;
-    if (tile.image) state.main.kernel.shared_bytes = params.cut.shared_bytes;
+    if (tile.has_cut()) state.main.kernel.shared_bytes = params.cut.shared_bytes;
   }
   for (Launch const *launch : {&state.main, &state.finish}) {
     if (launch == &state.finish && plan.launches == 1) continue;
@@ -148,7 +148,8 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   Target const target(call);
   for (Tile const &tile : family.tiles) {
     if (!runs(tile, p, call.sm)) continue;
-    legal.push_back({tile.id, hopper_first && !tile.few_channels && !tile.image, sized ? sm80_us(tile, p, target) : 0});
+    legal.push_back(
+        {tile.id, hopper_first && !tile.few_channels && !tile.has_cut(), sized ? sm80_us(tile, p, target) : 0});
   }
   for (Sm90Tile const &tile : family.sm90_tiles) {
     if (!offers(call.sm, kWgmma) || !sm90_can_run(tile, p)) continue;

@@ -28,15 +28,15 @@ struct OutputRange {
   std::int64_t ld;
 };
 
-// The type of an image that a network is given, which may be float32, and which lies in NCHW where its `ldx` is 1.
-// kNone: the sources are no such image.
-enum class Image : std::uint8_t { kNone, kOwnType, kFloat32 };
+// What a filter reads: all channels of all sources; those of the one image that a network is given, which lies in NCHW
+// where its `ldx` is 1 and may be float32; or the one channel of its own number, as a depthwise convolution does.
+enum class Reads : std::uint8_t { kSources, kImage, kFloat32Image, kOwnChannel };
 
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
-// Pre-activated, a filter sees max(0, x[n,c,h,w] * s[c] + t[c]), and zeros outside of the image.
-// Over int8 or float8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The
-// outer sum is float32, so that each source keeps a scale of its own; the inner sums of int8 are exact integers. An
-// 8-bit output is y / output_scale, rounded to nearest even and saturated.
+// Of a depthwise convolution the sum is over r and s alone, of c = k. Pre-activated, a filter sees max(0, x[n,c,h,w] *
+// s[c] + t[c]), and zeros outside of the image. Over int8 or float8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i]
+// * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The outer sum is float32, so that each source keeps a scale of its own; the
+// inner sums of int8 are exact integers. An 8-bit output is y / output_scale, rounded to nearest even and saturated.
 //
 // What a kernel reads first stands first: constants come in lines of 64 bytes, and each line's first use waits.
 struct Problem {
@@ -60,7 +60,7 @@ struct Problem {
   bool pre_activated;
   bool dense;       // pixels hold their channels and no padding (kLayoutAttr is 1)
   bool small_sums;  // of int8: within 2^22 where they are brought to another source's unit, before and after
-  Image image;
+  Reads reads;
 };
 
 // Where element (n, c, h, w) of a tensor lies: n * image + (h * W + w) * pixel + c / 32 * block + c % 32.
@@ -78,6 +78,8 @@ CUTEFUSE_HOST_DEVICE Strides strides_of(Layout layout, std::int64_t ld, int chan
 CUTEFUSE_HOST_DEVICE Strides strides_of(Problem const &p, int i) {
   return strides_of(p.layout, p.ldx[i], p.C[i], std::int64_t(p.H) * p.W);
 }
+
+inline bool is_image(Problem const &p) { return p.reads == Reads::kImage || p.reads == Reads::kFloat32Image; }
 
 inline bool is_upsampled(Problem const &p) {
   for (int i = 0; i < p.sources; ++i) {

@@ -22,7 +22,7 @@ struct ImageTraits {
 #else
   static constexpr int kBlocks = kTile.blocks_per_sm;
 #endif
-  static_assert(kBytes == 2 && kThreads >= ImageCut::kMostFilters);
+  static_assert(kBytes == 2 && kThreads >= BlockCut::kMostFilters);
 };
 
 // Copies 8 or 16 bytes; `bytes` of them are read and the rest becomes zero.
@@ -42,7 +42,7 @@ struct ImageTile {
   int n, row, column, filter;         // the first
   int rows, columns, filters, parts;  // how many exist; 32 columns at a time
 
-  __device__ __forceinline__ ImageTile(Problem const &p, ImageCut const &cut) {
+  __device__ __forceinline__ ImageTile(Problem const &p, BlockCut const &cut) {
     int const tile = blockIdx.x / cut.filter_tiles, down = tile / cut.across;
     n = down / cut.down;
     filter = (blockIdx.x - tile * cut.filter_tiles) * cut.filters;
@@ -57,9 +57,9 @@ struct ImageTile {
 template <class Traits, class Given>
 __device__ __forceinline__ void copy_given(Params const &params, ImageTile const &tile, uint32_t shared) {
   using Element = typename Traits::Element;
-  constexpr int kUnit = ImageCut::kUnitBytes;
+  constexpr int kUnit = BlockCut::kUnitBytes;
   Problem const &p = params.problem;
-  ImageCut const &cut = params.cut;
+  BlockCut const &cut = params.cut;
   int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left;
   int const pixel = int(p.ldx[0]), pixels = p.H * p.W, plane = pixel == 1 ? pixels : 1;
   int const lane = threadIdx.x % 32, part = lane & ((1 << cut.shift) - 1), channels = p.C[0] - part * 4;
@@ -87,9 +87,9 @@ __device__ __forceinline__ void copy_given(Params const &params, ImageTile const
 // Copies rows of pixels, one row a warp.
 template <class Traits>
 __device__ __forceinline__ void copy_pixels(Params const &params, ImageTile const &tile, uint32_t shared) {
-  constexpr int kBytes = Traits::kBytes, kUnit = ImageCut::kUnitBytes;
+  constexpr int kBytes = Traits::kBytes, kUnit = BlockCut::kUnitBytes;
   Problem const &p = params.problem;
-  ImageCut const &cut = params.cut;
+  BlockCut const &cut = params.cut;
   int const pixel_bytes = int(p.ldx[0] * kBytes), bytes = p.C[0] * kBytes, lane = threadIdx.x % 32;
   int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left;
   char const *const image = static_cast<char const *>(params.x[0]) + int64_t(tile.n) * p.H * p.W * pixel_bytes;
@@ -141,9 +141,9 @@ __device__ __forceinline__ int place_of_filter(int filter) {
 template <class Traits>
 __device__ __forceinline__ void copy_filters(Params const &params, ImageTile const &tile, uint32_t filters,
                                              int *offsets) {
-  constexpr int kBytes = Traits::kBytes, kUnit = ImageCut::kUnitBytes;
+  constexpr int kBytes = Traits::kBytes, kUnit = BlockCut::kUnitBytes;
   Problem const &p = params.problem;
-  ImageCut const &cut = params.cut;
+  BlockCut const &cut = params.cut;
   int const units = params.taps << cut.shift, parts = (1 << cut.shift) - 1, first = threadIdx.x % 4;
   CUTE_NO_UNROLL
   for (int n = threadIdx.x / 4; n < cut.filters; n += Traits::kThreads / 4) {
@@ -164,24 +164,44 @@ __device__ __forceinline__ void copy_filters(Params const &params, ImageTile con
   }
 }
 
+// Stores outputs k to k + 3 of a pixel, as many as it has.
+template <class Output>
+__device__ __forceinline__ void store_four(Problem const &p, BlockCut const &cut, Output *at, int k,
+                                           Channels<Output, 4> y) {
+  if (k + 4 > p.K) {  // pad lanes are zeros, whatever the activation makes of them
+    CUTE_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      if (k + c >= p.K) y.v[c] = Output(0);
+    }
+  }
+  if (cut.ld % 4 == 0 && k + 4 <= cut.stored) {
+    *reinterpret_cast<Channels<Output, 4> *>(at) = y;
+  } else {
+    CUTE_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      if (k + c < cut.stored) at[c] = y.v[c];
+    }
+  }
+}
+
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     conv_sm80_image(Params const __grid_constant__ params) {
   using Output = typename Traits::Element;
-  constexpr int kUnit = ImageCut::kUnitBytes, kMostFilters = ImageCut::kMostFilters, kThreads = Traits::kThreads;
+  constexpr int kUnit = BlockCut::kUnitBytes, kMostFilters = BlockCut::kMostFilters, kThreads = Traits::kThreads;
   constexpr int kGroups = Traits::kTile.n / 16, kWarps = kThreads / 32;  // groups of filters with sums in registers
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
-  ImageCut const &cut = params.cut;
+  BlockCut const &cut = params.cut;
   ImageTile const tile(p, cut);
   uint32_t const pixels = cast_smem_ptr_to_uint(shared), filters = pixels + cut.pixels_bytes();
   float *const bias = reinterpret_cast<float *>(shared + cut.pixels_bytes() + cut.filters_bytes());
   int *const offsets = reinterpret_cast<int *>(bias + kMostFilters);
   let_next_kernel_start();
   wait_for_previous_kernel();  // no global memory has been touched yet
-  if (p.image == Image::kNone) {
+  if (p.reads == Reads::kSources) {
     copy_pixels<Traits>(params, tile, pixels);
-  } else if (p.image == Image::kOwnType) {
+  } else if (p.reads == Reads::kImage) {
     copy_given<Traits, Output>(params, tile, pixels);
   } else {
     copy_given<Traits, float>(params, tile, pixels);
@@ -194,8 +214,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
 
   int const lane = threadIdx.x % 32, unit = lane % 4, group = lane / 4;  // of the mma's operands
   Clamp<Output> const clamp(p);
-  int const ld = cut.ld, stored = cut.stored;
-  bool const by_fours = ld % 4 == 0;
+  int const ld = cut.ld;
   int row = 0;
   CUTE_NO_UNROLL
   for (int part = threadIdx.x / 32;; part += kWarps) {
@@ -260,21 +279,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
             Pair<Output> const pair = clamp(acc(i % 2 * 2, i / 2, half, j), acc(i % 2 * 2 + 1, i / 2, half, j));
             y.v[half * 2] = pair.v[0], y.v[half * 2 + 1] = pair.v[1];
           }
-          if (k + 4 > p.K) {  // pad lanes are zeros, whatever the activation makes of them
-            CUTE_UNROLL
-            for (int c = 0; c < 4; ++c) {
-              if (k + c >= p.K) y.v[c] = Output(0);
-            }
-          }
-          Output *const at = to + int64_t(i * 8) * ld + k;
-          if (by_fours && k + 4 <= stored) {
-            *reinterpret_cast<Channels<Output, 4> *>(at) = y;
-          } else {
-            CUTE_UNROLL
-            for (int c = 0; c < 4; ++c) {
-              if (k + c < stored) at[c] = y.v[c];
-            }
-          }
+          store_four(p, cut, to + int64_t(i * 8) * ld + k, k, y);
         }
       }
       if ((k0 += kGroups * 16) >= cut.filters) break;

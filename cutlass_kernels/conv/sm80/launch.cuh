@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "conv/sm80/depthwise.cuh"
 #include "conv/sm80/image.cuh"
 #include "conv/sm80/main_loop.cuh"
 #include "conv/sm80/split.cuh"
@@ -35,6 +36,9 @@ Kernels find_sm80(int tile_id, std::index_sequence<kRows...>) {
       if constexpr (kTile.image) {
         using Traits = ImageTraits<Element, Row<kTiles, decltype(row)::value>>;
         found.main = {reinterpret_cast<void const *>(&conv_sm80_image<Traits>), kTile.threads(), 0};
+      } else if constexpr (kTile.depthwise) {
+        using Traits = DepthwiseTraits<Element, Row<kTiles, decltype(row)::value>>;
+        found.main = {reinterpret_cast<void const *>(&conv_sm80_depthwise<Traits>), kTile.threads(), 0};
       } else {
         found = sm80_kernels<Sm80<Element, Row<kTiles, decltype(row)::value>, kPre>>();
       }

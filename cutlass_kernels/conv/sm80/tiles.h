@@ -41,12 +41,15 @@ struct Tile {
   bool pre_activates;  // has a second kernel, for pre-activated sources
   bool float8;         // multiplies float8, and nothing else
   bool few_channels;   // takes one source of at most a vector of channels alone: a k-tile is as many taps as vectors
+  bool depthwise;      // takes depthwise convolutions alone (depthwise.cuh)
   bool image;          // takes an image of at most 8 channels alone, in pixels of any stride (image.cuh)
   constexpr bool takes(Type type) const { return type_bytes == size_of(type) && float8 == (type == Type::kFloat8); }
   constexpr std::uint32_t needs() const { return float8 ? kFloat8Mma : kNoFeature; }
+  constexpr bool has_cut() const { return image || depthwise; }  // its blocks are cut for each problem
   constexpr bool drains() const { return sums != Sums::kNone; }
   constexpr Group group() const {
     if (image) return Group::kImage;
+    if (depthwise) return Group::kDepthwise;
     if (copy_bytes < 16) return Group::kPieces;
     if (upsamples) return Group::kEnlarged;
     if (halo_rows > 0) return drains() ? Group::kTapsSums : Group::kTaps;
@@ -96,7 +99,7 @@ constexpr Tile make_tile(int id, char const *name, TypeSize type, TileSize size,
   tile.halo_rows = has(kSharedTaps) ? halo_rows_of(type) : 0;
   tile.sums = has(kSumsInRegisters) ? Sums::kRegisters : has(kSumsInShared) ? Sums::kShared : Sums::kNone;
   tile.pre_activates = has(kAlsoPreActivated);
-  tile.few_channels = has(kFewChannels), tile.image = has(kImage);
+  tile.few_channels = has(kFewChannels), tile.image = has(kImage), tile.depthwise = has(kDepthwise);
   return tile;
 }
 

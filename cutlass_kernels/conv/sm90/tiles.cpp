@@ -152,7 +152,7 @@ bool fits_geometry(Sm90Tile const &tile, Problem const &p) {
 
 char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   bool const scaled = tile.type_bytes == 1;
-  if (p.image != Image::kNone) return "the image of a network";
+  if (p.reads != Reads::kSources) return "the image of a network, or single channels";
   if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   if (!has_strides_for_tma(p)) return "pixels of this stride";
   if (is_upsampled(p) && !tile.halo && !tile.enlarges) return "enlarged sources";

@@ -1,0 +1,19 @@
+// How depthwise tiles cut a problem into blocks, and how long those take. Host code.
+#pragma once
+
+#include "conv/params.h"
+
+namespace cutefuse::conv {
+
+constexpr int kDepthwiseColumns = 4;  // outputs of a row that a thread computes at a time, 4 channels of each
+
+// `height` is 0 where nothing fits the shared memory.
+BlockCut depthwise_cut(Problem const &p);
+
+// As obstacle_of, which calls it.
+char const *obstacle_to_depthwise(Problem const &p);
+
+// As sm80_us, from the start of the kernel's blocks on.
+double depthwise_us(Problem const &p, int sm_count);
+
+}  // namespace cutefuse::conv

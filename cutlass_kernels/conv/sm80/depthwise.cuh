@@ -1,0 +1,169 @@
+// Depthwise convolutions: a block copies the pixels under its outputs and the filters of its channels once, and its
+// threads add up from there. A tensor core would multiply mostly zeros; memory is the limit of small filters.
+//
+// A unit is 4 channels of a pixel, 8 bytes. A thread computes a unit of kDepthwiseColumns neighbouring outputs, so that
+// each pixel of a row is read once for all of them.
+#pragma once
+
+#include "conv/depthwise.h"
+#include "conv/sm80/image.cuh"
+
+namespace cutefuse::conv {
+
+template <class Element_, class Row>
+struct DepthwiseTraits {
+  using Element = Element_;
+  static constexpr Tile kTile = Row::kTile;
+  static constexpr int kBytes = sizeof(Element), kThreads = kTile.threads(), kBlocks = kTile.blocks_per_sm;
+  static_assert(kBytes == 2);
+};
+
+// Copies rows of pixels, the channels of this block alone, one row a warp and 16 bytes a lane.
+template <class Traits>
+__device__ __forceinline__ void copy_channels(Params const &params, ImageTile const &tile, uint32_t shared) {
+  constexpr int kBytes = Traits::kBytes, kChunk = 16;
+  Problem const &p = params.problem;
+  BlockCut const &cut = params.cut;
+  int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left;
+  int64_t const pixel_bytes = p.ldx[0] * kBytes;
+  char const *const image =
+      static_cast<char const *>(params.x[0]) + int64_t(tile.n) * p.H * p.W * pixel_bytes + tile.filter * kBytes;
+  int const lane = threadIdx.x % 32, shift = cut.shift - 1;  // 1 << shift chunks of a pixel
+  int const at = (lane & ((1 << shift) - 1)) * kChunk, count = max(0, min(kChunk, tile.filters * kBytes - at));
+  CUTE_NO_UNROLL
+  for (int row = threadIdx.x / 32; row < cut.rows; row += Traits::kThreads / 32) {
+    int const h = h0 + row;
+    bool const inside = unsigned(h) < unsigned(p.H) && count > 0;
+    char const *const from = image + (int64_t(h) * p.W + w0) * pixel_bytes + at;
+    uint32_t const to = shared + row * cut.span * BlockCut::kUnitBytes;
+#pragma unroll 2
+    for (int i = lane; i < cut.span / 2; i += 32) {
+      int const pixel = i >> shift;
+      bool const exists = inside && unsigned(w0 + pixel) < unsigned(p.W);
+      g2s_chunk<kChunk>(to + i * kChunk, exists ? from + pixel * pixel_bytes : params.x[0], exists ? count : 0);
+    }
+  }
+}
+
+// Sums of a thread, (channel,column). `from` is the pixel under the first tap of its first output, `w` its channels'
+// filter. kS and kStride are the filter's columns and the stride along a row; 0: any, with any dilation.
+template <class Traits, int kS, int kStride, class Sums>
+__device__ __forceinline__ void add_taps(Params const &params, uint32_t from, float const *w, Sums &sums) {
+  using Element = typename Traits::Element;
+  constexpr int kColumns = kDepthwiseColumns;
+  Problem const &p = params.problem;
+  BlockCut const &cut = params.cut;
+  int const pixel_bytes = BlockCut::kUnitBytes << cut.shift;
+  auto const add = [&](float4 const &filter, uint2 const &unit, int column) {
+    Channels<Element, 4> const &x = reinterpret_cast<Channels<Element, 4> const &>(unit);
+    sums(0, column) += float(x.v[0]) * filter.x, sums(1, column) += float(x.v[1]) * filter.y;
+    sums(2, column) += float(x.v[2]) * filter.z, sums(3, column) += float(x.v[3]) * filter.w;
+  };
+  CUTE_NO_UNROLL
+  for (int r = 0; r < p.R; ++r, from += p.dilation_h * cut.span * BlockCut::kUnitBytes) {
+    if constexpr (kS > 0) {
+      float4 filter[kS];
+      CUTE_UNROLL
+      for (int s = 0; s < kS; ++s, w += cut.filters) filter[s] = *reinterpret_cast<float4 const *>(w);
+      uint32_t at = from;
+      CUTE_UNROLL
+      for (int i = 0; i < (kColumns - 1) * kStride + kS; ++i, at += pixel_bytes) {
+        uint2 const x = load_unit(at);
+        CUTE_UNROLL
+        for (int s = 0; s < kS; ++s) {
+          if ((i - s) % kStride == 0 && i >= s && i - s < kColumns * kStride) add(filter[s], x, (i - s) / kStride);
+        }
+      }
+    } else {
+      CUTE_NO_UNROLL
+      for (int s = 0; s < p.S; ++s, w += cut.filters) {
+        float4 const filter = *reinterpret_cast<float4 const *>(w);
+        CUTE_UNROLL
+        for (int i = 0; i < kColumns; ++i) {
+          add(filter, load_unit(from + (i * p.stride_w + s * p.dilation_w) * pixel_bytes), i);
+        }
+      }
+    }
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
+    conv_sm80_depthwise(Params const __grid_constant__ params) {
+  using Element = typename Traits::Element;
+  constexpr int kColumns = kDepthwiseColumns, kThreads = Traits::kThreads, kUnit = BlockCut::kUnitBytes;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Problem const &p = params.problem;
+  BlockCut const &cut = params.cut;
+  ImageTile const tile(p, cut);
+  uint32_t const pixels = cast_smem_ptr_to_uint(shared);
+  float *const filters = reinterpret_cast<float *>(shared + cut.pixels_bytes());  // [R][S][channel], then the biases
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // no global memory has been touched yet
+  copy_channels<Traits>(params, tile, pixels);
+  cp_async_fence();
+  int const kept = params.taps << cut.shift + 2;
+  for (int i = threadIdx.x; i < kept; i += kThreads) {
+    int const k = i & (cut.filters - 1);
+    auto const *const w = static_cast<Element const *>(params.w) + tile.filter + k;
+    filters[i] = k < tile.filters ? float(w[int64_t(i >> cut.shift + 2) * p.K]) : 0;
+  }
+  if (int const k = threadIdx.x; k < cut.filters) filters[kept + k] = k < tile.filters ? params.b[tile.filter + k] : 0;
+  cp_async_wait<0>();
+  __syncthreads();
+
+  // Neighbouring units are neighbouring lanes, then come neighbouring rows.
+  int const unit = threadIdx.x & ((1 << cut.shift) - 1), first = threadIdx.x >> cut.shift, step = kThreads >> cut.shift;
+  int const step_groups = step / tile.rows, step_rows = step - step_groups * tile.rows;
+  int group = first / tile.rows, row = first - group * tile.rows;  // of kColumns outputs
+  int const k = tile.filter + unit * 4;
+  Clamp<Element> const clamp(p);
+  bool const adjacent = p.dilation_w == 1;
+  int const kind = adjacent && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
+  CUTE_NO_UNROLL
+  for (; group * kColumns < tile.columns; group += step_groups, row += step_rows) {
+    if (row >= tile.rows && (row -= tile.rows, ++group * kColumns >= tile.columns)) break;
+    Tensor sums = make_tensor<float>(Shape<_4, Int<kColumns>>{});
+    float4 const b = *reinterpret_cast<float4 const *>(filters + kept + unit * 4);
+    CUTE_UNROLL
+    for (int i = 0; i < kColumns; ++i) sums(0, i) = b.x, sums(1, i) = b.y, sums(2, i) = b.z, sums(3, i) = b.w;
+    int const column = group * kColumns;
+    uint32_t const from = pixels + (row * p.stride_h * cut.span + (column * p.stride_w << cut.shift) + unit) * kUnit;
+    float const *const w = filters + unit * 4;
+    switch (kind) {
+      case 3 * 2 + 1:
+        add_taps<Traits, 3, 1>(params, from, w, sums);
+        break;
+      case 3 * 2 + 2:
+        add_taps<Traits, 3, 2>(params, from, w, sums);
+        break;
+      case 5 * 2 + 1:
+        add_taps<Traits, 5, 1>(params, from, w, sums);
+        break;
+      case 5 * 2 + 2:
+        add_taps<Traits, 5, 2>(params, from, w, sums);
+        break;
+      case 7 * 2 + 1:
+        add_taps<Traits, 7, 1>(params, from, w, sums);
+        break;
+      default:
+        add_taps<Traits, 0, 0>(params, from, w, sums);
+    }
+    if (!clamp.is_all) activate(sums, p);
+    auto *const to = static_cast<Element *>(params.ys[0]) +
+                     (int64_t(tile.n * p.P + tile.row + row) * p.Q + tile.column + column) * cut.ld + k;
+    CUTE_UNROLL
+    for (int i = 0; i < kColumns; ++i) {
+      if (column + i >= tile.columns) break;
+      Channels<Element, 4> y;
+      CUTE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        Pair<Element> const pair = clamp(sums(half * 2, i), sums(half * 2 + 1, i));
+        y.v[half * 2] = pair.v[0], y.v[half * 2 + 1] = pair.v[1];
+      }
+      store_four(p, cut, to + int64_t(i) * cut.ld, k, y);
+    }
+  }
+}
+
+}  // namespace cutefuse::conv
