@@ -67,10 +67,7 @@ def model_of(
     values = [v.astype(np.float32).astype(t.dtype) for v, t in zip(values, call.inputs, strict=True)]
     bias = form_of(case.op_type).sources + 1
     names, results = [f"x{i}" for i in range(len(values))], [f"y{i}" for i in range(len(call.outputs))]
-    attrs = {k: list(v) for k, v in call.attrs.items()}
-    attrs |= {k: attrs[k][0] for k in ("alpha", "lo", "hi", "residual_start", "layout")}
-    node = helper.make_node(call.op_type, names, results, domain="cutefuse", plugin_version="1",
-                            plugin_namespace="cutefuse", **attrs)  # fmt: skip
+    node = helper.make_node(call.op_type, names, results, domain="cutefuse", **node_attributes(call))
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     images = operands_given(call, values, layout)
     feeds = {n: v for i, (n, v) in enumerate(zip(names, images, strict=True)) if i not in (bias - 1, bias)}

@@ -103,8 +103,8 @@ class ConcatConv(FusedOp):
             width = first[0] + sizes["K"] + sizes.get("after", 0)
             residual = Source((sizes["N"], width, rows, columns), sizes["K"], first[0])
         return conv_call.make_call(
-            form, sources, outputs or (sizes["K"],), geometry, dtype, params, residual=residual,
-            image_dtype=sizes.get("image", ""),
+            form, sources, outputs or (sizes["C"] if form.depthwise else [sizes["K"]]), geometry, dtype, params,
+            residual=residual, image_dtype=sizes.get("image", ""),
         )  # fmt: skip
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:

@@ -75,8 +75,7 @@ def _extended() -> Iterator[Case]:
         channels = (PRE_ACTIVATED if form.pre_activated else (3,) if form.image else CHANNELS)[:n]
         half = form.image or form.depthwise
         yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,
-                    K=channels[0] if form.depthwise else sum(parts), H=4, W=8, pre_activated=form.pre_activated,
-                    image=form.image, depthwise=form.depthwise,
+                    K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, image=form.image, depthwise=form.depthwise,
                     dtypes=("float16", "bfloat16") if half else ("float32", "float16", "bfloat16"),
                     **views)  # fmt: skip
 
