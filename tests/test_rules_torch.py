@@ -49,8 +49,8 @@ def test_norms_of_few_bytes_are_left_to_triton(rows: int, status: str, tmp_path:
 
 
 def test_a_source_without_a_bias_has_no_pass_that_its_concat_could_save(tmp_path: Path) -> None:
-    body = "p = Conv<group=16>(b, u{}) q = Neg(b) c = Concat<axis=1>(p, q) x = Conv(c, w, k) y = Relu(x)"
-    values = halves(u=(16, 1, 1, 1), v=(16,), w=(64, 32, 1, 1), k=(64,))
+    body = "p = Conv<group=8>(b, u{}) q = Neg(b) c = Concat<axis=1>(p, q) x = Conv(c, w, k) y = Relu(x)"
+    values = halves(u=(16, 2, 1, 1), v=(16,), w=(64, 32, 1, 1), k=(64,))
     inputs = {"b": "1,16,160,160"}
     read = {name: v for name, v in values.items() if name != "v"}
     bare = gains(graph(body.format(""), read, dtype="float16", inputs=inputs), tmp_path, all_sites=True)

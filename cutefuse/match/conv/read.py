@@ -195,6 +195,8 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
         return no(f"the Conv has {group} groups; only group=1 and one filter for each channel (depthwise) can be fused")
     if depthwise and site.concats:
         return no("a depthwise Conv is fused without its Concat")
+    if depthwise and dtype == "float32":
+        return no("the filter is float32; depthwise ones can be fused in float16 and bfloat16, convert the model")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
         return no(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the filter's {R}x{S}; repair the model")
     if bias and _constant_type(graph, bias) != ((K,), dtype):
