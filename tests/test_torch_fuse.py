@@ -80,12 +80,15 @@ MODULES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("form", "named"), [("", {}), ("Depthwise", {"groups": 24, "stride": 2})])
 @pytest.mark.parametrize("activation", kernels.describe()["activations"])
-def test_every_activation_of_the_library_is_taken_behind_a_convolution(activation: str) -> None:
-    made, args = conv(16, 24, act=MODULES[activation]).eval().half(), (torch.randn(1, 16, 9, 7).half(),)
+def test_every_activation_of_the_library_is_taken_behind_a_convolution(
+    activation: str, form: str, named: dict[str, Any]
+) -> None:
+    made, args = conv(24, 24, act=MODULES[activation], **named).eval().half(), (torch.randn(1, 24, 9, 7).half(),)
     result = fused(copy.deepcopy(made), args)
     (taken,) = result.report.taken.values()
-    assert taken.split()[0] == f"CuteConcatConv1{activation}"
+    assert taken.split()[0] == f"Cute{form}ConcatConv1{activation}"
     assert_same(result(*args), made, args)
 
 
@@ -233,13 +236,15 @@ def test_onnx_gets_the_plugins_nodes_and_the_same_numbers(tmp_path: Path) -> Non
     assert_same(list(got.values()), made, args)
 
 
-@pytest.mark.parametrize("channels", [16, 20])
-def test_onnx_has_no_node_that_lays_an_image_out(channels: int) -> None:
+@pytest.mark.parametrize(("channels", "groups"), [(16, 1), (20, 1), (16, 16)])
+def test_onnx_has_no_node_that_lays_an_image_out(channels: int, groups: int) -> None:
     pytest.importorskip("onnxscript")
-    made = nn.Sequential(nn.Conv2d(channels, 16, 3), nn.ReLU()).eval().half()
+    made = nn.Sequential(nn.Conv2d(channels, 16, 3, groups=groups), nn.ReLU()).eval().half()
     args = (torch.randn(1, channels, 8, 8).half(),)
     ours = torch.onnx.export(fused(made, args), args, dynamo=True, verbose=False).model_proto
-    assert [n.op_type for n in ours.graph.node] == ["CuteConcatConv1Relu"]
+    (node,) = ours.graph.node
+    assert node.op_type == f"Cute{'Depthwise' if groups > 1 else ''}ConcatConv1Relu"
+    assert [a.i for a in node.attribute if a.name == "group"] == ([groups] if groups > 1 else [])
 
 
 # ---------------------------------------------------------------------------------------------- what stays, and why

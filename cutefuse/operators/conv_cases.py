@@ -58,7 +58,7 @@ def cases() -> list[Case]:
               given="float32", dtypes=("float16", "bfloat16")),
         _case("mobilenet", [40], "HardSwish", N=2, K=40, H=15, W=13, R=5, S=5, strides=(2, 2), pads=(2, 2, 2, 2),
               depthwise=True, dtypes=("float16", "bfloat16")),
-        _case("odd_depthwise", [19], "Silu", N=3, K=19, H=8, W=11, pads=(2, 0, 1, 3), dilations=(1, 2), strides=(1, 2),
+        _case("dilated_depthwise", [24], "Silu", N=3, K=24, H=8, W=11, pads=(2, 0, 1, 3), dilations=(1, 2), strides=(1, 2),
               depthwise=True, dtypes=("float16", "bfloat16")),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
