@@ -23,7 +23,7 @@ EMULATED = os.environ.get("CUTEFUSE_EMULATED") == "1"
 TYPES = os.environ.get("CUTEFUSE_EMULATED_TYPES", "float16").split(",")
 # The others measure time, or need torch's own kernels on a GPU or those of the norms.
 MODULES = {
-    "test_few_channels", "test_image_tiles",
+    "test_depthwise", "test_few_channels", "test_image_tiles",
     "test_kernels_gpu", "test_kernels_forms_gpu", "test_plan_gpu", "test_plugin_gpu", "test_pre_activation_gpu",
     "test_quant_float8_gpu", "test_quant_gpu", "test_quant_small", "test_quant_sums_gpu", "test_sm90",
     "test_sm90_beside", "test_sm90_forms_gpu", "test_sm90_last_tiles", "test_sm90_phases", "test_sm90_small",

@@ -36,7 +36,7 @@ class Problem:
     `starts[i]` channels before it and `tail` after it, its residual in one with `residual_start` channels before it and
     `tail` after it. `residual` is "", "before" or "after" the activation. `dense`: pixels hold no padding (layout 1).
     `image`: the type of the source as a network is given it, "own" for the filter's, in NCHW, or behind "pixels of" in
-    dense pixels.
+    dense pixels. `depthwise`: filter k reads channel k of the one source alone.
     """
 
     N: int
@@ -60,14 +60,16 @@ class Problem:
     dense: bool = False
     residual_start: int = 0
     image: str = ""
+    depthwise: bool = False
 
     @property
     def op_type(self) -> str:
-        """Cute[View|Pre|Image]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
-        view = "View" if self.is_view else "Pre" if self.pre_activated else "Image" if self.image else ""
+        """Cute[View|Pre|Image|Depthwise]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
+        forms = {"View": self.is_view, "Pre": self.pre_activated, "Image": self.image, "Depthwise": self.depthwise}
+        form = next((name for name, holds in forms.items() if holds), "")
         several = f"x{len(self.outputs)}" if self.outputs else ""
         before, after = ("Add" if self.residual == r else "" for r in ("before", "after"))
-        return f"Cute{view}ConcatConv{len(self.C)}{several}{before}{self.activation}{after}"
+        return f"Cute{form}ConcatConv{len(self.C)}{several}{before}{self.activation}{after}"
 
     @property
     def is_view(self) -> bool:
@@ -81,10 +83,20 @@ class Problem:
         return self.N, self.K, p, q
 
     @property
+    def read(self) -> int:
+        """Channels that a filter reads."""
+        return 1 if self.depthwise else sum(self.C)
+
+    @property
+    def columns(self) -> list[int]:
+        """Of the packed filter, for each source."""
+        return list(self.C) if self.depthwise else [(c + 63) // 64 * 64 * self.R * self.S for c in self.C]
+
+    @property
     def flops(self) -> int:
         """Multiply-adds count as two."""
         n, k, p, q = self.output
-        return 2 * n * p * q * k * sum(self.C) * self.R * self.S
+        return 2 * n * p * q * k * self.read * self.R * self.S
 
     def bytes_moved(self, element_bytes: int) -> int:
         """Every source, filter and output element moved once."""
@@ -92,7 +104,7 @@ class Problem:
         factors = self.upsample or (1,) * len(self.C)
         sources = sum(self.H // u * (self.W // u) * c for c, u in zip(self.C, factors, strict=True))
         pixels = n * sources + n * p * q * k * (2 if self.residual else 1)
-        return element_bytes * (pixels + k * sum(self.C) * self.R * self.S) + 4 * k
+        return element_bytes * (pixels + k * self.read * self.R * self.S) + 4 * k
 
 
 def benchmark_shapes(name: str = "conv") -> list[Problem]:
@@ -110,8 +122,10 @@ def benchmark_shapes(name: str = "conv") -> list[Problem]:
             s["S"],
             tuple(s["stride"]),
             tuple(s["pads"]),
+            dilations=tuple(s.get("dilations", (1, 1))),
             activation=names[s["activation"]],
             name=s["name"],
+            depthwise=name == "depthwise",
         )  # fmt: skip
         for s in json.loads(path.read_text())["shapes"]
     ]
@@ -127,9 +141,10 @@ def affordable(problem: Problem) -> Problem:
     p = problem
     reach_h, reach_w = p.dilations[0] * (p.R - 1) + 1, p.dilations[1] * (p.S - 1) + 1
     blocks = 1 if p.R * p.S > 1 else 2  # of 64 channels: more k-tiles than a ring has stages, with the taps
+    channels = tuple(min(c, 64 * blocks + c % 64) for c in p.C)
+    filters = channels[0] if p.depthwise else p.K if p.outputs else min(p.K, 256 + p.K % 64)
     return replace(
-        p, N=min(p.N, 2), H=min(p.H, max(18, reach_h)), W=min(p.W, max(17, reach_w)),
-        C=tuple(min(c, 64 * blocks + c % 64) for c in p.C), K=p.K if p.outputs else min(p.K, 256 + p.K % 64),
+        p, N=min(p.N, 2), H=min(p.H, max(18, reach_h)), W=min(p.W, max(17, reach_w)), C=channels, K=filters,
     )  # fmt: skip
 
 
@@ -171,11 +186,14 @@ def random_problems(count: int, seed: int, channel_step: int = 1) -> list[Proble
     return found
 
 
-def pack_filter(w: Any, channels: Sequence[int]) -> Any:
-    """[K, C, R, S] -> [K, columns] in the packed layout [K][source][ceil(C/64)][R][S][64], on the filter's device."""
+def pack_filter(w: Any, channels: Sequence[int], depthwise: bool = False) -> Any:
+    """[K, C, R, S] -> [K, columns] in the packed layout [K][source][ceil(C/64)][R][S][64], on the filter's device;
+    depthwise [K, 1, R, S] -> [R * S, K]."""
     import torch.nn.functional as F
     from torch import cat
 
+    if depthwise:
+        return w.flatten(1).t().contiguous()
     parts, start = [], 0
     for c in channels:
         source = F.pad(w[:, start : start + c], (0, 0, 0, 0, 0, -c % 64))
@@ -247,7 +265,7 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     p = problem
     factors, starts = p.upsample or (1,) * len(p.C), p.starts or (0,) * len(p.C)
     x = [normal(p.N, c, p.H // u, p.W // u).to(kind) for c, u in zip(p.C, factors, strict=True)]
-    w = (normal(p.K, sum(p.C), p.R, p.S) / math.sqrt(sum(p.C) * p.R * p.S)).to(kind)
+    w = (normal(p.K, p.read, p.R, p.S) / math.sqrt(p.read * p.R * p.S)).to(kind)
     b = normal(p.K)
     operands = [gpu.to_channel_range(t, dtype, start, p.tail, p.dense) for t, start in zip(x, starts, strict=True)]
     if p.image:
@@ -256,7 +274,7 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
         image = x[0] if own else x[0].float() + normal(*x[0].shape) * x[0].float().abs() * UNIT[dtype] / 8
         laid = gpu.to_channel_range(image, given, 0, 0, True) if in_pixels else gpu.to_linear(image, given)
         x, operands = [image.to(kind)], [laid]
-    operands += [gpu.to_linear(pack_filter(w, p.C), dtype), gpu.to_linear(b, "float32")]
+    operands += [gpu.to_linear(pack_filter(w, p.C, p.depthwise), dtype), gpu.to_linear(b, "float32")]
     vectors = (normal(sum(p.C)).to(kind), normal(sum(p.C)).to(kind)) if p.pre_activated else None
     operands += [gpu.to_linear(v, dtype) for v in vectors or ()]
     z = normal(*p.output).to(kind) if p.residual else None
@@ -267,7 +285,7 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     sm, sm_count = gpu.device_facts()
     attrs = {
         "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
-        "dilations": p.dilations, "packed_sizes": [(c + 63) // 64 * 64 * p.R * p.S for c in p.C],
+        "dilations": p.dilations, "packed_sizes": p.columns,
         "alpha": ALPHA, "lo": LO, "hi": HI, "output_channels": p.outputs or (0,), "layout": int(p.dense),
     }  # fmt: skip
     if p.is_view:
@@ -322,7 +340,8 @@ def convolve(instance: Instance, kind: Any, magnitude: bool = False) -> Any:
             top, left = r * p.dilations[0], s * p.dilations[1]
             bottom, right = top + (rows - 1) * p.strides[0] + 1, left + (columns - 1) * p.strides[1] + 1
             window = x[:, :, top : bottom : p.strides[0], left : right : p.strides[1]]
-            y += w[:, :, r, s] @ window.reshape(n, x.shape[1], rows * columns)
+            window = window.reshape(n, x.shape[1], rows * columns)
+            y += w[:, :, r, s] * window if p.depthwise else w[:, :, r, s] @ window
     return y.view(n, k, rows, columns).to(device)
 
 

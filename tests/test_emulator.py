@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build/emulated"
 EARLY, LATE, ANY = range(3)
 # What CI has time for: both paths in float16 and float8, and float32 and int8 on Hopper.
-SM80_UNITS = "concat_conv_kFloat16_(kPlain|kPreActivated|kImage)|.*_kFloat8_"
+SM80_UNITS = "concat_conv_kFloat16_(kPlain|kPreActivated|kImage|kDepthwise)|.*_kFloat8_"
 UNITS = f"^conv/(sm90/.*_(kFloat16|kFloat32|kInt8|kFloat8)_|sm80/({SM80_UNITS}))"
 SUITES = [  # file, its tests, timing
     ("tests/test_sm90.py", "corner and not bfloat16", "any:1"),

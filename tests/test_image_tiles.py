@@ -164,19 +164,6 @@ PLANES += [replace(p, image="float32", dense=not p.dense) for p in PLANES]
 PIXELS = [replace(p, image=f"pixels of {p.image}") for p in PLANES]
 
 
-def assert_only_their_outputs(instance: problems.Instance) -> None:
-    """NaN and infinity stand where they do in the reference, and all else is right."""
-    truth, bound = problems.reference(instance)
-    for tile in TILES:
-        instance.run(tile)
-        values = instance.output()[0].double()
-        assert bool((values.isnan() == truth.isnan()).all()), tile
-        assert bool((values[truth.isinf()] == truth[truth.isinf()]).all()), tile
-        near = truth.isfinite()
-        assert bool(((values - truth).abs() <= bound)[near].all()), tile
-        assert 0 < int((~near).sum()) < near.numel() / 20
-
-
 @pytest.mark.gpu
 class TestOnAGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -200,7 +187,7 @@ class TestOnAGpu:
         planes = instance.buffers[0].view.view(2, 3, 21, 39)
         for (n, c, h, w), value in {(0, 1, 0, 0): "nan", (0, 2, 9, 13): "inf", (1, 0, 20, 38): "nan"}.items():
             planes[n, c, h, w] = instance.x[0][n, c, h, w] = float(value)
-        assert_only_their_outputs(instance)
+        gpu_checks.assert_only_their_outputs(instance, TILES)
 
     @pytest.mark.parametrize("channels", [3, 7])
     def test_nan_and_infinity_reach_the_outputs_under_their_taps_and_no_other(self, channels: int) -> None:
@@ -210,7 +197,7 @@ class TestOnAGpu:
         pixels = instance.buffers[0].view.view(2, 21, 39, -1)
         for (n, h, w, c), value in {(0, 0, 0, 1): "nan", (0, 9, 13, 2): "inf", (1, 20, 38, 0): "nan"}.items():
             pixels[n, h, w, c] = instance.x[0][n, c, h, w] = float(value)
-        assert_only_their_outputs(instance)
+        gpu_checks.assert_only_their_outputs(instance, TILES)
 
     def test_replays_of_a_graph_equal_eager_runs(self) -> None:
         instance = problems.instantiate(problems.affordable(CORNERS[0]), "float16")

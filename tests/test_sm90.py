@@ -61,17 +61,17 @@ def library_or_skip() -> Path:
 def call(problem: problems.Problem, dtype: str = "float16", sm: int = 90) -> kernels.Call:
     """The problem as a call without device memory; sizes of -1 are dynamic."""
     p = problem
-    columns = [(c + 63) // 64 * 64 * p.R * p.S for c in p.C]
     outputs = (p.N, p.K, -1, -1) if min(p.H, p.W) < 0 else p.output
     operands = [kernels.Tensor((p.N, c, p.H, p.W), dtype, kernels.CHANNELS_LAST) for c in p.C]
-    operands += [kernels.Tensor((p.K, sum(columns)), dtype), kernels.Tensor((p.K,), "float32")]
+    filters = (p.R * p.S, p.K) if p.depthwise else (p.K, sum(p.columns))
+    operands += [kernels.Tensor(filters, dtype), kernels.Tensor((p.K,), "float32")]
     return kernels.Call(
-        f"CuteConcatConv{len(p.C)}{p.activation}",
+        p.op_type,
         operands,
         [kernels.Tensor(outputs, dtype, kernels.CHANNELS_LAST)],
         {
             "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
-            "dilations": p.dilations, "packed_sizes": columns,
+            "dilations": p.dilations, "packed_sizes": p.columns,
         },
         sm=sm,
         sm_count=132,

@@ -51,12 +51,11 @@ char const *obstacle_to_sums(Tile const &tile, Problem const &p) {
 // Image tiles read images of networks and other sources of few channels, depthwise tiles each filter's own channel, and
 // no other tile reads either.
 char const *obstacle_to_reading(Tile const &tile, Problem const &p) {
-  if (tile.image && p.reads != Reads::kOwnChannel) return obstacle_to_image(tile, p);
-  if (!tile.depthwise && p.reads == Reads::kSources) return nullptr;
-  if (p.reads == Reads::kOwnChannel && tile.depthwise) {
-    return copy_bytes(p) == 16 ? obstacle_to_depthwise(p) : "pixels of this stride";
-  }
-  return p.reads == Reads::kSources ? "filters that read all channels" : "what these filters read";
+  bool const single = p.reads == Reads::kOwnChannel;
+  if (tile.image && !single) return obstacle_to_image(tile, p);
+  if (tile.depthwise && single) return copy_bytes(p) == 16 ? obstacle_to_depthwise(p) : "pixels of this stride";
+  if (tile.depthwise) return "filters that read all channels";
+  return p.reads == Reads::kSources ? nullptr : "the image of a network, or single channels";
 }
 
 // Slots for the blocks of a split launch. The 8-bit kernels are as fast with one block on a multiprocessor as with two.
@@ -82,8 +81,7 @@ Target::Target(Call const &call)
 
 char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
   if (tile.shared_bytes() > shared_limit(sm)) return "stages larger than the shared memory";
-  char const *const reading = obstacle_to_reading(tile, p);
-  if (reading != nullptr) return reading;
+  if (char const *const why = obstacle_to_reading(tile, p)) return why;
   bool const sized = p.N > 0 && p.P > 0 && p.Q > 0;
   if (sized && output_tiles(tile, p) > kMostBlocks) return "images of more than 2^31 blocks";
   if (tile.upsamples != is_upsampled(p)) return tile.upsamples ? "sources of full size" : "enlarged sources";

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
         Pair<Element> const pair = clamp(sums(half * 2, i), sums(half * 2 + 1, i));
         y.v[half * 2] = pair.v[0], y.v[half * 2 + 1] = pair.v[1];
       }
-      store_four(p, cut, to + int64_t(i) * cut.ld, k, y);
+      store_four(p, cut.stored, cut.ld % 4 == 0, to + int64_t(i) * cut.ld, k, y);
     }
   }
 }

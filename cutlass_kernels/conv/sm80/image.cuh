@@ -164,22 +164,22 @@ __device__ __forceinline__ void copy_filters(Params const &params, ImageTile con
   }
 }
 
-// Stores outputs k to k + 3 of a pixel, as many as it has.
+// Stores outputs k to k + 3 of a pixel, as many as it has; by_fours: pixels are whole fours.
 template <class Output>
-__device__ __forceinline__ void store_four(Problem const &p, BlockCut const &cut, Output *at, int k,
-                                           Channels<Output, 4> y) {
+__device__ __forceinline__ void store_four(Problem const &p, int stored, bool by_fours, Output *at, int k,
+                                           Channels<Output, 4> &y) {
   if (k + 4 > p.K) {  // pad lanes are zeros, whatever the activation makes of them
     CUTE_UNROLL
     for (int c = 0; c < 4; ++c) {
       if (k + c >= p.K) y.v[c] = Output(0);
     }
   }
-  if (cut.ld % 4 == 0 && k + 4 <= cut.stored) {
+  if (by_fours && k + 4 <= stored) {
     *reinterpret_cast<Channels<Output, 4> *>(at) = y;
   } else {
     CUTE_UNROLL
     for (int c = 0; c < 4; ++c) {
-      if (k + c < cut.stored) at[c] = y.v[c];
+      if (k + c < stored) at[c] = y.v[c];
     }
   }
 }
@@ -214,7 +214,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
 
   int const lane = threadIdx.x % 32, unit = lane % 4, group = lane / 4;  // of the mma's operands
   Clamp<Output> const clamp(p);
-  int const ld = cut.ld;
+  int const ld = cut.ld, stored = cut.stored;
+  bool const by_fours = ld % 4 == 0;
   int row = 0;
   CUTE_NO_UNROLL
   for (int part = threadIdx.x / 32;; part += kWarps) {
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
             Pair<Output> const pair = clamp(acc(i % 2 * 2, i / 2, half, j), acc(i % 2 * 2 + 1, i / 2, half, j));
             y.v[half * 2] = pair.v[0], y.v[half * 2 + 1] = pair.v[1];
           }
-          store_four(p, cut, to + int64_t(i * 8) * ld + k, k, y);
+          store_four(p, stored, by_fours, to + int64_t(i * 8) * ld + k, k, y);
         }
       }
       if ((k0 += kGroups * 16) >= cut.filters) break;

@@ -1,0 +1,136 @@
+"""The tile for depthwise convolutions: what it takes and what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gpu_checks
+import problems
+import pytest
+from problems import Problem
+from test_sm90 import call, library_or_skip
+
+from cutefuse import kernels
+from cutefuse.errors import CutefuseError
+
+TILE = 52
+
+
+def depthwise(N: int, H: int, W: int, C: int, R: int = 3, S: int = 0, **more: object) -> Problem:
+    """Of as many pads as keep the size, if nothing else is said."""
+    S = S or R
+    pads = (R // 2, S // 2, (R - 1) // 2, (S - 1) // 2)
+    return Problem(N, H, W, (C,), C, R, S, depthwise=True, **{"pads": pads, **more})  # type: ignore[arg-type]
+
+
+MIDDLE = depthwise(1, 80, 80, 64, activation="Silu")
+
+
+class TestLegality:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("channels", [1, 8, 20, 64, 960])
+    def test_one_tile_takes_every_number_of_channels(self, channels: int, dtype: str) -> None:
+        library_or_skip()
+        for sm in (0, 80, 86, 90, 120):
+            problem = replace(MIDDLE, C=(channels,), K=channels)
+            ids = [tile for tile in kernels.configs(call(problem, dtype, sm))]
+            assert ids in ([TILE], [])  # a library without code for the GPU has none
+        assert kernels.configs(call(problem, dtype, 0)) == [TILE]
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"K": 32}, "the packed depthwise filter is 9x32, 9 taps x 64 channels are needed"),
+            ({"R": 5, "dilations": (200, 200), "H": 3000, "W": 3000, "C": (8,), "K": 8}, "a depthwise source of 8"),
+            ({"strides": (1, 1000), "R": 16, "S": 16, "H": 400, "W": 9000}, "under a 16x16 float16 filter"),
+        ],
+    )
+    def test_all_else_is_refused_in_a_sentence(self, change: dict[str, object], reason: str) -> None:
+        library_or_skip()
+        problem = replace(MIDDLE, **change)  # type: ignore[arg-type]
+        assert reason in (kernels.reject(call(problem)) or "")
+
+    def test_float32_is_refused(self) -> None:
+        library_or_skip()
+        assert "under a 3x3 float32 filter" in (kernels.reject(call(MIDDLE, "float32")) or "")
+
+    def test_a_filter_over_all_channels_is_refused(self) -> None:
+        library_or_skip()
+        made = call(MIDDLE)
+        filters = call(replace(MIDDLE, depthwise=False)).inputs[1]
+        wide = replace(made, inputs=[made.inputs[0], filters, *made.inputs[2:]], _keep=[])
+        assert "64x576, 9 taps x 64 channels are needed; repack it" in (kernels.reject(wide) or "")
+
+    @pytest.mark.parametrize("tile", [4, 50, 105])
+    def test_no_other_tile_is_offered_it(self, tile: int) -> None:
+        library_or_skip()
+        with pytest.raises(CutefuseError, match="single channels"):
+            kernels.Launcher(replace(call(MIDDLE), config=tile, _keep=[]))
+
+    def test_it_takes_nothing_else(self) -> None:
+        library_or_skip()
+        plain = replace(MIDDLE, depthwise=False, C=(8,), K=8)
+        assert TILE not in kernels.configs(call(plain))
+        with pytest.raises(CutefuseError, match="all channels"):
+            kernels.Launcher(replace(call(plain), config=TILE, _keep=[]))
+
+    def test_more_bytes_take_longer(self) -> None:
+        library_or_skip()
+        times = [
+            kernels.predicted_us(replace(call(p), config=TILE, _keep=[]))
+            for p in (MIDDLE, replace(MIDDLE, N=8), replace(MIDDLE, N=8, R=7, S=7, pads=(3,) * 4))
+        ]
+        assert 1 < times[0] < times[1] < times[2]
+
+
+CORNERS = [
+    depthwise(1, 20, 22, 64, activation="Silu"),
+    depthwise(2, 17, 15, 20, activation="Relu"),
+    depthwise(1, 13, 19, 1, 5, 1),
+    depthwise(3, 14, 14, 72, 5, strides=(2, 2), activation="HardSwish"),
+    depthwise(1, 31, 37, 96, 7, activation="Gelu"),
+    depthwise(1, 33, 31, 40, 7, strides=(2, 2), activation="Clip"),
+    depthwise(1, 40, 30, 24, 3, 5, pads=(3, 0, 1, 4), dilations=(3, 2), activation="Tanh"),
+    depthwise(1, 9, 70, 136, 2, 4, strides=(3, 3), activation="Sigmoid"),
+    depthwise(2, 18, 70, 8, strides=(2, 1), activation="LeakyRelu"),
+    depthwise(1, 65, 65, 16, dilations=(12, 12), pads=(12,) * 4, activation="Relu"),
+    depthwise(2, 7, 7, 960, 5, activation="Silu"),
+    depthwise(1, 1, 1, 130, activation="Silu"),
+    depthwise(1, 1, 300, 33, 1, 9, activation="Relu"),
+    depthwise(1, 129, 3, 64, 9, 3),
+    depthwise(1, 12, 65, 32, activation="Silu", dense=True),
+    depthwise(5, 6, 5, 48, 1, activation="Silu"),
+]
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("index", range(len(CORNERS)))
+    def test_corner_sizes_match_float64(self, index: int, dtype: str) -> None:
+        instance = problems.instantiate(problems.affordable(CORNERS[index]), dtype, index)
+        assert kernels.configs(instance.call) == [TILE]
+        gpu_checks.assert_every_tile_is_right(instance, [TILE])
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("seed", range(6))
+    def test_random_problems_match_float64(self, seed: int, dtype: str) -> None:
+        for problem in problems.random_problems(4, seed):
+            instance = problems.instantiate(replace(problem, C=(problem.K,), depthwise=True), dtype, seed)
+            gpu_checks.assert_every_tile_is_right(instance, gpu_checks.tiles_of(instance.call))
+
+    def test_nan_and_infinity_reach_the_outputs_of_their_channel_and_no_other(self) -> None:
+        instance = problems.instantiate(depthwise(2, 21, 39, 18, activation="Relu", strides=(2, 1)), "float16")
+        pixels = instance.buffers[0].view.view(2, 21, 39, -1)
+        for (n, h, w, c), value in {(0, 0, 0, 1): "nan", (0, 9, 13, 2): "inf", (1, 20, 38, 17): "nan"}.items():
+            pixels[n, h, w, c] = instance.x[0][n, c, h, w] = float(value)
+        gpu_checks.assert_only_their_outputs(instance, [TILE])
+
+    def test_replays_of_a_graph_equal_eager_runs(self) -> None:
+        instance = problems.instantiate(problems.affordable(CORNERS[0]), "float16")
+        gpu_checks.assert_replays_equal_eager(instance, [TILE])
+
+    def test_a_chain_of_launches_sees_each_result(self) -> None:
+        shape = problems.emulable(depthwise(1, 64, 64, 8, activation="Tanh"))
+        stages = gpu_checks.chained([problems.instantiate(shape, "float16", seed) for seed in range(6)])
+        gpu_checks.assert_dependent_launches_wait(stages, TILE)
