@@ -46,7 +46,7 @@ BETWEEN = {
         "a channel shuffle (Reshape, Transpose, Reshape) stands between",
     ),
     "bilinear": (CAT + 't = Resize<mode="linear">(c, , scales) ' + TAIL, "Resize 'Resize_1' stays: mode=linear"),
-    "GhostNet's cheap operation": (CAT + "y = Conv<group=24>(c, g)", "the Conv has 24 groups"),
+    "GhostNet's cheap operation": (CAT + "y = Conv<group=24>(c, g)", "the filter is float32; depth"),
     "MONAI's up path": (CAT + "y = ConvTranspose(c, w2)", "this is a ConvTranspose"),
     "a Concat before a ConvTranspose's activation": (
         CAT + "t = Relu(c) y = ConvTranspose(t, w2)", "this is a ConvTranspose",

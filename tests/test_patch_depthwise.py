@@ -167,6 +167,14 @@ def test_a_float32_model_is_told_to_convert(tmp_path: Path) -> None:
     assert result.report["summary"]["refused_by"] == {"types": 1}
 
 
+def test_a_bare_one_behind_a_concat_is_read_as_it_is_for_pytorch_alone(tmp_path: Path) -> None:
+    model = made("c = Concat<axis=1>(g, h) y = Conv<group=24>(c, w)", inputs={"g": "n,8,9,11", "h": "n,16,9,11"})
+    result, patched = run_patch(model, tmp_path)
+    assert patched is None and result.report["summary"]["refused_by"] == {"groups": 1}
+    result, patched = run_patch(model, tmp_path, engine="torch")
+    assert fused_types(patched) == ["CuteDepthwiseConcatConv1"] and result.report["verify"]["passed"]
+
+
 def test_without_depthwise_it_stays(tmp_path: Path) -> None:
     result, patched = run_patch(made(CONV + "y = Relu(x)"), tmp_path, without=["depthwise"])
     assert patched is None and site_of(result)["reason"] == "--without depthwise"
@@ -191,7 +199,10 @@ def test_one_group_of_one_channel_is_a_plain_convolution(tmp_path: Path) -> None
 
 
 # ---------------------------------------------------------------------------------------------------------- its price
-DEEP = "a = Conv(i, u, k) b = Relu(a) x = Conv<group=64,pads=[1,1,1,1]>(b, w, k) s = Sigmoid(x) t = Mul(x, s) y = Conv(t, u)"
+DEEP = (
+    "a = Conv(i, u, k) b = Relu(a) x = Conv<group=64,pads=[1,1,1,1]>(b, w, k) "
+    "s = Sigmoid(x) t = Mul(x, s) y = Conv(t, u)"
+)
 
 
 def priced(tmp_path: Path, body: str = DEEP, **options: Any) -> list[dict[str, Any]]:

@@ -268,7 +268,7 @@ def test_a_convolution_without_such_a_neighbour_is_no_candidate(name: str, tmp_p
 
 
 REFUSED = {
-    "depthwise": ("x = Conv<group=16>(b, w) y = Relu(x)", {"w": (16, 1, 3, 3)}, "the filter is float32; depthwise ones"),
+    "depthwise": ("x = Conv<group=16>(b, w) y = Relu(x)", {"w": (16, 1, 3, 3)}, "the filter is float32; depth"),
     "grouped before a residual": ("x = Conv<group=4, pads=[1,1,1,1]>(b, w) y = Add(x, b)", {"w": (16, 4, 3, 3)},
                                   "the Conv has 4 groups"),
     "depthwise before SiLU by tanh": (

@@ -58,8 +58,8 @@ def cases() -> list[Case]:
               given="float32", dtypes=("float16", "bfloat16")),
         _case("mobilenet", [40], "HardSwish", N=2, K=40, H=15, W=13, R=5, S=5, strides=(2, 2), pads=(2, 2, 2, 2),
               depthwise=True, dtypes=("float16", "bfloat16")),
-        _case("dilated_depthwise", [24], "Silu", N=3, K=24, H=8, W=11, pads=(2, 0, 1, 3), dilations=(1, 2), strides=(1, 2),
-              depthwise=True, dtypes=("float16", "bfloat16")),
+        _case("dilated_depthwise", [24], "Silu", N=3, K=24, H=8, W=11, pads=(2, 0, 1, 3), strides=(1, 2),
+              dilations=(1, 2), depthwise=True, dtypes=("float16", "bfloat16")),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
 
@@ -74,10 +74,10 @@ def _extended() -> Iterator[Case]:
         parts = (8, 16, 8, 4)[: form.outputs]
         channels = (PRE_ACTIVATED if form.pre_activated else (3,) if form.image else CHANNELS)[:n]
         half = form.image or form.depthwise
+        dtypes = ("float16", "bfloat16") if half else ("float32", "float16", "bfloat16")
         yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,
-                    K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, image=form.image, depthwise=form.depthwise,
-                    dtypes=("float16", "bfloat16") if half else ("float32", "float16", "bfloat16"),
-                    **views)  # fmt: skip
+                    K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, image=form.image, dtypes=dtypes,
+                    depthwise=form.depthwise, **views)  # fmt: skip
 
 
 def _case(

@@ -126,10 +126,8 @@ class Model:
         depthwise = bool(facts["depthwise"])
         together = self.engine.merges_pointwise and r * s == 1 and not depthwise
         filters = [sum(outputs)] if together else outputs
-        convs = [
-            Convolution(N, sum(attrs["channels"]), first[2] * factor, first[3] * factor, K, P, Q, r * s, dtype, depthwise)
-            for K in filters
-        ]
+        H, W = first[2] * factor, first[3] * factor
+        convs = [Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise) for K in filters]
         if call.key not in self._fused_us:
             self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         after_us = self._fused_us[call.key]

@@ -15,6 +15,7 @@ from cutefuse.match.qdq import dequantises, kind_of
 from cutefuse.operators.conv_math import Geometry, pack
 
 DTYPES = ("float32", "float16", "bfloat16")
+GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
 EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
 MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has more
@@ -192,9 +193,7 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     group = attribute(conv, "group", 1)
     depthwise = group != 1 and (group, 1) == (K, C)
     if group != 1 and not depthwise:
-        return no(f"the Conv has {group} groups; only group=1 and one filter for each channel (depthwise) can be fused")
-    if depthwise and site.concats:
-        return no("a depthwise Conv is fused without its Concat")
+        return no(f"the Conv has {group} groups; {GROUPS}")
     if depthwise and dtype == "float32":
         return no("the filter is float32; depthwise ones can be fused in float16 and bfloat16, convert the model")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
@@ -210,6 +209,8 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
+    if depthwise and site.concats:
+        return no("a depthwise Conv is fused without its Concat")
     return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry, depthwise)
 
 
