@@ -113,7 +113,7 @@ class ConcatConv(FusedOp):
         channels, shape, filters = attrs["channels"], attrs["kernel_shape"], call.inputs[form.sources + 1].dims[0]
         seen = 1 if form.depthwise else sum(channels)
         w = rng.standard_normal((filters, seen, *shape)) / math.sqrt(seen * math.prod(shape))
-        values[form.sources] = conv_math.pack(w, channels, form.depthwise)
+        values[form.sources] = conv_math.pack_depthwise(w) if form.depthwise else conv_math.pack(w, channels)
         return values
 
     def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -55,11 +55,13 @@ def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int], depthwise
     return [blocks(c) * kernel_shape[0] * kernel_shape[1] * CHANNEL_BLOCK for c in channels]
 
 
-def pack(w: np.ndarray, channels: Sequence[int], depthwise: bool = False) -> np.ndarray:
-    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], pads zero;
-    a depthwise one [C, 1, R, S] -> [R * S, C]."""
-    if depthwise:
-        return np.ascontiguousarray(w.reshape(len(w), -1).T)
+def pack_depthwise(w: np.ndarray) -> np.ndarray:
+    """Filter [C, 1, R, S] -> matrix [R * S, C]."""
+    return np.ascontiguousarray(w.reshape(len(w), -1).T)
+
+
+def pack(w: np.ndarray, channels: Sequence[int]) -> np.ndarray:
+    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], pads zero."""
     K, _, R, S = w.shape
     out = np.zeros((K, sum(packed_sizes(channels, (R, S)))), dtype=w.dtype)
     first, column = 0, 0
@@ -73,12 +75,8 @@ def pack(w: np.ndarray, channels: Sequence[int], depthwise: bool = False) -> np.
     return out
 
 
-def unpacked(
-    matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence[int], depthwise: bool = False
-) -> np.ndarray:  # fmt: skip
+def unpacked(matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence[int]) -> np.ndarray:
     """The inverse of `pack`."""
-    if depthwise:
-        return matrix.T.reshape(-1, 1, *kernel_shape)
     (K, _), (R, S) = matrix.shape, kernel_shape
     parts = np.split(matrix, np.cumsum(packed_sizes(channels, kernel_shape))[:-1], axis=1)
     shaped = [p.reshape(K, -1, R, S, CHANNEL_BLOCK).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
@@ -105,7 +103,10 @@ def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
     depthwise, attrs = form_of(call.op_type).depthwise, dict[str, Any](call.attrs)
     sources = seen(call, operands)
     packed, bias = operands[len(sources) : len(sources) + 2]
-    w = unpacked(packed, attrs["channels"], attrs["kernel_shape"], depthwise)
+    if depthwise:
+        w = packed.T.reshape(-1, 1, *attrs["kernel_shape"])
+    else:
+        w = unpacked(packed, attrs["channels"], attrs["kernel_shape"])
     top, left, bottom, right = attrs["pads"]
     x = np.pad(np.concatenate(sources, axis=1), ((0, 0), (0, 0), (top, bottom), (left, right)))
     (sh, sw), (dh, dw) = attrs["strides"], attrs["dilations"]

@@ -12,7 +12,7 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.match.after import Affine
 from cutefuse.match.answer import Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
-from cutefuse.operators.conv_math import Geometry, pack
+from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
 GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
@@ -350,7 +350,7 @@ class Folded:
         """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
         w = self._filter(scale).astype(numpy_type(self._facts.dtype))
-        return pack(w, channels, self._facts.depthwise)
+        return pack_depthwise(w) if self._facts.depthwise else pack(w, channels)
 
     def bias(self) -> np.ndarray:
         """The bias vector [K] in float32, zeros when the convolution has none."""
