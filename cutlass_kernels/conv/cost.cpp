@@ -67,7 +67,7 @@ std::int64_t slots(Tile const &tile, Target const &target) {
 // gain nothing from a second launch.
 std::int64_t wanted_splits(Tile const &tile, Problem const &p, Target const &target) {
   std::int64_t const tiles = std::max<std::int64_t>(1, output_tiles(tile, p));
-  if (2 * tiles > target.sm_count) return 1;
+  if (tile.has_cut() || 2 * tiles > target.sm_count) return 1;
   std::int64_t blocks = 0;
   for (int i = 0; i < p.sources; ++i) blocks += ceil_div(p.C[i], tile.k);
   std::int64_t const longest = std::min(blocks, std::max<std::int64_t>(1, blocks * p.R * p.S / 4));

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "architecture.h"
+
 namespace cutefuse::conv {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMostShared = 72 << 10;  // of a block: three fit where a multiprocessor has the most
+constexpr int kMostShared = 36 << 10;  // of a tile: three blocks fit with two each where a multiprocessor has the most
 constexpr int kMostShift = 4;          // 64 channels of a block: whole lines of 128 bytes
 constexpr int kMostRounds = 8;         // outputs of a thread, kDepthwiseColumns at a time
 
@@ -48,7 +50,7 @@ BlockCut depthwise_cut(Problem const &p) {
             (std::int64_t(cut.width - 1) * p.stride_w + std::int64_t(p.S - 1) * p.dilation_w + 1) | 1;
         if (std::max({rows, span, rows * span}) * BlockCut::kUnitBytes << cut.shift > kMostShared) break;
         cut.rows = int(rows), cut.span = int(span) << cut.shift;
-        cut.shared_bytes = cut.pixels_bytes() + (p.R * p.S + 1) * cut.filters * int(sizeof(float));
+        cut.shared_bytes = cut.pixels_bytes() + cut.filters * (p.R * p.S * size_of(p.type) + int(sizeof(float)));
         if (cut.shared_bytes > kMostShared) break;
         double const now = length_us(p, cut, cut.blocks(N), kSmCount);
         if (best.height == 0 || now < shortest) best = cut, shortest = now;
@@ -56,6 +58,15 @@ BlockCut depthwise_cut(Problem const &p) {
     }
   }
   return best;
+}
+
+std::int64_t depthwise_blocks(Tile const &tile, Target const &target, BlockCut &cut, std::int64_t tiles) {
+  int const bytes = cut.shared_bytes + cut.pixels_bytes();
+  int const resident = std::clamp((shared_limit(target.sm) + 1024) / (bytes + 1024), 1, tile.blocks_per_sm);
+  std::int64_t const slots = std::int64_t(target.sm_count) * resident;
+  if (tiles <= slots) return tiles;
+  cut.shared_bytes = bytes;
+  return cut.filter_tiles * std::max<std::int64_t>(1, slots / cut.filter_tiles);  // a block keeps its channels
 }
 
 char const *obstacle_to_depthwise(Problem const &p) {

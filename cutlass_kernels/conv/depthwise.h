@@ -1,14 +1,16 @@
 // How depthwise tiles cut a problem into blocks, and how long those take. Host code.
 #pragma once
 
-#include "conv/params.h"
+#include "conv/cost.h"
 
 namespace cutefuse::conv {
 
-constexpr int kDepthwiseColumns = 4;  // outputs of a row that a thread computes at a time, 4 channels of each
-
 // `height` is 0 where nothing fits the shared memory.
 BlockCut depthwise_cut(Problem const &p);
+
+// How many blocks compute so many tiles. Where some compute several, the cut gets shared memory for a second one's
+// pixels.
+std::int64_t depthwise_blocks(Tile const &tile, Target const &target, BlockCut &cut, std::int64_t tiles);
 
 // As obstacle_of, which calls it.
 char const *obstacle_to_depthwise(Problem const &p);

@@ -5,7 +5,6 @@
 // each pixel of a row is read once for all of them.
 #pragma once
 
-#include "conv/depthwise.h"
 #include "conv/sm80/image.cuh"
 
 namespace cutefuse::conv {
@@ -45,10 +44,41 @@ __device__ __forceinline__ void copy_channels(Params const &params, ImageTile co
   }
 }
 
+// [R][S][channel] of this block's channels; those behind the last are zeros.
+template <class Traits>
+__device__ __forceinline__ void copy_taps(Params const &params, ImageTile const &tile, uint32_t shared) {
+  using Element = typename Traits::Element;
+  constexpr int kChunk = 16, kVector = kChunk / Traits::kBytes;
+  int const shift = params.cut.shift - 1, K = params.problem.K;
+  auto const *const w = static_cast<Element const *>(params.w);
+  for (int i = threadIdx.x; i < params.taps << shift; i += Traits::kThreads) {
+    int const k = tile.filter + (i & ((1 << shift) - 1)) * kVector;
+    Element const *const from = w + int64_t(i >> shift) * K + k;
+    if (K % kVector == 0) {
+      g2s_chunk<kChunk>(shared + i * kChunk, k < K ? from : w, k < K ? kChunk : 0);
+    } else {
+      CUTE_UNROLL
+      for (int c = 0; c < kVector; ++c) {
+        Element const value = k + c < K ? from[c] : Element(0);
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared + i * kChunk + c * Traits::kBytes),
+                     "h"(reinterpret_cast<uint16_t const &>(value))
+                     : "memory");
+      }
+    }
+  }
+}
+
+template <class Element>
+__device__ __forceinline__ float4 widened(Element const *four) {
+  Channels<Element, 4> const x = *reinterpret_cast<Channels<Element, 4> const *>(four);
+  return {float(x.v[0]), float(x.v[1]), float(x.v[2]), float(x.v[3])};
+}
+
 // Sums of a thread, (channel,column). `from` is the pixel under the first tap of its first output, `w` its channels'
 // filter. kS and kStride are the filter's columns and the stride along a row; 0: any, with any dilation.
 template <class Traits, int kS, int kStride, class Sums>
-__device__ __forceinline__ void add_taps(Params const &params, uint32_t from, float const *w, Sums &sums) {
+__device__ __forceinline__ void add_taps(Params const &params, uint32_t from, typename Traits::Element const *w,
+                                         Sums &sums) {
   using Element = typename Traits::Element;
   constexpr int kColumns = kDepthwiseColumns;
   Problem const &p = params.problem;
@@ -64,7 +94,7 @@ __device__ __forceinline__ void add_taps(Params const &params, uint32_t from, fl
     if constexpr (kS > 0) {
       float4 filter[kS];
       CUTE_UNROLL
-      for (int s = 0; s < kS; ++s, w += cut.filters) filter[s] = *reinterpret_cast<float4 const *>(w);
+      for (int s = 0; s < kS; ++s, w += cut.filters) filter[s] = widened(w);
       uint32_t at = from;
       CUTE_UNROLL
       for (int i = 0; i < (kColumns - 1) * kStride + kS; ++i, at += pixel_bytes) {
@@ -77,7 +107,7 @@ __device__ __forceinline__ void add_taps(Params const &params, uint32_t from, fl
     } else {
       CUTE_NO_UNROLL
       for (int s = 0; s < p.S; ++s, w += cut.filters) {
-        float4 const filter = *reinterpret_cast<float4 const *>(w);
+        float4 const filter = widened(w);
         CUTE_UNROLL
         for (int i = 0; i < kColumns; ++i) {
           add(filter, load_unit(from + (i * p.stride_w + s * p.dilation_w) * pixel_bytes), i);
@@ -87,49 +117,32 @@ __device__ __forceinline__ void add_taps(Params const &params, uint32_t from, fl
   }
 }
 
+// Computes and stores the outputs of a tile whose pixels and filters have arrived.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
-    conv_sm80_depthwise(Params const __grid_constant__ params) {
+__device__ __forceinline__ void finish_tile(Params const &params, ImageTile const &tile, uint32_t pixels,
+                                            typename Traits::Element const *filters, float const *bias) {
   using Element = typename Traits::Element;
-  constexpr int kColumns = kDepthwiseColumns, kThreads = Traits::kThreads, kUnit = BlockCut::kUnitBytes;
-  extern __shared__ __align__(1024) unsigned char shared[];
+  constexpr int kColumns = kDepthwiseColumns, kThreads = Traits::kThreads;
   Problem const &p = params.problem;
   BlockCut const &cut = params.cut;
-  ImageTile const tile(p, cut);
-  uint32_t const pixels = cast_smem_ptr_to_uint(shared);
-  float *const filters = reinterpret_cast<float *>(shared + cut.pixels_bytes());  // [R][S][channel], then the biases
-  let_next_kernel_start();
-  wait_for_previous_kernel();  // no global memory has been touched yet
-  copy_channels<Traits>(params, tile, pixels);
-  cp_async_fence();
-  int const kept = params.taps << cut.shift + 2;
-  for (int i = threadIdx.x; i < kept; i += kThreads) {
-    int const k = i & (cut.filters - 1);
-    auto const *const w = static_cast<Element const *>(params.w) + tile.filter + k;
-    filters[i] = k < tile.filters ? float(w[int64_t(i >> cut.shift + 2) * p.K]) : 0;
-  }
-  if (int const k = threadIdx.x; k < cut.filters) filters[kept + k] = k < tile.filters ? params.b[tile.filter + k] : 0;
-  cp_async_wait<0>();
-  __syncthreads();
-
   // Neighbouring units are neighbouring lanes, then come neighbouring rows.
   int const unit = threadIdx.x & ((1 << cut.shift) - 1), first = threadIdx.x >> cut.shift, step = kThreads >> cut.shift;
   int const step_groups = step / tile.rows, step_rows = step - step_groups * tile.rows;
   int group = first / tile.rows, row = first - group * tile.rows;  // of kColumns outputs
   int const k = tile.filter + unit * 4;
   Clamp<Element> const clamp(p);
-  bool const adjacent = p.dilation_w == 1;
-  int const kind = adjacent && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
+  int const kind = p.dilation_w == 1 && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
   CUTE_NO_UNROLL
   for (; group * kColumns < tile.columns; group += step_groups, row += step_rows) {
     if (row >= tile.rows && (row -= tile.rows, ++group * kColumns >= tile.columns)) break;
     Tensor sums = make_tensor<float>(Shape<_4, Int<kColumns>>{});
-    float4 const b = *reinterpret_cast<float4 const *>(filters + kept + unit * 4);
+    float4 const b = *reinterpret_cast<float4 const *>(bias + unit * 4);
     CUTE_UNROLL
     for (int i = 0; i < kColumns; ++i) sums(0, i) = b.x, sums(1, i) = b.y, sums(2, i) = b.z, sums(3, i) = b.w;
     int const column = group * kColumns;
-    uint32_t const from = pixels + (row * p.stride_h * cut.span + (column * p.stride_w << cut.shift) + unit) * kUnit;
-    float const *const w = filters + unit * 4;
+    uint32_t const from =
+        pixels + (row * p.stride_h * cut.span + (column * p.stride_w << cut.shift) + unit) * BlockCut::kUnitBytes;
+    Element const *const w = filters + unit * 4;
     switch (kind) {
       case 3 * 2 + 1:
         add_taps<Traits, 3, 1>(params, from, w, sums);
@@ -163,6 +176,43 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       }
       store_four(p, cut.stored, cut.ld % 4 == 0, to + int64_t(i) * cut.ld, k, y);
     }
+  }
+}
+
+// A block computes every gridDim.x-th tile, all of the same channels, and copies the next one's pixels meanwhile.
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
+    conv_sm80_depthwise(Params const __grid_constant__ params) {
+  using Element = typename Traits::Element;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  BlockCut const &cut = params.cut;
+  auto *const filters = reinterpret_cast<Element *>(shared);  // [R][S][channel]
+  auto *const bias = reinterpret_cast<float *>(filters + params.taps * cut.filters);
+  uint32_t pixels = cast_smem_ptr_to_uint(bias + cut.filters), next = pixels + cut.pixels_bytes();
+  int const tiles = params.problem.N * cut.down * cut.across * cut.filter_tiles;
+  ImageTile tile(params.problem, cut);
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // no global memory has been touched yet
+  copy_channels<Traits>(params, tile, pixels);
+  copy_taps<Traits>(params, tile, cast_smem_ptr_to_uint(filters));
+  if (int const k = threadIdx.x; k < cut.filters) bias[k] = k < tile.filters ? __ldg(params.b + tile.filter + k) : 0;
+  cp_async_fence();
+  CUTE_NO_UNROLL
+  for (int index = blockIdx.x;;) {
+    ImageTile const present = tile;
+    bool const last = (index += gridDim.x) >= tiles;
+    if (!last) {
+      tile = ImageTile(params.problem, cut, index);
+      copy_channels<Traits>(params, tile, next);
+    }
+    cp_async_fence();
+    cp_async_wait<1>();
+    __syncthreads();
+    finish_tile<Traits>(params, present, pixels, filters, bias);
+    if (last) break;
+    __syncthreads();  // before these pixels make room for others
+    uint32_t const arrived = next;
+    next = pixels, pixels = arrived;
   }
 }
 
