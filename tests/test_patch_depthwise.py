@@ -23,7 +23,7 @@ INPUTS = {"i": "n,24,9,11"}
 CONV = "x = Conv<group=24,pads=[1,1,1,1]>(i, w, k) "
 VALUES = {"w": (24, 1, 3, 3), "k": (24,), "w2": (24, 1, 5, 5), "m": (24, 1, 1), "u": (16, 24, 1, 1), "v": (16, 1, 3, 3),
           "twice": (48, 1, 3, 3), "four": (24, 6, 3, 3),
-          "tall": (24, 1, 17, 1)}  # fmt: skip
+          "tall": (24, 1, 17, 1), "point": (24, 1, 1, 1), "full": (24, 24, 1, 1)}  # fmt: skip
 
 
 def made(
@@ -189,6 +189,23 @@ def test_parallel_ones_are_not_merged(tmp_path: Path) -> None:
     body = "p = Conv<group=24>(i, w) a = Relu(p) q = Conv<group=24>(i, w) b = Relu(q) y = Add(a, b)"
     _, patched = run_patch(made(body), tmp_path)
     assert fused_types(patched) == ["CuteDepthwiseConcatConv1Relu"] * 2
+
+
+REP = CONV + "p = BatchNormalization(x, gamma, beta, mean, var) q = Conv<group=24>(i, {}) r = Add(p, q) "
+
+
+@pytest.mark.parametrize("more", ["y = Relu(r)", "t = Add(r, i) y = Relu(t)"])
+def test_branches_of_one_tensor_become_one_depthwise_convolution(more: str, tmp_path: Path) -> None:
+    """As RepViT and MobileOne train them: 3x3, 1x1 and the tensor itself."""
+    result, patched = run_patch(made(REP.format("point") + more), tmp_path)
+    assert result.report["verify"]["passed"] and patched is not None
+    assert [n.op_type for n in patched.graph.node] == ["CuteDepthwiseConcatConv1Relu"]
+
+
+def test_a_branch_over_all_channels_is_no_depthwise_one(tmp_path: Path) -> None:
+    body = CONV + "q = Conv(i, full) r = Add(x, q) y = Relu(r)"
+    result, patched = run_patch(made(body), tmp_path)
+    assert result.report["verify"]["passed"] and not any("Depthwise" in t for t in fused_types(patched))
 
 
 def test_one_group_of_one_channel_is_a_plain_convolution(tmp_path: Path) -> None:
