@@ -19,7 +19,9 @@ inline char const *conv_shapes(ShapeCall const &call, std::int64_t upsample = 1)
   if (strides[0] < 1 || strides[1] < 1) return sentence("%s: strides must be at least 1", call.op.name);
   for (std::int32_t j = 0; j < call.variant.outputs; ++j) {
     call.outputs[j].nbDims = 4;
-    call.out_dim(j, 0) = call.inputs[0].d[0], call.out_dim(j, 1) = call.inputs[filter].d[0];
+    // A depthwise filter has a column for each channel.
+    call.out_dim(j, 0) = call.inputs[0].d[0];
+    call.out_dim(j, 1) = call.inputs[filter].d[call.variant.facts.depthwise ? 1 : 0];
     for (int axis = 0; axis < 2; ++axis) {
       std::int64_t const extent = call.ints("dilations")[axis] * (call.ints("kernel_shape")[axis] - 1) + 1;
       Expr const size = upsample == 1 ? call.dim(0, 2 + axis) : call.dim(0, 2 + axis) * upsample;

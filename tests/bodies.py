@@ -21,7 +21,7 @@ from cutefuse.operators.op import FusedOp
 # Attributes in which the parser (onnx-tensorrt 10.1 and 10.10) resolves `ref_attr_name`: those that an importer reads
 # through OnnxAttrs::get. getKernelParams reads kernel_shape, strides and dilations with OnnxAttrs::at, and sees 1.
 RESOLVED = {
-    "Cast": {"to"}, "Clip": {"min", "max"}, "Conv": {"pads"},
+    "Cast": {"to"}, "Clip": {"min", "max"}, "Conv": {"pads", "group"},
     "Constant": {"value_float", "value_floats", "value_int", "value_ints"},
     "LeakyRelu": {"alpha"}, "Slice": {"starts", "ends", "axes"}, "Split": {"split"},
 }  # fmt: skip

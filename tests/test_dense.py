@@ -23,7 +23,8 @@ def call_of(variant: dict[str, Any], dtype: str, rng: random.Random, layout: int
     """A random call of an op_type: legal but for what the type, the device or a pre-activation forbid."""
     view, quantised = variant["view"], variant["quantised"]
     channels = [rng.randint(1, 8) if variant["image"] else rng.choice(CHANNELS) for _ in range(variant["sources"])]
-    outputs = [rng.choice(CHANNELS) for _ in range(variant["outputs"])]
+    depthwise = variant["depthwise"]
+    outputs = channels if depthwise else [rng.choice(CHANNELS) for _ in range(variant["outputs"])]
     if layout == 0 and len(outputs) > 1:
         outputs = [8 * k for k in outputs]
     step = 1 if layout == 1 else 8
@@ -33,14 +34,14 @@ def call_of(variant: dict[str, Any], dtype: str, rng: random.Random, layout: int
     starts = [step * rng.randint(0, 3) if view else 0 for _ in channels]
     n, h, w = rng.choice([1, 3]), 2 * rng.randint(4, 30), 2 * rng.randint(4, 30)
     p, q = (h + pads[0] + pads[2] - r) // strides[0] + 1, (w + pads[1] + pads[3] - s) // strides[1] + 1
-    packed = [-(-c // 64) * 64 * r * s for c in channels]
+    packed = channels if depthwise else [-(-c // 64) * 64 * r * s for c in channels]
     filters, tail = sum(outputs), rng.randint(0, 9) if view else 0
     inputs = [Tensor((n, start + c + tail, h // f, w // f), dtype, CHANNELS_LAST)
               for c, f, start in zip(channels, factors, starts, strict=True)]  # fmt: skip
     if variant["image"]:
         inputs = [replace(inputs[0], dtype=rng.choice([dtype, "float32"]), layout=LINEAR)]
     inputs += [
-        Tensor((filters, sum(packed)), dtype, LINEAR),
+        Tensor((r * s if depthwise else filters, sum(packed)), dtype, LINEAR),
         *[Tensor((filters,), "float32", LINEAR)] * (1 + quantised),
     ]
     inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if variant["pre_activated"] else []
@@ -70,7 +71,7 @@ def test_every_legal_call_has_tiles_that_plan_and_every_refusal_is_a_sentence(sm
         call = replace(call_of(variant, rng.choice(types), rng, rng.choice([0, 1, 1])), sm=sm, sm_count=100)
         if reason := kernels.reject(call):
             refused += 1
-            expected = ("float8", "pre-activation", "an image of")
+            expected = ("float8", "pre-activation", "an image of", "a depthwise source of")
             assert any(words in reason for words in expected) and ". " not in reason, reason
             continue
         ids = kernels.configs(call)

@@ -46,7 +46,7 @@ BETWEEN = {
         "a channel shuffle (Reshape, Transpose, Reshape) stands between",
     ),
     "bilinear": (CAT + 't = Resize<mode="linear">(c, , scales) ' + TAIL, "Resize 'Resize_1' stays: mode=linear"),
-    "GhostNet's cheap operation": (CAT + "y = Conv<group=24>(c, g)", "the Conv has 24 groups"),
+    "GhostNet's cheap operation": (CAT + "y = Conv<group=24>(c, g)", "the filter is float32; depth"),
     "MONAI's up path": (CAT + "y = ConvTranspose(c, w2)", "this is a ConvTranspose"),
     "a Concat before a ConvTranspose's activation": (
         CAT + "t = Relu(c) y = ConvTranspose(t, w2)", "this is a ConvTranspose",
@@ -188,7 +188,7 @@ def test_without_a_refusal_there_is_no_such_line(tmp_path: Path, capsys: pytest.
 
 
 def test_causes_are_counted_and_ordered() -> None:
-    reasons = ["nobody knows", "the Conv has 4 groups; only group=1 can be fused", "this is a ConvTranspose, and"]
+    reasons = ["nobody knows", "the Conv has 4 groups; only group=1 and one", "this is a ConvTranspose, and"]
     causes = by_cause([*reasons, reasons[1]])
     assert causes == {"groups": 2, "ConvTranspose": 1, OTHER: 1}
     assert sentence(causes) == "4 refused: 2 groups, 1 ConvTranspose, 1 other reasons" and sentence({}) == ""

@@ -23,7 +23,7 @@ from cutefuse.kernels import Tensor
 from cutefuse.operators.concat_conv import OPERATOR
 from cutefuse.operators.conv_call import make_call
 from cutefuse.operators.conv_form import Form, Source, form_of
-from cutefuse.operators.conv_math import Geometry, pack, packed_sizes, unpacked
+from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise, packed_sizes, unpacked
 from cutefuse.operators.function import body_for, call_of, node_attributes
 from cutefuse.operators.layouts import HWC8, NHWC
 from cutefuse.operators.op import Case
@@ -67,10 +67,7 @@ def model_of(
     values = [v.astype(np.float32).astype(t.dtype) for v, t in zip(values, call.inputs, strict=True)]
     bias = form_of(case.op_type).sources + 1
     names, results = [f"x{i}" for i in range(len(values))], [f"y{i}" for i in range(len(call.outputs))]
-    attrs = {k: list(v) for k, v in call.attrs.items()}
-    attrs |= {k: attrs[k][0] for k in ("alpha", "lo", "hi", "residual_start", "layout")}
-    node = helper.make_node(call.op_type, names, results, domain="cutefuse", plugin_version="1",
-                            plugin_namespace="cutefuse", **attrs)  # fmt: skip
+    node = helper.make_node(call.op_type, names, results, domain="cutefuse", **node_attributes(call))
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     images = operands_given(call, values, layout)
     feeds = {n: v for i, (n, v) in enumerate(zip(names, images, strict=True)) if i not in (bias - 1, bias)}
@@ -180,9 +177,33 @@ def test_bodies_in_bfloat16_compute_in_float32(name: str, layout: int) -> None:
             assert np.all(np.abs(y.astype(np.float64) - truth) <= 2.0**-8 * np.abs(truth) + 1e-5 * scale + 1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 15, 18, 21, 24])
+@pytest.mark.parametrize("name", ["mobilenet", "dilated_depthwise", "CuteDepthwiseConcatConv1Clip"])
+def test_the_body_of_a_depthwise_node_reads_its_group(name: str, opset: int, tmp_path: Path) -> None:
+    case = next(c for c in OPERATOR.cases() if c.name == name)
+    for layout in (HWC8, NHWC):
+        for shared in (False, True):
+            check(case, opset, "float16", shared, tmp_path, layout)
+    body, node = body_for([OPERATOR.call(case, "float16")], opset), node_attributes(OPERATOR.call(case, "float16"))
+    (conv,) = (n for n in body.node if n.op_type == "Conv")
+    assert [a.i for a in conv.attribute if a.name == "group"] == [node["group"]] == case.sizes["C"]
+
+
+def test_a_depthwise_filter_is_packed_tap_by_tap_and_costs_its_own_channel() -> None:
+    w = np.random.default_rng(0).standard_normal((24, 1, 3, 5))
+    matrix = pack_depthwise(w)
+    assert matrix.shape == (15, 24) and all(matrix[r * 5 + s, c] == w[c, 0, r, s] for c, r, s in ((0, 0, 0), (7, 2, 3)))
+    form = Form(1, "Silu", depthwise=True)
+    call = make_call(form, [Source((2, 24, 8, 8), 24)], [24], Geometry((3, 3), pads=(1, 1, 1, 1)), "float16", {})
+    assert OPERATOR.cost(call).flops == 2 * 2 * 24 * 64 * 9
+    assert OPERATOR.cost(call).bytes_moved == 2 * (2 * 2 * 24 * 64 + 9 * 24) + 4 * 24
+    assert OPERATOR.title(call) == "depthwise 24->24 3x3 @8x8 Silu" and call.attrs["packed_sizes"] == [24]
+
+
 def test_every_op_type_has_its_form_and_back() -> None:
     forms = {form_of(c.op_type) for c in OPERATOR.cases()}
-    assert len(forms) == 929 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
+    assert len(forms) == 938 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
     assert form_of("CuteViewConcatConv3AddSilu") == Form(3, "Silu", True, 1, "before")
     assert form_of("CuteConcatConv8x4") == Form(8, "", False, 4, "")
 

@@ -268,14 +268,16 @@ def test_a_convolution_without_such_a_neighbour_is_no_candidate(name: str, tmp_p
 
 
 REFUSED = {
-    "depthwise": ("x = Conv<group=16>(b, w) y = Relu(x)", {"w": (16, 1, 3, 3)}, "the Conv has 16 groups; only group=1"),
+    "depthwise": ("x = Conv<group=16>(b, w) y = Relu(x)", {"w": (16, 1, 3, 3)}, "the filter is float32; depth"),
     "grouped before a residual": ("x = Conv<group=4, pads=[1,1,1,1]>(b, w) y = Add(x, b)", {"w": (16, 4, 3, 3)},
                                   "the Conv has 4 groups"),
     "depthwise before SiLU by tanh": (
         "x = Conv<group=16>(b, w) m = Mul(x, half) t = Tanh(m) h = Mul(t, half) g = Add(h, half) y = Mul(x, g)",
-        {"w": (16, 1, 3, 3)}, "16 groups"),
+        {"w": (16, 1, 3, 3)}, "the filter is float32"),
     "depthwise over an enlarged input": ("u = Resize(b, , s) y = Conv<group=16>(u, w)", {"w": (16, 1, 3, 3)},
-                                         "16 groups"),
+                                         "the filter is float32"),
+    "two filters a channel": ("x = Conv<group=16>(b, w) y = Relu(x)", {"w": (32, 1, 3, 3)},
+                              "16 groups; only group=1 and one"),
     "transposed": ("x = ConvTranspose(b, w) y = Relu(x)", {"w": (16, 12, 3, 3)}, "this is a ConvTranspose, and only a"),
     "transposed and normalised": (
         "x = ConvTranspose(b, w) z = BatchNormalization(x, gamma, beta, mean, var) y = Relu(z)", {"w": (16, 12, 3, 3)},

@@ -102,6 +102,8 @@ def test_int8_plugins_cost_what_their_packed_weights_say(tmp_path: Path) -> None
         ("CuteViewConcatConv2", [[1, 256, 4, 4], [1, 32, 8, 8], [48, 128], [48]], [[1, 48, 8, 8]],
          2 * 64 * 48 * 128),  # 40 of 256 channels, and 32: both padded to 64
         ("CuteConcatConv2x2Relu", [[1, 64, 8, 8], [1, 32, 8, 8], [48, 1152], [48]], [[1, 16, 8, 8]], None),
+        ("CuteDepthwiseConcatConv1Silu", [[2, 24, 8, 8], [25, 24], [24]], [[2, 24, 8, 8]], 2 * 2 * 64 * 24 * 25),
+        ("CuteDepthwiseConcatConv1Silu", [[2, 24, 8, 8], [25, 16], [24]], [[2, 24, 8, 8]], None),
     ],
 )  # fmt: skip
 def test_the_plugins_other_forms_are_counted_from_the_packed_weights_too(

@@ -49,8 +49,8 @@ def test_norms_of_few_bytes_are_left_to_triton(rows: int, status: str, tmp_path:
 
 
 def test_a_source_without_a_bias_has_no_pass_that_its_concat_could_save(tmp_path: Path) -> None:
-    body = "p = Conv<group=16>(b, u{}) q = Neg(b) c = Concat<axis=1>(p, q) x = Conv(c, w, k) y = Relu(x)"
-    values = halves(u=(16, 1, 1, 1), v=(16,), w=(64, 32, 1, 1), k=(64,))
+    body = "p = Conv<group=8>(b, u{}) q = Neg(b) c = Concat<axis=1>(p, q) x = Conv(c, w, k) y = Relu(x)"
+    values = halves(u=(16, 2, 1, 1), v=(16,), w=(64, 32, 1, 1), k=(64,))
     inputs = {"b": "1,16,160,160"}
     read = {name: v for name, v in values.items() if name != "v"}
     bare = gains(graph(body.format(""), read, dtype="float16", inputs=inputs), tmp_path, all_sites=True)
@@ -101,12 +101,12 @@ def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> N
     [
         ("GlobalAveragePool(d)", 14),  # reads 52 MB
         ("InstanceNormalization(d, s, t)", 50),  # reads 52 MB three times, writes them once
-        ("Conv<group=32>(d, u)", 110),  # writes 52 MB
-        ("Conv<group=32>(e, u)", None),  # unknown sizes
+        ("Conv<group=16>(d, u)", 110),  # writes 52 MB
+        ("Conv<group=16>(e, u)", None),  # unknown sizes
     ],
 )
 def test_a_network_takes_what_its_other_nodes_take(node: str, least_us: float | None, tmp_path: Path) -> None:
-    values = halves(w=(64, 32, 1, 1), k=(64,), u=(32, 1, 3, 3), s=(32,), t=(32,))
+    values = halves(w=(64, 32, 1, 1), k=(64,), u=(32, 2, 3, 3), s=(32,), t=(32,))
     inputs = {"b": "1,32,40,40", "d": "1,32,904,904", "e": "1,32,H,40"}
     alone, both = (
         graph(f"c = Conv(b, w, k) x = Relu(c) {more}", values, dtype="float16", outputs=outputs, inputs=inputs)

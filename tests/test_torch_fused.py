@@ -118,6 +118,23 @@ def test_quantised_nodes_are_kernel_calls(
         assert float((made - want).abs().max() / want.abs().max()) < (1e-4 if number is INT8 else 2e-3)
 
 
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+def test_depthwise_nodes_of_different_widths_are_kernel_calls(
+    layout: str, functions: bool, reference_kernels: list[str], tmp_path: Path
+) -> None:
+    values = weights(dtype="float16", w=(24, 1, 3, 3), k=(24,), u=(16, 24, 1, 1), v=(16, 1, 5, 5))
+    body = "x = Conv<group=24>(i, w, k) a = Relu(x) b = Conv(a, u) d = Conv<group=16,strides=[2,1]>(b, v) y = Relu(d)"
+    model = graph(body, values, inputs={"i": "1,24,12,9"}, dtype="float16")
+    _, patched = run_patch(model, tmp_path, functions=functions, layout=layout)
+    assert patched is not None
+    program, function, inputs = kernel_program(patched)
+    (made,) = function(*inputs)
+    assert program.notes == [] and reference_kernels == ["CuteDepthwiseConcatConv1Relu"] * 2
+    for want in (on_cpu(model)()["y"], on_cpu(patched)()["y"]):
+        assert made.shape == want.shape and float((made - want).abs().max() / want.abs().max()) < 4e-3
+
+
 def test_a_kernel_call_is_a_plugin_layer_with_its_arithmetic(reference_kernels: list[str], tmp_path: Path) -> None:
     from cutefuse.engines.pytorch.files import describe
     from cutefuse.engines.pytorch.layers import Layer

@@ -248,6 +248,19 @@ def test_the_image_of_a_network_is_read_as_it_is_given(stub: Any, laid: Any, in_
     assert (stub.calls[0]["inputs"][0] == x.data_ptr()) == in_place
 
 
+@pytest.mark.parametrize("channels", [16, 19])
+def test_a_depthwise_filter_has_a_column_for_each_channel(stub: Any, channels: int) -> None:
+    from cutefuse.operators.conv_form import Form
+
+    inputs, _, values, _ = conv_args(channels, K=channels)
+    w = torch.randn(channels, 1, 3, 3).half()
+    inputs[1] = w.reshape(channels, 9).t().contiguous()
+    (y,) = torch.ops.cutefuse.packed_conv(inputs, Form(1, "Relu", depthwise=True).op_type, *values)
+    want = torch.relu(torch.conv2d(inputs[0].float(), w.float(), inputs[2], padding=1, groups=channels))
+    torch.testing.assert_close(y.float(), want, rtol=2e-3, atol=2e-3)
+    assert (stub.calls[0]["inputs"][0] == inputs[0].data_ptr()) == (channels % 8 == 0)
+
+
 # ------------------------------------------------------------------------------------------------- what is refused
 
 

@@ -1,4 +1,5 @@
-"""Concat -> Conv -> [BatchNormalization, Mul, Add] -> [activation] as one convolution over several tensors."""
+"""Concat -> Conv -> [BatchNormalization, Mul, Add] -> [activation] as one convolution over several tensors; a depthwise
+Conv over one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from onnx import FunctionProto, TensorProto
 
 from cutefuse.kernels import Call
 from cutefuse.operators import conv_body, conv_call, conv_cases, conv_form, conv_math
-from cutefuse.operators.conv_form import AFTER, BEFORE, Source
+from cutefuse.operators.conv_form import AFTER, BEFORE, GROUP, Source
 from cutefuse.operators.op import Case, Cost, FusedOp, body_of
 
 ATTRS = [
@@ -36,6 +37,8 @@ class ConcatConv(FusedOp):
         self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
     ) -> FunctionProto:  # fmt: skip
         form, body = conv_form.form_of(op_type), body_of(opset, dtype, calls)
+        if form.depthwise:
+            body.calls = [{**attrs, GROUP: attrs["channels"]} for attrs in body.calls]
         if calls:
             must = self.must_agree(opset)
             assert all(body.agreed(name) for name in must), "calls that differ need bodies of their own"
@@ -56,22 +59,26 @@ class ConcatConv(FusedOp):
         if form.view:
             xs = [conv_body.view(body, x, i, form.sources, calls) for i, x in enumerate(xs)]
             z = [conv_body.residual(body, v, w, form.sources, calls) for v in z]
-        filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
+        if form.depthwise:
+            filters = conv_body.unpack_depthwise(body, w)
+        else:
+            filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
         concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
         concat = conv_body.pre_activate(body, concat, *others) if form.pre_activated else concat
         b = b if widen else body.cast_like(b, xs[0])
 
         def convolved(filters: str, b: str) -> str:
-            y = conv_body.convolve(body, concat, filters, b)
+            y = conv_body.convolve(body, concat, filters, b, form.depthwise)
             y = body.add("Add", y, *z) if form.residual == BEFORE else y
             y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
             y = body.add("Add", y, *z) if form.residual == AFTER else y
             y = conv_body.from_nchw(body, y)
             return body.cast_like(y, like, dtype) if widen else y
 
+        declared = [*ATTRS, GROUP] if form.depthwise else ATTRS
         # A convolution for each output, as the model had: a Split of their images would be a copy.
         parts = (body.split(v, "output_channels", form.outputs, axis=0) for v in (filters, b))
-        return body.finish(op_type, formals, list(map(convolved, *parts)), ATTRS)
+        return body.finish(op_type, formals, list(map(convolved, *parts)), declared)
 
     def cases(self) -> list[Case]:
         return conv_cases.cases()
@@ -96,16 +103,17 @@ class ConcatConv(FusedOp):
             width = first[0] + sizes["K"] + sizes.get("after", 0)
             residual = Source((sizes["N"], width, rows, columns), sizes["K"], first[0])
         return conv_call.make_call(
-            form, sources, outputs or (sizes["K"],), geometry, dtype, params, residual=residual,
-            image_dtype=sizes.get("image", ""),
+            form, sources, outputs or (sizes["C"] if form.depthwise else [sizes["K"]]), geometry, dtype, params,
+            residual=residual, image_dtype=sizes.get("image", ""),
         )  # fmt: skip
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
         form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
         values = [rng.standard_normal(t.dims) for t in call.inputs]
-        channels, shape, filters = attrs["channels"], attrs["kernel_shape"], call.inputs[form.sources].dims[0]
-        w = rng.standard_normal((filters, sum(channels), *shape)) / math.sqrt(sum(channels) * math.prod(shape))
-        values[form.sources] = conv_math.pack(w, channels)
+        channels, shape, filters = attrs["channels"], attrs["kernel_shape"], call.inputs[form.sources + 1].dims[0]
+        seen = 1 if form.depthwise else sum(channels)
+        w = rng.standard_normal((filters, seen, *shape)) / math.sqrt(seen * math.prod(shape))
+        values[form.sources] = conv_math.pack_depthwise(w) if form.depthwise else conv_math.pack(w, channels)
         return values
 
     def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -132,7 +140,8 @@ class ConcatConv(FusedOp):
         sizes = [
             n * conv_call.ELEMENT_BYTES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)
         ]
-        return Cost(2 * y * sum(attrs["channels"]) * math.prod(attrs["kernel_shape"]), sum(sizes))
+        seen = 1 if form.depthwise else sum(attrs["channels"])
+        return Cost(2 * y * seen * math.prod(attrs["kernel_shape"]), sum(sizes))
 
     def title(self, call: Call) -> str:
         form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
@@ -141,7 +150,7 @@ class ConcatConv(FusedOp):
         outputs = "|".join(str(t.dims[1]) for t in call.outputs)
         size = "x".join("?" if d < 0 else str(d) for d in call.outputs[0].dims[2:])
         tail = {BEFORE: f"add {form.suffix}".strip(), AFTER: f"{form.suffix} add", "": form.suffix or "linear"}
-        before = "relu " if form.pre_activated else ""
+        before = "relu " if form.pre_activated else "depthwise " if form.depthwise else ""
         return f"{before}{'+'.join(sources)}->{outputs} {r}x{s} @{size} {tail[form.residual]}"
 
 

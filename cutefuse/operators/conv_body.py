@@ -8,6 +8,7 @@ from typing import Any
 from cutefuse.graph.body import LAST, Body
 from cutefuse.kernels import Call, Tensor
 from cutefuse.operators import layouts
+from cutefuse.operators.conv_form import GROUP
 from cutefuse.operators.conv_math import CHANNEL_BLOCK, blocks
 
 
@@ -23,6 +24,11 @@ def unpack(body: Body, w: str, count: int, xs: Sequence[str] = ()) -> str:
     else:
         filters = _without_pads(body, w if _is_pointwise(body) else _filters(body, w), channels or ())
     return _plain(body, filters) if _is_pointwise(body) else filters
+
+
+def unpack_depthwise(body: Body, w: str) -> str:
+    """The depthwise filter [C, 1, R, S] from its packed matrix [R * S, C]."""
+    return body.add("Reshape", body.add("Transpose", w, perm=[1, 0]), _shape(body, 0, 1))
 
 
 def _has_pads(body: Body) -> bool:
@@ -91,10 +97,10 @@ def _reshaped(body: Body, filters: str, front: Sequence[int]) -> str:
     return body.add("Reshape", filters, body.constant(front) if _is_pointwise(body) else _shape(body, *front))
 
 
-def convolve(body: Body, x: str, filters: str, bias: str) -> str:
-    """Conv of x with the pads, strides and dilations of the call.
+def convolve(body: Body, x: str, filters: str, bias: str, depthwise: bool = False) -> str:
+    """Conv of x with the pads, strides and dilations of the call, and with its `group` where it is depthwise.
 
-    Of its attributes TensorRT's parser resolves a reference in `pads` alone. Where calls differ in the stride, every
+    Of the other attributes TensorRT's parser resolves no reference. Where calls differ in the stride, every
     position is computed and a Slice takes the wanted ones; where they differ in the dilation, zeros go into the filter.
     """
     attrs: dict[str, Any] = {}
@@ -106,7 +112,8 @@ def convolve(body: Body, x: str, filters: str, bias: str) -> str:
     if "dilations" not in attrs:
         filters = _dilated(body, filters)
         attrs.pop("kernel_shape", None)
-    y = body.add("Conv", x, filters, bias, refs={"pads": "pads"}, **attrs)
+    refs = {"pads": "pads"} | ({"group": GROUP} if depthwise else {})
+    y = body.add("Conv", x, filters, bias, refs=refs, **attrs)
     if "strides" in attrs:
         return y
     return body.cut(y, [0, 0], [LAST, LAST], [2, 3], body.ints("strides"))

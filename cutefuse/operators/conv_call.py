@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -37,7 +38,7 @@ def _made(
     params: Sequence[tuple[str, float]], layout: int, residual: Source | None, image_dtype: str,
 ) -> Call:  # fmt: skip
     channels = [s.channels for s in sources]
-    sizes = conv_math.packed_sizes(channels, geometry.kernel_shape)
+    sizes = conv_math.packed_sizes(channels, geometry.kernel_shape, form.depthwise)
     size = conv_form.first_size(sources)
     rows, columns = (geometry.output_size(i, size[i]) for i in range(2))
     batch = next((s.dims[0] for s in sources if s.dims[0] >= 0), -1)
@@ -52,7 +53,8 @@ def _made(
     filters = sum(outputs)
     kind = (image_dtype or dtype, LINEAR) if form.image else (dtype, CHANNELS_LAST)
     inputs = [Tensor(s.dims, *kind) for s in sources]
-    inputs += [Tensor((filters, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
+    rows_of_filter = math.prod(geometry.kernel_shape) if form.depthwise else filters
+    inputs += [Tensor((rows_of_filter, sum(sizes)), dtype, LINEAR), Tensor((filters,), "float32", LINEAR)]
     inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if form.pre_activated else []
     added = residual.dims if residual else (batch, filters, rows, columns)
     inputs += [Tensor(added, dtype, CHANNELS_LAST)] if form.residual else []

@@ -56,6 +56,10 @@ def cases() -> list[Case]:
         _case("image", [3], "Silu", N=2, K=19, H=9, W=11, strides=(2, 1), image=True, dtypes=("float16", "bfloat16")),
         _case("float32_image", [4], "Relu", K=24, H=8, W=10, R=5, S=3, pads=(2, 1, 1, 0), dilations=(1, 2), image=True,
               given="float32", dtypes=("float16", "bfloat16")),
+        _case("mobilenet", [40], "HardSwish", N=2, K=40, H=15, W=13, R=5, S=5, strides=(2, 2), pads=(2, 2, 2, 2),
+              depthwise=True, dtypes=("float16", "bfloat16")),
+        _case("dilated_depthwise", [24], "Silu", N=3, K=24, H=8, W=11, pads=(2, 0, 1, 3), strides=(1, 2),
+              dilations=(1, 2), depthwise=True, dtypes=("float16", "bfloat16")),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
 
@@ -69,22 +73,25 @@ def _extended() -> Iterator[Case]:
         views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if form.view else {}
         parts = (8, 16, 8, 4)[: form.outputs]
         channels = (PRE_ACTIVATED if form.pre_activated else (3,) if form.image else CHANNELS)[:n]
-        dtypes = ("float16", "bfloat16") if form.image else ("float32", "float16", "bfloat16")
+        half = form.image or form.depthwise
+        dtypes = ("float16", "bfloat16") if half else ("float32", "float16", "bfloat16")
         yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,
                     K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, image=form.image, dtypes=dtypes,
-                    **views)  # fmt: skip
+                    depthwise=form.depthwise, **views)  # fmt: skip
 
 
 def _case(
     name: str, channels: list[int] | tuple[int, ...], suffix: str, *, K: int, H: int, W: int, N: int = 1, R: int = 3,
     S: int = 3, pads: tuple[int, ...] = (1, 1, 1, 1), dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16"),
     view: bool = False, residual: str = "", outputs: tuple[int, ...] = (), widths: tuple[int, ...] = (),
-    pre_activated: bool = False, after: int = 0, image: bool = False, given: str = "", **attrs: Any,
+    pre_activated: bool = False, after: int = 0, image: bool = False, given: str = "", depthwise: bool = False,
+    **attrs: Any,
 ) -> Case:  # fmt: skip
     """H and W are those of the convolution; `widths` are the channels of the tensors that hold the sources, `after` is
     how many channels the residual's tensor has behind those that are added. `given`: the type of an image, "" for the
     filter's."""
-    form = Form(len(channels), suffix, view, max(1, len(outputs)), residual, pre_activated=pre_activated, image=image)
+    form = Form(len(channels), suffix, view, max(1, len(outputs)), residual, pre_activated=pre_activated, image=image,
+                depthwise=depthwise)  # fmt: skip
     sizes: dict[str, int | str | list[int]] = {"N": N, "C": list(channels), "H": H, "W": W, "K": K, "R": R, "S": S}
     sizes |= {"widths": list(widths)} if widths else {}
     sizes |= {"after": after} if after else {}

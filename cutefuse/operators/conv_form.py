@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cutefuse import kernels
 
 BEFORE, AFTER = "before", "after"
+GROUP = "group"  # the attribute that a depthwise node has besides the operator's, for its body: its channels
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Form:
     quantised: sources and filter are int8 or float8; to_quantised: so is the output.
     pre_activated: each input channel is scaled and shifted and passes ReLU before the filter sees it.
     image: the source is what a network is given: NCHW or channels-last, in the filter's type or in float32.
+    depthwise: each channel has a filter of its own and makes one channel.
     """
 
     sources: int
@@ -31,6 +33,7 @@ class Form:
     to_quantised: bool = False
     pre_activated: bool = False
     image: bool = False
+    depthwise: bool = False
 
     @property
     def op_type(self) -> str:
@@ -54,6 +57,7 @@ def forms() -> dict[Form, str]:
         Form(
             v["sources"], v["activation"], v["view"], v["outputs"], v["residual"] or "", v["quantised"],
             v["quantised"] and "int8" in v["output_types"], v["pre_activated"], v["image"],
+            v["depthwise"],
         ): v["op_type"]
         for v in variants
     }  # fmt: skip

@@ -48,9 +48,16 @@ def blocks(channels: int) -> int:
     return -(-channels // CHANNEL_BLOCK)
 
 
-def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int]) -> list[int]:
+def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int], depthwise: bool = False) -> list[int]:
     """Filter columns per source."""
+    if depthwise:
+        return list(channels)
     return [blocks(c) * kernel_shape[0] * kernel_shape[1] * CHANNEL_BLOCK for c in channels]
+
+
+def pack_depthwise(w: np.ndarray) -> np.ndarray:
+    """Filter [C, 1, R, S] -> matrix [R * S, C]."""
+    return np.ascontiguousarray(w.reshape(len(w), -1).T)
 
 
 def pack(w: np.ndarray, channels: Sequence[int]) -> np.ndarray:
@@ -93,10 +100,13 @@ def seen(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
     """conv2d(concat(sources), filter) + bias in float64 for all K filters: no residual, no activation."""
-    attrs: dict[str, Any] = dict(call.attrs)
+    depthwise, attrs = form_of(call.op_type).depthwise, dict[str, Any](call.attrs)
     sources = seen(call, operands)
     packed, bias = operands[len(sources) : len(sources) + 2]
-    w = unpacked(packed, attrs["channels"], attrs["kernel_shape"])
+    if depthwise:
+        w = packed.T.reshape(-1, 1, *attrs["kernel_shape"])
+    else:
+        w = unpacked(packed, attrs["channels"], attrs["kernel_shape"])
     top, left, bottom, right = attrs["pads"]
     x = np.pad(np.concatenate(sources, axis=1), ((0, 0), (0, 0), (top, bottom), (left, right)))
     (sh, sw), (dh, dw) = attrs["strides"], attrs["dilations"]
@@ -105,7 +115,8 @@ def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
     for r in range(w.shape[2]):
         for s in range(w.shape[3]):
             tap = x[:, :, r * dh : r * dh + (p - 1) * sh + 1 : sh, s * dw : s * dw + (q - 1) * sw + 1 : sw]
-            y += np.tensordot(tap, w[:, :, r, s], axes=(1, 1))
+            one = w[:, :, r, s]
+            y += tap.transpose(0, 2, 3, 1) * one[:, 0] if depthwise else np.tensordot(tap, one, axes=(1, 1))
     return y.transpose(0, 3, 1, 2)
 
 

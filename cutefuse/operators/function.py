@@ -13,6 +13,7 @@ from cutefuse.graph.body import DOMAIN, PLUGIN_VERSION, TILE
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call, Tensor
 from cutefuse.operators import conv_call, operators
+from cutefuse.operators.conv_form import GROUP
 
 
 def graph_call(node: NodeProto, graph: Graph) -> Call:
@@ -40,6 +41,7 @@ def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
     for spec in kernels.operator_of(call.op_type)["attributes"]:  # all of them: TensorRT only warns about a missing one
         value = list(values[spec["name"]])
         found[spec["name"]] = value[0] if spec["max_count"] == 1 else value
+    found |= {GROUP: values["channels"][0]} if kernels.facts(call.op_type)["depthwise"] else {}
     return found | {"plugin_version": PLUGIN_VERSION, "plugin_namespace": DOMAIN}
 
 

@@ -132,16 +132,18 @@ def _joined(
             return None
         facts.append(read)
     known = [f for f in facts if f]
-    dtype, (K, C) = known[0].dtype, known[0].weight_dims[:2]
-    if any((f.dtype, f.weight_dims[:2]) != (dtype, (K, C)) for f in known) or (len(known) < len(facts) and K != C):
+    kinds = {(f.dtype, f.weight_dims[:2], f.depthwise) for f in known}
+    dtype, (K, C), depthwise = next(iter(kinds))
+    if len(kinds) > 1 or (len(known) < len(facts) and K != C and not depthwise):
         return None
+    itself = np.ones((K, 1)) if depthwise else np.eye(K)
     geometries = [f.geometry if f else _ITSELF for f in facts]
     geometry = _covering(geometries)
     if geometry is None:
         return None
     weight, bias = np.zeros((K, C, *geometry.kernel_shape)), np.zeros(K)
     for branch, own, g in zip(branches, facts, geometries, strict=True):
-        w, b = _filter(graph, own) if own else (np.eye(K)[:, :, None, None], np.zeros(K))
+        w, b = _filter(graph, own) if own else (itself[:, :, None, None], np.zeros(K))
         with np.errstate(all="ignore"):
             for step in branch.steps:
                 scale, shift = step.make()
@@ -158,7 +160,8 @@ def _joined(
     ]
     inputs = [source, *(t.name for t in stored)]
     node = helper.make_node("Conv", inputs, [output], name=chief.name)
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in geometry.attrs().items())
+    attrs = geometry.attrs() | ({"group": K} if depthwise else {})
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attrs.items())
     return node, stored
 
 

@@ -12,7 +12,9 @@ from cutefuse.select.compiled import Record
 
 DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 SCOPES = ("model", "sites")
-TAKES = ("single", "upsample", "ranges", "residual", "parallel", "pre_activation", "alone", "branches", "image")
+TAKES = (
+    "single", "upsample", "ranges", "residual", "parallel", "pre_activation", "alone", "branches", "image", "depthwise",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from onnx import NodeProto
@@ -66,9 +65,13 @@ class Model:
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
         self.shares = functools.cache(lambda name: record.of([name]) if record else {})
         self._named = {label(n): n for n in graph.nodes}
-        self.convolution_us = functools.cache(partial(convolution_us, device=device))
+        self.convolution_us = functools.cache(self._convolution_us)
         self._fused_us: dict[Hashable, float | None] = {}  # by what a call asks of the library
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
+
+    def _convolution_us(self, conv: Convolution) -> float:
+        """Time of the engine's own kernel."""
+        return self.engine.depthwise_us(self.device, conv) if conv.depthwise else convolution_us(conv, self.device)
 
     # ------------------------------------------------------------------------------------------------------- a site
     def own(self, site: Site, match: Match) -> Own:
@@ -120,13 +123,17 @@ class Model:
         dtype = site.cast_from or call.dtype
         N, _, P, Q = call.outputs[0].dims
         outputs = [t.dims[1] for t in call.outputs]
-        together = self.engine.merges_pointwise and r * s == 1
+        depthwise = bool(facts["depthwise"])
+        together = self.engine.merges_pointwise and r * s == 1 and not depthwise
         filters = [sum(outputs)] if together else outputs
-        convs = [
-            Convolution(N, sum(attrs["channels"]), first[2] * factor, first[3] * factor, K, P, Q, r * s, dtype)
-            for K in filters
-        ]
+        H, W = first[2] * factor, first[3] * factor
+        convs = [Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise) for K in filters]
+        if call.key not in self._fused_us:
+            self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
+        after_us = self._fused_us[call.key]
         before_us = sum(map(self.convolution_us, convs))
+        if depthwise and after_us is not None and not self.engine.fitted:  # no kernel of its own was timed
+            before_us = min(before_us, after_us)
         mergeable_us = before_us if together else 0.0
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
         activation, residual, anchor = str(facts["activation"]), facts["residual"], match.nodes[0]
@@ -141,9 +148,6 @@ class Model:
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
             before_us += self.device.copy_us(2 * self.plain.size_of(anchor.input[0]))
-        if call.key not in self._fused_us:
-            self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
-        after_us = self._fused_us[call.key]
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
         if not self.engine.timed:

@@ -74,10 +74,9 @@ def _computed_in(model: Model, node: NodeProto) -> str:
 def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -> float:
     x, w, y = (wiring.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
     size, taps = wiring.size_of(node.output[0]), w[2] * w[3]
-    if attribute(node, "group", 1) != 1:
-        us = model.device.depthwise_us(size, taps)
-    elif node.op_type == "Conv":
-        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[0], y[2], y[3], taps, dtype))
+    grouped = attribute(node, "group", 1) != 1  # taken for depthwise
+    if node.op_type == "Conv" or grouped:
+        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], y[1], y[2], y[3], taps, dtype, grouped))
     else:  # a product of each pixel with all taps
         us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
     after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from onnx import NodeProto
 
-from cutefuse.select.times import Device
+from cutefuse.select.times import Convolution, Device
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, POOLS, Engine, Input, Wiring, is_between
 
 _VECTOR = 8  # channels to which our pixels are padded
@@ -115,6 +115,9 @@ class TorchCompile(Engine):
         """Whether what an enlargement reads lies in a Concat of planes."""
         concats = wiring.concats_of(wiring.source(enlarged.input[0]))
         return any(self.in_planes(wiring, c) for c in concats if wiring.alive(c))
+
+    def depthwise_us(self, device: Device, conv: Convolution) -> float:
+        return device.depthwise_us(conv.output_bytes, conv.taps)
 
     def join_us(self, device: Device, size_bytes: float, sources: int) -> float:
         per_million_us = _JOIN_US + _JOIN_SOURCE_US * sources

@@ -163,6 +163,7 @@ class Convolution:
     Q: int
     taps: int  # R * S
     dtype: str
+    depthwise: bool = False  # each filter sees one channel
 
     @property
     def output_bytes(self) -> int:
@@ -171,7 +172,8 @@ class Convolution:
     @property
     def bytes_moved(self) -> int:
         """One read of the image and the filter, one write of the output."""
-        read = self.N * self.C * self.H * self.W + self.K * self.C * self.taps
+        seen = 1 if self.depthwise else self.C
+        read = self.N * self.C * self.H * self.W + self.K * seen * self.taps
         return read * ELEMENT_BYTES[self.dtype] + self.output_bytes
 
 
@@ -209,6 +211,8 @@ def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
     found = None if tile is None else kernels.predicted_us(replace(asked, config=tile, _keep=[]))
     if found is None or device.sm == _FITTED:
         return found
-    slower = _MMA_SYNC_SHARE * device_of(_FITTED).rate("float16") / device.rate("float16")
+    depthwise = kernels.facts(call.op_type)["depthwise"]  # by no tensor core
+    share, kind = (1.0, "") if depthwise else (_MMA_SYNC_SHARE, "float16")
+    slower = share * device_of(_FITTED).rate(kind) / device.rate(kind)
     # A faster peak than Hopper's is tcgen05's (B200), which these kernels cannot reach.
     return max(found * max(slower, 1.0), device.pass_us(bytes_moved))

@@ -17,7 +17,7 @@ from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.answer import Match
 from cutefuse.match.conv.image import IMAGE
 from cutefuse.select.tally import Tally
-from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Device, device_of
+from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Convolution, Device, device_of
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -113,6 +113,10 @@ class Engine:
                 return device.pass_us(sum(read) + size_of(node.output[0]))
             return device.move_us(sum(read[1:]))
         return 0.0
+
+    def depthwise_us(self, device: Device, conv: Convolution) -> float:
+        """Time of its own kernel for a depthwise convolution."""
+        return device.pass_us(conv.bytes_moved)
 
     def join_us(self, device: Device, size_bytes: float, sources: int) -> float:
         """Time of a Concat of so many bytes by itself."""

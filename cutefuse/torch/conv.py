@@ -59,7 +59,7 @@ class Attributes:
 
     def call_attrs(self) -> dict[str, Any]:
         """As kernels.Call takes them."""
-        sizes = conv_math.packed_sizes(self.lists["channels"], self.lists["kernel_shape"])
+        sizes = conv_math.packed_sizes(self.lists["channels"], self.lists["kernel_shape"], self.form.depthwise)
         return {**self.lists, "packed_sizes": sizes, **{k: [v] for k, v in self.numbers.items()}}
 
     def outputs(self, inputs: Sequence[Tensor]) -> list[tuple[Any, int, Any, Any]]:
@@ -73,7 +73,7 @@ class Attributes:
             raise CutefuseError(f"packed_conv: the source has {inputs[0].dim()} axes; give images of 4, N C H W")
         N, _, *size = inputs[0].shape
         P, Q = (self.geometry.positions(axis, d * self.lists["upsample"][0]) for axis, d in enumerate(size))
-        split = self.lists["output_channels"] if self.form.outputs > 1 else [inputs[self.form.sources].shape[0]]
+        split = self.lists["output_channels"] if self.form.outputs > 1 else [inputs[self.form.sources + 1].shape[0]]
         return [(N, K, P, Q) for K in split]
 
 
@@ -101,8 +101,12 @@ def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
         joined = torch.relu(joined * scale + shift)
     top, left, bottom, right = lists["pads"]
     x = F.pad(joined, (left, right, top, bottom))
-    w = _unpacked(packed.to(wide), lists["channels"], lists["kernel_shape"])
-    z = F.conv2d(x, w, bias.to(wide), lists["strides"], 0, lists["dilations"])
+    groups = lists["channels"][0] if form.depthwise else 1
+    if form.depthwise:
+        w = packed.to(wide).t().reshape(groups, 1, *lists["kernel_shape"])
+    else:
+        w = _unpacked(packed.to(wide), lists["channels"], lists["kernel_shape"])
+    z = F.conv2d(x, w, bias.to(wide), lists["strides"], 0, lists["dilations"], groups)
     z = z + residual[0] if form.residual == BEFORE else z
     z = activate(z, form.suffix, given.numbers["alpha"], given.numbers["lo"], given.numbers["hi"])
     z = z + residual[0] if form.residual == AFTER else z
@@ -238,4 +242,4 @@ class PackedConv(nn.Module):
         return made if self.form.outputs > 1 else made[0]
 
     def extra_repr(self) -> str:
-        return f"{self.op_type}, {'+'.join(map(str, self.lists['channels']))}->{self.packed.shape[0]}"
+        return f"{self.op_type}, {'+'.join(map(str, self.lists['channels']))}->{self.bias.shape[0]}"

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, fx
 
 from cutefuse.graph.read import ELEM_TYPES, attribute
+from cutefuse.match.conv.read import GROUPS
 
 OPSET, IR_VERSION = 20, 10
 FOREIGN = "torch"
@@ -70,7 +71,7 @@ class Skeleton:
                 continue
             group = attribute(node, "group", 1)
             if node.op_type == "Conv" and group != 1:
-                found[node.name] = f"it has {group} groups; only group=1 can be fused"
+                found[node.name] = f"it has {group} groups; {GROUPS}"
             elif node.op_type == "Conv":
                 found[node.name] = "nothing stands around it that could be fused with it"
             else:

@@ -32,6 +32,7 @@ from cutefuse.operators.conv_form import Form, Source, most_outputs, most_source
 from cutefuse.operators.layouts import HWC8
 
 RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
+DEPTHWISE = "depthwise"
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,9 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
-    seen = [views.see_through(graph, p) for p in plain]
+    seen = plain if facts.depthwise else [views.see_through(graph, p) for p in plain]
     images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
-    shape = partial(shape_of, graph, node.output[0], images)
+    shape = None if facts.depthwise else partial(shape_of, graph, node.output[0], images)  # it takes no residual
     chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape)
 
     def rejected(operands: Sequence[Operand]) -> str | None:
@@ -198,7 +199,7 @@ def _call(
     sources = [o.source for o in operands]
     residual = added.source if added else None
     view = any(s.is_view for s in (*sources, *([residual] if residual else [])))
-    form = Form(len(sources), chain.suffix, view, 1, chain.when)
+    form = Form(len(sources), chain.suffix, view, 1, chain.when, depthwise=facts.depthwise)
     outputs = facts.weight_dims[:1]
     return make_call(form, sources, outputs, facts.geometry, facts.dtype, chain.params, layout, residual)
 
@@ -220,6 +221,7 @@ def _built(
     takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
     if not site.concats:
         takes |= {SINGLE} if takes or not chain.is_empty else {SINGLE, ALONE}
+    takes |= {DEPTHWISE} if facts.depthwise else set()
     notes = [n for o in read for n in o.notes] + ([chain.note] if chain.note else [])
     return Match(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
@@ -239,7 +241,7 @@ def _filter_and_bias(folded: conv_facts.Folded, sources: Sequence[Source], call:
 def merge_key(found: Match) -> Hashable | None:
     """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
     form = conv_form.form_of(found.call.op_type)
-    if form.residual or form.outputs > 1 or form.pre_activated or form.image:
+    if form != Form(form.sources, form.suffix, form.view):
         return None
     attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
     return found.call.op_type, found.inputs[: form.sources], attrs, found.call.dtype

@@ -12,9 +12,10 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.match.after import Affine
 from cutefuse.match.answer import Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
-from cutefuse.operators.conv_math import Geometry, pack
+from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
+GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
 EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
 MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has more
@@ -45,6 +46,7 @@ class Facts:
     bias: str
     sources: tuple[tuple[int, int, int, int], ...]
     geometry: Geometry
+    depthwise: bool = False
 
 
 def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refusal | None:
@@ -188,13 +190,17 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     if dtype not in DTYPES:
         return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(DTYPES)} can be fused, convert the model")
     K, C, R, S = weight_dims
-    if (group := attribute(conv, "group", 1)) != 1:
-        return no(f"the Conv has {group} groups; only group=1 can be fused")
+    group = attribute(conv, "group", 1)
+    depthwise = group != 1 and (group, 1) == (K, C)
+    if group != 1 and not depthwise:
+        return no(f"the Conv has {group} groups; {GROUPS}")
+    if depthwise and dtype == "float32":
+        return no("the filter is float32; depthwise ones can be fused in float16 and bfloat16, convert the model")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
         return no(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the filter's {R}x{S}; repair the model")
     if bias and _constant_type(graph, bias) != ((K,), dtype):
         return no(f"the bias is not a {dtype} vector of the filter's {K} outputs; repair the model")
-    sources = source_dims(graph, site, C)
+    sources = source_dims(graph, site, C * group)
     if isinstance(sources, str):
         return no(sources)
     for name in site.sources:
@@ -203,7 +209,9 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
-    return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry)
+    if depthwise and site.concats:
+        return no("a depthwise Conv is fused without its Concat")
+    return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry, depthwise)
 
 
 def _constant_type(graph: Graph, tensor: str) -> tuple[tuple[int, ...], str | None]:
@@ -341,7 +349,8 @@ class Folded:
     def packed(self, channels: Sequence[int]) -> np.ndarray:
         """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
-        return pack(self._filter(scale).astype(numpy_type(self._facts.dtype)), channels)
+        w = self._filter(scale).astype(numpy_type(self._facts.dtype))
+        return pack_depthwise(w) if self._facts.depthwise else pack(w, channels)
 
     def bias(self) -> np.ndarray:
         """The bias vector [K] in float32, zeros when the convolution has none."""

@@ -156,7 +156,8 @@ def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
 
 
 def _plugin_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
-    """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest]; row norms by volume.
+    """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest], depthwise as
+    [R * S][K]; row norms by volume.
 
     The sources of a view may be parts of wider tensors: for them the padded channels count.
     """
@@ -169,11 +170,13 @@ def _plugin_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in (*sources, *layer.outputs)):
         return None
     filters = sum(t.dims[1] for t in layer.outputs)
-    packed = next((t.elements for t in rest if t.elements and len(t.dims) == 2 and t.dims[0] == filters), None)
+    axis = 1 if facts["depthwise"] else 0  # of the filters
+    packed = next((t.elements for t in rest if t.elements and len(t.dims) == 2 and t.dims[axis] == filters), None)
     elements = [t.elements for t in layer.outputs]
     channels = [t.dims[1] for t in sources]
     padded = sum(-(-c // 64) * 64 for c in channels)
     if not packed or not padded or None in elements:
         return None
     columns = packed / filters
-    return 2.0 * sum(e for e in elements if e) * (columns if facts["view"] else columns / padded * sum(channels))
+    products = columns if facts["view"] or facts["depthwise"] else columns / padded * sum(channels)
+    return 2.0 * sum(e for e in elements if e) * products

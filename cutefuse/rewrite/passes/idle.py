@@ -17,6 +17,7 @@ FORMS = {
     "residual": "is followed by the Add of a residual",
     "alone": "stands alone",
     "image": "reads the network's image",
+    "depthwise": "is depthwise",
 }
 
 

@@ -15,13 +15,15 @@ from cutefuse import kernels
 from cutefuse.engines.pytorch.onnx_ops.node import UnsupportedError
 from cutefuse.graph.body import TILE
 from cutefuse.operators import operators
+from cutefuse.operators.conv_form import GROUP
 from cutefuse.operators.function import body_for, call_of
 from cutefuse.torch.pixels import ALIGNMENT, as_given, as_pixels, empty_pixels, fusible, laid_out, padded, widened
 
 DOMAIN = "cutefuse"
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
          torch.int32: "int32", torch.float8_e4m3fn: "float8_e4m3fn"}  # fmt: skip
-_LOOKUP = ("plugin_version", "plugin_namespace")  # how TensorRT finds the plugin, no attributes of the operator
+# No attributes of the operator: how TensorRT finds the plugin, and what a depthwise node has for its body.
+_OTHERS = ("plugin_version", "plugin_namespace", GROUP)
 _count = itertools.count()
 _nodes: weakref.WeakValueDictionary[int, FusedNode] = weakref.WeakValueDictionary()
 
@@ -47,7 +49,7 @@ class FusedNode:
         self, name: str, op_type: str, attrs: dict[str, Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
         self.name, self.op_type = name, op_type
-        self.attrs = {k: v for k, v in attrs.items() if k not in _LOOKUP}
+        self.attrs = {k: v for k, v in attrs.items() if k not in _OTHERS}
         self.inputs, self.outputs = list(inputs), list(outputs)
         facts = kernels.facts(op_type)
         self.images = facts["kind"] == "convolution"  # read as NHWC pixels
