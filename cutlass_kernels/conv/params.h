@@ -28,8 +28,6 @@ struct BlockCut {
   std::int64_t blocks(int images) const { return std::int64_t(images) * down * across * filter_tiles; }
 };
 
-constexpr int kDepthwiseColumns = 4;  // outputs of a row that a thread computes at a time, 4 channels of each
-
 struct Params {
   Problem problem;
   void const *x[kMaxSources];  // at each source's first channel

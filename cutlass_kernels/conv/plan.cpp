@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "architecture.h"
-#include "conv/cost.h"
-#include "conv/depthwise.h"
+#include "conv/image.h"
 #include "conv/sm90/cost.h"
 
 // Declares the translation units of kernels that CMake lists.
@@ -79,7 +78,6 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
   std::int64_t const groups = ceil_div(stored_channels(p), kFinishChannels);
   std::int64_t const finished = std::int64_t(p.N) * p.P * p.Q * groups;
   state.main.blocks = output_tiles(tile, p) * params.splits;
-  if (tile.depthwise) state.main.blocks = depthwise_blocks(tile, Target(call), params.cut, state.main.blocks);
   state.finish.blocks = (finished + kFinishThreads - 1) / kFinishThreads;
   state.main.early = starts_early(tile, p, Target(call));
   state.finish.early = can_start_early(call.sm);

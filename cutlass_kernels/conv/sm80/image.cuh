@@ -42,10 +42,10 @@ struct ImageTile {
   int n, row, column, filter;         // the first
   int rows, columns, filters, parts;  // how many exist; 32 columns at a time
 
-  __device__ __forceinline__ ImageTile(Problem const &p, BlockCut const &cut, int index = blockIdx.x) {
-    int const tile = index / cut.filter_tiles, down = tile / cut.across;
+  __device__ __forceinline__ ImageTile(Problem const &p, BlockCut const &cut) {
+    int const tile = blockIdx.x / cut.filter_tiles, down = tile / cut.across;
     n = down / cut.down;
-    filter = (index - tile * cut.filter_tiles) * cut.filters;
+    filter = (blockIdx.x - tile * cut.filter_tiles) * cut.filters;
     row = (down - n * cut.down) * cut.height, column = (tile - down * cut.across) * cut.width;
     rows = min(cut.height, p.P - row), columns = min(cut.width, p.Q - column), filters = min(cut.filters, p.K - filter);
     parts = ceil_div(columns, 32);
