@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from calibration import convolutions, networks, tiles
+from calibration import convolutions, depthwise, networks, tiles
 from calibration.rows import SM
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.kernels import reject_device
@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         if reason := reject_device(SM):
             raise CutefuseError(f"{reason}; the rows are an H200's: build the library with ARCHS=90a or ARCHS=none")
-        parts = [("Kernels", convolutions), ("Tiles", tiles), ("Networks", networks)]
-        for title, part in parts[: 2 if args.no_networks else 3]:
+        parts = [("Kernels", convolutions), ("Tiles", tiles), ("Depthwise tiles", depthwise), ("Networks", networks)]
+        for title, part in parts[: 3 if args.no_networks else 4]:
             print(f"== {title}")
             for line in part.report():
                 print(line, flush=True)

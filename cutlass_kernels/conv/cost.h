@@ -47,7 +47,7 @@ bool can_start_early(std::int32_t sm);
 
 // Whether the main kernel should. Its blocks then crowd onto the multiprocessors that are free at that moment, as many
 // on each as fit. That does no harm where an even spread needs as many, or where the kernel is so small that several
-// such kernels leave multiprocessors free.
+// such kernels leave multiprocessors free. Depthwise tiles count with it where they are cut.
 bool starts_early(Tile const &tile, Problem const &p, Target const &target);
 
 // Predicted microseconds inside a network, where operands lie in the L2 cache; every size is known. Tiles are ranked by

@@ -17,22 +17,23 @@ int instructions(Problem const &p) {
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
   bool const unrolled = p.dilation_w == 1 && p.stride_w <= 2 && (p.S == 3 || p.S == 5 || (p.S == 7 && p.stride_w == 1));
   int const pixels = unrolled ? (kDepthwiseColumns - 1) * p.stride_w + p.S : 2 * kDepthwiseColumns * p.S;
-  return p.R * (p.S * (4 * kDepthwiseColumns + 5) + 5 * pixels + 15) + (clamps ? 78 : 153);
+  return p.R * (p.S * (4 * kDepthwiseColumns + 5) + 5 * pixels + 15) + (clamps ? 217 : 345);
 }
 
-// Microseconds of a launch whose blocks share `sm_count` multiprocessors: in waves, each as long as one block takes, or
-// longer where instructions or copies of many blocks compete. calibration/depthwise.py fits the constants.
+// Microseconds of a launch: in waves, each as long as a block takes, or longer where instructions and copies of many
+// blocks compete. Blocks that start early crowd onto the multiprocessors that are free first, as many as fit.
+// calibration/depthwise.py fits the constants.
 double length_us(Problem const &p, BlockCut const &cut, std::int64_t blocks, int sm_count) {
-  constexpr double kBlockUs = 0.88, kSeveralWarpsUs = 0.67, kAloneNs = 1.79, kSharedNs = 0.193;
-  constexpr double kBytesOfUs = 31e3, kHalfLines = 0.765, kStartUs = 0.187;
+  constexpr double kStartUs = 0.204, kBlockUs = 1.274, kCopyNsOfByte = 0.072e-3, kAloneNs = 1.152e-3;
+  constexpr double kBytesOfUs = 41.7e3, kHalfLines = 0.687, kSharedNs = 0.179e-3, kTurnUs = 0.274;
   int const items = cut.height * (cut.width / kDepthwiseColumns) << cut.shift;  // of a thread
-  int const rounds = ceil_div(items, kThreads), warps = ceil_div(items, 32);
-  double const work = instructions(p) * 1e-3;
-  double const block_us = kBlockUs + (warps > 1 ? kSeveralWarpsUs : 0) + rounds * work * kAloneNs;
-  int const resident = std::clamp((228 << 10) / (cut.shared_bytes + 1024), 1, kBlocks);
-  double const waves = std::ceil(double(blocks) / (sm_count * resident)), on_sm = std::ceil(double(blocks) / sm_count);
-  double const copy_us = cut.pixels_bytes() / (cut.filters < 32 ? kBytesOfUs * kHalfLines : kBytesOfUs);
-  return std::max(waves * block_us, on_sm * (warps * work * kSharedNs + copy_us + kStartUs));
+  int const resident = std::clamp((228 << 10) / (cut.shared_bytes + 3072), 1, kBlocks), bytes = cut.pixels_bytes();
+  double const waves = std::ceil(double(blocks) / (sm_count * resident));
+  double const on_sm = std::max(double(std::min<std::int64_t>(resident, blocks)), std::ceil(double(blocks) / sm_count));
+  double const alone_us = kBlockUs + bytes * kCopyNsOfByte + ceil_div(items, kThreads) * instructions(p) * kAloneNs;
+  double const copy_us = bytes / (cut.filters < 32 ? kBytesOfUs * kHalfLines : kBytesOfUs);
+  double const turn_us = ceil_div(items, 32) * instructions(p) * kSharedNs + copy_us + kTurnUs;
+  return kStartUs + std::max(waves * alone_us, on_sm * turn_us);
 }
 
 }  // namespace

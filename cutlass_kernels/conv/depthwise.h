@@ -13,7 +13,7 @@ BlockCut depthwise_cut(Problem const &p);
 // As obstacle_of, which calls it.
 char const *obstacle_to_depthwise(Problem const &p);
 
-// As sm80_us, from the start of the kernel's blocks on.
+// As sm80_us, of a kernel that starts early.
 double depthwise_us(Problem const &p, int sm_count);
 
 }  // namespace cutefuse::conv
