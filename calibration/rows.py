@@ -103,12 +103,12 @@ def tile_sets() -> dict[str, list[tuple[str, Call, Tiles]]]:
     sets["float16, benchmark shapes"] = [
         (name, call_of(known[name]), tiles) for (name,), tiles in _tiles("tiles_h200.csv").items()
     ]
-    sets["float16, images and wide early maps"] = [
+    sets["float16, images"] = [
         (name, call_of(known[name]), tiles) for (name,), tiles in _tiles("tiles_images_h200.csv").items()
     ]
-    sets["float16, random layers"] = [
-        (" ".join(layer), _random_call(layer), tiles) for layer, tiles in _tiles("random_layers_h200.csv").items()
-    ]
+    for title, name in (("random layers", "random"), ("early layers of few channels", "early")):
+        layers = _tiles(f"{name}_layers_h200.csv")
+        sets[f"float16, {title}"] = [(" ".join(layer), _random_call(layer), tiles) for layer, tiles in layers.items()]
     near = [(row["shape"], _near_call(row), dict.fromkeys(row["near"].split(), 1.0)) for row in read("near_h200.csv")]
     sets["float16, enlarged, odd and pre-activated sources"] = near
     for (dtype, scales, name), tiles in _tiles("tiles_8bit_h200.csv").items():

@@ -42,11 +42,11 @@ def test_the_outcome_tells_both_errors_and_both_values() -> None:
 def test_every_file_of_recorded_rows_is_read() -> None:
     sets = rows.tile_sets()
     read = {name: len(rows.read(name)) for name in ("tiles_h200.csv", "random_layers_h200.csv", "tiles_8bit_h200.csv")}
-    assert all(count > 1000 for count in read.values()) and len(sets) == 9
+    assert all(count > 1000 for count in read.values()) and len(sets) == 10
     assert all(times_us and min(times_us.values()) > 0 for shapes in sets.values() for _, _, times_us in shapes)
     assert {p.name for p in rows.DATA.iterdir()} == {
         *read, *convolutions.FILES, "networks_h200.csv", "near_h200.csv", "tiles_int8_ordered_h200.csv",
-        "tiles_images_h200.csv", "depthwise_h200.csv",
+        "tiles_images_h200.csv", "early_layers_h200.csv", "depthwise_h200.csv",
     }  # fmt: skip
     assert all(len(rows.site_rows(name)) > 200 for name in convolutions.FILES)
 

@@ -6,7 +6,7 @@
 namespace cutefuse::conv {
 namespace {
 
-constexpr int kMostChannels = 8;                 // the kernel takes 32, but what more than 8 cost is not modelled
+constexpr int kMostChannels = 32, kMostOfImage = 8;
 constexpr int kMostShared = 80 << 10;            // of a block: two fit where a multiprocessor has the most
 constexpr int kWidth = 32;                       // outputs of a row that a warp computes at a time: a part
 constexpr int kMostAcross = 5, kMostRounds = 4;  // parts of a block in a row; parts of each of its warps
@@ -53,21 +53,26 @@ BlockCut image_cut(Tile const &tile, Problem const &p) {
 
 char const *obstacle_to_image(Tile const &tile, Problem const &p) {
   if (p.sources > 1 || p.outputs > 1 || p.residual != Residual::kNone) return "several sources, outputs or a residual";
-  if (p.C[0] > kMostChannels) return "more than 8 channels";
+  if (p.C[0] > (is_image(p) ? kMostOfImage : kMostChannels)) return "this many channels";
   return image_cut(tile, p).height > 0 ? nullptr : "filters or strides this large";
 }
 
 double image_us(Tile const &tile, Problem const &p, int sm_count) {
-  constexpr double kCopyUs = 3.0;      // of the first pixels and filters
-  constexpr double kActivationUs = 5;  // of 16 filters by exponentials, whose latency the other warps hide
-  constexpr int kSchedulers = 4;       // of a multiprocessor
+  constexpr double kCopyUs = 2.0, kCopyNsOfByte = 0.018;  // of the first pixels and filters; of each block's pixels
+  constexpr double kActivationUs = 3.3;  // of 16 filters by exponentials, whose latency the other warps hide
+  constexpr double kConflictNs = 25;     // of a step, where lanes' pixels share a bank, for each that waits
+  constexpr int kSchedulers = 4;         // of a multiprocessor
   BlockCut const cut = image_cut(tile, p);
   Activation const kind = p.activation;
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
   double const activation_us = clamps ? 0 : cut.filters / 16 * kActivationUs / (tile.blocks_per_sm * tile.warps_m);
-  double const part_us = cut.steps * cut.filters * tile.channel_ns * 1e-3 + tile.block_us + activation_us;
+  int const conflicts = std::clamp(BlockCut::kUnitBytes * p.stride_w << cut.shift, 32, 128) / 32 - 1;
+  double const step_us = (cut.filters * tile.channel_ns + conflicts * kConflictNs) * 1e-3;
+  double const part_us = cut.steps * step_us + tile.block_us + activation_us;
   double const parts = double(cut.blocks(p.N)) * cut.height * cut.width / kWidth;
-  return kCopyUs + std::max(1.0, parts / (kSchedulers * sm_count)) * part_us;
+  double const on_sm = std::max(1.0, double(cut.blocks(p.N)) / sm_count);
+  return kCopyUs + on_sm * cut.pixels_bytes() * kCopyNsOfByte * 1e-3 +
+         std::max(1.0, parts / (kSchedulers * sm_count)) * part_us;
 }
 
 }  // namespace cutefuse::conv

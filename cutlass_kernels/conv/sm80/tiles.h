@@ -42,7 +42,7 @@ struct Tile {
   bool float8;         // multiplies float8, and nothing else
   bool few_channels;   // takes one source of at most a vector of channels alone: a k-tile is as many taps as vectors
   bool depthwise;      // takes depthwise convolutions alone (depthwise.cuh)
-  bool image;          // takes an image of at most 8 channels alone, in pixels of any stride (image.cuh)
+  bool image;          // takes a source of at most 32 channels alone, in pixels of any stride (image.cuh)
   constexpr bool takes(Type type) const { return type_bytes == size_of(type) && float8 == (type == Type::kFloat8); }
   constexpr std::uint32_t needs() const { return float8 ? kFloat8Mma : kNoFeature; }
   constexpr bool has_cut() const { return image || depthwise; }  // its blocks are cut for each problem
