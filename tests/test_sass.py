@@ -34,6 +34,7 @@ REQUIRED = {
     "conv_sm80INS0_4Sm80Ia": {"LDGSTS", "LDSM", "IMMA", "STG"},
     "conv_finishI": {"LDG", "STG"},
     "conv_sm80_imageI": {"LDGSTS", "LDS", "HMMA", "STG"},
+    "conv_sm80_depthwiseI": {"LDGSTS", "LDS", "FFMA", "STG"},
     **{
         f"conv_sm90_{loads}I{type}": {"UTMALDG", product}
         for loads in ("im2colINS0_10Sm90Im2col", "haloINS0_8Sm90Halo", "smallINS0_9Sm90Small")
