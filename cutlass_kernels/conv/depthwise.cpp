@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 128, kBlocks = 4;  // of a multiprocessor, where its shared memory holds so many
 constexpr int kMostShared = 96 << 10;       // of a block: every GPU has as much
 constexpr int kMostShift = 4;               // 64 channels of a block: whole lines of 128 bytes
-constexpr int kMostRounds = 8;              // of a block's threads, kDepthwiseColumns outputs each
+constexpr int kMostRounds = 4;              // of a block's threads, kDepthwiseColumns outputs each
 
 // Instructions of a thread in a round. Rows of 3, 5 or 7 neighbouring taps have code of their own (depthwise.cuh).
 int instructions(Problem const &p) {
@@ -47,7 +47,9 @@ BlockCut depthwise_cut(Problem const &p) {
   double shortest = 0;
   int most = 1;
   while (most < kMostShift && 4 << most < p.K) ++most;
-  for (cut.shift = most; cut.shift >= 1 && (cut.shift >= most - 2 || best.height == 0); --cut.shift) {
+  // Fewer than 16 channels, or a quarter of the most, read too few bytes at a time.
+  int const fewest = std::max(std::min(most, 2), most - 2);
+  for (cut.shift = most; cut.shift >= 1 && (cut.shift >= fewest || best.height == 0); --cut.shift) {
     cut.filters = 4 << cut.shift, cut.filter_tiles = ceil_div(p.K, cut.filters);
     for (int across = 1; across <= parts; across = across < 4 ? across + 1 : across * 2) {
       cut.width = ceil_div(parts, across) * kDepthwiseColumns, cut.across = ceil_div(Q, cut.width);
