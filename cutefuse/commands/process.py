@@ -6,7 +6,6 @@ The input is an ONNX model, an engine, or a folder of JSON files that were writt
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from cutefuse.engines import build as engine
 from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone, make_folder
 
 _ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
@@ -125,38 +124,30 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+@command_line
+def main(argv: list[str] | None = None) -> None:
     """`process_engine.py input outdir [trtexec options]`; without -b, -p, -d all three steps."""
     args, rest = make_parser().parse_known_intermixed_args(argv)
-
-    def command() -> int:
-        end_on_sigterm()
-        every = not (args.build_engine or args.profile_engine or args.draw_engine)
-        steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
-        words = [*args.trtexec, *rest]
-        if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
-            words, args.outdir = [str(args.outdir), *words], None
-        options = trtexec_options(words)
-        chosen = (("--backend", args.backend if args.backend != "auto" else ""), ("--sm", args.sm), ("--gpu", args.gpu))
-        again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
-        outdir = args.outdir or _usual_folder(args.input)
-        with json_alone(args.json) as show:
-            options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
-            say_idle(args, args.input, "" if args.print_only else "--print-only")
-            if args.input.suffix in (*_ONNX, *_ENGINES):
-                say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
-            page = process(
-                args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
-                args.print_only, args.trt_version,
-            )  # fmt: skip
-            show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
-            if page:
-                print(f"report: {page}")
-                next_step.after_process(args.input, outdir, again)
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    end_on_sigterm()
+    every = not (args.build_engine or args.profile_engine or args.draw_engine)
+    steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
+    words = [*args.trtexec, *rest]
+    if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
+        words, args.outdir = [str(args.outdir), *words], None
+    options = trtexec_options(words)
+    chosen = (("--backend", args.backend if args.backend != "auto" else ""), ("--sm", args.sm), ("--gpu", args.gpu))
+    again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
+    outdir = args.outdir or _usual_folder(args.input)
+    with json_alone(args.json) as show:
+        options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
+        say_idle(args, args.input, "" if args.print_only else "--print-only")
+        if args.input.suffix in (*_ONNX, *_ENGINES):
+            say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
+        page = process(
+            args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
+            args.print_only, args.trt_version,
+        )  # fmt: skip
+        show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
+        if page:
+            print(f"report: {page}")
+            next_step.after_process(args.input, outdir, again)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone, make_folder, write_json
 from cutefuse.profilers.kernels import contention, engines, ncu, nsys
 from cutefuse.profilers.kernels.cases import Problem, case_call, drive_command, known_cases, launcher, list_cases
@@ -66,33 +66,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
     """`cutefuse profile-kernels`: exit code 0, or 2 for what cannot be profiled."""
     args = _parser().parse_args(argv)
-
-    def command() -> int:
-        for option, value in (("--launches", args.launches), ("--inferences", args.inferences)):
-            if value < 1:
-                raise CutefuseError(f"{option} is {value}; give 1 or more")
-        if args.list:
-            with json_alone(args.json) as show:
-                known = known_cases(args.op)
-                show(known)
-                print(list_cases(known))
-            return 0
-        loads = [Load.of(text) for text in args.beside]
+    for option, value in (("--launches", args.launches), ("--inferences", args.inferences)):
+        if value < 1:
+            raise CutefuseError(f"{option} is {value}; give 1 or more")
+    if args.list:
         with json_alone(args.json) as show:
-            if loads:
-                found: Any = _beside(args, loads)
-            elif args.engine:
-                found = _engine(args)
-            else:
-                found = _variants_profiled(args)
-            if found is not None:
-                show(found)
+            known = known_cases(args.op)
+            show(known)
+            print(list_cases(known))
         return 0
-
-    return run_command(command)
+    loads = [Load.of(text) for text in args.beside]
+    with json_alone(args.json) as show:
+        if loads:
+            found: Any = _beside(args, loads)
+        elif args.engine:
+            found = _engine(args)
+        else:
+            found = _variants_profiled(args)
+        if found is not None:
+            show(found)
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------- variants

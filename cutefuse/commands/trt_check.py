@@ -33,7 +33,7 @@ from cutefuse.engines.compiled import read_layers
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.engines.tensorrt.api import Session
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
@@ -337,14 +337,11 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return 1 if any(c["status"] == FAILED for c in report["checks"]) else 0
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
     """Command line of `cutefuse trt-check`."""
     arguments = make_parser().parse_args(argv)
-
-    def command() -> int:
-        with json_alone(arguments.json) as show:
-            report = check(arguments.models, arguments.outdir)
-            show(report)
-        return exit_code(report)
-
-    return run_command(command)
+    with json_alone(arguments.json) as show:
+        report = check(arguments.models, arguments.outdir)
+        show(report)
+    return exit_code(report)
