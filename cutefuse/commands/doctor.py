@@ -203,7 +203,6 @@ def findings(model: Path | None = None) -> list[Finding]:
     found += check_layout(model) if model else []
     for name, option, advice in (
         ("nvcc", "--version", "needed to build kernels only"),
-        ("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own"),
         ("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
         ("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
     ):

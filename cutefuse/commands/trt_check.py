@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def loading_checks(smallest: Path) -> list[Check]:
 
 def _quietly(command: list[str], environment: Mapping[str, str] | None = None) -> tuple[str, dict[str, float]]:
     run_text(command, environment)
-    return trtexec.quote([part for part in command if "\n" not in part]), {}
+    return shlex.join([part for part in command if "\n" not in part]), {}
 
 
 def _polygraphy(model: Path, register: str) -> Check:

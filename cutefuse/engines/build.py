@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def build(
         tool = _trtexec(assume_version if dry_run else None)
         plugins.check_version(facts, sites, tool.version)
         command = trtexec.build_command(tool, model, files, words, libraries, facts.low_precision)
-        print(trtexec.quote(command))
+        print(shlex.join(command))
         if dry_run:
             return files
     make_folder(outdir)
@@ -110,7 +111,7 @@ def build(
         if kind == "trtexec":
             log = trtexec.run(command, files.build_log, timeout_s, f"building {_titled(files.engine, tool)}")
             _require(files.engine, files.build_log)
-            write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
+            write_json(files.build_metadata, {**build_metadata(log), "command": shlex.join(command)})
         elif kind == "torch":
             from cutefuse.engines.pytorch import files as torch_files
 
@@ -158,7 +159,7 @@ def profile(
     if kind == "trtexec":
         tool = _trtexec(assume_version if dry_run else None)
         command = trtexec.profile_command(tool, engine, files, words, libraries)
-        print(trtexec.quote(command))
+        print(shlex.join(command))
         if dry_run:
             return files
     make_folder(outdir)
@@ -166,7 +167,7 @@ def profile(
         if kind == "trtexec":
             log = trtexec.run(command, files.profile_log, timeout_s, f"profiling {_titled(engine, tool)}")
             _require(files.profile, files.profile_log)
-            write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
+            write_json(files.profile_metadata, {**profile_metadata(log), "command": shlex.join(command)})
         elif kind == "torch":
             from cutefuse.engines.pytorch import files as torch_files
 

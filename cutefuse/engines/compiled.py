@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +9,6 @@ from typing import Any
 
 from cutefuse.engines.kinds import kind_of, node_names
 from cutefuse.engines.tensors import Tensor, tensor_of
-
-_WORKSPACE = re.compile(r"_wksp\.\d+_myl\d+$")  # a plugin's, which Myelin lists among its outputs
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,7 @@ def traffic_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
-    found = [t for t in map(tensor_of, value) if t] if isinstance(value, list) else []
-    return tuple(t for t in found if not _WORKSPACE.search(t.name))
+    return tuple(t for t in map(tensor_of, value) if t) if isinstance(value, list) else ()
 
 
 def read_layers(information: dict[str, Any]) -> tuple[CompiledLayer, ...]:

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json, write_text
-from cutefuse.progress import spinner
 from cutefuse.report.analyse import tables
 from cutefuse.report.analyse.compare import Comparison, compare
 from cutefuse.report.analyse.rank import peaks_of
@@ -35,10 +33,7 @@ def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str 
     for files in find_engines(source):
         engine = read_engine(files)
         roof = peaks_of(peaks, engine)
-        # A page of thousands of layers takes seconds; smaller ones are written before a spinner would show.
-        count = len(engine.layers)
-        with spinner(f"writing the report of {count} layers") if count > 2000 else nullcontext():
-            pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
+        pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
     return pages[0]
 
 

@@ -85,9 +85,8 @@ def _measure_gpu(torch: Any) -> Peaks:
         a = torch.randn(edge, edge, device="cuda").to(getattr(torch, dtype))
         rates[name] = tflops(partial(torch.matmul, a, a))
     torch.backends.cuda.matmul.allow_tf32 = False
-    if hasattr(torch, "_int_mm"):
-        b = torch.ones(edge, edge, dtype=torch.int8, device="cuda")
-        rates["INT8"] = tflops(partial(torch._int_mm, b, b.t()))
+    b = torch.ones(edge, edge, dtype=torch.int8, device="cuda")
+    rates["INT8"] = tflops(partial(torch._int_mm, b, b.t()))
     name = torch.cuda.get_device_name()
     size_bytes = source.numel() * source.element_size()
     return Peaks(
