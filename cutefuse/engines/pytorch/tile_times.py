@@ -19,7 +19,7 @@ from typing import Any
 
 import cutefuse
 from cutefuse import kernels
-from cutefuse.engines.pytorch.lock import shared
+from cutefuse.engines.pytorch.lock import alone
 from cutefuse.errors import CutefuseError, first_line
 from cutefuse.kernels import Call
 from cutefuse.timing.noise import interleave
@@ -93,7 +93,7 @@ class TileTimer:
         sets = [[first.operand(_operand(t), i) for i, t in enumerate(call.inputs)] for _ in range(count)]
         size = max(first.workspace_bytes(), 0)
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
-        with shared()():
+        with alone():
             graphs: dict[int, Repeated] = {}
             reasons = []
             for tile in first.tiles()[: self.effort.tiles or None]:
