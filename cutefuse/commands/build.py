@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from cutefuse.commands import next_step
+from cutefuse.commands.choices import sm_of
 from cutefuse.engines.build import BUILDERS, build, choose_backend
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.plugins import read_model
@@ -82,7 +83,7 @@ def target_options(args: argparse.Namespace, allow_onnxruntime: bool = False) ->
             f"--sm and --gpu name a target, and the back end {kind} builds for this machine's GPU; leave them out, or "
             "give --backend rtx"
         )
-    named = rtx.target_of(args.gpu) if args.gpu else args.sm
+    named = sm_of(args.gpu) if args.gpu else args.sm
     if args.sm not in (None, named):
         raise CutefuseError(f"--gpu {args.gpu} has compute capability {named / 10}, --sm says {args.sm / 10}; give one")
     return [f"{rtx.TARGET}={rtx.check_sm(named)}"]
@@ -109,7 +110,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, .
 
 @command_line
 def main(argv: list[str] | None = None) -> None:
-    """`cutefuse build model.onnx [outdir] [trtexec options]`."""
     parser = argparse.ArgumentParser(
         prog="cutefuse build", allow_abbrev=False, description="Build an engine from an ONNX model.",
         epilog="Every other option goes to trtexec: --fp16 (TensorRT 10), --minShapes=x:1x3x64x64, ...",

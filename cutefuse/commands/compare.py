@@ -6,15 +6,14 @@ import argparse
 from pathlib import Path
 
 from cutefuse.commands import next_step
+from cutefuse.engines.artifacts import read_json
 from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.read.sources import read_json
 from cutefuse.report.write import compared, write_comparison
 
 
 @command_line
 def main(argv: list[str] | None = None) -> None:
-    """`cutefuse compare a/ b/`: engines side by side."""
     parser = argparse.ArgumentParser(prog="cutefuse compare", allow_abbrev=False, description="Compare engines.")
     parser.add_argument("sources", type=Path, nargs="+", help="folders or *.graph.json files, the baseline first")
     parser.add_argument("-o", "--output", type=Path, help="page to write (compare.html in the last engine's folder)")

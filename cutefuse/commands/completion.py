@@ -56,7 +56,6 @@ SHELLS = {"bash": _BASH, "zsh": _ZSH}
 
 @command_line
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of `cutefuse completion`."""
     parser = argparse.ArgumentParser(
         prog="cutefuse completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

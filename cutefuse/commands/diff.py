@@ -14,7 +14,6 @@ from cutefuse.output import add_json, json_alone
 
 @command_line
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse diff`."""
     p = argparse.ArgumentParser(prog="cutefuse diff", description="Show what changed between two ONNX models.")
     p.add_argument("a", type=Path)
     p.add_argument("b", type=Path)

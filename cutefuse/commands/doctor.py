@@ -219,7 +219,6 @@ def findings(model: Path | None = None) -> list[Finding]:
 
 @command_line
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse doctor`: exit code 0 when nothing is missing, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="cutefuse doctor", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?",
                         help="ONNX model; its nodes are named that reported faults of TensorRT concern")  # fmt: skip

@@ -127,7 +127,6 @@ def _about(site: dict[str, Any]) -> str:
 
 @command_line
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse optimize` and scripts/optimize_onnx.py."""
     args, rest = make_parser().parse_known_args(argv)
     end_on_sigterm()
     tuner = tuner_of("best") if args.tune else None

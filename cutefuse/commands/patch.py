@@ -122,7 +122,6 @@ def _without_collector() -> Iterator[None]:
 @command_line
 @_without_collector()
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse patch` and scripts/patch_onnx.py."""
     args = make_parser().parse_args(argv)
     end_on_sigterm()
     if args.tune and args.profile:

@@ -19,11 +19,12 @@ from cutefuse.commands.build import (
     trtexec_options,
 )
 from cutefuse.engines import build as engine
-from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.artifacts import Artifacts, read_json
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, command_line
-from cutefuse.output import add_json, json_alone, make_folder
+from cutefuse.output import add_json, json_alone
+from cutefuse.report.write import write
 
 _ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
 _EMBEDDED = {
@@ -60,7 +61,7 @@ def process(
         if print_only:
             print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
             return None
-        return _draw(source, outdir)
+        return write(source, outdir)
     if source.suffix not in (*_ONNX, *_ENGINES):
         kinds = ", ".join((*_ONNX, *_ENGINES))
         raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
@@ -86,14 +87,7 @@ def process(
             old.unlink(missing_ok=True)  # of an engine that was here before
     elif steps.profile or (steps.build and kind == "onnxruntime"):
         engine.profile(files.engine if is_model and not at_once else source, outdir, options, kind, *common)
-    return _draw(files.graph, outdir, source if is_model else None) if steps.draw and not print_only else None
-
-
-def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:
-    from cutefuse.report.write import write
-
-    make_folder(outdir)
-    return write(source, outdir, model)
+    return write(files.graph, outdir, source if is_model else None) if steps.draw and not print_only else None
 
 
 def _usual_folder(source: Path) -> Path:
@@ -147,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
             args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
             args.print_only, args.trt_version,
         )  # fmt: skip
-        show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
+        show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})
         if page:
             print(f"report: {page}")
             next_step.after_process(args.input, outdir, again)

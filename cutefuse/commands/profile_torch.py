@@ -21,7 +21,6 @@ from cutefuse.profilers.torch.spots import hot_spots
 
 @command_line
 def main(argv: list[str] | None = None) -> int:
-    """`cutefuse profile-torch module:factory [--input 1x3x224x224]`: exit code 0, or 2 for what cannot be profiled."""
     parser = argparse.ArgumentParser(prog="cutefuse profile-torch", allow_abbrev=False, description=__doc__)
     parser.add_argument("target", help="module:factory; it returns a module, or (module, inputs)")
     parser.add_argument(

@@ -15,7 +15,6 @@ from cutefuse.report.analyse.rank import Candidate, candidates, engine_of, engin
 
 @command_line
 def main(argv: list[str] | None = None) -> None:
-    """`cutefuse rank outdir model.onnx`: the ranking as a table."""
     parser = argparse.ArgumentParser(prog="cutefuse rank", allow_abbrev=False, description="What to fuse next.")
     parser.add_argument("profile", type=Path, help="folder that `cutefuse process` wrote, or a *.graph.json")
     parser.add_argument("model", type=Path, help="the ONNX model of that profile")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cutefuse.engines.artifacts import read_json
 from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.read.sources import read_json
 from cutefuse.report.write import write
 
 
 @command_line
 def main(argv: list[str] | None = None) -> None:
-    """`cutefuse report folder`: a report of every engine in a folder of JSON files."""
     parser = argparse.ArgumentParser(prog="cutefuse report", allow_abbrev=False, description=__doc__)
     parser.add_argument("source", type=Path, help="folder of engine JSON files, or one *.graph.json")
     parser.add_argument("-o", "--outdir", type=Path, help="folder of the report (the source's own)")

@@ -22,7 +22,6 @@ DEFAULTS = {"batch": 1, "context": 1024, "weights": "FP16", "kv": "FP16", "dtype
 
 @command_line
 def main(argv: list[str] | None = None) -> None:
-    """`cutefuse roofline`: the table of peaks, measured peaks, or the view of layers or of a language model."""
     parser = argparse.ArgumentParser(prog="cutefuse roofline", allow_abbrev=False, description=__doc__)
     parser.add_argument("--peaks", default=None, help="board name, JSON file or 'measured'; without it the whole table")
     parser.add_argument(

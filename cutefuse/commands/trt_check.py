@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import math
 import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -26,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-import cutefuse
-from cutefuse import kernels, plugin_path
+from cutefuse import plugin_path
+from cutefuse.commands import doctor
 from cutefuse.engines import build as engine
 from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.compiled import read_layers
@@ -112,22 +110,8 @@ def run_text(command: list[str], environment: Mapping[str, str] | None = None, t
 
 
 def facts() -> dict[str, str]:
-    """The machine: versions, GPU, and where things were found."""
-    found = {
-        "cutefuse": cutefuse.__version__,
-        "library": str(plugin_path()),
-        "architectures": str(kernels.describe()["archs"]),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }
-    tool = trtexec.find()
-    if tool:
-        found["trtexec"] = f"{tool} (TensorRT {trtexec.inspect(tool).version_text})"
-    if importlib.util.find_spec(rtx.BINDINGS):
-        found[rtx.NAME] = importlib.metadata.version("tensorrt-rtx-cu13-bindings")
-    if importlib.util.find_spec("tensorrt"):
-        script = "import tensorrt; print(tensorrt.__version__)"
-        found["tensorrt (Python)"] = run_text([sys.executable, "-c", script]).strip()
+    """The machine: what `cutefuse doctor` finds of it, and the GPU's driver and clocks."""
+    found = {f.name: f.text for f in doctor.findings() if f.status == doctor.OK}
     try:
         query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader"]
         found["GPU"] = run_text(query).strip()
@@ -295,7 +279,6 @@ def worst_error(truth: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarra
 
 
 def markdown(found: Mapping[str, str], checks: list[Check]) -> str:
-    """The report as Markdown."""
     lines = ["# cutefuse on TensorRT", "", "| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in found.items()), ""]
     lines += ["| check | result | |", "|---|---|---|"]
     lines += [f"| {c.name} | {c.status} | {c.text.replace('|', '/')} |" for c in checks]
@@ -334,13 +317,11 @@ def check(models: Sequence[Path], outdir: Path) -> dict[str, Any]:
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
-    """1 when a check of the report failed, else 0."""
     return 1 if any(c["status"] == FAILED for c in report["checks"]) else 0
 
 
 @command_line
 def main(argv: list[str] | None = None) -> int:
-    """Command line of `cutefuse trt-check`."""
     arguments = make_parser().parse_args(argv)
     with json_alone(arguments.json) as show:
         report = check(arguments.models, arguments.outdir)

@@ -21,7 +21,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 @command_line
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of `cutefuse unpatch`."""
     args = make_parser().parse_args(argv)
     end_on_sigterm()
     output = args.output or default_output(args.model)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from cutefuse.engines import plugins
-from cutefuse.engines.artifacts import Artifacts, build_metadata, profile_metadata, whole_or_nothing
+from cutefuse.engines.artifacts import Artifacts, build_metadata, profile_metadata, read_json, whole_or_nothing
 from cutefuse.engines.tensorrt import api, rtx, trtexec
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import make_folder, write_json
@@ -186,14 +184,6 @@ def _titled(engine: Path, tool: trtexec.Trtexec) -> str:
     return f"{engine.name} with TensorRT {tool.version_text}"
 
 
-def load_json(path: Path) -> Any:
-    """JSON as TensorRT writes it: raw control characters inside strings are allowed."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
-    except (OSError, ValueError) as error:
-        raise CutefuseError(f"{path} cannot be read as JSON ({error}); build or profile the engine again") from None
-
-
 def _require(path: Path, log: Path) -> None:
     if not path.is_file():
         raise CutefuseError(f"trtexec ended well but wrote no {path.name}; see {log}")
@@ -206,4 +196,4 @@ def _report_plugins(files: Artifacts, sites: dict[str, str]) -> None:
         raise VerificationError(
             f"no layer information was written to {files.graph}, so plugin layers cannot be counted"
         )
-    print(plugins.verify_plugins(load_json(files.graph), sites))
+    print(plugins.verify_plugins(read_json(files.graph), sites))

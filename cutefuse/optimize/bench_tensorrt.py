@@ -11,6 +11,7 @@ from statistics import median
 
 from cutefuse.engines import build as engine
 from cutefuse.engines import plugins
+from cutefuse.engines.artifacts import read_json
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.optimize.bench import Shelf, race
 from cutefuse.optimize.loop import Built, Graph
@@ -73,4 +74,4 @@ class TensorRTBench:
         times = path.with_name("race.json")
         command = trtexec.time_command(self._tool, path, times, self.options, libraries)
         trtexec.run(command, path.with_name("race.log"), self.timeout_s, "")
-        return median(float(r["computeMs"]) for r in engine.load_json(times)) * 1000
+        return median(float(r["computeMs"]) for r in read_json(times)) * 1000

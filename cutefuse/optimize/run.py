@@ -22,6 +22,7 @@ from cutefuse.optimize.loop import Bench, Built, Graph, Limits, Loop, Outcome, W
 from cutefuse.optimize.worth import worths
 from cutefuse.output import write_json
 from cutefuse.report.read.reader import find_engines, read_engine
+from cutefuse.report.write import write, write_compare
 from cutefuse.rewrite.passes.select import Tiles
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.rewrite.prove import failure
@@ -145,8 +146,6 @@ def optimize(request: Request, seen: Callable[[Outcome], None] = lambda outcome:
 
 def pages(out: Path, paid: bool) -> list[Path]:
     """The reports of the plain and of the best engine, and the page that compares them."""
-    from cutefuse.report.write import write, write_compare
-
     made = [write(out / PLAIN, out / PLAIN, quiet=True), write(out / BEST, out / BEST, quiet=True)]
     if paid:
         made.append(write_compare([out / PLAIN, out / BEST], out / "compare.html", quiet=True))

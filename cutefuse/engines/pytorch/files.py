@@ -44,8 +44,6 @@ _FORMAT = "cutefuse torch engine"
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The options that apply here."""
-
     shapes: dict[str, tuple[int, ...]]
     mode: str
     tiles: str

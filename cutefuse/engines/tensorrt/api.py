@@ -73,7 +73,6 @@ class Log:
         return "\n".join(self.lines) + "\n"
 
     def errors(self) -> str:
-        """What TensorRT said went wrong."""
         marks = ("] [E] ", "] [F] ")
         return "; ".join(line.partition("] [")[2][3:] for line in self.lines if any(m in line[:40] for m in marks))
 

@@ -28,7 +28,6 @@ from cutefuse.engines.tensorrt.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
 from cutefuse.operators.layouts import RTX_ASSUMED, RTX_CAPABILITIES
 from cutefuse.output import write_json
-from cutefuse.roofline.peaks import by_name
 
 NAME = "TensorRT for RTX"
 CAPABILITIES, DEFAULT_SM = RTX_CAPABILITIES, RTX_ASSUMED
@@ -63,14 +62,6 @@ def check_sm(sm: int) -> int:
             "--gpu, or use another --backend"
         )
     return sm
-
-
-def target_of(gpu: str) -> int:
-    """Compute capability (times 10) of a GPU by its name. Raises CutefuseError for a GPU that is not known."""
-    peaks = by_name(gpu)
-    if peaks is None or not peaks.capability:
-        raise CutefuseError(f"the compute capability of a GPU '{gpu}' is not known; give --sm, such as --sm 89")
-    return round(10 * float(peaks.capability))
 
 
 def default_sm() -> int:

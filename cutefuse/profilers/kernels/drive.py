@@ -22,7 +22,6 @@ LAYER = "cutefuse layer "  # and of one layer, with its name behind
 
 
 def case(problem: Problem, config: int, repeats: int) -> None:
-    """Launch one tile of an operator `repeats` times."""
     torch = torch_with_gpu()
     launch = launcher(problem, config)
     for _ in range(repeats):
@@ -97,7 +96,6 @@ def work_of(torch: Any, kind: str) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of the child processes."""
     kind, *words = sys.argv[1:] if argv is None else argv
 
     def command() -> None:

@@ -89,7 +89,6 @@ def events_of(found: Any) -> list[Event]:
 
 
 def on_device(events: Sequence[Event]) -> bool:
-    """Whether any time was spent on a device."""
     return any(e.device_us for e in events)
 
 

@@ -105,7 +105,6 @@ class Comparison:
 
     @cached_property
     def moved(self) -> list[Moved]:
-        """Copies of each engine."""
         return [moved(engine) for engine in self.engines]
 
     @property

@@ -31,7 +31,6 @@ class Finding:
     layers: list[int] = field(default_factory=list)
 
     def onnx(self, engine: Engine, limit: int = 12) -> list[str]:
-        """ONNX nodes of the layers concerned."""
         names = dict.fromkeys(n for i in self.layers for n in engine.layers[i].onnx)
         return list(names)[:limit]
 

@@ -91,7 +91,6 @@ def _csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def layers_csv(analysis: Analysis) -> str:
-    """One row a layer."""
     rows: list[list[Any]] = [[*analysis.rows[0], "onnx_nodes", "layer_source", "time_source"]]
     for row, layer in zip(analysis.rows, analysis.engine.layers, strict=True):
         rows.append([*row.values(), ";".join(layer.onnx), layer.sources.get("layer"), layer.sources.get("time")])
@@ -141,7 +140,6 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
 
 
 def compare_csv(comparison: Comparison) -> str:
-    """One row a group of aligned layers."""
     names = [e.name for e in comparison.engines]
     times, members, copies, sizes = (
         [f"{figure} {n}" for n in names] for figure in ("time_us", "names", "copies", "copy_bytes")
@@ -168,7 +166,6 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
-    """The comparison in a few lines."""
     first, last = comparison.engines[0], comparison.engines[-1]
     lines = [f"{comparison.titles[0]} → {comparison.titles[-1]}"]
     if comparison.latency_speedup:

@@ -93,7 +93,6 @@ def device(engine: Engine) -> str:
 
 
 def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
-    """The report of one engine."""
     engine = analysis.engine
     copies = _copies(analysis)
     files = {kind: path.name for kind, path in engine.files.items()}

@@ -45,7 +45,6 @@ class Layer:
 
     @property
     def first(self) -> tuple[Tensor | None, Tensor | None]:
-        """Its first input and its first output."""
         return self.inputs[0] if self.inputs else None, self.outputs[0] if self.outputs else None
 
     @property

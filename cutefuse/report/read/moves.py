@@ -38,7 +38,6 @@ class Moved:
 
 
 def moved(engine: Engine) -> Moved:
-    """The sums over all layers."""
     copies = [layer for layer in engine.layers if layer.kind == "copy"]
     everything = sum(layer_bytes(layer) + int(weight_bytes(layer)) for layer in engine.layers if layer.kind != "noop")
     return Moved(len(copies), sum(map(layer_bytes, copies)), everything)

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cutefuse.engines.artifacts import build_metadata, profile_metadata
+from cutefuse.engines.artifacts import build_metadata, profile_metadata, read_json
 from cutefuse.engines.kinds import kind_of, node_names, precision_of
 from cutefuse.engines.plugins import speaks_of
 from cutefuse.engines.tensors import Tensor, tensor_of
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read import bodies
 from cutefuse.report.read.engine import Engine, Layer
-from cutefuse.report.read.sources import find_engines, read_json, stem_of
+from cutefuse.report.read.sources import find_engines, stem_of
 
 __all__ = ["Engine", "Layer", "find_engines", "read_engine"]
 
