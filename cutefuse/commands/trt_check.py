@@ -27,9 +27,9 @@ import numpy as np
 from cutefuse import plugin_path
 from cutefuse.commands import doctor
 from cutefuse.engines import build as engine
-from cutefuse.engines.artifacts import Artifacts
-from cutefuse.engines.compiled import read_layers
+from cutefuse.engines.artifacts import Artifacts, read_json
 from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.layers import moved, read_layers
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.engines.tensorrt.api import Session
 from cutefuse.errors import CutefuseError, command_line
@@ -238,8 +238,8 @@ def model_check(plain: Path, outdir: Path) -> Check:
         for kind, model, plugins in (("plain", plain, []), ("patched", patched, [plugin_path()])):
             files = engine.build(model, outdir, options, backend)
             engine.profile(files.engine, outdir, options, backend)
-            copies = [la for la in read_layers(json.loads(files.graph.read_text(encoding="utf-8"))) if la.is_copy]
-            numbers |= {f"{kind}_copies": len(copies), f"{kind}_copied_mb": sum(la.bytes_moved for la in copies) / 1e6}
+            sums = moved(read_layers(read_json(files.graph), files.graph.name))
+            numbers |= {f"{kind}_copies": sums.copies, f"{kind}_copied_mb": sums.copy_bytes / 1e6}
             times = json.loads(files.timing.read_text(encoding="utf-8"))
             numbers[f"{kind}_us"] = 1000 * statistics.median(t["computeMs"] for t in times)
             numbers[f"{kind}_error"] = worst_error(truth, infer(files, feed, plugins, options, outdir))

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.engines.artifacts import Artifacts, concat_notes
-from cutefuse.engines.compiled import CompiledGraph, read_layers
 from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.layers import CompiledGraph, read_layers
 from cutefuse.engines.records import write_build
 from cutefuse.engines.tensorrt import api, trtexec
 from cutefuse.engines.tensorrt.api import TARGET
@@ -113,8 +113,7 @@ def build(
     concats = concat_notes(files.build_log.read_text(encoding="utf-8", errors="replace"))
     write_build(files, model, options, backend="rtx", tensorrt_version=version, concats=concats)
     return (
-        f"{NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers, {len(graph.copies)} of "
-        f"them copies, which move {graph.copy_bytes / 1e6:.1f} of {graph.all_bytes / 1e6:.1f} MB; "
+        f"{NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers; {graph.moved.text}; "
         f"built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
     )
 
@@ -149,7 +148,7 @@ def _compile(
         raise CutefuseError(f"{NAME} {result['version']} wrote no layers into its log; the whole log is {log}")
     bindings = [(t["Name"], t["IOMode"].lower()) for t in information["I/O Tensors"]]
     graph = CompiledGraph(
-        read_layers(information),
+        tuple(read_layers(information, log.name)),
         tuple(name for name, mode in bindings if mode == "input"),
         tuple(name for name, mode in bindings if mode == "output"),
         result["engine_bytes"], result["seconds"], result["peak_mib"], int(options[TARGET]),

@@ -6,11 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from cutefuse.engines.kinds import is_row_norm, on_tensor_cores
+from cutefuse.engines.layers import Layer, moved
 from cutefuse.engines.plugins import count_plugins
 from cutefuse.report.read.cost import Placement
-from cutefuse.report.read.engine import Engine, Layer, format_of
+from cutefuse.report.read.engine import Engine, format_of
 from cutefuse.report.read.graph import neighbours
-from cutefuse.report.read.moves import moved, moves
+from cutefuse.report.read.moves import moves
 from cutefuse.table import time_text
 
 TINY_US = 5.0
@@ -118,7 +119,7 @@ def _concats(engine: Engine) -> list[Finding]:
 
 def _moved(engine: Engine) -> list[Finding]:
     """Of an engine without times: what its copies read and write, and the largest of them."""
-    sums = moved(engine)
+    sums = moved(engine.layers)
     if not sums.copy_bytes:
         return []
     share = sums.copy_bytes / sums.all_bytes

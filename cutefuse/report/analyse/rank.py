@@ -16,6 +16,7 @@ from onnx import NodeProto
 
 from cutefuse import kernels
 from cutefuse.engines.kinds import model_tensor
+from cutefuse.engines.layers import Layer
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import load_model
@@ -23,7 +24,7 @@ from cutefuse.match.find import find_sites
 from cutefuse.match.overlaps import check_overlaps
 from cutefuse.match.site import FUSED, Site
 from cutefuse.report.read.cost import layer_cost
-from cutefuse.report.read.reader import Engine, Layer, find_engines, read_engine
+from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.rewrite.apply import plan
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.measure import peaks_for

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
+from cutefuse.engines.layers import Layer, moved
 from cutefuse.errors import CutefuseError
 from cutefuse.report.analyse.compare import Comparison
 from cutefuse.report.analyse.findings import Finding, findings
 from cutefuse.report.analyse.rank import Candidate, candidates
 from cutefuse.report.read.alike import types
 from cutefuse.report.read.cost import Cost, Placement, layer_cost, place
-from cutefuse.report.read.engine import Engine, Layer, format_of
-from cutefuse.report.read.moves import moved, moves
+from cutefuse.report.read.engine import Engine, format_of
+from cutefuse.report.read.moves import moves
 from cutefuse.roofline.peaks import Peaks
 
 
@@ -103,7 +104,7 @@ def report_json(analysis: Analysis) -> dict[str, Any]:
     ranked = None
     if analysis.candidates is not None:
         ranked = [{**vars(c), "measured_us": c.measured_us} for c in analysis.candidates]
-    sums = moved(engine)
+    sums = moved(engine.layers)
     return {
         "schema": 1, "name": engine.name, "backend": engine.backend, "tensorrt_version": engine.version or None,
         "device": engine.device, "latency_ms": engine.latency_ms, "performance_summary": engine.performance,
@@ -132,7 +133,7 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
             for la in heaviest
         ]
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
-    elif sums := moved(engine).text:
+    elif sums := moved(engine.layers).text:
         lines[0] += f", {sums}"
     for f in analysis.findings[:6]:
         lines.append(f"{f.severity:>7}: {f.title}" + (f" ({table.time_text(f.cost_us)})" if f.cost_us else ""))

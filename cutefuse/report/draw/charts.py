@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cutefuse.engines.layers import Layer
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw.svg import number, text
 from cutefuse.report.read.cost import Placement
-from cutefuse.report.read.engine import Layer
 from cutefuse.roofline.peaks import Peaks
 from cutefuse.table import time_text
 

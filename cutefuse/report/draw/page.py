@@ -13,15 +13,15 @@ from typing import Any
 
 import cutefuse
 from cutefuse.engines.kinds import KINDS
+from cutefuse.engines.layers import Layer, layer_bytes, moved, weight_bytes
 from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.output import write_text
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw import charts, svg
 from cutefuse.report.read.alike import RUNNERS
-from cutefuse.report.read.cost import weight_bytes
-from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, Layer, format_of
+from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, format_of
 from cutefuse.report.read.graph import memory_profile
-from cutefuse.report.read.moves import layer_bytes, moved, moves
+from cutefuse.report.read.moves import moves
 from cutefuse.table import time_text
 
 _PRECISION_COLORS = {"FP32": "pool", "TF32": "pointwise", "FP16": "conv", "BF16": "gemm", "INT8": "plugin",
@@ -105,7 +105,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "analysis": analysis,
         "total": engine.total_us,
         "copy_us": engine.by_kind_us.get("copy", 0.0),
-        "moved": moved(engine),
+        "moved": moved(engine.layers),
         "plugins": sum(la.kind == "plugin" for la in engine.layers),
         "roof_percent": analysis.roof_percent,
         "graph": graph_svg,
