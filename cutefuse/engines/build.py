@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cutefuse.engines import plugins
 from cutefuse.engines.artifacts import Artifacts, build_metadata, profile_metadata, read_json, whole_or_nothing
+from cutefuse.engines.layers import read_layers
 from cutefuse.engines.tensorrt import api, rtx, trtexec
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import make_folder, write_json
@@ -196,4 +197,4 @@ def _report_plugins(files: Artifacts, sites: dict[str, str]) -> None:
         raise VerificationError(
             f"no layer information was written to {files.graph}, so plugin layers cannot be counted"
         )
-    print(plugins.verify_plugins(read_json(files.graph), sites))
+    print(plugins.verify_plugins(read_layers(read_json(files.graph), files.graph.name), sites))

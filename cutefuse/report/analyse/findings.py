@@ -82,8 +82,7 @@ def _plugins(engine: Engine) -> list[Finding]:
     sites = engine.fused_nodes
     if not sites or engine.on_cpu:
         return []
-    raw = [{**layer.raw, "Name": layer.name} for layer in engine.layers]
-    count, missing = count_plugins({"Layers": raw}, sites)
+    count, missing = count_plugins(engine.layers, sites)
     title = f"{count} of {len(sites)} fused nodes run as plugins"
     if missing:
         text = f"The patch report lists {len(sites)} fused nodes; {', '.join(missing[:3])} became ordinary layers."
