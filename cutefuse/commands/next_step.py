@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.engines.artifacts import Artifacts
-from cutefuse.engines.plugins import patch_report, read_model, speaks_of
+from cutefuse.engines.plugins import patch_report, read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read.alike import converted, lowered, unlike
@@ -134,7 +134,7 @@ def _report(model: Path) -> dict[str, Any] | None:
     """The patch report of a model; None for one that was not patched."""
     with contextlib.suppress(CutefuseError):
         report = patch_report(model)
-        if report and speaks_of(report, model.name) and isinstance(report.get("input"), dict):
+        if report and isinstance(report.get("input"), dict):
             return report
     return None
 

@@ -53,7 +53,7 @@ def read_model(path: Path) -> ModelFacts:
 
 
 def patch_report(model: Path) -> dict[str, Any] | None:
-    """The rewriter's report beside a patched model, `<model>.patch.json`; None when there is none."""
+    """The rewriter's report on a patched model, `<model>.patch.json` beside it; None where none describes this file."""
     path = report_path(model)
     if path is None:
         return None
@@ -63,7 +63,7 @@ def patch_report(model: Path) -> dict[str, Any] | None:
             raise ValueError("it has no list 'sites'")
     except (ValueError, AttributeError, OSError) as error:
         raise CutefuseError(f"{path} is no patch report ({error}); run `cutefuse patch` again") from None
-    return dict(report)
+    return dict(report) if speaks_of(report, model.name) else None
 
 
 def report_path(model: Path) -> Path | None:
@@ -78,7 +78,7 @@ def report_path(model: Path) -> Path | None:
 def keep_report(model: Path, outdir: Path) -> None:
     """Put a copy of the model's patch report beside the engine's files, where the engine report looks for it."""
     report = patch_report(model)
-    if report is not None and speaks_of(report, model.name):
+    if report is not None:
         write_json(outdir / f"{model.name.removesuffix('.onnx')}.patch.json", report)
 
 
@@ -107,7 +107,7 @@ def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
 def _reported(model: Path) -> dict[str, dict[str, Any]] | None:
     """Name -> entry of each fused site of the patch report; None where no report describes this file."""
     report = patch_report(model)
-    if report is None or not speaks_of(report, model.name):
+    if report is None:
         return None
     fused = [s for s in report["sites"] if isinstance(s, dict) and s.get("status") == "fused" and s.get("name")]
     return {str(site["name"]): site for site in fused}

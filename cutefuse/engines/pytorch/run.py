@@ -29,6 +29,7 @@ from cutefuse.engines.pytorch.onnx_ops import program as programs
 from cutefuse.engines.pytorch.onnx_ops.convolution import ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.merge import merge
 from cutefuse.engines.pytorch.onnx_ops.node import dtype_of
+from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.pytorch.tiles import choose_tiles
 from cutefuse.errors import CutefuseError
 from cutefuse.graph import store
@@ -184,13 +185,7 @@ class TorchEngine:
                 self.run()
             return (time.perf_counter() - begin) * 1e6 / runs
         with torch.cuda.device(self.device):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            for _ in range(runs):
-                self.run()
-            last.record()
-            last.synchronize()
-        return float(first.elapsed_time(last)) * 1000 / runs
+            return mean_us(self.run, runs)
 
     def layers(self, runs: int = 20) -> list[Layer]:
         """What the engine runs, in order, with the time of each layer in each of `runs` inferences."""

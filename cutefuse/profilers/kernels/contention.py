@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.tensorrt.trtexec import end_group
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER
@@ -173,18 +174,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def event_sampler(launch: Callable[[], Any]) -> Sampler:
     """Times launches on PyTorch's current stream with events."""
-    import torch
-
-    def sample(runs: int) -> float:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(runs):
-            launch()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1000 / runs
-
-    return sample
+    return lambda runs: mean_us(launch, runs)
 
 
 def records(times: Sequence[Times]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cutefuse.engines.artifacts import read_json
+from cutefuse.engines.plugins import report_path
 from cutefuse.errors import CutefuseError
 
 _SUFFIXES = {
@@ -64,9 +65,6 @@ def _siblings(graph: Path, stem: str) -> dict[str, Path]:
     engine = graph.parent / stem
     if stem and engine.is_file():
         files["engine"] = engine
-    model = stem.removesuffix(".engine")
-    bases = (model.removesuffix(".onnx"), model, model.removesuffix(".onnx").removesuffix(".cutefuse"))
-    for name in dict.fromkeys(f"{base}.patch.json" for base in bases if base):
-        if (graph.parent / name).is_file():
-            files.setdefault("patch", graph.parent / name)
+    if stem and (report := report_path(graph.parent / stem.removesuffix(".engine"))):
+        files["patch"] = report
     return files
