@@ -55,9 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
 @pytest.fixture
 def load(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """Makes the program of three kernel calls, on an H200."""
-    from cutefuse.engines.inputs import resolve
+    from cutefuse.engines.inputs import input_specs, resolve
     from cutefuse.engines.pytorch.onnx_ops import fused, program
-    from cutefuse.engines.pytorch.run import input_specs
 
     monkeypatch.setattr(fused, "_sm", lambda: 90)
     monkeypatch.setattr(fused, "_sm_count", lambda: 132)

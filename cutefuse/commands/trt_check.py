@@ -29,10 +29,12 @@ from cutefuse.commands import doctor
 from cutefuse.engines import build as engine
 from cutefuse.engines.artifacts import Artifacts, read_json
 from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.inputs import shapes_text
 from cutefuse.engines.layers import moved, read_layers
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.engines.tensorrt.api import Session
 from cutefuse.errors import CutefuseError, command_line
+from cutefuse.graph.store import load_model
 from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
@@ -230,9 +232,9 @@ def model_check(plain: Path, outdir: Path) -> Check:
         backend = backend_here()
         patched, dtype = patched_twin(plain, outdir)
         session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])
-        feed = seeded_inputs(session, {})
+        feed = seeded_inputs(load_model(plain), {})
         truth = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
-        shapes = [f"--shapes={','.join(f'{k}:' + 'x'.join(map(str, v.shape)) for k, v in feed.items())}"]
+        shapes = [f"--shapes={shapes_text({name: array.shape for name, array in feed.items()})}"]
         options = shapes if any(not isinstance(d, int) for i in session.get_inputs() for d in i.shape) else []
         numbers: dict[str, float] = {}
         for kind, model, plugins in (("plain", plain, []), ("patched", patched, [plugin_path()])):

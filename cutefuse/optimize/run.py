@@ -11,7 +11,7 @@ from typing import Any
 import cutefuse
 from cutefuse.engines import build as engines
 from cutefuse.engines import plugins
-from cutefuse.engines.inputs import InputSpec, resolve
+from cutefuse.engines.inputs import input_specs, resolve, shapes_text
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
@@ -190,14 +190,10 @@ def first_choice(options: Options, kind: str) -> Options:
 def engine_shapes(model: Path, given: Mapping[str, Sequence[int]], kind: str) -> dict[str, Sequence[int]]:
     """The sizes of dynamic inputs that the engine will have, so that predictions are for these: those given, else what
     the back end takes for an open batch (1). Other open axes stay open in TensorRT, which builds them for 1 too."""
-    graph = load_model(model).graph
-    weights = {i.name for i in graph.initializer}
-    tensors = [i for i in graph.input if i.name not in weights and i.type.tensor_type.HasField("shape")]
-    dims = {i.name: [d.dim_value or d.dim_param or None for d in i.type.tensor_type.shape.dim] for i in tensors}
-    open_axes = {name: [a for a, d in enumerate(own) if not isinstance(d, int)] for name, own in dims.items()}
+    specs = input_specs(load_model(model))
+    open_axes = {s.name: [a for a, d in enumerate(s.dims) if not isinstance(d, int)] for s in specs}
     if kind != "torch" and any(axes not in ([], [0]) for name, axes in open_axes.items() if name not in given):
         return dict(given)
-    specs = [InputSpec(name, tuple(own), "float32") for name, own in dims.items()]
     return {name: size for name, size in resolve(specs, given).items() if open_axes[name]}
 
 
@@ -230,10 +226,10 @@ def _bench(kind: str, request: Request, shelf: Shelf) -> Bench:
 
 def _shape_words(request: Request) -> list[str]:
     """--shapes for the inputs with dynamic axes; TensorRT takes none for the others."""
-    inputs = load_model(request.model).graph.input
-    dynamic = {i.name for i in inputs if any(d.dim_value <= 0 for d in i.type.tensor_type.shape.dim)}
-    given = [f"{n}:{'x'.join(map(str, dims))}" for n, dims in request.patch.shapes.items() if n in dynamic]
-    return [f"--shapes={','.join(given)}"] if given else []
+    specs = input_specs(load_model(request.model))
+    dynamic = {s.name for s in specs if any(not isinstance(d, int) for d in s.dims)}
+    given = {name: dims for name, dims in request.patch.shapes.items() if name in dynamic}
+    return [f"--shapes={shapes_text(given)}"] if given else []
 
 
 def _converted(request: Request, shelf: Shelf) -> Path:

@@ -21,14 +21,13 @@ import onnx
 import torch
 from torch import Tensor
 
-from cutefuse.engines.inputs import InputSpec, resolve, seeded
+from cutefuse.engines.inputs import input_specs, resolve, seeded
 from cutefuse.engines.pytorch import layers as torch_layers
 from cutefuse.engines.pytorch.layers import Layer
 from cutefuse.engines.pytorch.lock import alone, is_shared
 from cutefuse.engines.pytorch.onnx_ops import program as programs
 from cutefuse.engines.pytorch.onnx_ops.convolution import ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.merge import merge
-from cutefuse.engines.pytorch.onnx_ops.node import dtype_of
 from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.pytorch.tiles import choose_tiles
 from cutefuse.errors import CutefuseError
@@ -55,22 +54,6 @@ def load_model(model: Path | onnx.ModelProto) -> onnx.ModelProto:
     loaded = store.load_model(model)
     store.load_weights(loaded, model.parent)
     return loaded
-
-
-def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
-    """The inputs that are no weights."""
-    weights = {i.name for i in model.graph.initializer}
-    specs = []
-    for value in model.graph.input:
-        if value.name in weights:
-            continue
-        if not value.type.HasField("tensor_type"):
-            raise CutefuseError(f"input {value.name} is no tensor, which the PyTorch back end cannot be given")
-        tensor = value.type.tensor_type
-        dtype = str(dtype_of(tensor.elem_type, f"input {value.name}")).removeprefix("torch.")
-        dims = tuple(d.dim_value if d.dim_value > 0 else d.dim_param or None for d in tensor.shape.dim)
-        specs.append(InputSpec(value.name, dims, dtype))
-    return specs
 
 
 class TorchEngine:

@@ -20,6 +20,7 @@ from typing import Any
 
 from cutefuse.engines.artifacts import Artifacts, concat_notes
 from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.inputs import shapes_text
 from cutefuse.engines.layers import CompiledGraph, read_layers
 from cutefuse.engines.records import write_build
 from cutefuse.engines.tensorrt import api, trtexec
@@ -85,8 +86,7 @@ def compile_model(
         timeout_s: seconds until the compiler is ended.
     Raises: CutefuseError where it is not installed, or where the parser or the builder refuses the model.
     """
-    fixed = ",".join(f"{name}:{'x'.join(map(str, dims)) or 'scalar'}" for name, dims in (shapes or {}).items())
-    words = [f"{TARGET}={sm}", *([f"--shapes={fixed}"] if fixed else [])]
+    words = [f"{TARGET}={sm}", *([f"--shapes={shapes_text(shapes)}"] if shapes else [])]
     with tempfile.TemporaryDirectory(prefix="cutefuse-rtx-") as folder:
         log = Path(folder) / "build.log"
         try:
