@@ -191,7 +191,7 @@ def _layer(
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
     filters = (constants.get(present[1]) or cast.get(present[1])) if len(present) > 1 else None
     if layer["ParameterType"] in ("Convolution", "Deconvolution") and filters is not None:
-        layer.update(_convolution(attributes, filters, layer["ParameterType"], args))
+        layer.update(_convolution(attributes, filters, layer["ParameterType"]))
         if present[1] in cast:
             del layer["Weights"]  # they are an input tensor of the layer
         layer["HasBias"] = int(len(present) > 2)
@@ -211,7 +211,7 @@ def _layer(
     return layer
 
 
-def _convolution(attributes: dict[str, Any], weight: Any, kind: str, args: dict[str, Any]) -> dict[str, Any]:
+def _convolution(attributes: dict[str, Any], weight: Any, kind: str) -> dict[str, Any]:
     kernel = list(weight.dims[2:])
     rank = len(kernel)
     pads = list(attributes.get("pads") or [0] * 2 * rank)

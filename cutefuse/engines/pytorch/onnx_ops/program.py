@@ -221,14 +221,14 @@ class _Loader:
         if function is not None:
             return self._body(function, proto, given, owner)
         if proto.op_type == "If":
-            return self._branch(proto, name, owner, given, attrs, scope, opsets)
+            return self._branch(name, owner, given, attrs, scope, opsets)
         node = Node(
             name, proto.op_type, opsets.get("", opsets.get("ai.onnx", 1)), attrs,
             [None if v is None else v.tensor for v in given], len([o for o in proto.output if o]),
         )  # fmt: skip
-        return self._operator(node, given, owner, list(proto.output))
+        return self._operator(node, given, owner)
 
-    def _operator(self, node: Node, given: list[Value | None], owner: str, outputs: list[str]) -> list[Value]:
+    def _operator(self, node: Node, given: list[Value | None], owner: str) -> list[Value]:
         entry = TABLE[node.op_type]
         try:
             run = entry.build(node)
@@ -297,7 +297,7 @@ class _Loader:
         if value.tensor.dim() != len(perm):
             return value
         attrs = {"perm": list(perm)}
-        (turned,) = self._operator(Node(name, "Transpose", 1, attrs, [value.tensor], 1), [value], name, [])
+        (turned,) = self._operator(Node(name, "Transpose", 1, attrs, [value.tensor], 1), [value], name)
         return turned
 
     def _widened(self, value: Value) -> Value:
@@ -334,8 +334,8 @@ class _Loader:
         return [scope[o] for o in function.output]
 
     def _branch(
-        self, proto: NodeProto, name: str, owner: str, given: list[Value | None], attrs: dict[str, Any],
-        scope: dict[str, Value], opsets: Mapping[str, int],
+        self, name: str, owner: str, given: list[Value | None], attrs: dict[str, Any], scope: dict[str, Value],
+        opsets: Mapping[str, int],
     ) -> list[Value]:  # fmt: skip
         condition = given[0]
         if condition is None or not condition.known:
