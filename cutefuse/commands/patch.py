@@ -6,10 +6,7 @@ Exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -107,20 +104,7 @@ def _idle(args: argparse.Namespace) -> list[str]:
     return found
 
 
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """A model's nodes live to the end: looking for garbage among them takes a third of a long run."""
-    looks = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if looks:
-            gc.enable()
-
-
 @command_line
-@_without_collector()
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     end_on_sigterm()
