@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from cutefuse import plugin_path
 from cutefuse.commands import doctor
@@ -31,6 +32,7 @@ from cutefuse.engines.artifacts import Artifacts, read_json
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.inputs import shapes_text
 from cutefuse.engines.layers import moved, read_layers
+from cutefuse.engines.onnxruntime.run import seeded_inputs
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.engines.tensorrt.api import Session
 from cutefuse.errors import CutefuseError, command_line
@@ -38,6 +40,7 @@ from cutefuse.graph.store import load_model
 from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
+from cutefuse.rewrite.patch import Options, patch
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 PROBE = "CuteConcatConv2Relu"
@@ -173,8 +176,6 @@ def _polygraphy(model: Path, register: str) -> Check:
 
 def patched_twin(plain: Path, outdir: Path) -> tuple[Path, str]:
     """The patched model and the type of its fused nodes. Raises CutefuseError when ONNX Runtime sees a difference."""
-    from cutefuse.rewrite.patch import Options, patch
-
     patched = outdir / f"{plain.name.removesuffix('.onnx')}.cutefuse.onnx"
     kind = engine_of_backend(backend_here())
     result = patch(plain, patched, Options(all_sites=True, verify=True, sm=local_sm(), engine=kind))
@@ -225,10 +226,6 @@ def model_check(plain: Path, outdir: Path) -> Check:
     """Build, run and time one model plain and patched."""
 
     def body() -> tuple[str, dict[str, float]]:
-        import onnxruntime
-
-        from cutefuse.engines.onnxruntime.run import seeded_inputs
-
         backend = backend_here()
         patched, dtype = patched_twin(plain, outdir)
         session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 import cutefuse
 from cutefuse.engines.layers import Layer
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.graph.body import DOMAIN, TILE
+from cutefuse.graph.store import load_model
 from cutefuse.operators.layouts import HWC8, LAYOUT, NAMES, NHWC
 from cutefuse.output import write_json
 
-DOMAIN = "cutefuse"
-TILE = "tile"  # as in graph.body, which imports onnx
 PLUGINS_FIRST = (10, 7, 0)  # from this TensorRT on a plugin comes before a function body of the same name
 
 
@@ -33,10 +35,6 @@ class ModelFacts:
 
 def read_model(path: Path) -> ModelFacts:
     """Facts of an ONNX file. Raises CutefuseError for a file that is missing or no ONNX model."""
-    import onnx
-
-    from cutefuse.graph.store import load_model
-
     model = load_model(path)
     half = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]

@@ -12,12 +12,13 @@ import cutefuse
 from cutefuse.engines import build as engines
 from cutefuse.engines import plugins
 from cutefuse.engines.inputs import input_specs, resolve, shapes_text
-from cutefuse.engines.tensorrt import rtx, trtexec
+from cutefuse.engines.tensorrt import api, rtx, trtexec
 from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
 from cutefuse.match.site import FUSED, LEFT_OUT, MERGED
 from cutefuse.operators.layouts import TENSORRT, engine_of_backend
 from cutefuse.optimize.bench import BEST, PLAIN, Shelf
+from cutefuse.optimize.bench_tensorrt import TensorRTBench
 from cutefuse.optimize.loop import Bench, Built, Graph, Limits, Loop, Outcome, Worth
 from cutefuse.optimize.worth import worths
 from cutefuse.output import write_json
@@ -26,6 +27,7 @@ from cutefuse.report.write import write, write_compare
 from cutefuse.rewrite.passes.select import Tiles
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.rewrite.prove import failure
+from cutefuse.rewrite.retype import to_float16
 from cutefuse.select.price import Pricing
 
 SCHEMA = 1
@@ -202,9 +204,7 @@ def _tensorrt(kind: str) -> tuple[int, int, int] | None:
     if kind == "trtexec":
         return trtexec.inspect(trtexec.find() or "trtexec").version
     if kind == "tensorrt":
-        from cutefuse.engines.tensorrt.api import version
-
-        return version()
+        return api.version()
     return None
 
 
@@ -219,8 +219,6 @@ def _bench(kind: str, request: Request, shelf: Shelf) -> Bench:
         given = [w.partition("=")[2] for w in words if w.startswith("--mode=")]
         others = [w for w in words if not w.startswith("--mode=")]
         return TorchBench(shelf, others, request.patch.verify, given[-1:] or MODES)
-    from cutefuse.optimize.bench_tensorrt import TensorRTBench
-
     return TensorRTBench(shelf, kind, words, request.timeout_s)
 
 
@@ -234,8 +232,6 @@ def _shape_words(request: Request) -> list[str]:
 
 def _converted(request: Request, shelf: Shelf) -> Path:
     """The model in float16, in a file of its own."""
-    from cutefuse.rewrite.retype import to_float16
-
     model = load_model(request.model)
     external = uses_external_data(model)
     model, *_ = to_float16(model, request.model.parent, request.patch.keep_float32)

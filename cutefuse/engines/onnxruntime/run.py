@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from cutefuse.engines import plugins
 from cutefuse.engines.artifacts import Artifacts
@@ -47,8 +48,6 @@ def seeded_inputs(model: onnx.ModelProto, wanted: dict[str, tuple[int, ...]]) ->
 
 def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
     """Run a model with ONNX Runtime on the CPU and write graph, profile, timing and metadata JSON into `outdir`."""
-    import onnxruntime
-
     options = options_of(words, _OPTIONS, _REFUSAL, _IGNORED)
     level = one_of(options, "--optimization", "extended", _LEVELS)
     say_idle(words, "ONNX Runtime", _IGNORED)
@@ -59,8 +58,8 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
         try:
             with spinner(f"profiling {model.name} with ONNX Runtime {onnxruntime.__version__}"):
                 feed = seeded_inputs(source, shapes_of(options))
-                latencies, wall_s = _time(onnxruntime, model, options, feed)
-                events = _events(onnxruntime, model, options, feed, scratch, statistics_ms=latencies)
+                latencies, wall_s = _time(model, options, feed)
+                events = _events(model, options, feed, scratch, statistics_ms=latencies)
         except CutefuseError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions are built at run time and share no public base
@@ -83,7 +82,7 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
     return files
 
 
-def _session(onnxruntime: Any, model: Path, options: dict[str, str], scratch: Path | None) -> Any:
+def _session(model: Path, options: dict[str, str], scratch: Path | None) -> Any:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel(
@@ -101,10 +100,8 @@ def _session(onnxruntime: Any, model: Path, options: dict[str, str], scratch: Pa
     return onnxruntime.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
 
 
-def _time(
-    onnxruntime: Any, model: Path, options: dict[str, str], feed: dict[str, np.ndarray]
-) -> tuple[list[float], float]:
-    session = _session(onnxruntime, model, options, None)
+def _time(model: Path, options: dict[str, str], feed: dict[str, np.ndarray]) -> tuple[list[float], float]:
+    session = _session(model, options, None)
 
     def sample() -> list[float]:
         start = time.perf_counter()
@@ -115,11 +112,10 @@ def _time(
 
 
 def _events(
-    onnxruntime: Any, model: Path, options: dict[str, str], feed: dict[str, np.ndarray], scratch: Path,
-    statistics_ms: list[float],
+    model: Path, options: dict[str, str], feed: dict[str, np.ndarray], scratch: Path, statistics_ms: list[float],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Node events of a separate run with the profiler on; the first (cold) inference is left out."""
-    session = _session(onnxruntime, model, options, scratch)
+    session = _session(model, options, scratch)
     session.run(None, feed)
     cold_end = None
     for _ in range(min(max(len(statistics_ms), 10), 50)):

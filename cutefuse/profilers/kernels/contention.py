@@ -20,6 +20,7 @@ from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.tensorrt.trtexec import end_group
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER
+from cutefuse.profilers.kernels.drive import work_of
 from cutefuse.table import show
 from cutefuse.timing.noise import steady
 
@@ -92,8 +93,6 @@ _Around = Callable[[Callable[[], float]], float]  # takes a sample while the loa
 def _stream(load: Load) -> Iterator[_Around]:
     """A load on a second stream of this process, enqueued ahead of each sample and still running behind it."""
     import torch
-
-    from cutefuse.profilers.kernels.drive import work_of
 
     work, side = work_of(torch, load.work), torch.cuda.Stream()
     pieces = 16

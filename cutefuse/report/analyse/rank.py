@@ -102,11 +102,6 @@ def pricing(profile_dir: Path, onnx_path: Path) -> Pricing:
     return priced
 
 
-def is_concat_copy(layer: Layer) -> bool:
-    """Whether a layer only moves a tensor to its place in a concatenation."""
-    return layer.kind == "copy" and layer.origin == "concat"
-
-
 class _Times:
     """The layers of an engine by the nodes of its model, and which nodes go when all sites are fused."""
 
@@ -198,7 +193,7 @@ class _Times:
                 label(concat) in layer.onnx
                 or merged in {model_tensor(t.name) for t in layer.outputs if t.name != merged}  # Myelin's: a part of it
                 or layer.name.removesuffix(" copy") in sources
-                and (is_concat_copy(layer) or merged in {t.name for t in layer.outputs})
+                and (layer.origin == "concat" or merged in {t.name for t in layer.outputs})
             )
         ]  # fmt: skip
 

@@ -11,6 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import markupsafe
+
 import cutefuse
 from cutefuse.engines.kinds import KINDS
 from cutefuse.engines.layers import Layer, layer_bytes, moved, weight_bytes
@@ -34,9 +37,7 @@ _DETAIL_LIMIT = 1500  # layers up to which every raw field travels in the page
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Any:
-    import jinja2
-
+def _environment() -> jinja2.Environment:
     here = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -49,10 +50,8 @@ def _environment() -> Any:
     return environment
 
 
-def _code(value: str) -> Any:
+def _code(value: str) -> markupsafe.Markup:
     """Words between backticks as code."""
-    import markupsafe
-
     return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(value))))
 
 
