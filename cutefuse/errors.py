@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -63,3 +64,13 @@ def run_command(command: Callable[[], int | None]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}; free space or choose another path", file=sys.stderr)
         return CutefuseError.exit_code
+
+
+def command_line(main: Callable[[list[str] | None], int | None]) -> Callable[..., int]:
+    """The `main` of a command, whose body runs in `run_command`."""
+
+    @functools.wraps(main)
+    def run(argv: list[str] | None = None) -> int:
+        return run_command(lambda: main(argv))
+
+    return run

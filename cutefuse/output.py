@@ -82,7 +82,6 @@ def indented(data: Any, depth: int = 0) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -53,7 +53,7 @@ def facts(model: Path, sm: int) -> dict[str, Any]:
     shapes = models.one_image(onnx.load(model, load_external_data=False))
     graph = rtx.compile_model(model, sm, shapes, plugins.libraries(bool(plugins.read_model(model).fused_nodes)))
     return {
-        "copies": len(graph.copies), "copy_bytes": graph.copy_bytes, "all_bytes": graph.all_bytes,
+        "copies": graph.moved.copies, "copy_bytes": graph.moved.copy_bytes, "all_bytes": graph.moved.all_bytes,
         "plugins": graph.plugin_layers, "engine_bytes": graph.engine_bytes, "seconds": graph.seconds,
         "peak_mib": graph.peak_mib,
     }  # fmt: skip

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cutefuse.engines.build import choose_backend  # noqa: E402
+from cutefuse.engines.layers import moved  # noqa: E402
 from cutefuse.engines.tensorrt import rtx  # noqa: E402
 from cutefuse.errors import CutefuseError, run_command  # noqa: E402
-from cutefuse.report.read.moves import moved  # noqa: E402
 from cutefuse.report.read.reader import find_engines, read_engine  # noqa: E402
 from cutefuse.table import scaled  # noqa: E402
 from models import one_image  # noqa: E402
@@ -141,7 +141,7 @@ def print_compiled(plain: list[Path], before: Path, after: Path) -> None:
     for path in plain:
         pair = [read_engine(find_engines(f / f"{path.stem}{suffix}.engine.graph.json")[0])
                 for f, suffix in ((before, ".onnx"), (after, ".cutefuse.onnx"))]  # fmt: skip
-        sums, plugins = [moved(engine) for engine in pair], sum(la.kind == "plugin" for la in pair[1].layers)
+        sums, plugins = [moved(engine.layers) for engine in pair], sum(la.kind == "plugin" for la in pair[1].layers)
 
         def both(values: Iterable[float], form: str = "d") -> str:
             return " -> ".join(format(value, form) for value in values)

@@ -71,7 +71,7 @@ def _widen_nodes(nodes: Iterable[NodeProto], kept: set[str], to: int) -> None:
 
 def feed_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """The inputs that an engine of the model starts with."""
-    from cutefuse.engines.pytorch.run import input_specs
+    from cutefuse.engines.inputs import input_specs
 
     specs = input_specs(model)
     return seeded(specs, resolve(specs, {}))

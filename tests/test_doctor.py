@@ -14,9 +14,7 @@ from cutefuse.commands import doctor
 
 def test_every_finding_is_one_line_and_what_is_not_ok_has_advice() -> None:
     found = doctor.findings()
-    assert {"Python", "library", "trtexec", "tensorrt", "nvcc", "dot", "ncu", "onnx", "torch"} <= {
-        f.name for f in found
-    }
+    assert {"Python", "library", "trtexec", "tensorrt", "nvcc", "ncu", "onnx", "torch"} <= {f.name for f in found}
     for f in found:
         assert "\n" not in f.text and f.status in (doctor.OK, doctor.OPTIONAL, doctor.WARNING, doctor.MISSING)
         assert f.status == doctor.OK or f.advice, f

@@ -26,6 +26,7 @@ from cutefuse.engines.artifacts import (
     tensorrt_version,
     whole_or_nothing,
 )
+from cutefuse.engines.layers import read_layers
 from cutefuse.engines.tensorrt import trtexec
 from cutefuse.errors import CutefuseError, VerificationError
 
@@ -156,15 +157,15 @@ def test_names_only_layer_information_cannot_pass_as_counted(
 
 
 def test_plugin_layers_are_matched_by_type_when_tensorrt_renames_them() -> None:
-    layers = [{"Name": "renamed", "LayerType": "PluginV3", "PluginType": "CuteConcatConv2Relu"}]
-    assert plugins.count_plugins({"Layers": layers}, {"a": "CuteConcatConv2Relu"}) == (1, [])
-    assert plugins.count_plugins({"Layers": layers}, {"a": "CuteRMSNorm"}) == (0, ["a"])
-    assert plugins.count_plugins({"Layers": layers}, {"a": "CuteConcatConv2Relu", "b": "CuteConcatConv2Relu"})[0] == 1
+    layers = read_layers([{"Name": "renamed", "LayerType": "PluginV3", "PluginType": "CuteConcatConv2Relu"}], "a file")
+    assert plugins.count_plugins(layers, {"a": "CuteConcatConv2Relu"}) == (1, [])
+    assert plugins.count_plugins(layers, {"a": "CuteRMSNorm"}) == (0, ["a"])
+    assert plugins.count_plugins(layers, {"a": "CuteConcatConv2Relu", "b": "CuteConcatConv2Relu"})[0] == 1
 
 
 def test_a_plugin_of_somebody_else_does_not_count() -> None:
-    layers = [{"Name": "nms", "LayerType": "PluginV2", "PluginType": "BatchedNMS_TRT"}]
-    assert plugins.count_plugins({"Layers": layers}, {"a": "CuteConcatConv2Relu"}) == (0, ["a"])
+    layers = read_layers([{"Name": "nms", "LayerType": "PluginV2", "PluginType": "BatchedNMS_TRT"}], "a file")
+    assert plugins.count_plugins(layers, {"a": "CuteConcatConv2Relu"}) == (0, ["a"])
 
 
 def test_float16_models_are_strongly_typed_on_tensorrt_10_only(

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from test_engine_api import Clock
 
 from cutefuse.engines import build as engine
+from cutefuse.engines.layers import layer_bytes
 from cutefuse.engines.tensorrt import api as tensorrt_api
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
@@ -52,21 +53,26 @@ def write_model(path: Path, batch: int | str = 1, dtype: int = TensorProto.FLOAT
 def test_the_compiled_graph_holds_layers_tensors_nodes_and_what_is_moved(tmp_path: Path) -> None:
     graph = rtx.compile_model(write_model(tmp_path / "m.onnx"))
     assert (graph.inputs, graph.outputs, graph.plugin_layers) == (("x",), ("y",), 0)
-    convs = {node for layer in graph.layers if layer.kind == "conv" for node in layer.onnx_nodes}
+    convs = {node for layer in graph.layers if layer.kind == "conv" for node in layer.onnx}
     assert {"left", "right", "last", "act"} <= convs  # the activation is inside of its convolution
     image, concat = 16 * 20 * 20 * 2, 24 * 20 * 20 * 2  # bytes of x, and of what the pool's output is copied from
-    moved = [layer.bytes_moved for layer in graph.copies]
-    assert moved == [2 * image, 2 * concat, 2 * 8 * 20 * 20 * 2] and graph.copy_bytes == sum(moved)
+    moved = [layer_bytes(layer) for layer in graph.copies]
+    assert moved == [2 * image, 2 * concat, 2 * 8 * 20 * 20 * 2] and graph.moved.copy_bytes == sum(moved)
     turn = graph.copies[-1]
-    assert turn.onnx_nodes == ("turn",) and turn.inputs[0].layout == "HWC" and turn.outputs[0].layout == "linear"
-    assert graph.all_bytes > graph.copy_bytes and graph.engine_bytes > 0 and graph.peak_mib > 50 and graph.seconds > 0
+    assert turn.onnx == ["turn"] and turn.inputs[0].layout == "HWC" and turn.outputs[0].layout == "linear"
+    assert (
+        graph.moved.all_bytes > graph.moved.copy_bytes
+        and graph.engine_bytes > 0
+        and graph.peak_mib > 50
+        and graph.seconds > 0
+    )
 
 
 @compiles
 def test_dynamic_inputs_are_built_for_the_shapes_given_else_for_one(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx", batch="n")
     one, four = rtx.compile_model(model), rtx.compile_model(model, shapes={"x": (4, 16, 20, 20)})
-    assert four.copy_bytes == 4 * one.copy_bytes
+    assert four.moved.copy_bytes == 4 * one.moved.copy_bytes
 
 
 @compiles
@@ -126,7 +132,7 @@ def test_process_builds_and_reports_what_cannot_be_timed(
     report = json.loads((tmp_path / "out" / "m.onnx.engine.report.json").read_text())
     assert (report["backend"], report["copies"]) == ("rtx", 3)
     graph = rtx.compile_model(model)
-    assert (report["copy_bytes"], report["all_bytes"]) == (graph.copy_bytes, graph.all_bytes)
+    assert (report["copy_bytes"], report["all_bytes"]) == (graph.moved.copy_bytes, graph.moved.all_bytes)
 
 
 @compiles

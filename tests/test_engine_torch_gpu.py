@@ -193,7 +193,7 @@ def untimed(self: Any, call: Any) -> dict[int, float]:
 def test_tiles_are_timed_once_for_both_modes(
     unet: tuple[onnx.ModelProto, onnx.ModelProto], limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.engines.pytorch import tile_times as tile_timer
+    from cutefuse.engines.pytorch import tile_times
     from cutefuse.timing.order import LEAST_GAIN, SWITCH_US
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
@@ -201,13 +201,13 @@ def test_tiles_are_timed_once_for_both_modes(
     assert first.program.notes == [] and (tmp_path / "fresh" / "cutefuse" / "tune.json").is_file()
     for node in first.program.fused:
         times = node.tiles_us
-        assert node.tile_from == "timed" and 1 < len(times) <= tile_timer.QUICK.tiles
+        assert node.tile_from == "timed" and 1 < len(times) <= tile_times.QUICK.tiles
         assert list(times) == node.tiles()[: len(times)] and all(0.5 < t < 1e4 for t in times.values())
         bound = (1 - LEAST_GAIN) * times[node.tile] - 2 * SWITCH_US
         faster = [tile for tile, time_us in times.items() if time_us < bound]
         assert not faster, "another kernel than before and after it costs two switches at most"
     assert float64.error(first(), limits.exact) < limits.patched
-    monkeypatch.setattr(tile_timer.TileTimer, "tiles_us", untimed)
+    monkeypatch.setattr(tile_times.TileTimer, "tiles_us", untimed)
     again = build(unet[1], "compile")
     assert [n.tile for n in again.program.fused] == [n.tile for n in first.program.fused]
     assert float64.error(again(), limits.exact) < limits.patched
@@ -280,7 +280,7 @@ def test_a_compiled_network_keeps_its_fused_nodes(
 
 @pytest.mark.parametrize("mode", ["cudnn", "compile"])
 def test_kernels_are_tried_inside_of_quiet(
-    mode: str, unet: tuple[onnx.ModelProto, onnx.ModelProto], limits: Limits
+    mode: str, unet: tuple[onnx.ModelProto, onnx.ModelProto], limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import contextlib
 
@@ -291,7 +291,8 @@ def test_kernels_are_tried_inside_of_quiet(
         entered.append(mode)
         yield
 
-    engine = build(unet[1], mode, quiet=quiet)
+    monkeypatch.setattr("cutefuse.engines.pytorch.lock._quiet", quiet)
+    engine = build(unet[1], mode)
     assert len(entered) >= 2  # the first run and the capture
     assert float64.error(engine(), limits.exact) < limits.patched
     assert mode == "cudnn" or engine.kernel_sources

@@ -4,7 +4,6 @@ tells little."""
 from __future__ import annotations
 
 import cProfile
-import gc
 import pstats
 import random
 import tracemalloc
@@ -17,7 +16,6 @@ import pytest
 from graphs import run_patch
 from onnx import TensorProto, helper
 
-from cutefuse.commands.patch import main
 from cutefuse.graph.read import Graph
 from cutefuse.graph.shapes import inferred
 from cutefuse.match.find import find_sites
@@ -76,17 +74,6 @@ def test_a_site_costs_few_calls(op_types: tuple[str, ...], most: int, tmp_path: 
         profile.disable()
         calls.append(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
     assert (calls[2] - calls[1]) / ((960 - 120) / len(op_types)) < most
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_the_command_leaves_the_garbage_collector_as_it_was(before: bool, tmp_path: Path) -> None:
-    onnx.save(chain(4, FUSED), str(tmp_path / "m.onnx"))
-    try:
-        gc.enable() if before else gc.disable()
-        assert main([str(tmp_path / "m.onnx"), "--all"]) == 0 and gc.isenabled() == before
-        assert main([str(tmp_path / "none.onnx")]) == 2 and gc.isenabled() == before
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("op_types", [FUSED, JOINED])

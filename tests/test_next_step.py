@@ -44,7 +44,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["cutefuse"])
     (tmp_path / "m.onnx").touch()
-    (tmp_path / "m.patch.json").write_text(json.dumps({"input": {"path": "m.onnx"}, "output": {"path": "p.onnx"}}))
+    report = {"input": {"path": "m.onnx"}, "output": {"path": "p.onnx"}, "sites": []}
+    (tmp_path / "p.patch.json").write_text(json.dumps(report))
     return tmp_path
 
 
@@ -73,9 +74,9 @@ def test_a_model_that_was_not_patched_is_ranked_and_patched(folder: Path, capsys
     assert said(capsys) == ["cutefuse rank out m.onnx", "cutefuse patch m.onnx --verify"]
 
 
-@pytest.mark.parametrize("report", ["no JSON", "[]", "{}", '{"input": 3, "output": {"path": "p.onnx"}}'])
+@pytest.mark.parametrize("report", ["no JSON", "[]", "{}", '{"input": 3, "output": {"path": "p.onnx"}, "sites": []}'])
 def test_a_damaged_patch_report_is_passed_over(report: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "m.patch.json").write_text(report)
+    (folder / "p.patch.json").write_text(report)
     next_step.after_process(Path("p.onnx"), Path("out"))
     assert said(capsys)[-1] == "cutefuse patch p.onnx --verify"
 
@@ -93,9 +94,10 @@ def lowered(folder: Path, name: str = "p.cutefuse.onnx") -> Path:
     report = {
         "input": {"path": "m.onnx"},
         "output": {"path": name},
+        "sites": [],
         "conversion": {"dtype": "float16", "changed": True},
     }
-    (folder / "m.patch.json").write_text(json.dumps(report))
+    (folder / "p.patch.json").write_text(json.dumps(report))
     return Path(name)
 
 
@@ -108,7 +110,7 @@ def engine_of(folder: Path, model: str, backend: str) -> None:
 def test_a_converted_model_is_compared_with_itself_undone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The engine of the float32 model before is no rival: it would credit fusing with what float16 gains."""
     patched = lowered(folder)
-    next_step.after_patch(patched, json.loads((folder / "m.patch.json").read_text()))
+    next_step.after_patch(patched, json.loads((folder / "p.patch.json").read_text()))
     assert said(capsys)[-1] == "cutefuse unpatch p.cutefuse.onnx"
     engine_of(folder / "plain", "m.onnx", "onnxruntime")
     next_step.after_process(patched, Path("p.out"))
@@ -124,10 +126,10 @@ def test_a_converted_model_is_compared_with_itself_undone(folder: Path, capsys: 
 
 def test_a_conversion_that_changed_nothing_asks_for_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     patched = lowered(folder)
-    report = json.loads((folder / "m.patch.json").read_text())
+    report = json.loads((folder / "p.patch.json").read_text())
     report["conversion"]["changed"] = False
-    (folder / "m.patch.json").write_text(json.dumps(report))
-    next_step.after_patch(patched, json.loads((folder / "m.patch.json").read_text()))
+    (folder / "p.patch.json").write_text(json.dumps(report))
+    next_step.after_patch(patched, json.loads((folder / "p.patch.json").read_text()))
     assert not [line for line in said(capsys) if "unpatch" in line]
     next_step.after_process(patched, Path("p.out"))
     assert said(capsys) == ["cutefuse process m.onnx p.out_plain", "cutefuse compare p.out_plain p.out"]

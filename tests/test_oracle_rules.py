@@ -67,4 +67,4 @@ def test_the_compiler_turns_the_enlargements_that_the_rules_say(before: str, in_
     result = patch(source, output, Options(engine="rtx", sm=89, all_sites=True, include=(joined,)))
     assert result.output == output
     compiled = rtx.compile_model(output, 89, {}, plugins.libraries(True))
-    assert any("t/to_nhwc" in copy.onnx_nodes for copy in compiled.copies) == in_nchw
+    assert any("t/to_nhwc" in copy.onnx for copy in compiled.copies) == in_nchw

@@ -12,11 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_rtx_log import BLOCKED, NCHW, line, log_of, tensor
 
+from cutefuse.engines.layers import moved
 from cutefuse.engines.tensorrt.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
 from cutefuse.report.analyse.compare import compare
 from cutefuse.report.analyse.rank import candidates
-from cutefuse.report.read.moves import moved, moves
+from cutefuse.report.read.moves import moves
 from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.report.write import write, write_compare
 
@@ -57,7 +58,7 @@ def test_each_copy_has_its_bytes_and_its_reason(tmp_path: Path) -> None:
     assert "2 tensors" in joined.reason and "/a/Conv" in joined.reason and "for convolution /c/Conv" in joined.reason
     assert (turned.origin, turned.size_bytes) == ("shuffle", 2 * SMALL)
     assert "linear becomes HWC from input x" in turned.reason and "/a/Conv, convolution /b/Conv" in turned.reason
-    sums = moved(engine)
+    sums = moved(engine.layers)
     assert (sums.copies, sums.copy_bytes, sums.all_bytes) == (2, 6 * SMALL, 6 * SMALL + 7 * SMALL)
 
 
@@ -77,7 +78,7 @@ def test_what_moves_nothing_counts_nothing(tmp_path: Path, kind: str) -> None:
     (tmp_path / "g.graph.json").write_text(
         json.dumps({"Layers": [{"Name": "view", "LayerType": kind, "Inputs": [], "Outputs": []}]})
     )
-    sums = moved(read_engine(find_engines(tmp_path)[0]))
+    sums = moved(read_engine(find_engines(tmp_path)[0]).layers)
     assert (sums.copies, sums.copy_bytes, sums.all_bytes) == (0, 0, 0)
 
 
@@ -110,7 +111,7 @@ def test_the_same_engine_twice_has_no_rows(tmp_path: Path) -> None:
 def test_engines_of_classic_tensorrt_say_it_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = ef.write_pair(tmp_path)
     part, image = 64 * 64 * 64 * 2, 8 * 64 * 64  # bytes of a source of the Concat, elements of the input
-    assert moved(read_engine(find_engines(before)[0])).copy_bytes == 2 * 2 * part + image * (4 + 2)
+    assert moved(read_engine(find_engines(before)[0]).layers).copy_bytes == 2 * 2 * part + image * (4 + 2)
     page = write_compare([before, after], tmp_path / "c.html")
     assert "copies: 3 → 1 (-2)" in capsys.readouterr().out and 'id="kinds"' in page.read_text()
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cutefuse.engines.artifacts import loads
 from cutefuse.engines.kinds import kind_of, node_names, on_tensor_cores
 from cutefuse.engines.tensors import dtype_of, layout_of, tensor_of
 from cutefuse.errors import CutefuseError
 from cutefuse.report.analyse.tables import analyse
 from cutefuse.report.read.reader import find_engines, read_engine
-from cutefuse.report.read.sources import loads
 from cutefuse.report.write import write
 from cutefuse.roofline.peaks import by_name
 

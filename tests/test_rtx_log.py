@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cutefuse.engines.compiled import CompiledLayer, read_layers
 from cutefuse.engines.kinds import copy_origin, kind_of, model_tensor, node_names
+from cutefuse.engines.layers import Layer, layer_bytes, read_layers
 from cutefuse.engines.tensorrt.rtx_log import layer_information, layer_of
 
 NCHW, NHWC = ("[3,2,1,0]", "(Linear) Row major linear format"), ("[3,0,2,1]", "(NHWC) Channel major format")
@@ -42,8 +42,8 @@ def log_of(*lines: str) -> str:
     )
 
 
-def layer(text: str) -> CompiledLayer:
-    return read_layers({"Layers": [layer_of(text)]})[0]
+def layer(text: str) -> Layer:
+    return read_layers({"Layers": [layer_of(text)]}, "a log")[0]
 
 
 def test_a_layer_has_the_fields_of_trtexecs_layer_information() -> None:
@@ -130,8 +130,8 @@ def test_a_kernels_own_name_is_no_onnx_node(name: str, nodes: list[str]) -> None
 def test_copies_are_counted_by_what_they_read_and_write() -> None:
     moved = layer(line("__myl_Move_myl0_0", "kgen", [tensor("x", "1,3,4,4", NCHW)], [tensor("t", "1,4,4,4")]))
     kept = layer(line("/a_myl0_0", "correlation", [tensor("x", "1,3,4,4")], [tensor("t", "1,4,4,4", NHWC, "Float")]))
-    assert (moved.is_copy, moved.bytes_moved) == (True, 2 * 16 * 3 + 2 * 16 * 4)
-    assert (kept.is_copy, kept.bytes_moved) == (False, 0) and kept.outputs[0].size_bytes == 4 * 64
+    assert (moved.kind, layer_bytes(moved)) == ("copy", 2 * 16 * 3 + 2 * 16 * 4)
+    assert kept.kind == "conv" and kept.outputs[0].size_bytes == 4 * 64
 
 
 @pytest.mark.parametrize(

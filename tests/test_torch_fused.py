@@ -58,9 +58,9 @@ def kernel_program(model: onnx.ModelProto) -> tuple[Any, Any, list[Any]]:
     """(program with kernel calls, its function on the CPU, seeded inputs)."""
     import torch
 
+    from cutefuse.engines.inputs import input_specs
     from cutefuse.engines.pytorch.onnx_ops.merge import merge
     from cutefuse.engines.pytorch.onnx_ops.program import load
-    from cutefuse.engines.pytorch.run import input_specs
 
     dims = resolve(input_specs(model), {})
     program = load(model, dims, fused=True)

@@ -36,7 +36,7 @@ def in_onnx_runtime(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict
 
 def error_of(model: onnx.ModelProto, engine: Any = None, shapes: dict[str, tuple[int, ...]] | None = None) -> float:
     """Largest difference to ONNX Runtime, over the largest output."""
-    from cutefuse.engines.pytorch.run import input_specs
+    from cutefuse.engines.inputs import input_specs
 
     engine = engine or engine_of(model, shapes=shapes)
     feed = seeded(input_specs(model), resolve(input_specs(model), shapes or {}))
@@ -219,9 +219,9 @@ def test_what_others_read_or_cudnn_has_not_stays_apart(
 
 
 def test_a_compiler_gets_convolutions_and_activations_apart() -> None:
+    from cutefuse.engines.inputs import input_specs
     from cutefuse.engines.pytorch.onnx_ops.merge import merge
     from cutefuse.engines.pytorch.onnx_ops.program import load
-    from cutefuse.engines.pytorch.run import input_specs
 
     model = graph(f"{CONV} y = Relu(c)", inputs=SMALL)
     program = load(model, resolve(input_specs(model), {}), fused=False)

@@ -55,9 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
 @pytest.fixture
 def load(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """Makes the program of three kernel calls, on an H200."""
-    from cutefuse.engines.inputs import resolve
+    from cutefuse.engines.inputs import input_specs, resolve
     from cutefuse.engines.pytorch.onnx_ops import fused, program
-    from cutefuse.engines.pytorch.run import input_specs
 
     monkeypatch.setattr(fused, "_sm", lambda: 90)
     monkeypatch.setattr(fused, "_sm_count", lambda: 132)
@@ -75,14 +74,12 @@ def cache(tmp_path: Path) -> TuneCache:
     return TuneCache(tmp_path / "tune.json")
 
 
-def choose(
-    program: Any, tuner: TileTuner | None, tiles: Mapping[str, int] | str = "timed", quiet: Any = None
-) -> list[int]:
+def choose(program: Any, tuner: TileTuner | None, tiles: Mapping[str, int] | str = "timed") -> list[int]:
     """The place of each node's tile among its guesses, 0 for the first."""
     from cutefuse.engines.pytorch.tiles import choose_tiles
 
     names = {node.name for node in program.fused}
-    choose_tiles(program, tiles, names, quiet or contextlib.nullcontext, tuner)
+    choose_tiles(program, tiles, names, tuner)
     return [node.tiles().index(node.tile) for node in program.fused]
 
 
@@ -185,7 +182,9 @@ class TestChoice:
         with pytest.raises(CutefuseError, match=text):
             choose(load(), None, tiles)
 
-    def test_times_are_taken_while_the_gpu_is_quiet(self, load: Callable[[], Any], cache: TuneCache) -> None:
+    def test_times_are_taken_while_the_gpu_is_quiet(
+        self, load: Callable[[], Any], cache: TuneCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         inside: list[bool] = []
         held = False
 
@@ -201,7 +200,8 @@ class TestChoice:
                 inside.append(held)
                 return super().tiles_us(call)
 
-        choose(load(), TileTuner(Watched(), cache), quiet=quiet)
+        monkeypatch.setattr("cutefuse.engines.pytorch.lock._quiet", quiet)
+        choose(load(), TileTuner(Watched(), cache))
         assert inside == [True, True] and not held
 
 
@@ -289,11 +289,11 @@ def gpu_timer(monkeypatch: pytest.MonkeyPatch, fails: int) -> Any:
     with this number has no kernel."""
     import torch
 
-    from cutefuse.engines.pytorch import tile_times as tile_timer
+    from cutefuse.engines.pytorch import tile_times
 
     class Repeated:
         def __init__(self, work: Any, effort: Any) -> None:
-            assert effort is tile_timer.QUICK
+            assert effort is tile_times.QUICK
             own = work.args[0]
             self.place = own.tiles().index(own.config)
             if self.place == fails:
@@ -302,12 +302,12 @@ def gpu_timer(monkeypatch: pytest.MonkeyPatch, fails: int) -> Any:
         def sample_us(self) -> float:
             return {1: 3.0, 2: 4.0}.get(self.place, 10.0)
 
-    class OnCpu(tile_timer.TileTimer):
+    class OnCpu(tile_times.TileTimer):
         device, tiles_machine, l2_bytes = "cpu", "GPU X", 50 << 20  # type: ignore[assignment]
 
-    monkeypatch.setattr(tile_timer, "Repeated", Repeated)
-    monkeypatch.setattr(tile_timer, "_operand", lambda t: torch.empty(t.dims, dtype=getattr(torch, t.dtype)))
-    return OnCpu(tile_timer.QUICK)
+    monkeypatch.setattr(tile_times, "Repeated", Repeated)
+    monkeypatch.setattr(tile_times, "_operand", lambda t: torch.empty(t.dims, dtype=getattr(torch, t.dtype)))
+    return OnCpu(tile_times.QUICK)
 
 
 @pytest.mark.parametrize(("read_bytes", "sets"), [(0, 1), (50, 1), (51, 2), (400, 2)])

@@ -49,7 +49,7 @@ if "--loadEngine" in given:
     patched = ".cutefuse." in path
     write("--exportTimes", json.dumps([{{"computeMs": 0.5 if patched else 1.0}}] * 5))
     write("--exportProfile", json.dumps([{{"count": 5}}]))
-    write("--exportLayerInfo", json.dumps({{"Layers": [], "Bindings": []}}))
+    write("--exportLayerInfo", json.dumps({{"Layers": [{{"Name": "a", "LayerType": "Convolution"}}], "Bindings": []}}))
     if "--exportOutput" in given:
         import numpy as np, onnxruntime as ort
         session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])

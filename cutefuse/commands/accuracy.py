@@ -11,7 +11,7 @@ from typing import Any
 
 import cutefuse
 from cutefuse.engines.inputs import parse_shapes
-from cutefuse.errors import CutefuseError, VerificationError, run_command
+from cutefuse.errors import CutefuseError, VerificationError, command_line
 from cutefuse.graph.store import load_model
 from cutefuse.output import add_json, json_alone, whole_number
 
@@ -76,7 +76,8 @@ def compare(first: Path, second: Path, rtol: float, atol: float, seed: int, give
     return bool(accuracy)
 
 
-def main(argv: list[str] | None = None) -> int:
+@command_line
+def main(argv: list[str] | None = None) -> None:
     """Entry point of `cutefuse accuracy`: exit code 0 equal, 1 different, 2 bad input."""
     parser = argparse.ArgumentParser(prog="cutefuse accuracy", description=__doc__)
     parser.add_argument("engine", type=Path, help="TensorRT engine, or a patched ONNX model")
@@ -87,17 +88,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=whole_number, default=0)
     add_json(parser)
     args = parser.parse_args(argv)
-
-    def command() -> None:
-        given = parse_shapes(",".join(args.shapes))
-        with json_alone(args.json) as show:
-            equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, given)
-            show({"equal": equal, "rtol": args.rtol, "atol": args.atol, "seed": args.seed})
-        if not equal:
-            raise VerificationError(
-                f"{args.engine.name} and {args.reference.name} differ; Polygraphy's lines say where"
-            )
-        if not args.json:
-            print(f"{args.engine.name} and {args.reference.name} agree within {args.atol:g} + {args.rtol:g} * |value|")
-
-    return run_command(command)
+    given = parse_shapes(",".join(args.shapes))
+    with json_alone(args.json) as show:
+        equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, given)
+        show({"equal": equal, "rtol": args.rtol, "atol": args.atol, "seed": args.seed})
+    if not equal:
+        raise VerificationError(f"{args.engine.name} and {args.reference.name} differ; Polygraphy's lines say where")
+    if not args.json:
+        print(f"{args.engine.name} and {args.reference.name} agree within {args.atol:g} + {args.rtol:g} * |value|")

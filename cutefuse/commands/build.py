@@ -10,11 +10,12 @@ import threading
 from pathlib import Path
 
 from cutefuse.commands import next_step
+from cutefuse.commands.choices import sm_of
 from cutefuse.engines.build import BUILDERS, build, choose_backend
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx, trtexec
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.operators.layouts import engine_of_backend, strange
 from cutefuse.output import add_json, check_named, json_alone, whole_number
 from cutefuse.select.engines import NEWEST
@@ -82,7 +83,7 @@ def target_options(args: argparse.Namespace, allow_onnxruntime: bool = False) ->
             f"--sm and --gpu name a target, and the back end {kind} builds for this machine's GPU; leave them out, or "
             "give --backend rtx"
         )
-    named = rtx.target_of(args.gpu) if args.gpu else args.sm
+    named = sm_of(args.gpu) if args.gpu else args.sm
     if args.sm not in (None, named):
         raise CutefuseError(f"--gpu {args.gpu} has compute capability {named / 10}, --sm says {args.sm / 10}; give one")
     return [f"{rtx.TARGET}={rtx.check_sm(named)}"]
@@ -107,8 +108,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, .
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`cutefuse build model.onnx [outdir] [trtexec options]`."""
+@command_line
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="cutefuse build", allow_abbrev=False, description="Build an engine from an ONNX model.",
         epilog="Every other option goes to trtexec: --fp16 (TensorRT 10), --minShapes=x:1x3x64x64, ...",
@@ -119,23 +120,18 @@ def main(argv: list[str] | None = None) -> int:
     add_engine_arguments(parser, BUILDERS)
     add_json(parser)
     args, rest = parser.parse_known_args(argv)
-
-    def command() -> int:
-        end_on_sigterm()
-        check_named(args.model)
-        with json_alone(args.json) as show:
-            say_idle(args, args.model, "" if args.dry_run else "--dry-run")
-            say_idle_timeout(args.timeout, args.backend)
-            files = build(
-                args.model, args.outdir or args.model.with_suffix(".trt"),
-                [*trtexec_options(rest), *target_options(args)], args.backend,
-                not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),
-            )  # fmt: skip
-            made = {} if args.dry_run else {"graph": files.graph, "log": files.build_log}
-            show({"engine": files.engine, "written": not args.dry_run} | {k: p for k, p in made.items() if p.is_file()})
-            if not args.dry_run:
-                print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")
-                next_step.after_build(files.engine)
-        return 0
-
-    return run_command(command)
+    end_on_sigterm()
+    check_named(args.model)
+    with json_alone(args.json) as show:
+        say_idle(args, args.model, "" if args.dry_run else "--dry-run")
+        say_idle_timeout(args.timeout, args.backend)
+        files = build(
+            args.model, args.outdir or args.model.with_suffix(".trt"),
+            [*trtexec_options(rest), *target_options(args)], args.backend,
+            not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),
+        )  # fmt: skip
+        made = {} if args.dry_run else {"graph": files.graph, "log": files.build_log}
+        show({"engine": files.engine, "written": not args.dry_run} | {k: p for k, p in made.items() if p.is_file()})
+        if not args.dry_run:
+            print(f"{files.engine} ({files.engine.stat().st_size / 2**20:.1f} MiB), layers in {files.graph}")
+            next_step.after_build(files.engine)

@@ -6,29 +6,24 @@ import argparse
 from pathlib import Path
 
 from cutefuse.commands import next_step
-from cutefuse.errors import run_command
+from cutefuse.engines.artifacts import read_json
+from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.read.sources import read_json
 from cutefuse.report.write import compared, write_comparison
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`cutefuse compare a/ b/`: engines side by side."""
+@command_line
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="cutefuse compare", allow_abbrev=False, description="Compare engines.")
     parser.add_argument("sources", type=Path, nargs="+", help="folders or *.graph.json files, the baseline first")
     parser.add_argument("-o", "--output", type=Path, help="page to write (compare.html in the last engine's folder)")
     add_json(parser)
     args = parser.parse_args(argv)
-
-    def command() -> int:
-        with json_alone(args.json) as show:
-            last = args.sources[-1] if args.sources[-1].is_dir() else args.sources[-1].parent
-            page = args.output or last / "compare.html"
-            comparison = compared(args.sources, page)
-            write_comparison(comparison, page)
-            show({"page": page, **read_json(page.with_suffix(".json"))})
-            print(f"comparison: {page}")
-            next_step.after_compare(comparison.engines)
-        return 0
-
-    return run_command(command)
+    with json_alone(args.json) as show:
+        last = args.sources[-1] if args.sources[-1].is_dir() else args.sources[-1].parent
+        page = args.output or last / "compare.html"
+        comparison = compared(args.sources, page)
+        write_comparison(comparison, page)
+        show({"page": page, **read_json(page.with_suffix(".json"))})
+        print(f"comparison: {page}")
+        next_step.after_compare(comparison.engines)

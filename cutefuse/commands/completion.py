@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from cutefuse.cli import COMMANDS
-from cutefuse.errors import run_command
+from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
 
 _BASH = """declare -A _cutefuse_options
@@ -54,20 +54,15 @@ compdef _cutefuse cutefuse
 SHELLS = {"bash": _BASH, "zsh": _ZSH}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse completion`."""
+@command_line
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="cutefuse completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shell", choices=sorted(SHELLS), help="the shell that will read the script")
     add_json(parser)
     args = parser.parse_args(argv)
-
-    def command() -> int:
-        script = SHELLS[args.shell].format(commands=" ".join(COMMANDS))
-        with json_alone(args.json) as show:
-            show({"shell": args.shell, "script": script})
-            print(script, end="")
-        return 0
-
-    return run_command(command)
+    script = SHELLS[args.shell].format(commands=" ".join(COMMANDS))
+    with json_alone(args.json) as show:
+        show({"shell": args.shell, "script": script})
+        print(script, end="")

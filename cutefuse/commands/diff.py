@@ -6,29 +6,25 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cutefuse.errors import run_command
+from cutefuse.errors import command_line
 from cutefuse.graph.diff import Change, compare
 from cutefuse.graph.store import load_model
 from cutefuse.output import add_json, json_alone
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse diff`."""
     p = argparse.ArgumentParser(prog="cutefuse diff", description="Show what changed between two ONNX models.")
     p.add_argument("a", type=Path)
     p.add_argument("b", type=Path)
     add_json(p)
     args = p.parse_args(argv)
-
-    def command() -> int:
-        changes = compare(load_model(args.a), load_model(args.b), args.a.parent, args.b.parent)
-        with json_alone(args.json) as show:
-            show(changes)
-        if not args.json:
-            _print(changes)
-        return int(any(changes.values()))
-
-    return run_command(command)
+    changes = compare(load_model(args.a), load_model(args.b), args.a.parent, args.b.parent)
+    with json_alone(args.json) as show:
+        show(changes)
+    if not args.json:
+        _print(changes)
+    return int(any(changes.values()))
 
 
 def _print(changes: Mapping[str, Sequence[Change]]) -> None:

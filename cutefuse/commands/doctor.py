@@ -18,7 +18,7 @@ from cutefuse import kernels
 from cutefuse.engines.cuda_memory import local_gpus, local_sm
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx, trtexec
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.graph import faults
 from cutefuse.graph.read import Graph
 from cutefuse.graph.store import load_model
@@ -203,7 +203,6 @@ def findings(model: Path | None = None) -> list[Finding]:
     found += check_layout(model) if model else []
     for name, option, advice in (
         ("nvcc", "--version", "needed to build kernels only"),
-        ("dot", "-V", "not needed: reports draw graphs by themselves; apt install graphviz for your own"),
         ("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
         ("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
     ):
@@ -218,23 +217,19 @@ def findings(model: Path | None = None) -> list[Finding]:
     return found
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse doctor`: exit code 0 when nothing is missing, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="cutefuse doctor", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?",
                         help="ONNX model; its nodes are named that reported faults of TensorRT concern")  # fmt: skip
     add_json(parser)
     args = parser.parse_args(argv)
-
-    def command() -> int:
-        with json_alone(args.json) as show:
-            found = findings(args.model)
-            show([asdict(f) for f in found])
-        if not args.json:
-            width = max(len(f.name) for f in found)
-            for f in found:
-                advice = f"\n{'':<{width + 11}}-> {f.advice}" if f.status != OK and f.advice else ""
-                print(f"{f.status:<9} {f.name:<{width}} {f.text}{advice}")
-        return int(any(f.status == MISSING for f in found))
-
-    return run_command(command)
+    with json_alone(args.json) as show:
+        found = findings(args.model)
+        show([asdict(f) for f in found])
+    if not args.json:
+        width = max(len(f.name) for f in found)
+        for f in found:
+            advice = f"\n{'':<{width + 11}}-> {f.advice}" if f.status != OK and f.advice else ""
+            print(f"{f.status:<9} {f.name:<{width}} {f.text}{advice}")
+    return int(any(f.status == MISSING for f in found))

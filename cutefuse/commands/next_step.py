@@ -5,6 +5,7 @@ The line stands on stdout behind the command's own, and is left out where the ou
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.engines.artifacts import Artifacts
-from cutefuse.engines.plugins import read_model
+from cutefuse.engines.plugins import patch_report, read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read.alike import converted, lowered, unlike
@@ -88,7 +89,7 @@ def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None
     """
     if source.suffix != ".onnx":
         return
-    report = _report(source, outdir)
+    report = _report(source)
     plain = _plain_model(report, source)
     if plain is None:
         if any(outdir.glob("*.profile.json")):
@@ -129,21 +130,13 @@ def undone(model: Path) -> Path:
     return model.with_name(f"{model.name.removesuffix('.onnx').removesuffix('.cutefuse')}.plain.onnx")
 
 
-def _report(model: Path, outdir: Path) -> dict[str, Any] | None:
-    """The patch report of a model, beside it or in the folder of its engine; None for one that was not patched."""
-    for folder in (outdir, model.parent):
-        for report in sorted(folder.glob("*.patch.json")):
-            try:
-                data = json.loads(report.read_text(encoding="utf-8"))
-                if all(_path(data[key]) for key in ("input", "output")) and _path(data["output"]).name == model.name:
-                    return dict(data)
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+def _report(model: Path) -> dict[str, Any] | None:
+    """The patch report of a model; None for one that was not patched."""
+    with contextlib.suppress(CutefuseError):
+        report = patch_report(model)
+        if report and isinstance(report.get("input"), dict):
+            return report
     return None
-
-
-def _path(entry: Any) -> Path:
-    return Path(entry["path"] if isinstance(entry, dict) else entry)
 
 
 def _plain_model(report: dict[str, Any] | None, model: Path) -> Path | None:
@@ -153,7 +146,7 @@ def _plain_model(report: dict[str, Any] | None, model: Path) -> Path | None:
         return None
     if converted(report):
         return undone(model)
-    before = _path(report["input"])
+    before = Path(str(report["input"].get("path")))
     return before if before.is_file() else model.with_name(before.name)
 
 

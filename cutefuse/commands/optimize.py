@@ -23,7 +23,7 @@ from cutefuse.commands.patch_words import show
 from cutefuse.commands.tuning import tuner_of
 from cutefuse.engines.build import BUILDERS, choose_backend
 from cutefuse.engines.tensorrt import rtx
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.optimize.bench import BEST
 from cutefuse.optimize.loop import Limits, Outcome
 from cutefuse.optimize.run import DROPPED, KEPT, RECORD, Request, engine_shapes, first_choice, optimize, pages
@@ -125,60 +125,52 @@ def _about(site: dict[str, Any]) -> str:
     return "; ".join(filter(None, (site["status"], predicted, others)))
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse optimize` and scripts/optimize_onnx.py."""
     args, rest = make_parser().parse_known_args(argv)
-
-    def command() -> int:
-        end_on_sigterm()
-        tuner = tuner_of("best") if args.tune else None
-        price, tiles = (pricing(tuner), partial(best_tiles, tuner)) if tuner else (None, None)
-        sm, gpu = target_of((), args.sm)
-        options = options_of(args, sm=sm, gpu=gpu, dtype="")
-        dtype = "float16" if args.dtype else ""
-        if args.dry_run:
-            kind = "torch" if args.backend == "torch" else ""
-            with contextlib.suppress(CutefuseError):  # no engine here: the predictions are TensorRT's
-                kind = choose_backend(args.backend)
-            if args.backend == "auto" and kind == "rtx" and rtx.cannot_run():
-                kind = ""  # it builds here, but times nothing
-            with json_alone(args.json) as tell:
-                shapes = engine_shapes(args.model, options.shapes, kind)
-                tried = first_choice(replace(options, dry_run=True, shapes=shapes, dtype=dtype), kind)
-                result = patch(args.model, args.output / args.model.name, tried, price, tiles)
-                show(result)
-                tell(result.report)
-            return result.exit_code
-        limits = Limits(args.builds, args.time_limit)
-        request = Request(
-            args.model,
-            args.output,
-            args.backend,
-            trtexec_options(rest),
-            options,
-            price,
-            tiles,
-            dtype,
-            limits,
-            args.timeout,
-        )
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                say_idle_timeout(args.timeout, args.backend)
-                data = optimize(request, progress)
-                made = pages(args.output, data["paid"])
-        except BaseException:
-            if (args.output / BEST).is_dir():
-                print(f"{args.output / BEST} holds the last good engine", file=sys.stderr)
-            raise
+    end_on_sigterm()
+    tuner = tuner_of("best") if args.tune else None
+    price, tiles = (pricing(tuner), partial(best_tiles, tuner)) if tuner else (None, None)
+    sm, gpu = target_of((), args.sm)
+    options = options_of(args, sm=sm, gpu=gpu, dtype="")
+    dtype = "float16" if args.dtype else ""
+    if args.dry_run:
+        kind = "torch" if args.backend == "torch" else ""
+        with contextlib.suppress(CutefuseError):  # no engine here: the predictions are TensorRT's
+            kind = choose_backend(args.backend)
+        if args.backend == "auto" and kind == "rtx" and rtx.cannot_run():
+            kind = ""  # it builds here, but times nothing
         with json_alone(args.json) as tell:
-            show_result(data, args.output)
-            print(f"reports: {', '.join(map(str, made))}")
-            tell(data)
-        return 0 if data["paid"] else NOTHING_PAYS
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            shapes = engine_shapes(args.model, options.shapes, kind)
+            tried = first_choice(replace(options, dry_run=True, shapes=shapes, dtype=dtype), kind)
+            result = patch(args.model, args.output / args.model.name, tried, price, tiles)
+            show(result)
+            tell(result.report)
+        return result.exit_code
+    limits = Limits(args.builds, args.time_limit)
+    request = Request(
+        args.model,
+        args.output,
+        args.backend,
+        trtexec_options(rest),
+        options,
+        price,
+        tiles,
+        dtype,
+        limits,
+        args.timeout,
+    )
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            say_idle_timeout(args.timeout, args.backend)
+            data = optimize(request, progress)
+            made = pages(args.output, data["paid"])
+    except BaseException:
+        if (args.output / BEST).is_dir():
+            print(f"{args.output / BEST} holds the last good engine", file=sys.stderr)
+        raise
+    with json_alone(args.json) as tell:
+        show_result(data, args.output)
+        print(f"reports: {', '.join(map(str, made))}")
+        tell(data)
+    return 0 if data["paid"] else NOTHING_PAYS

@@ -6,9 +6,7 @@ Exit codes: 0 patched, 1 verification failed, 2 bad input, 3 nothing to patch.
 from __future__ import annotations
 
 import argparse
-import gc
 import re
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ from cutefuse.commands.build import end_on_sigterm
 from cutefuse.commands.choices import add_choices, options_of, sm_of, target_of
 from cutefuse.commands.patch_words import behind_patch, show
 from cutefuse.commands.tuning import tuned, tuner_of
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, RTX, TENSORRT
 from cutefuse.optimize import oracle
 from cutefuse.optimize.site_times import best_tiles, pricing
@@ -106,45 +104,31 @@ def _idle(args: argparse.Namespace) -> list[str]:
     return found
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse patch` and scripts/patch_onnx.py."""
     args = make_parser().parse_args(argv)
-
-    def command() -> int:
-        end_on_sigterm()
-        if args.tune and args.profile:
-            raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
-        tuner = tuner_of(args.rival or "best") if args.tune else None
-        price = pricing(tuner) if tuner else profiled(args.profile, args.model) if args.profile else None
-        sm, gpu = target_of(args.gpu, args.sm, args.engine)
-        options = options_of(args, sm=sm, gpu=gpu, idle=_idle(args))
-        with json_alone(args.json) as show_json:
-            output = args.output or default_output(args.model)
-            if oracle.is_for(options) and not args.no_compile and not price:
-                result = oracle.judged(args.model, output, options)
-            else:
-                result = patch(args.model, output, options, price, partial(best_tiles, tuner) if tuner else None)
-            assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
-            known = USUAL_RTX if args.engine == RTX else USUAL
-            usual = [g for g in known if assumed and not kernels.reject_device(sm_of(g))]
-            named, measured = len(args.gpu) > 1, price is not None
-            outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named, measured)
-            result.report["prediction"]["targets"] = [asdict(o) for o in outlooks if o.gpu]
-            show_json(result.report)
-        if not args.json:
-            show(result, args.verbose, outlooks, behind_patch(argv))
-            if tuner:
-                print("\n".join(tuned(tuner)))
-        return result.exit_code
-
-    looks = gc.isenabled()
-    gc.disable()  # a model's nodes live to the end: looking for garbage among them takes a third of a long run
-    try:
-        return run_command(command)
-    finally:
-        if looks:
-            gc.enable()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    end_on_sigterm()
+    if args.tune and args.profile:
+        raise CutefuseError("--tune and --profile were both given, and a site has one price; give one of them")
+    tuner = tuner_of(args.rival or "best") if args.tune else None
+    price = pricing(tuner) if tuner else profiled(args.profile, args.model) if args.profile else None
+    sm, gpu = target_of(args.gpu, args.sm, args.engine)
+    options = options_of(args, sm=sm, gpu=gpu, idle=_idle(args))
+    with json_alone(args.json) as show_json:
+        output = args.output or default_output(args.model)
+        if oracle.is_for(options) and not args.no_compile and not price:
+            result = oracle.judged(args.model, output, options)
+        else:
+            result = patch(args.model, output, options, price, partial(best_tiles, tuner) if tuner else None)
+        assumed = result.report["prediction"]["gpu_assumed"] and not sm and args.sm is None
+        known = USUAL_RTX if args.engine == RTX else USUAL
+        usual = [g for g in known if assumed and not kernels.reject_device(sm_of(g))]
+        named, measured = len(args.gpu) > 1, price is not None
+        outlooks = foresee(args.model, options, result, args.gpu[1:] or usual, named, measured)
+        result.report["prediction"]["targets"] = [asdict(o) for o in outlooks if o.gpu]
+        show_json(result.report)
+    if not args.json:
+        show(result, args.verbose, outlooks, behind_patch(argv))
+        if tuner:
+            print("\n".join(tuned(tuner)))
+    return result.exit_code

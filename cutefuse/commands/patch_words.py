@@ -177,7 +177,6 @@ def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequenc
 
 # --------------------------------------------------------------------------------------------------------- the sites
 def _best(sites: Sequence[dict[str, Any]]) -> list[str]:
-    """The fused sites that save most, a line each."""
     fused = [s for s in sites if s["status"] == FUSED]
     if not fused:
         return []
@@ -233,7 +232,6 @@ def _why(site: dict[str, Any]) -> str:
 
 
 def _notes(sites: Sequence[dict[str, Any]]) -> list[str]:
-    """What fused sites left outside, counted."""
     notes = Counter(note for s in sites if s["status"] == FUSED for note in s["notes"])
     return [f"{count} fused with a note: {_shortened(note, REASON, end=True)}" for note, count in notes.most_common(3)]
 

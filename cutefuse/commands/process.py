@@ -6,7 +6,6 @@ The input is an ONNX model, an engine, or a folder of JSON files that were writt
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +19,12 @@ from cutefuse.commands.build import (
     trtexec_options,
 )
 from cutefuse.engines import build as engine
-from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.artifacts import Artifacts, read_json
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx
-from cutefuse.errors import CutefuseError, run_command
-from cutefuse.output import add_json, json_alone, make_folder
+from cutefuse.errors import CutefuseError, command_line
+from cutefuse.output import add_json, json_alone
+from cutefuse.report.write import write
 
 _ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
 _EMBEDDED = {
@@ -61,7 +61,7 @@ def process(
         if print_only:
             print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
             return None
-        return _draw(source, outdir)
+        return write(source, outdir)
     if source.suffix not in (*_ONNX, *_ENGINES):
         kinds = ", ".join((*_ONNX, *_ENGINES))
         raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
@@ -87,14 +87,7 @@ def process(
             old.unlink(missing_ok=True)  # of an engine that was here before
     elif steps.profile or (steps.build and kind == "onnxruntime"):
         engine.profile(files.engine if is_model and not at_once else source, outdir, options, kind, *common)
-    return _draw(files.graph, outdir, source if is_model else None) if steps.draw and not print_only else None
-
-
-def _draw(source: Path, outdir: Path, model: Path | None = None) -> Path:
-    from cutefuse.report.write import write
-
-    make_folder(outdir)
-    return write(source, outdir, model)
+    return write(files.graph, outdir, source if is_model else None) if steps.draw and not print_only else None
 
 
 def _usual_folder(source: Path) -> Path:
@@ -125,38 +118,30 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+@command_line
+def main(argv: list[str] | None = None) -> None:
     """`process_engine.py input outdir [trtexec options]`; without -b, -p, -d all three steps."""
     args, rest = make_parser().parse_known_intermixed_args(argv)
-
-    def command() -> int:
-        end_on_sigterm()
-        every = not (args.build_engine or args.profile_engine or args.draw_engine)
-        steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
-        words = [*args.trtexec, *rest]
-        if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
-            words, args.outdir = [str(args.outdir), *words], None
-        options = trtexec_options(words)
-        chosen = (("--backend", args.backend if args.backend != "auto" else ""), ("--sm", args.sm), ("--gpu", args.gpu))
-        again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
-        outdir = args.outdir or _usual_folder(args.input)
-        with json_alone(args.json) as show:
-            options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
-            say_idle(args, args.input, "" if args.print_only else "--print-only")
-            if args.input.suffix in (*_ONNX, *_ENGINES):
-                say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
-            page = process(
-                args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
-                args.print_only, args.trt_version,
-            )  # fmt: skip
-            show({"page": page, **engine.load_json(page.with_suffix(".json"))} if page else {"page": None})
-            if page:
-                print(f"report: {page}")
-                next_step.after_process(args.input, outdir, again)
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    end_on_sigterm()
+    every = not (args.build_engine or args.profile_engine or args.draw_engine)
+    steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
+    words = [*args.trtexec, *rest]
+    if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
+        words, args.outdir = [str(args.outdir), *words], None
+    options = trtexec_options(words)
+    chosen = (("--backend", args.backend if args.backend != "auto" else ""), ("--sm", args.sm), ("--gpu", args.gpu))
+    again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
+    outdir = args.outdir or _usual_folder(args.input)
+    with json_alone(args.json) as show:
+        options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
+        say_idle(args, args.input, "" if args.print_only else "--print-only")
+        if args.input.suffix in (*_ONNX, *_ENGINES):
+            say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
+        page = process(
+            args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
+            args.print_only, args.trt_version,
+        )  # fmt: skip
+        show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})
+        if page:
+            print(f"report: {page}")
+            next_step.after_process(args.input, outdir, again)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone, make_folder, write_json
 from cutefuse.profilers.kernels import contention, engines, ncu, nsys
 from cutefuse.profilers.kernels.cases import Problem, case_call, drive_command, known_cases, launcher, list_cases
@@ -25,11 +25,10 @@ from cutefuse.report.analyse.rank import peaks_of
 
 @dataclass
 class Variant:
-    """What was profiled under one label. `kernel`: only kernels whose demangled name matches."""
+    """What was profiled under one label; `run`: None where earlier results are read."""
 
     label: str
-    command: list[str]
-    kernel: str | None = None
+    run: ncu.Run | None = None
     kernels: list[Kernel] = field(default_factory=list)
 
 
@@ -66,49 +65,45 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
-    """`cutefuse profile-kernels`: exit code 0, or 2 for what cannot be profiled."""
     args = _parser().parse_args(argv)
-
-    def command() -> int:
-        for option, value in (("--launches", args.launches), ("--inferences", args.inferences)):
-            if value < 1:
-                raise CutefuseError(f"{option} is {value}; give 1 or more")
-        if args.list:
-            with json_alone(args.json) as show:
-                known = known_cases(args.op)
-                show(known)
-                print(list_cases(known))
-            return 0
-        loads = [Load.of(text) for text in args.beside]
+    for option, value in (("--launches", args.launches), ("--inferences", args.inferences)):
+        if value < 1:
+            raise CutefuseError(f"{option} is {value}; give 1 or more")
+    if args.list:
         with json_alone(args.json) as show:
-            if loads:
-                found: Any = _beside(args, loads)
-            elif args.engine:
-                found = _engine(args)
-            else:
-                found = _variants_profiled(args)
-            if found is not None:
-                show(found)
+            known = known_cases(args.op)
+            show(known)
+            print(list_cases(known))
         return 0
-
-    return run_command(command)
+    loads = [Load.of(text) for text in args.beside]
+    with json_alone(args.json) as show:
+        if loads:
+            found: Any = _beside(args, loads)
+        elif args.engine:
+            found = _engine(args)
+        else:
+            found = _variants_profiled(args)
+        if found is not None:
+            show(found)
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------- variants
 def _variants(args: argparse.Namespace) -> list[Variant]:
-    found = [Variant(path.name, []) for path in args.csv or []]
+    found = [Variant(path.name) for path in args.csv or []]
     for command in args.command or []:
         words = shlex.split(command)
         if not words:
             raise CutefuseError("--command is empty; give a program with its arguments")
-        found.append(Variant(" ".join(words)[-40:], words, args.kernel))
+        found.append(Variant(" ".join(words)[-40:], ncu.Run(words, kernel=args.kernel, launches=args.launches)))
     if args.op:
         problem = _problem(args)
         for config in args.config or [0]:
             command = drive_command(problem, config, args.launches)
-            # PyTorch fills the operands with kernels of its own.
-            found.append(Variant(f"{args.op} tile {config}", command, args.kernel or "cutefuse"))
+            kernel = args.kernel or "cutefuse"  # PyTorch fills the operands with kernels of its own
+            found.append(Variant(f"{args.op} tile {config}", ncu.Run(command, kernel=kernel, launches=args.launches)))
     if not found:
         raise CutefuseError("nothing to profile was given; use --op with --case, --command, --csv, --engine or --list")
     return found
@@ -124,16 +119,16 @@ def _problem(args: argparse.Namespace) -> Problem:
 
 def _variants_profiled(args: argparse.Namespace) -> list[dict[str, Any]] | None:
     variants = _variants(args)
-    measured = [v for v in variants if v.command]
+    runs = [(v, v.run) for v in variants if v.run]
     if args.dry_run:
-        for v in measured:
-            print(shlex.join(ncu.command_line("ncu", _run_of(v, args.launches))))
+        for _, run in runs:
+            print(shlex.join(ncu.command_line("ncu", run)))
         return None
-    tool = ncu.needed() if measured else ""
+    tool = ncu.needed() if runs else ""
     make_folder(args.outdir)
-    for v in measured:
+    for v, run in runs:
         kept = args.outdir / f"{_slug(v.label)}.ncu.csv"
-        v.kernels = ncu.kernels_of(ncu.profile(tool, _run_of(v, args.launches), kept, v.label, args.timeout))
+        v.kernels = ncu.kernels_of(ncu.profile(tool, run, kept, v.label, args.timeout))
     for v, path in zip(variants, args.csv or [], strict=False):
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -142,14 +137,13 @@ def _variants_profiled(args: argparse.Namespace) -> list[dict[str, Any]] | None:
                 f"{path} cannot be read ({error.strerror}); give a CSV of ncu --csv --page raw"
             ) from None
         v.kernels = ncu.kernels_of(ncu.read_csv(text, str(path)))
-    data = [{"label": v.label, "command": v.command, "kernels": [vars(k) for k in v.kernels]} for v in variants]
+    data = [
+        {"label": v.label, "command": v.run.command if v.run else [], "kernels": [vars(k) for k in v.kernels]}
+        for v in variants
+    ]
     write_json(args.outdir / "kernels.json", data)
     print(side_by_side([(v.label, v.kernels) for v in variants]))
     return data
-
-
-def _run_of(v: Variant, launches: int) -> ncu.Run:
-    return ncu.Run(v.command, kernel=v.kernel, launches=launches)
 
 
 # ------------------------------------------------------------------------------------------------- an engine

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone, make_folder, write_json
 from cutefuse.profilers.torch import sums, tables
 from cutefuse.profilers.torch.events import Event, on_device
@@ -19,8 +19,8 @@ from cutefuse.profilers.torch.measure import measure
 from cutefuse.profilers.torch.spots import hot_spots
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
-    """`cutefuse profile-torch module:factory [--input 1x3x224x224]`: exit code 0, or 2 for what cannot be profiled."""
     parser = argparse.ArgumentParser(prog="cutefuse profile-torch", allow_abbrev=False, description=__doc__)
     parser.add_argument("target", help="module:factory; it returns a module, or (module, inputs)")
     parser.add_argument(
@@ -36,40 +36,36 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-o", "--outdir", type=Path, default=Path("torch_profile"), help="folder (torch_profile)")
     add_json(parser)
     args = parser.parse_args(argv)
+    for option, value in (("--iterations", args.iterations), ("--rows", args.rows)):
+        if value < 1:
+            raise CutefuseError(f"{option} is {value}; give 1 or more")
+    given = parse_inputs(args.input)
+    try:
+        import torch
+    except ImportError:
+        raise CutefuseError("profile-torch needs PyTorch; install it with `pip install torch`") from None
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    made = load(args.target)
+    module, inputs = prepare(torch, made, args.target, given, device, args.dtype or "", args.backward)
+    make_folder(args.outdir)
 
-    def command() -> int:
-        for option, value in (("--iterations", args.iterations), ("--rows", args.rows)):
-            if value < 1:
-                raise CutefuseError(f"{option} is {value}; give 1 or more")
-        given = parse_inputs(args.input)
-        try:
-            import torch
-        except ImportError:
-            raise CutefuseError("profile-torch needs PyTorch; install it with `pip install torch`") from None
-        device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        made = load(args.target)
-        module, inputs = prepare(torch, made, args.target, given, device, args.dtype or "", args.backward)
-        make_folder(args.outdir)
+    def profiled(trace: str) -> list[Event]:
+        return measure(torch, module, inputs, args.iterations, args.outdir / trace, args.backward)
 
-        def profiled(trace: str) -> list[Event]:
-            return measure(torch, module, inputs, args.iterations, args.outdir / trace, args.backward)
+    before = profiled("trace.json")
+    with json_alone(args.json) as show:
+        figures = shown(before, args.iterations, args.rows, args.backward)
+        if args.replace_norms:
+            from cutefuse.torch import replace_norms
 
-        before = profiled("trace.json")
-        with json_alone(args.json) as show:
-            figures = shown(before, args.iterations, args.rows, args.backward)
-            if args.replace_norms:
-                from cutefuse.torch import replace_norms
-
-                print(f"\n{replace_norms(module)}")
-                figures["replaced"] = replaced(before, profiled("trace_replaced.json"), args.iterations)
-            write_json(args.outdir / "profile.json", figures)
-            show(figures)
-            traces = "trace.json and trace_replaced.json" if args.replace_norms else "trace.json"
-            written = f"figures in {args.outdir / 'profile.json'}, time line in {traces}"
-            print(f"\n{written} (chrome://tracing, ui.perfetto.dev)")
-        return 0
-
-    return run_command(command)
+            print(f"\n{replace_norms(module)}")
+            figures["replaced"] = replaced(before, profiled("trace_replaced.json"), args.iterations)
+        write_json(args.outdir / "profile.json", figures)
+        show(figures)
+        traces = "trace.json and trace_replaced.json" if args.replace_norms else "trace.json"
+        written = f"figures in {args.outdir / 'profile.json'}, time line in {traces}"
+        print(f"\n{written} (chrome://tracing, ui.perfetto.dev)")
+    return 0
 
 
 def shown(events: Sequence[Event], iterations: int, rows: int, backward: bool = False) -> dict[str, Any]:

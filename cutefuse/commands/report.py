@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cutefuse.errors import run_command
+from cutefuse.engines.artifacts import read_json
+from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.read.sources import read_json
 from cutefuse.report.write import write
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`cutefuse report folder`: a report of every engine in a folder of JSON files."""
+@command_line
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="cutefuse report", allow_abbrev=False, description=__doc__)
     parser.add_argument("source", type=Path, help="folder of engine JSON files, or one *.graph.json")
     parser.add_argument("-o", "--outdir", type=Path, help="folder of the report (the source's own)")
@@ -20,13 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--peaks", default="auto", help="auto, measured, a board such as H200, or a JSON file")
     add_json(parser)
     args = parser.parse_args(argv)
-
-    def command() -> int:
-        folder = args.source if args.source.is_dir() else args.source.parent
-        with json_alone(args.json) as show:
-            page = write(args.source, args.outdir or folder, args.onnx, args.peaks)
-            show({"page": page, **read_json(page.with_suffix(".json"))})
-            print(f"report: {page}")
-        return 0
-
-    return run_command(command)
+    folder = args.source if args.source.is_dir() else args.source.parent
+    with json_alone(args.json) as show:
+        page = write(args.source, args.outdir or folder, args.onnx, args.peaks)
+        show({"page": page, **read_json(page.with_suffix(".json"))})
+        print(f"report: {page}")

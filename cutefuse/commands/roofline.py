@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cutefuse import table
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone, write_json
 from cutefuse.report.draw.pages import write_llm_page
 from cutefuse.roofline.intensity import DTYPE_BITS
@@ -21,8 +20,8 @@ from cutefuse.roofline.peaks import Peaks, boards
 DEFAULTS = {"batch": 1, "context": 1024, "weights": "FP16", "kv": "FP16", "dtype": "FP16"}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`cutefuse roofline`: the table of peaks, measured peaks, or the view of layers or of a language model."""
+@command_line
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="cutefuse roofline", allow_abbrev=False, description=__doc__)
     parser.add_argument("--peaks", default=None, help="board name, JSON file or 'measured'; without it the whole table")
     parser.add_argument(
@@ -45,18 +44,13 @@ def main(argv: list[str] | None = None) -> int:
     given = [option for option in DEFAULTS if getattr(args, option) is not None]
     for option in DEFAULTS.keys() - set(given):
         setattr(args, option, DEFAULTS[option])
-
-    def command() -> int:
-        with json_alone(args.json) as show:
-            show(_figures(args))
-            for option in given:
-                if option != "dtype" and not args.llm:
-                    print(f"--{option} does nothing without --llm")
-                elif option == "dtype" and not (args.matmul or args.conv or args.layers):
-                    print("--dtype does nothing without --matmul, --conv or --layers")
-        return 0
-
-    return run_command(command)
+    with json_alone(args.json) as show:
+        show(_figures(args))
+        for option in given:
+            if option != "dtype" and not args.llm:
+                print(f"--{option} does nothing without --llm")
+            elif option == "dtype" and not (args.matmul or args.conv or args.layers):
+                print("--dtype does nothing without --matmul, --conv or --layers")
 
 
 def _figures(args: argparse.Namespace) -> Any:
@@ -151,7 +145,3 @@ def _print_llm(view: dict[str, Any]) -> None:
     print(f"\nprefill turns compute-bound at {length} tokens" if length else "\nprefill stays memory-bound")
     limit = f"(an endless batch reaches {view['decode_intensity_limit']:.1f} FLOP/byte: the cache is read per sequence)"
     print(f"decode turns compute-bound at batch {batch} {limit}" if batch else f"decode stays memory-bound {limit}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

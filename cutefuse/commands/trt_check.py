@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import math
 import os
-import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -24,19 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
-import cutefuse
-from cutefuse import kernels, plugin_path
+from cutefuse import plugin_path
+from cutefuse.commands import doctor
 from cutefuse.engines import build as engine
-from cutefuse.engines.artifacts import Artifacts
-from cutefuse.engines.compiled import read_layers
+from cutefuse.engines.artifacts import Artifacts, read_json
 from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.inputs import shapes_text
+from cutefuse.engines.layers import moved, read_layers
+from cutefuse.engines.onnxruntime.run import seeded_inputs
 from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.engines.tensorrt.api import Session
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
+from cutefuse.graph.store import load_model
 from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import RTX, engine_of_backend
 from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
+from cutefuse.rewrite.patch import Options, patch
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 PROBE = "CuteConcatConv2Relu"
@@ -111,22 +115,8 @@ def run_text(command: list[str], environment: Mapping[str, str] | None = None, t
 
 
 def facts() -> dict[str, str]:
-    """The machine: versions, GPU, and where things were found."""
-    found = {
-        "cutefuse": cutefuse.__version__,
-        "library": str(plugin_path()),
-        "architectures": str(kernels.describe()["archs"]),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }
-    tool = trtexec.find()
-    if tool:
-        found["trtexec"] = f"{tool} (TensorRT {trtexec.inspect(tool).version_text})"
-    if importlib.util.find_spec(rtx.BINDINGS):
-        found[rtx.NAME] = importlib.metadata.version("tensorrt-rtx-cu13-bindings")
-    if importlib.util.find_spec("tensorrt"):
-        script = "import tensorrt; print(tensorrt.__version__)"
-        found["tensorrt (Python)"] = run_text([sys.executable, "-c", script]).strip()
+    """The machine: what `cutefuse doctor` finds of it, and the GPU's driver and clocks."""
+    found = {f.name: f.text for f in doctor.findings() if f.status == doctor.OK}
     try:
         query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader"]
         found["GPU"] = run_text(query).strip()
@@ -164,7 +154,7 @@ def loading_checks(smallest: Path) -> list[Check]:
 
 def _quietly(command: list[str], environment: Mapping[str, str] | None = None) -> tuple[str, dict[str, float]]:
     run_text(command, environment)
-    return trtexec.quote([part for part in command if "\n" not in part]), {}
+    return shlex.join([part for part in command if "\n" not in part]), {}
 
 
 def _polygraphy(model: Path, register: str) -> Check:
@@ -186,8 +176,6 @@ def _polygraphy(model: Path, register: str) -> Check:
 
 def patched_twin(plain: Path, outdir: Path) -> tuple[Path, str]:
     """The patched model and the type of its fused nodes. Raises CutefuseError when ONNX Runtime sees a difference."""
-    from cutefuse.rewrite.patch import Options, patch
-
     patched = outdir / f"{plain.name.removesuffix('.onnx')}.cutefuse.onnx"
     kind = engine_of_backend(backend_here())
     result = patch(plain, patched, Options(all_sites=True, verify=True, sm=local_sm(), engine=kind))
@@ -238,23 +226,19 @@ def model_check(plain: Path, outdir: Path) -> Check:
     """Build, run and time one model plain and patched."""
 
     def body() -> tuple[str, dict[str, float]]:
-        import onnxruntime
-
-        from cutefuse.engines.onnxruntime.run import seeded_inputs
-
         backend = backend_here()
         patched, dtype = patched_twin(plain, outdir)
         session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])
-        feed = seeded_inputs(session, {})
+        feed = seeded_inputs(load_model(plain), {})
         truth = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
-        shapes = [f"--shapes={','.join(f'{k}:' + 'x'.join(map(str, v.shape)) for k, v in feed.items())}"]
+        shapes = [f"--shapes={shapes_text({name: array.shape for name, array in feed.items()})}"]
         options = shapes if any(not isinstance(d, int) for i in session.get_inputs() for d in i.shape) else []
         numbers: dict[str, float] = {}
         for kind, model, plugins in (("plain", plain, []), ("patched", patched, [plugin_path()])):
             files = engine.build(model, outdir, options, backend)
             engine.profile(files.engine, outdir, options, backend)
-            copies = [la for la in read_layers(json.loads(files.graph.read_text(encoding="utf-8"))) if la.is_copy]
-            numbers |= {f"{kind}_copies": len(copies), f"{kind}_copied_mb": sum(la.bytes_moved for la in copies) / 1e6}
+            sums = moved(read_layers(read_json(files.graph), files.graph.name))
+            numbers |= {f"{kind}_copies": sums.copies, f"{kind}_copied_mb": sums.copy_bytes / 1e6}
             times = json.loads(files.timing.read_text(encoding="utf-8"))
             numbers[f"{kind}_us"] = 1000 * statistics.median(t["computeMs"] for t in times)
             numbers[f"{kind}_error"] = worst_error(truth, infer(files, feed, plugins, options, outdir))
@@ -294,7 +278,6 @@ def worst_error(truth: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarra
 
 
 def markdown(found: Mapping[str, str], checks: list[Check]) -> str:
-    """The report as Markdown."""
     lines = ["# cutefuse on TensorRT", "", "| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in found.items()), ""]
     lines += ["| check | result | |", "|---|---|---|"]
     lines += [f"| {c.name} | {c.status} | {c.text.replace('|', '/')} |" for c in checks]
@@ -333,18 +316,13 @@ def check(models: Sequence[Path], outdir: Path) -> dict[str, Any]:
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
-    """1 when a check of the report failed, else 0."""
     return 1 if any(c["status"] == FAILED for c in report["checks"]) else 0
 
 
+@command_line
 def main(argv: list[str] | None = None) -> int:
-    """Command line of `cutefuse trt-check`."""
     arguments = make_parser().parse_args(argv)
-
-    def command() -> int:
-        with json_alone(arguments.json) as show:
-            report = check(arguments.models, arguments.outdir)
-            show(report)
-        return exit_code(report)
-
-    return run_command(command)
+    with json_alone(arguments.json) as show:
+        report = check(arguments.models, arguments.outdir)
+        show(report)
+    return exit_code(report)

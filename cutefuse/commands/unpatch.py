@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from cutefuse.commands.build import end_on_sigterm
-from cutefuse.errors import run_command
+from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
 from cutefuse.rewrite.unpatch import default_output, unpatch
 
@@ -19,19 +19,12 @@ def make_parser() -> argparse.ArgumentParser:
     return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of `cutefuse unpatch`."""
+@command_line
+def main(argv: list[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
-
-    def command() -> int:
-        end_on_sigterm()
-        output = args.output or default_output(args.model)
-        with json_alone(args.json) as show:
-            count = unpatch(args.model, output)
-            show({"output": output, "fused_nodes": count})
-            print(
-                f"{count} fused {'node' if count == 1 else 'nodes'} turned back into standard operators; wrote {output}"
-            )
-        return 0
-
-    return run_command(command)
+    end_on_sigterm()
+    output = args.output or default_output(args.model)
+    with json_alone(args.json) as show:
+        count = unpatch(args.model, output)
+        show({"output": output, "fused_nodes": count})
+        print(f"{count} fused {'node' if count == 1 else 'nodes'} turned back into standard operators; wrote {output}")

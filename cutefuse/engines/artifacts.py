@@ -1,10 +1,11 @@
-"""The files around one engine: their names, their safe writing, and what trtexec's logs say.
+"""The files around one engine: their names, their safe writing, their JSON, and what trtexec's logs say.
 
 Names and schemas are those of trtexec and of NVIDIA's engine explorer, so files move freely between the tools.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cutefuse.errors import CutefuseError
 
 
 class _Beside:
@@ -73,6 +76,43 @@ def whole_or_nothing(*outputs: Path) -> Iterator[None]:
             old.unlink(missing_ok=True)
         elif old.exists():
             os.replace(old, path)
+
+
+# ------------------------------------------------------------------------------------------------- JSON, tolerantly
+_MAX_FILE_BYTES = 512 * 2**20
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_BARE_NAN = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:nan|inf)(?:\(ind\))?(?=\s*[,}\]])", re.IGNORECASE)
+# Half of a surrogate pair is no character: it could be neither written nor printed later.
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_RAW_NAME = re.compile(r'("name" : ")(.*)(", "timeMs" :)')
+
+
+def loads(text: str, where: Path) -> Any:
+    """JSON as TensorRT's tools write it. Raises CutefuseError when the text is something else."""
+    text = _LONE_SURROGATE.sub(r"\\ufffd", text.lstrip("\ufeff").strip())
+    if not text:
+        raise CutefuseError(f"{where} is empty; build or profile the engine again")
+    repaired = _BARE_NAN.sub(r"\1null", text)
+    attempts = (text, repaired, _RAW_NAME.sub(lambda m: m[1] + json.dumps(m[2])[1:-1] + m[3], repaired))
+    problem: Exception | None = None
+    for attempt in (*attempts, _BAD_ESCAPE.sub(r"\\\\", repaired)):
+        try:
+            return json.loads(attempt, strict=False)
+        except (ValueError, RecursionError) as error:
+            problem = problem or error
+    raise CutefuseError(f"{where} is no JSON ({problem}); build or profile the engine again")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise CutefuseError(f"{path} has more than {_MAX_FILE_BYTES >> 20} MiB; this is no engine JSON")
+        return loads(path.read_text(encoding="utf-8", errors="replace"), path)
+    except OSError as error:
+        raise CutefuseError(f"{path} cannot be read ({error.strerror}); check the path") from None
 
 
 # ---------------------------------------------------------------------------------------------------- trtexec logs

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
+import shlex
 from pathlib import Path
-from typing import Any
 
 from cutefuse.engines import plugins
-from cutefuse.engines.artifacts import Artifacts, build_metadata, profile_metadata, whole_or_nothing
+from cutefuse.engines.artifacts import Artifacts, build_metadata, profile_metadata, read_json, whole_or_nothing
+from cutefuse.engines.layers import read_layers
 from cutefuse.engines.tensorrt import api, rtx, trtexec
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.output import make_folder, write_json
@@ -102,7 +102,7 @@ def build(
         tool = _trtexec(assume_version if dry_run else None)
         plugins.check_version(facts, sites, tool.version)
         command = trtexec.build_command(tool, model, files, words, libraries, facts.low_precision)
-        print(trtexec.quote(command))
+        print(shlex.join(command))
         if dry_run:
             return files
     make_folder(outdir)
@@ -110,7 +110,7 @@ def build(
         if kind == "trtexec":
             log = trtexec.run(command, files.build_log, timeout_s, f"building {_titled(files.engine, tool)}")
             _require(files.engine, files.build_log)
-            write_json(files.build_metadata, {**build_metadata(log), "command": trtexec.quote(command)})
+            write_json(files.build_metadata, {**build_metadata(log), "command": shlex.join(command)})
         elif kind == "torch":
             from cutefuse.engines.pytorch import files as torch_files
 
@@ -158,7 +158,7 @@ def profile(
     if kind == "trtexec":
         tool = _trtexec(assume_version if dry_run else None)
         command = trtexec.profile_command(tool, engine, files, words, libraries)
-        print(trtexec.quote(command))
+        print(shlex.join(command))
         if dry_run:
             return files
     make_folder(outdir)
@@ -166,7 +166,7 @@ def profile(
         if kind == "trtexec":
             log = trtexec.run(command, files.profile_log, timeout_s, f"profiling {_titled(engine, tool)}")
             _require(files.profile, files.profile_log)
-            write_json(files.profile_metadata, {**profile_metadata(log), "command": trtexec.quote(command)})
+            write_json(files.profile_metadata, {**profile_metadata(log), "command": shlex.join(command)})
         elif kind == "torch":
             from cutefuse.engines.pytorch import files as torch_files
 
@@ -185,14 +185,6 @@ def _titled(engine: Path, tool: trtexec.Trtexec) -> str:
     return f"{engine.name} with TensorRT {tool.version_text}"
 
 
-def load_json(path: Path) -> Any:
-    """JSON as TensorRT writes it: raw control characters inside strings are allowed."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
-    except (OSError, ValueError) as error:
-        raise CutefuseError(f"{path} cannot be read as JSON ({error}); build or profile the engine again") from None
-
-
 def _require(path: Path, log: Path) -> None:
     if not path.is_file():
         raise CutefuseError(f"trtexec ended well but wrote no {path.name}; see {log}")
@@ -205,4 +197,4 @@ def _report_plugins(files: Artifacts, sites: dict[str, str]) -> None:
         raise VerificationError(
             f"no layer information was written to {files.graph}, so plugin layers cannot be counted"
         )
-    print(plugins.verify_plugins(load_json(files.graph), sites))
+    print(plugins.verify_plugins(read_layers(read_json(files.graph), files.graph.name), sites))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
 from cutefuse.errors import CutefuseError
 
@@ -21,6 +22,28 @@ class InputSpec:
     name: str
     dims: tuple[int | str | None, ...]
     dtype: str  # NumPy's name
+
+
+def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
+    """The inputs of a model that are no weights. Raises CutefuseError for one that is no tensor of a known type."""
+    weights = {i.name for i in model.graph.initializer}
+    specs = []
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        if value.name in weights:
+            continue
+        if not tensor.elem_type:
+            raise CutefuseError(
+                f"input {value.name} is no tensor of a known type, and cannot be filled; repair the model"
+            )
+        dims = tuple(d.dim_value if d.dim_value > 0 else d.dim_param or None for d in tensor.shape.dim)
+        specs.append(InputSpec(value.name, dims, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name))
+    return specs
+
+
+def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
+    """What `parse_shapes` reads: `x:1x3x64x64,y:scalar`."""
+    return ",".join(f"{name}:{'x'.join(map(str, dims)) or 'scalar'}" for name, dims in shapes.items())
 
 
 def parse_shapes(spec: str) -> dict[str, tuple[int, ...]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 import cutefuse
+from cutefuse.engines.layers import Layer
 from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.graph.body import DOMAIN, TILE
+from cutefuse.graph.store import load_model
 from cutefuse.operators.layouts import HWC8, LAYOUT, NAMES, NHWC
 from cutefuse.output import write_json
 
-DOMAIN = "cutefuse"
-TILE = "tile"  # as in graph.body, which imports onnx
 PLUGINS_FIRST = (10, 7, 0)  # from this TensorRT on a plugin comes before a function body of the same name
 
 
@@ -33,10 +35,6 @@ class ModelFacts:
 
 def read_model(path: Path) -> ModelFacts:
     """Facts of an ONNX file. Raises CutefuseError for a file that is missing or no ONNX model."""
-    import onnx
-
-    from cutefuse.graph.store import load_model
-
     model = load_model(path)
     half = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
@@ -53,7 +51,7 @@ def read_model(path: Path) -> ModelFacts:
 
 
 def patch_report(model: Path) -> dict[str, Any] | None:
-    """The rewriter's report beside a patched model, `<model>.patch.json`; None when there is none."""
+    """The rewriter's report on a patched model, `<model>.patch.json` beside it; None where none describes this file."""
     path = report_path(model)
     if path is None:
         return None
@@ -63,7 +61,7 @@ def patch_report(model: Path) -> dict[str, Any] | None:
             raise ValueError("it has no list 'sites'")
     except (ValueError, AttributeError, OSError) as error:
         raise CutefuseError(f"{path} is no patch report ({error}); run `cutefuse patch` again") from None
-    return dict(report)
+    return dict(report) if speaks_of(report, model.name) else None
 
 
 def report_path(model: Path) -> Path | None:
@@ -78,7 +76,7 @@ def report_path(model: Path) -> Path | None:
 def keep_report(model: Path, outdir: Path) -> None:
     """Put a copy of the model's patch report beside the engine's files, where the engine report looks for it."""
     report = patch_report(model)
-    if report is not None and speaks_of(report, model.name):
+    if report is not None:
         write_json(outdir / f"{model.name.removesuffix('.onnx')}.patch.json", report)
 
 
@@ -107,7 +105,7 @@ def fused_sites(model: Path, facts: ModelFacts) -> dict[str, str]:
 def _reported(model: Path) -> dict[str, dict[str, Any]] | None:
     """Name -> entry of each fused site of the patch report; None where no report describes this file."""
     report = patch_report(model)
-    if report is None or not speaks_of(report, model.name):
+    if report is None:
         return None
     fused = [s for s in report["sites"] if isinstance(s, dict) and s.get("status") == "fused" and s.get("name")]
     return {str(site["name"]): site for site in fused}
@@ -126,29 +124,18 @@ def library_if_built() -> list[Path]:
         return []
 
 
-def plugin_layers(graph: Any) -> list[dict[str, Any]]:
-    """The layers of an inspector JSON that TensorRT runs as plugins; to Myelin each is a `custom_layer`."""
-    layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
-    named = [layer for layer in layers if isinstance(layer, dict)]
-    keys = ("LayerType", "ParameterType", "PluginType", "PluginName")
-    return [layer for layer in named if any(re.search("plugin|custom_layer", str(layer.get(k, "")).lower()) or
-            (k.startswith("Plugin") and layer.get(k)) for k in keys)]  # fmt: skip
-
-
-def count_plugins(graph: Any, sites: dict[str, str]) -> tuple[int, list[str]]:
+def count_plugins(layers: Sequence[Layer], sites: dict[str, str]) -> tuple[int, list[str]]:
     """How many of the fused nodes run as plugin layers, and the names of those that do not.
 
     A layer is matched by the node's name first (TensorRT keeps it, or lists it in the metadata), then by op_type.
     """
-    layers = plugin_layers(graph)
-    texts = [f"{layer.get('Name', '')}\n{layer.get('Metadata', '')}" for layer in layers]
-    free = list(range(len(layers)))
+    free = [layer for layer in layers if layer.kind == "plugin"]
 
-    def missing(names: list[str], runs: Callable[[str, int], bool]) -> list[str]:
+    def missing(names: list[str], runs: Callable[[str, Layer], bool]) -> list[str]:
         """The names that no free layer runs; a layer runs one."""
         left = []
         for name in names:
-            hit = next((i for i in free if runs(name, i)), None)
+            hit = next((layer for layer in free if runs(name, layer)), None)
             if hit is None:
                 left.append(name)
             else:
@@ -156,17 +143,10 @@ def count_plugins(graph: Any, sites: dict[str, str]) -> tuple[int, list[str]]:
         return left
 
     by_name = missing(
-        sorted(sites, key=len, reverse=True), lambda name, i: layers[i].get("Name") == name or name in _tokens(texts[i])
+        sorted(sites, key=len, reverse=True), lambda name, layer: name == layer.name or name in layer.onnx
     )
-    left = missing(by_name, lambda name, i: bool(sites[name]) and sites[name] in json.dumps(layers[i]))
+    left = missing(by_name, lambda name, layer: bool(sites[name]) and sites[name] in f"{layer.name} {layer.raw}")
     return len(sites) - len(left), sorted(left)
-
-
-def _tokens(text: str) -> set[str]:
-    found = set(text.split("\n"))
-    for part in text.replace("\x1e", "\n").replace("\x1f", "\n").replace("]", "\n").split("\n"):
-        found.add(part.rpartition("[ONNX Layer: ")[2].strip())
-    return found
 
 
 def check_version(facts: ModelFacts, sites: dict[str, str], version: tuple[int, int, int]) -> None:
@@ -179,15 +159,14 @@ def check_version(facts: ModelFacts, sites: dict[str, str], version: tuple[int, 
         )
 
 
-def verify_plugins(graph: Any, sites: dict[str, str]) -> str:
+def verify_plugins(layers: Sequence[Layer], sites: dict[str, str]) -> str:
     """'N of M fused nodes run as plugins'; raises VerificationError when N < M."""
-    layers = graph.get("Layers", []) if isinstance(graph, dict) else graph
-    if layers and all(isinstance(layer, str) for layer in layers):
+    if all(layer.raw.keys() == {"Name"} for layer in layers):
         raise VerificationError(
             "the layer information holds names only, so plugin layers cannot be counted; "
             "build with --profilingVerbosity=detailed"
         )
-    count, missing = count_plugins(graph, sites)
+    count, missing = count_plugins(layers, sites)
     text = f"{count} of {len(sites)} fused nodes run as plugins"
     if missing:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")

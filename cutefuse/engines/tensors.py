@@ -15,6 +15,7 @@ _DTYPE = re.compile(
     re.IGNORECASE,
 )
 _ALIASES = {"HALF": "FP16", "FLOAT": "FP32", "DOUBLE": "FP64", "BFLOAT16": "BF16"}
+_WORKSPACE = re.compile(r"_wksp(?:\.\d+)?_myl\d+$")  # a plugin's, which Myelin lists among its outputs
 _WORDS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16, "thirty-two": 32}
 
 
@@ -114,6 +115,8 @@ def tensor_of(value: Any) -> Tensor | None:
     if not isinstance(value, dict):
         return None
     name = str(value.get("Name", value.get("name", "")))
+    if _WORKSPACE.search(name):
+        return None
     dims = value.get("Dimensions", value.get("Dims", value.get("Shape", [])))
     both = str(value.get("Format/Datatype", ""))
     kind = str(value.get("Datatype", value.get("DataType", ""))) or both

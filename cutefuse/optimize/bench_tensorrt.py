@@ -11,7 +11,9 @@ from statistics import median
 
 from cutefuse.engines import build as engine
 from cutefuse.engines import plugins
+from cutefuse.engines.artifacts import read_json
 from cutefuse.engines.tensorrt import rtx, trtexec
+from cutefuse.engines.tensorrt.api import Session
 from cutefuse.optimize.bench import Shelf, race
 from cutefuse.optimize.loop import Built, Graph
 from cutefuse.progress import spinner
@@ -46,8 +48,6 @@ class TensorRTBench:
         libraries = plugins.libraries(bool(graph.sites))
         if self.kind == "trtexec":
             return [Built(graph, "", files, partial(self._sample, files.engine, libraries))]
-        from cutefuse.engines.tensorrt.api import Session
-
         module = rtx.module() if self.kind == "rtx" else None
         return [Built(graph, "", files, Session(files.engine, self.options, libraries, trt=module))]
 
@@ -73,4 +73,4 @@ class TensorRTBench:
         times = path.with_name("race.json")
         command = trtexec.time_command(self._tool, path, times, self.options, libraries)
         trtexec.run(command, path.with_name("race.log"), self.timeout_s, "")
-        return median(float(r["computeMs"]) for r in engine.load_json(times)) * 1000
+        return median(float(r["computeMs"]) for r in read_json(times)) * 1000

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cutefuse.engines.pytorch.files import build_and_profile
-from cutefuse.engines.pytorch.lock import shared
+from cutefuse.engines.pytorch.lock import alone
 from cutefuse.engines.pytorch.run import MODES, TorchEngine
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.closeness import compare
@@ -52,7 +52,7 @@ class TorchBench:
         return built
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
-        with shared()():
+        with alone():
             return race(engines)
 
     def check(self, plain: Built, patched: Built) -> None:

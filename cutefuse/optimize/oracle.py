@@ -16,7 +16,7 @@ from typing import Any
 from onnx import NodeProto
 
 from cutefuse import plugin_path
-from cutefuse.engines.compiled import CompiledGraph, traffic_bytes
+from cutefuse.engines.layers import CompiledGraph, layer_bytes, traffic_bytes
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
@@ -80,10 +80,10 @@ def _left_out(source: Path, options: Options, record: Record, plain: CompiledGra
         with tempfile.TemporaryDirectory(prefix="cutefuse-patched-") as folder:
             result = patch(source, Path(folder) / source.name, replace(asked, outweighed=left))
             if result.output is None:
-                return _Trial(left, plain.copy_bytes, None, {})
+                return _Trial(left, plain.moved.copy_bytes, None, {})
             compiled = rtx.compile_model(result.output, sm, options.shapes, [plugin_path()])
             found = {} if options.all_sites else outweighed(result, record, plain, compiled)
-            return _Trial(left, compiled.copy_bytes, compiled, found)
+            return _Trial(left, compiled.moved.copy_bytes, compiled, found)
 
     best, tries = trial({}), 1
     while best.outweighed:
@@ -111,10 +111,10 @@ def _compile_plain(source: Path, options: Options, sm: int) -> CompiledGraph:
 def record_of(graph: CompiledGraph) -> Record:
     """The kernels of a compiled graph beside its convolutions and products, and the names of all its nodes."""
     found = [
-        Kernel(layer.onnx_nodes, traffic_bytes((*layer.inputs, *layer.outputs)), layer.is_copy)
-        for layer in graph.layers if layer.kind not in BESIDE and layer.onnx_nodes
+        Kernel(tuple(layer.onnx), traffic_bytes((*layer.inputs, *layer.outputs)), layer.kind == "copy")
+        for layer in graph.layers if layer.kind not in BESIDE and layer.onnx
     ]  # fmt: skip
-    return Record(tuple(found), frozenset(name for layer in graph.layers for name in layer.onnx_nodes))
+    return Record(tuple(found), frozenset(name for layer in graph.layers for name in layer.onnx))
 
 
 def outweighed(result: Result, record: Record, plain: CompiledGraph, patched: CompiledGraph) -> dict[str, str]:
@@ -130,10 +130,10 @@ def outweighed(result: Result, record: Record, plain: CompiledGraph, patched: Co
     bindings = _binding_bytes(plain)
     added: dict[str, float] = defaultdict(float)
     for copy in patched.copies:
-        names = {name for node in copy.onnx_nodes for name in beside.get(node, ())}
+        names = {name for node in copy.onnx for name in beside.get(node, ())}
         before = sum(bindings.get(t.name, 0) for t in (*copy.inputs, *copy.outputs))
         for name in names:
-            added[name] += max(copy.bytes_moved - before, 0) / len(names)
+            added[name] += max(layer_bytes(copy) - before, 0) / len(names)
     found = {}
     for site in fused:
         gone = {label(n): owners[label(n)] for n in site.nodes}
@@ -151,7 +151,7 @@ def _binding_bytes(graph: CompiledGraph) -> dict[str, int]:
     ends, found = {*graph.inputs, *graph.outputs}, dict[str, int]()
     for copy in graph.copies:
         for name in {t.name for t in (*copy.inputs, *copy.outputs)} & ends:
-            found[name] = found.get(name, 0) + copy.bytes_moved
+            found[name] = found.get(name, 0) + layer_bytes(copy)
     return found
 
 
@@ -181,7 +181,7 @@ def _ends(graph: Graph, tensor: str, forward: bool) -> list[NodeProto]:
 
 def _totals(graph: CompiledGraph) -> dict[str, Any]:
     return {
-        "copies": len(graph.copies), "copy_bytes": graph.copy_bytes, "bytes": graph.all_bytes,
+        "copies": graph.moved.copies, "copy_bytes": graph.moved.copy_bytes, "bytes": graph.moved.all_bytes,
         "layers": len(graph.layers), "plugins": graph.plugin_layers, "engine_bytes": graph.engine_bytes,
         "build_s": round(graph.seconds, 2), "build_peak_mib": round(graph.peak_mib),
     }  # fmt: skip

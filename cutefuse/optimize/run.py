@@ -11,20 +11,23 @@ from typing import Any
 import cutefuse
 from cutefuse.engines import build as engines
 from cutefuse.engines import plugins
-from cutefuse.engines.inputs import InputSpec, resolve
-from cutefuse.engines.tensorrt import rtx, trtexec
+from cutefuse.engines.inputs import input_specs, resolve, shapes_text
+from cutefuse.engines.tensorrt import api, rtx, trtexec
 from cutefuse.errors import VerificationError
 from cutefuse.graph.store import load_model, sha256_of, uses_external_data, writer
 from cutefuse.match.site import FUSED, LEFT_OUT, MERGED
 from cutefuse.operators.layouts import TENSORRT, engine_of_backend
 from cutefuse.optimize.bench import BEST, PLAIN, Shelf
+from cutefuse.optimize.bench_tensorrt import TensorRTBench
 from cutefuse.optimize.loop import Bench, Built, Graph, Limits, Loop, Outcome, Worth
 from cutefuse.optimize.worth import worths
 from cutefuse.output import write_json
 from cutefuse.report.read.reader import find_engines, read_engine
+from cutefuse.report.write import write, write_compare
 from cutefuse.rewrite.passes.select import Tiles
 from cutefuse.rewrite.patch import Options, Result, patch
 from cutefuse.rewrite.prove import failure
+from cutefuse.rewrite.retype import to_float16
 from cutefuse.select.price import Pricing
 
 SCHEMA = 1
@@ -145,8 +148,6 @@ def optimize(request: Request, seen: Callable[[Outcome], None] = lambda outcome:
 
 def pages(out: Path, paid: bool) -> list[Path]:
     """The reports of the plain and of the best engine, and the page that compares them."""
-    from cutefuse.report.write import write, write_compare
-
     made = [write(out / PLAIN, out / PLAIN, quiet=True), write(out / BEST, out / BEST, quiet=True)]
     if paid:
         made.append(write_compare([out / PLAIN, out / BEST], out / "compare.html", quiet=True))
@@ -191,14 +192,10 @@ def first_choice(options: Options, kind: str) -> Options:
 def engine_shapes(model: Path, given: Mapping[str, Sequence[int]], kind: str) -> dict[str, Sequence[int]]:
     """The sizes of dynamic inputs that the engine will have, so that predictions are for these: those given, else what
     the back end takes for an open batch (1). Other open axes stay open in TensorRT, which builds them for 1 too."""
-    graph = load_model(model).graph
-    weights = {i.name for i in graph.initializer}
-    tensors = [i for i in graph.input if i.name not in weights and i.type.tensor_type.HasField("shape")]
-    dims = {i.name: [d.dim_value or d.dim_param or None for d in i.type.tensor_type.shape.dim] for i in tensors}
-    open_axes = {name: [a for a, d in enumerate(own) if not isinstance(d, int)] for name, own in dims.items()}
+    specs = input_specs(load_model(model))
+    open_axes = {s.name: [a for a, d in enumerate(s.dims) if not isinstance(d, int)] for s in specs}
     if kind != "torch" and any(axes not in ([], [0]) for name, axes in open_axes.items() if name not in given):
         return dict(given)
-    specs = [InputSpec(name, tuple(own), "float32") for name, own in dims.items()]
     return {name: size for name, size in resolve(specs, given).items() if open_axes[name]}
 
 
@@ -207,9 +204,7 @@ def _tensorrt(kind: str) -> tuple[int, int, int] | None:
     if kind == "trtexec":
         return trtexec.inspect(trtexec.find() or "trtexec").version
     if kind == "tensorrt":
-        from cutefuse.engines.tensorrt.api import version
-
-        return version()
+        return api.version()
     return None
 
 
@@ -224,23 +219,19 @@ def _bench(kind: str, request: Request, shelf: Shelf) -> Bench:
         given = [w.partition("=")[2] for w in words if w.startswith("--mode=")]
         others = [w for w in words if not w.startswith("--mode=")]
         return TorchBench(shelf, others, request.patch.verify, given[-1:] or MODES)
-    from cutefuse.optimize.bench_tensorrt import TensorRTBench
-
     return TensorRTBench(shelf, kind, words, request.timeout_s)
 
 
 def _shape_words(request: Request) -> list[str]:
     """--shapes for the inputs with dynamic axes; TensorRT takes none for the others."""
-    inputs = load_model(request.model).graph.input
-    dynamic = {i.name for i in inputs if any(d.dim_value <= 0 for d in i.type.tensor_type.shape.dim)}
-    given = [f"{n}:{'x'.join(map(str, dims))}" for n, dims in request.patch.shapes.items() if n in dynamic]
-    return [f"--shapes={','.join(given)}"] if given else []
+    specs = input_specs(load_model(request.model))
+    dynamic = {s.name for s in specs if any(not isinstance(d, int) for d in s.dims)}
+    given = {name: dims for name, dims in request.patch.shapes.items() if name in dynamic}
+    return [f"--shapes={shapes_text(given)}"] if given else []
 
 
 def _converted(request: Request, shelf: Shelf) -> Path:
     """The model in float16, in a file of its own."""
-    from cutefuse.rewrite.retype import to_float16
-
     model = load_model(request.model)
     external = uses_external_data(model)
     model, *_ = to_float16(model, request.model.parent, request.patch.keep_float32)

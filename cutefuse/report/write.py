@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json, write_text
-from cutefuse.progress import spinner
 from cutefuse.report.analyse import tables
 from cutefuse.report.analyse.compare import Comparison, compare
 from cutefuse.report.analyse.rank import peaks_of
 from cutefuse.report.draw import svg
 from cutefuse.report.draw.layout import layout
+from cutefuse.report.draw.page import write_engine_page
+from cutefuse.report.draw.pages import write_compare_page
 from cutefuse.report.read.graph import edges
 from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.roofline.peaks import Peaks
@@ -35,10 +35,7 @@ def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str 
     for files in find_engines(source):
         engine = read_engine(files)
         roof = peaks_of(peaks, engine)
-        # A page of thousands of layers takes seconds; smaller ones are written before a spinner would show.
-        count = len(engine.layers)
-        with spinner(f"writing the report of {count} layers") if count > 2000 else nullcontext():
-            pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
+        pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
     return pages[0]
 
 
@@ -50,8 +47,6 @@ def _model_of(engine: Engine) -> Path | None:
 
 
 def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: Peaks | None, quiet: bool) -> Path:
-    from cutefuse.report.draw.page import write_engine_page
-
     analysis = tables.analyse(engine, roof, onnx_path)
     links = edges(engine)
     drawing = layout(len(engine.layers), links)
@@ -94,9 +89,6 @@ def compared(sources: list[Path], output: Path) -> Comparison:
 
 
 def write_comparison(comparison: Comparison, output: Path, quiet: bool = False) -> None:
-    """Write the page of a comparison, with CSV and JSON beside it."""
-    from cutefuse.report.draw.pages import write_compare_page
-
     make_folder(output.parent)
     write_text(output.with_suffix(".csv"), tables.compare_csv(comparison))
     write_json(output.with_suffix(".json"), tables.compare_json(comparison))

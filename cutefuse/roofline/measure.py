@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cutefuse.errors import CutefuseError
 from cutefuse.roofline.peaks import Peaks, board, peaks_from
 
@@ -56,8 +58,6 @@ def _best(work: Callable[[], Any], wait: Callable[[], Any], repeats: int = 7) ->
 
 def measure_cpu(size_mib: int = 64, edge: int = 1024) -> Peaks:
     """Copy bandwidth and matrix product rate of this CPU; numpy's BLAS uses all cores, as ONNX Runtime does."""
-    import numpy as np
-
     source = np.ones(size_mib << 18, np.float32)
     target = np.empty_like(source)
     copy_s = _best(lambda: np.copyto(target, source), lambda: None)
@@ -85,9 +85,8 @@ def _measure_gpu(torch: Any) -> Peaks:
         a = torch.randn(edge, edge, device="cuda").to(getattr(torch, dtype))
         rates[name] = tflops(partial(torch.matmul, a, a))
     torch.backends.cuda.matmul.allow_tf32 = False
-    if hasattr(torch, "_int_mm"):
-        b = torch.ones(edge, edge, dtype=torch.int8, device="cuda")
-        rates["INT8"] = tflops(partial(torch._int_mm, b, b.t()))
+    b = torch.ones(edge, edge, dtype=torch.int8, device="cuda")
+    rates["INT8"] = tflops(partial(torch._int_mm, b, b.t()))
     name = torch.cuda.get_device_name()
     size_bytes = source.numel() * source.element_size()
     return Peaks(

@@ -141,7 +141,6 @@ def _boards() -> tuple[_Board, ...]:
 
 
 def boards() -> list[Peaks]:
-    """The whole table."""
     return [b.peaks for b in _boards()]
 
 
@@ -201,7 +200,6 @@ def by_device(device: dict[str, Any]) -> Peaks | None:
 
 
 def peaks_from(data: Any, where: str) -> Peaks:
-    """Peaks from their JSON form."""
     try:
         rates = {str(k).upper(): float(v) for k, v in data["tflops"].items()}
         bandwidth_gbs = float(data["bandwidth_gbs"])

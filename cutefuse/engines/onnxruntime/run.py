@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 
 from cutefuse.engines import plugins
 from cutefuse.engines.artifacts import Artifacts
-from cutefuse.engines.inputs import InputSpec, resolve, seeded
+from cutefuse.engines.inputs import input_specs, resolve, seeded
 from cutefuse.engines.onnxruntime import nodes as onnxruntime_nodes
 from cutefuse.engines.options import BUILDER, Effort, one_of, options_of, say_idle, shapes_of
 from cutefuse.engines.records import PARAMETER_TYPES, write_build, write_profile
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.staging import hidden
+from cutefuse.graph.store import load_model
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
 from cutefuse.roofline.measure import measure_cpu
@@ -29,39 +32,34 @@ _LEVELS = {"all": 99, "extended": 2, "basic": 1, "disable": 0}
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--threads", "--optimization")
 _IGNORED = (*BUILDER, "--noTF32")
 _REFUSAL = "{name} means nothing to ONNX Runtime; allowed are {known}; leave it out"
-_TYPES = {"float": ("FP32", "float32"), "float16": ("FP16", "float16"), "bfloat16": ("BF16", None),
-          "double": ("FP64", "float64"), "int8": ("Int8", "int8"), "uint8": ("UInt8", "uint8"),
-          "int32": ("Int32", "int32"), "int64": ("Int64", "int64"), "bool": ("Bool", "bool"),
-          "Float8E4M3FN": ("FP8", None)}  # fmt: skip
+_LABELS = {"float": "FP32", "float16": "FP16", "bfloat16": "BF16", "double": "FP64", "int8": "Int8", "uint8": "UInt8",
+           "int32": "Int32", "int64": "Int64", "bool": "Bool", "Float8E4M3FN": "FP8"}  # fmt: skip
+_FILLED = ("float32", "float16", "float64", "int8", "uint8", "int32", "int64", "bool")
 
 
-def seeded_inputs(session: Any, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """One array per input of a session; dynamic axes from `wanted`, else filled (see `inputs`)."""
-    specs = []
-    for tensor in session.get_inputs():
-        dtype = _TYPES.get(tensor.type.removeprefix("tensor(").removesuffix(")"), ("", None))[1]
-        if dtype is None:
-            raise CutefuseError(
-                f"input {tensor.name} has type {tensor.type}, which cannot be filled here; use TensorRT"
-            )
-        specs.append(InputSpec(tensor.name, tuple(tensor.shape), dtype))
+def seeded_inputs(model: onnx.ModelProto, wanted: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """One array per input; dynamic axes from `wanted`, else filled (see `inputs`)."""
+    specs = input_specs(model)
+    for spec in specs:
+        if spec.dtype not in _FILLED:
+            raise CutefuseError(f"input {spec.name} has type {spec.dtype}, which cannot be filled here; use TensorRT")
     return seeded(specs, resolve(specs, wanted))
 
 
 def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
     """Run a model with ONNX Runtime on the CPU and write graph, profile, timing and metadata JSON into `outdir`."""
-    import onnxruntime
-
     options = options_of(words, _OPTIONS, _REFUSAL, _IGNORED)
     level = one_of(options, "--optimization", "extended", _LEVELS)
     say_idle(words, "ONNX Runtime", _IGNORED)
     files = Artifacts.of(model, outdir)
+    source = load_model(model)
     make_folder(outdir)
     with hidden(outdir, ".ort-") as scratch:
         try:
             with spinner(f"profiling {model.name} with ONNX Runtime {onnxruntime.__version__}"):
-                feed, latencies, wall_s = _time(onnxruntime, model, options)
-                events = _events(onnxruntime, model, options, feed, scratch, statistics_ms=latencies)
+                feed = seeded_inputs(source, shapes_of(options))
+                latencies, wall_s = _time(model, options, feed)
+                events = _events(model, options, feed, scratch, statistics_ms=latencies)
         except CutefuseError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions are built at run time and share no public base
@@ -69,8 +67,9 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
             lacks = "NOT_IMPLEMENTED" in text
             remedy = "it lacks that on the CPU, use another engine" if lacks else "check the model, or give --shapes="
             raise CutefuseError(f"ONNX Runtime cannot run {model} ({text}); {remedy}") from None
-        layers, times = _layers(model, scratch / "optimised.onnx", events)
-    write_json(files.graph, {"Layers": layers, "Bindings": _bindings(model)})
+        layers, times = _layers(source, scratch / "optimised.onnx", events)
+    bindings = [*feed, *(o.name for o in source.graph.output)]
+    write_json(files.graph, {"Layers": layers, "Bindings": bindings})
     used = ",".join(f"{name}={'x'.join(map(str, a.shape))}" for name, a in feed.items())
     threads = options.get("--threads", "default")
     device = {"Selected Device": f"CPU (ONNX Runtime {onnxruntime.__version__})", "Threads": threads}
@@ -83,7 +82,7 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
     return files
 
 
-def _session(onnxruntime: Any, model: Path, options: dict[str, str], scratch: Path | None) -> Any:
+def _session(model: Path, options: dict[str, str], scratch: Path | None) -> Any:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel(
@@ -101,24 +100,22 @@ def _session(onnxruntime: Any, model: Path, options: dict[str, str], scratch: Pa
     return onnxruntime.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
 
 
-def _time(onnxruntime: Any, model: Path, options: dict[str, str]) -> tuple[dict[str, np.ndarray], list[float], float]:
-    session = _session(onnxruntime, model, options, None)
-    feed = seeded_inputs(session, shapes_of(options))
+def _time(model: Path, options: dict[str, str], feed: dict[str, np.ndarray]) -> tuple[list[float], float]:
+    session = _session(model, options, None)
 
     def sample() -> list[float]:
         start = time.perf_counter()
         session.run(None, feed)
         return [(time.perf_counter() - start) * 1000]
 
-    return feed, *Effort.of(options).times(sample)
+    return Effort.of(options).times(sample)
 
 
 def _events(
-    onnxruntime: Any, model: Path, options: dict[str, str], feed: dict[str, np.ndarray], scratch: Path,
-    statistics_ms: list[float],
+    model: Path, options: dict[str, str], feed: dict[str, np.ndarray], scratch: Path, statistics_ms: list[float],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Node events of a separate run with the profiler on; the first (cold) inference is left out."""
-    session = _session(onnxruntime, model, options, scratch)
+    session = _session(model, options, scratch)
     session.run(None, feed)
     cold_end = None
     for _ in range(min(max(len(statistics_ms), 10), 50)):
@@ -133,12 +130,9 @@ def _events(
 
 
 def _layers(
-    model: Path, optimised: Path, events: list[dict[str, Any]]
+    source: onnx.ModelProto, optimised: Path, events: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
-    import onnx
-
     graph = onnx.load(str(optimised), load_external_data=False).graph
-    source = onnx.load(str(model), load_external_data=False)
     origins = onnxruntime_nodes.origins(source, graph)
     names = onnxruntime_nodes.names(source, graph, origins)
     constants = {i.name: i for i in graph.initializer}
@@ -179,8 +173,6 @@ def _layer(
     node: Any, name: str, args: dict[str, Any], constants: dict[str, Any], cast: dict[str, Any], origin: list[str]
 ) -> dict[str, Any]:
     """`constants`: initializers by name; `cast`: those behind a Cast, by the name of its output."""
-    import onnx
-
     layer: dict[str, Any] = {"Name": name, "LayerType": node.op_type}
     kinds = args.get("input_type_shape") or []
     # ONNX Runtime lists the inputs that are present; weights are no tensors of the engine graph.
@@ -195,7 +187,7 @@ def _layer(
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
     filters = (constants.get(present[1]) or cast.get(present[1])) if len(present) > 1 else None
     if layer["ParameterType"] in ("Convolution", "Deconvolution") and filters is not None:
-        layer.update(_convolution(attributes, filters, layer["ParameterType"], args))
+        layer.update(_convolution(attributes, filters, layer["ParameterType"]))
         if present[1] in cast:
             del layer["Weights"]  # they are an input tensor of the layer
         layer["HasBias"] = int(len(present) > 2)
@@ -215,7 +207,7 @@ def _layer(
     return layer
 
 
-def _convolution(attributes: dict[str, Any], weight: Any, kind: str, args: dict[str, Any]) -> dict[str, Any]:
+def _convolution(attributes: dict[str, Any], weight: Any, kind: str) -> dict[str, Any]:
     kernel = list(weight.dims[2:])
     rank = len(kernel)
     pads = list(attributes.get("pads") or [0] * 2 * rank)
@@ -234,13 +226,5 @@ def _convolution(attributes: dict[str, Any], weight: Any, kind: str, args: dict[
 
 def _tensor(name: str, kind: dict[str, list[int]]) -> dict[str, Any]:
     dtype, dims = next(iter(kind.items()), ("", []))
-    label = _TYPES.get(dtype, (dtype or "unknown", None))[0]
+    label = _LABELS.get(dtype, dtype or "unknown")
     return {"Name": name, "Location": "Host", "Dimensions": dims, "Format/Datatype": f"Row major linear {label}"}
-
-
-def _bindings(model: Path) -> list[str]:
-    import onnx
-
-    graph = onnx.load(str(model), load_external_data=False).graph
-    weights = {i.name for i in graph.initializer}
-    return [i.name for i in graph.input if i.name not in weights] + [o.name for o in graph.output]

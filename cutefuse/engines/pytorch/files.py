@@ -21,6 +21,7 @@ from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.options import BUILDER, Effort, one_of, say_idle, shapes_of
 from cutefuse.engines.options import options_of as given_options
 from cutefuse.engines.pytorch.layers import Layer
+from cutefuse.engines.pytorch.lock import alone
 from cutefuse.engines.pytorch.onnx_ops.convolution import Convolution, ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.fused import TIMED, FusedNode
 from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
@@ -43,8 +44,6 @@ _FORMAT = "cutefuse torch engine"
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The options that apply here."""
-
     shapes: dict[str, tuple[int, ...]]
     mode: str
     tiles: str
@@ -106,7 +105,7 @@ def _write_engine(model: Path, files: Artifacts, words: Sequence[str]) -> None:
 
 
 def _write_profile(engine: TorchEngine, model: Path, files: Artifacts, effort: Effort) -> None:
-    with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"), engine.quiet():
+    with spinner(f"profiling {model.name} with PyTorch {torch.__version__}"), alone():
         latencies, wall_s = effort.times(lambda: [t / 1000 for t in time_interleaved_us([engine], 5, 1.0)[0]])
         layers = engine.layers(min(max(effort.least, 5), 50))
     _write_graph(engine, model, files, layers)

@@ -7,7 +7,7 @@ from functools import cached_property
 import onnx
 
 from cutefuse import kernels
-from cutefuse.engines.pytorch.lock import shared
+from cutefuse.engines.pytorch.lock import alone
 from cutefuse.engines.pytorch.tile_times import Repeated, TileTimer, in_turns
 from cutefuse.errors import CutefuseError
 
@@ -46,5 +46,5 @@ class GpuTimer(TileTimer):
 
         engine = TorchEngine.build(model, mode, self.device)
         # Its own graph holds one inference, whose launch from the host would be most of the time.
-        with shared()():
+        with alone():
             return in_turns({0: Repeated(engine.run_outside_graph, self.effort)}, self.effort.rounds)[0]

@@ -20,6 +20,10 @@ def share_gpu(quiet: Quiet) -> None:
     _quiet = quiet
 
 
-def shared() -> Quiet:
-    """What `share_gpu` was given; a context without effect before."""
-    return _quiet
+def is_shared() -> bool:
+    return _quiet is not contextlib.nullcontext
+
+
+def alone() -> contextlib.AbstractContextManager[Any]:
+    """The context that `share_gpu` was given; one without effect before."""
+    return _quiet()

@@ -21,14 +21,14 @@ import onnx
 import torch
 from torch import Tensor
 
-from cutefuse.engines.inputs import InputSpec, resolve, seeded
+from cutefuse.engines.inputs import input_specs, resolve, seeded
 from cutefuse.engines.pytorch import layers as torch_layers
 from cutefuse.engines.pytorch.layers import Layer
-from cutefuse.engines.pytorch.lock import Quiet, shared
+from cutefuse.engines.pytorch.lock import alone, is_shared
 from cutefuse.engines.pytorch.onnx_ops import program as programs
 from cutefuse.engines.pytorch.onnx_ops.convolution import ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.merge import merge
-from cutefuse.engines.pytorch.onnx_ops.node import dtype_of
+from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.pytorch.tiles import choose_tiles
 from cutefuse.errors import CutefuseError
 from cutefuse.graph import store
@@ -56,30 +56,11 @@ def load_model(model: Path | onnx.ModelProto) -> onnx.ModelProto:
     return loaded
 
 
-def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
-    """The inputs that are no weights."""
-    weights = {i.name for i in model.graph.initializer}
-    specs = []
-    for value in model.graph.input:
-        if value.name in weights:
-            continue
-        if not value.type.HasField("tensor_type"):
-            raise CutefuseError(f"input {value.name} is no tensor, which the PyTorch back end cannot be given")
-        tensor = value.type.tensor_type
-        dtype = str(dtype_of(tensor.elem_type, f"input {value.name}")).removeprefix("torch.")
-        dims = tuple(d.dim_value if d.dim_value > 0 else d.dim_param or None for d in tensor.shape.dim)
-        specs.append(InputSpec(value.name, dims, dtype))
-    return specs
-
-
 class TorchEngine:
     """One model, ready to run for inputs of fixed shapes. Made by `build`; holds its memory until it is dropped."""
 
-    def __init__(
-        self, program: programs.Program, settings: Settings, inputs: dict[str, Tensor], quiet: Quiet | None = None
-    ) -> None:
+    def __init__(self, program: programs.Program, settings: Settings, inputs: dict[str, Tensor]) -> None:
         self.program, self.settings, self.inputs = program, settings, inputs
-        self.quiet = quiet or shared()
         self.device = torch.device(settings.device)
         self.constants = {s: t.to(self.device) for s, t in program.constants.items()}
         self.kernel_sources: list[torch_layers.KernelSource] = []  # of a compiled program
@@ -88,20 +69,20 @@ class TorchEngine:
         self._workspace = self._allocate_workspace()
         with self._rules(), torch.no_grad():
             if self.device.type == "cuda" and settings.mode == "cudnn":
-                with self.quiet():
+                with alone():
                     self._check_merges()
             self._function = program.function(self.constants)
             if settings.mode == "compile":
                 self._compile()
             if self.device.type == "cuda":
-                with self.quiet():
+                with alone():
                     self._capture()
 
     @classmethod
     def build(
         cls, model: Path | onnx.ModelProto, mode: str = "cudnn", device: str | None = None, *,
         shapes: Mapping[str, Sequence[int]] | None = None, plugins: bool = True, tf32: bool = True,
-        tiles: Mapping[str, int] | str = "timed", quiet: Quiet | None = None,
+        tiles: Mapping[str, int] | str = "timed",
     ) -> TorchEngine:  # fmt: skip
         """An engine of an ONNX model.
 
@@ -112,8 +93,6 @@ class TorchEngine:
             tiles: `timed` takes those of the kernels' first guesses that are fastest together, `guess` the first one
             untimed; or name of a fused node -> id of its tile, where nodes that are not named are timed. A tile that
             cannot run the shapes at hand is left, with a note of the program. See `tiles.choose_tiles`.
-            quiet: makes a context that is held while tiles, cuDNN and Triton are tried on the GPU; that of
-            `torch_share.share_gpu` where none is given.
         Raises: CutefuseError for a mode, device, shape or node that is not available here.
         """
         settings = Settings(mode, device or ("cuda" if torch.cuda.is_available() else "cpu"), tf32)
@@ -126,13 +105,13 @@ class TorchEngine:
             program = programs.load(proto, dims, fused=plugins and where.type == "cuda")
             merge(program, convolutions=mode == "cudnn")
             known = {n.name for n in proto.graph.node if n.domain == programs.DOMAIN}
-            choose_tiles(program, tiles, known, quiet or shared())
+            choose_tiles(program, tiles, known)
             inputs = {}
             for name, array in seeded(specs, dims).items():
                 like = program.shapes[program.inputs[name]]
                 inputs[name] = programs.image_like(list(dims[name]), like.dtype, where)
                 inputs[name].copy_(torch.from_numpy(array))
-            return cls(program, settings, inputs, quiet)
+            return cls(program, settings, inputs)
 
     # ------------------------------------------------------------------------------------------------------ running
     def __call__(self, feed: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
@@ -189,13 +168,7 @@ class TorchEngine:
                 self.run()
             return (time.perf_counter() - begin) * 1e6 / runs
         with torch.cuda.device(self.device):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            for _ in range(runs):
-                self.run()
-            last.record()
-            last.synchronize()
-        return float(first.elapsed_time(last)) * 1000 / runs
+            return mean_us(self.run, runs)
 
     def layers(self, runs: int = 20) -> list[Layer]:
         """What the engine runs, in order, with the time of each layer in each of `runs` inferences."""
@@ -269,7 +242,7 @@ class TorchEngine:
         from torch._inductor import config as inductor_config
         from torch._inductor.utils import run_and_get_code
 
-        backend: Any = "inductor" if self.quiet is contextlib.nullcontext else self._quiet_inductor
+        backend: Any = _quiet_inductor if is_shared() else "inductor"
         compiled = torch.compile(self._function, fullgraph=True, dynamic=False, backend=backend)
         try:
             try:
@@ -282,18 +255,6 @@ class TorchEngine:
             raise CutefuseError(f"torch.compile cannot take the model ({_first(error)}); use --mode=cudnn") from None
         self._function = compiled
         self.kernel_sources = [s for code in codes for s in torch_layers.kernel_sources(code)]
-
-    def _quiet_inductor(self, graph: Any, given: Any) -> Callable[..., Any]:
-        """Inductor, whose result runs alone on the GPU: its first run is where kernels are tried."""
-        from torch._inductor.compile_fx import compile_fx
-
-        made: Any = compile_fx(graph, given)
-
-        def run(*xs: Any) -> Any:
-            with self.quiet():
-                return made(*xs)
-
-        return run
 
     def _capture(self) -> None:
         try:
@@ -319,6 +280,19 @@ def time_interleaved_us(engines: Sequence[TorchEngine], rounds: int = 15, sample
     A round takes one sample of every engine in turn, so that clocks and other load are the same for all.
     """
     return interleave([steady(engine.sample_us, 1000 * sample_ms) for engine in engines], rounds)
+
+
+def _quiet_inductor(graph: Any, given: Any) -> Callable[..., Any]:
+    """Inductor, whose result runs alone on the GPU: its first run is where kernels are tried."""
+    from torch._inductor.compile_fx import compile_fx
+
+    made: Any = compile_fx(graph, given)
+
+    def run(*xs: Any) -> Any:
+        with alone():
+            return made(*xs)
+
+    return run
 
 
 def _check(settings: Settings) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import cutefuse
 from cutefuse import kernels
-from cutefuse.engines.pytorch.lock import shared
+from cutefuse.engines.pytorch.lock import alone
 from cutefuse.errors import CutefuseError, first_line
 from cutefuse.kernels import Call
 from cutefuse.timing.noise import interleave
@@ -93,7 +93,7 @@ class TileTimer:
         sets = [[first.operand(_operand(t), i) for i, t in enumerate(call.inputs)] for _ in range(count)]
         size = max(first.workspace_bytes(), 0)
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
-        with shared()():
+        with alone():
             graphs: dict[int, Repeated] = {}
             reasons = []
             for tile in first.tiles()[: self.effort.tiles or None]:
@@ -126,7 +126,7 @@ class Repeated:
             work()
             # The host enqueues while the GPU waits; work of very many launches seems longer, and gets fewer copies.
             torch.cuda._sleep(_AHEAD_CYCLES)
-            once_us = max(_between(side, lambda: [work() for _ in range(4)]) / 4, 0.1)
+            once_us = max(mean_us(work, 4), 0.1)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         self.copies = min(max(round(effort.graph_us / once_us), effort.least_copies), effort.most_copies)
@@ -138,22 +138,21 @@ class Repeated:
 
     def sample_us(self) -> float:
         """The time of one piece of work, the mean over one replay."""
-        import torch
-
         self._graph.replay()  # the GPU is busy while the host enqueues what is timed
-        return _between(torch.cuda.current_stream(), self._graph.replay) / self.copies
+        return mean_us(self._graph.replay) / self.copies
 
 
-def _between(stream: Any, work: Callable[[], Any]) -> float:
-    """Microseconds of the GPU for what `work` enqueues."""
+def mean_us(work: Callable[[], Any], runs: int = 1) -> float:
+    """Microseconds of the GPU for what `work` enqueues on PyTorch's current stream, the mean over some runs of it."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record(stream)
-    work()
-    end.record(stream)
+    begin.record()
+    for _ in range(runs):
+        work()
+    end.record()
     end.synchronize()
-    return float(begin.elapsed_time(end)) * 1000
+    return float(begin.elapsed_time(end)) * 1000 / runs
 
 
 def in_turns(graphs: Mapping[int, Repeated], rounds: int) -> dict[int, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cutefuse.engines.pytorch.lock import Quiet
+from cutefuse.engines.pytorch.lock import alone
 from cutefuse.engines.pytorch.onnx_ops.fused import TIMED, FusedNode
 from cutefuse.engines.pytorch.onnx_ops.program import Program
 from cutefuse.engines.pytorch.tile_times import QUICK, TileTimer
@@ -27,21 +27,20 @@ def choose_tiles(
     program: Program,
     tiles: Mapping[str, int] | str,
     known: Collection[str],
-    quiet: Quiet,
     tuner: TileTuner | None = None,
 ) -> None:
     """Give every fused node of a program its tile.
 
     Distinct calls (op_type, shapes, types, attributes) are timed once: up to eight tiles in the order of the kernels'
     guesses (`tile_times.QUICK`, with the reason for that bound), warm, in turns, inside of CUDA graphs. The tiles are
-    then chosen for all nodes together, since a launch takes longer after that of another kernel (`tile_order`). Times
+    then chosen for all nodes together, since a launch takes longer after that of another kernel (`timing.order`). Times
     are kept by GPU, driver and library, so that both modes of a network and the next build share them.
 
     Args:
         tiles: TIMED, FIRST (every node keeps the first guess), or name of a fused node -> id of its tile, 0 for the
         first guess; nodes that it does not name are timed. Where none is given, the tile that a node asks for by its
         attribute counts as given, if it can run here. known: the names of all fused nodes of the model.
-        quiet: makes a context that is held while a call is timed. tuner: takes the times, the GPU's where None.
+        tuner: takes the times, the GPU's where None.
     Raises: CutefuseError for a choice or a name that does not exist.
     """
     if isinstance(tiles, str) and tiles not in CHOICES:
@@ -56,17 +55,17 @@ def choose_tiles(
     nodes = [node for node in program.fused if node.name not in given]
     if tiles != FIRST and nodes:
         tuner = tuner or TileTuner(TileTimer(QUICK), _kept(cache_path()))
-        _time(program, nodes, quiet, tuner)
+        _time(program, nodes, tuner)
 
 
-def _time(program: Program, nodes: list[FusedNode], quiet: Quiet, tuner: TileTuner) -> None:
+def _time(program: Program, nodes: list[FusedNode], tuner: TileTuner) -> None:
     found: dict[str, Tiles | None] = {}
     times: dict[int, Tiles | None] = {}  # by the handle of a node
     try:
         for node in nodes:
             key = call_key(node.call())
             if key not in found:
-                with quiet():
+                with alone():
                     found[key] = _tiles_of(node, tuner, program.notes)
             times[node.handle] = found[key]
     finally:

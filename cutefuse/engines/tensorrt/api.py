@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from cutefuse.engines.artifacts import Artifacts, concat_notes
+from cutefuse.engines.artifacts import Artifacts, concat_notes, log_errors
 from cutefuse.engines.cuda_memory import Device, open_device
 from cutefuse.engines.inputs import parse_shapes
 from cutefuse.engines.options import Effort, repeat
@@ -72,11 +72,6 @@ class Log:
     def text(self) -> str:
         return "\n".join(self.lines) + "\n"
 
-    def errors(self) -> str:
-        """What TensorRT said went wrong."""
-        marks = ("] [E] ", "] [F] ")
-        return "; ".join(line.partition("] [")[2][3:] for line in self.lines if any(m in line[:40] for m in marks))
-
 
 def _import() -> Any:
     try:
@@ -126,7 +121,9 @@ def _build(
     config.set_timing_cache(cache, False)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise CutefuseError(f"TensorRT could not build {model}: {log.errors()}; the whole log is {files.build_log}")
+        raise CutefuseError(
+            f"TensorRT could not build {model}: {log_errors(log.text)}; the whole log is {files.build_log}"
+        )
     files.engine.write_bytes(plan)
     beside = files.timing_cache.with_suffix(".part")
     beside.write_bytes(config.get_timing_cache().serialize())

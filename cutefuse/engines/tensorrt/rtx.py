@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.engines.artifacts import Artifacts, concat_notes
-from cutefuse.engines.compiled import CompiledGraph, read_layers
 from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.inputs import shapes_text
+from cutefuse.engines.layers import CompiledGraph, read_layers
 from cutefuse.engines.records import write_build
 from cutefuse.engines.tensorrt import api, trtexec
 from cutefuse.engines.tensorrt.api import TARGET
@@ -28,7 +29,6 @@ from cutefuse.engines.tensorrt.rtx_log import layer_information
 from cutefuse.errors import CutefuseError
 from cutefuse.operators.layouts import RTX_ASSUMED, RTX_CAPABILITIES
 from cutefuse.output import write_json
-from cutefuse.roofline.peaks import by_name
 
 NAME = "TensorRT for RTX"
 CAPABILITIES, DEFAULT_SM = RTX_CAPABILITIES, RTX_ASSUMED
@@ -65,14 +65,6 @@ def check_sm(sm: int) -> int:
     return sm
 
 
-def target_of(gpu: str) -> int:
-    """Compute capability (times 10) of a GPU by its name. Raises CutefuseError for a GPU that is not known."""
-    peaks = by_name(gpu)
-    if peaks is None or not peaks.capability:
-        raise CutefuseError(f"the compute capability of a GPU '{gpu}' is not known; give --sm, such as --sm 89")
-    return round(10 * float(peaks.capability))
-
-
 def default_sm() -> int:
     """What is built for unless the user says so: this machine's GPU where it can be, else an Ada one."""
     own = local_sm()
@@ -94,8 +86,7 @@ def compile_model(
         timeout_s: seconds until the compiler is ended.
     Raises: CutefuseError where it is not installed, or where the parser or the builder refuses the model.
     """
-    fixed = ",".join(f"{name}:{'x'.join(map(str, dims)) or 'scalar'}" for name, dims in (shapes or {}).items())
-    words = [f"{TARGET}={sm}", *([f"--shapes={fixed}"] if fixed else [])]
+    words = [f"{TARGET}={sm}", *([f"--shapes={shapes_text(shapes)}"] if shapes else [])]
     with tempfile.TemporaryDirectory(prefix="cutefuse-rtx-") as folder:
         log = Path(folder) / "build.log"
         try:
@@ -122,8 +113,7 @@ def build(
     concats = concat_notes(files.build_log.read_text(encoding="utf-8", errors="replace"))
     write_build(files, model, options, backend="rtx", tensorrt_version=version, concats=concats)
     return (
-        f"{NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers, {len(graph.copies)} of "
-        f"them copies, which move {graph.copy_bytes / 1e6:.1f} of {graph.all_bytes / 1e6:.1f} MB; "
+        f"{NAME} for compute capability {graph.sm / 10:.1f}: {len(graph.layers)} layers; {graph.moved.text}; "
         f"built in {graph.seconds:.1f} s and {graph.peak_mib:.0f} MiB"
     )
 
@@ -158,7 +148,7 @@ def _compile(
         raise CutefuseError(f"{NAME} {result['version']} wrote no layers into its log; the whole log is {log}")
     bindings = [(t["Name"], t["IOMode"].lower()) for t in information["I/O Tensors"]]
     graph = CompiledGraph(
-        read_layers(information),
+        tuple(read_layers(information, log.name)),
         tuple(name for name, mode in bindings if mode == "input"),
         tuple(name for name, mode in bindings if mode == "output"),
         result["engine_bytes"], result["seconds"], result["peak_mib"], int(options[TARGET]),

@@ -5,7 +5,6 @@ A machine without a GPU has no engine inspector; the builder's own log, at its m
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -25,10 +24,6 @@ _BINDING = re.compile(
 )
 
 
-# A plugin's workspace stands among its outputs, as bytes.
-_WORKSPACE = re.compile(r"_wksp(?:\.\d+)?_myl\d+$")
-
-
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.strip("[]").split(",") if part.strip()]
 
@@ -46,16 +41,13 @@ def layer_of(line: str) -> dict[str, Any] | None:
     """One layer from its line of the log; None for a line that describes none.
 
     Keys: Name, LayerType, Inputs, Constants, Outputs (lists of tensors with Name, Dimensions, Strides, StrideOrder,
-    Datatype, Format), what follows them (TacticName, StreamId, Metadata), and WorkspaceSize in bytes where it has one.
+    Datatype, Format), and what follows them (TacticName, StreamId, Metadata).
     """
     match = _LAYER.match(line)
     if not match:
         return None
     layer: dict[str, Any] = {"Name": match["Name"], "LayerType": match["LayerType"]}
     layer.update({key: _tensors(match[key] or "") for key in _LISTS})
-    if scratch := [t for t in layer["Outputs"] if _WORKSPACE.search(t["Name"])]:
-        layer["WorkspaceSize"] = sum(math.prod(t["Dimensions"]) for t in scratch)
-        layer["Outputs"] = [t for t in layer["Outputs"] if t not in scratch]
     for part in re.split(r", (?=[A-Z]\w+: )", match["rest"])[1:]:
         key, _, value = part.partition(": ")
         if key == "Metadata":  # the last one; a node's name may hold what looks like a further key

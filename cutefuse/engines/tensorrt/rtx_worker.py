@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cutefuse.engines.artifacts import log_errors
 from cutefuse.engines.tensorrt import api
 from cutefuse.engines.tensorrt.rtx import BINDINGS, NAME, TARGET
 from cutefuse.errors import CutefuseError
@@ -37,7 +38,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{options[TARGET]}"), 0)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise CutefuseError(f"{NAME} could not build {model}: {log.errors() or 'it gave no reason'}")
+        raise CutefuseError(f"{NAME} could not build {model}: {log_errors(log.text)}")
     seconds = time.perf_counter() - start
     if request["engine"]:
         Path(request["engine"]).write_bytes(plan)

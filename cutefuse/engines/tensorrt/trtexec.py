@@ -169,11 +169,6 @@ def _command(trtexec: Trtexec, own: list[str], options: list[str]) -> list[str]:
     return [trtexec.path, *kept, *(o for o in options if o not in own)]
 
 
-def quote(command: list[str]) -> str:
-    """The command as one line to paste into a shell."""
-    return " ".join(shlex.quote(part) for part in command)
-
-
 def run(command: list[str], log: Path, timeout_s: float | None, title: str, name: str = "trtexec", **where: Any) -> str:
     """Run trtexec, write its output to `log`, return the text; no progress is shown without a title.
 
@@ -182,7 +177,7 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str, name
     On timeout, Ctrl-C or SIGTERM the whole process group is ended: trtexec leaves no orphan on the GPU.
     """
     with log.open("wb") as sink:
-        sink.write(f"# {quote(command)}\n".encode())
+        sink.write(f"# {shlex.join(command)}\n".encode())
         sink.flush()
         try:
             child = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True, **where)

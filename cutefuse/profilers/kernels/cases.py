@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.operators import operators
 
 DRIVER = "cutefuse.profilers.kernels.drive"
 
@@ -42,8 +44,6 @@ def case_call(problem: Problem) -> Any:
 
 def _operators(stem: str | None) -> Sequence[Any]:
     """The operator of this name; all of them for None. Raises CutefuseError with the known names."""
-    from cutefuse.operators import operators
-
     found = {op.stem: op for op in operators()}
     if stem is not None and stem not in found:
         raise CutefuseError(f"operator {stem} is unknown; choose one of {', '.join(found)}")
@@ -82,8 +82,6 @@ def torch_with_gpu() -> Any:
 
 def launcher(problem: Problem, config: int) -> Callable[[], None]:
     """A launch of one tile on PyTorch's current stream, over operands of its own that stay alive with it."""
-    from cutefuse import kernels
-
     call, torch = case_call(problem), torch_with_gpu()
     keep: list[Any] = []
 
@@ -110,8 +108,6 @@ def launcher(problem: Problem, config: int) -> Callable[[], None]:
 
 def known_cases(stem: str | None = None) -> list[dict[str, Any]]:
     """Operators, or the one of this name, with tiles ("configs") and cases, each with the line that describes it."""
-    from cutefuse import kernels
-
     chosen = _operators(stem)
     try:
         tiles = {op["name"]: op["configs"] for op in kernels.describe()["ops"]}

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.tensorrt.trtexec import end_group
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER
+from cutefuse.profilers.kernels.drive import work_of
 from cutefuse.table import show
 from cutefuse.timing.noise import steady
 
@@ -91,8 +93,6 @@ _Around = Callable[[Callable[[], float]], float]  # takes a sample while the loa
 def _stream(load: Load) -> Iterator[_Around]:
     """A load on a second stream of this process, enqueued ahead of each sample and still running behind it."""
     import torch
-
-    from cutefuse.profilers.kernels.drive import work_of
 
     work, side = work_of(torch, load.work), torch.cuda.Stream()
     pieces = 16
@@ -173,18 +173,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def event_sampler(launch: Callable[[], Any]) -> Sampler:
     """Times launches on PyTorch's current stream with events."""
-    import torch
-
-    def sample(runs: int) -> float:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(runs):
-            launch()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1000 / runs
-
-    return sample
+    return lambda runs: mean_us(launch, runs)
 
 
 def records(times: Sequence[Times]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cutefuse.errors import CutefuseError, run_command
+from cutefuse.errors import CutefuseError, command_line
 from cutefuse.profilers.kernels.cases import Problem, launcher, torch_with_gpu
 
 INFERENCE = "cutefuse inference"  # the NVTX range of one inference; Nsight Compute profiles what lies inside
@@ -22,7 +22,6 @@ LAYER = "cutefuse layer "  # and of one layer, with its name behind
 
 
 def case(problem: Problem, config: int, repeats: int) -> None:
-    """Launch one tile of an operator `repeats` times."""
     torch = torch_with_gpu()
     launch = launcher(problem, config)
     for _ in range(repeats):
@@ -96,19 +95,15 @@ def work_of(torch: Any, kind: str) -> Any:
     raise CutefuseError(f"load {kind} is unknown; choose copy or matmul")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of the child processes."""
+@command_line
+def main(argv: list[str] | None = None) -> None:
     kind, *words = sys.argv[1:] if argv is None else argv
-
-    def command() -> None:
-        if kind == "case":
-            case(Problem(*words[:4]), int(words[4]), int(words[5]))
-        elif kind == "engine":
-            engine(Path(words[0]), int(words[1]))
-        else:
-            load(words[0])
-
-    return run_command(lambda: command())
+    if kind == "case":
+        case(Problem(*words[:4]), int(words[4]), int(words[5]))
+    elif kind == "engine":
+        engine(Path(words[0]), int(words[1]))
+    else:
+        load(words[0])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from cutefuse.engines import build, plugins
 from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.tensorrt import trtexec
+from cutefuse.engines.tensorrt.api import Session
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER, torch_with_gpu
 from cutefuse.profilers.kernels.drive import INFERENCE, LAYER
@@ -116,6 +117,4 @@ def sampler(path: Path) -> Callable[[int], float]:
             "an engine of TensorRT is timed beside a load by its Python package, which is not installed; run "
             "`pip install tensorrt`, or time trtexec yourself while the load runs"
         )
-    from cutefuse.engines.tensorrt.api import Session
-
     return Session(path, [], plugins.library_if_built()).sample_us

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cutefuse.engines.layers import Layer
 from cutefuse.profilers.kernels.engines import Target
 from cutefuse.profilers.kernels.metrics import READ, TIME, WRITTEN, Kernel, Metric
 from cutefuse.profilers.kernels.ncu import Launch, kernels_of
 from cutefuse.profilers.kernels.nsys import KernelSum
 from cutefuse.report.read.cost import Cost, layer_cost, place
-from cutefuse.report.read.reader import Engine, Layer
+from cutefuse.report.read.reader import Engine
 from cutefuse.roofline.peaks import Peaks
 from cutefuse.table import scaled, show
 

@@ -41,7 +41,6 @@ class Run:
 
 
 def find() -> str | None:
-    """Path of ncu, or None."""
     return first_program("ncu", "/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 
 

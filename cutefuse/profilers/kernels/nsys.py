@@ -29,7 +29,6 @@ class KernelSum:
 
 
 def find() -> str | None:
-    """Path of nsys, or None."""
     places = ["nsys", "/usr/local/cuda/bin/nsys", *sorted(glob.glob("/opt/nvidia/nsight-systems/*/bin/nsys"))]
     return first_program(*places)
 

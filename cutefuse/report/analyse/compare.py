@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from cutefuse.engines.kinds import KINDS
+from cutefuse.engines.layers import Layer, Moved, layer_bytes, moved
 from cutefuse.report.read.alike import lowered, types, unlike
-from cutefuse.report.read.engine import Engine, Layer
+from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import neighbours
-from cutefuse.report.read.moves import Moved, layer_bytes, moved
 from cutefuse.report.read.union import Union
 
 T = TypeVar("T")
@@ -105,8 +105,7 @@ class Comparison:
 
     @cached_property
     def moved(self) -> list[Moved]:
-        """Copies of each engine."""
-        return [moved(engine) for engine in self.engines]
+        return [moved(engine.layers) for engine in self.engines]
 
     @property
     def copies_text(self) -> str:

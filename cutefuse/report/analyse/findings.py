@@ -6,11 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from cutefuse.engines.kinds import is_row_norm, on_tensor_cores
+from cutefuse.engines.layers import Layer, moved
 from cutefuse.engines.plugins import count_plugins
 from cutefuse.report.read.cost import Placement
-from cutefuse.report.read.engine import Engine, Layer, format_of
+from cutefuse.report.read.engine import Engine, format_of
 from cutefuse.report.read.graph import neighbours
-from cutefuse.report.read.moves import moved, moves
+from cutefuse.report.read.moves import moves
 from cutefuse.table import time_text
 
 TINY_US = 5.0
@@ -31,7 +32,6 @@ class Finding:
     layers: list[int] = field(default_factory=list)
 
     def onnx(self, engine: Engine, limit: int = 12) -> list[str]:
-        """ONNX nodes of the layers concerned."""
         names = dict.fromkeys(n for i in self.layers for n in engine.layers[i].onnx)
         return list(names)[:limit]
 
@@ -82,8 +82,7 @@ def _plugins(engine: Engine) -> list[Finding]:
     sites = engine.fused_nodes
     if not sites or engine.on_cpu:
         return []
-    raw = [{**layer.raw, "Name": layer.name} for layer in engine.layers]
-    count, missing = count_plugins({"Layers": raw}, sites)
+    count, missing = count_plugins(engine.layers, sites)
     title = f"{count} of {len(sites)} fused nodes run as plugins"
     if missing:
         text = f"The patch report lists {len(sites)} fused nodes; {', '.join(missing[:3])} became ordinary layers."
@@ -119,7 +118,7 @@ def _concats(engine: Engine) -> list[Finding]:
 
 def _moved(engine: Engine) -> list[Finding]:
     """Of an engine without times: what its copies read and write, and the largest of them."""
-    sums = moved(engine)
+    sums = moved(engine.layers)
     if not sums.copy_bytes:
         return []
     share = sums.copy_bytes / sums.all_bytes

@@ -16,6 +16,7 @@ from onnx import NodeProto
 
 from cutefuse import kernels
 from cutefuse.engines.kinds import model_tensor
+from cutefuse.engines.layers import Layer
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import Graph, label
 from cutefuse.graph.store import load_model
@@ -23,7 +24,7 @@ from cutefuse.match.find import find_sites
 from cutefuse.match.overlaps import check_overlaps
 from cutefuse.match.site import FUSED, Site
 from cutefuse.report.read.cost import layer_cost
-from cutefuse.report.read.reader import Engine, Layer, find_engines, read_engine
+from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.rewrite.apply import plan
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.measure import peaks_for
@@ -99,11 +100,6 @@ def pricing(profile_dir: Path, onnx_path: Path) -> Pricing:
         return lambda site: Price(found[id(site)].gain_us, PROFILED, against, found[id(site)].note)
 
     return priced
-
-
-def is_concat_copy(layer: Layer) -> bool:
-    """Whether a layer only moves a tensor to its place in a concatenation."""
-    return layer.kind == "copy" and layer.origin == "concat"
 
 
 class _Times:
@@ -197,7 +193,7 @@ class _Times:
                 label(concat) in layer.onnx
                 or merged in {model_tensor(t.name) for t in layer.outputs if t.name != merged}  # Myelin's: a part of it
                 or layer.name.removesuffix(" copy") in sources
-                and (is_concat_copy(layer) or merged in {t.name for t in layer.outputs})
+                and (layer.origin == "concat" or merged in {t.name for t in layer.outputs})
             )
         ]  # fmt: skip
 

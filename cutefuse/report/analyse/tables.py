@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse import table
+from cutefuse.engines.layers import Layer, moved
 from cutefuse.errors import CutefuseError
 from cutefuse.report.analyse.compare import Comparison
 from cutefuse.report.analyse.findings import Finding, findings
 from cutefuse.report.analyse.rank import Candidate, candidates
 from cutefuse.report.read.alike import types
 from cutefuse.report.read.cost import Cost, Placement, layer_cost, place
-from cutefuse.report.read.engine import Engine, Layer, format_of
-from cutefuse.report.read.moves import moved, moves
+from cutefuse.report.read.engine import Engine, format_of
+from cutefuse.report.read.moves import moves
 from cutefuse.roofline.peaks import Peaks
 
 
@@ -91,7 +92,6 @@ def _csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def layers_csv(analysis: Analysis) -> str:
-    """One row a layer."""
     rows: list[list[Any]] = [[*analysis.rows[0], "onnx_nodes", "layer_source", "time_source"]]
     for row, layer in zip(analysis.rows, analysis.engine.layers, strict=True):
         rows.append([*row.values(), ";".join(layer.onnx), layer.sources.get("layer"), layer.sources.get("time")])
@@ -104,7 +104,7 @@ def report_json(analysis: Analysis) -> dict[str, Any]:
     ranked = None
     if analysis.candidates is not None:
         ranked = [{**vars(c), "measured_us": c.measured_us} for c in analysis.candidates]
-    sums = moved(engine)
+    sums = moved(engine.layers)
     return {
         "schema": 1, "name": engine.name, "backend": engine.backend, "tensorrt_version": engine.version or None,
         "device": engine.device, "latency_ms": engine.latency_ms, "performance_summary": engine.performance,
@@ -133,7 +133,7 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
             for la in heaviest
         ]
         lines += table.aligned(("µs", "%", "kind", "math", "layer"), cells, numbers=(0, 1))
-    elif sums := moved(engine).text:
+    elif sums := moved(engine.layers).text:
         lines[0] += f", {sums}"
     for f in analysis.findings[:6]:
         lines.append(f"{f.severity:>7}: {f.title}" + (f" ({table.time_text(f.cost_us)})" if f.cost_us else ""))
@@ -141,7 +141,6 @@ def terminal(analysis: Analysis, limit: int = 10) -> str:
 
 
 def compare_csv(comparison: Comparison) -> str:
-    """One row a group of aligned layers."""
     names = [e.name for e in comparison.engines]
     times, members, copies, sizes = (
         [f"{figure} {n}" for n in names] for figure in ("time_us", "names", "copies", "copy_bytes")
@@ -168,7 +167,6 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
-    """The comparison in a few lines."""
     first, last = comparison.engines[0], comparison.engines[-1]
     lines = [f"{comparison.titles[0]} → {comparison.titles[-1]}"]
     if comparison.latency_speedup:

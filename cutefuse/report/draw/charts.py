@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from cutefuse.engines.layers import Layer
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw.svg import number, text
 from cutefuse.report.read.cost import Placement
-from cutefuse.report.read.engine import Layer
 from cutefuse.roofline.peaks import Peaks
 from cutefuse.table import time_text
 
@@ -162,8 +164,6 @@ def _placed(plane: _LogPlane, layer: Layer, intensity: float, place: Placement, 
 
 def histogram(values: list[float], percentiles: list[tuple[str, float]], source: str) -> str:
     """Distribution of latencies in ms with marked percentiles, lowest first; what lies beyond the last is cut off."""
-    import numpy as np
-
     low, margin = min(values), 20
     high = max(percentiles[-1][1] * 1.02, low * 1.001 + 1e-9)
     counts, edges = np.histogram(values, 60, (low, high))

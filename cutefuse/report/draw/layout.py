@@ -34,7 +34,7 @@ def layout(count: int, edges: list[Edge]) -> Drawing:
     inner = [e for e in edges if e.source >= 0 and e.target >= 0 and e.source != e.target]
     forward = [(min(e.source, e.target), max(e.source, e.target)) for e in inner]
     rank = _ranks(count, forward)
-    chains = _chains(forward, rank, count)
+    chains = _chains(forward, rank)
     ranks: dict[int, list[int]] = defaultdict(list)
     for node in range(count):
         ranks[rank[node]].append(node)
@@ -89,7 +89,7 @@ def _ranks(count: int, forward: list[tuple[int, int]]) -> list[int]:
     return rank
 
 
-def _chains(forward: list[tuple[int, int]], rank: list[int], count: int) -> list[list[int]]:
+def _chains(forward: list[tuple[int, int]], rank: list[int]) -> list[list[int]]:
     """Each edge as nodes of consecutive ranks; `rank` grows by the dummies. Beyond a limit edges stay straight."""
     budget = _MAX_DUMMIES
     chains = []

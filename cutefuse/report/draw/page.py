@@ -11,17 +11,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import markupsafe
+
 import cutefuse
 from cutefuse.engines.kinds import KINDS
+from cutefuse.engines.layers import Layer, layer_bytes, moved, weight_bytes
 from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.output import write_text
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw import charts, svg
 from cutefuse.report.read.alike import RUNNERS
-from cutefuse.report.read.cost import weight_bytes
-from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, Layer, format_of
+from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, format_of
 from cutefuse.report.read.graph import memory_profile
-from cutefuse.report.read.moves import layer_bytes, moved, moves
+from cutefuse.report.read.moves import moves
 from cutefuse.table import time_text
 
 _PRECISION_COLORS = {"FP32": "pool", "TF32": "pointwise", "FP16": "conv", "BF16": "gemm", "INT8": "plugin",
@@ -34,9 +37,7 @@ _DETAIL_LIMIT = 1500  # layers up to which every raw field travels in the page
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Any:
-    import jinja2
-
+def _environment() -> jinja2.Environment:
     here = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -49,10 +50,8 @@ def _environment() -> Any:
     return environment
 
 
-def _code(value: str) -> Any:
+def _code(value: str) -> markupsafe.Markup:
     """Words between backticks as code."""
-    import markupsafe
-
     return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(value))))
 
 
@@ -93,7 +92,6 @@ def device(engine: Engine) -> str:
 
 
 def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
-    """The report of one engine."""
     engine = analysis.engine
     copies = _copies(analysis)
     files = {kind: path.name for kind, path in engine.files.items()}
@@ -106,7 +104,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "analysis": analysis,
         "total": engine.total_us,
         "copy_us": engine.by_kind_us.get("copy", 0.0),
-        "moved": moved(engine),
+        "moved": moved(engine.layers),
         "plugins": sum(la.kind == "plugin" for la in engine.layers),
         "roof_percent": analysis.roof_percent,
         "graph": graph_svg,

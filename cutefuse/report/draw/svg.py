@@ -5,12 +5,12 @@ from __future__ import annotations
 from html import escape
 
 from cutefuse.engines.kinds import KINDS
+from cutefuse.engines.layers import Layer, layer_bytes
 from cutefuse.engines.tensors import Tensor
 from cutefuse.report.draw.labels import Labels
 from cutefuse.report.draw.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
-from cutefuse.report.read.engine import Engine, Layer
+from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import Edge
-from cutefuse.report.read.moves import layer_bytes
 from cutefuse.table import time_text
 
 # Colours of a file that stands alone; pages define the same variables for light and dark.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cutefuse.engines.layers import layer_bytes
 from cutefuse.report.read.engine import Engine
-from cutefuse.report.read.moves import layer_bytes
 
 _COMPUTES = ("conv", "gemm", "plugin", "attention")
 _LEAST_SHARE = 0.25  # of a mixed engine's work: more of the other's type than this, and both are called mixed

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cutefuse.engines.layers import Layer
 from cutefuse.graph.body import FORMAL
 from cutefuse.match.site import FUSED, MERGED
-from cutefuse.report.read.engine import Layer
 
 _ANCHORS = ("conv", "norm")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutefuse import kernels
-from cutefuse.engines.tensors import Tensor, dtype_of, tensor_of
+from cutefuse.engines.layers import Layer, count_of, weight_bytes
+from cutefuse.engines.tensors import Tensor
 from cutefuse.match.site import FUSED
-from cutefuse.report.read.engine import Engine, Layer
-from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.report.read.engine import Engine
 from cutefuse.roofline.peaks import Peaks
 
 
@@ -68,33 +68,12 @@ def _reported_flops(engine: Engine, layer: Layer) -> float | None:
     return site["flops"] if site and "-1" not in str(site.get("shapes")) else None
 
 
-def weight_bytes(layer: Layer) -> float:
-    """Bytes of the layer's weights and bias: counts of elements, or in Myelin's records whole tensors."""
-    total = 0.0
-    for key in ("Weights", "Bias", "Constants"):
-        part = layer.raw.get(key)
-        for item in part if isinstance(part, list) else [part]:
-            if isinstance(item, dict) and "Dimensions" in item:
-                tensor = tensor_of(item)
-                total += (tensor.size_bytes or 0.0) if tensor else 0.0
-            else:
-                bits = DTYPE_BITS.get(dtype_of(str(item.get("Type", ""))), 32) if isinstance(item, dict) else 0
-                total += _count(item) * bits / 8
-    return total
-
-
 def _bytes(layer: Layer) -> float | None:
     tensors = {t.name or str(i): t for i, t in enumerate([*layer.inputs, *layer.outputs])}
     sizes = [t.size_bytes for t in tensors.values()]
     if not sizes or None in sizes:
         return None
     return sum(s for s in sizes if s is not None) + weight_bytes(layer)
-
-
-def _count(part: Any) -> float:
-    """Elements of weights; 0 where they are not told."""
-    value = part.get("Count") if isinstance(part, dict) else None
-    return float(value) if isinstance(value, (int, float)) and value > 0 else 0.0
 
 
 def _ints(value: Any) -> list[int]:
@@ -133,7 +112,7 @@ def _conv_flops(layer: Layer, first: Tensor | None, out: Tensor) -> float | None
     if grid is None or len(grid.dims) < 3:
         return None
     positions = math.prod(grid.dims) / grid.dims[1] if grid.dims[1] else 0
-    weights = _count(layer.raw.get("Weights"))
+    weights = count_of(layer.raw.get("Weights"))
     if not weights:
         if not kernel or first is None or len(first.dims) < 3:
             return None
@@ -144,7 +123,7 @@ def _conv_flops(layer: Layer, first: Tensor | None, out: Tensor) -> float | None
 
 def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     """2 * M * N * K. K = sqrt(|A| |B| / |O|) holds for any transposition, batched over equal leading dimensions."""
-    weights = _count(layer.raw.get("Weights"))
+    weights = count_of(layer.raw.get("Weights"))
     if weights and out.dims and out.dims[-1]:
         columns = out.dims[1] if len(out.dims) == 4 and out.dims[2:] == (1, 1) else out.dims[-1]
         return 2 * volume * weights / columns

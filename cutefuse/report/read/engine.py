@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engines.kinds import KINDS, copy_origin
+from cutefuse.engines.kinds import KINDS
+from cutefuse.engines.layers import Layer
 from cutefuse.engines.tensors import Tensor
 from cutefuse.match.site import FUSED
 
@@ -18,50 +19,6 @@ _INLINED = "_inlfunc_Cute"  # in the names of the tensors of a function body tha
 def format_of(tensor: Tensor | None) -> str:
     """Type and layout of a tensor: "FP16 HWC8"; "" without one."""
     return f"{tensor.dtype} {tensor.layout}".strip() if tensor else ""
-
-
-@dataclass
-class Layer:
-    """One layer of an engine graph with its measured time.
-
-    `time_us` is the median of the profile, which no outlier rules; its mean where it has no median (`mean_us` is always
-    that), and None when the layer was not profiled (no-ops, constants).
-    `sources` names file and field of each figure, for tooltips.
-    """
-
-    index: int
-    name: str
-    type: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    raw: dict[str, Any]
-    kind: str = "other"
-    precision: str = ""
-    time_us: float | None = None
-    mean_us: float | None = None
-    onnx: list[str] = field(default_factory=list)
-    title: str = ""  # its name, or that of the fused node whose body it computes
-    sources: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def first(self) -> tuple[Tensor | None, Tensor | None]:
-        """Its first input and its first output."""
-        return self.inputs[0] if self.inputs else None, self.outputs[0] if self.outputs else None
-
-    @property
-    def tactic(self) -> str:
-        return str(self.raw.get("TacticName", ""))
-
-    @property
-    def origin(self) -> str:
-        """Why a copy exists, in a word of `kinds.copy_origin`."""
-        return copy_origin(self.name, self.raw, self.type)
-
-    @property
-    def label(self) -> str:
-        """A short title: long fused names show their ends."""
-        text = self.title or self.name
-        return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"
 
 
 @dataclass

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from cutefuse.engines.compiled import traffic_bytes
 from cutefuse.engines.kinds import KINDS, computing_words
-from cutefuse.report.read.cost import weight_bytes
-from cutefuse.report.read.engine import Engine, Layer
+from cutefuse.engines.layers import Layer, layer_bytes
+from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import edges
 
 
@@ -20,37 +19,6 @@ class Move:
     origin: str
     size_bytes: int  # read and written
     reason: str
-
-
-@dataclass(frozen=True)
-class Moved:
-    """All copies of an engine, the bytes that they read and write, and those of all layers with their weights."""
-
-    copies: int
-    copy_bytes: int
-    all_bytes: int
-
-    @property
-    def text(self) -> str:
-        if not self.copy_bytes:
-            return f"{self.copies} copies"
-        return f"{self.copies} copies move {self.copy_bytes / 1e6:.1f} of {self.all_bytes / 1e6:.1f} MB"
-
-
-def moved(engine: Engine) -> Moved:
-    """The sums over all layers."""
-    copies = [layer for layer in engine.layers if layer.kind == "copy"]
-    everything = sum(layer_bytes(layer) + int(weight_bytes(layer)) for layer in engine.layers if layer.kind != "noop")
-    return Moved(len(copies), sum(map(layer_bytes, copies)), everything)
-
-
-def layer_bytes(layer: Layer) -> int:
-    """Bytes of the activations that a layer reads and writes; a no-op touches none."""
-    if layer.kind == "noop":
-        return 0
-    if layer.name.endswith(" copy"):  # of a concatenation: it writes its own part of the tensor that it names
-        return 2 * min(traffic_bytes(layer.inputs), traffic_bytes(layer.outputs))
-    return traffic_bytes((*layer.inputs, *layer.outputs))
 
 
 def moves(engine: Engine) -> list[Move]:

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cutefuse.engines.artifacts import build_metadata, profile_metadata
-from cutefuse.engines.kinds import kind_of, node_names, precision_of
+from cutefuse.engines.artifacts import build_metadata, profile_metadata, read_json
+from cutefuse.engines.kinds import kind_of
+from cutefuse.engines.layers import Layer, read_layers
 from cutefuse.engines.plugins import speaks_of
-from cutefuse.engines.tensors import Tensor, tensor_of
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read import bodies
-from cutefuse.report.read.engine import Engine, Layer
-from cutefuse.report.read.sources import find_engines, read_json, stem_of
+from cutefuse.report.read.engine import Engine
+from cutefuse.report.read.sources import find_engines, stem_of
 
-__all__ = ["Engine", "Layer", "find_engines", "read_engine"]
+__all__ = ["Engine", "find_engines", "read_engine"]
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def read_engine(files: dict[str, Path]) -> Engine:
     """Read one engine from its files; only `graph` must be there."""
     graph_file = files["graph"]
     data = read_json(graph_file)
-    layers = _layers(data, graph_file.name)
+    layers = read_layers(data, graph_file.name)
     inputs, outputs = _bindings(data, layers)
     stem = stem_of(graph_file.name, "graph") or graph_file.stem
     name = stem.removesuffix(".engine") or graph_file.parent.name
@@ -74,51 +74,6 @@ def read_engine(files: dict[str, Path]) -> Engine:
             del engine.files["patch"]
     _add_origins(engine)
     return engine
-
-
-def _layers(data: Any, file: str) -> list[Layer]:
-    inside = isinstance(data, dict)
-    found, path = (data.get("Layers", data.get("layers")), "Layers") if inside else (data, "")
-    if not isinstance(found, list):
-        raise CutefuseError(
-            f"{file} is no layer information of TensorRT (no list 'Layers'); give trtexec's --exportLayerInfo"
-        )
-    layers: list[Layer] = []
-    _collect(found, f"{file} › {path}", "", layers)
-    if not layers:
-        raise CutefuseError(f"{file} lists no layers; build the engine again with --profilingVerbosity=detailed")
-    return layers
-
-
-def _collect(found: list[Any], where: str, prefix: str, layers: list[Layer]) -> None:
-    """Flatten a list of layers; sub-graphs of conditionals and loops follow their owner."""
-    for position, item in enumerate(found):
-        source = f"{where}[{position}]"
-        if isinstance(item, str):
-            item = {"Name": item}
-        if not isinstance(item, dict) or not any(k in item for k in ("Name", "name", "LayerType", "Inputs", "Outputs")):
-            continue
-        name = str(item.get("Name", item.get("name", f"layer {len(layers)}")))
-        layer = Layer(
-            index=len(layers),
-            name=prefix + name,
-            type=str(item.get("LayerType", item.get("Type", ""))) or "unknown",
-            inputs=_tensors(item.get("Inputs")),
-            outputs=_tensors(item.get("Outputs")),
-            raw={k: v for k, v in item.items() if k not in ("Inputs", "Outputs")},
-            sources={"layer": source},
-        )
-        layer.kind = kind_of(layer.type, layer.raw, layer.name)
-        layer.precision = precision_of(layer.kind, layer.inputs, layer.outputs, layer.tactic)
-        layers.append(layer)
-        for key in ("Layers", "TrueBranch", "FalseBranch", "Body", "Branches"):
-            if isinstance(item.get(key), list):
-                layer.raw.pop(key, None)
-                _collect(item[key], f"{source}.{key}", f"{name}/", layers)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [t for t in map(tensor_of, value) if t] if isinstance(value, list) else []
 
 
 def _bindings(data: Any, layers: list[Layer]) -> tuple[list[str], list[str]]:
@@ -233,7 +188,7 @@ def _add_origins(engine: Engine) -> None:
     nodes, made_by = bodies.replaced(engine.sites)
     inside = bodies.owners(engine.layers, made_by)
     for layer in engine.layers:
-        own = node_names(layer.name, layer.raw)
+        own = layer.onnx
         if layer.index in inside and all(map(bodies.is_inside, own)):
             own = [inside[layer.index]]
         layer.onnx = list(dict.fromkeys(n for o in own for n in (o, *nodes.get(o, []))))

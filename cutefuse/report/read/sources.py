@@ -1,54 +1,13 @@
-"""Finding the files of an engine, and reading JSON that was written carelessly."""
+"""Finding the files of an engine."""
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
-from typing import Any
 
+from cutefuse.engines.artifacts import read_json
+from cutefuse.engines.plugins import report_path
 from cutefuse.errors import CutefuseError
 
-_MAX_FILE_BYTES = 512 * 2**20
-
-# ------------------------------------------------------------------------------------------------- JSON, tolerantly
-_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_BARE_NAN = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:nan|inf)(?:\(ind\))?(?=\s*[,}\]])", re.IGNORECASE)
-# Half of a surrogate pair is no character: it could be neither written nor printed later.
-_LONE_SURROGATE = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
-    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-_RAW_NAME = re.compile(r'("name" : ")(.*)(", "timeMs" :)')
-
-
-def loads(text: str, where: Path) -> Any:
-    """JSON as TensorRT's tools write it. Raises CutefuseError when the text is something else."""
-    text = _LONE_SURROGATE.sub(r"\\ufffd", text.lstrip("\ufeff").strip())
-    if not text:
-        raise CutefuseError(f"{where} is empty; build or profile the engine again")
-    repaired = _BARE_NAN.sub(r"\1null", text)
-    attempts = (text, repaired, _RAW_NAME.sub(lambda m: m[1] + json.dumps(m[2])[1:-1] + m[3], repaired))
-    problem: Exception | None = None
-    for attempt in (*attempts, _BAD_ESCAPE.sub(r"\\\\", repaired)):
-        try:
-            return json.loads(attempt, strict=False)
-        except (ValueError, RecursionError) as error:
-            problem = problem or error
-    raise CutefuseError(f"{where} is no JSON ({problem}); build or profile the engine again")
-
-
-def read_json(path: Path) -> Any:
-    """Read and parse one file."""
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise CutefuseError(f"{path} has more than {_MAX_FILE_BYTES >> 20} MiB; this is no engine JSON")
-        return loads(path.read_text(encoding="utf-8", errors="replace"), path)
-    except OSError as error:
-        raise CutefuseError(f"{path} cannot be read ({error.strerror}); check the path") from None
-
-
-# ------------------------------------------------------------------------------------------------- finding the files
 _SUFFIXES = {
     "graph": (".graph.json", ".layers.json", "-layer-info.json", "layer_info.json", "layers.json", "graph.json"),
     "profile": (".profile.json", "-profile.json", "profile.json"),
@@ -106,9 +65,6 @@ def _siblings(graph: Path, stem: str) -> dict[str, Path]:
     engine = graph.parent / stem
     if stem and engine.is_file():
         files["engine"] = engine
-    model = stem.removesuffix(".engine")
-    bases = (model.removesuffix(".onnx"), model, model.removesuffix(".onnx").removesuffix(".cutefuse"))
-    for name in dict.fromkeys(f"{base}.patch.json" for base in bases if base):
-        if (graph.parent / name).is_file():
-            files.setdefault("patch", graph.parent / name)
+    if stem and (report := report_path(graph.parent / stem.removesuffix(".engine"))):
+        files["patch"] = report
     return files

@@ -32,7 +32,7 @@ _DIRECT: dict[str, Callable[..., Tensor]] = {
     "Sin": torch.sin, "Cos": torch.cos, "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan,
     "Sinh": torch.sinh, "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
     "Not": torch.logical_not, "BitwiseNot": torch.bitwise_not, "IsNaN": torch.isnan,
-    "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Softplus": F.softplus, "Softsign": F.softsign,
+    "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Softplus": F.softplus,
     "HardSwish": F.hardswish, "Mish": F.mish,
     "Where": torch.where, "MatMul": torch.matmul, "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
 }  # fmt: skip
@@ -41,16 +41,7 @@ _ATTRIBUTED: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), {"alpha": 0.01}),
     "Elu": (F.elu, {"alpha": 1.0}),
     "Celu": (F.celu, {"alpha": 1.0}),
-    "Selu": (
-        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)),
-        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-    ),
     "HardSigmoid": (lambda x, alpha, beta: (x * alpha + beta).clamp(0, 1), {"alpha": 0.2, "beta": 0.5}),
-    "ThresholdedRelu": (lambda x, alpha: torch.where(x > alpha, x, 0), {"alpha": 1.0}),
-    "Shrink": (
-        lambda x, lambd, bias: torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0)),
-        {"lambd": 0.5, "bias": 0.0},
-    ),
     "Gelu": (F.gelu, {"approximate": "none"}),
     "Swish": (lambda x, alpha: F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x), {"alpha": 1.0}),
 }

@@ -88,18 +88,6 @@ def lp_norm(node: Node) -> Run:
     return run
 
 
-@operator("MeanVarianceNormalization")
-def mean_variance(node: Node) -> Run:
-    axes = tuple(node.attr("axes", [0, 2, 3]))
-
-    def run(x: Tensor) -> Tensor:
-        mean = x.mean(axes, keepdim=True)
-        deviation = ((x * x).mean(axes, keepdim=True) - mean * mean).sqrt()
-        return (x - mean) / (deviation + 1e-9)
-
-    return run
-
-
 @operator("LRN")
 def local_response(node: Node) -> Run:
     size, rank = node.attr("size", 1), node.rank(0)

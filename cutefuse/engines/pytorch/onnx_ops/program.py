@@ -128,7 +128,7 @@ class _Loader:
     def load(self, dims: Mapping[str, Sequence[int]]) -> Program:
         graph = self.model.graph
         opsets = {o.domain: o.version for o in self.model.opset_import}
-        self._check(graph.node, set())
+        self._check(graph.node, opsets.get("", 1))
         if graph.sparse_initializer:
             raise UnsupportedError("the model has sparse initializers; make them dense")
         scope = {i.name: Value(tensor_of(i, f"initializer '{i.name}'")) for i in graph.initializer}
@@ -143,26 +143,25 @@ class _Loader:
         self._drop_unused()
         return self.program
 
-    def _check(self, nodes: Sequence[NodeProto], seen: set[str]) -> None:
+    def _check(self, nodes: Sequence[NodeProto], opset: int) -> None:
         """Name all operators that are missing at once, before anything is computed."""
-        missing = self._missing(nodes, seen)
-        if missing:
+        if missing := self._missing(nodes, set(), opset):
             names = ", ".join(sorted(missing))
             raise UnsupportedError(
                 f"the PyTorch back end does not know {names}; use TensorRT or ONNX Runtime, or cut the model there"
             )
 
-    def _missing(self, nodes: Sequence[NodeProto], seen: set[str]) -> set[str]:
+    def _missing(self, nodes: Sequence[NodeProto], seen: set[str], opset: int) -> set[str]:
         missing: set[str] = set()
         for node in nodes:
-            function = self.functions.get((node.domain, node.op_type))
+            function = self._function(node, opset)
             for a in node.attribute:
                 if a.HasField("g"):
-                    missing |= self._missing(a.g.node, seen)
+                    missing |= self._missing(a.g.node, seen, opset)
             if function is not None:
                 if node.op_type not in seen:
                     seen.add(node.op_type)
-                    missing |= self._missing(function.node, seen)
+                    missing |= self._missing(function.node, seen, opset)
             elif node.domain in _STANDARD and (node.op_type in TABLE or node.op_type == "If"):
                 continue
             elif node.domain != DOMAIN:
@@ -216,20 +215,20 @@ class _Loader:
             found = self._fused(proto, name, given, attrs, opsets)
             if found is not None:
                 return found
-        function = self.functions.get((proto.domain, proto.op_type))
+        function = self._function(proto, opsets.get("", 1))
         if function is None and proto.domain == DOMAIN:
             function = body_of(proto, opsets.get("", 1), [None if v is None else v.tensor for v in given])
         if function is not None:
             return self._body(function, proto, given, owner)
         if proto.op_type == "If":
-            return self._branch(proto, name, owner, given, attrs, scope, opsets)
+            return self._branch(name, owner, given, attrs, scope, opsets)
         node = Node(
             name, proto.op_type, opsets.get("", opsets.get("ai.onnx", 1)), attrs,
             [None if v is None else v.tensor for v in given], len([o for o in proto.output if o]),
         )  # fmt: skip
-        return self._operator(node, given, owner, list(proto.output))
+        return self._operator(node, given, owner)
 
-    def _operator(self, node: Node, given: list[Value | None], owner: str, outputs: list[str]) -> list[Value]:
+    def _operator(self, node: Node, given: list[Value | None], owner: str) -> list[Value]:
         entry = TABLE[node.op_type]
         try:
             run = entry.build(node)
@@ -298,7 +297,7 @@ class _Loader:
         if value.tensor.dim() != len(perm):
             return value
         attrs = {"perm": list(perm)}
-        (turned,) = self._operator(Node(name, "Transpose", 1, attrs, [value.tensor], 1), [value], name, [])
+        (turned,) = self._operator(Node(name, "Transpose", 1, attrs, [value.tensor], 1), [value], name)
         return turned
 
     def _widened(self, value: Value) -> Value:
@@ -318,6 +317,13 @@ class _Loader:
         fresh = [None if v is None else Value(v.tensor, None if v.known else loader._name("t")) for v in given]
         return [v.tensor for v in loader._body(function, proto, fresh, proto.name)]
 
+    def _function(self, node: NodeProto, opset: int) -> onnx.FunctionProto | None:
+        """The function of a node: the model's, or ONNX's own for an operator that the table lacks."""
+        found = self.functions.get((node.domain, node.op_type))
+        if found is None and node.domain in _STANDARD and node.op_type not in TABLE:
+            return _standard_body(node.op_type, opset)
+        return found
+
     def _body(
         self, function: onnx.FunctionProto, call: NodeProto, given: list[Value | None], owner: str
     ) -> list[Value]:
@@ -328,8 +334,8 @@ class _Loader:
         return [scope[o] for o in function.output]
 
     def _branch(
-        self, proto: NodeProto, name: str, owner: str, given: list[Value | None], attrs: dict[str, Any],
-        scope: dict[str, Value], opsets: Mapping[str, int],
+        self, name: str, owner: str, given: list[Value | None], attrs: dict[str, Any], scope: dict[str, Value],
+        opsets: Mapping[str, int],
     ) -> list[Value]:  # fmt: skip
         condition = given[0]
         if condition is None or not condition.known:
@@ -354,6 +360,18 @@ class _Loader:
         self.program.constants = {s: t for s, t in self.program.constants.items() if s in needed}
         made = {s for step in kept for s in step.outputs} | set(self.program.inputs.values())
         self.program.shapes = {s: t for s, t in self.program.shapes.items() if s in made}
+
+
+def _standard_body(op_type: str, opset: int) -> onnx.FunctionProto | None:
+    """What ONNX defines an operator by, with the defaults of its attributes; None where that is no function."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:
+        return None
+    body = onnx.FunctionProto()
+    body.CopyFrom(schema.function_body)
+    body.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
+    return body if body.node else None
 
 
 def _resolved(node: NodeProto, bound: Mapping[str, onnx.AttributeProto], absent: set[str]) -> NodeProto:

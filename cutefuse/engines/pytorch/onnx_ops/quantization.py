@@ -60,17 +60,6 @@ def dequantize(node: Node) -> Run:
     return run
 
 
-@operator("DynamicQuantizeLinear")
-def dynamic_quantize(node: Node) -> Run:
-    def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        low, high = x.min().clamp(max=0), x.max().clamp(min=0)
-        scale = (high - low) / 255
-        zero = torch.round(-low / scale).clamp(0, 255)
-        return (torch.round(x / scale) + zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
-
-    return run
-
-
 @operator("MatMulInteger")
 def matmul_integer(node: Node) -> Run:
     def run(a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None) -> Tensor:
