@@ -156,10 +156,16 @@ CORNERS = [
     Problem(1, 17, 33, (8,), 16, **SAME, starts=(8,), tail=4, activation="Silu"),
     Problem(1, 17, 33, (6,), 16, **SAME, starts=(3,), tail=2, activation="Silu", dense=True),
     Problem(1, 320, 320, (3,), 48, **SAME, strides=(2, 2), activation="Silu"),
+    Problem(1, 37, 45, (16,), 32, **SAME, strides=(2, 2), activation="Silu"),
+    Problem(2, 21, 70, (32,), 16, 1, 1, activation="Relu"),
+    Problem(1, 19, 67, (24,), 40, **SAME, activation="HardSwish"),
+    Problem(1, 35, 41, (31,), 64, **SAME, strides=(2, 2), activation="Clip"),
+    Problem(2, 17, 33, (9,), 20, 3, 5, pads=(1, 2, 1, 2), dilations=(1, 3), activation="Silu", dense=True),
+    Problem(1, 18, 40, (20,), 24, **SAME, strides=(1, 2), starts=(8,), tail=4, activation="Tanh"),
 ]
 
 
-PLANES = [replace(p, image="own") for p in CORNERS if not p.starts]
+PLANES = [replace(p, image="own") for p in CORNERS if not p.starts and p.C[0] <= 8]
 PLANES += [replace(p, image="float32", dense=not p.dense) for p in PLANES]
 PIXELS = [replace(p, image=f"pixels of {p.image}") for p in PLANES]
 

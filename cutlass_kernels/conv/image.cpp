@@ -38,7 +38,8 @@ BlockCut image_cut(Tile const &tile, Problem const &p) {
     for (cut.height = 1; cut.height <= std::min(P, kMostRounds * tile.warps_m * kWidth / cut.width); ++cut.height) {
       cut.down = ceil_div(P, cut.height);
       std::int64_t const rows = std::int64_t(cut.height - 1) * p.stride_h + std::int64_t(p.R - 1) * p.dilation_h + 1;
-      std::int64_t const span = std::int64_t(cut.width - 1) * p.stride_w + std::int64_t(p.S - 1) * p.dilation_w + 1;
+      std::int64_t const reach = std::int64_t(cut.width - 1) * p.stride_w + std::int64_t(p.S - 1) * p.dilation_w + 1;
+      std::int64_t const span = cut.shift < 2 ? reach : (reach + 7) / 8 * 8;
       if (std::max({rows, span, rows * span}) * BlockCut::kUnitBytes > kMostShared) break;
       cut.rows = int(rows), cut.span = int(span) << cut.shift;
       cut.columns_bytes = (8 * p.stride_w << cut.shift) * BlockCut::kUnitBytes;
@@ -60,15 +61,12 @@ char const *obstacle_to_image(Tile const &tile, Problem const &p) {
 double image_us(Tile const &tile, Problem const &p, int sm_count) {
   constexpr double kCopyUs = 2.0, kCopyNsOfByte = 0.018;  // of the first pixels and filters; of each block's pixels
   constexpr double kActivationUs = 3.3;  // of 16 filters by exponentials, whose latency the other warps hide
-  constexpr double kConflictNs = 25;     // of a step, where lanes' pixels share a bank, for each that waits
   constexpr int kSchedulers = 4;         // of a multiprocessor
   BlockCut const cut = image_cut(tile, p);
   Activation const kind = p.activation;
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
   double const activation_us = clamps ? 0 : cut.filters / 16 * kActivationUs / (tile.blocks_per_sm * tile.warps_m);
-  int const conflicts = std::clamp(BlockCut::kUnitBytes * p.stride_w << cut.shift, 32, 128) / 32 - 1;
-  double const step_us = (cut.filters * tile.channel_ns + conflicts * kConflictNs) * 1e-3;
-  double const part_us = cut.steps * step_us + tile.block_us + activation_us;
+  double const part_us = cut.steps * cut.filters * tile.channel_ns * 1e-3 + tile.block_us + activation_us;
   double const parts = double(cut.blocks(p.N)) * cut.height * cut.width / kWidth;
   double const on_sm = std::max(1.0, double(cut.blocks(p.N)) / sm_count);
   return kCopyUs + on_sm * cut.pixels_bytes() * kCopyNsOfByte * 1e-3 +

@@ -21,6 +21,11 @@ struct BlockCut {
   int shared_bytes;
   static constexpr int kUnitBytes = 8, kMostFilters = 64;
 
+  // Where an image tile keeps the byte of its pixels at `at`: neighbouring lanes read pixels of 32 or 64 bytes, one or
+  // two apart, which would share banks. Rows of such pixels are whole eights.
+  CUTEFUSE_HOST_DEVICE std::uint32_t swizzled(std::uint32_t at) const {
+    return at ^ (at >> 2 & (shift < 2 ? 0u : shift == 2 ? 32u : 96u));
+  }
   // Four units more than there are filters: the four units of a step then touch different banks.
   CUTEFUSE_HOST_DEVICE int pitch() const { return filters + 4; }
   CUTEFUSE_HOST_DEVICE int pixels_bytes() const { return (rows * span * kUnitBytes + 15) / 16 * 16; }

@@ -108,7 +108,8 @@ __device__ __forceinline__ void copy_pixels(Params const &params, ImageTile cons
       for (int i = lane; i < left; i += 32) {
         int const pixel = i >> shift;
         bool const exists = inside && unsigned(w0 + pixel) < unsigned(p.W);
-        g2s_chunk<kChunk>(to + i * kChunk, exists ? from + pixel * pixel_bytes + at : image, exists ? count : 0);
+        g2s_chunk<kChunk>(cut.swizzled(to + i * kChunk), exists ? from + pixel * pixel_bytes + at : image,
+                          exists ? count : 0);
       }
     };
     if (cut.shift > 0 && align % 16 == 0) {
@@ -125,7 +126,8 @@ __device__ __forceinline__ void copy_pixels(Params const &params, ImageTile cons
         uint32_t word[2] = {};
         CUTE_UNROLL
         for (int c = 0; c < 4; ++c) word[c / 2] |= uint32_t(exists && c < count ? __ldg(x + c) : 0) << c % 2 * 16;
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + i * kUnit), "r"(word[0]), "r"(word[1]) : "memory");
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(cut.swizzled(to + i * kUnit)), "r"(word[0]), "r"(word[1])
+                     : "memory");
       }
     }
   }
@@ -241,7 +243,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       CUTE_NO_UNROLL
       for (int step = 0;; w += 4 * cut.pitch() * kUnit) {
         int const offset = offsets[step * 4 + unit];
-        uint32_t const at = from + max(offset, 0);
+        uint32_t const at = cut.swizzled(from + max(offset, 0));
         uint2 x[4];
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i) x[i] = load_unit(at + i * cut.columns_bytes);
