@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from calibration import fit, rows
+from cutefuse.select import times
 
 NOW = {
     "kStartUs": 0.204, "kBlockUs": 1.274, "kCopyNsOfByte": 0.072, "kAloneNs": 1.152, "kBytesOfUs": 41.7,
@@ -39,6 +41,16 @@ def report() -> Iterator[str]:
         for name, us in sorted(best.items())
     ]  # fmt: skip
     yield f"  the cut with the least predicted time takes {np.exp(np.log(slower).mean()):.3f} of the best's in the mean"
+    yield from _of_cudnn()
+
+
+def _of_cudnn() -> Iterator[str]:
+    """How far `times.Device.depthwise_us` is from cuDNN's kernels, the median of three runs each."""
+    device, layers = times.device_of(rows.SM, times.FITTED_GPU), _layers()
+    kept = [row for row in rows.read("depthwise_cudnn_h200.csv") if "dilations" not in layers[row["shape"]]]
+    predicted = [device.depthwise_us(*_result(layers[row["shape"]])) for row in kept]
+    off = fit.errors(np.array(predicted), np.array([float(row["time_us"]) for row in kept]))
+    yield f"cuDNN's depthwise kernels, {len(kept)} layers: {fit.told(off)}"
 
 
 def times_us(cuts: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> np.ndarray:
@@ -57,16 +69,27 @@ def times_us(cuts: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> 
 
 def _recorded() -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
     """The layer of each row, what a cut makes of it by name, and its microseconds."""
-    layers = {s["name"]: s for s in json.loads((rows.ROOT / "benchmarks/depthwise_shapes.json").read_text())["shapes"]}
+    layers = _layers()
     kept = [row for row in rows.read("depthwise_h200.csv") if "dilations" not in layers[row["shape"]]]
     found = [_cut(layers[row["shape"]], *(int(row[k]) for k in ("shift", "height", "width"))) for row in kept]
     cuts = {name: np.array([cut[name] for cut in found]) for name in found[0]}
     return np.array([row["shape"] for row in kept]), cuts, np.array([float(row["time_us"]) for row in kept])
 
 
-def _cut(layer: Mapping[str, object], shift: int, height: int, width: int) -> dict[str, float]:
+def _layers() -> dict[str, dict[str, Any]]:
+    shapes = json.loads((rows.ROOT / "benchmarks/depthwise_shapes.json").read_text())["shapes"]
+    return {shape["name"]: shape for shape in shapes}
+
+
+def _result(layer: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of a square layer's result, and taps of its filter."""
+    P = (layer["H"] + 2 * layer["pads"][0] - layer["R"]) // layer["stride"][0] + 1
+    return layer["N"] * P * P * layer["K"] * 2, layer["R"] * layer["S"]
+
+
+def _cut(layer: Mapping[str, Any], shift: int, height: int, width: int) -> dict[str, float]:
     """A square layer, cut: the blocks, and the bytes, items of threads and instructions of each."""
-    N, H, K, R, stride, pad = (int(np.ravel(layer[k])[0]) for k in ("N", "H", "K", "R", "stride", "pads"))  # type: ignore[call-overload]
+    N, H, K, R, stride, pad = (int(np.ravel(layer[k])[0]) for k in ("N", "H", "K", "R", "stride", "pads"))
     P = (H + 2 * pad - R) // stride + 1
     height, width = min(height, P), min(width, -(-P // COLUMNS) * COLUMNS)
     span = ((width - 1) * stride + R) | 1

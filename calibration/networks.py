@@ -32,7 +32,7 @@ ENGINE, GPU = "torch", "H200"
 CLOSE = 0.05  # of the plain engine's time
 # The constants that the time of a plain network tells something of: where each stands, and its name.
 CONSTANTS = {
-    "_KERNEL_US": times, "_PASS_SHARE": times, "_DEPTHWISE_US": times, "_JOIN_US": rules_torch,
+    "_KERNEL_US": times, "_PASS_SHARE": times, "_JOIN_US": rules_torch,
     "_JOIN_SOURCE_US": rules_torch, "_BETWEEN_US": rules_torch, "_TURN_SHARE": rules_torch, "_SCATTER_US": rules_torch,
 }  # fmt: skip
 

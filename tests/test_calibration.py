@@ -46,7 +46,7 @@ def test_every_file_of_recorded_rows_is_read() -> None:
     assert all(times_us and min(times_us.values()) > 0 for shapes in sets.values() for _, _, times_us in shapes)
     assert {p.name for p in rows.DATA.iterdir()} == {
         *read, *convolutions.FILES, "networks_h200.csv", "near_h200.csv", "tiles_int8_ordered_h200.csv",
-        "tiles_images_h200.csv", "early_layers_h200.csv", "depthwise_h200.csv",
+        "tiles_images_h200.csv", "early_layers_h200.csv", "depthwise_h200.csv", "depthwise_cudnn_h200.csv",
     }  # fmt: skip
     assert all(len(rows.site_rows(name)) > 200 for name in convolutions.FILES)
 

@@ -167,12 +167,19 @@ def test_a_float32_model_is_told_to_convert(tmp_path: Path) -> None:
     assert result.report["summary"]["refused_by"] == {"types": 1}
 
 
-def test_a_bare_one_behind_a_concat_is_read_as_it_is_for_pytorch_alone(tmp_path: Path) -> None:
-    model = made("c = Concat<axis=1>(g, h) y = Conv<group=24>(c, w)", inputs={"g": "n,8,9,11", "h": "n,16,9,11"})
+def test_one_with_a_bias_behind_a_concat_is_read_as_it_is_for_pytorch_alone(tmp_path: Path) -> None:
+    sources = {"g": "n,8,9,11", "h": "n,16,9,11"}
+    model = made("c = Concat<axis=1>(g, h) y = Conv<group=24>(c, w, k)", inputs=sources)
     result, patched = run_patch(model, tmp_path)
     assert patched is None and result.report["summary"]["refused_by"] == {"groups": 1}
     result, patched = run_patch(model, tmp_path, engine="torch")
     assert fused_types(patched) == ["CuteDepthwiseConcatConv1"] and result.report["verify"]["passed"]
+
+
+@pytest.mark.parametrize("engine", ["tensorrt", "torch"])
+def test_one_with_nothing_to_add_is_left_to_the_engine(engine: str, tmp_path: Path) -> None:
+    patched = run_patch(made("y = Conv<group=24,pads=[1,1,1,1]>(i, w)"), tmp_path, engine=engine)[1]
+    assert patched is None
 
 
 def test_without_depthwise_it_stays(tmp_path: Path) -> None:

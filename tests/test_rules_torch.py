@@ -101,7 +101,7 @@ def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> N
     [
         ("GlobalAveragePool(d)", 14),  # reads 52 MB
         ("InstanceNormalization(d, s, t)", 50),  # reads 52 MB three times, writes them once
-        ("Conv<group=16>(d, u)", 110),  # writes 52 MB
+        ("Conv<group=16>(d, u)", 46),  # writes 52 MB
         ("Conv<group=16>(e, u)", None),  # unknown sizes
     ],
 )

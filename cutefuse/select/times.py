@@ -60,9 +60,9 @@ _SPLITS = (1, 2, 4, 8)
 _STEP = 64  # channels of a step of the reduction
 _VECTOR = 8  # filters; cuDNN pads others to them, in kernels of their own
 
-# cuDNN's depthwise filters of nine taps, for a million bytes of the result: what YOLO11 and DeepLabV3+ take longer than
-# their other kernels explains 2 to 4.
-_DEPTHWISE_US = 2.2
+# cuDNN's depthwise filters of nine taps, and for each million bytes of the result: the layers of calibration/data's
+# depthwise_cudnn_h200.csv. Filters of more taps start later, and take longer by the root of their number.
+_DEPTHWISE_START_US, _DEPTHWISE_US = 2.2, 0.85
 
 # On Hopper and later a kernel of ours starts while another one of ours ends (programmatic dependent launch). Behind any
 # other kernel it starts when that has ended: it then takes this much longer, as 250 of 1,107 fused convolutions did.
@@ -114,7 +114,8 @@ class Device:
 
     def depthwise_us(self, size_bytes: float, taps: int) -> float:
         """Time of an engine's depthwise filter that makes so many bytes."""
-        return SPATIAL.start_us + _DEPTHWISE_US * taps / 9 * size_bytes * 1e-6 * self.slower
+        nines = taps / 9
+        return _DEPTHWISE_START_US * nines + _DEPTHWISE_US * nines**0.5 * size_bytes * 1e-6 * self.slower
 
     @property
     def late_us(self) -> float:

@@ -61,12 +61,15 @@ char const *obstacle_to_image(Tile const &tile, Problem const &p) {
 double image_us(Tile const &tile, Problem const &p, int sm_count) {
   constexpr double kCopyUs = 2.0, kCopyNsOfByte = 0.018;  // of the first pixels and filters; of each block's pixels
   constexpr double kActivationUs = 3.3;  // of 16 filters by exponentials, whose latency the other warps hide
+  constexpr double kApartNs = 50;
   constexpr int kSchedulers = 4;         // of a multiprocessor
   BlockCut const cut = image_cut(tile, p);
   Activation const kind = p.activation;
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
   double const activation_us = clamps ? 0 : cut.filters / 16 * kActivationUs / (tile.blocks_per_sm * tile.warps_m);
-  double const part_us = cut.steps * cut.filters * tile.channel_ns * 1e-3 + tile.block_us + activation_us;
+  bool const apart = BlockCut::kUnitBytes * p.stride_w << cut.shift >= 128;  // a pixel a lane in each line of banks
+  double const step_us = (cut.filters * tile.channel_ns + (apart ? kApartNs : 0)) * 1e-3;
+  double const part_us = cut.steps * step_us + tile.block_us + activation_us;
   double const parts = double(cut.blocks(p.N)) * cut.height * cut.width / kWidth;
   double const on_sm = std::max(1.0, double(cut.blocks(p.N)) / sm_count);
   return kCopyUs + on_sm * cut.pixels_bytes() * kCopyNsOfByte * 1e-3 +
