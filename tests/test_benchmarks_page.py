@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ def test_the_page_shows_every_table() -> None:
 
 def test_another_figure_makes_the_page_out_of_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = tmp_path / "page.md"
-    old.write_text(page.PAGE.read_text().replace("|yolov8n|460|", "|yolov8n|465|"))
+    old.write_text(re.sub(r"\|yolov8n\|\d+\|", "|yolov8n|1|", page.PAGE.read_text()))
     assert page.main([str(old), "--check"]) == 1 and "out of date" in capsys.readouterr().out
-    assert "|yolov8n|465|" in old.read_text()
+    assert "|yolov8n|1|" in old.read_text()
     assert page.main([str(old)]) == 0 and old.read_text() == page.PAGE.read_text()
     assert page.main([str(old), "--check"]) == 0
 
