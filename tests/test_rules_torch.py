@@ -96,6 +96,18 @@ def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> N
     assert 0 < other["gain_us"] < other["plain_us"] < 1.2 * some["plain_us"]
 
 
+@pytest.mark.parametrize("mean", ["GlobalAveragePool(y)", "ReduceMean<axes=[2,3]>(y)"])
+def test_the_mean_of_an_activation_is_taken_in_its_pass(mean: str, tmp_path: Path) -> None:
+    """Fusing the activation saves no pass over it then."""
+    values, inputs = halves(w=(64, 32, 1, 1), k=(64,)), {"b": "1,32,400,400"}
+    body = "c = Conv(b, w, k) s = Sigmoid(c) y = Mul(c, s)"
+    alone, both = (
+        run_patch(graph(body + more, values, dtype="float16", outputs=outputs, inputs=inputs), tmp_path, **KEPT)[0]
+        for more, outputs in (("", ("y",)), (f" m = {mean}", ("y", "m")))
+    )
+    assert both.report["summary"]["gain_us"] < alone.report["summary"]["gain_us"] - 4
+
+
 @pytest.mark.parametrize(
     ("node", "least_us"),
     [

@@ -15,6 +15,7 @@ from cutefuse.select.times import Convolution, Device
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, POOLS, Engine, Input, Wiring, is_between
 
 _VECTOR = 8  # channels to which our pixels are padded
+_MEANS = ("GlobalAveragePool", "ReduceMean")  # of images, as squeeze and excitation takes them
 # Triton's kernel for a Concat: every element asks each source whether it comes from there. Microseconds for a million
 # bytes of the result, at the H200's rate, as all figures for a million bytes here.
 _JOIN_US, _JOIN_SOURCE_US = 0.3, 0.1
@@ -92,8 +93,15 @@ class TorchCompile(Engine):
         if node.op_type == "Concat":
             return self._concat_us(wiring, node)
         us = super().node_us(wiring, node)
+        if node.op_type in _MEANS and self._is_passed(wiring, node.input[0]):
+            us -= wiring.device.pass_us(wiring.size_of(node.input[0]))
         slow = us and node.op_type in ENLARGED and is_between(node) and self.in_pixels(wiring, node)
         return us + _for_bytes(wiring.device, _BETWEEN_US, wiring.size_of(node.output[0])) if slow else us
+
+    def _is_passed(self, wiring: Wiring, tensor: str) -> bool:
+        """Whether Triton computes a tensor in a pass over memory, and what is summed up of it in the same kernel."""
+        maker = wiring.maker(tensor)
+        return maker is not None and maker.op_type in ELEMENTWISE
 
     def _concat_us(self, wiring: Wiring, concat: NodeProto) -> float:
         """What it computes of its inputs needs no pass of its own."""
