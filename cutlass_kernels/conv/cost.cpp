@@ -11,6 +11,8 @@
 namespace cutefuse::conv {
 namespace {
 
+constexpr int kMostMultiprocessors = 1024;  // of any GPU: more blocks are never cut
+
 // Whether every source's channels are whole 16-byte vectors.
 bool whole_vectors(Problem const &p) {
   return std::all_of(p.C, p.C + p.sources, [&](int channels) { return channels * size_of(p.type) % 16 == 0; });
@@ -103,10 +105,12 @@ bool runs(Tile const &tile, Problem const &p, std::int32_t sm) {
   return on_device && tile.takes(p.type) && obstacle_of(tile, p, sm) == nullptr;
 }
 
-BlockCut cut_of(Tile const &tile, Problem const &p) { return tile.image ? image_cut(tile, p) : depthwise_cut(p); }
+BlockCut cut_of(Tile const &tile, Problem const &p, int sm_count) {
+  return tile.image ? image_cut(tile, p) : depthwise_cut(p, sm_count);
+}
 
 std::int64_t output_tiles(Tile const &tile, Problem const &p) {
-  if (tile.has_cut()) return cut_of(tile, p).blocks(p.N);
+  if (tile.has_cut()) return cut_of(tile, p, kMostMultiprocessors).blocks(p.N);
   return (std::int64_t(p.N) * p.P * p.Q + tile.m - 1) / tile.m * ceil_div(p.K, tile.n);
 }
 

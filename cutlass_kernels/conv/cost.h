@@ -23,7 +23,7 @@ char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm);
 bool runs(Tile const &tile, Problem const &p, std::int32_t sm);
 
 // Of a tile that has a cut.
-BlockCut cut_of(Tile const &tile, Problem const &p);
+BlockCut cut_of(Tile const &tile, Problem const &p, int sm_count);
 
 std::int64_t output_tiles(Tile const &tile, Problem const &p);
 

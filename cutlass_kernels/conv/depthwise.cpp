@@ -38,8 +38,7 @@ double length_us(Problem const &p, BlockCut const &cut, std::int64_t blocks, int
 
 }  // namespace
 
-BlockCut depthwise_cut(Problem const &p) {
-  constexpr int kSmCount = 132;  // a cut must not depend on the GPU: workspaces and tests ask for it without one
+BlockCut depthwise_cut(Problem const &p, int sm_count) {
   int const P = p.P > 0 ? p.P : 1, Q = p.Q > 0 ? p.Q : kDepthwiseColumns, N = p.N > 0 ? p.N : 1;
   int const parts = ceil_div(Q, kDepthwiseColumns);
   BlockCut cut{}, best{};
@@ -64,7 +63,7 @@ BlockCut depthwise_cut(Problem const &p) {
         cut.rows = int(rows), cut.span = int(span) << cut.shift;
         cut.shared_bytes = cut.pixels_bytes() + cut.filters * (p.R * p.S * size_of(p.type) + int(sizeof(float)));
         if (cut.shared_bytes > kMostShared) break;
-        double const now = length_us(p, cut, cut.blocks(N), kSmCount);
+        double const now = length_us(p, cut, cut.blocks(N), sm_count);
         if (best.height == 0 || now < shortest) best = cut, shortest = now;
       }
     }
@@ -73,11 +72,11 @@ BlockCut depthwise_cut(Problem const &p) {
 }
 
 char const *obstacle_to_depthwise(Problem const &p) {
-  return depthwise_cut(p).height > 0 ? nullptr : "filters or strides this large";
+  return depthwise_cut(p, 1).height > 0 ? nullptr : "filters or strides this large";
 }
 
 double depthwise_us(Problem const &p, int sm_count) {
-  BlockCut const cut = depthwise_cut(p);
+  BlockCut const cut = depthwise_cut(p, sm_count);
   return length_us(p, cut, cut.blocks(p.N), sm_count);
 }
 

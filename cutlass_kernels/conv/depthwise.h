@@ -7,8 +7,8 @@ namespace cutefuse::conv {
 
 constexpr int kDepthwiseColumns = 8;  // outputs of a row that a thread computes at a time, 4 channels of each
 
-// `height` is 0 where nothing fits the shared memory.
-BlockCut depthwise_cut(Problem const &p);
+// As many blocks as so many multiprocessors are busy with. `height` is 0 where nothing fits the shared memory.
+BlockCut depthwise_cut(Problem const &p, int sm_count);
 
 // As obstacle_of, which calls it.
 char const *obstacle_to_depthwise(Problem const &p);

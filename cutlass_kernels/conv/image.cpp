@@ -62,7 +62,7 @@ double image_us(Tile const &tile, Problem const &p, int sm_count) {
   constexpr double kCopyUs = 2.0, kCopyNsOfByte = 0.018;  // of the first pixels and filters; of each block's pixels
   constexpr double kActivationUs = 3.3;  // of 16 filters by exponentials, whose latency the other warps hide
   constexpr double kApartNs = 50;
-  constexpr int kSchedulers = 4;         // of a multiprocessor
+  constexpr int kSchedulers = 4;  // of a multiprocessor
   BlockCut const cut = image_cut(tile, p);
   Activation const kind = p.activation;
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;

@@ -74,10 +74,10 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
   Params &params = state.params;
   for (int i = 0; i < p.sources; ++i) params.k_blocks += ceil_div(p.C[i], tile.k);
   params.splits = splits_of(tile, p, Target(call));
-  if (tile.has_cut()) params.cut = cut_of(tile, p);
+  if (tile.has_cut()) params.cut = cut_of(tile, p, Target(call).sm_count);
   std::int64_t const groups = ceil_div(stored_channels(p), kFinishChannels);
   std::int64_t const finished = std::int64_t(p.N) * p.P * p.Q * groups;
-  state.main.blocks = output_tiles(tile, p) * params.splits;
+  state.main.blocks = tile.has_cut() ? params.cut.blocks(p.N) : output_tiles(tile, p) * params.splits;
   state.finish.blocks = (finished + kFinishThreads - 1) / kFinishThreads;
   state.main.early = starts_early(tile, p, Target(call));
   state.finish.early = can_start_early(call.sm);
