@@ -176,6 +176,12 @@ def test_one_with_a_bias_behind_a_concat_is_read_as_it_is_for_pytorch_alone(tmp_
     assert fused_types(patched) == ["CuteDepthwiseConcatConv1"] and result.report["verify"]["passed"]
 
 
+def test_one_with_a_batch_normalization_is_fused_for_pytorch(tmp_path: Path) -> None:
+    body = "x = Conv<group=24,pads=[1,1,1,1]>(i, w) y = BatchNormalization(x, gamma, beta, mean, var)"
+    result, patched = run_patch(made(body), tmp_path, engine="torch")
+    assert fused_types(patched) == ["CuteDepthwiseConcatConv1"] and result.report["verify"]["passed"]
+
+
 @pytest.mark.parametrize("engine", ["tensorrt", "torch"])
 def test_one_with_nothing_to_add_is_left_to_the_engine(engine: str, tmp_path: Path) -> None:
     patched = run_patch(made("y = Conv<group=24,pads=[1,1,1,1]>(i, w)"), tmp_path, engine=engine)[1]

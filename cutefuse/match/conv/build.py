@@ -157,7 +157,7 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
         operands = views.choose(graph, plain, rejected, kinds)
         taken.setdefault(tuple(o.tensor for o in operands), operands)
     # An engine's depthwise kernel is as fast, with nothing to add.
-    alone = wanted.alone and (bool(facts.bias) or not facts.depthwise)
+    alone = wanted.alone and (bool(facts.bias or chains[0].steps) or not facts.depthwise)
     options = [
         (operands, chain, added)
         for operands in taken.values() if len(operands) <= most_sources()
