@@ -6,10 +6,9 @@
 namespace cutefuse::conv {
 namespace {
 
-constexpr int kThreads = 128, kBlocks = 4;  // of a multiprocessor, where its shared memory holds so many
-constexpr int kMostShared = 96 << 10;       // of a block: every GPU has as much
-constexpr int kMostShift = 4;               // 64 channels of a block: whole lines of 128 bytes
-constexpr int kMostRounds = 4;              // of a block's threads, kDepthwiseColumns outputs each
+constexpr int kMostShared = 96 << 10;  // of a block: every GPU has as much
+constexpr int kMostShift = 4;          // 64 channels of a block: whole lines of 128 bytes
+constexpr int kMostRounds = 4;         // of a block's threads, kDepthwiseColumns outputs each
 
 // Instructions of a thread in a round. Rows of 3, 5 or 7 neighbouring taps have code of their own (depthwise.cuh).
 int instructions(Problem const &p) {
@@ -27,10 +26,12 @@ double length_us(Problem const &p, BlockCut const &cut, std::int64_t blocks, int
   constexpr double kStartUs = 0.204, kBlockUs = 1.274, kCopyNsOfByte = 0.072e-3, kAloneNs = 1.152e-3;
   constexpr double kBytesOfUs = 41.7e3, kHalfLines = 0.687, kSharedNs = 0.179e-3, kTurnUs = 0.274;
   int const items = cut.height * (cut.width / kDepthwiseColumns) << cut.shift;  // of a thread
-  int const resident = std::clamp((228 << 10) / (cut.shared_bytes + 3072), 1, kBlocks), bytes = cut.pixels_bytes();
+  int const resident = std::clamp((228 << 10) / (cut.shared_bytes + 3072), 1, kDepthwiseBlocks),
+            bytes = cut.pixels_bytes();
   double const waves = std::ceil(double(blocks) / (sm_count * resident));
   double const on_sm = std::max(double(std::min<std::int64_t>(resident, blocks)), std::ceil(double(blocks) / sm_count));
-  double const alone_us = kBlockUs + bytes * kCopyNsOfByte + ceil_div(items, kThreads) * instructions(p) * kAloneNs;
+  double const alone_us =
+      kBlockUs + bytes * kCopyNsOfByte + ceil_div(items, kDepthwiseThreads) * instructions(p) * kAloneNs;
   double const copy_us = bytes / (cut.filters < 32 ? kBytesOfUs * kHalfLines : kBytesOfUs);
   double const turn_us = ceil_div(items, 32) * instructions(p) * kSharedNs + copy_us + kTurnUs;
   return kStartUs + std::max(waves * alone_us, on_sm * turn_us);
@@ -52,7 +53,7 @@ BlockCut depthwise_cut(Problem const &p, int sm_count) {
     cut.filters = 4 << cut.shift, cut.filter_tiles = ceil_div(p.K, cut.filters);
     for (int across = 1; across <= parts; across = across < 4 ? across + 1 : across * 2) {
       cut.width = ceil_div(parts, across) * kDepthwiseColumns, cut.across = ceil_div(Q, cut.width);
-      int const most_rows = std::max(1, kMostRounds * kThreads * kDepthwiseColumns / (cut.width << cut.shift));
+      int const most_rows = std::max(1, kMostRounds * kDepthwiseThreads * kDepthwiseColumns / (cut.width << cut.shift));
       for (cut.height = 1; cut.height <= std::min(P, most_rows); ++cut.height) {
         cut.down = ceil_div(P, cut.height);
         std::int64_t const rows = std::int64_t(cut.height - 1) * p.stride_h + std::int64_t(p.R - 1) * p.dilation_h + 1;

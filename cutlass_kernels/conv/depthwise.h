@@ -6,8 +6,10 @@
 namespace cutefuse::conv {
 
 constexpr int kDepthwiseColumns = 8;  // outputs of a row that a thread computes at a time, 4 channels of each
+constexpr int kDepthwiseThreads = 128;
+constexpr int kDepthwiseBlocks = 4;  // of a multiprocessor, where its shared memory holds so many
 
-// As many blocks as so many multiprocessors are busy with. `height` is 0 where nothing fits the shared memory.
+// The cut that takes the least time on so many multiprocessors. `height` is 0 where nothing fits the shared memory.
 BlockCut depthwise_cut(Problem const &p, int sm_count);
 
 // As obstacle_of, which calls it.

@@ -6,10 +6,10 @@
 namespace cutefuse::conv {
 namespace {
 
-constexpr int kMostChannels = 32, kMostOfImage = 8;
-constexpr int kMostShared = 80 << 10;            // of a block: two fit where a multiprocessor has the most
-constexpr int kWidth = 32;                       // outputs of a row that a warp computes at a time: a part
-constexpr int kMostAcross = 5, kMostRounds = 4;  // parts of a block in a row; parts of each of its warps
+constexpr int kMostChannels = 32, kMostOfImage = 8;  // of pixels; of the image of a network
+constexpr int kMostShared = 80 << 10;                // of a block: two fit where a multiprocessor has the most
+constexpr int kWidth = 32;                           // outputs of a row that a warp computes at a time: a part
+constexpr int kMostAcross = 5, kMostRounds = 4;      // parts of a block in a row; parts of each of its warps
 
 // How long a launch takes, about, in the time that a part takes a warp alone. Copying takes as long as two parts. Where
 // the instructions of many warps compete on an H200's 132 multiprocessors, both take longer.
@@ -61,13 +61,13 @@ char const *obstacle_to_image(Tile const &tile, Problem const &p) {
 double image_us(Tile const &tile, Problem const &p, int sm_count) {
   constexpr double kCopyUs = 2.0, kCopyNsOfByte = 0.018;  // of the first pixels and filters; of each block's pixels
   constexpr double kActivationUs = 3.3;  // of 16 filters by exponentials, whose latency the other warps hide
-  constexpr double kApartNs = 50;
-  constexpr int kSchedulers = 4;  // of a multiprocessor
+  constexpr double kApartNs = 50;        // longer a step takes whose pixels are a line of shared memory apart, or more
+  constexpr int kSchedulers = 4;         // of a multiprocessor
   BlockCut const cut = image_cut(tile, p);
   Activation const kind = p.activation;
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;
   double const activation_us = clamps ? 0 : cut.filters / 16 * kActivationUs / (tile.blocks_per_sm * tile.warps_m);
-  bool const apart = BlockCut::kUnitBytes * p.stride_w << cut.shift >= 128;  // a pixel a lane in each line of banks
+  bool const apart = BlockCut::kUnitBytes * p.stride_w << cut.shift >= 128;
   double const step_us = (cut.filters * tile.channel_ns + (apart ? kApartNs : 0)) * 1e-3;
   double const part_us = cut.steps * step_us + tile.block_us + activation_us;
   double const parts = double(cut.blocks(p.N)) * cut.height * cut.width / kWidth;

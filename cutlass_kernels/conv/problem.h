@@ -33,10 +33,13 @@ struct OutputRange {
 enum class Reads : std::uint8_t { kSources, kImage, kFloat32Image, kOwnChannel };
 
 // y[n,k,p,q] = act(b[k] + sum_{c,r,s} concat(x)[n,c,h,w] * w[k,c,r,s]), h = p*stride_h - pad_top + r*dilation_h.
-// Of a depthwise convolution the sum is over r and s alone, of c = k. Pre-activated, a filter sees max(0, x[n,c,h,w] *
-// s[c] + t[c]), and zeros outside of the image. Over int8 or float8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i]
-// * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The outer sum is float32, so that each source keeps a scale of its own; the
-// inner sums of int8 are exact integers. An 8-bit output is y / output_scale, rounded to nearest even and saturated.
+// Of a depthwise convolution the sum is over r and s alone, of c = k.
+//
+// Pre-activated, a filter sees max(0, x[n,c,h,w] * s[c] + t[c]), and zeros outside of the image.
+//
+// Over int8 or float8 sources: y = act(b[k] + w_scale[k] * sum_i scale[i] * sum_{c,r,s} x_i[n,c,h,w] * w[k,c,r,s]). The
+// outer sum is float32, so that each source keeps a scale of its own; the inner sums of int8 are exact integers. An
+// 8-bit output is y / output_scale, rounded to nearest even and saturated.
 //
 // What a kernel reads first stands first: constants come in lines of 64 bytes, and each line's first use waits.
 struct Problem {

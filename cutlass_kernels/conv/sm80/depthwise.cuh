@@ -1,5 +1,6 @@
 // Depthwise convolutions: a block copies the pixels under its outputs and the filters of its channels once, and its
-// threads add up from there. A tensor core would multiply mostly zeros; memory is the limit of small filters.
+// threads add up from there. A tensor core would multiply mostly zeros, and zero times another channel's infinity is
+// NaN.
 //
 // A unit is 4 channels of a pixel, 8 bytes. A thread computes a unit of kDepthwiseColumns neighbouring outputs, so that
 // each pixel of a row is read once for all of them.
@@ -15,7 +16,7 @@ struct DepthwiseTraits {
   using Element = Element_;
   static constexpr Tile kTile = Row::kTile;
   static constexpr int kBytes = sizeof(Element), kThreads = kTile.threads(), kBlocks = kTile.blocks_per_sm;
-  static_assert(kBytes == 2);
+  static_assert(kBytes == 2 && kThreads == kDepthwiseThreads && kBlocks == kDepthwiseBlocks);
 };
 
 // Copies rows of pixels, the channels of this block alone, one row a warp and 16 bytes a lane.
@@ -146,8 +147,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   int const k = tile.filter + unit * 4;
   Clamp<Element> const clamp(p);
   bool const by_fours = cut.ld % 4 == 0;
-  bool const adjacent = p.dilation_w == 1;
-  int const kind = adjacent && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
+  // Of a filter's columns and its stride, where code for them may exist.
+  int const kind = p.dilation_w == 1 && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
   CUTE_NO_UNROLL
   for (; group * kColumns < tile.columns; group += step_groups, row += step_rows) {
     if (row >= tile.rows && (row -= tile.rows, ++group * kColumns >= tile.columns)) break;
