@@ -29,7 +29,7 @@ from cutefuse.match.sizes import shape_of
 from cutefuse.operators import concat_conv, conv_form, conv_math
 from cutefuse.operators.conv_call import ELEMENT_BYTES, make_call, sources_of
 from cutefuse.operators.conv_form import Form, Source, most_outputs, most_sources
-from cutefuse.operators.layouts import HWC8
+from cutefuse.operators.layouts import HWC8, NHWC
 
 RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
 DEPTHWISE = "depthwise"
@@ -300,7 +300,9 @@ class ConvSites(Finder):
         self.alone, self.layout = alone, layout
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        if node.domain not in ("", "ai.onnx") or len(node.input) < 2 or is_quantised(graph, node):
+        if node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+            return None
+        if is_quantised(graph, node, self.layout == NHWC):
             return None
         if node.op_type == "ConvTranspose":
             return transposed(graph, node)
