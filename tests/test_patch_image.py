@@ -175,7 +175,7 @@ CONSTANTS = bn_weights(3, "float16") | {
     for name, value in {
         "s": 255, "p": [[[0.25]], [[0.004]], [[7]]], "m": [[[[0.4]], [[-0.5]], [[0.3]]]], "z": [[[0.5]], [[0]], [[2]]],
         "one": [[[1]], [[1]], [[2e-6]]], "none": 0, "nan": np.nan, "inf": np.inf, "small": 1e-4, "large": 6e4,
-        "lines": np.arange(1, 18)[:, None], "columns": np.arange(1, 16),
+        "lines": np.arange(1, 18)[:, None], "columns": np.arange(1, 16), "p1": [[[[0.25]], [[0.004]], [[7]]]],
     }.items()
 }  # fmt: skip
 PADDED = " x = Conv<pads=[1,1,1,1],strides=[2,2]>(v, w, k) y = Relu(x)"
@@ -224,6 +224,8 @@ LEFT = {  # name -> body, words of the note
     "another axis": ("v = Mul(i, lines)" + PADDED, ""),
     "the last axis": ("v = Mul(i, columns)" + PADDED, ""),
     "a quotient": ("v = Div(s, i)" + PADDED, ""),
+    "one channel for three": ("v = Mul(i, p)" + PADDED, ""),
+    "an image without a batch": ("v = Mul(i, p1)" + PADDED, ""),
     "a square": ("v = Mul(i, i)" + PADDED, ""),
     "a scale of the run": ("v = Mul(i, j)" + PADDED, ""),
     "a scale that callers may replace": ("v = Mul(i, p)" + PADDED, ""),
@@ -234,7 +236,8 @@ LEFT = {  # name -> body, words of the note
 def test_what_cannot_be_folded_stays_and_the_note_says_why(name: str, tmp_path: Path) -> None:
     body, words = LEFT[name]
     more = {} if "callers" in name else CONSTANTS
-    given = {"scale of the run": {"j": "1,1,1,1"}, "callers": {"p": "3,1,1"}}
+    given = {"scale of the run": {"j": "1,1,1,1"}, "callers": {"p": "3,1,1"}, "one channel for": {"i": "n,1,17,15"},
+             "without a batch": {"i": "3,17,15"}}  # fmt: skip
     inputs = INPUTS | next((v for k, v in given.items() if k in name), {})
     model = made(body, inputs=inputs, more=more)
     if "callers" in name:

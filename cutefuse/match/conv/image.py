@@ -45,6 +45,9 @@ def of_image(graph: Graph, found: Match, folded: Folded) -> Match | str | None:
         return None
     inputs, folded = found.inputs[1:], folded.behind(steps)
     if steps:
+        dims = graph.dims(tensor)
+        if dims is None or len(dims) != 4 or dims[1] != source.dims[1]:  # a constant may make channels, or an axis
+            return None
         if why := why or folded.reject() or "":
             return f"{steps[-1].node.op_type} '{label(steps[-1].node)}' stays: {why}"
         inputs = tuple(folded.constants(sources_of(call), call))
