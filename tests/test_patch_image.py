@@ -10,8 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from devices import skip_without_code
-from graphs import fused_types, graph, run_patch, weights
-from onnx import TensorProto, helper
+from float64 import widened
+from graphs import bn_weights, fused_types, graph, run_patch, weights
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import attribute
@@ -27,10 +29,11 @@ AGAIN = " z = Conv(y, w2) u = Relu(z)"
 
 def made(
     body: str, given: str = "float16", *, inputs: Mapping[str, str] = INPUTS, opset: int = 17,
-    outputs: Sequence[str] = ("y",),
+    outputs: Sequence[str] = ("y",), more: Mapping[str, np.ndarray] | None = None,
 ) -> onnx.ModelProto:  # fmt: skip
-    """A checked model in float16, its inputs of the `given` types: one for all, or one for each."""
+    """A checked model in float16, its inputs of the `given` types: one for all, or one for each; `more` constants."""
     values = weights(dtype="float16", w=(12, 3, 3, 3), k=(12,), w2=(8, 12, 1, 1), w3=(8, 15, 1, 1), big=(12, 6, 3, 3))
+    values |= more or {}
     read = set(re.split(r"[(), ]+", body))
     model = graph(body, {n: v for n, v in values.items() if n in read}, inputs=inputs, opset=opset, dtype="float16",
                   outputs=outputs)  # fmt: skip
@@ -165,3 +168,104 @@ def test_the_copy_of_the_image_counts_where_no_other_needs_it(others: bool, tmp_
     result, _ = run_patch(model, tmp_path, engine="rtx", verify=False, include=["Relu*"])
     (site,) = [s for s in result.report["sites"] if "image" in s["takes"]]
     assert (site["gain_parts"].get("widened", 0.0) > 1.0) != others
+
+
+CONSTANTS = bn_weights(3, "float16") | {
+    name: np.asarray(value, np.float16)
+    for name, value in {
+        "s": 255, "p": [[[0.25]], [[0.004]], [[7]]], "m": [[[[0.4]], [[-0.5]], [[0.3]]]], "z": [[[0.5]], [[0]], [[2]]],
+        "one": [[[1]], [[1]], [[2e-6]]], "none": 0, "nan": np.nan, "inf": np.inf, "small": 1e-4, "large": 6e4,
+        "lines": np.arange(1, 18)[:, None], "columns": np.arange(1, 16), "p1": [[[[0.25]], [[0.004]], [[7]]]],
+    }.items()
+}  # fmt: skip
+PADDED = " x = Conv<pads=[1,1,1,1],strides=[2,2]>(v, w, k) y = Relu(x)"
+WITHOUT = " x = Conv(v, w, k) y = Relu(x)"
+FOLDED = {
+    "divided by a number": "v = Div(i, s)" + PADDED,
+    "times a number, given first": "v = Mul(p, i)" + PADDED,
+    "each channel by a number": "v = Div(i, p)" + PADDED,
+    "one channel by zero": "v = Mul(i, z)" + PADDED,
+    "twice": "u = Div(i, s) v = Div(u, p)" + PADDED,
+    "less nothing": "v = Sub(i, none)" + PADDED,
+    "less a mean, without padding": "u = Div(i, s) d = Sub(u, m) v = Div(d, p)" + WITHOUT,
+    "taken from a mean, without padding": "d = Sub(m, i) v = Mul(d, p)" + WITHOUT,
+    "added to a mean, without padding": "v = Add(m, i)" + WITHOUT,
+    "normalised, without padding": "v = BatchNormalization(i, gamma, beta, mean, var)" + WITHOUT,
+    "behind a Cast": "h = Cast<to=10>(i) v = Div(h, s)" + PADDED,
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_scales_the_image_is_folded_into_the_filter(name: str, tmp_path: Path) -> None:
+    """The rounded filter and the bias, in float64, against the model in float64."""
+    model = made(FOLDED[name], "float32" if "Cast" in FOLDED[name] else "float16", more=CONSTANTS)
+    result, patched = run_patch(model, tmp_path)
+    assert result.report["verify"]["passed"] and patched is not None
+    (node,) = patched.graph.node
+    assert node.op_type == "CuteImageConcatConv1Relu" and node.input[0] == "i"
+    stored = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in patched.graph.initializer}
+    w = stored[node.input[1]].reshape(12, 9, -1)[:, :, :3].transpose(0, 2, 1).reshape(12, 3, 3, 3)
+    body = f"x = Conv<pads={[*attribute(node, 'pads')]},strides={[*attribute(node, 'strides')]}>(i, w, k) y = Relu(x)"
+    fused = graph(body, {"w": w, "k": stored[node.input[2]]}, inputs=INPUTS, dtype="float64")
+    image = {"i": np.random.default_rng(0).uniform(-255, 255, (2, 3, 17, 15))}
+    (got,), (expected,) = (ReferenceEvaluator(m).run(["y"], image) for m in (fused, widened(model)))
+    assert np.abs(got - expected).max() <= 2.0**-10 * np.abs(expected).max()
+
+
+LEFT = {  # name -> body, words of the note
+    "a padded mean": ("u = Div(i, s) v = Sub(u, m)" + PADDED, "padded with zeros"),
+    "a padded normalisation": ("v = BatchNormalization(i, gamma, beta, mean, var)" + PADDED, "padded with zeros"),
+    "NaN": ("v = Mul(i, nan)" + PADDED, "NaN or infinity"),
+    "infinity": ("v = Mul(i, inf)" + PADDED, "NaN or infinity"),
+    "a division by zero": ("v = Div(i, none)" + PADDED, "NaN or infinity"),
+    "a filter beyond float16": ("u = Mul(i, large) v = Mul(u, s)" + PADDED, "loses precision"),
+    "a filter below float16": ("u = Mul(i, small) v = Div(u, s)" + PADDED, "loses precision"),
+    "a channel below float16": ("v = Mul(i, one)" + PADDED, "loses precision"),
+    "another axis": ("v = Mul(i, lines)" + PADDED, ""),
+    "the last axis": ("v = Mul(i, columns)" + PADDED, ""),
+    "a quotient": ("v = Div(s, i)" + PADDED, ""),
+    "one channel for three": ("v = Mul(i, p)" + PADDED, ""),
+    "an image without a batch": ("v = Mul(i, p1)" + PADDED, ""),
+    "a square": ("v = Mul(i, i)" + PADDED, ""),
+    "a scale of the run": ("v = Mul(i, j)" + PADDED, ""),
+    "a scale that callers may replace": ("v = Mul(i, p)" + PADDED, ""),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_cannot_be_folded_stays_and_the_note_says_why(name: str, tmp_path: Path) -> None:
+    body, words = LEFT[name]
+    more = {} if "callers" in name else CONSTANTS
+    given = {"scale of the run": {"j": "1,1,1,1"}, "callers": {"p": "3,1,1"}, "one channel for": {"i": "n,1,17,15"},
+             "without a batch": {"i": "3,17,15"}}  # fmt: skip
+    inputs = INPUTS | next((v for k, v in given.items() if k in name), {})
+    model = made(body, inputs=inputs, more=more)
+    if "callers" in name:
+        model.graph.initializer.append(numpy_helper.from_array(CONSTANTS["p"], "p"))
+    result, patched = run_patch(model, tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteConcatConv1Relu"]
+    (site,) = [s for s in result.report["sites"] if s["status"] == "fused"]
+    assert len(site["notes"]) == bool(words) and all(words in note for note in site["notes"])
+
+
+def test_a_scale_that_others_read_stays_for_them(tmp_path: Path) -> None:
+    result, patched = run_patch(made(FOLDED["divided by a number"] + " u = Neg(v)", outputs=("y", "u"), more=CONSTANTS),
+                                tmp_path)  # fmt: skip
+    assert patched is not None and result.report["verify"]["passed"]
+    assert sorted(n.op_type for n in patched.graph.node) == ["CuteImageConcatConv1Relu", "Div", "Neg"]
+
+
+@pytest.mark.parametrize(("dtype", "folds"), [("float16", False), ("bfloat16", True)])
+def test_a_float32_image_is_scaled_before_its_cast_where_float16_might_not_hold_it(
+    dtype: str, folds: bool, tmp_path: Path
+) -> None:
+    kind = TensorProto.BFLOAT16 if folds else TensorProto.FLOAT16
+    values = weights(dtype=dtype, w=(12, 3, 3, 3), k=(12,), s=())
+    model = graph(f"u = Div(i, s) v = Cast<to={kind}>(u)" + PADDED, values, inputs=INPUTS, dtype=dtype, opset=22)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    model.graph.initializer[2].CopyFrom(numpy_helper.from_array(np.float32(65535), "s"))
+    onnx.checker.check_model(model, full_check=True)
+    result, patched = run_patch(model, tmp_path, verify=False)
+    assert fused_types(patched) == ["CuteImageConcatConv1Relu" if folds else "CuteConcatConv1Relu"]
+    (site,) = [s for s in result.report["sites"] if s["status"] == "fused"]
+    assert ["too large for float16" in note for note in site["notes"]] == [True] * (not folds)

@@ -42,6 +42,8 @@ POSITIVE = {
     "caffe2 batch norm": (
         CONV + "z = BatchNormalization(x, gamma, beta, mean, var) u = Mul(z, s) v = Add(t, u) y = Relu(v)",
         WITH_BN | SCALE, "CuteConcatConv2Relu"),
+    "steps as Div and Sub": (CONV + "u = Div(x, s) v = Sub(u, s) z = Sub(t, v) y = Relu(z)",
+                             weights(w=FILTER, k=(12,)) | SCALE, "CuteConcatConv2Relu"),
     "bias as Add": (JOIN + "x = Conv(c, w) u = Add(x, s) y = Relu(u)", weights(w=FILTER) | SCALE,
                     "CuteConcatConv2Relu"),
     "strides, dilations, asymmetric pads": (

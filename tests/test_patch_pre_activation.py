@@ -35,6 +35,7 @@ FUSED = {
     ),
     "three steps": (CAT + BN + "m = Mul(n, s) o = Add(m, s) t = Relu(o) y = Conv(t, p)", "CutePreConcatConv2"),
     "Mul and Add alone": (CAT + "m = Mul(c, s) o = Add(s, m) t = Relu(o) y = Conv(t, p)", "CutePreConcatConv2"),
+    "Sub and Div alone": (CAT + "m = Sub(s, c) o = Div(m, slope) t = Relu(o) y = Conv(t, p)", "CutePreConcatConv2"),
     "normalisation behind": (
         CAT + BN + "t = Relu(n) x = Conv(t, p) q = Mul(x, after) y = HardSwish(q)", "CutePreConcatConv2HardSwish",
     ),

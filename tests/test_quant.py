@@ -10,6 +10,7 @@ import pytest
 from bodies import as_given, given_dims, in_layout, stranger
 from graphs import fused_types, graph, run_patch
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from cutefuse.graph.numbers import FLOAT8, INT8, Number
 from cutefuse.graph.runner import Runner
@@ -110,6 +111,8 @@ CONST = {
     "z12": np.zeros(12, np.int8), "z24": np.zeros(24, np.int8), "ws24": np.full(24, 0.002, np.float32),
     "wf": np.random.default_rng(1).standard_normal((12, 24, 3, 3)).astype(np.float32) / 8,
     "wn": np.where(np.arange(12 * 24 * 9) == 7, np.float32(np.nan), 0).astype(np.float32).reshape(12, 24, 3, 3),
+    "w16": np.random.default_rng(2).integers(-127, 128, (12, 16, 3, 3)).astype(np.int8),
+    "wd": np.ones((16, 1, 3, 3), np.int8),
     "k": np.linspace(-1, 1, 12, dtype=np.float32), "ki": np.arange(-6, 6, dtype=np.int32) * 900,
     "gamma": np.linspace(-1, 1, 12, dtype=np.float32), "beta": np.ones(12, np.float32),
     "mean": np.zeros(12, np.float32), "var": np.full(12, 0.5, np.float32), "w1": np.ones((12, 8, 3, 3), np.int8),
@@ -290,6 +293,60 @@ def test_other_quantisation_is_refused_in_words(name: str, tmp_path: Path) -> No
     assert [s["operator"] for s in result.report["sites"]] == ["quant_concat_conv"]
     assert all(s["reason"].startswith("quantised site: ") for s in result.report["sites"])
     assert reason in result.report["sites"][0]["reason"]
+
+
+ONE = "qb = QuantizeLinear(b, sb, z) db = DequantizeLinear(qb, sb, z) "
+FILTER16 = "dw = DequantizeLinear<axis=0>(w16, ws, z12) "
+SILU = "x = Conv<pads=[1,1,1,1]>(db, dw, k) g = Sigmoid(x) r = Mul(x, g) "
+ALONE = {
+    "int8 output": (ONE + FILTER16 + SILU + OUT, "CuteQConcatConv1SiluQ"),
+    "read by another": (ONE + FILTER16 + SILU + "y = Neg(r)", "CuteQConcatConv1Silu"),
+    "nothing behind it": (ONE + FILTER16 + "y = Conv(db, dw)", "CuteQConcatConv1"),
+    "another axis joined": (
+        ONE + "dc = Concat<axis=2>(db, db) " + FILTER16 + "x = Conv(dc, dw) y = Relu(x)", "",
+    ),
+    "a float activation": (FILTER16 + "x = Conv(b, dw) y = Relu(x)", ""),
+    "groups": (ONE + "dw = DequantizeLinear(wd, ws1) x = Conv<group=16>(db, dw) y = Relu(x)", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_without_a_concat_they_are_fused_for_myelin(name: str, tmp_path: Path) -> None:
+    text, op_type = ALONE[name]
+    result, patched = run_patch(graph(text, CONST), tmp_path, layout="nhwc")
+    assert fused_types(patched) == ([op_type] if op_type else [])
+    if op_type:
+        assert result.report["verify"]["passed"] and result.report["sites"][0]["takes"] == ["single"]
+    else:
+        assert [s["reason"].startswith("quantised site: ") for s in result.report["sites"]] == [True]
+    options: dict[str, object]
+    for options in ({"layout": "hwc8"}, {"layout": "nhwc", "without": ["single"]}):
+        (folder := tmp_path / str(options["layout"])).mkdir()
+        assert fused_types(run_patch(graph(text, CONST), folder, **options)[1]) == []
+
+
+def test_two_in_a_row_pass_integers(tmp_path: Path) -> None:
+    second = " d2 = DequantizeLinear(w12, ws1) x2 = Conv(y0, d2) y = Relu(x2)"
+    text = ONE + FILTER16 + SILU + OUT.replace("y =", "y0 =") + second
+    model = graph(text, CONST | {"w12": CONST["w16"][:, :12]})
+    result, patched = run_patch(model, tmp_path, layout="nhwc")
+    assert result.report["verify"]["passed"] and patched is not None
+    assert fused_types(patched) == ["CuteQConcatConv1SiluQ", "CuteQConcatConv1Relu"]
+    assert sorted({n.op_type for n in patched.graph.node if n.domain == ""}) == ["QuantizeLinear", "Transpose"]
+    image = np.random.default_rng(0).uniform(-5, 5, (2, 16, 9, 7)).astype(np.float32)
+    (got,) = Runner(patched, tmp_path)({"a": np.zeros((2, 8, 9, 7), np.float32), "b": image})
+
+    def exact(body: str, x: np.ndarray, scale: str, **values: np.ndarray) -> np.ndarray:
+        """In float64, of what x is quantised to."""
+        step = CONST[scale].astype(np.float64)
+        model = graph(body, values, inputs={"b": "n,c,9,7"}, dtype="float64")
+        return np.asarray(ReferenceEvaluator(model).run(["y"], {"b": np.clip(np.rint(x / step), -128, 127) * step})[0])
+
+    wide = {n: CONST[n].astype(np.float64) for n in ("w16", "ws", "ws1", "k")}
+    w, v = wide["w16"] * wide["ws"][:, None, None, None], wide["w16"][:, :12] * wide["ws1"]
+    body = "x = Conv<pads=[1,1,1,1]>(b, w, k) g = Sigmoid(x) y = Mul(x, g)"
+    expected = exact("x = Conv(b, v) y = Relu(x)", exact(body, image, "sb", w=w, k=wide["k"]), "so", v=v)
+    assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_a_source_that_is_dequantised_beside_a_float_filter_is_an_ordinary_site(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,23 +100,45 @@ def residual_after(graph: Graph, tensor: str, shape: Callable[[], Shape] | None)
 
 
 def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:
-    """The BatchNormalization, Mul or Add with constants that is the only reader of the tensor."""
+    """The BatchNormalization, Mul, Div, Add or Sub with constants that is the only reader of the tensor."""
     return affine_of(graph, graph.only_user(tensor), tensor, channels)
+
+
+def affine_before(graph: Graph, tensor: str, channels: int) -> tuple[Affine, str] | None:
+    """The affine step that makes the tensor, and what it reads; None where anything else makes it."""
+    node = graph.producer(tensor)
+    moving = [t for t in node.input if t and not graph.is_constant(t)] if node is not None else []
+    step = affine_of(graph, node, moving[0], channels) if len(moving) == 1 else None
+    return (step, moving[0]) if step else None
+
+
+def composed(steps: Sequence[Affine]) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and shift of every channel by all steps, given in the order of computation, float64; [1] without any."""
+    scale, shift = np.ones(1), np.zeros(1)
+    with np.errstate(all="ignore"):
+        for step in steps:
+            factor, offset = step.make()
+            scale, shift = scale * factor, shift * factor + offset
+    return scale, shift
 
 
 def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) -> Affine | None:
     """The affine step that a node makes of the tensor; None for one that is no such step."""
     if graph.is_op(node, "BatchNormalization"):
         return _batch_norm(graph, node, tensor, channels)
-    if graph.is_op(node, "Mul", "Add") and list(node.input).count(tensor) == 1:
+    if graph.is_op(node, "Mul", "Div", "Add", "Sub") and list(node.input).count(tensor) == 1:
         other = next(name for name in node.input if name != tensor)
-        dims = _channel_dims(graph, other, channels)
-        if dims is None:
+        first = node.input[0] == tensor
+        if _channel_dims(graph, other, channels) is None or (node.op_type == "Div" and not first):
             return None
 
         def make() -> tuple[np.ndarray, np.ndarray]:
             vector = np.broadcast_to(_float64(graph, other).reshape(-1), (channels,))
-            return (vector, np.zeros(channels)) if node.op_type == "Mul" else (np.ones(channels), vector)
+            if node.op_type in ("Mul", "Div"):
+                with np.errstate(divide="ignore"):
+                    return vector if node.op_type == "Mul" else 1 / vector, np.zeros(channels)
+            sign = np.full(channels, -1.0 if node.op_type == "Sub" else 1.0)
+            return (np.ones(channels), sign * vector) if first else (sign, vector)
 
         return Affine(node, node.output[0], make)
     return None

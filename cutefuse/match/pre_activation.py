@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.match.after import Affine, affine_of
+from cutefuse.match.after import Affine, affine_before, composed
 from cutefuse.match.answer import Constant, Joined
 from cutefuse.match.conv.read import Facts, Front, flattened, pass_through
 from cutefuse.operators.conv_form import Source
@@ -33,12 +33,7 @@ class PreActivation:
 
     def vectors(self) -> tuple[np.ndarray, np.ndarray]:
         """Scale and shift of every channel, float64."""
-        scale, shift = np.ones(1), np.zeros(1)
-        with np.errstate(all="ignore"):
-            for step in self.steps:
-                factor, offset = step.make()
-                scale, shift = scale * factor, shift * factor + offset
-        return scale, shift
+        return composed(self.steps)
 
     def reject(self, dtype: str) -> str | None:
         """Why scale and shift cannot be stored in a type; None where they can."""
@@ -71,14 +66,10 @@ def pre_activation(graph: Graph, conv: NodeProto) -> PreActivation | None:
         return None
     nodes, steps = [*between, relu], list[Affine]()
     tensor = relu.input[0]
-    while len(steps) < MAX_STEPS and (node := graph.producer(tensor)) is not None:
-        moving = [t for t in node.input if t and not graph.is_constant(t)]
-        step = affine_of(graph, node, moving[0], weight[1]) if len(moving) == 1 else None
-        if step is None:
-            break
-        nodes.append(node)
+    while len(steps) < MAX_STEPS and (found := affine_before(graph, tensor, weight[1])):
+        step, tensor = found
+        nodes.append(step.node)
         steps.insert(0, step)
-        tensor = moving[0]
     inner = [n.output[0] for n in nodes]
     if not steps or any(graph.only_user(t) is None for t in inner):
         return None

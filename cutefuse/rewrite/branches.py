@@ -17,7 +17,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 from cutefuse.graph.read import Graph, label, reads_of
 from cutefuse.graph.shapes import inferred
-from cutefuse.match.after import Affine, affine_of
+from cutefuse.match.after import Affine, affine_before, composed
 from cutefuse.match.answer import Refusal
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.operators.conv_math import Geometry
@@ -102,22 +102,13 @@ def _branch(graph: Graph, tensor: str) -> _Branch:
         node = graph.producer(name)
         if graph.is_op(node, "Conv"):
             return _Branch(node.input[0], node, tuple(reversed(steps)))
-        step = _step(graph, node)
-        if step is None:
+        dims = graph.dims(name)
+        found = affine_before(graph, name, dims[1]) if dims is not None and len(dims) == 4 and dims[1] > 0 else None
+        if found is None:
             break
+        step, name = found
         steps.append(step)
-        name = next(i for i in step.node.input if not graph.is_constant(i))
     return _Branch(name, None, tuple(reversed(steps)))
-
-
-def _step(graph: Graph, node: NodeProto | None) -> Affine | None:
-    if not graph.is_op(node, "BatchNormalization", "Mul", "Add"):
-        return None
-    moving = [name for name in node.input if not graph.is_constant(name)]
-    dims = graph.dims(node.output[0])
-    if len(moving) != 1 or dims is None or len(dims) != 4 or dims[1] < 1:
-        return None
-    return affine_of(graph, node, moving[0], dims[1])
 
 
 def _joined(
@@ -145,9 +136,8 @@ def _joined(
     for branch, own, g in zip(branches, facts, geometries, strict=True):
         w, b = _filter(graph, own) if own else (itself[:, :, None, None], np.zeros(K))
         with np.errstate(all="ignore"):
-            for step in branch.steps:
-                scale, shift = step.make()
-                w, b = w * scale[:, None, None, None], b * scale + shift
+            scale, shift = composed(branch.steps)
+            w, b = w * scale[:, None, None, None], b * scale + shift
         (top, left), (R, S) = (geometry.pads[i] - g.pads[i] for i in range(2)), g.kernel_shape
         weight[:, :, top : top + R, left : left + S] += w
         bias += b

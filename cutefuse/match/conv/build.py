@@ -29,7 +29,7 @@ from cutefuse.match.sizes import shape_of
 from cutefuse.operators import concat_conv, conv_form, conv_math
 from cutefuse.operators.conv_call import ELEMENT_BYTES, make_call, sources_of
 from cutefuse.operators.conv_form import Form, Source, most_outputs, most_sources
-from cutefuse.operators.layouts import HWC8
+from cutefuse.operators.layouts import HWC8, NHWC
 
 RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
 DEPTHWISE = "depthwise"
@@ -87,7 +87,7 @@ def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout:
         saved |= {n.output[0]: Traffic(read, size) for n in before.nodes if n.op_type != "Identity"}
         saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), size)} if chain.stored else {}
         inputs = (
-            *(o for o, _ in operands), *_filter_and_bias(folded, sources, call),
+            *(o for o, _ in operands), *folded.constants(sources, call),
             *before.constants(facts.weight_dims[1], facts.dtype),
         )  # fmt: skip
         takes = frozenset({PRE_ACTIVATION} | (set() if front.concats else {SINGLE}))
@@ -175,11 +175,13 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
         for operands, chain, added in options
     ]
     legal = [m for m in built if not kernels.reject(m.call)] or built[-1:]
-    legal = [*filter(None, (of_image(graph, m) for m in legal)), *legal]
+    answers = [of_image(graph, m, folded) for m in legal]
+    legal = [*(m for m in answers if isinstance(m, Match)), *legal]
     found = legal[-1]
     for bigger in reversed(legal[:-1]):
         found = replace(bigger, otherwise=found)
-    return found
+    why = next((reason for reason in answers if isinstance(reason, str)), "")
+    return noted(found, why) if why else found
 
 
 def _residuals(
@@ -212,7 +214,7 @@ def _built(
 ) -> Match:  # fmt: skip
     call = _call(facts, operands, chain, added, layout)
     inputs: list[str | Constant] = [o.tensor for o in operands]
-    inputs += _filter_and_bias(folded, [o.source for o in operands], call)
+    inputs += folded.constants([o.source for o in operands], call)
     inputs += [added.tensor] if added else []
     read = (*operands, *([added] if added else []))
     between = {id(n): n for o in read for n in o.nodes}
@@ -229,15 +231,6 @@ def _built(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
         takes, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
-
-
-def _filter_and_bias(folded: conv_facts.Folded, sources: Sequence[Source], call: Call) -> list[Constant]:
-    w, b = call.inputs[len(sources) : len(sources) + 2]
-    packed = partial(folded.packed, [s.channels for s in sources])
-    return [
-        Constant("packed_weight", tuple(w.dims), w.dtype, packed, typed=True),
-        Constant("bias", tuple(b.dims), b.dtype, folded.bias),
-    ]
 
 
 def merge_key(found: Match) -> Hashable | None:
@@ -307,7 +300,9 @@ class ConvSites(Finder):
         self.alone, self.layout = alone, layout
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        if node.domain not in ("", "ai.onnx") or len(node.input) < 2 or is_quantised(graph, node):
+        if node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+            return None
+        if is_quantised(graph, node, self.layout == NHWC):
             return None
         if node.op_type == "ConvTranspose":
             return transposed(graph, node)

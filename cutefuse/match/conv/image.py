@@ -1,34 +1,54 @@
-"""The network's image, which the first convolution reads as it is given: in NCHW, in float32 where a Cast follows."""
+"""The network's image, which the first convolution reads as it is given: in NCHW, in float32 where a Cast follows, and
+before constants scale it, which the filter then does."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from cutefuse import kernels
-from cutefuse.graph.read import Graph
+from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import LINEAR
+from cutefuse.match.after import Affine, affine_before
 from cutefuse.match.answer import Match
+from cutefuse.match.conv.read import Folded
 from cutefuse.operators import conv_form
+from cutefuse.operators.conv_call import sources_of
 from cutefuse.operators.conv_form import Form
 
 IMAGE = "image"
 
 
-def of_image(graph: Graph, found: Match) -> Match | None:
-    """The same convolution over the image that the network is given; None where it reads anything else, or where the
-    kernels do not read such an image."""
+def of_image(graph: Graph, found: Match, folded: Folded) -> Match | str | None:
+    """The same convolution over the image that the network is given, or why what scales the image is not folded into
+    its filter; None where it reads anything else, or where the kernels do not read such an image."""
     form, tensor = conv_form.form_of(found.call.op_type), found.inputs[0]
     if form != Form(1, form.suffix) or not isinstance(tensor, str):
         return None
-    node, dtype = graph.producer(tensor), found.call.dtype
-    nodes = found.nodes
-    if node is not None and node.op_type == "Cast" and graph.dtype(node.input[0]) == "float32":
-        nodes, tensor, dtype = (*nodes, node), node.input[0], "float32"
-    if tensor not in graph.inputs:
-        return None
     source, *others = found.call.inputs
-    inputs = [replace(source, dtype=dtype, layout=LINEAR), *others]
-    call = replace(found.call, op_type=replace(form, image=True).op_type, inputs=inputs, _keep=[])
-    if kernels.reject(call):
+    nodes, steps, dtype, why = found.nodes, list[Affine](), source.dtype, ""
+    while (node := graph.producer(tensor)) is not None:
+        if graph.is_op(node, "Cast") and graph.dtype(node.input[0]) == "float32":
+            tensor, dtype = node.input[0], "float32"
+        elif step := affine_before(graph, tensor, source.dims[1]):
+            steps.insert(0, step[0])
+            tensor = step[1]
+            if (source.dtype, dtype) == ("float16", "float32"):
+                why = "it scales an image that may be too large for float16 without it; put the Cast in front of it"
+        else:
+            return None
+        nodes = (*nodes, node)
+    call = replace(
+        found.call, op_type=replace(form, image=True).op_type,
+        inputs=[replace(source, dtype=dtype, layout=LINEAR), *others], _keep=[],
+    )  # fmt: skip
+    if tensor not in graph.inputs or kernels.reject(call):
         return None
-    return replace(found, call=call, nodes=nodes, inputs=(tensor, *found.inputs[1:]), takes=found.takes | {IMAGE})
+    inputs, folded = found.inputs[1:], folded.behind(steps)
+    if steps:
+        dims = graph.dims(tensor)
+        if dims is None or len(dims) != 4 or dims[1] != source.dims[1]:  # a constant may make channels, or an axis
+            return None
+        if why := why or folded.reject() or "":
+            return f"{steps[-1].node.op_type} '{label(steps[-1].node)}' stays: {why}"
+        inputs = tuple(folded.constants(sources_of(call), call))
+    return replace(found, call=call, nodes=nodes, inputs=(tensor, *inputs), takes=found.takes | {IMAGE})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from onnx import NodeProto
 
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
-from cutefuse.match.after import Affine
-from cutefuse.match.answer import Refusal, Traffic
+from cutefuse.kernels import Call
+from cutefuse.match.after import Affine, composed
+from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
+from cutefuse.operators.conv_form import Source
 from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -302,44 +305,59 @@ def numpy_type(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def keeps_precision(exact: np.ndarray, dtype: str) -> bool:
-    """Whether a filter [K, C, R, S] is as precise in `dtype` as its largest value of each output allows."""
+def keeps_precision(exact: np.ndarray, dtype: str, unit: np.ndarray | float = 1.0) -> bool:
+    """Whether a filter [K, C, R, S] is as precise in `dtype` as its largest value of each output allows. `unit`: what
+    its values are measured in, positive, as [C, 1, 1] for each input channel."""
     with np.errstate(all="ignore"):
-        error = np.abs(exact.astype(numpy_type(dtype)).astype(np.float64) - exact)
-        error, largest = (v.reshape(len(exact), -1).max(axis=1, initial=0.0) for v in (error, np.abs(exact)))
+        error = np.abs(exact.astype(numpy_type(dtype)).astype(np.float64) - exact) / unit
+        error, largest = (v.reshape(len(exact), -1).max(axis=1, initial=0.0) for v in (error, np.abs(exact) / unit))
         allowed = 2 * EPSILONS.get(dtype, 2.0**-23)
         return bool(np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)))  # false for NaN
 
 
 class Folded:
-    """The filter and bias with the affine steps after the convolution folded in; evaluated when asked, never kept."""
+    """The filter and bias with the affine steps after the convolution folded in, and those `before` it, of the input
+    channels; evaluated when asked, never kept."""
 
-    def __init__(self, graph: Graph, facts: Facts, steps: Sequence[Affine]) -> None:
-        self._graph, self._facts, self._steps = graph, facts, steps
+    def __init__(self, graph: Graph, facts: Facts, steps: Sequence[Affine], before: Sequence[Affine] = ()) -> None:
+        self._graph, self._facts, self._steps, self._before = graph, facts, steps, before
+
+    def behind(self, before: Sequence[Affine]) -> Folded:
+        """The same with these steps before the convolution."""
+        return Folded(self._graph, self._facts, self._steps, before)
 
     def _scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
-        K = self._facts.weight_dims[0]
-        scale, shift = np.ones(K), np.zeros(K)
+        scale, shift = composed(self._steps)
+        bias = np.zeros(self._facts.weight_dims[0])
         if self._facts.bias:
-            shift = np.asarray(self._graph.constant(self._facts.bias), dtype=np.float64)
-        for step in self._steps:
-            factor, offset = step.make()
-            scale, shift = scale * factor, shift * factor + offset
-        return scale, shift
+            bias = bias + np.asarray(self._graph.constant(self._facts.bias), dtype=np.float64)
+        given = composed(self._before)[1]
+        if given.any():
+            bias = bias + np.asarray(self._graph.constant(self._facts.weight), np.float64).sum(axis=(2, 3)) @ given
+        return np.broadcast_to(scale, bias.shape), bias * scale + shift
 
     def _filter(self, scale: np.ndarray) -> np.ndarray:
         w = np.asarray(self._graph.constant(self._facts.weight))
-        return w.astype(np.float32) * scale.astype(np.float32)[:, None, None, None] if self._steps else w
+        if not self._steps and not self._before:
+            return w
+        given = composed(self._before)[0].astype(np.float32)[:, None, None]
+        return w.astype(np.float32) * scale.astype(np.float32)[:, None, None, None] * given
 
     def reject(self) -> str | None:
         """Why folding would not give the same function; None when it does. Reads no weights when nothing is folded."""
-        if not self._steps:
+        if not self._steps and not self._before:
             return None
+        factor, offset = composed(self._before)
         with np.errstate(all="ignore"):
             scale, shift = self._scale_and_shift()
-            if not (np.isfinite(scale).all() and np.isfinite(shift.astype(np.float32)).all()):
+            if not all(np.isfinite(v).all() for v in (scale, factor, shift.astype(np.float32))):
                 return "the normalisation's constants give NaN or infinity; repair the model"
-            if not keeps_precision(self._filter(scale), self._facts.dtype):
+            if offset.any() and any(self._facts.geometry.pads):
+                return (
+                    "the image is shifted, and then padded with zeros; only a Conv without padding can take a shift in"
+                )
+            unit = np.where(factor == 0, 1, np.abs(factor))[:, None, None]
+            if not keeps_precision(self._filter(scale), self._facts.dtype, unit):
                 return (
                     f"folding the normalisation into a {self._facts.dtype} filter overflows or loses precision; "
                     "keep this Conv in float32"
@@ -351,6 +369,15 @@ class Folded:
         scale, _ = self._scale_and_shift()
         w = self._filter(scale).astype(numpy_type(self._facts.dtype))
         return pack_depthwise(w) if self._facts.depthwise else pack(w, channels)
+
+    def constants(self, sources: Sequence[Source], call: Call) -> list[Constant]:
+        """Packed filter and bias as operands of a node that makes `call` of these sources."""
+        w, b = call.inputs[len(sources) : len(sources) + 2]
+        packed = partial(self.packed, [s.channels for s in sources])
+        return [
+            Constant("packed_weight", tuple(w.dims), w.dtype, packed, typed=True),
+            Constant("bias", tuple(b.dims), b.dtype, self.bias),
+        ]
 
     def bias(self) -> np.ndarray:
         """The bias vector [K] in float32, zeros when the convolution has none."""

@@ -1,4 +1,4 @@
-"""Turns a quantised Concat -> Conv site of a Q/DQ graph into a call of the operator."""
+"""Turns a quantised convolution of a Q/DQ graph into a call of the operator."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from cutefuse.graph.numbers import INT8, Number
 from cutefuse.graph.read import Graph, label
 from cutefuse.match.after import Chain, chains_after
 from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.match.conv.build import SINGLE
 from cutefuse.match.qdq import after_cast, cast_type, quantiser_after
 from cutefuse.match.quant import read as quant_facts
 from cutefuse.match.quant.read import QuantSite
 from cutefuse.operators import conv_math, quant_concat_conv, quant_math
 from cutefuse.operators.conv_form import most_sources
-from cutefuse.operators.layouts import HWC8
+from cutefuse.operators.layouts import HWC8, NHWC
 from cutefuse.operators.quant_concat_conv import make_call, plain_of
 
 
@@ -34,7 +35,8 @@ class _End:
 
 
 class QuantSites(Finder):
-    """Convolutions over int8 or float8 sources."""
+    """Convolutions over int8 or float8 sources, joined by a Concat. Without one too in layout NHWC, that of Myelin: it
+    writes the sums of an int8 convolution in float32, which a kernel behind scales, activates and quantises."""
 
     op = quant_concat_conv.OPERATOR
     anchors = frozenset({"Conv"})
@@ -43,7 +45,7 @@ class QuantSites(Finder):
         self.layout = layout
 
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
-        site = quant_facts.find(graph, node, most_sources(quantised=True))
+        site = quant_facts.find(graph, node, most_sources(quantised=True), self.layout == NHWC)
         if site is None or isinstance(site, Refusal):
             return site
         (tail,) = chains_after(graph, node.output[0], site.weight.dims[0])
@@ -97,9 +99,10 @@ def _match(site: QuantSite, tail: Chain, end: _End, factor: np.ndarray, bias: np
         Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
     )  # fmt: skip
     batch, _, height, width = dims[0]
-    saved = {site.concat: Traffic((batch, sum(channels), height, width), 1)}
+    saved = {site.concat: Traffic((batch, sum(channels), height, width), 1)} if site.concat else {}
     nodes = (*site.nodes, *tail.nodes, *end.nodes)
-    return Match(call, nodes, (*(site.sources[i] for i in order), *constants), (end.output,), saved)
+    takes = frozenset(() if site.concat else (SINGLE,))
+    return Match(call, nodes, (*(site.sources[i] for i in order), *constants), (end.output,), saved, takes)
 
 
 def _first_legal(matches: Sequence[Match]) -> Match:

@@ -1,4 +1,4 @@
-"""Recognises quantised Concat -> Conv in Q/DQ graphs: which numbers and scales the convolution really works on.
+"""Recognises quantised convolutions of Q/DQ graphs, over a Concat or alone: which numbers and scales they work on.
 
 Only explicit, symmetric quantisation to int8 or float8 (e4m3) with constant scales is taken: one scale for a whole
 activation tensor, one for each output channel (or one in all) of the filter. Casts between float types may stand beside
@@ -17,6 +17,7 @@ from cutefuse.graph.numbers import Number
 from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.match.answer import Quantized, Refusal
 from cutefuse.match.conv import read as conv_facts
+from cutefuse.match.conv.read import Front
 from cutefuse.match.qdq import (
     CUSTOM_DOMAIN,
     DEQUANTIZE,
@@ -51,7 +52,7 @@ class QuantSite:
     bias: np.ndarray  # float64 [K]
     geometry: Geometry
     nodes: tuple[NodeProto, ...]  # the Conv first
-    concat: str
+    concat: str  # what the Conv reads of one, "" without
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,23 @@ class Weight:
         return self.number.round(value.astype(np.float32) / self.step.astype(np.float32)[:, None, None, None])
 
 
-def find(graph: Graph, conv: NodeProto, max_sources: int) -> QuantSite | Refusal | None:
-    """The quantised site of a Conv; None when it is no Conv over a Concat, or neither side of it is quantised."""
-    shape = _walk(graph, conv)
-    if shape is None:
+def find(graph: Graph, conv: NodeProto, max_sources: int, alone: bool) -> QuantSite | Refusal | None:
+    """The quantised site of a Conv; None when it is no Conv over a Concat, or neither side of it is quantised. `alone`:
+    over anything, where the filter is quantised."""
+    front = _walk(graph, conv, alone)
+    if front is None:
         return None
-    concat, between = shape
-    nodes = (conv, *between, concat)
     try:
-        return _read(graph, conv, concat, between, max_sources)
+        return _read(graph, conv, front, max_sources)
     except NotFused as no:
-        return Refusal(f"quantised site: {no}", nodes)
+        return Refusal(f"quantised site: {no}", (conv, *front.nodes))
 
 
 _MOST_BETWEEN = 5  # a pair of Q and DQ between Casts, and one node too many
 
 
-def _walk(graph: Graph, conv: NodeProto) -> tuple[NodeProto, tuple[NodeProto, ...]] | None:
-    """(Concat, the Q and DQ nodes and Casts between it and the Conv) of a quantised Conv, anchor's side first."""
+def _walk(graph: Graph, conv: NodeProto, alone: bool) -> Front | None:
+    """What a quantised Conv reads; its nodes are the Q and DQ nodes and Casts in front of the Conv, and the Concat."""
     if not graph.is_op(conv, "Conv") or len(conv.input) < 2:
         return None
     between: list[NodeProto] = []
@@ -101,42 +101,42 @@ def _walk(graph: Graph, conv: NodeProto) -> tuple[NodeProto, tuple[NodeProto, ..
     while node is not None and (kind_of(node, graph) or casts(node, graph)) and len(between) < _MOST_BETWEEN:
         between.append(node)
         node = graph.producer(node.input[0])
-    if not graph.is_op(node, "Concat") or attribute(node, "axis", 1) not in (1, -3):
-        return None
     quantised_filter = dequantises(graph.producer(before_cast(graph, conv.input[1])[1]), graph)
-    return (node, tuple(between)) if quantised_filter or any(kind_of(n, graph) for n in between) else None
+    if node is None or not graph.is_op(node, "Concat") or attribute(node, "axis", 1) not in (1, -3):
+        return Front((conv.input[0],), (), ()) if alone and quantised_filter else None
+    if not quantised_filter and not any(kind_of(n, graph) for n in between):
+        return None
+    return Front(tuple(node.input), (*between, node), (node,))
 
 
-def is_quantised(graph: Graph, conv: NodeProto) -> bool:
-    """Whether the Conv over a Concat belongs to the quantised operator, fused there or refused."""
-    return _walk(graph, conv) is not None
+def is_quantised(graph: Graph, conv: NodeProto, alone: bool) -> bool:
+    """Whether the Conv belongs to the quantised operator, fused there or refused; see `find`."""
+    return _walk(graph, conv, alone) is not None
 
 
-def _read(
-    graph: Graph, conv: NodeProto, concat: NodeProto, between: Sequence[NodeProto], max_sources: int
-) -> QuantSite:  # fmt: skip
-    if len(concat.input) > max_sources:
+def _read(graph: Graph, conv: NodeProto, front: Front, max_sources: int) -> QuantSite:
+    if len(front.sources) > max_sources:
         raise NotFused(
-            f"Concat joins {len(concat.input)} tensors, at most {max_sources} can be fused; split the Concat"
+            f"Concat joins {len(front.sources)} tensors, at most {max_sources} can be fused; split the Concat"
         )
     weight = _weight(graph, conv)
     K, C, R, S = weight.dims
-    sources, scales, made = _sources(graph, concat, between, weight.number)
+    sources, scales, made = _sources(graph, front, weight.number)
     if (group := attribute(conv, "group", 1)) != 1:
         raise NotFused(f"the Conv has {group} groups; only group=1 can be fused")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
         raise NotFused(
             f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the {R}x{S} filter; repair the model"
         )
-    joined = conv_facts.Front(tuple(concat.input), (concat,), (concat,))
-    dims = conv_facts.source_dims(graph, joined, C)
+    dims = conv_facts.source_dims(graph, front, C)
     if isinstance(dims, str):
         raise NotFused(dims)
     geometry = conv_facts.geometry_of(conv, (R, S), dims[0][2:])
     if isinstance(geometry, str):
         raise NotFused(geometry)
-    nodes = (conv, *between, concat, *made, *_makers(graph, conv))
-    return QuantSite(sources, scales, dims, weight, _bias(graph, conv, K), geometry, nodes, concat.output[0])
+    nodes = (conv, *front.nodes, *made, *_makers(graph, conv))
+    joined = next((c.output[0] for c in front.concats), "")
+    return QuantSite(sources, scales, dims, weight, _bias(graph, conv, K), geometry, nodes, joined)
 
 
 def _makers(graph: Graph, conv: NodeProto) -> list[NodeProto]:
@@ -151,23 +151,24 @@ def _makers(graph: Graph, conv: NodeProto) -> list[NodeProto]:
 
 
 def _sources(
-    graph: Graph, concat: NodeProto, between: Sequence[NodeProto], number: Number
+    graph: Graph, front: Front, number: Number
 ) -> tuple[tuple[str | Quantized, ...], tuple[float, ...], list[NodeProto]]:
     """Quantised sources, their scales, and the DQ nodes and Casts that go with them.
 
     Three forms: DQ before each source; quantised sources under one DQ; float sources under one pair of Q and DQ, which
     is the same as the pair before each source, since quantising treats every element alone.
     """
+    between = front.nodes[: len(front.nodes) - len(front.concats)]
     pair = [n for n in between if kind_of(n, graph)]
     if not pair:
-        return _own_scales(graph, concat, between, number)
-    name, count = f"the Concat '{label(concat)}'", len(concat.input)
+        return _own_scales(graph, front.sources, between, number)
+    name, count = f"the Concat '{label(front.concats[0])}'", len(front.sources)
     kinds = [kind_of(n, graph) for n in pair]
     first = between.index(pair[0])
     down = _alike(dequantised(graph, pair[0], between[:first], name), number, name)
     scale = scalar(down, name)
     if kinds == [DEQUANTIZE]:
-        return tuple(concat.input), (scale,) * count, []
+        return front.sources, (scale,) * count, []
     if kinds != [DEQUANTIZE, QUANTIZE]:
         raise NotFused(f"{' and '.join(kinds)} stand between Conv and Concat; one pair of Q and DQ can be")
     up = _alike(linear(graph, pair[1], name), number, name)
@@ -180,7 +181,7 @@ def _sources(
         raise NotFused(f"{name} is cast {len(before)} times before it is quantised; only one Cast can be moved")
     cast, custom = cast_type(before), pair[1].domain == CUSTOM_DOMAIN
     sources, gone = list[str | Quantized](), list[NodeProto]()
-    for tensor in concat.input:
+    for tensor in front.sources:
         if graph.dtype(tensor) not in (None, *FLOATS):
             raise NotFused(f"source '{tensor}' is {graph.dtype(tensor)}; only {', '.join(FLOATS)} can be quantised")
         own = graph.producer(tensor)
@@ -194,11 +195,11 @@ def _sources(
 
 
 def _own_scales(
-    graph: Graph, concat: NodeProto, behind: Sequence[NodeProto], number: Number
+    graph: Graph, tensors: Sequence[str], behind: Sequence[NodeProto], number: Number
 ) -> tuple[tuple[str | Quantized, ...], tuple[float, ...], list[NodeProto]]:
-    """As `_sources`, where each source has a DQ of its own; `behind` the Concat stand Casts at most."""
+    """As `_sources`, where each source has a DQ of its own; `behind` their Concat stand Casts at most."""
     sources, scales, gone = list[str | Quantized](), list[float](), list[NodeProto]()
-    for tensor in concat.input:
+    for tensor in tensors:
         between, inner = before_cast(graph, tensor)
         node, what = graph.producer(inner), f"source '{tensor}'"
         if not dequantises(node, graph):
