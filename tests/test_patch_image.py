@@ -165,3 +165,17 @@ def test_the_copy_of_the_image_counts_where_no_other_needs_it(others: bool, tmp_
     result, _ = run_patch(model, tmp_path, engine="rtx", verify=False, include=["Relu*"])
     (site,) = [s for s in result.report["sites"] if "image" in s["takes"]]
     assert (site["gain_parts"].get("widened", 0.0) > 1.0) != others
+
+
+@pytest.mark.parametrize("engine", ["torch", "tensorrt"])
+def test_the_kernel_of_its_cast_counts_where_no_other_needs_it(engine: str, tmp_path: Path) -> None:
+    """Recorded of TensorRT for RTX: its copy of the image is this Cast, and is not counted twice."""
+    gains = []
+    for name, body in {"none": STEM, "alone": CAST, "read": CAST + " v = Conv<strides=[16,16]>(h, w)"}.items():
+        (tmp_path / name).mkdir()
+        given, outputs = "float16" if name == "none" else "float32", ("y", "v") if name == "read" else ("y",)
+        model = made(body, given, inputs={"i": "1,3,640,640"}, outputs=outputs)
+        result, _ = run_patch(model, tmp_path / name, engine=engine, sm=90, verify=False, include=["Relu*"])
+        gains += [s["gain_us"] for s in result.report["sites"] if s["status"] == "fused"]
+    none, alone, read = gains
+    assert alone > none + 1.3 and read == pytest.approx(none, abs=0.1)

@@ -14,6 +14,7 @@ from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match
+from cutefuse.match.conv.image import IMAGE
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.select import times
@@ -182,7 +183,8 @@ class Model:
         """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
         if self.engine.timed:
             return 0.0
-        nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
+        convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
+        nodes = {id(n): n for m in convs for n in m.nodes if not _is_of_image(m, n)}.values()  # `widened` tells of that
         gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
         return sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
 
@@ -240,7 +242,8 @@ class Model:
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
-        own = [n for m in matches for n in m.nodes if n.op_type in _INSIDE]
+        timed = self.engine.timed
+        own = [n for m in matches for n in m.nodes if n.op_type in _INSIDE or timed and _is_of_image(m, n)]
         found = {id(n): n for n in own}
         for node in own:
             found |= {
@@ -299,6 +302,11 @@ class Model:
             if abs(us := parts.get(part, 0.0)) >= LEAST_SAID_US:
                 said.append(f"{words} {abs(us):.1f} us {'less' if us > 0 else 'more'}")
         return "; ".join(said)
+
+
+def _is_of_image(match: Match, node: NodeProto) -> bool:
+    """Whether a node of a match is the Cast of the network's image."""
+    return node.op_type == "Cast" and IMAGE in match.takes
 
 
 @dataclass(frozen=True)
