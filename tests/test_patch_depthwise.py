@@ -215,6 +215,13 @@ def test_branches_of_one_tensor_become_one_depthwise_convolution(more: str, tmp_
     assert [n.op_type for n in patched.graph.node] == ["CuteDepthwiseConcatConv1Relu"]
 
 
+def test_branches_are_one_depthwise_convolution_in_float32_too(tmp_path: Path) -> None:
+    """Which then stays, since the kernels have no such type."""
+    result, patched = run_patch(made(REP.format("point") + "y = Relu(r)", "float32"), tmp_path)
+    assert result.report["verify"]["passed"] and patched is not None
+    assert [n.op_type for n in patched.graph.node] == ["Conv", "Relu"]
+
+
 def test_a_branch_over_all_channels_is_no_depthwise_one(tmp_path: Path) -> None:
     body = CONV + "q = Conv(i, full) r = Add(x, q) y = Relu(r)"
     result, patched = run_patch(made(body), tmp_path)

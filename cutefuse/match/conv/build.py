@@ -138,6 +138,8 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = conv_facts.read(graph, node, site)
+    if isinstance(facts, conv_facts.Facts) and facts.depthwise:
+        facts = _depthwise(facts, (node, *site.nodes), bool(site.concats))
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
@@ -180,6 +182,14 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     for bigger in reversed(legal[:-1]):
         found = replace(bigger, otherwise=found)
     return found
+
+
+def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...], joined: bool) -> conv_facts.Facts | Refusal:
+    """The facts of a depthwise convolution that the kernels can run, else why they cannot."""
+    if facts.dtype == "float32":
+        types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
+        return Refusal(f"the filter is float32; {types}", nodes)
+    return Refusal("a depthwise Conv is not fused with its Concat", nodes) if joined else facts
 
 
 def _residuals(
