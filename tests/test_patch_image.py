@@ -169,7 +169,6 @@ def test_the_copy_of_the_image_counts_where_no_other_needs_it(others: bool, tmp_
 
 @pytest.mark.parametrize("engine", ["torch", "tensorrt"])
 def test_the_kernel_of_its_cast_counts_where_no_other_needs_it(engine: str, tmp_path: Path) -> None:
-    """Recorded of TensorRT for RTX: its copy of the image is this Cast, and is not counted twice."""
     gains = []
     for name, body in {"none": STEM, "alone": CAST, "read": CAST + " v = Conv<strides=[16,16]>(h, w)"}.items():
         (tmp_path / name).mkdir()

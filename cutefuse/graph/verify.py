@@ -104,8 +104,8 @@ def verify(
     fails only where it makes infinities or NaN.
 
     The probed tensors, of at most MAX_SITES sites in graph order, become outputs of both models; sites that could not
-    be probed are under "unprobed", Convs that were sums of several under "sums". If a model amplifies rounding errors (a
-    QuantizeLinear rounds to the next step, a TopK picks another score), the plain comparison fails although every site
+    be probed are under "unprobed", Convs that were sums of several under "sums". If a model amplifies rounding errors
+    (a QuantizeLinear rounds to the next step, a TopK picks another score), the plain comparison fails although every site
     is right: then both models compute every site and output again from the unfused one's values of the probed tensors,
     and that verdict counts; the plain figures of all tensors are under "end_to_end".
 

@@ -139,12 +139,13 @@ class Model:
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
         activation, residual, anchor = str(facts["activation"]), facts["residual"], match.nodes[0]
         biased = len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
+        gated = not residual and all(self.plain.in_gate(o) for o in match.outputs)
         for conv in convs:
             y = conv.output_bytes
             summed = residual == AFTER and activation in ("Relu", "Clip")
             if self.engine.computes(self.graph, match, activation) and not summed:
                 before_us += self.device.move_us(y) if residual else 0.0
-            elif self.engine.inside("") or activation or residual or biased:
+            elif (self.engine.inside("") or activation or residual or biased) and not gated:
                 before_us += self.device.pass_us(3 * y if residual else 2 * y)
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
@@ -183,8 +184,7 @@ class Model:
         """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
         if self.engine.timed:
             return 0.0
-        convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
-        nodes = {id(n): n for m in convs for n in m.nodes if not _is_of_image(m, n)}.values()  # `widened` tells of that
+        nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
         gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
         return sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
 
@@ -347,7 +347,8 @@ class Pricer:
         parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
-        read = {t for m in convs for t in m.read}
+        recorded = model.record is not None  # a copy of the image is a kernel of the record
+        read = {t for m in convs for t in m.read if not (recorded and IMAGE in m.takes)}
         read |= {o for m in convs for o in m.outputs if o}
         parts["widened"] = sum(widened_us(plain, t) - widened_us(wiring, t) for t in sorted(read))
         ends = {t for m in chosen for t in (*m.read, *m.outputs) if t}

@@ -74,12 +74,13 @@ def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -
         us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
     if not model.engine.reads_ranges and maker is not None and maker.op_type in RANGES:
         us += model.device.copy_us(2 * wiring.size_of(node.input[0]))
+    pass_us = 0.0 if wiring.in_gate(node.output[0]) else model.device.pass_us(2 * size)
     after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]
     if not model.engine.inside(""):  # bias and whatever follows are a kernel
-        return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or after else 0.0)
+        return us + (pass_us if len(node.input) > 2 or after else 0.0)
     group = wiring.siblings(node)
     if node.op_type == "Conv" and len(group) > 1:  # one kernel for all of them
         us = model.merged_us(node, wiring) / len(group)
     silu = {"Sigmoid", "Mul"} == set(after)
     outside = [op for op in after if op not in ("Add", "Sum", "BatchNormalization") and not model.engine.inside(op)]
-    return us + (model.device.pass_us(2 * size) if outside and not (silu and model.engine.inside("Silu")) else 0.0)
+    return us + (pass_us if outside and not (silu and model.engine.inside("Silu")) else 0.0)

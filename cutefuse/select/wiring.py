@@ -355,6 +355,23 @@ class Wiring:
             known = self._pointwise[id(conv)] = is_pointwise(self.graph, conv)
         return known
 
+    def _is_gated(self, node: NodeProto) -> bool:
+        """Whether an elementwise node combines an image with less than an image, as the end of squeeze and excitation:
+        what made the image has to end before its mean is known."""
+        sizes = [self.dims(t) for t in node.input if t and not self.graph.is_constant(t)]
+        return len(sizes) > 1 and all(len(s) == 4 for s in sizes) and len(set(sizes)) > 1
+
+    def in_gate(self, tensor: str) -> bool:
+        """Whether the kernel of such a node, which alone reads a tensor, computes what is left of the steps to it."""
+        for _ in range(_MOST_STEPS):
+            node = self.graph.only_user(tensor)
+            if node is None or node.op_type not in ELEMENTWISE:
+                return False
+            if self._is_gated(node):
+                return True
+            tensor = node.output[0]
+        return False
+
     def read_by(self, node: NodeProto) -> list[str]:
         """The tensors that an elementwise node reads, without those that its kernel computes of another one of them, as
         a gate's."""
@@ -377,9 +394,11 @@ class Wiring:
 
     def own_kernel(self, node: NodeProto) -> bool:
         """Whether an elementwise node that stays is a kernel of its own: nothing but fused nodes, inputs and ranges
-        stand before it, while it would be a part of the kernel of any other node."""
+        stand before it, while it would be a part of the kernel of any other node, or it gates an image."""
         if node.op_type not in ELEMENTWISE or not self.alive(node):
             return False
+        if self._is_gated(node):
+            return True
         makers = [self.maker(t) for t in node.input if t and not self.graph.is_constant(t)]
         return not any(m for m in makers if self.alive(m) and m and m.op_type in ("Conv", *ELEMENTWISE))
 
