@@ -18,6 +18,7 @@ from cutefuse.graph.read import attribute
 from cutefuse.graph.verify import verify
 from cutefuse.operators.concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch
+from cutefuse.select.compiled import Kernel, Record
 
 INPUTS = {"i": "n,3,17,15"}
 STEM = "x = Conv<pads=[1,1,1,1],strides=[2,2]>(i, w, k) y = Relu(x)"
@@ -165,6 +166,15 @@ def test_the_copy_of_the_image_counts_where_no_other_needs_it(others: bool, tmp_
     result, _ = run_patch(model, tmp_path, engine="rtx", verify=False, include=["Relu*"])
     (site,) = [s for s in result.report["sites"] if "image" in s["takes"]]
     assert (site["gain_parts"].get("widened", 0.0) > 1.0) != others
+
+
+def test_a_copy_of_the_image_that_the_compiler_told_of_counts_once(tmp_path: Path) -> None:
+    skip_without_code(89)
+    model = made(STEM, inputs={"i": "1,3,640,640"})
+    record = Record((Kernel(("Conv_0",), 4 * 3 * 640 * 640, True),), frozenset({"Conv_0", "Relu_1"}))
+    result, _ = run_patch(model, tmp_path, engine="rtx", verify=False, compiled=record)
+    (site,) = result.report["sites"]
+    assert site["gain_us"] == site["gain_parts"]["widened"] and "neighbours" not in site["gain_parts"]
 
 
 @pytest.mark.parametrize("engine", ["torch", "tensorrt"])

@@ -105,9 +105,9 @@ def verify(
 
     The probed tensors, of at most MAX_SITES sites in graph order, become outputs of both models; sites that could not
     be probed are under "unprobed", Convs that were sums of several under "sums". If a model amplifies rounding errors
-    (a QuantizeLinear rounds to the next step, a TopK picks another score), the plain comparison fails although every site
-    is right: then both models compute every site and output again from the unfused one's values of the probed tensors,
-    and that verdict counts; the plain figures of all tensors are under "end_to_end".
+    (a QuantizeLinear rounds to the next step, a TopK picks another score), the plain comparison fails although every
+    site is right: then both models compute every site and output again from the unfused one's values of the probed
+    tensors, and that verdict counts; the plain figures of all tensors are under "end_to_end".
 
     Values that say nothing prove nothing: where the outputs of the original are NaN, infinite or the same everywhere,
     further seeds and smaller inputs are tried. Fails where a site then has no finite value, and where an output says

@@ -184,9 +184,12 @@ class Model:
         """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
         if self.engine.timed:
             return 0.0
-        nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
-        gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
-        return sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
+        convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
+        nodes = {id(n): (n, IMAGE in m.takes) for m in convs for n in m.nodes if n.op_type not in _INSIDE}.values()
+        gone = [(n, of_image) for n, of_image in nodes if plain.alive(n) and not wiring.alive(n)]
+        shares = [(of_image, *share) for n, of_image in gone for share in (self._unchanged(n, plain) or {}).items()]
+        # What the image's copy takes is a rule's: who else reads the image decides.
+        return sum(self._kernels_us({k: share}) for of_image, k, share in shares if not (of_image and k.is_copy))
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""
@@ -347,8 +350,7 @@ class Pricer:
         parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
-        recorded = model.record is not None  # a copy of the image is a kernel of the record
-        read = {t for m in convs for t in m.read if not (recorded and IMAGE in m.takes)}
+        read = {t for m in convs for t in m.read}
         read |= {o for m in convs for o in m.outputs if o}
         parts["widened"] = sum(widened_us(plain, t) - widened_us(wiring, t) for t in sorted(read))
         ends = {t for m in chosen for t in (*m.read, *m.outputs) if t}
