@@ -50,7 +50,8 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
         apart = ", each from the unfused model's own values" if "end_to_end" in proof else ""
         lines += [f"{sites_text} compared{apart}: {error}"] if compared else []
         if sums := proof["sums"]:
-            lines.append(f"{len(sums)} sums that are 1 Conv each compared{apart}: worst error {_worst(sums):.2g}")
+            count = "1 sum that is" if len(sums) == 1 else f"{len(sums)} sums that are each"
+            lines.append(f"{count} 1 Conv now, compared{apart}: worst error {_worst(sums):.2g}")
     lines += _unproven(proof, silent)
     reasons: dict[str, list[str]] = {}
     for site in proof["unprobed"]:

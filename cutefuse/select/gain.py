@@ -180,16 +180,23 @@ class Model:
     def _kernels_us(self, shares: Mapping[Kernel, float]) -> float:
         return sum(share * self.device.pass_us(kernel.traffic_bytes) for kernel, share in shares.items())
 
-    def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring) -> float:
-        """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
+    def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring, near: Mapping[int, NodeProto]) -> float:
+        """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of, and
+        those of which a copy stays that is not counted anew `near` them."""
         if self.engine.timed:
             return 0.0
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
         nodes = {id(n): (n, IMAGE in m.takes) for m in convs for n in m.nodes if n.op_type not in _INSIDE}.values()
         gone = [(n, of_image) for n, of_image in nodes if plain.alive(n) and not wiring.alive(n)]
         shares = [(of_image, *share) for n, of_image in gone for share in (self._unchanged(n, plain) or {}).items()]
+
+        def stays(kernel: Kernel) -> bool:
+            rest = [self._named[name] for name in kernel.nodes if name in self._named]
+            return any(n.op_type in _INSIDE and wiring.alive(n) and id(n) not in near for n in rest)
+
         # What the image's copy takes is a rule's: who else reads the image decides.
-        return sum(self._kernels_us({k: share}) for of_image, k, share in shares if not (of_image and k.is_copy))
+        told = [(k, share) for of_image, k, share in shares if not (of_image and k.is_copy)]
+        return sum(self._kernels_us({k: share}) for k, share in told if not stays(k))
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""
@@ -347,7 +354,7 @@ class Pricer:
         parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
         near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
-        parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring)
+        parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring, near)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for t in m.read}
