@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse import kernels
-from cutefuse.graph.read import Graph
+from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match import before as views
 from cutefuse.match.after import Chain, chains_after
@@ -119,8 +119,9 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
 
 
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
-    """The site of a Conv without a Concat right before it; with one further off, that is said."""
-    if isinstance(behind, Refusal):
+    """The site of a Conv without a Concat right before it; with one further off, that is said, unless the Conv has
+    groups: those are fused with none."""
+    if isinstance(behind, Refusal) or attribute(node, "group", 1) != 1:
         return behind
     why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
     if behind is None:
