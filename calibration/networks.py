@@ -68,11 +68,11 @@ def _network(row: Mapping[str, str], folder: Path) -> Network:
     share = (1 - summary["gain_us"] / summary["plain_us"]) * compile_us / float(row["plain_us"])
     cleaned, _ = find_sites(load_model(source), folder, {}, True)
     model = Model(cleaned.whole, engine_of(ENGINE, sm=rows.SM), times.device_of(rows.SM, GPU))
-    plain_us = network_us(model, [], model.plain)
+    plain_us = network_us(model)
     slopes = []
     for name, value in constants().items():
         with changed({name: value * np.exp(fit.STEP)}):
-            slopes.append(np.log(network_us(model, [], model.plain) / plain_us) / fit.STEP)
+            slopes.append(np.log(network_us(model) / plain_us) / fit.STEP)
     title = f"{row['network']}, {row['batch']} image{'s' if row['batch'] != '1' else ''}"
     return Network(title, row["kernels"], compile_us, float(row["ratio"]), share, plain_us, np.array(slopes))
 

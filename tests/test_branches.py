@@ -125,7 +125,8 @@ def repvgg() -> onnx.ModelProto:
 def test_patch_folds_branches_and_fuses_what_they_became(tmp_path: Path) -> None:
     result, patched = run_patch(repvgg(), tmp_path)
     assert fused_types(patched) == ["CuteConcatConv1Relu"] and ops(patched) == ["CuteConcatConv1Relu"]
-    assert result.report["branches"] == [{"name": "Conv_0", "convolutions": 2}] and result.report["verify"]["passed"]
+    assert result.report["branches"] == [{"name": "Conv_0", "convolutions": 2, "tensor": "e"}]
+    assert result.report["verify"]["passed"]
 
 
 def test_folded_branches_alone_are_worth_a_file(tmp_path: Path) -> None:
@@ -136,3 +137,24 @@ def test_folded_branches_alone_are_worth_a_file(tmp_path: Path) -> None:
 def test_branches_can_be_left(tmp_path: Path) -> None:
     result, patched = run_patch(repvgg(), tmp_path, without=["branches"])
     assert result.report["branches"] == [] and ops(patched).count("BatchNormalization") == 2
+
+
+def test_a_sum_that_no_site_takes_is_compared_by_itself(tmp_path: Path) -> None:
+    """Where the rest amplifies rounding errors, as 100 times the sine of 100 times what the sum makes."""
+    again = REPVGG.replace("y = ", "r = ") + " h = Mul(r, hundred) t = Sin(h) y = Relu(t)"
+    used = set(again.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    values = {n: v.astype(np.float16) for n, v in VALUES.items() if n in used} | {"hundred": np.float16(100)}
+    model = graph(again, values, inputs=X, dtype="float16")
+    result, patched = run_patch(model, tmp_path, exclude_op=["concat_conv"])
+    proof = result.report["verify"]
+    assert proof["passed"] and patched is not None and "end_to_end" in proof
+    ((name, error),) = [(s["tensor"], s["max_rel_error"]) for s in proof["sums"]]
+    assert name == "e" and 0 < error < 0.01
+
+
+def test_a_sum_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = branches._filter
+    monkeypatch.setattr(branches, "_filter", lambda *a: tuple(1.1 * v for v in right(*a)))
+    result, patched = run_patch(repvgg(), tmp_path, exclude_op=["concat_conv"])
+    proof = result.report["verify"]
+    assert patched is None and not proof["passed"] and proof["first_wrong_site"] == "Conv_0"

@@ -161,6 +161,15 @@ def test_what_cannot_be_fused_says_why(name: str, tmp_path: Path) -> None:
     assert re.search(reason, site_of(result)["reason"]), site_of(result)
 
 
+def test_nothing_is_said_of_a_concat_that_is_further_off(tmp_path: Path) -> None:
+    """As MixNet's, behind which a Split stands: no depthwise Conv is fused with one."""
+    body = (
+        "c = Concat<axis=1>(g, h) r = Relu(c) p, q = Split<axis=1>(r) x = Conv<group=24>(p, w) y = Concat<axis=1>(x, x)"
+    )
+    result, patched = run_patch(made(body, inputs={"g": "n,24,9,11", "h": "n,24,9,11"}), tmp_path)
+    assert patched is None and result.report["sites"] == []
+
+
 def test_a_float32_model_is_told_to_convert(tmp_path: Path) -> None:
     result, patched = run_patch(made(CONV + "y = Relu(x)", "float32"), tmp_path)
     assert patched is None and "convert the model" in site_of(result)["reason"]
@@ -213,6 +222,13 @@ def test_branches_of_one_tensor_become_one_depthwise_convolution(more: str, tmp_
     result, patched = run_patch(made(REP.format("point") + more), tmp_path)
     assert result.report["verify"]["passed"] and patched is not None
     assert [n.op_type for n in patched.graph.node] == ["CuteDepthwiseConcatConv1Relu"]
+
+
+def test_branches_are_one_depthwise_convolution_in_float32_too(tmp_path: Path) -> None:
+    """Which then stays, since the kernels have no such type."""
+    result, patched = run_patch(made(REP.format("point") + "y = Relu(r)", "float32"), tmp_path)
+    assert result.report["verify"]["passed"] and patched is not None
+    assert [n.op_type for n in patched.graph.node] == ["Conv", "Relu"]
 
 
 def test_a_branch_over_all_channels_is_no_depthwise_one(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from cutefuse.graph.read import attribute
 from cutefuse.graph.verify import verify
 from cutefuse.operators.concat_conv import OPERATOR
 from cutefuse.rewrite.unpatch import unpatch
+from cutefuse.select.compiled import Kernel, Record
 
 INPUTS = {"i": "n,3,17,15"}
 STEM = "x = Conv<pads=[1,1,1,1],strides=[2,2]>(i, w, k) y = Relu(x)"
@@ -269,3 +270,25 @@ def test_a_float32_image_is_scaled_before_its_cast_where_float16_might_not_hold_
     assert fused_types(patched) == ["CuteImageConcatConv1Relu" if folds else "CuteConcatConv1Relu"]
     (site,) = [s for s in result.report["sites"] if s["status"] == "fused"]
     assert ["too large for float16" in note for note in site["notes"]] == [True] * (not folds)
+
+
+def test_a_copy_of_the_image_that_the_compiler_told_of_counts_once(tmp_path: Path) -> None:
+    skip_without_code(89)
+    model = made(STEM, inputs={"i": "1,3,640,640"})
+    record = Record((Kernel(("Conv_0",), 4 * 3 * 640 * 640, True),), frozenset({"Conv_0", "Relu_1"}))
+    result, _ = run_patch(model, tmp_path, engine="rtx", verify=False, compiled=record)
+    (site,) = result.report["sites"]
+    assert site["gain_us"] == site["gain_parts"]["widened"] and "neighbours" not in site["gain_parts"]
+
+
+@pytest.mark.parametrize("engine", ["torch", "tensorrt"])
+def test_the_kernel_of_its_cast_counts_where_no_other_needs_it(engine: str, tmp_path: Path) -> None:
+    gains = []
+    for name, body in {"none": STEM, "alone": CAST, "read": CAST + " v = Conv<strides=[16,16]>(h, w)"}.items():
+        (tmp_path / name).mkdir()
+        given, outputs = "float16" if name == "none" else "float32", ("y", "v") if name == "read" else ("y",)
+        model = made(body, given, inputs={"i": "1,3,640,640"}, outputs=outputs)
+        result, _ = run_patch(model, tmp_path / name, engine=engine, sm=90, verify=False, include=["Relu*"])
+        gains += [s["gain_us"] for s in result.report["sites"] if s["status"] == "fused"]
+    none, alone, read = gains
+    assert alone > none + 1.3 and read == pytest.approx(none, abs=0.1)

@@ -104,6 +104,15 @@ def test_a_copy_that_enlarges_what_a_fused_node_makes_is_priced_by_rules() -> No
     assert model.node_us(concat, model.plain) == model.node_us(resize, model.plain) == DEVICE.pass_us(MB) / 2
 
 
+def test_an_activation_that_a_copy_computed_takes_no_share_of_the_copy_along() -> None:
+    """As `__myl_DivErfAddMulMulResiConc`, which is `ResiConc` then, and moves as much."""
+    body = "k = Conv(a, w1) d = HardSwish(k) t = Resize(d, , scales) c = Concat<axis=1>(t, b) y = Neg(c)"
+    values = weights(w1=(64, 64, 1, 1)) | {"scales": np.float32([1, 1, 2, 2])}
+    inputs = {"a": "1,64,28,28", "b": "1,64,56,56"}
+    model, sites = priced(graph(body, values, inputs=inputs), ("d t c", True))
+    assert beside_us(model, sites, "d") == 0.0
+
+
 def test_a_copy_in_two_kernels_costs_a_start_more() -> None:
     """Whatever its size: both move as much."""
     large = graph("c = Concat<axis=1>(a, b) y = Conv(c, w1)", weights(w1=(64, 64, 1, 1)),

@@ -96,6 +96,49 @@ def test_a_network_has_one_predicted_time_whatever_is_fused(tmp_path: Path) -> N
     assert 0 < other["gain_us"] < other["plain_us"] < 1.2 * some["plain_us"]
 
 
+@pytest.mark.parametrize("engine", ["torch", "tensorrt", "rtx"])
+def test_the_gate_of_squeeze_and_excitation_is_a_kernel_that_computes_its_sigmoid(engine: str, tmp_path: Path) -> None:
+    """TensorRT for RTX keeps it beside a fused convolution, as `__myl_MulTran`; it was `__myl_SigmMul`."""
+    values, inputs = halves(w=(32, 32, 1, 1), k=(32,)), {"b": "1,32,400,400"}
+    body = "m = GlobalAveragePool(b) c = Conv(m, w, k) "
+    summaries, kernels_us = [], []
+    for name, more in {"alone": "y = Sigmoid(c)", "gate": "s = Sigmoid(c) y = Mul(b, s)"}.items():
+        (tmp_path / name).mkdir()
+        model = graph(body + more, values, dtype="float16", inputs=inputs)
+        report = run_patch(model, tmp_path / name, **KEPT | {"engine": engine, "sm": 89, "gpu": "H200"})[0].report
+        (site,) = report["sites"]
+        summaries.append(report["summary"])
+        kernels_us.append(site["gain_parts"]["engine_kernels"])
+        assert abs(site["gain_parts"].get("neighbours", 0.0)) < 0.1
+    alone, gate = summaries
+    assert kernels_us[0] - kernels_us[1] == pytest.approx(0.0 if engine == "rtx" else 1.3, abs=0.1)
+    assert 4 < gate["plain_us"] - alone["plain_us"] < 6, "20 MB are read and written"
+
+
+GELUS = {  # behind a convolution one pass, whatever the exporter writes
+    "Gelu": "y = Gelu(c)",
+    "erf": "d = Div(c, root) e = Erf(d) f = Add(e, one) g = Mul(c, f) y = Mul(g, half)",
+}
+
+
+@pytest.mark.parametrize("engine", ["torch", "rtx", "tensorrt"])
+@pytest.mark.parametrize("behind", ["z = MaxPool<kernel_shape=[2,2]>(y)", "z = Concat<axis=1>(y, b)"])
+def test_a_gelu_in_steps_takes_as_long_as_its_operator(engine: str, behind: str, tmp_path: Path) -> None:
+    values = halves(w=(64, 32, 1, 1), k=(64,)) | {
+        name: np.float16(v) for name, v in {"root": 2**0.5, "one": 1, "half": 0.5}.items()
+    }
+    found = []
+    for name, gelu in GELUS.items():
+        (tmp_path / name).mkdir()
+        used = values if name == "erf" else {n: values[n] for n in "wk"}
+        model = graph(f"c = Conv(b, w, k) {gelu} {behind}", used, opset=20, dtype="float16", outputs=("z",),
+                      inputs={"b": "1,32,400,400"})  # fmt: skip
+        result, _ = run_patch(model, tmp_path / name, **KEPT | {"engine": engine, "sm": 89, "gpu": ""})
+        found.append((result.report["summary"]["gain_us"], result.report["summary"]["plain_us"]))
+        assert "stays" not in str(result.report["sites"])
+    assert found[0] == pytest.approx(found[1])
+
+
 @pytest.mark.parametrize("mean", ["GlobalAveragePool(y)", "ReduceMean<axes=[2,3]>(y)"])
 def test_the_mean_of_an_activation_is_taken_in_its_pass(mean: str, tmp_path: Path) -> None:
     """Fusing the activation saves no pass over it then."""

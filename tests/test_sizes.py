@@ -14,7 +14,8 @@ from graphs import fused_types, graph, run_patch, weights
 from cutefuse.graph.read import Graph
 from cutefuse.match.sizes import shape_of
 
-VALUES = weights(w=(8, 8, 3, 3), v=(8, 8, 1, 1), five=(8, 8, 5, 5), squeeze=(4, 8, 1, 1), excite=(8, 4, 1, 1)) | {
+VALUES = weights(w=(8, 8, 3, 3), v=(8, 8, 1, 1), five=(8, 8, 5, 5), squeeze=(4, 8, 1, 1), excite=(8, 4, 1, 1),
+                 wide=(8, 16, 1, 1)) | {
     "six": np.float32(6), "zero": np.float32(0), "each": np.ones((8, 1, 1), np.float32),
     "halves": np.int64([0, 2, -1]), "ones": np.ones(2, np.float32), "nothing": np.zeros(2, np.float32),
     "back": np.int64([0, 8, 9, -1]), "columns": np.ones(7, np.float32), "image": np.ones((1, 1, 9, 7), np.float32),
@@ -54,6 +55,10 @@ SAME = {
     "the gate first": STEM + SE.format("g, t") + TAIL,
     "ReLU6 by Max and Min": STEM + "m = Max(t, zero) e = Min(six, m) " + TAIL,
     "a GroupNorm": STEM + GROUPS + "o = Shape(t) e = Reshape(i, o) " + TAIL,
+    "a Concat": STEM + "s = Conv<pads=[2,2,2,2]>(a, five) c = Concat<axis=1>(t, s) e = Conv(c, wide) " + TAIL,
+    "GELU in steps": STEM + "d = Div(t, six) f = Erf(d) o = Add(f, six) m = Mul(t, o) e = Mul(m, six) " + TAIL,
+    "a halved GELU": STEM + "m = Mul(t, six) d = Div(t, six) f = Erf(d) o = Add(f, six) e = Mul(m, o) " + TAIL,
+    "Mish": STEM + "d = Softplus(t) f = Tanh(d) e = Mul(t, f) " + TAIL,
     "a number for each channel": STEM + "e = Mul(t, each) " + TAIL,
 }  # fmt: skip
 

@@ -81,7 +81,8 @@ def _named(dtype: str) -> np.dtype:
 class Probe:
     """A tensor that a fused site makes. `inner`: what the site's nodes make on the way to it, from its Conv on.
     `gain`: a norm's factors of the channels. `alike`: tensors that must be of its sizes; `wider`:
-    but for their channels, of which a range is read."""
+    but for their channels, of which a range is read. `fused`: whether a fused node makes it, and no Conv that was a sum
+    of several."""
 
     site: str
     tensor: str
@@ -89,6 +90,7 @@ class Probe:
     alike: tuple[str, ...] = ()
     wider: bool = False
     gain: np.ndarray | None = field(default=None, compare=False)
+    fused: bool = True
 
 
 def verify(
@@ -102,10 +104,10 @@ def verify(
     fails only where it makes infinities or NaN.
 
     The probed tensors, of at most MAX_SITES sites in graph order, become outputs of both models; sites that could not
-    be probed are under "unprobed". If a model amplifies rounding errors (a QuantizeLinear rounds to the next step, a
-    TopK picks another score), the plain comparison fails although every site is right: then both models compute every
-    site and output again from the unfused one's values of the probed tensors, and that verdict counts; the plain
-    figures of all tensors are under "end_to_end".
+    be probed are under "unprobed", Convs that were sums of several under "sums". If a model amplifies rounding errors
+    (a QuantizeLinear rounds to the next step, a TopK picks another score), the plain comparison fails although every
+    site is right: then both models compute every site and output again from the unfused one's values of the probed
+    tensors, and that verdict counts; the plain figures of all tensors are under "end_to_end".
 
     Values that say nothing prove nothing: where the outputs of the original are NaN, infinite or the same everywhere,
     further seeds and smaller inputs are tried. Fails where a site then has no finite value, and where an output says
@@ -116,7 +118,7 @@ def verify(
     """
     model = load_model(original)
     outputs = [o.name for o in model.graph.output]
-    sites = list(dict.fromkeys(p.site for p in probes))
+    sites = list(dict.fromkeys(p.site for p in probes if p.fused))
     with tempfile.TemporaryDirectory() as spill:
         unfused = model if converted is None else outside(converted, Path(spill))
         base = original.parent if converted is None else Path(spill)
@@ -136,6 +138,7 @@ def verify(
             "seed": tried[-1], "seeds_tried": tried, "backend": runner.backend,
             "inputs": {k: list(v.shape) for k, v in feeds.items()}, "tolerance": tolerance, "fused_sites": len(sites),
             "unprobed": [{"name": s, "why": unprobed[s]} for s in sites if s in unprobed], "outputs": [], "sites": [],
+            "sums": [],
         }  # fmt: skip
         if converted is not None:
             original_outputs, expected = expected, _run_converted(runner, feeds)
@@ -167,6 +170,7 @@ def verify(
             results[tensor] = results[tensor] | {"passed": False, "why": why}
     report["outputs"] = [{"name": name, **results[name]} for name in outputs]
     report["sites"] = [{"name": s, **_worst(results, chosen, s)} for s in sites if s not in unprobed]
+    report["sums"] = [{"name": p.site, "tensor": p.tensor, **results[p.tensor]} for p in chosen if not p.fused]
     _conclude(report, results, fused)
     return report
 
@@ -175,7 +179,7 @@ def _conclude(report: dict[str, Any], results: Mapping[str, Mapping[str, Any]], 
     """Add the verdict to a report whose outputs, sites and conversion are known, and what failed first. `fused` are the
     tensors that follow from fused nodes."""
     report["passed"] = passed(results)
-    if wrong := next((s["name"] for s in report["sites"] if not s["passed"]), None):
+    if wrong := next((s["name"] for s in (*report["sites"], *report["sums"]) if not s["passed"]), None):
         report["first_wrong_site"] = wrong
     if broken := next((r["name"] for r in report.get("conversion", []) if "why" in r), None):
         why = f"the type conversion makes NaN or infinity of output '{broken}'; keep nodes in float32 (--keep-float32)"

@@ -62,7 +62,7 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], S
     act = activation_after(graph, tensor) or Activation("", (), tensor, {})
     plain = Chain(
         tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output,
-        stored="" if act.suffix in JOINED else tensor, note=near_miss(graph, tensor),
+        stored="" if act.suffix in JOINED else tensor, note="" if act.suffix else near_miss(graph, tensor),
     )  # fmt: skip
     if added := residual_after(graph, act.output, shape):
         add, other = added

@@ -89,7 +89,7 @@ CAUSES = (
     ("inside the ", "in control flow or a local function"),
     ("ConvTranspose", "ConvTranspose"),
     (" groups; only group=1", "groups"),
-    ("fused without its Concat", "groups"),
+    ("not fused with its Concat", "groups"),
     ("only 2-D convolutions", "not 2-D"),
     ("channel shuffle", "channel shuffle behind the Concat"),
     ("this Conv and Concat", "operators between Concat and Conv"),

@@ -11,7 +11,11 @@ from cutefuse.graph.read import Graph, attribute
 
 Shape = tuple[frozenset[int | str], ...]  # of each axis the numbers and names that its size is known by
 MAX_DEPTH = 24  # nodes before a convolution; two with a SiLU behind them, as in a bottleneck, are six
-_ALIKE = ("BatchNormalization", "Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSwish", "Swish", "Identity")
+MAX_STEPS = 8  # nodes of a gate; a GELU has five
+_ALIKE = (
+    "BatchNormalization", "Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSwish", "Swish", "Identity", "Gelu",
+    "Elu", "HardSigmoid", "Erf", "Softplus",
+)  # fmt: skip
 _PAIRS = ("Mul", "Add", "Sub", "Div", "Max", "Min")
 
 
@@ -64,7 +68,11 @@ def _before(graph: Graph, tensor: str) -> Iterator[tuple[str, tuple[_Line, _Line
                 return
             lines = (lines[0].after(windows[0]), lines[1].after(windows[1]))
             tensor = node.input[0]
-        elif graph.is_op(node, *_ALIKE):
+        elif (step := _same_before(graph, node)) is not None:
+            tensor = step
+        elif graph.is_op(node, "Concat") and attribute(node, "axis", 1) in (1, -3):
+            if 0 in (graph.partial_symbols(node.input[0]) or (0,)):  # an empty one may have other sizes
+                return
             tensor = node.input[0]
         elif graph.is_op(node, "Reshape"):  # back to the sizes of another tensor, as behind a GroupNorm's own
             shape = graph.producer(node.input[1])
@@ -72,21 +80,34 @@ def _before(graph: Graph, tensor: str) -> Iterator[tuple[str, tuple[_Line, _Line
                 return
             tensor = shape.input[0]
         elif graph.is_op(node, *_PAIRS) and len(node.input) == 2:
-            first, second = node.input
-            if _gates(graph, second, first) or _adds_none(graph, second, first):
-                tensor = first
-            elif _gates(graph, first, second) or _adds_none(graph, first, second):
-                tensor = second
-            else:
+            first, second = (_steps_before(graph, name) for name in node.input)  # a gate is made of what it gates
+            common = next((name for name in first if name in second), None)
+            if common is None:
                 return
+            tensor = common
         else:
             return
 
 
-def _gates(graph: Graph, gate: str, tensor: str) -> bool:
-    """Whether one tensor is the sigmoid of the other."""
-    maker = graph.producer(gate)
-    return graph.is_op(maker, "Sigmoid", "HardSigmoid") and maker.input[0] == tensor
+def _same_before(graph: Graph, node: NodeProto) -> str | None:
+    """The tensor that a node makes another one of the same sizes of; None where it makes it of none, or of several."""
+    if graph.is_op(node, *_ALIKE):
+        return node.input[0]
+    if graph.is_op(node, *_PAIRS) and len(node.input) == 2:
+        first, second = node.input
+        return first if _adds_none(graph, second, first) else second if _adds_none(graph, first, second) else None
+    return None
+
+
+def _steps_before(graph: Graph, tensor: str) -> list[str]:
+    """A tensor and those of the same sizes before it, the nearest first."""
+    found = [tensor]
+    while len(found) < MAX_STEPS and (node := graph.producer(found[-1])) is not None:
+        before = _same_before(graph, node) if node.input and node.output and node.output[0] == found[-1] else None
+        if before is None:
+            break
+        found.append(before)
+    return found
 
 
 def _adds_none(graph: Graph, tensor: str, other: str) -> bool:

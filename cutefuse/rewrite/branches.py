@@ -29,10 +29,11 @@ _ITSELF = Geometry((1, 1))  # of a branch without a convolution
 
 @dataclass(frozen=True)
 class Folded:
-    """One sum that became a convolution: its name, and how many convolutions it was."""
+    """One sum that became a convolution: its name, how many convolutions it was, and the tensor that it makes."""
 
     name: str
     convolutions: int
+    tensor: str
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def fold(model: onnx.ModelProto, folder: Path) -> list[Folded]:
         model.graph.initializer.extend(filters)
         nodes += [n for b in branches for n in (b.conv, *(s.node for s in b.steps)) if n is not None]
         gone |= {id(n) for n in nodes}
-        found.append(Folded(made[id(node)].name, len(convs)))
+        found.append(Folded(made[id(node)].name, len(convs), node.output[0]))
     if found:
         _write(graph, [made.get(id(n), n) for n in graph.nodes if id(n) not in gone or id(n) in made])
     return found[::-1]

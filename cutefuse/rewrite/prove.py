@@ -49,6 +49,9 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
                  f"{_worst(own):.2g} of a channel's largest value from the unfused model's"]  # fmt: skip
         apart = ", each from the unfused model's own values" if "end_to_end" in proof else ""
         lines += [f"{sites_text} compared{apart}: {error}"] if compared else []
+        if sums := proof.get("sums"):
+            count = "1 sum that is" if len(sums) == 1 else f"{len(sums)} sums that are each"
+            lines.append(f"{count} 1 Conv now, compared{apart}: worst error {_worst(sums):.2g}")
     lines += _unproven(proof, silent)
     reasons: dict[str, list[str]] = {}
     for site in proof["unprobed"]:
@@ -75,7 +78,7 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
 
 def failure(proof: Mapping[str, Any]) -> str:
     """Why a verification failed, and where first."""
-    compared = [*proof["outputs"], *proof["sites"]]
+    compared = [*proof["outputs"], *proof["sites"], *proof.get("sums", [])]
     why = next((o["why"] for o in (proof, *compared) if "why" in o), "")
     why = why or f"worst error {_worst(compared):.2g} of a channel's largest value, {proof['tolerance']:g} is allowed"
     return why + (f", first at site '{proof['first_wrong_site']}'" if proof.get("first_wrong_site") else "")

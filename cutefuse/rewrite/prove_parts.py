@@ -30,7 +30,7 @@ def prove_parts(
     """
     report: dict[str, Any] = {
         "seed": seed, "backend": "", "inputs": {}, "tolerance": tolerance, "fused_sites": len(sites),
-        "unprobed": [], "outputs": [], "sites": [], "site_by_site": str(error),
+        "unprobed": [], "outputs": [], "sites": [], "sums": [], "site_by_site": str(error),
     }  # fmt: skip
     for site in sites:
         own = [p for p in probes if p.site == site.name]

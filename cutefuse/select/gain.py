@@ -14,6 +14,7 @@ from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match
+from cutefuse.match.conv.image import IMAGE
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.select import times
@@ -138,12 +139,13 @@ class Model:
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
         activation, residual, anchor = str(facts["activation"]), facts["residual"], match.nodes[0]
         biased = len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
+        gated = not residual and all(self.plain.in_gate(o) for o in match.outputs)
         for conv in convs:
             y = conv.output_bytes
             summed = residual == AFTER and activation in ("Relu", "Clip")
             if self.engine.computes(self.graph, match, activation) and not summed:
                 before_us += self.device.move_us(y) if residual else 0.0
-            elif self.engine.inside("") or activation or residual or biased:
+            elif (self.engine.inside("") or activation or residual or biased) and not gated:
                 before_us += self.device.pass_us(3 * y if residual else 2 * y)
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
@@ -178,13 +180,23 @@ class Model:
     def _kernels_us(self, shares: Mapping[Kernel, float]) -> float:
         return sum(share * self.device.pass_us(kernel.traffic_bytes) for kernel, share in shares.items())
 
-    def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring) -> float:
-        """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of."""
+    def inner_us(self, matches: Iterable[Match], plain: Wiring, wiring: Wiring, near: Mapping[int, NodeProto]) -> float:
+        """Time of the recorded kernels that go with nodes of these matches, those apart that `inside` tells of, and
+        those of which a copy stays that is not counted anew `near` them."""
         if self.engine.timed:
             return 0.0
-        nodes = {id(n): n for m in matches for n in m.nodes if m.nodes[0].op_type == "Conv"}.values()
-        gone = [n for n in nodes if n.op_type not in _INSIDE and plain.alive(n) and not wiring.alive(n)]
-        return sum(self._kernels_us(self._unchanged(n, plain) or {}) for n in gone)
+        convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
+        nodes = {id(n): (n, IMAGE in m.takes) for m in convs for n in m.nodes if n.op_type not in _INSIDE}.values()
+        gone = [(n, of_image) for n, of_image in nodes if plain.alive(n) and not wiring.alive(n)]
+        shares = [(of_image, *share) for n, of_image in gone for share in (self._unchanged(n, plain) or {}).items()]
+
+        def stays(kernel: Kernel) -> bool:
+            rest = [self._named[name] for name in kernel.nodes if name in self._named]
+            return any(n.op_type in _INSIDE and wiring.alive(n) and id(n) not in near for n in rest)
+
+        # What the image's copy takes is a rule's: who else reads the image decides.
+        told = [(k, share) for of_image, k, share in shares if not (of_image and k.is_copy)]
+        return sum(self._kernels_us({k: share}) for k, share in told if not stays(k))
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""
@@ -240,7 +252,8 @@ class Model:
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
-        own = [n for m in matches for n in m.nodes if n.op_type in _INSIDE]
+        timed = self.engine.timed
+        own = [n for m in matches for n in m.nodes if n.op_type in _INSIDE or timed and _is_of_image(m, n)]
         found = {id(n): n for n in own}
         for node in own:
             found |= {
@@ -301,6 +314,11 @@ class Model:
         return "; ".join(said)
 
 
+def _is_of_image(match: Match, node: NodeProto) -> bool:
+    """Whether a node of a match is the Cast of the network's image."""
+    return node.op_type == "Cast" and IMAGE in match.takes
+
+
 @dataclass(frozen=True)
 class Pricer:
     """Gains of fused sites: by the model, or, where `given` has a figure for a site, by that and the model's figure
@@ -336,7 +354,7 @@ class Pricer:
         parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
         near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
-        parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring)
+        parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring, near)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
         read = {t for m in convs for t in m.read}

@@ -8,36 +8,29 @@ and the same times.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from onnx import NodeProto
 
 from cutefuse.graph.read import attribute
-from cutefuse.match.site import Site
 from cutefuse.select.gain import Model
 from cutefuse.select.times import ELEMENT_BYTES, Convolution
-from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, Wiring
+from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, RANGES, Wiring
 
 # Nodes that read their inputs and write their output once.
 _PASSES = (
     *POOLS, "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax", "TopK",
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
-    "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose", "Erf",
+    "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose",
     "LpPool", "CumSum", "CumProd",
 )  # fmt: skip
 _OVER_IMAGES = ("InstanceNormalization", "GroupNormalization")
 _PRODUCTS = ("MatMul", "Gemm")
 
 
-def network_us(model: Model, fused: Sequence[Site], wiring: Wiring) -> float:
-    """Microseconds of the network with these sites fused, `wiring` being its graph; NaN where that is not known."""
-    matches = [s.match for s in fused if s.match]
-    total = sum(model.own(s, s.match).after_us for s in fused if s.match)
-    total += sum(model.node_us(n, wiring) + _own_us(model, n, wiring) for n in model.graph.nodes if wiring.alive(n))
-    read = {t for m in matches for t in m.read}
-    total += sum(model.engine.widened_us(wiring, t) for t in sorted(read))
-    ends = read | {o for m in matches for o in m.outputs if o}
-    return total + sum(wiring.late_us(t) + wiring.cast_us(t) for t in sorted(ends))
+def network_us(model: Model) -> float:
+    """Microseconds of the network with nothing fused; NaN where that is not known."""
+    wiring = model.plain
+    return sum(model.node_us(n, wiring) + _own_us(model, n, wiring) for n in model.graph.nodes)
 
 
 def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
@@ -73,18 +66,21 @@ def _computed_in(model: Model, node: NodeProto) -> str:
 
 def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -> float:
     x, w, y = (wiring.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
-    size, taps = wiring.size_of(node.output[0]), w[2] * w[3]
+    size, taps, maker = wiring.size_of(node.output[0]), w[2] * w[3], model.graph.producer(node.input[0])
     grouped = attribute(node, "group", 1) != 1  # taken for depthwise
     if node.op_type == "Conv" or grouped:
         us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], y[1], y[2], y[3], taps, dtype, grouped))
     else:  # a product of each pixel with all taps
         us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
+    if not model.engine.reads_ranges and maker is not None and maker.op_type in RANGES:
+        us += model.device.copy_us(2 * wiring.size_of(node.input[0]))
+    pass_us = 0.0 if wiring.in_gate(node.output[0]) else model.device.pass_us(2 * size)
     after = [u.op_type for u in model.graph.users(node.output[0]) if u.op_type in ELEMENTWISE]
     if not model.engine.inside(""):  # bias and whatever follows are a kernel
-        return us + (model.device.pass_us(2 * size) if len(node.input) > 2 or after else 0.0)
+        return us + (pass_us if len(node.input) > 2 or after else 0.0)
     group = wiring.siblings(node)
     if node.op_type == "Conv" and len(group) > 1:  # one kernel for all of them
         us = model.merged_us(node, wiring) / len(group)
     silu = {"Sigmoid", "Mul"} == set(after)
     outside = [op for op in after if op not in ("Add", "Sum", "BatchNormalization") and not model.engine.inside(op)]
-    return us + (model.device.pass_us(2 * size) if outside and not (silu and model.engine.inside("Silu")) else 0.0)
+    return us + (pass_us if outside and not (silu and model.engine.inside("Silu")) else 0.0)

@@ -283,7 +283,7 @@ class _Round:
                 site.gain_parts = parts if beside is self.wiring else self.pricer.parts([site], self.wiring)
         known = [s for s in sites if s.gain_us is not None]
         total = self._together_us(known) if known else 0.0
-        plain_us = network_us(self.model, sites, self.wiring) + total
+        plain_us = network_us(self.model)
         return Saving(*(None if math.isnan(us) else round(us, 3) for us in (total, plain_us)))
 
 

@@ -23,12 +23,14 @@ RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
 ELEMENTWISE = (
     "Add", "Sum", "Sub", "Mul", "Div", "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Swish",
-    "Tanh", "Pow", "Sqrt", "Exp", "Max", "Min", "BatchNormalization", "PRelu", "Elu", "Gelu", "Cast",
+    "Tanh", "Pow", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Max", "Min", "BatchNormalization", "PRelu", "Elu",
+    "Selu", "Celu", "Gelu", "Erf", "Mish", "Softplus", "Softsign", "Cast",
 )  # fmt: skip
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 POOLS = ("MaxPool", "AveragePool")
 MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _SEEN_THROUGH = ("Identity", "Dropout")
+_MOST_STEPS = 8  # elementwise nodes in front of a product
 # Neighbours that one tensor or one Concat ties, as DenseNet-264 has at most: what each of more has of its cost is
 # small, and all pairs of them would take hours.
 MOST_TIED = 64
@@ -108,7 +110,7 @@ class Engine:
             size = size_of(node.output[0])
             return 0.0 if self.absorbed(wiring, node.output[0]) else device.pass_us(size_of(node.input[0]) + size)
         if node.op_type in ELEMENTWISE:
-            read = [size_of(t) for t in node.input if t and not wiring.graph.is_constant(t)]
+            read = [size_of(t) for t in wiring.read_by(node)]
             if wiring.own_kernel(node):
                 return device.pass_us(sum(read) + size_of(node.output[0]))
             return device.move_us(sum(read[1:]))
@@ -353,11 +355,50 @@ class Wiring:
             known = self._pointwise[id(conv)] = is_pointwise(self.graph, conv)
         return known
 
+    def _is_gated(self, node: NodeProto) -> bool:
+        """Whether an elementwise node combines an image with less than an image, as the end of squeeze and excitation:
+        what made the image has to end before its mean is known."""
+        sizes = [self.dims(t) for t in node.input if t and not self.graph.is_constant(t)]
+        return len(sizes) > 1 and all(len(s) == 4 for s in sizes) and len(set(sizes)) > 1
+
+    def in_gate(self, tensor: str) -> bool:
+        """Whether the kernel of such a node, which alone reads a tensor, computes what is left of the steps to it."""
+        for _ in range(_MOST_STEPS):
+            node = self.graph.only_user(tensor)
+            if node is None or node.op_type not in ELEMENTWISE:
+                return False
+            if self._is_gated(node):
+                return True
+            tensor = node.output[0]
+        return False
+
+    def read_by(self, node: NodeProto) -> list[str]:
+        """The tensors that an elementwise node reads, without those that its kernel computes of another one of them, as
+        a gate's."""
+        read = [t for t in node.input if t and not self.graph.is_constant(t)]
+        begins = list(map(self._begin, read)) if len(read) > 1 else read
+        return [t for i, t in enumerate(read) if begins[i] not in begins[:i]]
+
+    def _begin(self, tensor: str) -> str:
+        """The tensor that a row of elementwise nodes makes another one of, each of a single tensor."""
+        for _ in range(_MOST_STEPS):
+            tensor = self.source(tensor)
+            node = self.maker(tensor)
+            if node is None or node.op_type not in ELEMENTWISE or not self.alive(node):
+                break
+            read = [t for t in node.input if t and not self.graph.is_constant(t)]
+            if len(read) != 1:
+                break
+            (tensor,) = read
+        return tensor
+
     def own_kernel(self, node: NodeProto) -> bool:
         """Whether an elementwise node that stays is a kernel of its own: nothing but fused nodes, inputs and ranges
-        stand before it, while it would be a part of the kernel of any other node."""
+        stand before it, while it would be a part of the kernel of any other node, or it gates an image."""
         if node.op_type not in ELEMENTWISE or not self.alive(node):
             return False
+        if self._is_gated(node):
+            return True
         makers = [self.maker(t) for t in node.input if t and not self.graph.is_constant(t)]
         return not any(m for m in makers if self.alive(m) and m and m.op_type in ("Conv", *ELEMENTWISE))
 

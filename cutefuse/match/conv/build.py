@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse import kernels
-from cutefuse.graph.read import Graph
+from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match import before as views
 from cutefuse.match.after import Chain, chains_after
@@ -119,8 +119,9 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
 
 
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
-    """The site of a Conv without a Concat right before it; with one further off, that is said."""
-    if isinstance(behind, Refusal):
+    """The site of a Conv without a Concat right before it; with one further off, that is said, unless the Conv has
+    groups: those are fused with none."""
+    if isinstance(behind, Refusal) or attribute(node, "group", 1) != 1:
         return behind
     why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
     if behind is None:
@@ -138,6 +139,8 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = conv_facts.read(graph, node, site)
+    if isinstance(facts, conv_facts.Facts) and facts.depthwise:
+        facts = _depthwise(facts, (node, *site.nodes), bool(site.concats))
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
@@ -182,6 +185,14 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
         found = replace(bigger, otherwise=found)
     why = next((reason for reason in answers if isinstance(reason, str)), "")
     return noted(found, why) if why else found
+
+
+def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...], joined: bool) -> conv_facts.Facts | Refusal:
+    """The facts of a depthwise convolution that the kernels can run, else why they cannot."""
+    if facts.dtype == "float32":
+        types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
+        return Refusal(f"the filter is float32; {types}", nodes)
+    return Refusal("a depthwise Conv is not fused with its Concat", nodes) if joined else facts
 
 
 def _residuals(

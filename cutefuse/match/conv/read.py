@@ -197,8 +197,6 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     depthwise = group != 1 and (group, 1) == (K, C)
     if group != 1 and not depthwise:
         return no(f"the Conv has {group} groups; {GROUPS}")
-    if depthwise and dtype == "float32":
-        return no("the filter is float32; depthwise ones can be fused in float16 and bfloat16, convert the model")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
         return no(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the filter's {R}x{S}; repair the model")
     if bias and _constant_type(graph, bias) != ((K,), dtype):
@@ -212,8 +210,6 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
-    if depthwise and site.concats:
-        return no("a depthwise Conv is fused without its Concat")
     return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry, depthwise)
 
 

@@ -42,17 +42,20 @@ def run(state: State, folder: Path) -> None:
         model.graph.node.extend(added)
     if not options.functions:
         add_bodies(model, graph, new_calls(fused))
-    dtypes = [s.dtype for s in state.rewritten]  # of what is written anew without a fused node
+    # Of what is written anew without a fused node.
+    dtypes = [s.dtype for s in state.rewritten] + [graph.dtype(b.tensor) or "float32" for b in state.branches]
     tolerance = max(
         [s.op.tolerance(s.match.call.dtype) for s in fused if s.match]
         + [concat_conv.OPERATOR.tolerance(dtype) for dtype in dtypes],
         default=concat_conv.OPERATOR.tolerance("float32"),  # nothing new: nodes of another layout were turned
     )
     probes = _probes(graph, fused)
+    made = {o for n in graph.proto.node for o in n.output} - {p.tensor for p in probes}
+    sums = [Probe(b.name, b.tensor, fused=False) for b in state.branches if b.tensor in made]
     with spinner(f"running {source.name} and its patched model on the same inputs"):
         try:
             state.proof = verify(
-                source, model, folder, tolerance, options.shapes, options.seed, probes, state.converted
+                source, model, folder, tolerance, options.shapes, options.seed, [*probes, *sums], state.converted
             )
         except LacksOperator as error:
             unfused = (state.converted or load_model(source), source.parent)
