@@ -17,7 +17,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.operators import conv_call, conv_math
 from cutefuse.operators.conv_form import Form, Source
 
-TILES = (50, 51)  # 16 and 64 filters at a time
+TILES = (50, 51, 53)
 SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
 IMAGE = Problem(1, 64, 64, (3,), 32, **SAME, strides=(2, 2), activation="Silu")
 

@@ -26,10 +26,8 @@ struct BlockCut {
   CUTEFUSE_HOST_DEVICE std::uint32_t swizzled(std::uint32_t at) const {
     return at ^ (at >> 2 & (shift < 2 ? 0u : shift == 2 ? 32u : 96u));
   }
-  // Four units more than there are filters: the four units of a step then touch different banks.
-  CUTEFUSE_HOST_DEVICE int pitch() const { return filters + 4; }
   CUTEFUSE_HOST_DEVICE int pixels_bytes() const { return (rows * span * kUnitBytes + 15) / 16 * 16; }
-  CUTEFUSE_HOST_DEVICE int filters_bytes() const { return steps * 4 * pitch() * kUnitBytes; }
+  CUTEFUSE_HOST_DEVICE int filters_bytes() const { return steps * 4 * filters * kUnitBytes; }
   std::int64_t blocks(int images) const { return std::int64_t(images) * down * across * filter_tiles; }
 };
 

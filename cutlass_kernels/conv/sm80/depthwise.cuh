@@ -7,7 +7,9 @@
 #pragma once
 
 #include "conv/depthwise.h"
-#include "conv/sm80/image.cuh"
+#include "conv/sm80/image_copy.cuh"
+#include "conv/sm80/store.cuh"
+#include "dependent_launch.cuh"
 
 namespace cutefuse::conv {
 
@@ -66,6 +68,26 @@ __device__ __forceinline__ void copy_taps(Params const &params, ImageTile const 
                      "h"(reinterpret_cast<uint16_t const &>(value))
                      : "memory");
       }
+    }
+  }
+}
+
+// Stores outputs k to k + 3 of a pixel, as many as it has; by_fours: pixels are whole fours.
+template <class Output>
+__device__ __forceinline__ void store_four(Problem const &p, int stored, bool by_fours, Output *at, int k,
+                                           Channels<Output, 4> &y) {
+  if (k + 4 > p.K) {  // pad lanes are zeros, whatever the activation makes of them
+    CUTE_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      if (k + c >= p.K) y.v[c] = Output(0);
+    }
+  }
+  if (by_fours && k + 4 <= stored) {
+    *reinterpret_cast<Channels<Output, 4> *>(at) = y;
+  } else {
+    CUTE_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      if (k + c < stored) at[c] = y.v[c];
     }
   }
 }
