@@ -20,8 +20,8 @@ struct ImageTraits {
   using Element = Element_;
   static constexpr Tile kTile = Row::kTile;
   static constexpr int kBytes = sizeof(Element), kThreads = kTile.threads();
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // here the compiler takes more registers, and would spill two
-  static constexpr int kBlocks = kThreads > 128 ? 1 : kTile.blocks_per_sm;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000  // here the compiler takes more registers, and would spill some
+  static constexpr int kBlocks = kThreads > 128 ? 1 : kTile.blocks_per_sm / 2;
 #else
   static constexpr int kBlocks = kTile.blocks_per_sm;
 #endif
