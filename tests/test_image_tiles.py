@@ -165,7 +165,15 @@ CORNERS = [
 ]
 
 
-PLANES = [replace(p, image="own") for p in CORNERS if not p.starts and p.C[0] <= 8]
+# Rows of whole fours, which are copied four pixels at a time, and begin anywhere in one. Small: no tool crops them.
+FOURS = [
+    Problem(2, 7, 36, (3,), 18, **SAME, strides=(1, 2), activation="Relu"),
+    Problem(1, 6, 40, (1,), 16, 3, 3, pads=(1, 0, 1, 0), activation="Silu"),
+    Problem(2, 5, 44, (2,), 34, 3, 4, pads=(0, 3, 2, 0)),
+    Problem(1, 9, 132, (4,), 64, 5, 3, pads=(2, 2, 2, 2), strides=(2, 1), activation="Relu"),
+    Problem(1, 8, 72, (3,), 8, 2, 2, strides=(2, 2), pads=(0, 1, 0, 1), activation="Sigmoid"),
+]
+PLANES = [replace(p, image="own") for p in (*FOURS, *CORNERS) if not p.starts and p.C[0] <= 8]
 PLANES += [replace(p, image="float32", dense=not p.dense) for p in PLANES]
 PIXELS = [replace(p, image=f"pixels of {p.image}") for p in PLANES]
 
@@ -182,17 +190,26 @@ class TestOnAGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     @pytest.mark.parametrize("problem", [*PLANES, *PIXELS], ids=str)
     def test_images_as_networks_are_given_them_match_float64(self, problem: Problem, dtype: str) -> None:
-        instance = problems.instantiate(problems.affordable(problem), dtype)
+        small = problem if problem.W % 4 == 0 and problem.W < 150 else problems.affordable(problem)
+        instance = problems.instantiate(small, dtype)
         assert {*TILES} == {*kernels.configs(instance.call)}
         gpu_checks.assert_every_tile_is_right(instance, TILES)
 
-    @pytest.mark.parametrize("image", ["own", "float32"])
-    def test_nan_and_infinity_of_a_plane_reach_the_outputs_under_their_taps(self, image: str) -> None:
-        problem = Problem(2, 21, 39, (3,), 18, **SAME, strides=(2, 1), activation="Relu", image=image)
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_dense_pixels_of_three_channels_match_float64(self, dtype: str) -> None:
+        instance = problems.instantiate(replace(FOURS[0], dense=True), dtype)
+        gpu_checks.assert_every_tile_is_right(instance, TILES)
+
+    @pytest.mark.parametrize("width", [39, 40])
+    @pytest.mark.parametrize("image", ["own", "float32", "pixels of own", "pixels of float32"])
+    def test_nan_and_infinity_of_an_image_reach_the_outputs_under_their_taps(self, image: str, width: int) -> None:
+        problem = Problem(2, 21, width, (3,), 18, **SAME, strides=(2, 1), activation="Relu", image=image)
         instance = problems.instantiate(problem, "float16")
-        planes = instance.buffers[0].view.view(2, 3, 21, 39)
-        for (n, c, h, w), value in {(0, 1, 0, 0): "nan", (0, 2, 9, 13): "inf", (1, 0, 20, 38): "nan"}.items():
-            planes[n, c, h, w] = instance.x[0][n, c, h, w] = float(value)
+        view = instance.buffers[0].view
+        shown = view.view(2, 21, width, 3).permute(0, 3, 1, 2) if "pixels" in image else view.view(2, 3, 21, width)
+        places = [(0, 1, 0, 0), (1, 0, 20, 38), (0, 0, 5, 27), (1, 0, 3, 17), (0, 2, 9, 13), (1, 1, 12, 6)]
+        for (n, c, h, w), value in zip(places, ["nan"] * 4 + ["inf"] * 2, strict=True):
+            shown[n, c, h, w] = instance.x[0][n, c, h, w] = float(value)
         gpu_checks.assert_only_their_outputs(instance, TILES)
 
     @pytest.mark.parametrize("channels", [3, 7])

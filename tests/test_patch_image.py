@@ -279,6 +279,9 @@ def test_a_copy_of_the_image_that_the_compiler_told_of_counts_once(tmp_path: Pat
     result, _ = run_patch(model, tmp_path, engine="rtx", verify=False, compiled=record)
     (site,) = result.report["sites"]
     assert site["gain_us"] == site["gain_parts"]["widened"] and "neighbours" not in site["gain_parts"]
+    result, patched = run_patch(model, tmp_path, engine="rtx", verify=False, compiled=record, without=("image",))
+    (site,) = result.report["sites"]
+    assert site["gain_us"] == 0.0, (site, "a site that reads pixels leaves the copy where it is")
 
 
 @pytest.mark.parametrize("engine", ["torch", "tensorrt"])

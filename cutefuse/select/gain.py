@@ -186,7 +186,7 @@ class Model:
         if self.engine.timed:
             return 0.0
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
-        nodes = {id(n): (n, IMAGE in m.takes) for m in convs for n in m.nodes if n.op_type not in _INSIDE}.values()
+        nodes = {id(n): (n, self._reads_image(m)) for m in convs for n in m.nodes if n.op_type not in _INSIDE}.values()
         gone = [(n, of_image) for n, of_image in nodes if plain.alive(n) and not wiring.alive(n)]
         shares = [(of_image, *share) for n, of_image in gone for share in (self._unchanged(n, plain) or {}).items()]
 
@@ -194,9 +194,16 @@ class Model:
             rest = [self._named[name] for name in kernel.nodes if name in self._named]
             return any(n.op_type in _INSIDE and wiring.alive(n) and id(n) not in near for n in rest)
 
-        # What the image's copy takes is a rule's: who else reads the image decides.
+        # What the image's copy takes is a rule's: whether the site reads the image as it is given and who else reads it
+        # decide.
         told = [(k, share) for of_image, k, share in shares if not (of_image and k.is_copy)]
         return sum(self._kernels_us({k: share}) for k, share in told if not stays(k))
+
+    def _reads_image(self, match: Match) -> bool:
+        """Whether a convolution reads an input of the network, as it is given or behind a Cast."""
+        makers = {t: self.graph.producer(t) for t in match.read}
+        given = [n.input[0] if n is not None and n.op_type == "Cast" else t for t, n in makers.items()]
+        return any(t in self.graph.inputs for t in given)
 
     def _normalised_us(self, match: Match, call: Call) -> float:
         """What the normalisation and ReLU before a convolution cost."""
