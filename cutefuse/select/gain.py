@@ -186,7 +186,10 @@ class Model:
         if self.engine.timed:
             return 0.0
         convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
-        nodes = {id(n): (n, self._reads_image(m)) for m in convs for n in m.nodes if n.op_type not in _INSIDE}.values()
+        nodes = {
+            id(n): (n, IMAGE in m.takes or (n is m.nodes[0] and self._reads_image(m)))
+            for m in convs for n in m.nodes if n.op_type not in _INSIDE
+        }.values()  # fmt: skip
         gone = [(n, of_image) for n, of_image in nodes if plain.alive(n) and not wiring.alive(n)]
         shares = [(of_image, *share) for n, of_image in gone for share in (self._unchanged(n, plain) or {}).items()]
 
