@@ -190,7 +190,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     @pytest.mark.parametrize("problem", [*PLANES, *PIXELS], ids=str)
     def test_images_as_networks_are_given_them_match_float64(self, problem: Problem, dtype: str) -> None:
-        small = problem if problem.W % 4 == 0 and problem.W < 150 else problems.affordable(problem)
+        small = problem if problem.H < 10 else problems.affordable(problem)  # FOURS keep their widths
         instance = problems.instantiate(small, dtype)
         assert {*TILES} == {*kernels.configs(instance.call)}
         gpu_checks.assert_every_tile_is_right(instance, TILES)

@@ -110,7 +110,7 @@ __device__ __forceinline__ void compute(Params const &params, ImageTile const &t
           auto const pair = clamp(acc(make_coord(i % 2, 0), j, i / 2), acc(make_coord(i % 2, 1), j, i / 2));
           y[j] = reinterpret_cast<uint32_t const &>(pair);
         }
-        if (ld % kVector == 0 && channel + kVector <= p.K) {
+        if (ld % kVector == 0 && channel + kVector <= p.K) {  // of a struct the compiler would store 4 bytes at a time
           if constexpr (kGroups == 2) {
             asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(y[0]), "r"(y[1]) : "memory");
           } else if constexpr (kGroups == 4) {
