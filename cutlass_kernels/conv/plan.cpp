@@ -64,7 +64,7 @@ void set_addresses(Params &params, Operands const &operands) {
   }
   if (p.pre_activated) params.pre_scale = next[0], params.pre_shift = next[1];
   params.y = operands.outputs[0];
-  for (int j = 0; j < p.outputs; ++j) params.ys[j] = operands.outputs[j];
+  for (int j = 0; j < p.outputs; ++j) params.ys[j] = output_of(p, operands, j);
   params.partials = static_cast<float *>(operands.workspace);
 }
 

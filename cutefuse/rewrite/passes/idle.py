@@ -18,6 +18,7 @@ FORMS = {
     "alone": "stands alone",
     "image": "reads the network's image",
     "depthwise": "is depthwise",
+    "spread": "is a ConvTranspose or has a DepthToSpace behind it",
 }
 
 
