@@ -95,6 +95,12 @@ class TestLegality:
             dense = replace(made, attrs={**made.attrs, "layout": 1}, _keep=[])
             assert kernels.reject(dense) is None and kernels.configs(dense)
 
+    def test_on_hopper_a_small_map_runs_by_mma_sync(self) -> None:
+        """The tiles that store by TMA divide no reduction, and the small ones, which do, store no spread outputs."""
+        library_or_skip()
+        first = [kernels.configs(call(replace(NECK, H=side, W=side, C=(1024,), K=2048)))[0] for side in (8, 90)]
+        assert first[0] < 100 <= first[1]
+
     def test_it_takes_as_long_as_the_same_products_without(self) -> None:
         library_or_skip()
         for problem in (NECK, replace(NECK, N=8)):
