@@ -169,7 +169,7 @@ def facts(op_type: str) -> dict[str, Any]:
 
     inputs, outputs (counts), kind ("convolution", "norm", "norm_backward"), sources, activation ("" for none; the
     others are `describe()["activations"]`), residual (None, "before" or "after" the activation), view, quantised,
-    layer, pre_activated, image, depthwise, types, output_types. Raises KernelError for an unknown op_type.
+    layer, pre_activated, image, depthwise, spread, types, output_types. Raises KernelError for an unknown op_type.
     """
     return dict(next(v for v in operator_of(op_type)["variants"] if v["op_type"] == op_type))
 

@@ -290,7 +290,7 @@ def priced(tmp_path: Path, body: str, channels: int = 256, **options: Any) -> di
     values = weights(dtype="float16", **{n: s for n, s in filters.items() if re.search(rf"[(, ]{n}[,)]", body)})
     values |= bn_weights(channels, "float16") if "gamma" in body else {}
     model = graph(body, values, inputs={"i": f"1,{channels},90,90"}, dtype="float16")
-    result, _ = run_patch(model, tmp_path, verify=False, all_sites=False, **options)
+    result, _ = run_patch(model, tmp_path, **{"verify": False, "all_sites": False, **options})
     return site_of(result)
 
 
@@ -316,6 +316,16 @@ def test_a_shuffle_is_a_pass_which_pytorch_shares_with_the_activation(engine: st
     more = with_it["gain_parts"]["engine_kernels"] - without["gain_parts"]["engine_kernels"]
     assert with_it["status"] == "fused"
     assert math.isclose(more, 0, abs_tol=1e-3) if engine == "torch" else more > 3
+
+
+@pytest.mark.parametrize("body", [
+    "x = Conv<pads=[1,1,1,1]>(i, c, b) z = Relu(x) y = DepthToSpace<blocksize=2>(z)",
+    "x = Conv<pads=[1,1,1,1]>(i, c, b) z = DepthToSpace<blocksize=2>(x) y = Elu(z)",
+])  # fmt: skip
+def test_a_shuffle_that_stays_behind_our_kernel_is_a_pass_that_pytorch_had_not(body: str, tmp_path: Path) -> None:
+    """Of 9 channels, in no whole vectors."""
+    site = priced(tmp_path, body, 9, engine="torch", sm=90, all_sites=True)
+    assert site["gain_parts"]["neighbours"] < -1 and "CuteConcatConv1" in site["op_type"]
 
 
 def test_tensorrt_for_rtx_computes_all_of_a_neck_in_one_kernel(tmp_path: Path) -> None:

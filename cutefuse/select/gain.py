@@ -27,6 +27,7 @@ from cutefuse.select.wiring import (
     ENLARGED,
     MEANS,
     MOST_TIED,
+    MOVES,
     RANGES,
     Engine,
     Wiring,
@@ -141,7 +142,7 @@ class Model:
         N, (P, Q) = call.outputs[0].dims[0], (d // spread for d in call.outputs[0].dims[2:])
         outputs = [t.dims[1] * spread**2 for t in call.outputs]
         depthwise, transposed = bool(facts["depthwise"]), anchor.op_type == "ConvTranspose"
-        moved = any(n.op_type == "DepthToSpace" for n in match.nodes)
+        moved = any(n.op_type == MOVES for n in match.nodes)
         together = self.engine.merges_pointwise and r * s == 1 and not depthwise and not transposed
         filters = [sum(outputs)] if together else outputs
         H, W = first[2] * factor, first[3] * factor
@@ -273,7 +274,7 @@ class Model:
             for tensor in filter(None, match.outputs):
                 near = [*wiring.concats_of(tensor), *self.graph.users(tensor)]
                 near = [n for n in near if len(n.input) <= MOST_TIED]
-                found |= {id(n): n for n in near if n.op_type in ("Concat", *ELEMENTWISE, *MEANS)}
+                found |= {id(n): n for n in near if n.op_type in ("Concat", MOVES, *ELEMENTWISE, *MEANS)}
         return {i: n for i, n in found.items() if i not in own}
 
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:

@@ -21,7 +21,7 @@ _PASSES = (
     *POOLS, "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax", "TopK",
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose",
-    "LpPool", "CumSum", "CumProd", "DepthToSpace",
+    "LpPool", "CumSum", "CumProd",
 )  # fmt: skip
 _OVER_IMAGES = ("InstanceNormalization", "GroupNormalization")
 _PRODUCTS = ("MatMul", "Gemm")

@@ -12,7 +12,7 @@ from typing import ClassVar
 from onnx import NodeProto
 
 from cutefuse.select.times import Convolution, Device
-from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, POOLS, Engine, Input, Wiring, is_between
+from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MOVES, POOLS, Engine, Input, Wiring, is_between
 
 _VECTOR = 8  # channels to which our pixels are padded
 _MEANS = ("GlobalAveragePool", "ReduceMean")  # of images, as squeeze and excitation takes them
@@ -92,6 +92,9 @@ class TorchCompile(Engine):
     def node_us(self, wiring: Wiring, node: NodeProto) -> float:
         if node.op_type == "Concat":
             return self._concat_us(wiring, node)
+        if node.op_type == MOVES and (maker := wiring.maker(node.input[0])) and not _is_bare(maker):
+            # Triton stores where it belongs what it computes in a pass, if only a bias.
+            return 0.0 if maker.op_type in ("Conv", *ELEMENTWISE) else super().node_us(wiring, node)
         us = super().node_us(wiring, node)
         if node.op_type in _MEANS and self._is_passed(wiring, node.input[0]):
             us -= wiring.device.pass_us(wiring.size_of(node.input[0]))
