@@ -174,7 +174,8 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p) {
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
-    load_pixels = double(plan.pitch) * plan.rows / taps_each;
+    int const patches = std::min(p.stride_h, p.R) * std::min(p.stride_w, p.S);
+    load_pixels = double(plan.pitch) * plan.rows * patches / taps_each;
   }
   bool const in_turn = tile.schedule == Sm90Schedule::kPingPong;
   double const rewrite = !p.pre_activated ? 0 : in_turn ? kRewriteInTurn : kRewrite;

@@ -39,7 +39,8 @@ void divide_region(Sm90Tile const &tile, int filter_bytes, HaloPlan &plan) {
 
 HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   HaloPlan plan{};
-  int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
+  // Of the first parity's pixels, every stride-th: the others' taps reach no further.
+  int const reach_h = (p.R - 1) * p.dilation_h / p.stride_h, reach_w = (p.S - 1) * p.dilation_w / p.stride_w;
   plan.swapped = swapped;
   plan.size_a = swapped ? p.P : p.Q, plan.size_b = swapped ? p.Q : p.P;
   plan.tile_a = tile.pixels_a, plan.tile_b = tile.pixels_b;
@@ -110,11 +111,16 @@ bool fits_beside(Sm90Tile const &tile, Problem const &p) {
 bool fits_patches(Sm90Tile const &tile, Problem const &p) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (p.R * p.S == 1 && !is_upsampled(p)) return false;  // a patch gains nothing over im2col
-  if (p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
+  if (reach_h > 64 || reach_w > 64) return false;
+  if (p.stride_h * p.stride_w > 1) {
+    bool const whole = p.dilation_h * p.dilation_w == 1 && !is_upsampled(p);  // a tap's neighbours are of one parity
+    if (p.stride_h > 2 || p.stride_w > 2 || !whole || tile.beside > 1) return false;
+  }
   if (tile.beside > 1) return fits_beside(tile, p);
   for (bool const swapped : {false, true}) {
     HaloPlan const plan = plan_along(swapped, p, tile);
-    if (plan.filter_stages < kFilterMinStages || plan.pitch > kMaxBox || plan.rows > kMaxBox) return false;
+    int const most = kMaxBox / std::max(p.stride_h, p.stride_w);
+    if (plan.filter_stages < kFilterMinStages || plan.pitch > most || plan.rows > most) return false;
   }
   return true;
 }

@@ -254,7 +254,7 @@ struct HaloPlan {
   bool swapped;        // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
   int size_a, size_b;  // output pixels of an image
   int tile_a, tile_b;  // output pixels of a tile
-  int pitch, rows;     // of a patch with its halo
+  int pitch, rows;     // of a patch with its halo; under a stride of 2, of one parity's
   int step_r, step_s;  // pixels of the patch from one filter row or column to the next
   int beside, part;    // of pairs of pixels (beside.cuh): 2, and pixels from the first part of a patch to the second
   int stage_bytes, halo_stages, filter_stages;
