@@ -18,6 +18,7 @@ from cutefuse.match.find import find_sites
 from cutefuse.operators.concat_conv import OPERATOR
 from cutefuse.operators.layouts import HWC8, NHWC
 from cutefuse.rewrite.unpatch import unpatch
+from cutefuse.select.compiled import Kernel, Record
 
 IMAGE = {"i": "2,6,15,13"}
 END = " q = Conv(p, w, k) y = Relu(q)"
@@ -266,3 +267,50 @@ NO_FOCUS = {
 @pytest.mark.parametrize("name", NO_FOCUS)
 def test_other_slices_stay(name: str) -> None:
     assert "pools" not in set().union(*(m.takes for m in chain(focus(**NO_FOCUS[name]))))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------- the price
+def priced(model: onnx.ModelProto, folder: Path, **options: object) -> dict[str, object]:
+    folder.mkdir(exist_ok=True)
+    result, _ = run_patch(model, folder, all_sites=False, dry_run=True, **options)
+    (site,) = [s for s in result.report["sites"] if "Conv" in s["name"]]
+    return {"gain": 0.0, **site["gain_parts"], "takes": site["takes"], "status": site["status"]}
+
+
+def shortcut(size: str, filters: int, kernel: int, engine: str) -> onnx.ModelProto:
+    channels = int(size.split(",")[1])
+    values = weights(dtype="float16", w=(filters, channels, 1, 1), k=(filters,))
+    body = f"p = AveragePool<kernel_shape=[{kernel},{kernel}], strides=[2,2]>(i) q = Conv(p, w, k) y = Tanh(q)"
+    return graph(body, values, inputs={"i": size}, dtype="float16")
+
+
+@pytest.mark.parametrize("engine", ["torch", "tensorrt"])
+def test_the_price_decides_whether_a_pool_pays(engine: str, tmp_path: Path) -> None:
+    """Few products beside a pass over the pool's pixels pay, many do not, and then its convolution alone is fused."""
+    given = {"engine": engine, "sm": 90, "gpu": "H200"}
+    small = priced(shortcut("1,64,56,56", 64, 2, engine), tmp_path / "s", **given)
+    assert small["status"] == "fused" and "pools" in small["takes"] and small["neighbours"] > 1.0  # type: ignore[operator]
+    large = priced(shortcut("8,1024,28,28", 2048, 4, engine), tmp_path / "l", **given)
+    assert large["takes"] == ["single"] and large["status"] == ("fused" if engine == "torch" else "left out")
+
+
+def test_the_pool_counts_what_the_compiler_recorded(tmp_path: Path) -> None:
+    model = shortcut("1,64,56,56", 64, 2, "rtx")
+    kernel = Kernel(("AveragePool_0",), 5 * 64 * 28 * 28 * 2, False)
+    record = Record((kernel,), frozenset({"AveragePool_0", "Conv_1", "Tanh_2"}))
+    site = priced(model, tmp_path / "a", engine="rtx", sm=89, compiled=record)
+    twice = Record((Kernel(kernel.nodes, 2 * kernel.traffic_bytes, False),), record.known)
+    more = priced(model, tmp_path / "b", engine="rtx", sm=89, compiled=twice)
+    assert "pools" in site["takes"] and 1.3 < site["neighbours"] < more["neighbours"]  # type: ignore[operator]
+    assert site["engine_kernels"] < -site["our_kernels"], "ours multiplies four times as much"  # type: ignore[operator]
+
+
+def test_the_slices_of_a_focus_count_once_in_rtx(tmp_path: Path) -> None:
+    """Myelin sorts and joins them in one kernel, which reads the image as it is given."""
+    model = focus(in_one=False, dtype="float16", size="1,3,640,640")
+    kernel = Kernel(("Slice_7", "Concat_8"), 4 * 3 * 640 * 640, True)
+    record = Record((kernel,), frozenset({"Slice_7", "Concat_8", "Conv_9", "Relu_10"}))
+    site = priced(model, tmp_path / "a", engine="rtx", sm=89, compiled=record)
+    assert {"pools", "image"} <= set(site["takes"]) and "widened" not in site  # type: ignore[call-overload]
+    assert site["engine_kernels"] == -site["our_kernels"]  # type: ignore[operator]
+    assert site["neighbours"] == pytest.approx(1.3 + 4 * 3 * 640 * 640 / 1008e3, rel=1e-3)
