@@ -14,12 +14,12 @@ from onnx import NodeProto
 from cutefuse.graph.read import attribute
 from cutefuse.select.gain import Model
 from cutefuse.select.times import ELEMENT_BYTES, Convolution
-from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, RANGES, Wiring
+from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, RANGES, Wiring
 
 # Nodes that read their inputs and write their output once.
 _PASSES = (
-    *POOLS, "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax", "TopK",
-    "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
+    "MaxPool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax",
+    "TopK", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose",
     "LpPool", "CumSum", "CumProd",
 )  # fmt: skip

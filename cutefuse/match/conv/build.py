@@ -20,6 +20,7 @@ from cutefuse.match.answer import Operand as MatchOperand
 from cutefuse.match.before import Operand
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.match.conv.image import of_image
+from cutefuse.match.conv.pools import POOLS, wider
 from cutefuse.match.conv.read import Front
 from cutefuse.match.explain import behind_concat
 from cutefuse.match.neighbours import has_neighbour, transposed
@@ -51,7 +52,7 @@ def match(graph: Graph, node: NodeProto, alone: bool = False, layout: int = HWC8
     wanted = _Wanted(alone, layout)
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before, layout) if before else ""
-    found = _match_plain(graph, node, wanted)
+    found = _with_pools(graph, node, wanted, _match_plain(graph, node, wanted))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
     plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
@@ -118,6 +119,25 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
     return noted(behind, f"'{node.input[0]}' is read as it is: {reason}")
 
 
+def _with_pools(
+    graph: Graph, node: NodeProto, wanted: _Wanted, plain: Match | Refusal | None
+) -> Match | Refusal | None:
+    """The site of a Conv, first with the average pool or slices in front of it, or with a note why they stay."""
+    found = wider(graph, node)
+    if isinstance(found, str):
+        return noted(plain, found) if isinstance(plain, Match) else plain or Refusal(found, (node,))
+    for front, facts in reversed(found):
+        whole = _match(graph, node, front, wanted, facts)
+        if isinstance(whole, Match) and not kernels.reject(whole.call):
+            plain = _before(whole, plain if isinstance(plain, Match) and not kernels.reject(plain.call) else None)
+    return plain
+
+
+def _before(first: Match, smaller: Match | None) -> Match:
+    """A match and all its smaller ones, then another one."""
+    return replace(first, otherwise=_before(first.otherwise, smaller) if first.otherwise else smaller)
+
+
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
     """The site of a Conv without a Concat right before it; with one further off, that is said, unless the Conv has
     groups: those are fused with none."""
@@ -135,10 +155,13 @@ def noted(found: Match, note: str) -> Match:
     return replace(found, notes=(*found.notes, note), otherwise=smaller)
 
 
-def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match | Refusal | None:
+def _match(
+    graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None
+) -> Match | Refusal | None:
+    """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well."""
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
-    facts = conv_facts.read(graph, node, site)
+    facts = facts or conv_facts.read(graph, node, site)
     if isinstance(facts, conv_facts.Facts) and facts.depthwise:
         facts = _depthwise(facts, (node, *site.nodes), bool(site.concats))
     if isinstance(facts, Refusal):
@@ -165,7 +188,7 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
         (operands, chain, added)
         for operands in taken.values() if len(operands) <= most_sources()
         for chain in chains for added in _residuals(graph, chain, facts, operands)
-        if alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
+        if alone or site.concats or facts.make or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
@@ -235,8 +258,9 @@ def _built(
     saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), element_bytes)} if chain.stored else {}
     takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
     if not site.concats:
-        takes |= {SINGLE} if takes or not chain.is_empty else {SINGLE, ALONE}
+        takes |= {SINGLE} if takes or facts.make or not chain.is_empty else {SINGLE, ALONE}
     takes |= {DEPTHWISE} if facts.depthwise else set()
+    takes |= {POOLS} if facts.make else set()
     notes = [n for o in read for n in o.notes] + ([chain.note] if chain.note else [])
     return Match(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
@@ -247,7 +271,7 @@ def _built(
 def merge_key(found: Match) -> Hashable | None:
     """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
     form = conv_form.form_of(found.call.op_type)
-    if form != Form(form.sources, form.suffix, form.view):
+    if form != Form(form.sources, form.suffix, form.view) or POOLS in found.takes:
         return None
     attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
     return found.call.op_type, found.inputs[: form.sources], attrs, found.call.dtype

@@ -41,7 +41,8 @@ class Front:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the convolution computes: sources and input are N,C,H,W with -1 for unknown sizes."""
+    """What the convolution computes: sources and input are N,C,H,W with -1 for unknown sizes. make: the filter of
+    `weight_dims` out of the stored one, which it is itself without."""
 
     dtype: str
     weight: str
@@ -50,6 +51,11 @@ class Facts:
     sources: tuple[tuple[int, int, int, int], ...]
     geometry: Geometry
     depthwise: bool = False
+    make: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def filter(self, graph: Graph) -> np.ndarray:
+        stored = np.asarray(graph.constant(self.weight))
+        return self.make(stored) if self.make else stored
 
 
 def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refusal | None:
@@ -168,12 +174,16 @@ def _is_plain(graph: Graph, conv: NodeProto) -> bool:
 
 
 def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
-    """Joined tensor -> what it costs to write and to read it."""
+    """Joined, pooled or sliced tensor -> what it costs to write and to read it."""
     batch, _, height, width = facts.sources[0]
     joined = [c.output[0] for c in site.concats]
     # The outer one, which comes first, has the channels of the filter.
     channels = {t: (graph.dims(t) or (0, -1))[1] if i else facts.weight_dims[1] for i, t in enumerate(joined)}
-    return {t: Traffic((batch, count, height, width), element_bytes) for t, count in channels.items()}
+    made = [n.output[0] for n in site.nodes if n.op_type not in ("Identity", "Dropout")]
+    return {
+        t: Traffic((batch, channels[t], height, width) if t in channels else graph.dims(t) or (-1,), element_bytes)
+        for t in made
+    }
 
 
 def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
@@ -329,11 +339,11 @@ class Folded:
             bias = bias + np.asarray(self._graph.constant(self._facts.bias), dtype=np.float64)
         given = composed(self._before)[1]
         if given.any():
-            bias = bias + np.asarray(self._graph.constant(self._facts.weight), np.float64).sum(axis=(2, 3)) @ given
+            bias = bias + self._facts.filter(self._graph).astype(np.float64).sum(axis=(2, 3)) @ given
         return np.broadcast_to(scale, bias.shape), bias * scale + shift
 
     def _filter(self, scale: np.ndarray) -> np.ndarray:
-        w = np.asarray(self._graph.constant(self._facts.weight))
+        w = self._facts.filter(self._graph)
         if not self._steps and not self._before:
             return w
         given = composed(self._before)[0].astype(np.float32)[:, None, None]
@@ -341,7 +351,7 @@ class Folded:
 
     def reject(self) -> str | None:
         """Why folding would not give the same function; None when it does. Reads no weights when nothing is folded."""
-        if not self._steps and not self._before:
+        if not self._steps and not self._before and not self._facts.make:
             return None
         factor, offset = composed(self._before)
         with np.errstate(all="ignore"):
