@@ -60,7 +60,7 @@ def times_us(cuts: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> 
     resident = np.clip((228 << 10) // (cuts["bytes"] + 3072), 1, RESIDENT)
     waves = np.ceil(cuts["blocks"] / (SM_COUNT * resident))
     on_sm = np.maximum(np.minimum(resident, cuts["blocks"]), np.ceil(cuts["blocks"] / SM_COUNT))
-    kilobytes, rounds, warps = cuts["bytes"] * 1e-3, np.ceil(cuts["items"] / THREADS), np.ceil(cuts["items"] / 32)
+    kilobytes, rounds, warps = cuts["copied"] * 1e-3, np.ceil(cuts["items"] / THREADS), np.ceil(cuts["items"] / 32)
     alone = c["kBlockUs"] + kilobytes * c["kCopyNsOfByte"] + rounds * instructions * c["kAloneNs"] * 1e-3
     copy = kilobytes / c["kBytesOfUs"] / np.where(cuts["channels"] < 32, c["kHalfLines"], 1.0)
     turn = warps * instructions * c["kSharedNs"] * 1e-3 + copy + c["kTurnUs"]
@@ -88,14 +88,16 @@ def _result(layer: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _cut(layer: Mapping[str, Any], shift: int, height: int, width: int) -> dict[str, float]:
-    """A square layer, cut: the blocks, and the bytes, items of threads and instructions of each."""
+    """A square layer, cut: the blocks, and of each the bytes that it holds and copies, its items of threads and its
+    instructions."""
     N, H, K, R, stride, pad = (int(np.ravel(layer[k])[0]) for k in ("N", "H", "K", "R", "stride", "pads"))
     P = (H + 2 * pad - R) // stride + 1
     height, width = min(height, P), min(width, -(-P // COLUMNS) * COLUMNS)
-    span = ((width - 1) * stride + R) | 1
+    rows_under, span = (height - 1) * stride + R, ((width - 1) * stride + R) | 1
     pixels = (COLUMNS - 1) * stride + R
     return {
         "channels": 4 << shift, "blocks": N * -(-P // height) * -(-P // width) * -(-K // (4 << shift)),
-        "bytes": ((height - 1) * stride + R) * span * (8 << shift), "items": height * (width // COLUMNS) << shift,
+        "bytes": rows_under * span * (8 << shift), "copied": min(rows_under, H) * min(span, H) * (8 << shift),
+        "items": height * (width // COLUMNS) << shift,
         "unrolled": R * (R * (4 * COLUMNS + 5) + 5 * pixels + 15), "exponential": layer["activation"] == "silu",
     }  # fmt: skip

@@ -41,7 +41,11 @@ class TestLegality:
         ("change", "reason"),
         [
             ({"K": 32}, "the packed depthwise filter is 9x32, 9 taps x 64 channels are needed"),
-            ({"R": 5, "dilations": (200, 200), "H": 3000, "W": 3000, "C": (8,), "K": 8}, "a depthwise source of 8"),
+            (
+                {"R": 5, "dilations": (200, 200), "strides": (2, 2), "H": 3000, "W": 3000, "C": (8,), "K": 8},
+                "a depthwise source of 8",
+            ),
+            ({"R": 5, "S": 16, "dilations": (200, 900), "strides": (1, 2), "H": 3000, "W": 15000}, "dilations 200x900"),
             ({"strides": (1, 1000), "R": 16, "S": 16, "H": 400, "W": 9000}, "under a 16x16 float16 filter"),
         ],
     )
@@ -94,6 +98,14 @@ CORNERS = [
     depthwise(1, 9, 70, 136, 2, 4, strides=(3, 3), activation="Sigmoid"),
     depthwise(2, 18, 70, 8, strides=(2, 1), activation="LeakyRelu"),
     depthwise(1, 65, 65, 16, dilations=(12, 12), pads=(12,) * 4, activation="Relu"),
+    depthwise(2, 32, 32, 40, dilations=(12, 12), pads=(12,) * 4),  # classes of two and three
+    depthwise(1, 17, 31, 72, dilations=(24, 36), pads=(24, 36) * 2, activation="Relu"),  # dilations beyond the image
+    depthwise(2, 26, 26, 24, 7, dilations=(3, 3), pads=(9,) * 4, activation="Silu"),  # classes of nine: 8 and 1 columns
+    depthwise(1, 10, 49, 64, 5, 3, dilations=(4, 2), pads=(8, 2, 8, 2), dense=True),
+    depthwise(1, 29, 23, 20, 5, dilations=(2, 3), pads=(0, 6, 5, 1), strides=(2, 1), activation="HardSwish"),
+    depthwise(2, 21, 34, 8, 3, 7, dilations=(5, 2), pads=(5, 6, 5, 6), strides=(1, 2)),
+    depthwise(1, 27, 30, 33, dilations=(2, 2), pads=(2,) * 4, strides=(2, 2), activation="Clip"),
+    depthwise(1, 9, 20, 16, 1, 3, dilations=(7, 6), pads=(0, 6, 0, 6), activation="Gelu"),
     depthwise(2, 7, 7, 960, 5, activation="Silu"),
     depthwise(1, 1, 1, 130, activation="Silu"),
     depthwise(1, 1, 300, 33, 1, 9, activation="Relu"),
@@ -127,8 +139,12 @@ class TestOnAGpu:
         large = replace(instance, call=replace(instance.call, sm_count=1, _keep=[]))
         gpu_checks.assert_every_tile_is_right(large, [TILE])
 
-    def test_nan_and_infinity_reach_the_outputs_of_their_channel_and_no_other(self) -> None:
-        instance = problems.instantiate(depthwise(2, 21, 39, 18, activation="Relu", strides=(2, 1)), "float16")
+    @pytest.mark.parametrize("dilations", [(1, 1), (4, 3), (1, 5)])
+    def test_nan_and_infinity_reach_the_outputs_of_their_channel_and_no_other(self, dilations: tuple[int, int]) -> None:
+        """In a class of a dilated filter's outputs too."""
+        strides = (2, 1) if dilations[0] == 1 else (1, 1)
+        problem = depthwise(2, 21, 39, 18, activation="Relu", strides=strides, dilations=dilations)
+        instance = problems.instantiate(problem, "float16")
         pixels = instance.buffers[0].view.view(2, 21, 39, -1)
         for (n, h, w, c), value in {(0, 0, 0, 1): "nan", (0, 9, 13, 2): "inf", (1, 20, 38, 17): "nan"}.items():
             pixels[n, h, w, c] = instance.x[0][n, c, h, w] = float(value)
