@@ -190,6 +190,29 @@ def test_the_body_of_a_depthwise_node_reads_its_group(name: str, opset: int, tmp
     assert [a.i for a in conv.attribute if a.name == "group"] == [node["group"]] == case.sizes["C"]
 
 
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        Geometry((3, 3), (1, 1), (12, 12, 12, 12), (12, 12)),
+        Geometry((2, 5), (2, 1), (0, 3, 4, 1), (1, 3)),
+        Geometry((7, 1), (1, 3), (9, 0, 0, 0), (4, 9)),
+    ],
+)
+def test_taps_inside_of_an_image_are_counted(geometry: Geometry) -> None:
+    size = (25, 14)
+    found, outputs = 0, [geometry.output_size(axis, size[axis]) for axis in range(2)]
+    for at in np.ndindex(*outputs, *geometry.kernel_shape):
+        places = [at[i] * geometry.strides[i] - geometry.pads[i] + at[2 + i] * geometry.dilations[i] for i in range(2)]
+        found += all(0 <= place < extent for place, extent in zip(places, size, strict=True))
+    assert geometry.dilated_taps(size) == pytest.approx(found / math.prod(outputs))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 5), (1, 1)])
+def test_no_taps_are_counted_without_a_dilation(kernel: tuple[int, int]) -> None:
+    """A single tap has no neighbour to keep a distance from."""
+    assert Geometry(kernel, dilations=(1 if kernel[0] > 1 else 9, 1)).dilated_taps((25, 14)) == 0
+
+
 def test_a_depthwise_filter_is_packed_tap_by_tap_and_costs_its_own_channel() -> None:
     w = np.random.default_rng(0).standard_normal((24, 1, 3, 5))
     matrix = pack_depthwise(w)

@@ -192,9 +192,13 @@ def test_one_with_a_batch_normalization_is_fused_for_pytorch(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("engine", ["tensorrt", "torch"])
-def test_one_with_nothing_to_add_is_left_to_the_engine(engine: str, tmp_path: Path) -> None:
-    patched = run_patch(made("y = Conv<group=24,pads=[1,1,1,1]>(i, w)"), tmp_path, engine=engine)[1]
-    assert patched is None
+def test_one_with_nothing_to_add_is_a_site_for_pytorch_alone(engine: str, tmp_path: Path) -> None:
+    result, patched = run_patch(made("y = Conv<group=24,pads=[1,1,1,1]>(i, w)"), tmp_path, engine=engine)
+    if engine == "tensorrt":
+        assert patched is None and result.report["sites"] == []
+    else:
+        assert fused_types(patched) == ["CuteDepthwiseConcatConv1"] and "alone" in site_of(result)["takes"]
+        assert result.report["verify"]["passed"]
 
 
 def test_without_depthwise_it_stays(tmp_path: Path) -> None:
@@ -264,6 +268,17 @@ def test_pytorch_gains_by_it_with_and_without_an_activation(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (site,) = priced(tmp_path / name, body, engine="torch")
         assert site["status"] == "fused" and site["gain_us"] > 1 and ("alone" in site["takes"]) == (name == "alone")
+
+
+def test_a_dilated_one_gains_most_by_it(tmp_path: Path) -> None:
+    """cuDNN has a slow kernel for these."""
+    gains = {}
+    for dilation in (1, 12):
+        (tmp_path / str(dilation)).mkdir()
+        body = f"x = Conv<group=64,pads={[dilation] * 4},dilations={[dilation] * 2}>(i, w) y = Conv(x, u)"
+        (site,) = priced(tmp_path / str(dilation), body, engine="torch", sm=90)
+        gains[dilation] = site["gain_us"]
+    assert gains[12] > 15 + gains[1]
 
 
 @pytest.mark.parametrize("activation", ["s = Sigmoid(x) t = Mul(x, s)", "t = Relu(x)", "t = HardSwish(x)"])

@@ -17,6 +17,7 @@ from cutefuse.match.answer import Joined, Match
 from cutefuse.match.conv.image import IMAGE
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
+from cutefuse.operators.conv_math import Geometry
 from cutefuse.select import times
 from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
@@ -128,7 +129,11 @@ class Model:
         together = self.engine.merges_pointwise and r * s == 1 and not depthwise
         filters = [sum(outputs)] if together else outputs
         H, W = first[2] * factor, first[3] * factor
-        convs = [Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise) for K in filters]
+        dilated_taps = Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0
+        convs = [
+            Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise, dilated_taps)
+            for K in filters
+        ]  # fmt: skip
         if call.key not in self._fused_us:
             self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         after_us = self._fused_us[call.key]

@@ -44,7 +44,7 @@ double length_us(Problem const &p, BlockCut const &cut, std::int64_t blocks, int
 BlockCut cut_along(Problem const &p, int step_w, int sm_count) {
   int const P = p.P > 0 ? p.P : 1, Q = p.Q > 0 ? p.Q : kDepthwiseColumns, N = p.N > 0 ? p.N : 1;
   BlockCut cut{}, best{};
-  cut.step_h = p.stride_h == 1 && p.R > 1 ? p.dilation_h : 1, cut.step_w = step_w;
+  cut.step_h = p.stride_h == 1 ? p.dilation_h : 1, cut.step_w = step_w;
   cut.dilation_h = p.dilation_h / cut.step_h, cut.dilation_w = p.dilation_w / step_w;
   cut.classes = std::min(cut.step_h, P) * std::min(step_w, Q);
   int const outputs_down = ceil_div(P, cut.step_h), outputs_across = ceil_div(Q, step_w);  // of a class

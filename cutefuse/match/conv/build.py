@@ -159,13 +159,11 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     for kinds in (views.KINDS, (views.RANGES,), (views.UPSAMPLE,), ()) if in_place else ((),):
         operands = views.choose(graph, plain, rejected, kinds)
         taken.setdefault(tuple(o.tensor for o in operands), operands)
-    # An engine's depthwise kernel is as fast, with nothing to add.
-    alone = wanted.alone and (bool(facts.bias or chains[0].steps) or not facts.depthwise)
     options = [
         (operands, chain, added)
         for operands in taken.values() if len(operands) <= most_sources()
         for chain in chains for added in _residuals(graph, chain, facts, operands)
-        if alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
+        if wanted.alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
@@ -273,7 +271,7 @@ def _merged(matches: Sequence[Match]) -> Match | None:
     first = matches[0]
     form = replace(conv_form.form_of(first.call.op_type), outputs=len(matches))
     attrs: dict[str, Any] = dict(first.call.attrs)
-    geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+    geometry = conv_math.Geometry.of(attrs)
     params = {name: attrs[name][0] for name in ("alpha", "lo", "hi")}
     filters = [m.call.outputs[0].dims[1] for m in matches]
     layout = attrs["layout"][0]
