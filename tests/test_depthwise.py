@@ -16,11 +16,11 @@ from cutefuse.errors import CutefuseError
 TILE = 52
 
 
-def depthwise(N: int, H: int, W: int, C: int, R: int = 3, S: int = 0, **more: object) -> Problem:
-    """Of as many pads as keep the size, if nothing else is said."""
-    S = S or R
+def depthwise(N: int, H: int, W: int, C: int | tuple[int, ...], R: int = 3, S: int = 0, **more: object) -> Problem:
+    """Of one source or several, and as many pads as keep the size, if nothing else is said."""
+    S, C = S or R, C if isinstance(C, tuple) else (C,)
     pads = (R // 2, S // 2, (R - 1) // 2, (S - 1) // 2)
-    return Problem(N, H, W, (C,), C, R, S, depthwise=True, **{"pads": pads, **more})  # type: ignore[arg-type]
+    return Problem(N, H, W, C, sum(C), R, S, depthwise=True, **{"pads": pads, **more})  # type: ignore[arg-type]
 
 
 MIDDLE = depthwise(1, 80, 80, 64, activation="Silu")
@@ -53,6 +53,25 @@ class TestLegality:
         library_or_skip()
         problem = replace(MIDDLE, **change)  # type: ignore[arg-type]
         assert reason in (kernels.reject(call(problem)) or "")
+
+    @pytest.mark.parametrize("channels", [(8, 8), (256, 48), (16, 20), (8,) * 7 + (1,)])
+    def test_sources_of_whole_vectors_are_taken_whatever_the_last_one_has(self, channels: tuple[int, ...]) -> None:
+        library_or_skip()
+        for dtype in ("float16", "bfloat16"):
+            assert kernels.configs(call(depthwise(1, 20, 22, channels), dtype, 0)) == [TILE]
+
+    @pytest.mark.parametrize("channels", [(8, 12, 8), (4, 8), (1, 1), (16, 8, 20, 16)])
+    def test_a_vector_of_two_sources_is_refused(self, channels: tuple[int, ...]) -> None:
+        library_or_skip()
+        odd = next(c for c in channels if c % 8)
+        reason = kernels.reject(call(depthwise(1, 20, 22, channels))) or ""
+        assert f"a depthwise source of {odd} channels" in reason and "whole vectors of channels" in reason
+
+    @pytest.mark.parametrize("sizes", [{"packed_sizes": [8, 24]}, {"packed_sizes": [16]}])
+    def test_packed_sizes_are_those_of_the_sources(self, sizes: dict[str, list[int]]) -> None:
+        library_or_skip()
+        made = call(depthwise(1, 20, 22, (16, 8)))
+        assert "packed_sizes" in (kernels.reject(replace(made, attrs={**made.attrs, **sizes}, _keep=[])) or "")
 
     def test_float32_is_refused(self) -> None:
         library_or_skip()
@@ -107,6 +126,10 @@ CORNERS = [
     depthwise(1, 27, 30, 33, dilations=(2, 2), pads=(2,) * 4, strides=(2, 2), activation="Clip"),
     depthwise(1, 9, 20, 16, 1, 3, dilations=(7, 6), pads=(0, 6, 0, 6), activation="Gelu"),
     depthwise(2, 7, 7, 960, 5, activation="Silu"),
+    depthwise(2, 19, 21, (256, 48), activation="Relu"),
+    depthwise(1, 15, 18, (8, 8, 136, 24, 16, 8, 40, 5), 5, activation="Silu"),
+    depthwise(2, 14, 17, (40, 13), strides=(2, 2), activation="Clip"),
+    depthwise(1, 24, 30, (72, 16, 32), 3, 5, dilations=(3, 4), pads=(3, 8, 3, 8), dense=True),
     depthwise(1, 1, 1, 130, activation="Silu"),
     depthwise(1, 1, 300, 33, 1, 9, activation="Relu"),
     depthwise(1, 129, 3, 64, 9, 3),
@@ -129,6 +152,13 @@ class TestOnAGpu:
     def test_random_problems_match_float64(self, seed: int, dtype: str) -> None:
         for problem in problems.random_problems(4, seed):
             instance = problems.instantiate(replace(problem, C=(problem.K,), depthwise=True), dtype, seed)
+            gpu_checks.assert_every_tile_is_right(instance, gpu_checks.tiles_of(instance.call))
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_random_sources_match_float64(self, seed: int) -> None:
+        for problem in problems.random_problems(3, 100 + seed, channel_step=8):
+            shape = replace(problem, K=sum(problem.C), depthwise=True)
+            instance = problems.instantiate(shape, ("float16", "bfloat16")[seed % 2], seed)
             gpu_checks.assert_every_tile_is_right(instance, gpu_checks.tiles_of(instance.call))
 
     @pytest.mark.parametrize("index", range(len(CORNERS)))

@@ -120,7 +120,7 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
 
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
     """The site of a Conv without a Concat right before it; with one further off, that is said, unless the Conv has
-    groups: those are fused with none."""
+    groups, as those of MixNet behind a Split."""
     if isinstance(behind, Refusal) or attribute(node, "group", 1) != 1:
         return behind
     why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
@@ -140,7 +140,7 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = conv_facts.read(graph, node, site)
     if isinstance(facts, conv_facts.Facts) and facts.depthwise:
-        facts = _depthwise(facts, (node, *site.nodes), bool(site.concats))
+        facts = _depthwise(facts, (node, *site.nodes))
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
@@ -185,12 +185,10 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     return noted(found, why) if why else found
 
 
-def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...], joined: bool) -> conv_facts.Facts | Refusal:
+def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...]) -> conv_facts.Facts | Refusal:
     """The facts of a depthwise convolution that the kernels can run, else why they cannot."""
-    if facts.dtype == "float32":
-        types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
-        return Refusal(f"the filter is float32; {types}", nodes)
-    return Refusal("a depthwise Conv is not fused with its Concat", nodes) if joined else facts
+    types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
+    return Refusal(f"the filter is float32; {types}", nodes) if facts.dtype == "float32" else facts
 
 
 def _residuals(

@@ -44,16 +44,18 @@ __device__ __forceinline__ void copy_channels(Params const &params, DepthwiseTil
   Problem const &p = params.problem;
   BlockCut const &cut = params.cut;
   int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left;
-  int64_t const pixel_bytes = p.ldx[0] * kBytes;
-  char const *const image =
-      static_cast<char const *>(params.x[0]) + int64_t(tile.n) * p.H * p.W * pixel_bytes + tile.filter * kBytes;
   int const lane = threadIdx.x % 32, shift = cut.shift - 1;  // 1 << shift chunks of a pixel
   int const at = (lane & ((1 << shift) - 1)) * kChunk, count = max(0, min(kChunk, tile.filters * kBytes - at));
+  int source = 0, channel = tile.filter + at / kBytes;  // of the lane's chunk, which lies in one source
+  for (; source + 1 < p.sources && channel >= p.C[source]; ++source) channel -= p.C[source];
+  int64_t const pixel_bytes = p.ldx[source] * kBytes;
+  char const *const image =
+      static_cast<char const *>(params.x[source]) + int64_t(tile.n) * p.H * p.W * pixel_bytes + channel * kBytes;
   CUTE_NO_UNROLL
   for (int row = threadIdx.x / 32; row < cut.rows; row += Traits::kThreads / 32) {
     int const h = h0 + row * cut.step_h;
     bool const inside = unsigned(h) < unsigned(p.H) && count > 0;
-    char const *const from = image + (int64_t(h) * p.W + w0) * pixel_bytes + at;
+    char const *const from = image + (int64_t(h) * p.W + w0) * pixel_bytes;
     uint32_t const to = shared + row * cut.span * BlockCut::kUnitBytes;
 #pragma unroll 2
     for (int i = lane; i < cut.span / 2; i += 32) {
